@@ -1,0 +1,51 @@
+"""Every error that Holdfast raises on purpose. A message says what happened, to what, and what to do.
+
+HoldfastError
+├── InvalidSpec          a job, policy or command that cannot mean anything: the user's input is wrong
+├── NotFound             a job, node, incident or shard that does not exist
+├── Conflict             right in itself, but not now: a job of that name is running, the port is in use
+├── Unavailable          a peer that should answer does not: Redis, a service, an agent
+├── IncompatibleVersion  two parts that do not speak the same protocol version
+├── StaleEpoch           a command from a leader that has been replaced
+└── IntegrityError       bytes that are not what their manifest says; never handed out
+"""
+
+from __future__ import annotations
+
+
+class HoldfastError(Exception):
+    """Base of everything below; catch it to catch every error that Holdfast raises on purpose."""
+
+
+class InvalidSpec(HoldfastError):
+    """The user's input is wrong: names the field, the value given and what would be right."""
+
+    def __init__(self, field: str, value: object, expected: str) -> None:
+        super().__init__(f"{field}: {value!r} is not valid; expected {expected}")
+        self.field = field
+        self.value = value
+        self.expected = expected
+
+
+class NotFound(HoldfastError):
+    """There is no such job, node, incident or shard."""
+
+
+class Conflict(HoldfastError):
+    """The request is valid but the present state rules it out."""
+
+
+class Unavailable(HoldfastError):
+    """A part that should answer does not."""
+
+
+class IncompatibleVersion(HoldfastError):
+    """The other side speaks another protocol version."""
+
+
+class StaleEpoch(HoldfastError):
+    """The command comes from a supervisor that is no longer the leader."""
+
+
+class IntegrityError(HoldfastError):
+    """Stored bytes differ from their manifest."""

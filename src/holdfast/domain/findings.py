@@ -1,0 +1,73 @@
+"""A finding: what a detector concluded, about what, and on which evidence. diagnostics publishes them; the supervisor acts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class FindingKind(StrEnum):
+    WORKER_CRASH = "worker_crash"  # a process died by signal or non-zero exit without a Python exception
+    WORKER_EXCEPTION = "worker_exception"  # the script raised; evidence carries type, message, frames, step
+    REPEATED_EXCEPTION = "repeated_exception"  # the same exception at the same step again: the user's bug
+    NODE_LOST = "node_lost"  # the agent's stream broke and it did not come back, or its beats stopped
+    HANG = "hang"  # no rank progresses; `rank` names the one that the others wait for, None = nobody stands out
+    GPU_ERROR = "gpu_error"  # an Xid or other hardware verdict; evidence carries the code and the catalogue's row
+    HOST_PRESSURE = "host_pressure"  # memory, disk or load near a limit: a warning, never an eviction
+    RANKS_MISSING = "ranks_missing"  # raised by the supervisor itself: a generation did not start in time
+
+
+class Severity(StrEnum):
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"  # the run has stopped or will stop
+    FATAL = "fatal"  # the run has stopped and this hardware must not be used again
+
+
+class Remedy(StrEnum):
+    """One rung of the recommended ladder, mildest first."""
+
+    WATCH = "watch"
+    RESTART_PROCESS = "restart_process"
+    RESET_GPU = "reset_gpu"
+    REBOOT_NODE = "reboot_node"
+    REPLACE_NODE = "replace_node"
+    STOP_JOB = "stop_job"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`at` is when it was concluded, `since` when the fault began (best estimate); both Unix seconds."""
+
+    id: str  # stable: the same physical fault found again carries the same id
+    kind: FindingKind
+    severity: Severity
+    at: float
+    since: float
+    summary: str  # one English sentence
+    node: str = ""
+    job: str = ""
+    generation: int = 0
+    rank: int | None = None
+    gpu: int | None = None
+    confidence: float = 1.0  # 0 … 1
+    evidence: Mapping[str, str] = field(default_factory=dict)
+    ladder: tuple[Remedy, ...] = ()
+    ttl_s: float = 300.0  # older findings are history, not news: a supervisor that was away does not act on them
+    traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step that every rank of a generation finished. diagnostics publishes them; goodput is computed from them."""
+
+    job: str
+    generation: int
+    step: int  # 1-based: step n is done when n optimizer steps have been applied
+    world_size: int
+    started_at: float  # Unix s: earliest start over the ranks
+    ended_at: float  # Unix s: latest end over the ranks
+    tokens: int  # summed over the ranks
+    loss: float | None  # mean over the ranks that reported one
+    stall_s: float  # checkpoint stall after the step: the maximum over the ranks

@@ -1,0 +1,96 @@
+"""A generation: one consistent assignment of ranks to nodes, and what each rank starts from.
+
+Every change of the assignment makes a new generation; its number is carried by every message, and workers of an older one
+exit. The *attempt* is the lineage of checkpoints: it is bumped whenever training goes back to a saved step, so that step
+1,100 before a rollback and step 1,100 after it can never be mixed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from holdfast.domain.mesh import Mesh
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """One slot of the job: `node` runs ranks `first_rank … first_rank + nproc - 1`."""
+
+    slot: int
+    node: str
+    first_rank: int
+    nproc: int
+
+    @property
+    def ranks(self) -> range:
+        return range(self.first_rank, self.first_rank + self.nproc)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardKey:
+    """Names one saved shard: who saved it, in which lineage, at which step."""
+
+    attempt: int
+    step: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRecord:
+    """One line of a node's inventory: a shard that is whole, verified and readable there."""
+
+    key: ShardKey
+    mesh: Mesh  # of the generation that saved it
+    tier: str  # "memory" | "disk"
+    size: int  # bytes of the shard file
+    digest: str  # checksum of the tensor bytes: equal digests at equal positions = identical state
+    owner: str = ""  # the node whose worker saved it; differs from the holder for a peer's copy
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSource:
+    """Where a shard can be fetched: a replicator's data endpoint, `host:port`."""
+
+    node: str
+    endpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankRestore:
+    """What one rank restores: a shard and its holders, nearest first (its own node leads when it holds it)."""
+
+    rank: int
+    shard: ShardKey
+    digest: str
+    sources: tuple[ShardSource, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RestorePoint:
+    """The elected step: the newest that is complete across all needed shards. `step` 0 = start from scratch."""
+
+    attempt: int = 0
+    step: int = 0
+    reason: str = "nothing saved yet: start from step 0"
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    number: int
+    attempt: int
+    mesh: Mesh
+    placements: tuple[Placement, ...]  # by slot
+    restore: RestorePoint = field(default_factory=RestorePoint)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(placement.node for placement in self.placements)
+
+    def node_of(self, rank: int) -> str:
+        for placement in self.placements:
+            if rank in placement.ranks:
+                return placement.node
+        raise LookupError(f"rank {rank} is not in generation {self.number} ({self.mesh})")
+
+    def slot_of(self, node: str) -> int | None:
+        return next((p.slot for p in self.placements if p.node == node), None)

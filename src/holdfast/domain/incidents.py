@@ -1,0 +1,72 @@
+"""Incidents and actions: correlated findings with one root cause, and what is done about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class ActionKind(StrEnum):
+    RESTART = "restart"  # new processes on the same nodes
+    HOT_SWAP = "hot_swap"  # a spare takes the failed node's ranks
+    SCALE_DOWN = "scale_down"  # the replica leaves; its healthy nodes become spares
+    SCALE_UP = "scale_up"  # replicas return
+    GPU_RESET = "gpu_reset"
+    CORDON = "cordon"
+    CHECKPOINT_NOW = "checkpoint_now"
+    WAIT = "wait"
+    STOP = "stop"
+    NOTIFY = "notify"
+
+
+class IncidentState(StrEnum):
+    OPEN = "open"  # found, nothing decided
+    DECIDED = "decided"
+    PREPARING = "preparing"
+    STARTING = "starting"  # START sent, not every rank has stepped
+    RESOLVED = "resolved"  # every rank has stepped, or nothing had to be done
+    FAILED = "failed"  # the job was stopped because of it
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """A decision. `nodes` are those it takes out of service; `reason` is one English sentence."""
+
+    kind: ActionKind
+    reason: str
+    nodes: tuple[str, ...] = ()
+    dp: int | None = None  # target for scale_down / scale_up; None = let the planner choose
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """The record of one fault from signal to first new step. Times are Unix seconds, None = not yet."""
+
+    id: str
+    job: str
+    kind: str  # the root finding's FindingKind, or "repair" / "resize" for planned changes
+    cause: str  # one English sentence
+    state: IncidentState
+    generation: int  # the generation it struck
+    findings: tuple[str, ...] = ()  # ids, root first
+    node: str = ""
+    rank: int | None = None
+    gpu: int | None = None
+    action: Action | None = None
+    decided_by: str = ""  # "default policy", a script's path, or "operator"
+    new_generation: int | None = None
+    t_fault: float = 0.0
+    t_detected: float = 0.0
+    t_decided: float | None = None
+    t_prepared: float | None = None
+    t_first_step: float | None = None
+    restored_step: int | None = None
+    last_step: int | None = None  # newest step finished before the fault
+    trace_id: str = ""
+
+    @property
+    def rework_steps(self) -> int:
+        """Finished steps that have to be done again."""
+        if self.restored_step is None or self.last_step is None:
+            return 0
+        return max(0, self.last_step - self.restored_step)

@@ -1,0 +1,82 @@
+"""What a user asks for: one job, as submitted. Built from YAML or REST by `holdfast.wire.jobfile`, never by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from holdfast.domain.errors import InvalidSpec
+from holdfast.domain.mesh import Mesh
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSpec:
+    """What each worker runs: a Python script, forked from the node's warm template and started as `__main__`."""
+
+    script: str  # absolute path on every node
+    args: tuple[str, ...] = ()
+    cwd: str = ""  # working directory; empty = the script's own directory
+    env: tuple[tuple[str, str], ...] = ()
+    preload: tuple[str, ...] = ()  # modules that the template imports besides torch and holdfast.train
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSpec:
+    interval_steps: int = 50  # run.checkpoint saves when step is a multiple of it
+    keep: int = 2  # complete steps kept per tier
+
+
+@dataclass(frozen=True, slots=True)
+class HangSpec:
+    """A job hangs when no rank finishes a step for max(floor_s, factor × p99 step time)."""
+
+    floor_s: float = 10.0
+    factor: float = 3.0
+    init_s: float = 600.0  # allowance while a rank is in init, restore, compile, eval or checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class LimitSpec:
+    prepare_timeout_s: float = 60.0  # a node that cannot prepare in time is replanned around
+    first_step_timeout_s: float = 600.0  # START to the first step of every rank
+    same_error_max: int = 2  # the same exception at the same step this often = the user's bug: stop
+    restarts_without_progress_max: int = 3  # generations in a row that finish no new step
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """One training job. `mesh` is what it wants; `min_dp … max_dp` what it accepts."""
+
+    name: str
+    launch: LaunchSpec
+    nodes: int
+    nproc_per_node: int
+    mesh: Mesh
+    min_dp: int
+    max_dp: int
+    checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
+    hang: HangSpec = field(default_factory=HangSpec)
+    limits: LimitSpec = field(default_factory=LimitSpec)
+    policy: str = ""  # absolute path of a policy script; empty = the default policy
+    spares: int = 0  # spare nodes that the job wants kept warm; only reported, the fleet's spares are shared
+
+    def __post_init__(self) -> None:
+        if self.mesh.world_size != self.nodes * self.nproc_per_node:
+            raise InvalidSpec(
+                "mesh",
+                str(self.mesh),
+                f"a mesh of {self.nodes} nodes × {self.nproc_per_node} workers = {self.nodes * self.nproc_per_node} ranks, "
+                f"not {self.mesh.world_size}",
+            )
+        if self.min_dp > self.max_dp:
+            raise InvalidSpec("elastic.min_dp", self.min_dp, f"at most elastic.max_dp ({self.max_dp})")
+        if not self.min_dp <= self.mesh.dp <= self.max_dp:
+            raise InvalidSpec("elastic", (self.min_dp, self.max_dp), f"a range that contains the mesh's dp ({self.mesh.dp})")
+        size, width = self.mesh.replica_size, self.nproc_per_node
+        if size % width and width % size:
+            raise InvalidSpec(
+                "nproc_per_node", width, f"whole replicas per node or whole nodes per replica (a replica is {size} ranks)"
+            )
+
+    def nodes_at(self, dp: int) -> int:
+        """Nodes needed to run `dp` replicas."""
+        return -(-self.mesh.replica_size * dp // self.nproc_per_node)

@@ -1,0 +1,41 @@
+"""Nodes as the supervisor knows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+PROTOCOL_VERSION = 1
+
+
+class NodeState(StrEnum):
+    SPARE = "spare"  # healthy, connected, no ranks
+    ACTIVE = "active"  # runs ranks of a job
+    CORDONED = "cordoned"  # connected, must not get ranks: an operator or a fatal finding said so
+    LOST = "lost"  # not connected
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What an agent says of its node when it connects."""
+
+    node: str
+    incarnation: str  # new at every start of the agent: a change means that its workers are gone
+    hostname: str
+    address: str  # where workers of other nodes reach this one
+    zone: str  # failure domain; peers are chosen across zones
+    capacity: int  # workers that fit
+    replicator_endpoint: str  # host:port of the shard data plane; empty = no replicator
+    agent_pid: int
+    directory: str  # the agent's own directory on its machine
+    kernel_log: str  # the file that its kernel-log collector reads
+    version: str = ""
+    protocol_version: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class RunningWorker:
+    job: str
+    generation: int
+    rank: int
+    pid: int

@@ -1,0 +1,138 @@
+"""The control protocol between supervisor and agent, as values: orders go down, reports come up.
+
+An order has a `command_id` that is unique for ever and is sent under the leader's `epoch`. An agent executes an id once,
+remembers the answer (also across its own restart), answers a repeat from memory, and refuses an epoch lower than the
+highest it has seen. Reports are numbered per incarnation and sent again until acknowledged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from holdfast.domain.generations import Placement, RankRestore, ShardRecord, ShardSource
+from holdfast.domain.job import CheckpointSpec, HangSpec, LaunchSpec
+from holdfast.domain.mesh import Mesh
+from holdfast.domain.nodes import NodeFacts, RunningWorker
+
+# ---------------------------------------------------------------- supervisor → agent
+
+
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """Have a template ready that has imported these modules: sent to spares, so that a swap does not pay for imports."""
+
+    job: str
+    launch: LaunchSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Stop every worker of an older generation, fork this one's, stage their shards. Answer when all of it is done.
+
+    Forked workers wait: nothing of the user's script runs before `Start`.
+    """
+
+    job: str
+    generation: int
+    attempt: int
+    mesh: Mesh
+    placement: Placement
+    nnodes: int
+    launch: LaunchSpec
+    checkpoint: CheckpointSpec
+    hang: HangSpec
+    token: str  # the job's secret for the shard data plane
+    restore_step: int  # 0 = from scratch
+    restore_mesh: Mesh | None = None  # of the generation that saved it; None when restore_step is 0
+    restore: tuple[RankRestore, ...] = ()  # for this node's ranks; empty when restore_step is 0
+    peers: tuple[ShardSource, ...] = ()  # replicators that get a copy of every shard committed here
+    traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Let the prepared workers run. `master` is the rendezvous endpoint that rank 0's node answered to `Prepare`."""
+
+    job: str
+    generation: int
+    master: str  # host:port
+    traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Stop this job's workers of `generation` and older; `grace_s` lets them save first. `forget` drops the job's files."""
+
+    job: str
+    generation: int
+    grace_s: float = 0.0
+    forget: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointNow:
+    """Save after step `at_step` on every rank; a rank that is already past it reports a miss."""
+
+    job: str
+    generation: int
+    at_step: int
+
+
+Order = Warm | Prepare | Start | Stop | CheckpointNow
+
+
+# ---------------------------------------------------------------- agent → supervisor
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First on every session."""
+
+    facts: NodeFacts
+    running: tuple[RunningWorker, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OrderDone:
+    """The answer to one order. `master` is set by the node of rank 0 in answer to `Prepare`."""
+
+    command_id: str
+    ok: bool
+    reason: str = ""
+    master: str = ""
+    at: float = 0.0
+    phases_s: tuple[tuple[str, float], ...] = ()  # for Prepare: ("stop", s), ("fork", s), ("stage", s)
+    workers: tuple[RunningWorker, ...] = ()  # for Prepare: the processes that it forked
+
+
+@dataclass(frozen=True, slots=True)
+class RanksStepping:
+    """These ranks have finished their first step of this generation. `at` is the latest of them, Unix seconds."""
+
+    job: str
+    generation: int
+    ranks: tuple[int, ...]
+    step: int
+    at: float
+    phases_s: tuple[tuple[str, float], ...] = ()  # slowest rank: ("process_group", s), ("restore", s), ("first_step", s)
+
+
+@dataclass(frozen=True, slots=True)
+class RanksFinished:
+    """These ranks have ended with exit code 0."""
+
+    job: str
+    generation: int
+    ranks: tuple[int, ...]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """Everything that this node's replicator holds for `job`, whole and verified; replaces the previous inventory."""
+
+    job: str
+    shards: tuple[ShardRecord, ...] = field(default=())
+
+
+Report = Hello | OrderDone | RanksStepping | RanksFinished | Inventory

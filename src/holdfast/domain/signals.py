@@ -1,0 +1,219 @@
+"""Signals: raw observations that agents send and detectors read. No conclusions here.
+
+`at` is always Unix seconds on the agent's clock, taken when the thing happened. A rank's phase is what it said last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from holdfast.domain.job import HangSpec
+from holdfast.domain.mesh import Mesh
+
+
+class Phase(StrEnum):
+    INIT = "init"  # forked, process group, building the model
+    RESTORE = "restore"
+    COMPILE = "compile"
+    STEP = "step"
+    CHECKPOINT = "checkpoint"
+    EVAL = "eval"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationStarted:
+    """An agent has started its ranks of a generation: what the detectors need to know of it."""
+
+    node: str
+    at: float
+    job: str
+    generation: int
+    mesh: Mesh
+    ranks: tuple[int, ...]  # on this node
+    hang: HangSpec
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationStopped:
+    """An agent has stopped its ranks of a generation on purpose: silence from here on is no hang, exits are no crash."""
+
+    node: str
+    at: float
+    job: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepColumns:
+    """Steps finished on one node since the last tick: one entry per (rank, step), all columns of equal length."""
+
+    node: str
+    at: float
+    job: str
+    generation: int
+    rank: tuple[int, ...]
+    step: tuple[int, ...]
+    started_at: tuple[float, ...]
+    ended_at: tuple[float, ...]
+    data_s: tuple[float, ...]  # time waiting for data inside the step
+    stall_s: tuple[float, ...]  # checkpoint stall since the previous step
+    tokens: tuple[int, ...]
+    loss: tuple[float, ...]  # NaN = not reported by this rank; a reported NaN travels as +inf with nan_loss set
+    grad_norm: tuple[float, ...]  # NaN = not reported
+
+
+@dataclass(frozen=True, slots=True)
+class RankProgress:
+    """Where each rank of a node stands at a tick; sent at every tick, also when nothing moved. Columns."""
+
+    node: str
+    at: float
+    job: str
+    generation: int
+    rank: tuple[int, ...]
+    step: tuple[int, ...]  # steps finished
+    phase: tuple[Phase, ...]
+    phase_at: tuple[float, ...]  # since when it is in this phase
+    process_state: tuple[str, ...]  # /proc/PID/stat letter: R S D T Z, "" = gone
+    cpu_s: tuple[float, ...]  # user + system CPU seconds used so far
+    collective_seq: tuple[int, ...]  # collectives entered, -1 = not known
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerError:
+    """The exception that ended a worker, from its torch error file."""
+
+    type: str
+    message: str
+    frames: tuple[str, ...] = ()  # "file:line function", innermost last
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExited:
+    node: str
+    at: float
+    job: str
+    generation: int
+    rank: int
+    pid: int
+    exit_code: int | None  # None when a signal ended it
+    signal: int | None
+    step: int  # last step finished
+    expected: bool  # the agent was told to stop it
+    error: WorkerError | None = None
+    log_tail: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLine:
+    """One kernel-log line that a collector recognised; `gpu` is resolved from the PCI address when possible."""
+
+    node: str
+    at: float
+    text: str
+    xid: int | None = None
+    pci: str = ""
+    gpu: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostSample:
+    node: str
+    at: float
+    load1: float
+    cpus: int
+    memory_used: int  # bytes
+    memory_total: int
+    disks: tuple[tuple[str, int, int], ...] = ()  # (path, used bytes, total bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSample:
+    """Columns over the GPUs of a node. `recovery_action` is NVML field 230, the driver's own verdict; -1 = not known."""
+
+    node: str
+    at: float
+    gpu: tuple[int, ...]
+    uuid: tuple[str, ...]
+    temperature_c: tuple[float, ...]
+    power_w: tuple[float, ...]
+    memory_used: tuple[int, ...]
+    ecc_uncorrected: tuple[int, ...]  # volatile
+    recovery_action: tuple[int, ...]
+    lost: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CollectorSilent:
+    """A collector missed its deadline `misses` times in a row: a wedged driver is itself a signal."""
+
+    node: str
+    at: float
+    collector: str
+    misses: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConnected:
+    """diagnostics' own: an agent opened its telemetry stream."""
+
+    node: str
+    at: float
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeBeat:
+    """diagnostics' own: a tick arrived (every tick is a beat). `at` is on diagnostics' clock."""
+
+    node: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDisconnected:
+    """diagnostics' own: the telemetry stream ended. `clean` = the agent said goodbye."""
+
+    node: str
+    at: float
+    clean: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ClockTick:
+    """diagnostics' own: time passes; detectors conclude from silence here."""
+
+    at: float
+
+
+NodeSignal = (
+    GenerationStarted
+    | GenerationStopped
+    | StepColumns
+    | RankProgress
+    | WorkerExited
+    | KernelLine
+    | HostSample
+    | GpuSample
+    | CollectorSilent
+)
+Signal = NodeSignal | NodeConnected | NodeBeat | NodeDisconnected | ClockTick
+
+# Never dropped, sent again until acknowledged; the rest is dropped oldest-first when a buffer is full.
+RELIABLE = (GenerationStarted, GenerationStopped, WorkerExited, KernelLine)
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """What one agent sends at once: columnar, numbered per incarnation."""
+
+    node: str
+    incarnation: str
+    seq: int
+    at: float
+    signals: tuple[NodeSignal, ...] = field(default=())
+    dropped: int = 0  # signals dropped since the start because a buffer was full

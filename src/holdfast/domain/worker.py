@@ -1,0 +1,67 @@
+"""What a worker and its agent say to each other. Standard library only: it runs inside the user's training process.
+
+Two channels, both inherited or named by environment:
+
+* **notes** (worker → agent), one datagram each on the Unix socket `HOLDFAST_NOTES`, sent without blocking and dropped when
+  the buffer is full: `step`, `phase`, `saved`, `error`. A sick agent can never slow a step.
+* **control** (both ways), a `SOCK_SEQPACKET` pair whose worker end is the file descriptor `HOLDFAST_CONTROL_FD`. Before the
+  user's script runs, the forked child says `ready` and waits for `start`; later the library looks at it between steps
+  without blocking: `checkpoint_now`, `stop`. End of file means that the agent is gone.
+
+Messages are JSON objects with a `type`; unknown types and fields are ignored, so that old and new versions interoperate.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+MESSAGE_BYTES_MAX = 60_000
+
+# Environment of a worker, besides torchrun's own variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, …).
+ENV_NOTES = "HOLDFAST_NOTES"  # path of the agent's datagram socket
+ENV_CONTROL_FD = "HOLDFAST_CONTROL_FD"
+ENV_REPLICATOR = "HOLDFAST_REPLICATOR"  # path of the replicator's datagram socket; a `saved` note goes there as well
+ENV_JOB = "HOLDFAST_JOB"
+ENV_GENERATION = "HOLDFAST_GENERATION"
+ENV_ATTEMPT = "HOLDFAST_ATTEMPT"
+ENV_MESH = "HOLDFAST_MESH"  # JSON object, outermost dimension first: {"dp": 3, "pp": 3}
+ENV_PREVIOUS_MESH = "HOLDFAST_PREVIOUS_MESH"  # of the generation that saved the restored step; for on_resize
+ENV_IMAGES = "HOLDFAST_IMAGES"  # directory on /dev/shm for this worker's shard images
+ENV_INTERVAL_STEPS = "HOLDFAST_CHECKPOINT_INTERVAL_STEPS"
+ENV_RESTORE = "HOLDFAST_RESTORE"  # JSON: {"step": 120, "attempt": 2, "path": "/dev/shm/…"}; absent = from scratch
+ENV_TRACEPARENT = "TRACEPARENT"
+
+
+def encode(kind: str, **fields: object) -> bytes:
+    """One message as bytes. Raises ValueError when it would not fit a datagram."""
+    raw = json.dumps({"type": kind, **fields}, separators=(",", ":")).encode()
+    if len(raw) > MESSAGE_BYTES_MAX:
+        raise ValueError(f"a {kind!r} message of {len(raw)} bytes exceeds {MESSAGE_BYTES_MAX}")
+    return raw
+
+
+def decode(raw: bytes) -> Mapping[str, Any]:
+    """The message; an empty mapping for garbage (a worker can write anything there and must not hurt the agent)."""
+    try:
+        message = json.loads(raw)
+    except ValueError:
+        return {}
+    return message if isinstance(message, dict) and isinstance(message.get("type"), str) else {}
+
+
+# The messages. Every note carries "job", "generation", "rank".
+#
+#   step      step:int started_at:float ended_at:float data_s:float stall_s:float tokens:int
+#             loss:float|null grad_norm:float|null            (JSON NaN/Infinity are allowed, as Python writes them)
+#   phase     phase:str(domain.signals.Phase) at:float step:int
+#   started   phases_s:{name: seconds}                        how long process_group, restore, first_step took
+#   saved     step:int attempt:int image:str stall_s:float    a shard image is complete; also sent to the replicator
+#   missed    step:int reason:str                             a save that was due did not happen
+#
+#   ready     (worker → agent, control)  pid:int
+#   start     (agent → worker, control)  env:{name: value}    applied before the script runs: MASTER_ADDR, MASTER_PORT,
+#                                                             HOLDFAST_RESTORE, …
+#   checkpoint_now (agent → worker)      at_step:int
+#   stop      (agent → worker)           save:bool            leave run.step by raising hf.Interrupted after this step

@@ -1,0 +1,9 @@
+"""The streams. One place, so that a reader sees all of them."""
+
+FINDINGS = "findings"  # diagnostics → supervisor: domain.findings.Finding
+STEPS = "steps"  # diagnostics → supervisor: batches of domain.findings.StepRecord, for goodput and progress
+INBOX = "inbox"  # supervisor shell → supervisor core: agents' reports, operators' requests
+EVENTS = "events"  # supervisor core → history, SSE: what changed, as domain values
+
+SUPERVISOR_GROUP = "supervisor"
+LEADER_LEASE = "supervisor"

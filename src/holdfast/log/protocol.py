@@ -1,0 +1,105 @@
+"""The event log: what every implementation promises, and the two traps that each must survive.
+
+A *stream* is an ordered, bounded list of entries. A *group* of consumers shares a stream: each entry is delivered to one
+consumer at a time, stays *pending* until acknowledged, is taken over when its consumer has been silent for
+`reclaim_after_s`, and goes to `<stream>.dead` after `deliveries_max` tries. Delivery is at least once, so consumers are
+idempotent on `Entry.id`.
+
+The supervisor's writes go through `FencedLog.commit`: in one atomic step it checks that the caller still holds the lease
+under its epoch, stores the snapshot, appends entries and acknowledges input. A crash anywhere leaves either all or nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What is written. `id` makes it idempotent; `type` and `traceparent` stay plain fields, readable in redis-cli."""
+
+    id: str
+    type: str
+    data: bytes
+    traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What is read: an entry, where it stands, and how often it has been handed out."""
+
+    stream: str
+    position: str  # the stream's own id, e.g. "1700000000000-0"
+    entry: Entry
+    deliveries: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Leadership: `epoch` grows with every change of holder and fences everything that the holder writes."""
+
+    name: str
+    holder: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One atomic write of a leader."""
+
+    snapshot: bytes | None = None
+    append: Sequence[tuple[str, Entry]] = ()  # (stream, entry)
+    acknowledge: Mapping[tuple[str, str], Sequence[str]] = field(default_factory=dict)  # (stream, group) → positions
+
+
+class EventLog(Protocol):
+    """Streams with consumer groups."""
+
+    async def append(self, stream: str, *entries: Entry) -> list[str]:
+        """Append in order; returns the positions. The stream keeps about `stream_length_max` entries."""
+
+    def subscribe(
+        self, *streams: str, group: str, consumer: str, batch_max: int = 256, start: str = "0"
+    ) -> AsyncIterator[list[Delivery]]:
+        """Batches for this consumer, for ever: first what it (or a dead consumer) left pending, then new entries.
+
+        Survives a group or stream that vanishes: it is created again and reading goes on. `start` "$" skips history when
+        the group is new. An empty batch is yielded when `block_s` passes without news, so that callers can do chores.
+        """
+
+    async def acknowledge(self, stream: str, group: str, *positions: str) -> None:
+        """Done with these."""
+
+    async def read(
+        self, stream: str, *, after: str = "0", count: int = 1000, block_s: float | None = None
+    ) -> list[Delivery]:
+        """Plain read without a group, e.g. for projections and SSE. `after` "$" with `block_s` waits for new entries."""
+
+    async def last_position(self, stream: str) -> str:
+        """Position of the newest entry; "0" when the stream is empty."""
+
+    async def ping(self) -> None:
+        """Raise `Unavailable`, naming the address, when the log cannot be reached."""
+
+    async def aclose(self) -> None: ...
+
+
+class FencedLog(EventLog, Protocol):
+    """An event log that can elect one leader and fence its writes."""
+
+    async def acquire(self, name: str, holder: str, ttl_s: float) -> Lease | None:
+        """Take the lease when it is free or expired (a new epoch) or already held by `holder` (same epoch, extended)."""
+
+    async def renew(self, lease: Lease, ttl_s: float) -> bool:
+        """Extend; False when it has been lost: stop acting at once."""
+
+    async def release(self, lease: Lease) -> None:
+        """Give it back, so that a standby need not wait."""
+
+    async def commit(self, lease: Lease, commit: Commit) -> None:
+        """All or nothing. Raises `StaleEpoch` when the lease is no longer held."""
+
+    async def snapshot(self, name: str) -> bytes | None:
+        """The newest snapshot committed under the lease `name`."""

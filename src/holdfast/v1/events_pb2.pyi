@@ -1,0 +1,124 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class FindingKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FINDING_KIND_UNSPECIFIED: _ClassVar[FindingKind]
+    FINDING_KIND_WORKER_CRASH: _ClassVar[FindingKind]
+    FINDING_KIND_WORKER_EXCEPTION: _ClassVar[FindingKind]
+    FINDING_KIND_REPEATED_EXCEPTION: _ClassVar[FindingKind]
+    FINDING_KIND_NODE_LOST: _ClassVar[FindingKind]
+    FINDING_KIND_HANG: _ClassVar[FindingKind]
+    FINDING_KIND_GPU_ERROR: _ClassVar[FindingKind]
+    FINDING_KIND_HOST_PRESSURE: _ClassVar[FindingKind]
+    FINDING_KIND_RANKS_MISSING: _ClassVar[FindingKind]
+
+class Severity(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SEVERITY_UNSPECIFIED: _ClassVar[Severity]
+    SEVERITY_INFO: _ClassVar[Severity]
+    SEVERITY_WARNING: _ClassVar[Severity]
+    SEVERITY_ERROR: _ClassVar[Severity]
+    SEVERITY_FATAL: _ClassVar[Severity]
+
+class Remedy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REMEDY_UNSPECIFIED: _ClassVar[Remedy]
+    REMEDY_WATCH: _ClassVar[Remedy]
+    REMEDY_RESTART_PROCESS: _ClassVar[Remedy]
+    REMEDY_RESET_GPU: _ClassVar[Remedy]
+    REMEDY_REBOOT_NODE: _ClassVar[Remedy]
+    REMEDY_REPLACE_NODE: _ClassVar[Remedy]
+    REMEDY_STOP_JOB: _ClassVar[Remedy]
+FINDING_KIND_UNSPECIFIED: FindingKind
+FINDING_KIND_WORKER_CRASH: FindingKind
+FINDING_KIND_WORKER_EXCEPTION: FindingKind
+FINDING_KIND_REPEATED_EXCEPTION: FindingKind
+FINDING_KIND_NODE_LOST: FindingKind
+FINDING_KIND_HANG: FindingKind
+FINDING_KIND_GPU_ERROR: FindingKind
+FINDING_KIND_HOST_PRESSURE: FindingKind
+FINDING_KIND_RANKS_MISSING: FindingKind
+SEVERITY_UNSPECIFIED: Severity
+SEVERITY_INFO: Severity
+SEVERITY_WARNING: Severity
+SEVERITY_ERROR: Severity
+SEVERITY_FATAL: Severity
+REMEDY_UNSPECIFIED: Remedy
+REMEDY_WATCH: Remedy
+REMEDY_RESTART_PROCESS: Remedy
+REMEDY_RESET_GPU: Remedy
+REMEDY_REBOOT_NODE: Remedy
+REMEDY_REPLACE_NODE: Remedy
+REMEDY_STOP_JOB: Remedy
+
+class Finding(_message.Message):
+    __slots__ = ("id", "kind", "severity", "at", "since", "summary", "node", "job", "generation", "rank", "gpu", "confidence", "evidence", "ladder", "ttl_s", "traceparent")
+    class EvidenceEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SEVERITY_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    GPU_FIELD_NUMBER: _ClassVar[int]
+    CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    LADDER_FIELD_NUMBER: _ClassVar[int]
+    TTL_S_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    kind: FindingKind
+    severity: Severity
+    at: float
+    since: float
+    summary: str
+    node: str
+    job: str
+    generation: int
+    rank: int
+    gpu: int
+    confidence: float
+    evidence: _containers.ScalarMap[str, str]
+    ladder: _containers.RepeatedScalarFieldContainer[Remedy]
+    ttl_s: float
+    traceparent: str
+    def __init__(self, id: _Optional[str] = ..., kind: _Optional[_Union[FindingKind, str]] = ..., severity: _Optional[_Union[Severity, str]] = ..., at: _Optional[float] = ..., since: _Optional[float] = ..., summary: _Optional[str] = ..., node: _Optional[str] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., gpu: _Optional[int] = ..., confidence: _Optional[float] = ..., evidence: _Optional[_Mapping[str, str]] = ..., ladder: _Optional[_Iterable[_Union[Remedy, str]]] = ..., ttl_s: _Optional[float] = ..., traceparent: _Optional[str] = ...) -> None: ...
+
+class StepRecords(_message.Message):
+    __slots__ = ("job", "generation", "world_size", "step", "started_at", "ended_at", "tokens", "loss", "stall_s")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STARTED_AT_FIELD_NUMBER: _ClassVar[int]
+    ENDED_AT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    STALL_S_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    generation: int
+    world_size: int
+    step: _containers.RepeatedScalarFieldContainer[int]
+    started_at: _containers.RepeatedScalarFieldContainer[float]
+    ended_at: _containers.RepeatedScalarFieldContainer[float]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    loss: _containers.RepeatedScalarFieldContainer[float]
+    stall_s: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., world_size: _Optional[int] = ..., step: _Optional[_Iterable[int]] = ..., started_at: _Optional[_Iterable[float]] = ..., ended_at: _Optional[_Iterable[float]] = ..., tokens: _Optional[_Iterable[int]] = ..., loss: _Optional[_Iterable[float]] = ..., stall_s: _Optional[_Iterable[float]] = ...) -> None: ...

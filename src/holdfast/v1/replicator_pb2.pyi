@@ -1,0 +1,96 @@
+from holdfast.v1 import types_pb2 as _types_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class DescribeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DescribeResponse(_message.Message):
+    __slots__ = ("endpoint", "version")
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    endpoint: str
+    version: str
+    def __init__(self, endpoint: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
+
+class ConfigureRequest(_message.Message):
+    __slots__ = ("job", "generation", "attempt", "mesh", "ranks", "peers", "keep", "token")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    MESH_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    generation: int
+    attempt: int
+    mesh: _types_pb2.Mesh
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    peers: _containers.RepeatedCompositeFieldContainer[_types_pb2.ShardSource]
+    keep: int
+    token: str
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., attempt: _Optional[int] = ..., mesh: _Optional[_Union[_types_pb2.Mesh, _Mapping]] = ..., ranks: _Optional[_Iterable[int]] = ..., peers: _Optional[_Iterable[_Union[_types_pb2.ShardSource, _Mapping]]] = ..., keep: _Optional[int] = ..., token: _Optional[str] = ...) -> None: ...
+
+class ConfigureResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StageRequest(_message.Message):
+    __slots__ = ("job", "shards", "timeout_s")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    shards: _containers.RepeatedCompositeFieldContainer[_types_pb2.RankRestore]
+    timeout_s: float
+    def __init__(self, job: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[_types_pb2.RankRestore, _Mapping]]] = ..., timeout_s: _Optional[float] = ...) -> None: ...
+
+class StageResponse(_message.Message):
+    __slots__ = ("shards",)
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    shards: _containers.RepeatedCompositeFieldContainer[StagedShard]
+    def __init__(self, shards: _Optional[_Iterable[_Union[StagedShard, _Mapping]]] = ...) -> None: ...
+
+class StagedShard(_message.Message):
+    __slots__ = ("rank", "shard", "path", "source")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    shard: _types_pb2.ShardKey
+    path: str
+    source: str
+    def __init__(self, rank: _Optional[int] = ..., shard: _Optional[_Union[_types_pb2.ShardKey, _Mapping]] = ..., path: _Optional[str] = ..., source: _Optional[str] = ...) -> None: ...
+
+class WatchInventoryRequest(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    def __init__(self, job: _Optional[str] = ...) -> None: ...
+
+class ReplicatorInventory(_message.Message):
+    __slots__ = ("job", "shards")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    shards: _containers.RepeatedCompositeFieldContainer[_types_pb2.ShardRecord]
+    def __init__(self, job: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[_types_pb2.ShardRecord, _Mapping]]] = ...) -> None: ...
+
+class ForgetRequest(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    def __init__(self, job: _Optional[str] = ...) -> None: ...
+
+class ForgetResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

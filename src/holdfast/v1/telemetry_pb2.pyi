@@ -1,0 +1,242 @@
+from holdfast.v1 import types_pb2 as _types_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Tick(_message.Message):
+    __slots__ = ("node", "incarnation", "seq", "at", "dropped", "protocol_version", "traceparent", "goodbye", "generation_started", "generation_stopped", "steps", "progress", "worker_exited", "kernel_lines", "host", "gpus", "collectors_silent")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_STARTED_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_STOPPED_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    WORKER_EXITED_FIELD_NUMBER: _ClassVar[int]
+    KERNEL_LINES_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    COLLECTORS_SILENT_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    incarnation: str
+    seq: int
+    at: float
+    dropped: int
+    protocol_version: int
+    traceparent: str
+    goodbye: bool
+    generation_started: _containers.RepeatedCompositeFieldContainer[GenerationStarted]
+    generation_stopped: _containers.RepeatedCompositeFieldContainer[GenerationStopped]
+    steps: _containers.RepeatedCompositeFieldContainer[StepColumns]
+    progress: _containers.RepeatedCompositeFieldContainer[RankProgress]
+    worker_exited: _containers.RepeatedCompositeFieldContainer[WorkerExited]
+    kernel_lines: _containers.RepeatedCompositeFieldContainer[KernelLine]
+    host: _containers.RepeatedCompositeFieldContainer[HostSample]
+    gpus: _containers.RepeatedCompositeFieldContainer[GpuSample]
+    collectors_silent: _containers.RepeatedCompositeFieldContainer[CollectorSilent]
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., seq: _Optional[int] = ..., at: _Optional[float] = ..., dropped: _Optional[int] = ..., protocol_version: _Optional[int] = ..., traceparent: _Optional[str] = ..., goodbye: bool = ..., generation_started: _Optional[_Iterable[_Union[GenerationStarted, _Mapping]]] = ..., generation_stopped: _Optional[_Iterable[_Union[GenerationStopped, _Mapping]]] = ..., steps: _Optional[_Iterable[_Union[StepColumns, _Mapping]]] = ..., progress: _Optional[_Iterable[_Union[RankProgress, _Mapping]]] = ..., worker_exited: _Optional[_Iterable[_Union[WorkerExited, _Mapping]]] = ..., kernel_lines: _Optional[_Iterable[_Union[KernelLine, _Mapping]]] = ..., host: _Optional[_Iterable[_Union[HostSample, _Mapping]]] = ..., gpus: _Optional[_Iterable[_Union[GpuSample, _Mapping]]] = ..., collectors_silent: _Optional[_Iterable[_Union[CollectorSilent, _Mapping]]] = ...) -> None: ...
+
+class TickAck(_message.Message):
+    __slots__ = ("seq",)
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    def __init__(self, seq: _Optional[int] = ...) -> None: ...
+
+class GenerationStarted(_message.Message):
+    __slots__ = ("at", "job", "generation", "mesh", "ranks", "hang")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    MESH_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    HANG_FIELD_NUMBER: _ClassVar[int]
+    at: float
+    job: str
+    generation: int
+    mesh: _types_pb2.Mesh
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    hang: _types_pb2.HangSpec
+    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., mesh: _Optional[_Union[_types_pb2.Mesh, _Mapping]] = ..., ranks: _Optional[_Iterable[int]] = ..., hang: _Optional[_Union[_types_pb2.HangSpec, _Mapping]] = ...) -> None: ...
+
+class GenerationStopped(_message.Message):
+    __slots__ = ("at", "job", "generation")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    at: float
+    job: str
+    generation: int
+    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class StepColumns(_message.Message):
+    __slots__ = ("at", "job", "generation", "rank", "step", "started_at", "ended_at", "data_s", "stall_s", "tokens", "loss", "grad_norm")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STARTED_AT_FIELD_NUMBER: _ClassVar[int]
+    ENDED_AT_FIELD_NUMBER: _ClassVar[int]
+    DATA_S_FIELD_NUMBER: _ClassVar[int]
+    STALL_S_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    GRAD_NORM_FIELD_NUMBER: _ClassVar[int]
+    at: float
+    job: str
+    generation: int
+    rank: _containers.RepeatedScalarFieldContainer[int]
+    step: _containers.RepeatedScalarFieldContainer[int]
+    started_at: _containers.RepeatedScalarFieldContainer[float]
+    ended_at: _containers.RepeatedScalarFieldContainer[float]
+    data_s: _containers.RepeatedScalarFieldContainer[float]
+    stall_s: _containers.RepeatedScalarFieldContainer[float]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    loss: _containers.RepeatedScalarFieldContainer[float]
+    grad_norm: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[_Iterable[int]] = ..., step: _Optional[_Iterable[int]] = ..., started_at: _Optional[_Iterable[float]] = ..., ended_at: _Optional[_Iterable[float]] = ..., data_s: _Optional[_Iterable[float]] = ..., stall_s: _Optional[_Iterable[float]] = ..., tokens: _Optional[_Iterable[int]] = ..., loss: _Optional[_Iterable[float]] = ..., grad_norm: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class RankProgress(_message.Message):
+    __slots__ = ("at", "job", "generation", "rank", "step", "phase", "phase_at", "process_state", "cpu_s", "collective_seq")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    PHASE_AT_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_STATE_FIELD_NUMBER: _ClassVar[int]
+    CPU_S_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIVE_SEQ_FIELD_NUMBER: _ClassVar[int]
+    at: float
+    job: str
+    generation: int
+    rank: _containers.RepeatedScalarFieldContainer[int]
+    step: _containers.RepeatedScalarFieldContainer[int]
+    phase: _containers.RepeatedScalarFieldContainer[_types_pb2.Phase]
+    phase_at: _containers.RepeatedScalarFieldContainer[float]
+    process_state: _containers.RepeatedScalarFieldContainer[str]
+    cpu_s: _containers.RepeatedScalarFieldContainer[float]
+    collective_seq: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[_Iterable[int]] = ..., step: _Optional[_Iterable[int]] = ..., phase: _Optional[_Iterable[_Union[_types_pb2.Phase, str]]] = ..., phase_at: _Optional[_Iterable[float]] = ..., process_state: _Optional[_Iterable[str]] = ..., cpu_s: _Optional[_Iterable[float]] = ..., collective_seq: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class WorkerError(_message.Message):
+    __slots__ = ("type", "message", "frames", "at")
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    type: str
+    message: str
+    frames: _containers.RepeatedScalarFieldContainer[str]
+    at: float
+    def __init__(self, type: _Optional[str] = ..., message: _Optional[str] = ..., frames: _Optional[_Iterable[str]] = ..., at: _Optional[float] = ...) -> None: ...
+
+class WorkerExited(_message.Message):
+    __slots__ = ("at", "job", "generation", "rank", "pid", "exit_code", "signal", "step", "expected", "error", "log_tail")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    SIGNAL_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    LOG_TAIL_FIELD_NUMBER: _ClassVar[int]
+    at: float
+    job: str
+    generation: int
+    rank: int
+    pid: int
+    exit_code: int
+    signal: int
+    step: int
+    expected: bool
+    error: WorkerError
+    log_tail: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., step: _Optional[int] = ..., expected: bool = ..., error: _Optional[_Union[WorkerError, _Mapping]] = ..., log_tail: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class KernelLine(_message.Message):
+    __slots__ = ("at", "text", "xid", "pci", "gpu")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    XID_FIELD_NUMBER: _ClassVar[int]
+    PCI_FIELD_NUMBER: _ClassVar[int]
+    GPU_FIELD_NUMBER: _ClassVar[int]
+    at: float
+    text: str
+    xid: int
+    pci: str
+    gpu: int
+    def __init__(self, at: _Optional[float] = ..., text: _Optional[str] = ..., xid: _Optional[int] = ..., pci: _Optional[str] = ..., gpu: _Optional[int] = ...) -> None: ...
+
+class Disk(_message.Message):
+    __slots__ = ("path", "used_bytes", "total_bytes")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    used_bytes: int
+    total_bytes: int
+    def __init__(self, path: _Optional[str] = ..., used_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ...) -> None: ...
+
+class HostSample(_message.Message):
+    __slots__ = ("at", "load1", "cpus", "memory_used_bytes", "memory_total_bytes", "disks")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    LOAD1_FIELD_NUMBER: _ClassVar[int]
+    CPUS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISKS_FIELD_NUMBER: _ClassVar[int]
+    at: float
+    load1: float
+    cpus: int
+    memory_used_bytes: int
+    memory_total_bytes: int
+    disks: _containers.RepeatedCompositeFieldContainer[Disk]
+    def __init__(self, at: _Optional[float] = ..., load1: _Optional[float] = ..., cpus: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., memory_total_bytes: _Optional[int] = ..., disks: _Optional[_Iterable[_Union[Disk, _Mapping]]] = ...) -> None: ...
+
+class GpuSample(_message.Message):
+    __slots__ = ("at", "gpu", "uuid", "temperature_c", "power_w", "memory_used_bytes", "ecc_uncorrected", "recovery_action", "lost")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    GPU_FIELD_NUMBER: _ClassVar[int]
+    UUID_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_C_FIELD_NUMBER: _ClassVar[int]
+    POWER_W_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ECC_UNCORRECTED_FIELD_NUMBER: _ClassVar[int]
+    RECOVERY_ACTION_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    at: float
+    gpu: _containers.RepeatedScalarFieldContainer[int]
+    uuid: _containers.RepeatedScalarFieldContainer[str]
+    temperature_c: _containers.RepeatedScalarFieldContainer[float]
+    power_w: _containers.RepeatedScalarFieldContainer[float]
+    memory_used_bytes: _containers.RepeatedScalarFieldContainer[int]
+    ecc_uncorrected: _containers.RepeatedScalarFieldContainer[int]
+    recovery_action: _containers.RepeatedScalarFieldContainer[int]
+    lost: _containers.RepeatedScalarFieldContainer[bool]
+    def __init__(self, at: _Optional[float] = ..., gpu: _Optional[_Iterable[int]] = ..., uuid: _Optional[_Iterable[str]] = ..., temperature_c: _Optional[_Iterable[float]] = ..., power_w: _Optional[_Iterable[float]] = ..., memory_used_bytes: _Optional[_Iterable[int]] = ..., ecc_uncorrected: _Optional[_Iterable[int]] = ..., recovery_action: _Optional[_Iterable[int]] = ..., lost: _Optional[_Iterable[bool]] = ...) -> None: ...
+
+class CollectorSilent(_message.Message):
+    __slots__ = ("at", "collector", "misses", "reason")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    COLLECTOR_FIELD_NUMBER: _ClassVar[int]
+    MISSES_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    at: float
+    collector: str
+    misses: int
+    reason: str
+    def __init__(self, at: _Optional[float] = ..., collector: _Optional[str] = ..., misses: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...

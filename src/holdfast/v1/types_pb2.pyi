@@ -1,0 +1,106 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TIER_UNSPECIFIED: _ClassVar[Tier]
+    TIER_MEMORY: _ClassVar[Tier]
+    TIER_DISK: _ClassVar[Tier]
+
+class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PHASE_UNSPECIFIED: _ClassVar[Phase]
+    PHASE_INIT: _ClassVar[Phase]
+    PHASE_RESTORE: _ClassVar[Phase]
+    PHASE_COMPILE: _ClassVar[Phase]
+    PHASE_STEP: _ClassVar[Phase]
+    PHASE_CHECKPOINT: _ClassVar[Phase]
+    PHASE_EVAL: _ClassVar[Phase]
+    PHASE_DONE: _ClassVar[Phase]
+TIER_UNSPECIFIED: Tier
+TIER_MEMORY: Tier
+TIER_DISK: Tier
+PHASE_UNSPECIFIED: Phase
+PHASE_INIT: Phase
+PHASE_RESTORE: Phase
+PHASE_COMPILE: Phase
+PHASE_STEP: Phase
+PHASE_CHECKPOINT: Phase
+PHASE_EVAL: Phase
+PHASE_DONE: Phase
+
+class Mesh(_message.Message):
+    __slots__ = ("dims",)
+    DIMS_FIELD_NUMBER: _ClassVar[int]
+    dims: _containers.RepeatedCompositeFieldContainer[MeshDim]
+    def __init__(self, dims: _Optional[_Iterable[_Union[MeshDim, _Mapping]]] = ...) -> None: ...
+
+class MeshDim(_message.Message):
+    __slots__ = ("name", "size")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    size: int
+    def __init__(self, name: _Optional[str] = ..., size: _Optional[int] = ...) -> None: ...
+
+class ShardKey(_message.Message):
+    __slots__ = ("attempt", "step", "rank")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    attempt: int
+    step: int
+    rank: int
+    def __init__(self, attempt: _Optional[int] = ..., step: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
+
+class ShardRecord(_message.Message):
+    __slots__ = ("key", "mesh", "tier", "size_bytes", "digest", "owner")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    MESH_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    key: ShardKey
+    mesh: Mesh
+    tier: Tier
+    size_bytes: int
+    digest: str
+    owner: str
+    def __init__(self, key: _Optional[_Union[ShardKey, _Mapping]] = ..., mesh: _Optional[_Union[Mesh, _Mapping]] = ..., tier: _Optional[_Union[Tier, str]] = ..., size_bytes: _Optional[int] = ..., digest: _Optional[str] = ..., owner: _Optional[str] = ...) -> None: ...
+
+class ShardSource(_message.Message):
+    __slots__ = ("node", "endpoint")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    endpoint: str
+    def __init__(self, node: _Optional[str] = ..., endpoint: _Optional[str] = ...) -> None: ...
+
+class RankRestore(_message.Message):
+    __slots__ = ("rank", "shard", "digest", "sources")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    shard: ShardKey
+    digest: str
+    sources: _containers.RepeatedCompositeFieldContainer[ShardSource]
+    def __init__(self, rank: _Optional[int] = ..., shard: _Optional[_Union[ShardKey, _Mapping]] = ..., digest: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[ShardSource, _Mapping]]] = ...) -> None: ...
+
+class HangSpec(_message.Message):
+    __slots__ = ("floor_s", "factor", "init_s")
+    FLOOR_S_FIELD_NUMBER: _ClassVar[int]
+    FACTOR_FIELD_NUMBER: _ClassVar[int]
+    INIT_S_FIELD_NUMBER: _ClassVar[int]
+    floor_s: float
+    factor: float
+    init_s: float
+    def __init__(self, floor_s: _Optional[float] = ..., factor: _Optional[float] = ..., init_s: _Optional[float] = ...) -> None: ...
