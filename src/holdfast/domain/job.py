@@ -70,11 +70,15 @@ class JobSpec:
         if self.min_dp > self.max_dp:
             raise InvalidSpec("elastic.min_dp", self.min_dp, f"at most elastic.max_dp ({self.max_dp})")
         if not self.min_dp <= self.mesh.dp <= self.max_dp:
-            raise InvalidSpec("elastic", (self.min_dp, self.max_dp), f"a range that contains the mesh's dp ({self.mesh.dp})")
+            raise InvalidSpec(
+                "elastic", (self.min_dp, self.max_dp), f"a range that contains the mesh's dp ({self.mesh.dp})"
+            )
         size, width = self.mesh.replica_size, self.nproc_per_node
         if size % width and width % size:
             raise InvalidSpec(
-                "nproc_per_node", width, f"whole replicas per node or whole nodes per replica (a replica is {size} ranks)"
+                "nproc_per_node",
+                width,
+                f"whole replicas per node or whole nodes per replica (a replica is {size} ranks)",
             )
 
     def nodes_at(self, dp: int) -> int:

@@ -32,7 +32,9 @@ class Mesh:
             if size < 1:
                 raise InvalidSpec(f"mesh.{name}", size, "a size of at least 1")
         if DATA_PARALLEL in names[1:]:
-            raise InvalidSpec("mesh", names, "dp as the first (outermost) dimension, so that a replica is a block of ranks")
+            raise InvalidSpec(
+                "mesh", names, "dp as the first (outermost) dimension, so that a replica is a block of ranks"
+            )
 
     @classmethod
     def of(cls, dims: Mapping[str, int]) -> Mesh:

@@ -114,7 +114,9 @@ class RanksStepping:
     ranks: tuple[int, ...]
     step: int
     at: float
-    phases_s: tuple[tuple[str, float], ...] = ()  # slowest rank: ("process_group", s), ("restore", s), ("first_step", s)
+    phases_s: tuple[
+        tuple[str, float], ...
+    ] = ()  # slowest rank: ("process_group", s), ("restore", s), ("first_step", s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,10 @@ class FindingArrived:
 
 @dataclass(frozen=True, slots=True)
 class PolicyAnswered:
-    """The shell evaluated the job's policy for an incident; `decided_by` says which policy answered, and why if not the user's."""
+    """The shell evaluated the job's policy for an incident.
+
+    `decided_by` says which policy answered, and why if it was not the user's.
+    """
 
     at: float
     incident: str
