@@ -1,0 +1,1 @@
+"""The `holdfast` command and the local stack: everything that a person types."""

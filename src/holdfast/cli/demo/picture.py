@@ -1,0 +1,52 @@
+"""The demo's picture: world size and tokens per second over time, with the incidents marked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from holdfast.cli.demo.report import Report
+from holdfast.domain.errors import Unavailable
+
+FIGURE_INCHES = (11.0, 5.2)
+DPI = 130
+
+
+def draw(report: Report, path: Path) -> None:
+    """Write a PNG. Raises `Unavailable` when matplotlib is not installed (`pip install 'holdfast[demo]'`)."""
+    try:
+        import matplotlib as mpl
+    except ImportError as error:
+        raise Unavailable("the picture needs matplotlib: pip install 'holdfast[demo]'") from error
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (rate, world) = plt.subplots(2, 1, sharex=True, figsize=FIGURE_INCHES, height_ratios=[3, 1.2])
+    times = [point[0] for point in report.tokens_per_s]
+    rate.plot(times, [point[1] for point in report.tokens_per_s], color="#2a6f97", linewidth=1.4)
+    rate.fill_between(times, [point[1] for point in report.tokens_per_s], color="#2a6f97", alpha=0.15)
+    rate.set_ylabel("tokens/s")
+    rate.set_ylim(bottom=0)
+    steps = [*report.world_sizes, [report.wall_s, report.world_sizes[-1][1]]]
+    world.step([point[0] for point in steps], [point[1] for point in steps], where="post", color="#444444")
+    world.set_ylabel("ranks")
+    world.set_xlabel("seconds since submission")
+    world.set_ylim(0, max(point[1] for point in steps) + 1.5)
+    ceiling = rate.get_ylim()[1]
+    for incident in report.incidents:
+        for axis in (rate, world):
+            axis.axvline(incident["t_fault_s"], color="#c1121f", linewidth=0.9, linestyle="--")
+            if incident["t_first_step_s"] is not None:
+                axis.axvspan(
+                    incident["t_fault_s"], incident["t_first_step_s"], color="#c1121f", alpha=0.12, linewidth=0
+                )
+        label = f" {incident['kind'].replace('_', ' ')}\n → {str(incident['action']).replace('_', ' ')}"
+        rate.text(incident["t_fault_s"], ceiling, label, fontsize=8, verticalalignment="top", color="#780000")
+    for axis in (rate, world):
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.margins(x=0)
+    rate.set_title(
+        f"One run, {len(report.incidents)} incidents, goodput {report.goodput['job']:.1%}", loc="left", fontsize=11
+    )
+    figure.tight_layout()
+    figure.savefig(path, dpi=DPI)
+    plt.close(figure)

@@ -1,0 +1,158 @@
+"""report.json and the summary in the terminal: incidents with their seconds, goodput with every second in one class."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from rich.console import Console
+from rich.table import Table
+
+from holdfast.cli.demo.scenario import Outcome
+
+BADPUT = ("startup", "detect", "decide", "recover", "rework", "stall", "wait", "degraded", "other")
+BAR_CELLS = 30
+
+View = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Times are seconds since the job was submitted."""
+
+    wall_s: float
+    mesh: dict[str, int]
+    steps: dict[str, int]
+    goodput: dict[str, float]
+    useful_s: float
+    badput_s: dict[str, float]
+    world_sizes: list[list[float]]
+    tokens_per_s: list[list[float]]
+    incidents: list[dict[str, Any]]
+    user_bug: dict[str, Any]
+    losses: dict[str, float]
+    failures: list[str]
+
+    @classmethod
+    def of(cls, outcome: Outcome, reference: Mapping[int, float]) -> Self:
+        goodput = outcome.goodput
+        zero = float(goodput["started_at"])
+        failures = list(outcome.failures)
+        if set(outcome.losses) != set(reference):
+            failures.append(
+                f"losses: {len(outcome.losses)} steps were logged, {len(reference)} in the reference run; they should be the same"
+            )
+        common = sorted(set(outcome.losses) & set(reference))
+        losses = {
+            "final": outcome.losses[common[-1]],
+            "reference_final": reference[common[-1]],
+            "max_abs_diff": max(abs(outcome.losses[step] - reference[step]) for step in common),
+        }
+        return cls(
+            wall_s=goodput["wall_s"],
+            mesh=dict(outcome.job["mesh"]),
+            steps={"target": outcome.target, "reached": outcome.job["step"], "rework": goodput["rework_steps"]},
+            goodput={"job": goodput["goodput_job"], "paid": goodput["goodput_paid"]},
+            useful_s=goodput["useful_s"],
+            badput_s={name: goodput["badput_s"][name] for name in BADPUT},
+            world_sizes=[list(point) for point in goodput["world_sizes"]],
+            tokens_per_s=[list(point) for point in goodput["tokens_per_s"]],
+            incidents=[_incident(incident, zero) for incident in outcome.incidents],
+            user_bug={
+                "phase": outcome.faulty_job["phase"],
+                "reason": outcome.faulty_job["reason"],
+                "tries": outcome.faulty_job["generation"],
+                "incidents": [_incident(incident, zero) for incident in outcome.faulty_incidents],
+            },
+            losses=losses,
+            failures=failures,
+        )
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=2) + "\n")
+
+
+def _incident(incident: View, zero: float) -> dict[str, Any]:
+    action = incident.get("action") or {}
+
+    def since(name: str) -> float | None:
+        return None if incident.get(name) is None else round(incident[name] - zero, 4)
+
+    return {
+        "id": incident["id"],
+        "kind": incident["kind"],
+        "cause": incident["cause"],
+        "node": incident.get("node"),
+        "rank": incident.get("rank"),
+        "action": action.get("kind"),
+        "reason": action.get("reason"),
+        "decided_by": incident.get("decided_by"),
+        "generation": incident["generation"],
+        "t_fault_s": since("t_fault"),
+        "t_detected_s": since("t_detected"),
+        "t_decided_s": since("t_decided"),
+        "t_prepared_s": since("t_prepared"),
+        "t_first_step_s": since("t_first_step"),
+        "rework_steps": incident.get("rework_steps", 0),
+        "trace_id": incident.get("trace_id"),
+    }
+
+
+def print_summary(console: Console, report: Report, out: Path) -> None:
+    console.print()
+    console.print(_incidents_table(report))
+    console.print()
+    console.print(_goodput_table(report))
+    console.print(
+        f"\nsteps {report.steps['reached']}/{report.steps['target']}, {report.steps['rework']} done twice   "
+        f"loss {report.losses['final']:.4f}, without faults {report.losses['reference_final']:.4f} "
+        f"(largest difference at any step {report.losses['max_abs_diff']:.2g})"
+    )
+    console.print(f"[bold]{out / 'report.json'}[/]   [bold]{out / 'timeline.png'}[/]   logs in {out / 'stack'}")
+    for failure in report.failures:
+        console.print(f"[bold red]not as it should be:[/] {failure}")
+    if not report.failures:
+        console.print("[bold green]all six faults were found, named and survived as they should be[/]")
+
+
+def _incidents_table(report: Report) -> Table:
+    table = Table(box=None, pad_edge=False, title="Incidents (seconds)", title_justify="left", header_style="bold")
+    for column in ("what", "who", "action"):
+        table.add_column(column)
+    for column in ("detect", "decide", "prepare", "first step", "total", "rework"):
+        table.add_column(column, justify="right")
+    for incident in [*report.incidents, *report.user_bug["incidents"][-1:]]:
+        who = f"rank {incident['rank']}" if incident["rank"] is not None else incident["node"] or "–"
+        times = [incident[f"t_{name}_s"] for name in ("fault", "detected", "decided", "prepared", "first_step")]
+        cells = [_difference(late, early) for early, late in zip(times, times[1:], strict=False)]
+        table.add_row(
+            incident["kind"],
+            who,
+            incident["action"] or "–",
+            *cells,
+            _difference(times[-1], times[0]),
+            str(incident["rework_steps"]),
+        )
+    return table
+
+
+def _difference(late: float | None, early: float | None) -> str:
+    return "–" if late is None or early is None else f"{late - early:.2f}"
+
+
+def _goodput_table(report: Report) -> Table:
+    title = (
+        f"Goodput {report.goodput['job']:.1%} of {report.wall_s:.1f} s "
+        f"({report.goodput['paid']:.1%} of all paid node time, the spare included)"
+    )
+    table = Table(box=None, pad_edge=False, title=title, title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column()
+    for name, seconds in (("useful", report.useful_s), *report.badput_s.items()):
+        cells = round(BAR_CELLS * seconds / report.wall_s)
+        table.add_row(name, f"{seconds:.2f} s", f"[{'green' if name == 'useful' else 'red'}]{'█' * cells}[/]")
+    return table

@@ -1,0 +1,282 @@
+"""The demo's story: which fault when, what must come of it, and the second job with the user's bug.
+
+Faults are addressed by condition ("the job runs, a checkpoint is behind it, the last incident is closed"), never by time.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from holdfast.cli.client import Client
+from holdfast.cli.follow import describe
+from holdfast.cli.inject import Injector
+from holdfast.cli.live import JobDisplay
+from holdfast.domain.errors import HoldfastError, NotFound, Unavailable
+
+JOB = "gpt"
+FAULTY_JOB = "faulty"
+CHECKPOINT_STEPS = 10
+FIRST_FAULT_STEP = 25
+STEPS_BETWEEN_FAULTS = 20
+POLL_S = 0.1
+PROGRESS_TIMEOUT_S = 120.0  # no new step, no new incident for this long: the demo has failed, say where
+REFERENCE_TIMEOUT_S = 600.0
+
+CRASH_RANK = 4
+LOST_RANK = 7
+HUNG_RANK = 2
+XID_RANK = 5
+
+View = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What must become of a fault."""
+
+    fault: str
+    kind: str
+    action: str
+    node: str = ""
+    rank: int | None = None
+
+    def check(self, incident: View | None) -> str:
+        """Empty when it came as it should; else one sentence."""
+        if incident is None:
+            return f"{self.fault}: no incident was opened"
+        action = (incident.get("action") or {}).get("kind")
+        wrong = [
+            f"{what} {found!r} instead of {wanted!r}"
+            for what, found, wanted in (
+                ("kind", incident["kind"], self.kind),
+                ("action", action, self.action),
+                ("node", incident.get("node"), self.node or incident.get("node")),
+                ("rank", incident.get("rank"), incident.get("rank") if self.rank is None else self.rank),
+            )
+            if found != wanted
+        ]
+        return f"{self.fault}: {', '.join(wrong)} ({incident['cause']})" if wrong else ""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Everything the report is made from."""
+
+    target: int
+    job: View
+    goodput: View
+    incidents: list[View]
+    losses: dict[int, float]
+    faulty_job: View
+    faulty_incidents: list[View]
+    failures: list[str] = field(default_factory=list)
+
+
+def examples() -> Path:
+    """The example trainers: in the source tree, or packed into the wheel."""
+    for root in (Path(__file__).parents[4] / "examples", Path(__file__).parents[2] / "examples"):
+        if (root / "gpt" / "train.py").exists():
+            return root
+    raise NotFound("the example trainers are not installed; run the demo from a checkout or reinstall the wheel")
+
+
+def training_arguments(out: Path, steps: int) -> list[str]:
+    return ["--steps", str(steps), "--out", str(out)]
+
+
+class Scenario:
+    def __init__(self, *, client: Client, console: Console, out: Path, steps: int) -> None:
+        self._client = client
+        self._injector = Injector(client)
+        self._console = console
+        self._out = out
+        self._steps = steps
+        self._seen: set[tuple[str, str]] = set()
+        self._failures: list[str] = []
+        self._display: JobDisplay = JobDisplay(console)
+
+    def run(self) -> Outcome:
+        """Both jobs, all faults. Faults that went wrong are listed in the outcome, not raised."""
+        with JobDisplay(self._console, target_step=self._steps) as self._display:
+            self._client.submit(self._main_job())
+            self._display.say("training starts: data parallel 3 × pipeline parallel 3 on nine nodes, one spare")
+            self._break_it()
+            job = self._until("the job to complete", lambda job: job["phase"] == "completed")
+        goodput = self._client.goodput(JOB)
+        incidents = sorted(self._client.incidents(JOB), key=lambda incident: incident["t_fault"])
+        faulty, faulty_incidents = self._user_bug()
+        return Outcome(
+            target=self._steps,
+            job=job,
+            goodput=goodput,
+            incidents=incidents,
+            losses=read_losses(self._out / "train"),
+            faulty_job=faulty,
+            faulty_incidents=faulty_incidents,
+            failures=self._failures,
+        )
+
+    def _break_it(self) -> None:
+        self._settle(FIRST_FAULT_STEP)
+        self._fault(
+            Expectation("worker crash", "worker_crash", "restart", rank=CRASH_RANK),
+            lambda: self._injector.crash(JOB, CRASH_RANK),
+        )
+        self._settle()
+        lost = self._node_of(LOST_RANK)
+        self._fault(
+            Expectation("node loss", "node_lost", "hot_swap", node=lost), lambda: self._injector.node_loss(lost)
+        )
+        self._settle()
+        self._fault(Expectation("hang", "hang", "restart", rank=HUNG_RANK), lambda: self._injector.hang(JOB, HUNG_RANK))
+        self._settle()
+        broken = self._node_of(XID_RANK)
+        self._fault(
+            Expectation("uncorrectable GPU error", "gpu_error", "scale_down", node=broken),
+            lambda: self._injector.xid(broken, 79),
+        )
+        self._settle()
+        self._fault(Expectation("repair", "repair", "scale_up"), lambda: self._repair(lost, broken))
+        self._settle()
+        if (dp := self._client.job(JOB)["mesh"].get("dp")) != 3:
+            self._failures.append(f"repair: the job runs with dp {dp}, not 3")
+
+    def _repair(self, lost: str, broken: str) -> str:
+        self._injector.node_return(lost)
+        self._client.repaired(broken)
+        return f"{lost} is switched on again, {broken} has a new GPU"
+
+    def _fault(self, expected: Expectation, make: Callable[[], str]) -> None:
+        """Make one fault and wait until its incident is closed."""
+        known = {incident["id"] for incident in self._client.incidents(JOB)}
+        self._display.say(f"[bold]{expected.fault}[/]: {make()}")
+        closed: list[View] = []
+
+        def resolved(_: View) -> bool:
+            new = [incident for incident in self._client.incidents(JOB) if incident["id"] not in known]
+            closed[:] = [incident for incident in new if incident["state"] in ("resolved", "failed")]
+            return bool(closed) and len(closed) == len(new)
+
+        try:
+            self._until(f"the incident after the {expected.fault} to be resolved", resolved)
+        finally:
+            if failure := expected.check(next(iter(sorted(closed, key=lambda i: i["t_detected"])), None)):
+                self._failures.append(failure)
+                self._display.say(f"[red]{failure}[/]")
+
+    def _settle(self, step: int = 0) -> None:
+        """Wait until the job has made some steps since now, and has a checkpoint to go back to."""
+        target = step or (self._client.job(JOB)["step"] or 0) + STEPS_BETWEEN_FAULTS
+        self._until(f"step {target}", lambda job: job["phase"] == "running" and (job["step"] or 0) >= target)
+
+    def _until(self, what: str, condition: Callable[[View], bool]) -> View:
+        """Poll the job until `condition`; raises when neither steps nor incidents move for a while."""
+        last: tuple[object, ...] = ()
+        deadline = time.monotonic() + PROGRESS_TIMEOUT_S
+        while True:
+            job = self._client.job(JOB)
+            self._display.update(job, list(self._client.nodes()))
+            self._tell()
+            if condition(job):
+                return job
+            if job["phase"] in ("failed", "stopped", "completed"):
+                raise HoldfastError(f"the demo's job is {job['phase']} while waiting for {what}: {job['reason']}")
+            if (now := (job["step"], job["phase"], job["generation"], len(self._seen))) != last:
+                last, deadline = now, time.monotonic() + PROGRESS_TIMEOUT_S
+            if time.monotonic() > deadline:
+                raise Unavailable(
+                    f"nothing moved for {PROGRESS_TIMEOUT_S:.0f} s while waiting for {what}; the job is {job['phase']} "
+                    f"at step {job['step']}: {job['reason']}; logs are in {self._out / 'stack'}"
+                )
+            time.sleep(POLL_S)
+
+    def _tell(self) -> None:
+        for incident in self._client.incidents(JOB):
+            if (key := (incident["id"], incident["state"])) not in self._seen:
+                self._seen.add(key)
+                self._display.say(describe(incident))
+
+    def _node_of(self, rank: int) -> str:
+        return next(str(worker["node"]) for worker in self._client.job(JOB)["ranks"] if worker["rank"] == rank)
+
+    # ------------------------------------------------------------------ the jobs
+
+    def _main_job(self) -> View:
+        (self._out / "train").mkdir(parents=True, exist_ok=True)
+        for old in (self._out / "train").glob("*.jsonl"):
+            old.unlink()
+        return {
+            "name": JOB,
+            "script": str(examples() / "gpt" / "train.py"),
+            "args": training_arguments(self._out / "train", self._steps),
+            "nodes": 9,
+            "nproc_per_node": 1,
+            "mesh": {"dp": 3, "pp": 3},
+            "elastic": {"min_dp": 2, "max_dp": 3},
+            "checkpoint": {"interval_steps": CHECKPOINT_STEPS, "keep": 2},
+        }
+
+    def _user_bug(self) -> tuple[View, list[View]]:
+        """A script that raises the same exception at the same step: it must be stopped at the second try."""
+        self._console.print("[dim]a second job, with a bug in the user's own script …[/]")
+        self._client.submit(
+            {
+                "name": FAULTY_JOB,
+                "script": str(examples() / "faulty" / "train.py"),
+                "nodes": 2,
+                "nproc_per_node": 1,
+                "mesh": {"dp": 2},
+                "checkpoint": {"interval_steps": 5, "keep": 2},
+            }
+        )
+        deadline = time.monotonic() + PROGRESS_TIMEOUT_S
+        while (job := self._client.job(FAULTY_JOB))["phase"] not in ("failed", "stopped", "completed"):
+            if time.monotonic() > deadline:
+                self._failures.append(f"user bug: the job is still {job['phase']} after {PROGRESS_TIMEOUT_S:.0f} s")
+                break
+            time.sleep(POLL_S)
+        incidents = sorted(self._client.incidents(FAULTY_JOB), key=lambda incident: incident["t_fault"])
+        self._console.print(f"[bold]{FAULTY_JOB}[/] {job['phase']}: {job['reason']}")
+        expected = Expectation("user bug", "repeated_exception", "stop")
+        if failure := expected.check(incidents[-1] if incidents else None):
+            self._failures.append(failure)
+        if job["generation"] != 2:
+            self._failures.append(f"user bug: stopped after {job['generation']} tries, not 2")
+        return job, incidents
+
+
+def reference_losses(out: Path, steps: int) -> dict[int, float]:
+    """Loss per step of the same training without faults: plain `python train.py` on one process."""
+    directory = out / "reference"
+    directory.mkdir(parents=True, exist_ok=True)
+    for old in directory.glob("*.jsonl"):
+        old.unlink()
+    command = [sys.executable, str(examples() / "gpt" / "train.py"), *training_arguments(directory, steps)]
+    with (directory / "train.log").open("wb") as log:
+        code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=REFERENCE_TIMEOUT_S, check=False)
+    if code.returncode:
+        raise HoldfastError(f"the reference run ended with code {code.returncode}; see {directory / 'train.log'}")
+    return read_losses(directory)
+
+
+def read_losses(directory: Path) -> dict[int, float]:
+    """step → loss; a step that was done again keeps its last value."""
+    losses: dict[int, float] = {}
+    for path in sorted(directory.glob("*.jsonl")):
+        for line in path.read_text().splitlines():
+            try:
+                record = json.loads(line)
+            except ValueError:  # the last line of a killed process may be torn
+                continue
+            if "step" in record and "loss" in record:
+                losses[int(record["step"])] = float(record["loss"])
+    return losses

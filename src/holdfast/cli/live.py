@@ -1,0 +1,139 @@
+"""The live view of one job: its mesh with node states, step, loss, and the current incident; plain lines without a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.cli.tables import STATE_STYLE
+
+MESSAGES_MAX = 8
+REFRESH_PER_S = 6
+PLAIN_EVERY_S = 5.0
+
+Job = Mapping[str, Any]
+
+
+class JobDisplay:
+    """Feed it `update(job, nodes)`; `say` adds a line of news. On a pipe it prints the news and a heartbeat line."""
+
+    def __init__(
+        self, console: Console, *, target_step: int | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._console = console
+        self._target = target_step
+        self._clock = clock
+        self._started = clock()
+        self._news: deque[str] = deque(maxlen=MESSAGES_MAX)
+        self._job: Job = {}
+        self._nodes: list[Job] = []
+        self._last_plain = -PLAIN_EVERY_S
+        self._live = (
+            Live(console=console, auto_refresh=False, get_renderable=self._render) if console.is_terminal else None
+        )
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.refresh()
+            self._live.stop()
+
+    def say(self, line: str) -> None:
+        stamped = f"[dim]{self._elapsed():6.1f} s[/]  {line}"
+        if self._live is None:
+            self._console.print(stamped)
+        else:
+            self._news.append(stamped)
+            self._live.refresh()
+
+    def print(self, line: str) -> None:
+        """A line that stays in the scroll-back, such as a worker's own output."""
+        (self._live.console if self._live is not None else self._console).print(line, markup=False, highlight=False)
+
+    def update(self, job: Job, nodes: list[Job]) -> None:
+        self._job, self._nodes = job, nodes
+        if self._live is not None:
+            self._live.refresh()
+        elif self._clock() - self._last_plain >= PLAIN_EVERY_S:
+            self._last_plain = self._clock()
+            self._console.print(f"[dim]{self._elapsed():6.1f} s[/]  {self._headline()}")
+
+    # ------------------------------------------------------------------ pieces
+
+    def _elapsed(self) -> float:
+        return self._clock() - self._started
+
+    def _headline(self) -> str:
+        job = self._job
+        if not job:
+            return "waiting for the job"
+        style = STATE_STYLE.get(job["phase"], "white")
+        step = f"step {job.get('step') or 0}" + (f"/{self._target}" if self._target else "")
+        loss = f"   loss {job['loss']:.4f}" if job.get("loss") is not None else ""
+        rate = f"   {job['tokens_per_s']:,.0f} tokens/s" if job.get("tokens_per_s") else ""
+        mesh = " × ".join(f"{name} {size}" for name, size in job["mesh"].items())
+        return f"[bold]{job['name']}[/]  [{style}]{job['phase']}[/]   generation {job['generation']}   {mesh}   {step}{loss}{rate}"
+
+    def _render(self) -> Group:
+        parts: list[Any] = [Text.from_markup(self._headline())]
+        if self._target and self._job:
+            parts.append(ProgressBar(total=self._target, completed=self._job.get("step") or 0, width=60))
+        if self._job:
+            parts.append(self._mesh())
+            parts.append(self._others())
+            if incident := self._job.get("incident"):
+                parts.append(_incident(incident))
+        if self._news:
+            parts.append(Panel(Text.from_markup("\n".join(self._news)), title="what happened", title_align="left"))
+        return Group(*parts)
+
+    def _mesh(self) -> Table:
+        """One row per replica, one cell per position."""
+        states = {node["node"]: node["state"] for node in self._nodes}
+        size = dict(self._job["mesh"])
+        replicas = size.pop("dp", 1)
+        width = max(1, len(self._job["ranks"]) // max(1, replicas))
+        grid = Table(box=None, pad_edge=False, padding=(0, 2))
+        grid.add_column("")
+        for position in range(width):
+            grid.add_column(f"position {position}")
+        ranks = sorted(self._job["ranks"], key=lambda worker: worker["rank"])
+        for start in range(0, len(ranks), width):
+            cells = [_cell(worker, states) for worker in ranks[start : start + width]]
+            grid.add_row(f"[dim]replica {start // width}[/]", *cells)
+        return grid
+
+    def _others(self) -> Text:
+        mine = {worker["node"] for worker in self._job["ranks"]}
+        rest = [node for node in self._nodes if node["node"] not in mine]
+        parts = [f"[{STATE_STYLE.get(node['state'], 'white')}]{node['node']} {node['state']}[/]" for node in rest]
+        return Text.from_markup("[dim]other nodes[/]  " + ("   ".join(parts) or "none"))
+
+
+def _cell(worker: Mapping[str, Any], states: Mapping[str, str]) -> str:
+    state = states.get(worker["node"], "lost")
+    return f"[{STATE_STYLE.get(state, 'white')}]■[/] rank {worker['rank']} [dim]{worker['node']}[/]"
+
+
+def _incident(incident: Mapping[str, Any]) -> Panel:
+    action = incident.get("action") or {}
+    lines = [incident["cause"]]
+    if action:
+        lines.append(f"[bold]{action['kind']}[/]: {action['reason']}")
+    return Panel("\n".join(lines), title=f"incident · {incident['state']}", title_align="left", border_style="yellow")

@@ -1,0 +1,47 @@
+"""The `holdfast` command: wires the subcommands together and turns every expected error into one clear message, exit 2."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from rich.console import Console
+
+from holdfast.cli import agent, demo, doctor, incidents, inject, jobs, nodes, policy, run, simulate, up
+from holdfast.domain.errors import HoldfastError
+
+USAGE_ERROR = 2
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="holdfast",
+    help="Keeps large PyTorch training jobs moving: notices what broke, decides by your policy, recovers in seconds.",
+    epilog="Start with `holdfast demo`, or run your own script: `holdfast run --nnodes 1 --nproc-per-node 2 train.py`.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for module in (demo, up, agent, run, inject, doctor, simulate):
+    module.register(app)
+app.add_typer(jobs.app, name="jobs")
+app.add_typer(nodes.app, name="nodes")
+app.add_typer(incidents.app, name="incidents")
+app.add_typer(incidents.actions_app, name="actions")
+app.add_typer(policy.app, name="policy")
+
+
+def main() -> None:
+    """Entry point. Exit codes: 0 done, 1 the job or check failed, 2 the input is wrong, 130 Ctrl-C."""
+    try:
+        app()
+    except HoldfastError as error:
+        Console(stderr=True, highlight=False).print(f"[bold red]error:[/] {error}", soft_wrap=True)
+        sys.exit(USAGE_ERROR)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("interrupted; everything that was started has been stopped")
+        sys.exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,337 @@
+"""The local stack: every service of Holdfast as real processes on this machine.
+
+One Redis (embedded unless a URL is given), one diagnostics, one supervisor, and any number of nodes: each node is a real
+agent process with its own directory, its own memory tier under /dev/shm and its own kernel-log file, so that it can be
+killed whole. Everything is a child of this process and dies with it (PR_SET_PDEATHSIG), whatever ends it.
+
+    <directory>/redis/ diagnostics/ supervisor/     logs and state of the services
+    <directory>/nodes/<node>/                       the agent's directory: agent.log, kernel.log, worker logs, disk tier
+    /dev/shm/holdfast-<id>/<node>/                  the node's memory tier; gone when the node loses power
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+from holdfast.runtime.children import die_with_parent
+
+from holdfast.cli.machine_room import MachineRoom
+from holdfast.domain.errors import Conflict, HoldfastError, NotFound, Unavailable
+from holdfast.log.embedded import EmbeddedRedis
+
+SERVICE_START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 15.0
+POLL_S = 0.02
+LOG_TAIL_LINES = 15
+SOCKET_PATH_BYTES_MAX = 60  # what the stack's own directory may take of the 107 bytes of a Unix socket's path
+MEMORY_ROOT = Path("/dev/shm")
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackOptions:
+    """How to build a stack. Ports are 0 = any free one; `nodes` is how many agents to start, 0 = control plane only."""
+
+    directory: Path
+    nodes: int = 0
+    workers_per_node: int = 1
+    zones: int = 3  # failure domains that the nodes are spread over
+    redis_url: str = ""
+    fleet: str = "main"
+    host: str = "127.0.0.1"
+    api_port: int = 0
+    control_port: int = 0
+    diagnostics_port: int = 0
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class LocalStack:
+    """Start with `with LocalStack(options) as stack:`; everything is gone when the block ends, also after Ctrl-C."""
+
+    def __init__(self, options: StackOptions, say: Say = lambda _: None) -> None:
+        self._options = options
+        self._say = say
+        self._directory = options.directory
+        self._services: dict[str, subprocess.Popen[bytes]] = {}
+        self._agents: dict[str, subprocess.Popen[bytes]] = {}
+        self._redis: EmbeddedRedis | None = None
+        self._machine_room: MachineRoom | None = None
+        self._memory_root: Path | None = None
+        self._short_name: Path | None = None
+        self._supervisor_ready: dict[str, str] = {}
+        self.redis_url = options.redis_url
+
+    # ------------------------------------------------------------------ life
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _start(self) -> None:
+        self._claim_directory()
+        self._memory_root = Path(tempfile.mkdtemp(prefix="holdfast-", dir=MEMORY_ROOT))
+        self._machine_room = MachineRoom(self._directory, {"power_off": self.power_off, "power_on": self.power_on})
+        if not self.redis_url:
+            self._say("starting Redis (embedded)")
+            self._redis = EmbeddedRedis(self._directory / "redis")
+            self._redis.start()
+            self.redis_url = self._redis.url
+        self._say("starting diagnostics and supervisor")
+        diagnostics = self._start_diagnostics()
+        self._supervisor_ready = self._start_supervisor(diagnostics["endpoint"])
+        if self._options.nodes:
+            self._say(f"starting {self._options.nodes} nodes")
+        for node in self.node_names:
+            self.power_on(node)
+
+    def stop(self) -> None:
+        """End everything, nodes first; safe to call twice and after a half start. Ctrl-C is ignored meanwhile."""
+        previous = _ignore_interrupt()
+        try:
+            if self._machine_room is not None:
+                self._machine_room.close()
+                self._machine_room = None
+            _stop_all(list(self._agents.values()))
+            self._agents.clear()
+            _stop_all(list(reversed(self._services.values())))
+            self._services.clear()
+            if self._redis is not None:
+                self._redis.stop()
+                self._redis = None
+            if self._memory_root is not None:
+                shutil.rmtree(self._memory_root, ignore_errors=True)
+                self._memory_root = None
+            if self._short_name is not None:
+                self._short_name.unlink(missing_ok=True)
+                self._short_name = None
+            (self._options.directory / "stack.pid").unlink(missing_ok=True)
+        finally:
+            if previous is not None:
+                signal.signal(signal.SIGINT, previous)
+
+    def check(self) -> None:
+        """Raise `Unavailable`, with the end of its log, when a service has died. A dead agent is not an error here."""
+        for name, process in self._services.items():
+            if (code := process.poll()) is not None:
+                raise Unavailable(f"{name} ended with code {code}:\n{self._log_tail(self._directory / name)}")
+
+    # ------------------------------------------------------------------ what callers need
+
+    @property
+    def api_url(self) -> str:
+        return self._supervisor_ready["api"]
+
+    @property
+    def control_endpoint(self) -> str:
+        return self._supervisor_ready["control"]
+
+    @property
+    def directory(self) -> Path:
+        return self._options.directory
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        return tuple(f"node-{index}" for index in range(self._options.nodes))
+
+    def service_pids(self) -> dict[str, int]:
+        return {name: process.pid for name, process in (self._services | self._agents).items()}
+
+    # ------------------------------------------------------------------ nodes
+
+    def power_on(self, node: str) -> None:
+        """Start the agent of `node`. Raises `Conflict` when it is running."""
+        self._know(node)
+        if (old := self._agents.get(node)) is not None and old.poll() is None:
+            raise Conflict(f"{node} is running (agent pid {old.pid}); nothing to switch on")
+        directory, memory = self._node_directory(node), self._node_memory(node)
+        for path in (directory, memory, directory / "disk"):
+            path.mkdir(parents=True, exist_ok=True)
+        kernel_log = directory / "kernel.log"
+        kernel_log.touch()
+        index = self.node_names.index(node)
+        self._agents[node] = self._spawn(
+            "holdfast.agent",
+            directory / "agent.log",
+            {
+                "HOLDFAST_NODE": node,
+                "HOLDFAST_SUPERVISOR": self.control_endpoint,
+                "HOLDFAST_AGENT_DIR": str(directory),
+                "HOLDFAST_MEMORY_DIR": str(memory),
+                "HOLDFAST_DISK_DIR": str(directory / "disk"),
+                "HOLDFAST_KERNEL_LOG": str(kernel_log),
+                "HOLDFAST_CAPACITY": str(self._options.workers_per_node),
+                "HOLDFAST_ZONE": f"zone-{index % self._options.zones}",
+                "HOLDFAST_ADDRESS": self._options.host,
+                # the nodes share this machine's cores: one compute thread per worker unless the user says otherwise
+                "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+            },
+        )
+
+    def power_off(self, node: str) -> None:
+        """SIGKILL the agent and everything under it, and drop its memory tier: what a power failure does."""
+        self._know(node)
+        process = self._agents.get(node)
+        if process is None or process.poll() is not None:
+            raise Conflict(f"{node} is not running; nothing to switch off")
+        kill_tree(process.pid)
+        process.wait(STOP_TIMEOUT_S)
+        shutil.rmtree(self._node_memory(node), ignore_errors=True)
+
+    def _know(self, node: str) -> None:
+        if node not in self.node_names:
+            raise NotFound(f"there is no node {node!r} in this stack; it has {', '.join(self.node_names) or 'none'}")
+
+    def _node_directory(self, node: str) -> Path:
+        return self._directory / "nodes" / node
+
+    def _node_memory(self, node: str) -> Path:
+        assert self._memory_root is not None, "the stack has not been started"
+        return self._memory_root / node
+
+    # ------------------------------------------------------------------ services
+
+    def _start_diagnostics(self) -> dict[str, str]:
+        listen = f"{self._options.host}:{self._options.diagnostics_port}"
+        return self._start_service("diagnostics", "holdfast.diagnostics", {"HOLDFAST_DIAGNOSTICS_LISTEN": listen})
+
+    def _start_supervisor(self, diagnostics: str) -> dict[str, str]:
+        return self._start_service(
+            "supervisor",
+            "holdfast.supervisor",
+            {
+                "HOLDFAST_SUPERVISOR_LISTEN": f"{self._options.host}:{self._options.control_port}",
+                "HOLDFAST_API_LISTEN": f"{self._options.host}:{self._options.api_port}",
+                "HOLDFAST_DATA_DIR": str(self._directory / "supervisor"),
+                "HOLDFAST_DIAGNOSTICS": diagnostics,
+            },
+        )
+
+    def _start_service(self, name: str, module: str, environment: Mapping[str, str]) -> dict[str, str]:
+        directory = self._directory / name
+        directory.mkdir(parents=True, exist_ok=True)
+        ready = directory / "ready.json"
+        ready.unlink(missing_ok=True)
+        process = self._spawn(
+            module,
+            directory / f"{name}.log",
+            {"HOLDFAST_REDIS_URL": self.redis_url, "HOLDFAST_READY_FILE": str(ready), **environment},
+        )
+        self._services[name] = process
+        deadline = time.monotonic() + SERVICE_START_TIMEOUT_S
+        while not ready.exists():
+            if process.poll() is not None:
+                raise Unavailable(
+                    f"{name} did not start (exit code {process.returncode}):\n{self._log_tail(directory)}"
+                )
+            if time.monotonic() > deadline:
+                raise Unavailable(
+                    f"{name} was not ready after {SERVICE_START_TIMEOUT_S:.0f} s:\n{self._log_tail(directory)}"
+                )
+            time.sleep(POLL_S)
+        endpoints: dict[str, str] = json.loads(ready.read_text())
+        return endpoints
+
+    def _spawn(self, module: str, log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+        with log.open("ab") as output:
+            return subprocess.Popen(
+                [sys.executable, "-m", module],
+                env={**inherited, "HOLDFAST_FLEET": self._options.fleet, **self._options.environment, **environment},
+                cwd=self._directory,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C goes to us alone; we end the children in order
+                preexec_fn=die_with_parent(),
+            )
+
+    # ------------------------------------------------------------------ its directory
+
+    def _claim_directory(self) -> None:
+        directory = self._options.directory
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            pid_file = directory / "stack.pid"
+            if pid_file.exists() and _is_stack(int(pid_file.read_text() or 0)):
+                raise Conflict(f"a stack is running in {directory} (pid {pid_file.read_text()}); choose another --dir")
+            pid_file.write_text(str(os.getpid()))
+        except OSError as error:
+            raise HoldfastError(f"the stack's directory {directory} cannot be used: {error}") from error
+        self._directory = directory.resolve()
+        if len(os.fsencode(self._directory)) > SOCKET_PATH_BYTES_MAX:
+            # a Unix socket's path is at most 107 bytes: give the services a short name for a deep directory
+            short = Path(tempfile.gettempdir()) / f"hf-{os.getpid()}"
+            short.unlink(missing_ok=True)
+            short.symlink_to(self._directory, target_is_directory=True)
+            self._short_name = self._directory = short
+
+    def _log_tail(self, directory: Path) -> str:
+        lines: list[str] = []
+        for log in sorted(directory.glob("*.log")):
+            lines += log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        return "\n".join(lines) or f"(nothing in {directory})"
+
+
+def kill_tree(pid: int) -> None:
+    """SIGKILL a process and all its descendants, the parent first so that it cannot react."""
+    try:
+        parent = psutil.Process(pid)
+        family = [parent, *parent.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    for process in family:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+
+
+def _stop_all(processes: list[subprocess.Popen[bytes]]) -> None:
+    """SIGTERM to all at once, then SIGKILL to those that are left at the deadline."""
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            kill_tree(process.pid)
+            process.wait()
+
+
+def _ignore_interrupt() -> Callable[..., object] | int | None:
+    try:
+        return signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except ValueError:  # not the main thread: it gets no SIGINT
+        return None
+
+
+def _is_stack(pid: int) -> bool:
+    try:
+        return pid != os.getpid() and any("holdfast" in part for part in psutil.Process(pid).cmdline())
+    except psutil.NoSuchProcess:
+        return False
