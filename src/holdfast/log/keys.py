@@ -1,0 +1,60 @@
+"""The keys that Holdfast keeps in Redis: all of them, with what bounds each.
+
+    holdfast:{<fleet>}:stream:<name>         bounded: about `stream_length_max` entries
+    holdfast:{<fleet>}:stream:<name>.dead    bounded likewise: what could not be handled
+    holdfast:{<fleet>}:lease:<name>          TTL: who leads, as "<epoch> <holder>"
+    holdfast:{<fleet>}:epoch:<name>          permanent: one integer per lease; fences must outlive every holder
+    holdfast:{<fleet>}:snapshot:<name>       permanent: one value per lease, replaced by each commit
+
+The braces are a hash tag: on a Redis Cluster all keys of a fleet share a slot, so that one script may touch them together.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from holdfast.domain.errors import InvalidSpec
+
+DEAD_SUFFIX = ".dead"
+
+_FLEET = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_WITHOUT_TTL = re.compile(r"holdfast:\{[A-Za-z0-9._-]{1,64}\}:(stream|epoch|snapshot):.+")
+
+
+def may_stay(key: str) -> bool:
+    """Whether `key` may live without a TTL: a bounded stream or one of the permanent keys above."""
+    return _WITHOUT_TTL.fullmatch(key) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of one fleet. Raises `InvalidSpec` for a name that would break the hash tag."""
+
+    fleet: str
+
+    def __post_init__(self) -> None:
+        if _FLEET.fullmatch(self.fleet) is None:
+            raise InvalidSpec("fleet", self.fleet, "1 to 64 letters, digits, '.', '_' or '-'")
+
+    def stream(self, name: str) -> str:
+        return self._key("stream", name)
+
+    def dead(self, name: str) -> str:
+        return self._key("stream", name + DEAD_SUFFIX)
+
+    def lease(self, name: str) -> str:
+        return self._key("lease", name)
+
+    def epoch(self, name: str) -> str:
+        return self._key("epoch", name)
+
+    def snapshot(self, name: str) -> str:
+        return self._key("snapshot", name)
+
+    def stream_name(self, key: str) -> str:
+        """The stream's name, from its key."""
+        return key.removeprefix(self._key("stream", ""))
+
+    def _key(self, kind: str, name: str) -> str:
+        return f"holdfast:{{{self.fleet}}}:{kind}:{name}"

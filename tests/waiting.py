@@ -1,0 +1,55 @@
+"""Waiting in tests: for a condition, with a deadline and a name, never for a fixed time.
+
+    wait_until(lambda: path.exists(), description="the ready file", timeout_s=5)
+    await wait_until_async(lambda: len(seen) == 3, description="three findings")
+
+Both return the predicate's first true value, so that a test can wait for a thing and use it.
+
+`VIRTUAL_TIME` is a backend whose clock jumps to the next timer when nothing is ready; a module takes it by
+`pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", [VIRTUAL_TIME], ids=["virtual"])]`.
+Not with real I/O.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import anyio
+import looptime
+
+T = TypeVar("T")
+
+POLL_S = 0.005
+
+VIRTUAL_TIME = ("asyncio", {"loop_factory": looptime.new_event_loop})
+
+
+def wait_until(predicate: Callable[[], T], *, description: str, timeout_s: float = 10.0, poll_s: float = POLL_S) -> T:
+    """Block until `predicate()` is true and return it. Raises `AssertionError` naming what never came.
+
+    What the predicate raises is raised: a broken predicate is not a condition that is not yet met.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not (value := predicate()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {timeout_s:g} s for {description}; last value: {value!r}")
+        time.sleep(poll_s)
+    return value
+
+
+async def wait_until_async(
+    predicate: Callable[[], T | Awaitable[T]], *, description: str, timeout_s: float = 10.0, poll_s: float = POLL_S
+) -> T:
+    """The same in a coroutine; `predicate` may be a plain function or return an awaitable. Follows the loop's clock."""
+    deadline = anyio.current_time() + timeout_s
+    while True:
+        answer = predicate()
+        value: T = await answer if inspect.isawaitable(answer) else answer
+        if value:
+            return value
+        if anyio.current_time() > deadline:
+            raise AssertionError(f"waited {timeout_s:g} s for {description}; last value: {value!r}")
+        await anyio.sleep(poll_s)
