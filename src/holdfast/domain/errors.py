@@ -6,6 +6,7 @@ HoldfastError
 ├── Conflict             right in itself, but not now: a job of that name is running, the port is in use
 ├── Unavailable          a peer that should answer does not: Redis, a service, an agent
 ├── IncompatibleVersion  two parts that do not speak the same protocol version
+├── MalformedMessage     a message or record that no correct peer writes; refused whole, never half believed
 ├── StaleEpoch           a command from a leader that has been replaced
 └── IntegrityError       bytes that are not what their manifest says; never handed out
 """
@@ -41,6 +42,15 @@ class Unavailable(HoldfastError):
 
 class IncompatibleVersion(HoldfastError):
     """The other side speaks another protocol version."""
+
+
+class MalformedMessage(HoldfastError):
+    """A message or stored record that cannot be understood: names the field and what is wrong with it."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+        self.problem = problem
 
 
 class StaleEpoch(HoldfastError):

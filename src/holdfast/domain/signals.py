@@ -60,7 +60,7 @@ class StepColumns:
     data_s: tuple[float, ...]  # time waiting for data inside the step
     stall_s: tuple[float, ...]  # checkpoint stall since the previous step
     tokens: tuple[int, ...]
-    loss: tuple[float, ...]  # NaN = not reported by this rank; a reported NaN travels as +inf with nan_loss set
+    loss: tuple[float, ...]  # NaN = not reported by this rank; a reported NaN travels as +inf
     grad_norm: tuple[float, ...]  # NaN = not reported
 
 

@@ -1,0 +1,41 @@
+"""What an agent asks of its node's checkpoint-replicator, as values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.domain.generations import RankRestore, ShardKey, ShardSource
+from holdfast.domain.mesh import Mesh
+
+
+@dataclass(frozen=True, slots=True)
+class Configure:
+    """Which job to serve, and where copies go. Replaces the previous configuration of the job."""
+
+    job: str
+    generation: int
+    attempt: int
+    mesh: Mesh
+    ranks: tuple[int, ...]  # on this node
+    peers: tuple[ShardSource, ...]  # they get a copy of every shard committed here
+    keep: int  # complete steps kept per tier
+    token: str  # the job's secret: a data connection that does not present it is refused
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Have these shards here, whole and verified, within `timeout_s`."""
+
+    job: str
+    shards: tuple[RankRestore, ...]
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StagedShard:
+    """One shard that a rank can restore from: a local file whose checksums hold."""
+
+    rank: int
+    shard: ShardKey
+    path: str
+    source: str  # "memory", "disk" or the node it came from

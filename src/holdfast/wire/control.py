@@ -1,0 +1,317 @@
+"""The control protocol: orders and reports ↔ `holdfast/v1/control.proto`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import assert_never
+
+from holdfast.domain.errors import MalformedMessage
+from holdfast.domain.generations import Placement
+from holdfast.domain.job import CheckpointSpec, LaunchSpec
+from holdfast.domain.nodes import PROTOCOL_VERSION, NodeFacts, RunningWorker
+from holdfast.domain.orders import (
+    CheckpointNow,
+    Hello,
+    Inventory,
+    Order,
+    OrderDone,
+    Prepare,
+    RanksFinished,
+    RanksStepping,
+    Report,
+    Start,
+    Stop,
+    Warm,
+)
+from holdfast.v1 import control_pb2 as pb
+from holdfast.wire import types
+
+# ---------------------------------------------------------------- supervisor → agent
+
+
+def encode_welcome(epoch: int, supervisor: str, diagnostics: Iterable[str]) -> pb.SupervisorMessage:
+    """The first answer on a session. `diagnostics`: endpoints for telemetry, best first."""
+    return pb.SupervisorMessage(
+        welcome=pb.Welcome(
+            epoch=epoch, supervisor=supervisor, protocol_version=PROTOCOL_VERSION, diagnostics=list(diagnostics)
+        )
+    )
+
+
+def encode_ack(seq: int) -> pb.SupervisorMessage:
+    return pb.SupervisorMessage(ack=pb.ReportAck(seq=seq))
+
+
+def encode_order(epoch: int, command_id: str, order: Order, traceparent: str = "") -> pb.SupervisorMessage:
+    """An order under the leader's `epoch`. An order that carries its own traceparent keeps it."""
+    command = pb.Command(epoch=epoch, command_id=command_id, traceparent=traceparent)
+    match order:
+        case Warm():
+            command.warm.CopyFrom(pb.Warm(job=order.job, launch=_encode_launch(order.launch)))
+        case Prepare():
+            command.prepare.CopyFrom(_encode_prepare(order))
+            command.traceparent = order.traceparent or traceparent
+        case Start():
+            command.start.CopyFrom(pb.Start(job=order.job, generation=order.generation, master=order.master))
+            command.traceparent = order.traceparent or traceparent
+        case Stop():
+            command.stop.CopyFrom(
+                pb.Stop(job=order.job, generation=order.generation, grace_s=order.grace_s, forget=order.forget)
+            )
+        case CheckpointNow():
+            command.checkpoint_now.CopyFrom(
+                pb.CheckpointNow(job=order.job, generation=order.generation, at_step=order.at_step)
+            )
+        case _:
+            assert_never(order)
+    return pb.SupervisorMessage(command=command)
+
+
+def decode_order(command: pb.Command) -> Order:
+    """The order inside; its epoch, id and traceparent are the command's own fields. Raises `MalformedMessage`."""
+    match command.WhichOneof("order"):
+        case "warm":
+            return Warm(job=command.warm.job, launch=_decode_launch(command.warm.launch))
+        case "prepare":
+            return _decode_prepare(command.prepare, command.traceparent)
+        case "start":
+            start = command.start
+            return Start(
+                job=start.job, generation=start.generation, master=start.master, traceparent=command.traceparent
+            )
+        case "stop":
+            stop = command.stop
+            return Stop(job=stop.job, generation=stop.generation, grace_s=stop.grace_s, forget=stop.forget)
+        case "checkpoint_now":
+            now = command.checkpoint_now
+            return CheckpointNow(job=now.job, generation=now.generation, at_step=now.at_step)
+        case _:
+            raise MalformedMessage("command.order", f"command {command.command_id!r} has none that is known here")
+
+
+def _encode_prepare(order: Prepare) -> pb.Prepare:
+    return pb.Prepare(
+        job=order.job,
+        generation=order.generation,
+        attempt=order.attempt,
+        mesh=types.encode_mesh(order.mesh),
+        placement=pb.Placement(
+            slot=order.placement.slot,
+            node=order.placement.node,
+            first_rank=order.placement.first_rank,
+            nproc=order.placement.nproc,
+        ),
+        nnodes=order.nnodes,
+        launch=_encode_launch(order.launch),
+        checkpoint=pb.CheckpointSpec(interval_steps=order.checkpoint.interval_steps, keep=order.checkpoint.keep),
+        hang=types.encode_hang(order.hang),
+        token=order.token,
+        restore_step=order.restore_step,
+        restore_mesh=types.encode_mesh(order.restore_mesh) if order.restore_mesh else None,
+        restore=types.encode_restores(order.restore),
+        peers=types.encode_sources(order.peers),
+    )
+
+
+def _decode_prepare(message: pb.Prepare, traceparent: str) -> Prepare:
+    for part in ("placement", "launch", "checkpoint", "hang"):
+        if not message.HasField(part):
+            raise MalformedMessage(f"prepare.{part}", "missing")
+    placement = message.placement
+    restore_mesh = (
+        types.decode_mesh(message.restore_mesh, "prepare.restore_mesh") if message.HasField("restore_mesh") else None
+    )
+    return Prepare(
+        job=message.job,
+        generation=message.generation,
+        attempt=message.attempt,
+        mesh=types.decode_mesh(message.mesh, "prepare.mesh"),
+        placement=Placement(
+            slot=placement.slot, node=placement.node, first_rank=placement.first_rank, nproc=placement.nproc
+        ),
+        nnodes=message.nnodes,
+        launch=_decode_launch(message.launch),
+        checkpoint=CheckpointSpec(interval_steps=message.checkpoint.interval_steps, keep=message.checkpoint.keep),
+        hang=types.decode_hang(message.hang),
+        token=message.token,
+        restore_step=message.restore_step,
+        restore_mesh=restore_mesh,
+        restore=types.decode_restores(message.restore),
+        peers=types.decode_sources(message.peers),
+        traceparent=traceparent,
+    )
+
+
+def _encode_launch(launch: LaunchSpec) -> pb.LaunchSpec:
+    return pb.LaunchSpec(
+        script=launch.script,
+        args=launch.args,
+        cwd=launch.cwd,
+        env=[pb.EnvVar(name=name, value=value) for name, value in launch.env],
+        preload=launch.preload,
+    )
+
+
+def _decode_launch(message: pb.LaunchSpec) -> LaunchSpec:
+    return LaunchSpec(
+        script=message.script,
+        args=tuple(message.args),
+        cwd=message.cwd,
+        env=tuple((variable.name, variable.value) for variable in message.env),
+        preload=tuple(message.preload),
+    )
+
+
+# ---------------------------------------------------------------- agent → supervisor
+
+
+def encode_beat(at: float) -> pb.AgentMessage:
+    """A sign of life; not numbered and not acknowledged."""
+    return pb.AgentMessage(beat=pb.Beat(at=at))
+
+
+def encode_report(report: Report, seq: int, traceparent: str = "") -> pb.AgentMessage:
+    """A report numbered `seq` (from 1, per incarnation)."""
+    message = pb.AgentMessage(seq=seq, traceparent=traceparent)
+    match report:
+        case Hello():
+            message.hello.CopyFrom(_encode_hello(report))
+        case OrderDone():
+            message.order_done.CopyFrom(
+                pb.OrderDone(
+                    command_id=report.command_id,
+                    ok=report.ok,
+                    reason=report.reason,
+                    master=report.master,
+                    at=report.at,
+                    phases=_encode_phases(report.phases_s),
+                    workers=_encode_workers(report.workers),
+                )
+            )
+        case RanksStepping():
+            message.ranks_stepping.CopyFrom(
+                pb.RanksStepping(
+                    job=report.job,
+                    generation=report.generation,
+                    ranks=report.ranks,
+                    step=report.step,
+                    at=report.at,
+                    phases=_encode_phases(report.phases_s),
+                )
+            )
+        case RanksFinished():
+            message.ranks_finished.CopyFrom(
+                pb.RanksFinished(job=report.job, generation=report.generation, ranks=report.ranks, at=report.at)
+            )
+        case Inventory():
+            message.inventory.CopyFrom(
+                pb.Inventory(job=report.job, shards=[types.encode_shard_record(shard) for shard in report.shards])
+            )
+        case _:
+            assert_never(report)
+    return message
+
+
+def decode_report(message: pb.AgentMessage) -> Report:
+    """The report inside. Raises `MalformedMessage` when there is none: look for beats with `WhichOneof` first."""
+    match message.WhichOneof("report"):
+        case "hello":
+            return _decode_hello(message.hello)
+        case "order_done":
+            done = message.order_done
+            return OrderDone(
+                command_id=done.command_id,
+                ok=done.ok,
+                reason=done.reason,
+                master=done.master,
+                at=types.check_time(done.at, "order_done.at"),
+                phases_s=_decode_phases(done.phases),
+                workers=_decode_workers(done.workers),
+            )
+        case "ranks_stepping":
+            stepping = message.ranks_stepping
+            return RanksStepping(
+                job=stepping.job,
+                generation=stepping.generation,
+                ranks=tuple(stepping.ranks),
+                step=stepping.step,
+                at=types.check_time(stepping.at, "ranks_stepping.at"),
+                phases_s=_decode_phases(stepping.phases),
+            )
+        case "ranks_finished":
+            finished = message.ranks_finished
+            return RanksFinished(
+                job=finished.job,
+                generation=finished.generation,
+                ranks=tuple(finished.ranks),
+                at=types.check_time(finished.at, "ranks_finished.at"),
+            )
+        case "inventory":
+            inventory = message.inventory
+            return Inventory(
+                job=inventory.job, shards=tuple(types.decode_shard_record(shard) for shard in inventory.shards)
+            )
+        case kind:
+            raise MalformedMessage("report", f"message {message.seq} carries {kind or 'none that is known here'}")
+
+
+def _encode_hello(hello: Hello) -> pb.Hello:
+    facts = hello.facts
+    return pb.Hello(
+        node=facts.node,
+        incarnation=facts.incarnation,
+        hostname=facts.hostname,
+        address=facts.address,
+        zone=facts.zone,
+        capacity=facts.capacity,
+        replicator_endpoint=facts.replicator_endpoint,
+        agent_pid=facts.agent_pid,
+        directory=facts.directory,
+        kernel_log=facts.kernel_log,
+        version=facts.version,
+        protocol_version=facts.protocol_version,
+        running=_encode_workers(hello.running),
+    )
+
+
+def _decode_hello(message: pb.Hello) -> Hello:
+    # The version is not checked here: the session refuses a foreign one with a message that names both sides.
+    if not message.node or not message.incarnation:
+        raise MalformedMessage("hello", "a node name and an incarnation are required")
+    facts = NodeFacts(
+        node=message.node,
+        incarnation=message.incarnation,
+        hostname=message.hostname,
+        address=message.address,
+        zone=message.zone,
+        capacity=message.capacity,
+        replicator_endpoint=message.replicator_endpoint,
+        agent_pid=message.agent_pid,
+        directory=message.directory,
+        kernel_log=message.kernel_log,
+        version=message.version,
+        protocol_version=message.protocol_version,
+    )
+    return Hello(facts=facts, running=_decode_workers(message.running))
+
+
+def _encode_workers(workers: Iterable[RunningWorker]) -> list[pb.RunningWorker]:
+    return [
+        pb.RunningWorker(job=worker.job, generation=worker.generation, rank=worker.rank, pid=worker.pid)
+        for worker in workers
+    ]
+
+
+def _decode_workers(messages: Iterable[pb.RunningWorker]) -> tuple[RunningWorker, ...]:
+    return tuple(
+        RunningWorker(job=message.job, generation=message.generation, rank=message.rank, pid=message.pid)
+        for message in messages
+    )
+
+
+def _encode_phases(phases_s: Iterable[tuple[str, float]]) -> list[pb.PhaseTime]:
+    return [pb.PhaseTime(name=name, seconds=seconds) for name, seconds in phases_s]
+
+
+def _decode_phases(messages: Iterable[pb.PhaseTime]) -> tuple[tuple[str, float], ...]:
+    return tuple((message.name, message.seconds) for message in messages)

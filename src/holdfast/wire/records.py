@@ -1,0 +1,215 @@
+"""Any frozen dataclass ↔ canonical JSON: inbox events, records of what changed, the core's snapshot.
+
+The caller names the type. Where that is a union of dataclasses, the class name travels beside the fields as `"_"`; so renaming
+a class changes the format, and adding a field with a default does not: absent fields take their defaults, unknown fields are
+ignored. Canonical: fields in the order of their declaration, mappings and sets sorted, so equal values have equal bytes.
+
+Numbers, strings and booleans are taken as they are or refused, never converted. Non-finite floats travel as the extension
+that Python's json reads and writes (`NaN`, `Infinity`). pydantic_core does the text: five times as fast as the standard
+library, and a snapshot of 1,000 nodes is written with every commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin, overload
+
+from cattrs import Converter, transform_error
+from pydantic_core import from_json, to_json
+
+from holdfast.domain.errors import HoldfastError, MalformedMessage
+from holdfast.log.protocol import Entry
+
+T = TypeVar("T")
+TAG = "_"
+
+Hook = Callable[[Any, Any], Any]
+
+
+def dumps(value: object, kind: type[Any] | UnionType) -> bytes:
+    """`value`, which is of type `kind`, as canonical JSON. Raises TypeError for types that JSON cannot carry."""
+    return to_json(_FAST.unstructure(value, unstructure_as=kind), inf_nan_mode="constants")
+
+
+@overload
+def loads(raw: bytes, kind: type[T]) -> T: ...
+@overload
+def loads(raw: bytes, kind: UnionType) -> Any: ...
+def loads(raw: bytes, kind: Any) -> Any:
+    """The value of type `kind` in `raw`. Raises `MalformedMessage` naming the field that is wrong."""
+    try:
+        tree = from_json(raw, allow_inf_nan=True)
+    except ValueError as error:
+        raise MalformedMessage(_name(kind), f"{len(raw)} bytes that are not JSON ({error})") from error
+    try:
+        return _FAST.structure(tree, kind)
+    except Exception:
+        _explain(tree, kind)
+
+
+def entry(entry_id: str, value: object, kind: type[Any] | UnionType, traceparent: str = "") -> Entry:
+    """`value` ready to append to a stream; the entry's `type` is its class, readable in redis-cli."""
+    return Entry(id=entry_id, type=type(value).__name__, data=dumps(value, kind), traceparent=traceparent)
+
+
+def _explain(tree: object, kind: Any) -> NoReturn:
+    """Decode once more with the converter that keeps track of where it is: only garbage pays for good messages."""
+    try:
+        _CAREFUL.structure(tree, kind)
+    except Exception as error:
+        problems = "; ".join(transform_error(error, path=_name(kind), format_exception=_format))
+        raise MalformedMessage(_name(kind), problems) from error
+    raise AssertionError(f"two converters disagree about a {_name(kind)}")
+
+
+def _format(error: BaseException, expected: type | None) -> str:
+    match error:
+        case KeyError():
+            return f"the field {error} is missing"
+        case HoldfastError() | TypeError() | ValueError():
+            return str(error)
+        case _:
+            return f"{type(error).__name__}: {error}"
+
+
+def _name(kind: Any) -> str:
+    if get_origin(kind) in (Union, UnionType):
+        names = [_name(member) for member in get_args(kind)]
+        return " | ".join(names) if len(names) <= 4 else f"one of {len(names)} types"
+    return getattr(kind, "__name__", None) or str(kind)
+
+
+# ---------------------------------------------------------------- unions, by class name
+
+
+def _tagged_members(kind: Any) -> dict[str, type]:
+    """The members of a union of several dataclasses (None aside) by tag; empty for every other type."""
+    if get_origin(kind) not in (Union, UnionType):
+        return {}
+    members = [member for member in get_args(kind) if member is not NoneType]
+    if len(members) < 2 or not all(is_dataclass(member) for member in members):
+        return {}
+    return {member.__name__: member for member in members}
+
+
+def _is_tagged(kind: Any) -> bool:
+    return bool(_tagged_members(kind))
+
+
+def _write_tagged(kind: Any, converter: Converter) -> Callable[[Any], Any]:
+    hooks = {member: converter.get_unstructure_hook(member) for member in _tagged_members(kind).values()}
+    optional = NoneType in get_args(kind)
+
+    def write(value: Any) -> Any:
+        if value is None and optional:
+            return None
+        try:
+            hook = hooks[type(value)]
+        except KeyError:
+            raise TypeError(f"{type(value).__name__} does not belong to {_name(kind)}") from None
+        tree: dict[str, Any] = hook(value)
+        tree[TAG] = type(value).__name__
+        return tree
+
+    return write
+
+
+def _read_tagged(kind: Any, converter: Converter) -> Hook:
+    members = _tagged_members(kind)
+    hooks = {tag: converter.get_structure_hook(member) for tag, member in members.items()}
+    optional = NoneType in get_args(kind)
+
+    def read(tree: Any, _: Any) -> Any:
+        if tree is None and optional:
+            return None
+        if not isinstance(tree, dict) or TAG not in tree:
+            raise TypeError(f"an object with a {TAG!r} that names its type was expected, not {_short(tree)}")
+        tag = tree[TAG]
+        if not isinstance(tag, str) or tag not in members:
+            raise ValueError(f"unknown type {_short(tag)}; known here: {', '.join(sorted(members))}")
+        return hooks[tag](tree, members[tag])
+
+    return read
+
+
+# ---------------------------------------------------------------- scalars and containers
+
+
+def _strict(wanted: type, *accepted: type) -> Hook:
+    allowed = {wanted, *accepted}  # exact types: a bool is no int here
+
+    def read(tree: Any, _: Any) -> Any:
+        if type(tree) in allowed:
+            return tree
+        raise TypeError(f"{_short(tree)} is not {'an' if wanted is int else 'a'} {wanted.__name__}")
+
+    return read
+
+
+def _read_float(tree: Any, _: Any) -> float:
+    if type(tree) is float:
+        return tree
+    if type(tree) is int:
+        return float(tree)
+    raise TypeError(f"{_short(tree)} is not a number")
+
+
+def _is_mapping(kind: Any) -> bool:
+    origin = get_origin(kind)
+    return isinstance(origin, type) and issubclass(origin, Mapping)
+
+
+def _write_mapping(kind: Any, converter: Converter) -> Callable[[Any], Any]:
+    write_value = converter.get_unstructure_hook(get_args(kind)[1])
+    return lambda mapping: {key: write_value(mapping[key]) for key in sorted(mapping)}
+
+
+def _read_mapping(kind: Any, converter: Converter) -> Hook:
+    """JSON's keys are strings: integers and enums are read back from them."""
+    key_type, value_type = get_args(kind)
+    if key_type is not str and key_type is not int and not (isinstance(key_type, type) and issubclass(key_type, Enum)):
+        raise TypeError(f"{kind}: keys must be str, int or an enum to be JSON keys")
+    read_value = converter.get_structure_hook(value_type)
+
+    def read(tree: Any, _: Any) -> Any:
+        if type(tree) is not dict:
+            raise TypeError(f"{_short(tree)} is not an object")
+        if key_type is str:
+            return {key: read_value(value, value_type) for key, value in tree.items()}
+        return {key_type(key): read_value(value, value_type) for key, value in tree.items()}
+
+    return read
+
+
+def _is_set(kind: Any) -> bool:
+    return get_origin(kind) in (set, frozenset)
+
+
+def _write_set(kind: Any, converter: Converter) -> Callable[[Any], Any]:
+    write_item = converter.get_unstructure_hook(get_args(kind)[0])
+    return lambda values: sorted(write_item(value) for value in values)
+
+
+def _short(tree: object) -> str:
+    text = repr(tree)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _converter(*, detailed: bool) -> Converter:
+    converter = Converter(detailed_validation=detailed)
+    for scalar in (int, str, bool):
+        converter.register_structure_hook(scalar, _strict(scalar))
+    converter.register_structure_hook(float, _read_float)
+    converter.register_structure_hook_factory(_is_mapping)(_read_mapping)
+    converter.register_unstructure_hook_factory(_is_mapping)(_write_mapping)
+    converter.register_unstructure_hook_factory(_is_set)(_write_set)
+    converter.register_structure_hook_factory(_is_tagged)(_read_tagged)
+    converter.register_unstructure_hook_factory(_is_tagged)(_write_tagged)
+    return converter
+
+
+_FAST = _converter(detailed=False)
+_CAREFUL = _converter(detailed=True)

@@ -1,0 +1,81 @@
+"""Agent ↔ checkpoint-replicator: requests, answers and inventories ↔ `holdfast/v1/replicator.proto`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from holdfast.domain.errors import MalformedMessage
+from holdfast.domain.orders import Inventory
+from holdfast.domain.replication import Configure, Stage, StagedShard
+from holdfast.v1 import replicator_pb2 as pb
+from holdfast.wire import types
+
+
+def encode_configure(request: Configure) -> pb.ConfigureRequest:
+    return pb.ConfigureRequest(
+        job=request.job,
+        generation=request.generation,
+        attempt=request.attempt,
+        mesh=types.encode_mesh(request.mesh),
+        ranks=request.ranks,
+        peers=types.encode_sources(request.peers),
+        keep=request.keep,
+        token=request.token,
+    )
+
+
+def decode_configure(message: pb.ConfigureRequest) -> Configure:
+    if not message.job:
+        raise MalformedMessage("configure.job", "missing")
+    return Configure(
+        job=message.job,
+        generation=message.generation,
+        attempt=message.attempt,
+        mesh=types.decode_mesh(message.mesh, "configure.mesh"),
+        ranks=tuple(message.ranks),
+        peers=types.decode_sources(message.peers),
+        keep=message.keep,
+        token=message.token,
+    )
+
+
+def encode_stage(request: Stage) -> pb.StageRequest:
+    return pb.StageRequest(job=request.job, shards=types.encode_restores(request.shards), timeout_s=request.timeout_s)
+
+
+def decode_stage(message: pb.StageRequest) -> Stage:
+    if not message.job:
+        raise MalformedMessage("stage.job", "missing")
+    return Stage(
+        job=message.job,
+        shards=types.decode_restores(message.shards),
+        timeout_s=types.check_time(message.timeout_s, "stage.timeout_s"),
+    )
+
+
+def encode_staged(shards: Iterable[StagedShard]) -> pb.StageResponse:
+    return pb.StageResponse(
+        shards=[
+            pb.StagedShard(
+                rank=shard.rank, shard=types.encode_shard_key(shard.shard), path=shard.path, source=shard.source
+            )
+            for shard in shards
+        ]
+    )
+
+
+def decode_staged(message: pb.StageResponse) -> tuple[StagedShard, ...]:
+    return tuple(
+        StagedShard(rank=shard.rank, shard=types.decode_shard_key(shard.shard), path=shard.path, source=shard.source)
+        for shard in message.shards
+    )
+
+
+def encode_inventory(inventory: Inventory) -> pb.ReplicatorInventory:
+    return pb.ReplicatorInventory(
+        job=inventory.job, shards=[types.encode_shard_record(shard) for shard in inventory.shards]
+    )
+
+
+def decode_inventory(message: pb.ReplicatorInventory) -> Inventory:
+    return Inventory(job=message.job, shards=tuple(types.decode_shard_record(shard) for shard in message.shards))

@@ -1,0 +1,167 @@
+"""Values that several protocols share: enums, mesh, shards, where to find them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sized
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
+from google.protobuf.message import DecodeError, Message
+
+from holdfast.domain.errors import IncompatibleVersion, InvalidSpec, MalformedMessage
+from holdfast.domain.generations import RankRestore, ShardKey, ShardRecord, ShardSource
+from holdfast.domain.job import HangSpec
+from holdfast.domain.mesh import Mesh
+from holdfast.domain.nodes import PROTOCOL_VERSION
+from holdfast.domain.signals import Phase
+from holdfast.v1 import types_pb2 as pb
+
+E = TypeVar("E", bound=StrEnum)
+M = TypeVar("M", bound=Message)
+
+
+class EnumCodec(Generic[E]):
+    """One domain enum ↔ one proto enum `PREFIX_MEMBER`. Raises TypeError at import when the two have drifted apart."""
+
+    def __init__(self, domain: type[E], wire: EnumTypeWrapper, prefix: str) -> None:
+        numbers = {name.removeprefix(prefix): number for name, number in wire.items() if number != 0}
+        if numbers.keys() != (names := {member.name for member in domain}):
+            raise TypeError(f"{domain.__name__} and its proto enum differ in {sorted(numbers.keys() ^ names)}")
+        self._domain = domain.__name__
+        self._wire_name = {member: prefix + member.name for member in domain}
+        self._member = {numbers[member.name]: member for member in domain}
+
+    def encode(self, member: E) -> str:
+        """The proto name, which message constructors accept."""
+        return self._wire_name[member]
+
+    def decode(self, number: int, field: str) -> E:
+        """Raises `MalformedMessage` for 0 (unspecified) and for numbers that a newer peer may have added."""
+        try:
+            return self._member[number]
+        except KeyError:
+            known = ", ".join(f"{n} {member}" for n, member in self._member.items())
+            raise MalformedMessage(field, f"{number} is not a {self._domain} known here ({known})") from None
+
+
+PHASE = EnumCodec(Phase, pb.Phase, "PHASE_")
+
+_TIER_WIRE: Mapping[str, pb.Tier] = {"memory": pb.TIER_MEMORY, "disk": pb.TIER_DISK}
+_TIER_NAME: Mapping[int, str] = {number: name for name, number in _TIER_WIRE.items()}
+
+
+def parse(message: type[M], raw: bytes) -> M:
+    """Parse protobuf bytes. Raises `MalformedMessage` for garbage."""
+    try:
+        return message.FromString(raw)
+    except DecodeError as error:
+        raise MalformedMessage(message.DESCRIPTOR.name, f"{len(raw)} bytes that are not one ({error})") from error
+
+
+def check_protocol(theirs: int, peer: str) -> None:
+    """Raises `IncompatibleVersion` naming both versions unless `peer` speaks ours."""
+    if theirs != PROTOCOL_VERSION:
+        raise IncompatibleVersion(
+            f"{peer} speaks protocol version {theirs}, this side speaks {PROTOCOL_VERSION}; "
+            "install the same Holdfast release on both"
+        )
+
+
+def check_columns(field: str, **columns: Sized) -> None:
+    """Raises `MalformedMessage` unless all columns have one length."""
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise MalformedMessage(field, f"columns of unequal length: {listed}")
+
+
+def check_time(at: float, field: str) -> float:
+    """`at` itself. Raises `MalformedMessage` unless it is a finite time; order and deadlines are computed from it."""
+    if not math.isfinite(at):
+        raise MalformedMessage(field, f"{at} is not a time")
+    return at
+
+
+def encode_mesh(mesh: Mesh) -> pb.Mesh:
+    return pb.Mesh(dims=[pb.MeshDim(name=name, size=size) for name, size in mesh.dims])
+
+
+def decode_mesh(message: pb.Mesh, field: str) -> Mesh:
+    try:
+        return Mesh(tuple((dim.name, dim.size) for dim in message.dims))
+    except InvalidSpec as error:
+        raise MalformedMessage(field, str(error)) from error
+
+
+def encode_hang(hang: HangSpec) -> pb.HangSpec:
+    return pb.HangSpec(floor_s=hang.floor_s, factor=hang.factor, init_s=hang.init_s)
+
+
+def decode_hang(message: pb.HangSpec) -> HangSpec:
+    return HangSpec(floor_s=message.floor_s, factor=message.factor, init_s=message.init_s)
+
+
+def encode_shard_key(key: ShardKey) -> pb.ShardKey:
+    return pb.ShardKey(attempt=key.attempt, step=key.step, rank=key.rank)
+
+
+def decode_shard_key(message: pb.ShardKey) -> ShardKey:
+    return ShardKey(attempt=message.attempt, step=message.step, rank=message.rank)
+
+
+def encode_shard_record(record: ShardRecord) -> pb.ShardRecord:
+    return pb.ShardRecord(
+        key=encode_shard_key(record.key),
+        mesh=encode_mesh(record.mesh),
+        tier=_TIER_WIRE[record.tier],
+        size_bytes=record.size,
+        digest=record.digest,
+        owner=record.owner,
+    )
+
+
+def decode_shard_record(message: pb.ShardRecord) -> ShardRecord:
+    if message.tier not in _TIER_NAME:
+        raise MalformedMessage("shard.tier", f"{message.tier} is not a tier known here ({', '.join(_TIER_WIRE)})")
+    return ShardRecord(
+        key=decode_shard_key(message.key),
+        mesh=decode_mesh(message.mesh, "shard.mesh"),
+        tier=_TIER_NAME[message.tier],
+        size=message.size_bytes,
+        digest=message.digest,
+        owner=message.owner,
+    )
+
+
+def encode_sources(sources: Iterable[ShardSource]) -> list[pb.ShardSource]:
+    return [pb.ShardSource(node=source.node, endpoint=source.endpoint) for source in sources]
+
+
+def decode_sources(messages: Iterable[pb.ShardSource]) -> tuple[ShardSource, ...]:
+    return tuple(ShardSource(node=message.node, endpoint=message.endpoint) for message in messages)
+
+
+def encode_restores(restores: Iterable[RankRestore]) -> list[pb.RankRestore]:
+    return [
+        pb.RankRestore(
+            rank=restore.rank,
+            shard=encode_shard_key(restore.shard),
+            digest=restore.digest,
+            sources=encode_sources(restore.sources),
+        )
+        for restore in restores
+    ]
+
+
+def decode_restores(messages: Iterable[pb.RankRestore]) -> tuple[RankRestore, ...]:
+    return tuple(
+        RankRestore(
+            rank=message.rank,
+            shard=decode_shard_key(message.shard),
+            digest=message.digest,
+            sources=decode_sources(message.sources),
+        )
+        for message in messages
+    )
