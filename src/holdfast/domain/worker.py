@@ -19,6 +19,9 @@ from typing import Any
 
 MESSAGE_BYTES_MAX = 60_000
 
+# Exit code of a script that left because it was told to (`stop`): neither a success nor a crash. EX_TEMPFAIL of sysexits.h.
+EXIT_INTERRUPTED = 75
+
 # Environment of a worker, besides torchrun's own variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, …).
 ENV_NOTES = "HOLDFAST_NOTES"  # path of the agent's datagram socket
 ENV_CONTROL_FD = "HOLDFAST_CONTROL_FD"
@@ -64,4 +67,6 @@ def decode(raw: bytes) -> Mapping[str, Any]:
 #   start     (agent → worker, control)  env:{name: value}    applied before the script runs: MASTER_ADDR, MASTER_PORT,
 #                                                             HOLDFAST_RESTORE, …
 #   checkpoint_now (agent → worker)      at_step:int
-#   stop      (agent → worker)           save:bool            leave run.step by raising hf.Interrupted after this step
+#   stop      (agent → worker)           save:bool            leave by hf.Interrupted: at the end of this step or, to save
+#                                                             first, in the run.checkpoint after it. Ranks may see it a step
+#                                                             apart: for one global step send checkpoint_now before

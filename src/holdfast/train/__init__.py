@@ -1,0 +1,26 @@
+"""The trainer library: what a training script imports. Standard library and torch only.
+
+    import holdfast.train as hf
+
+    def main(run: hf.Run) -> None:
+        model, optim, data = build(run.mesh)
+        state = {"model": model, "optim": optim, "data": data}
+        step = run.restore(state)
+        while step < total_steps:
+            with run.step(step) as s:
+                s.log(loss=..., tokens=...)
+            step += 1
+            run.checkpoint(state, step)
+
+    hf.launch(main)
+
+The same file runs as plain `python train.py` (one process, no services), under `torchrun`, and under `holdfast run`.
+Nothing here waits for a service: the step loop sends datagrams without blocking and goes on when nobody listens.
+"""
+
+from holdfast.train.environment import World
+from holdfast.train.launch import launch
+from holdfast.train.run import Interrupted, Run, Step
+from holdfast.train.sampler import ElasticSampler
+
+__all__ = ["ElasticSampler", "Interrupted", "Run", "Step", "World", "launch"]

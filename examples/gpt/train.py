@@ -1,0 +1,146 @@
+"""Train a byte-level GPT on the Python standard library's own source: data parallel × pipeline parallel.
+
+    python train.py --steps 20                              one process
+    torchrun --nproc-per-node 4 train.py --pp 2             dp 2 × pp 2
+    holdfast run job.yaml                                   dp 3 × pp 3, survives
+
+Runs on CUDA with NCCL where there are GPUs, else on CPU with gloo. The gradient of a step is the mean over the global
+batch, however many replicas there are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import holdfast.train as hf
+
+from model import GPTConfig, build_stage  # isort: skip
+from pipeline import Pipeline  # isort: skip
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=200, help="optimizer steps in total (default %(default)s)")
+    parser.add_argument("--layers", type=int, default=6, help="transformer blocks (default %(default)s)")
+    parser.add_argument("--width", type=int, default=64, help="model width (default %(default)s)")
+    parser.add_argument("--heads", type=int, default=4, help="attention heads (default %(default)s)")
+    parser.add_argument("--seq", type=int, default=64, help="bytes per sample (default %(default)s)")
+    parser.add_argument("--global-batch", type=int, default=36, help="samples per step over all replicas")
+    parser.add_argument("--micro-batch", type=int, default=6, help="samples per forward pass")
+    parser.add_argument("--pp", type=int, default=1, help="pipeline stages; under holdfast the job's mesh decides")
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads per process")
+    parser.add_argument("--log-every", type=int, default=10, help="steps between printed losses")
+    parser.add_argument("--out", type=Path, help="directory for loss.jsonl, one line per step")
+    return parser.parse_args()
+
+
+def load_text() -> Tensor:
+    """The top-level modules of the standard library as one uint8 tensor."""
+    sources = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    return torch.frombuffer(bytearray(b"".join(source.read_bytes() for source in sources)), dtype=torch.uint8)
+
+
+class Gradients:
+    """All gradients of a stage in one flat buffer, so that one all-reduce does for all; the loss rides along at the end."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        parameters = list(parameters)
+        self._flat = torch.zeros(sum(p.numel() for p in parameters) + 1, device=parameters[0].device)
+        offset = 0
+        for parameter in parameters:
+            parameter.grad = self._flat[offset : offset + parameter.numel()].view_as(parameter)
+            offset += parameter.numel()
+
+    def zero(self) -> None:
+        self._flat.zero_()
+
+    def reduce(self, loss: Tensor, group: dist.ProcessGroup) -> float:
+        """Sum over the replicas; returns the summed loss."""
+        self._flat[-1] = loss
+        dist.all_reduce(self._flat, group=group)
+        return self._flat[-1].item()
+
+
+class LossLog:
+    """Prints the loss now and then and appends every step's, written out in full, to a file."""
+
+    def __init__(self, directory: Path | None, every: int, start: int) -> None:
+        self._every = every
+        self._file = None
+        if directory is not None:
+            directory.mkdir(parents=True, exist_ok=True)
+            path = directory / "loss.jsonl"
+            lines = path.read_text().splitlines() if start and path.exists() else []
+            kept = [line for line in lines if json.loads(line)["step"] <= start]  # what follows is done again
+            path.write_text("".join(line + "\n" for line in kept))
+            self._file = path.open("a", buffering=1)
+
+    def __call__(self, step: int, loss: float) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps({"step": step, "loss": loss}) + "\n")
+        if step % self._every == 0:
+            print(f"step {step:6d}  loss {loss:.4f}", flush=True)
+
+
+def main(run: hf.Run, args: argparse.Namespace) -> None:
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(args.seed)
+    config = GPTConfig(args.layers, args.width, args.heads, args.seq, args.seed)
+    world, dp = run.world, run.mesh["dp"]
+    stages, stage_index = world.size("pp"), world.index("pp")
+    replica_ranks = range(world.dp_index * stages, (world.dp_index + 1) * stages)
+
+    stage = build_stage(config, stage_index, stages).to(run.device)
+    pipeline = Pipeline(stage, stage_index, replica_ranks, config.width)
+    gradients = Gradients(stage.parameters())
+    optimizer = torch.optim.AdamW(stage.parameters(), lr=args.lr, fused=True)
+    text = load_text()
+    window = torch.arange(config.seq + 1)
+    data = hf.ElasticSampler(
+        (len(text) - 1) // config.seq,
+        global_batch=args.global_batch,
+        micro_batch=args.micro_batch,
+        world=world,
+        seed=args.seed,
+    )
+
+    def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
+        """This micro-batch's share of the mean over the global batch."""
+        summed = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+        return summed / (args.global_batch * config.seq)
+
+    state: dict[str, Any] = {"model": stage, "optimizer": optimizer, "data": data}
+    step = run.restore(state)
+    log = LossLog(args.out, args.log_every, step) if pipeline.is_last and world.dp_index == 0 else None
+    while step < args.steps:
+        with run.step(step) as s:
+            with run.data_wait():
+                samples = [text[indices[:, None] * config.seq + window].long() for indices in next(data)]
+                samples = [sample.to(run.device) for sample in samples]
+            gradients.zero()
+            loss = pipeline.step([x[:, :-1] for x in samples], [x[:, 1:] for x in samples], mean_loss)
+            loss_of_all = gradients.reduce(loss, dp.get_group())
+            optimizer.step()
+            if pipeline.is_last:
+                s.log(loss=loss_of_all, tokens=sum(x[:, 1:].numel() for x in samples))
+        step += 1
+        if log is not None:
+            log(step, loss_of_all)
+        run.checkpoint(state, step)
+
+
+if __name__ == "__main__":
+    arguments = parse_arguments()
+    hf.launch(lambda run: main(run, arguments), mesh={"dp": -1, "pp": arguments.pp})

@@ -1,0 +1,159 @@
+"""Who this process is. The environment is read here, once, and nowhere else in the library.
+
+Three ways to be started, told apart by what is set:
+
+* `HOLDFAST_JOB`: by an agent (see `holdfast.domain.worker`). The mesh is the job's.
+* `RANK` and `WORLD_SIZE` alone: by torchrun or alike. The mesh is the script's, default `{"dp": WORLD_SIZE}`.
+* neither: plain `python train.py`, a world of one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.domain import worker
+from holdfast.domain.errors import InvalidSpec
+from holdfast.domain.mesh import DATA_PARALLEL, Mesh
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """One rank's place in the mesh of one generation."""
+
+    mesh: Mesh
+    rank: int
+    generation: int = 0
+
+    @property
+    def world_size(self) -> int:
+        return self.mesh.world_size
+
+    @property
+    def dp_size(self) -> int:
+        """Number of data-parallel replicas."""
+        return self.mesh.dp
+
+    @property
+    def dp_index(self) -> int:
+        """Which replica this rank belongs to."""
+        return self.mesh.replica_of(self.rank)
+
+    def size(self, dim: str) -> int:
+        """Ranks along `dim`; 1 when the mesh has no such dimension."""
+        return dict(self.mesh.dims).get(dim, 1)
+
+    def index(self, dim: str) -> int:
+        """This rank's index along `dim`; 0 when the mesh has no such dimension."""
+        return self.mesh.coords(self.rank).get(dim, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreTarget:
+    """The shard that this rank starts from: verified by the replicator, readable at `path`."""
+
+    step: int
+    attempt: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Everything that the library takes from the environment."""
+
+    world: World
+    local_rank: int = 0
+    job: str = ""  # empty: not started by an agent
+    attempt: int = 0
+    master: tuple[str, int] | None = None  # host, port of the rendezvous; None = a world of one without a network
+    previous_mesh: Mesh | None = None
+    restore: RestoreTarget | None = None
+    images: str = ""  # empty: nowhere to save
+    interval_steps: int = 0  # 0: only on request
+    notes: str = ""
+    replicator: str = ""
+    control_fd: int | None = None
+    error_file: str = ""  # torchelastic's; written when an exception ends the script and no template does it
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str], mesh: Mapping[str, int] | None = None) -> Environment:
+        """Parse `environ`; `mesh` is the script's own layout and counts only where no agent gives one.
+
+        Raises `InvalidSpec` naming the variable, its value and what would be right.
+        """
+        rank = _integer(environ, "RANK", 0)
+        world_size = _integer(environ, "WORLD_SIZE", 1)
+        given = _json_object(environ, worker.ENV_MESH)
+        layout = Mesh.of(given) if given else _layout(mesh, world_size)
+        if layout.world_size != world_size:
+            raise InvalidSpec("WORLD_SIZE", world_size, f"the {layout.world_size} ranks of mesh {layout}")
+        if not 0 <= rank < world_size:
+            raise InvalidSpec("RANK", rank, f"0 ≤ RANK < WORLD_SIZE ({world_size})")
+        previous = _json_object(environ, worker.ENV_PREVIOUS_MESH)
+        restore = _json_object(environ, worker.ENV_RESTORE)
+        return cls(
+            world=World(layout, rank, _integer(environ, worker.ENV_GENERATION, 0)),
+            local_rank=_integer(environ, "LOCAL_RANK", 0),
+            job=environ.get(worker.ENV_JOB, ""),
+            attempt=_integer(environ, worker.ENV_ATTEMPT, 0),
+            master=_master(environ),
+            previous_mesh=Mesh.of(previous) if previous else None,
+            restore=_restore_target(restore) if restore else None,
+            images=environ.get(worker.ENV_IMAGES, ""),
+            interval_steps=_integer(environ, worker.ENV_INTERVAL_STEPS, 0),
+            notes=environ.get(worker.ENV_NOTES, ""),
+            replicator=environ.get(worker.ENV_REPLICATOR, ""),
+            control_fd=_integer(environ, worker.ENV_CONTROL_FD, -1) if environ.get(worker.ENV_CONTROL_FD) else None,
+            error_file=environ.get("TORCHELASTIC_ERROR_FILE", ""),
+        )
+
+
+def _integer(environ: Mapping[str, str], name: str, default: int) -> int:
+    raw = environ.get(name, "")
+    if not raw:
+        return default
+    try:
+        return int(raw)
+    except ValueError:
+        raise InvalidSpec(name, raw, "an integer") from None
+
+
+def _json_object(environ: Mapping[str, str], name: str) -> dict[str, Any]:
+    raw = environ.get(name, "")
+    if not raw:
+        return {}
+    try:
+        value = json.loads(raw)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise InvalidSpec(name, raw, "a JSON object")
+    return value
+
+
+def _master(environ: Mapping[str, str]) -> tuple[str, int] | None:
+    """The rendezvous endpoint; without RANK this is a world of one, which needs none even if MASTER_ADDR lingers."""
+    host = environ.get("MASTER_ADDR", "")
+    if not host or "RANK" not in environ:
+        return None
+    return host, _integer(environ, "MASTER_PORT", 29500)
+
+
+def _restore_target(raw: Mapping[str, Any]) -> RestoreTarget:
+    try:
+        return RestoreTarget(step=int(raw["step"]), attempt=int(raw["attempt"]), path=str(raw["path"]))
+    except (KeyError, TypeError, ValueError):
+        raise InvalidSpec(worker.ENV_RESTORE, dict(raw), '{"step": int, "attempt": int, "path": str}') from None
+
+
+def _layout(mesh: Mapping[str, int] | None, world_size: int) -> Mesh:
+    """The script's mesh for `world_size` ranks; one dimension may be -1 = whatever is left."""
+    if mesh is None:
+        return Mesh.of({DATA_PARALLEL: world_size})
+    fixed = math.prod(size for size in mesh.values() if size != -1)
+    if list(mesh.values()).count(-1) > 1 or fixed < 1 or world_size % fixed:
+        raise InvalidSpec("mesh", dict(mesh), f"sizes whose product is {world_size}, at most one of them -1")
+    return Mesh.of({name: world_size // fixed if size == -1 else size for name, size in mesh.items()})

@@ -1,0 +1,280 @@
+"""`hf.Run`: what the training script talks to.
+
+The step loop never waits for anything here: a finished step is one datagram that is dropped when it cannot be sent at
+once, and orders of the agent are looked at without blocking. Orders take effect between steps:
+
+* `checkpoint_now` saves after the named step, which is the same on every rank.
+* `stop` ends the script by `Interrupted`: after the step it arrives in, or, if a save is wanted, after the
+  `run.checkpoint` that follows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from holdfast.domain import worker
+from holdfast.domain.errors import Conflict
+from holdfast.domain.signals import Phase
+from holdfast.train.channels import Control, Notes
+from holdfast.train.checkpoint import Checkpointer
+from holdfast.train.environment import Environment, World
+
+log = logging.getLogger("holdfast.train")
+
+PENDING_SAVES_MAX = 8  # checkpoint_now orders that have not come due; the earliest are kept
+
+OnResize = Callable[[World, World], None]
+
+
+class Interrupted(SystemExit):
+    """The agent asked this run to stop. Ends an unmodified script with `worker.EXIT_INTERRUPTED`, without a traceback."""
+
+    def __init__(self, step: int, saved: bool) -> None:
+        super().__init__(worker.EXIT_INTERRUPTED)
+        self.step = step  # steps finished
+        self.saved = saved  # whether the state of `step` was saved on the way out
+
+    def __str__(self) -> str:
+        return f"interrupted by the agent after step {self.step}" + (", which is saved" if self.saved else "")
+
+
+class Step:
+    """One step in progress, as `with run.step(step) as s` gives it."""
+
+    __slots__ = ("_run", "data_s", "grad_norm", "loss", "started_at", "tokens")
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.started_at = time.time()
+        self.data_s = 0.0
+        self.tokens = 0
+        self.loss: float | None = None
+        self.grad_norm: float | None = None
+
+    def log(
+        self,
+        *,
+        loss: float | torch.Tensor | None = None,
+        grad_norm: float | torch.Tensor | None = None,
+        tokens: int = 0,
+    ) -> None:
+        """Report what this rank knows of the step: a job's loss is the mean over the ranks that report one, its
+        tokens are the sum. A tensor is read at once, which waits for the device that computes it."""
+        if loss is not None:
+            self.loss = float(loss)
+        if grad_norm is not None:
+            self.grad_norm = float(grad_norm)
+        self.tokens += tokens
+
+    def __enter__(self) -> Step:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if kind is None:
+            self._run._finish(self)
+
+
+class Run:
+    """One rank of one generation, from launch to its end. Made by `hf.launch`."""
+
+    def __init__(
+        self,
+        *,
+        environment: Environment,
+        device: torch.device,
+        notes: Notes,
+        control: Control,
+        process_group_s: float,
+    ) -> None:
+        self.world = environment.world
+        self.device = device
+        self.local_rank = environment.local_rank
+        self._environment = environment
+        self._notes = notes
+        self._control = control
+        self._checkpoints = Checkpointer(environment, device, notes)
+        self._mesh: DeviceMesh | None = None
+        self._resized: list[OnResize] = []
+        self._old_world: World | None = None  # set by a restore across a resize
+        self._restored = environment.restore is None
+        self._done = 0  # steps finished
+        self._step: Step | None = None
+        self._stall_reported_s = 0.0
+        self._said_unsaved = False
+        self._save_after: set[int] = set()
+        self._stop: bool | None = None  # None = go on; otherwise whether to save first
+        self._phases_s: dict[str, float] | None = {"process_group": process_group_s}  # None once `started` is said
+        self._mark = time.monotonic()
+
+    @property
+    def rank(self) -> int:
+        return self.world.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.world.world_size
+
+    @property
+    def generation(self) -> int:
+        """Counts the assignments of ranks to workers since the job began; 0 without an agent."""
+        return self.world.generation
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The ranks as a torch `DeviceMesh` with the job's dimensions.
+
+        Built on first use, since it makes one process group per dimension (10-40 ms for nine ranks over gloo): the first
+        use is collective, so every rank has to come to it.
+        """
+        if self._mesh is None:
+            names, sizes = zip(*self.world.mesh.dims, strict=True)
+            self._mesh = init_device_mesh(self.device.type, sizes, mesh_dim_names=names)
+        return self._mesh
+
+    # ------------------------------------------------------------------ state
+
+    def restore(self, state: Mapping[str, Any]) -> int:
+        """Load the newest complete step into `state` and return it; 0 when there is nothing to restore.
+
+        Values with `load_state_dict` get their state, tensors are overwritten in place, plain values are replaced in the
+        dict that holds them. Random number generators go on where they stood; those of a rank that did not exist then
+        are seeded from (seed, step, rank).
+        """
+        if self._restored:
+            self._lap("build")
+            return self._done
+        self._lap("build")
+        target = self._environment.restore
+        assert target is not None, "a run without a restore target counts as restored"
+        self._notes.phase(Phase.RESTORE, time.time(), 0)
+        restored = self._checkpoints.restore(state, target)
+        self._restored = True
+        self._done = restored.step
+        self._lap("restore")
+        previous = self._environment.previous_mesh
+        if previous is not None and previous != self.world.mesh:
+            self._old_world = World(previous, restored.rank, self.generation)
+            for callback in self._resized:
+                callback(self._old_world, self.world)
+        return restored.step
+
+    def on_resize(self, callback: OnResize) -> OnResize:
+        """Decorator: call `callback(old, new)` once if this run was restored from a mesh of another size, to adjust what
+        depends on it (learning rate, accumulation). May be registered before or after `restore`; a restore without a
+        resize calls nothing."""
+        self._resized.append(callback)
+        if self._old_world is not None:
+            callback(self._old_world, self.world)
+        return callback
+
+    def checkpoint(self, state: Mapping[str, Any], step: int, *, force: bool = False) -> bool:
+        """Save `state` after `step` finished steps if a save is due, and say whether one was made.
+
+        Due is every multiple of the job's interval, a step that the supervisor asked for, and `force`; every rank has to
+        decide alike. Costs one copy of the tensors to shared memory. Without an agent there is nowhere to save to: it
+        does nothing, and says so once. Raises `Interrupted` when the agent wants the run to stop.
+        """
+        leaving = self._stop is not None
+        interval = self._environment.interval_steps
+        due = force or leaving or step in self._save_after or (interval > 0 and step % interval == 0)
+        saved = due and self._save(state, step)
+        self._save_after = {at for at in self._save_after if at > step}
+        if leaving:
+            raise Interrupted(step, saved)
+        return saved
+
+    def _save(self, state: Mapping[str, Any], step: int) -> bool:
+        if not self._checkpoints.enabled:
+            if not self._said_unsaved:
+                log.warning("run.checkpoint: no agent runs this script, so nothing is saved; save in your own way")
+                self._said_unsaved = True
+            return False
+        with self.phase(Phase.CHECKPOINT):
+            return self._checkpoints.save(state, step)
+
+    # ------------------------------------------------------------------ steps
+
+    def step(self, step: int) -> Step:
+        """Context of one optimizer step; `step` counts the steps finished before it, as `restore` returned it.
+
+        Raises `Conflict` when a saved state waits to be restored, and `Interrupted` when the agent wants the run to stop.
+        """
+        if not self._restored:
+            raise Conflict("this run continues from a checkpoint: call run.restore(state) before the first run.step")
+        if self._stop is not None:
+            raise Interrupted(self._done, saved=False)
+        self._done = step
+        self._step = Step(self)
+        return self._step
+
+    @contextlib.contextmanager
+    def data_wait(self) -> Iterator[None]:
+        """Time spent waiting for data, reported with the step that it is part of."""
+        began = time.perf_counter()
+        yield
+        if self._step is not None:
+            self._step.data_s += time.perf_counter() - began
+
+    @contextlib.contextmanager
+    def phase(self, phase: Phase | str) -> Iterator[None]:
+        """Say that this rank is doing something other than steps ("eval", "compile"), so that silence is no hang."""
+        self._notes.phase(Phase(phase), time.time(), self._done)
+        yield
+        self._notes.phase(Phase.STEP, time.time(), self._done)
+
+    def close(self) -> None:
+        """The script has ended normally."""
+        self._notes.phase(Phase.DONE, time.time(), self._done)
+        self._notes.close()
+        self._control.close()
+
+    def _finish(self, finished: Step) -> None:
+        """A step has ended well: say it, then look for orders."""
+        self._done += 1
+        self._step = None
+        stall_s = self._checkpoints.stall_s
+        self._notes.step(
+            step=self._done,
+            started_at=finished.started_at,
+            ended_at=time.time(),
+            data_s=finished.data_s,
+            stall_s=stall_s - self._stall_reported_s,
+            tokens=finished.tokens,
+            loss=finished.loss,
+            grad_norm=finished.grad_norm,
+        )
+        self._stall_reported_s = stall_s
+        if self._phases_s is not None:
+            self._lap("first_step")
+            self._notes.started(self._phases_s)
+            self._phases_s = None
+        for order in self._control.poll():
+            self._obey(order)
+        if self._stop is False:
+            raise Interrupted(self._done, saved=False)
+
+    def _obey(self, order: Mapping[str, Any]) -> None:
+        match order:
+            case {"type": "checkpoint_now", "at_step": int(at_step)}:
+                if at_step < self._done:
+                    self._checkpoints.miss(at_step, f"rank {self.rank} had already finished step {self._done}")
+                else:
+                    self._save_after = set(sorted({*self._save_after, at_step})[:PENDING_SAVES_MAX])
+            case {"type": "stop", **more}:
+                self._stop = bool(more.get("save"))
+            case _:
+                log.debug("an order of unknown kind was ignored: %s", order)
+
+    def _lap(self, name: str) -> None:
+        """Note how long a phase of the start took; phases after the first step are not counted."""
+        now = time.monotonic()
+        if self._phases_s is not None:
+            self._phases_s[name] = now - self._mark
+        self._mark = now

@@ -1,0 +1,256 @@
+"""The user's state as named tensors plus one small pickle, and back.
+
+`collect` asks every stateful object for its state and walks the result: each tensor gets a name (its key path) and goes
+into the shard image as it is; what remains, containers and plain values, is pickled with the tensors left out. `apply`
+puts a restored tree back into the live objects.
+
+The pickle is this job's own, but it may have come from another node. Its bytes are checksummed and authenticated on
+the way; besides, loading accepts only the handful of types that `collect` lets through, so that a pickle can never run
+code. Whatever does not fit is named by key path and type when it is saved, not when it is needed.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+import sys
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from holdfast.domain.errors import IntegrityError, InvalidSpec
+
+DEPTH_MAX = 64  # containers inside containers; deeper is a cycle
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+_MAPPINGS = (dict, OrderedDict, Counter)
+_SEQUENCES = (list, tuple, set, frozenset, deque, torch.Size)
+_LOADABLE = {
+    ("collections", "Counter"): Counter,
+    ("collections", "OrderedDict"): OrderedDict,
+    ("collections", "deque"): deque,
+    ("builtins", "complex"): complex,
+    ("builtins", "frozenset"): frozenset,
+    ("builtins", "set"): set,
+    ("torch", "Size"): torch.Size,
+    ("torch", "device"): torch.device,
+}
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A model, an optimizer, a scheduler, a sampler: anything that can say and take back its state."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """One moment of the state: `tensors` by name still share memory with the live objects; `extra` is a copy."""
+
+    tensors: dict[str, torch.Tensor]
+    extra: bytes
+
+
+def collect(state: Mapping[str, Any], **also: Any) -> Collected:
+    """Take the state apart; `also` are further plain values that `disassemble` gives back.
+
+    Raises `InvalidSpec` naming the key path and type of the first value that cannot be saved.
+    """
+    tree = _snapshot(dict(state), "state")
+    names = _Names()
+    names.walk(tree, "", 0)
+    buffer = io.BytesIO()
+    _Pickler(buffer, names.by_id).dump({"format": 1, "tree": tree, "also": also})
+    return Collected(names.tensors, buffer.getvalue())
+
+
+def disassemble(extra: bytes, tensor: Callable[[str], torch.Tensor]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`collect` undone: the tree with `tensor(name)` in every tensor's place, and the `also` values.
+
+    Raises `IntegrityError` when the bytes are not what `collect` writes.
+    """
+    try:
+        content = _Unpickler(io.BytesIO(extra), tensor).load()
+        if content["format"] != 1:
+            raise IntegrityError(f"the state was saved in format {content['format']}; this release reads format 1")
+        return content["tree"], content["also"]
+    except (pickle.UnpicklingError, EOFError, KeyError, TypeError, AttributeError) as error:
+        raise IntegrityError(f"the saved state cannot be read: {error}") from error
+
+
+def apply(state: Mapping[str, Any], tree: Mapping[str, Any]) -> None:
+    """Load a restored tree into the live objects. Plain values are replaced in the mapping that holds them.
+
+    Raises `InvalidSpec` when the tree and the state do not have the same keys or kinds.
+    """
+    _apply_mapping(state, tree, "state")
+
+
+def _apply_mapping(live: Mapping[str, Any], saved: Any, path: str) -> None:
+    if not isinstance(saved, Mapping) or live.keys() != saved.keys():
+        have = sorted(map(str, saved)) if isinstance(saved, Mapping) else type(saved).__name__
+        raise InvalidSpec(path, sorted(map(str, live)), f"the keys that the checkpoint holds: {have}")
+    for key, value in live.items():
+        _apply(live, key, value, saved[key], f"{path}[{key!r}]")
+
+
+def _apply(holder: Any, key: Any, live: Any, saved: Any, path: str) -> None:
+    if isinstance(live, nn.Module) and type(live).load_state_dict is nn.Module.load_state_dict:
+        live.load_state_dict(saved)  # copies into its own parameters: no need for a copy in between
+    elif isinstance(live, Stateful):
+        live.load_state_dict(_cloned(saved))  # may keep what it is given, as optimizers do
+    elif isinstance(live, torch.Tensor):
+        if not isinstance(saved, torch.Tensor) or saved.shape != live.shape or saved.dtype != live.dtype:
+            raise InvalidSpec(path, _describe(live), f"{_describe(saved)} as in the checkpoint")
+        with torch.no_grad():
+            live.copy_(saved)
+    elif isinstance(live, dict):
+        _apply_mapping(live, saved, path)
+    else:
+        try:
+            holder[key] = _cloned(saved)
+        except TypeError:
+            raise InvalidSpec(path, type(holder).__name__, "a mutable dict around a value that is restored") from None
+
+
+def _describe(value: Any) -> str:
+    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+
+
+def _cloned(value: Any) -> Any:
+    """The same tree in memory of its own: nothing in it refers to the shard's mapping any more."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        for key in value:
+            value[key] = _cloned(value[key])
+        return value
+    if type(value) in (list, deque):
+        return type(value)(_cloned(item) for item in value)
+    if type(value) is tuple:
+        return tuple(_cloned(item) for item in value)
+    return value
+
+
+def _snapshot(value: Any, path: str) -> Any:
+    """Stateful objects replaced by their state dicts, through plain dicts only."""
+    if isinstance(value, Stateful):
+        return value.state_dict()
+    if type(value) is dict:
+        return {key: _snapshot(item, f"{path}[{key!r}]") for key, item in value.items()}
+    return value
+
+
+class _Names:
+    """Names every tensor of a tree by its key path and refuses what cannot be saved."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.by_id: dict[int, tuple[str, str]] = {}  # id of the leaf → (kind, name)
+        self._keep: list[object] = []  # ids are only unique among the living
+
+    def walk(self, value: Any, path: str, depth: int) -> None:
+        if depth > DEPTH_MAX:
+            raise InvalidSpec(f"state{path}", "more than 64 levels", "containers without cycles")
+        numpy = sys.modules.get("numpy")
+        if isinstance(value, torch.Tensor):
+            self._tensor(value, path)
+        elif numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
+            self._array(value, path)
+        elif type(value) in _MAPPINGS:
+            for key, item in value.items():
+                self._leaf_or_refuse(key, f"{path}.{key} (the key)")
+                self.walk(item, f"{path}.{key}" if path else str(key), depth + 1)
+        elif type(value) in _SEQUENCES:
+            for index, item in enumerate(value):
+                self.walk(item, f"{path}.{index}", depth + 1)
+        else:
+            self._leaf_or_refuse(value, path)
+
+    def _leaf_or_refuse(self, value: Any, path: str) -> None:
+        if type(value) not in _PLAIN and not (type(value) is tuple and all(type(item) in _PLAIN for item in value)):
+            raise InvalidSpec(
+                f"state: {path}",
+                f"{type(value).__module__}.{type(value).__qualname__}",
+                "tensors, arrays, numbers, strings and containers of them, or an object with state_dict/load_state_dict",
+            )
+
+    def _tensor(self, tensor: torch.Tensor, path: str) -> None:
+        if id(tensor) in self.by_id:
+            return  # the same object twice: saved once, restored as one
+        if type(tensor).__name__ == "DTensor":
+            raise InvalidSpec(f"state: {path}", "a DTensor", "unsharded tensors: sharded state is not supported yet")
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
+            raise InvalidSpec(
+                f"state: {path}", f"a {tensor.layout} tensor on {tensor.device}", "a dense tensor with data"
+            )
+        self._add("tensor", tensor, tensor.detach(), path)
+
+    def _array(self, value: Any, path: str) -> None:
+        import numpy
+
+        if value.dtype.hasobject or value.dtype.kind not in "biufc":
+            raise InvalidSpec(f"state: {path}", f"an array of {value.dtype}", "an array of numbers")
+        scalar = isinstance(value, numpy.generic)
+        self._add("scalar" if scalar else "array", value, torch.from_numpy(numpy.array(value)), path)
+
+    def _add(self, kind: str, leaf: object, tensor: torch.Tensor, path: str) -> None:
+        name, copies = path or "value", 1
+        while name in self.tensors:  # {"a.b": …} beside {"a": {"b": …}}
+            copies += 1
+            name = f"{path}#{copies}"
+        self.tensors[name] = tensor
+        self.by_id[id(leaf)] = (kind, name)
+        self._keep.append(leaf)
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, buffer: io.BytesIO, by_id: Mapping[int, tuple[str, str]]) -> None:
+        super().__init__(buffer, protocol=4)
+        self._by_id = by_id
+
+    def persistent_id(self, value: Any) -> tuple[str, str] | None:
+        return self._by_id.get(id(value))
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, buffer: io.BytesIO, tensor: Callable[[str], torch.Tensor]) -> None:
+        super().__init__(buffer)
+        self._tensor = tensor
+        self._seen: dict[str, Any] = {}
+
+    def persistent_load(self, pid: Any) -> Any:
+        kind, name = pid
+        if name not in self._seen:
+            self._seen[name] = self._leaf(kind, self._tensor(name))
+        return self._seen[name]
+
+    def _leaf(self, kind: str, tensor: torch.Tensor) -> Any:
+        match kind:
+            case "tensor":
+                return tensor
+            case "array":
+                return tensor.clone().numpy()
+            case "scalar":
+                return tensor.clone().numpy()[()]
+            case _:
+                raise pickle.UnpicklingError(f"a leaf of unknown kind {kind!r}")
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        try:
+            return _LOADABLE[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(f"{module}.{name} is not a type that a saved state may contain") from None
+
+
+def nbytes(tensor: torch.Tensor) -> int:
+    return math.prod(tensor.shape) * tensor.element_size()
