@@ -5,6 +5,7 @@ HoldfastError
 ├── NotFound             a job, node, incident or shard that does not exist
 ├── Conflict             right in itself, but not now: a job of that name is running, the port is in use
 ├── Unavailable          a peer that should answer does not: Redis, a service, an agent
+├── OutOfSpace           a directory that must hold something is full; says how much was needed and is free
 ├── IncompatibleVersion  two parts that do not speak the same protocol version
 ├── MalformedMessage     a message or record that no correct peer writes; refused whole, never half believed
 ├── StaleEpoch           a command from a leader that has been replaced
@@ -38,6 +39,10 @@ class Conflict(HoldfastError):
 
 class Unavailable(HoldfastError):
     """A part that should answer does not."""
+
+
+class OutOfSpace(HoldfastError):
+    """A file system is full. Nothing that was there is lost, and nothing half-written stays."""
 
 
 class IncompatibleVersion(HoldfastError):

@@ -1,0 +1,250 @@
+"""A shard image: a shard file in memory (tmpfs), preallocated, permanently mapped, written again and again.
+
+Who may touch it when is settled by `flock` alone, so that a process that dies gives up its claims by dying:
+
+* the trainer takes LOCK_EX without waiting to overwrite an image, and gives it back when the image is complete;
+* whoever reads (the replicator, a restoring trainer) holds LOCK_SH for as long as the bytes have to stay.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import weakref
+import zlib
+from pathlib import Path
+
+from holdfast.domain.errors import Conflict, IntegrityError, OutOfSpace
+from holdfast.shards.layout import (
+    BODY_OFFSET,
+    COMPLETE,
+    MAGIC,
+    PAGE,
+    STATE_OFFSET,
+    WRITING,
+    Header,
+    Layout,
+    Plan,
+    Stamp,
+    lay_out,
+    pack_header,
+    parse_body,
+    parse_header,
+    read_index,
+)
+
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; Python's mmap module does not name it
+
+_open: weakref.WeakSet[Image] = weakref.WeakSet()
+
+
+def _close_inherited() -> None:
+    """A forked child (a data-loader worker) must not keep the locks of a trainer that was killed while saving."""
+    for image in list(_open):
+        image.close()
+
+
+os.register_at_fork(after_in_child=_close_inherited)
+
+
+class Image:
+    """One image, open for writing. Build it with `create` or `open`.
+
+    A save is `try_lock` → `begin` → fill every `view` → `write_extra` → `complete`. An exception in between calls for
+    `abandon`: the image then holds nothing.
+    """
+
+    def __init__(self, path: Path, fd: int, layout: Layout) -> None:
+        self.path = path
+        self._fd = fd
+        self._layout = layout
+        self._map = map_apart(fd, layout.size_max)
+        self._bytes = memoryview(self._map)
+        self._at = {
+            spec.fqn: (offset, spec.nbytes) for spec, offset in zip(layout.tensors, layout.offsets, strict=True)
+        }
+        self._sequence = 0
+        self._stamp: Stamp | None = None  # while a save is under way
+        self._extra_size = 0
+        # A fork must copy neither the page tables of a large image nor the right to scribble on it.
+        self._map.madvise(mmap.MADV_DONTFORK)
+        _open.add(self)
+
+    @classmethod
+    def create(cls, path: Path, plan: Plan) -> Image:
+        """A new, empty image, every page present: writing to it can neither fault slowly nor die of SIGBUS later.
+
+        Raises OutOfSpace, with the numbers, when the file system cannot hold it; nothing is left behind then.
+        """
+        layout = lay_out(plan)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            _allocate(fd, path, layout.size_max)
+            image = cls(path, fd, layout)
+            image._populate(fresh=True)
+            image._bytes[PAGE : PAGE + len(layout.index)] = layout.index
+            image._bytes[STATE_OFFSET:BODY_OFFSET] = WRITING
+            image._bytes[: len(MAGIC)] = MAGIC
+        except BaseException:
+            os.unlink(path)
+            os.close(fd)
+            raise
+        return image
+
+    @classmethod
+    def open(cls, path: Path) -> Image:
+        """An image that a process of the past left behind, complete or not.
+
+        Raises FileNotFoundError, IntegrityError when it was never complete or is damaged (it can only be replaced),
+        IncompatibleVersion for another layout.
+        """
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            header = parse_body(os.pread(fd, PAGE, 0))
+            layout = _layout_of(fd, header, os.fstat(fd).st_size)
+            image = cls(path, fd, layout)
+        except BaseException:
+            os.close(fd)
+            raise
+        image._sequence = header.sequence
+        image._populate(fresh=False)
+        return image
+
+    # ------------------------------------------------------------ reading
+
+    @property
+    def header(self) -> Header | None:
+        """What the image holds, None when it holds nothing whole."""
+        return parse_header(bytes(self._bytes[:PAGE]))
+
+    def fits(self, layout: Layout) -> bool:
+        """Whether a save of this layout can go into this image."""
+        mine = self._layout
+        return mine.index == layout.index and mine.extra_reserve >= layout.extra_reserve
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the path still names this file: it may have been quarantined or forgotten under us."""
+        try:
+            named = os.stat(self.path)
+        except FileNotFoundError:
+            return False
+        mine = os.fstat(self._fd)
+        return (named.st_dev, named.st_ino) == (mine.st_dev, mine.st_ino)
+
+    # ------------------------------------------------------------ writing
+
+    def try_lock(self) -> bool:
+        """Take the image for overwriting; False when somebody is reading it."""
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def unlock(self) -> None:
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def begin(self, stamp: Stamp) -> None:
+        """From here on the image holds nothing, until `complete`. The caller holds the lock."""
+        stamp.encode()  # a stamp that does not fit must fail before the old content is given up
+        self._bytes[STATE_OFFSET:BODY_OFFSET] = WRITING
+        self._stamp = stamp
+        self._extra_size = 0
+
+    def view(self, fqn: str) -> memoryview:
+        """The writable bytes of one tensor."""
+        offset, nbytes = self._at[fqn]
+        return self._bytes[offset : offset + nbytes]
+
+    def write_extra(self, extra: bytes) -> None:
+        """Raises Conflict when it exceeds the reserve."""
+        if len(extra) > self._layout.extra_reserve:
+            raise Conflict(
+                f"{self.path}: {len(extra)} bytes of extra state exceed the reserve of {self._layout.extra_reserve}"
+            )
+        start = self._layout.tensors_end
+        self._bytes[start : start + len(extra)] = extra
+        self._extra_size = len(extra)
+
+    def complete(self) -> Header:
+        """Make the save visible, and give the lock back."""
+        if self._stamp is None:
+            raise Conflict(f"{self.path}: complete() without begin()")
+        self._sequence += 1
+        header = Header(
+            stamp=self._stamp,
+            sequence=self._sequence,
+            index_size=len(self._layout.index),
+            index_crc=zlib.crc32(self._layout.index),
+            tensors_end=self._layout.tensors_end,
+            extra_size=self._extra_size,
+        )
+        body = pack_header(header)
+        self._bytes[BODY_OFFSET : BODY_OFFSET + len(body)] = body
+        self._bytes[STATE_OFFSET:BODY_OFFSET] = COMPLETE
+        self._stamp = None
+        self.unlock()
+        return header
+
+    def abandon(self) -> None:
+        """Give up a save; the image holds nothing and can be used again."""
+        self._stamp = None
+        self.unlock()
+
+    def close(self) -> None:
+        """Close the file. The mapping goes when its last view does."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            _open.discard(self)
+
+    def _populate(self, *, fresh: bool) -> None:
+        """Pay for the page faults now, not in the first save: 10× on its stall."""
+        try:
+            self._map.madvise(_MADV_POPULATE_WRITE)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            if fresh:  # an older kernel: touch every page. What exists already only costs minor faults: leave it.
+                self._map[::PAGE] = bytes(len(range(0, len(self._map), PAGE)))
+
+
+def map_apart(fd: int, size: int, *, private: bool = False) -> mmap.mmap:
+    """Map the file behind `fd` through another open file description than the one that carries the lock.
+
+    A mapping keeps its file description alive, and Python's mmap a duplicate of its descriptor: mapped through `fd` itself,
+    a lock would outlive its descriptor for as long as any tensor still looks at the mapping, or any forked child lives.
+    """
+    other = os.open(f"/proc/self/fd/{fd}", (os.O_RDONLY if private else os.O_RDWR) | os.O_CLOEXEC)
+    try:
+        if private:  # copy-on-write: views are writable, as torch wants them, and the file stays as it is
+            return mmap.mmap(other, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        return mmap.mmap(other, size)
+    finally:
+        os.close(other)
+
+
+def _allocate(fd: int, path: Path, size: int) -> None:
+    """Reserve the space: beyond a full tmpfs a store into a mapping would kill the process with SIGBUS."""
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM):
+            raise
+        stat = os.statvfs(path.parent)
+        raise OutOfSpace(
+            f"no room for a shard image of {size} bytes at {path}: {stat.f_bavail * stat.f_frsize} of "
+            f"{stat.f_blocks * stat.f_frsize} bytes are free there; two images per worker are needed"
+        ) from error
+
+
+def _layout_of(fd: int, header: Header, file_size: int) -> Layout:
+    """The layout of an existing image, taken from the file itself."""
+    index = os.pread(fd, header.index_size, PAGE)
+    if file_size < header.size or zlib.crc32(index) != header.index_crc:
+        raise IntegrityError("the shard is truncated or its index is damaged")
+    tensors, offsets = read_index(index, header.tensors_end)
+    return Layout(tensors, offsets, index, header.tensors_end, file_size - header.tensors_end)

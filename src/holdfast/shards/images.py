@@ -1,0 +1,189 @@
+"""The two images of one worker. One holds the newest complete save while the other is being written.
+
+The newest complete save is never overwritten, whatever happens: a save that finds no other image free is *skipped*, with
+the reason, and training goes on. The same holds for the save that training was restored from, until this worker has made
+a newer one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from holdfast.domain.errors import IncompatibleVersion, IntegrityError, OutOfSpace
+from holdfast.domain.generations import ShardKey
+from holdfast.domain.mesh import Mesh
+from holdfast.shards.image import Image
+from holdfast.shards.layout import Layout, Plan, Stamp, aligned, lay_out
+
+IMAGE_NAMES = ("a.image", "b.image")
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A save is whole in memory. `path` goes into the `saved` note."""
+
+    path: Path
+    key: ShardKey
+    nbytes: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A save that did not happen, and why; nothing was lost by it."""
+
+    reason: str
+
+
+class ImageSet:
+    """The images below `directory` (created when missing). One owner at a time: the worker.
+
+    `restored` is the (attempt, step) that this worker started from, None = from scratch. Saves of an older attempt beyond
+    it belong to a lineage that was given up: they are overwritten first.
+    """
+
+    def __init__(self, directory: Path, *, restored: tuple[int, int] | None = None, producer: str = "") -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._directory = directory
+        self._restored = restored
+        self._producer = producer
+        self._images: dict[str, Image | None] = {name: _reopen(directory / name) for name in IMAGE_NAMES}
+        self._attempt = 0  # of the latest save
+        self._reserve = 0  # grows with the largest extra seen
+
+    def stage(
+        self,
+        plan: Plan,
+        attempt: int,
+        step: int,
+        rank: int,
+        mesh: Mesh | Mapping[str, int],
+        fill: Callable[[Image], None],
+        extra: bytes,
+    ) -> Staged | Skipped:
+        """Save once: `fill` copies every tensor into `image.view(fqn)`.
+
+        An exception of `fill` comes out as it is; the image it was writing then holds nothing, the other is untouched.
+        """
+        mesh = mesh if isinstance(mesh, Mesh) else Mesh.of(mesh)
+        stamp = Stamp(ShardKey(attempt, step, rank), mesh, self._restored, time.time(), self._producer)
+        self._attempt = max(self._attempt, attempt)
+        layout = lay_out(replace(plan, extra_reserve=self._reserve_for(plan, extra)))
+        image = self._take(layout)
+        if isinstance(image, Skipped):
+            return image
+        try:
+            image.begin(stamp)
+            fill(image)
+            image.write_extra(extra)
+            header = image.complete()
+        except BaseException:
+            image.abandon()
+            raise
+        return Staged(image.path, stamp.key, header.size, header.sequence)
+
+    def prepare(self, plan: Plan) -> str:
+        """Allocate ahead what the first two saves would have to: "" when both images stand ready, else what is in the way.
+
+        Worth a call before the first step: allocating takes about ten times as long as copying.
+        """
+        layout = lay_out(replace(plan, extra_reserve=self._reserve_for(plan, b"")))
+        newest = self._newest()
+        for name, image in list(self._images.items()):
+            if name == newest or (image is not None and image.fits(layout)):
+                continue
+            if image is not None and not image.try_lock():
+                return f"{name} is still being copied or restored from"
+            try:
+                self._replace(name, layout).unlock()
+            except OutOfSpace as error:
+                return str(error)
+        return ""
+
+    def close(self) -> None:
+        for image in self._images.values():
+            if image is not None:
+                image.close()
+        self._images = dict.fromkeys(self._images)
+
+    # ------------------------------------------------------------ choosing
+
+    def _take(self, layout: Layout) -> Image | Skipped:
+        """A locked image for this layout that does not hold the newest complete save."""
+        self._drop_displaced()
+        newest = self._newest()
+        reasons: list[str] = []
+        for name in sorted(self._images, key=self._age):
+            if name == newest:
+                reasons.append(f"{name} holds the newest complete save")
+                continue
+            image = self._images[name]
+            if image is not None and not image.try_lock():
+                reasons.append(f"{name} is still being copied or restored from")
+                continue
+            if image is not None and image.fits(layout):
+                return image
+            try:
+                return self._replace(name, layout)
+            except OutOfSpace as error:
+                reasons.append(str(error))
+        return Skipped("no image is free: " + "; ".join(reasons))
+
+    def _replace(self, name: str, layout: Layout) -> Image:
+        """A new, locked image. The old file goes first: memory may not hold three."""
+        path, unborn = self._directory / name, self._directory / f".{name}.new"
+        old, self._images[name] = self._images[name], None
+        if old is not None:
+            old.close()
+        path.unlink(missing_ok=True)
+        unborn.unlink(missing_ok=True)
+        image = Image.create(unborn, Plan(layout.tensors, layout.extra_reserve))
+        image.try_lock()  # before anybody can know its name
+        unborn.rename(path)
+        image.path = path
+        self._images[name] = image
+        return image
+
+    def _newest(self) -> str | None:
+        held = [name for name in self._images if self._age(name)[0] > 0]
+        return max(held, key=self._age, default=None)
+
+    def _age(self, name: str) -> tuple[int, int, int]:
+        """Sorts the best victims first: nothing whole, then a lineage given up, then by attempt and step."""
+        image = self._images[name]
+        header = image.header if image is not None else None
+        if header is None:
+            return (0, 0, 0)
+        key = header.stamp.key
+        return (1 if self._given_up(header.stamp) else 2, key.attempt, key.step)
+
+    def _given_up(self, stamp: Stamp) -> bool:
+        """Saved beyond the step that training went back to, by an attempt that is over."""
+        if stamp.key.attempt >= self._attempt:
+            return False
+        return self._restored is None or (stamp.key.attempt, stamp.key.step) > self._restored
+
+    def _drop_displaced(self) -> None:
+        """Forget images whose file was taken away (quarantined, forgotten): a save into them would be seen by nobody."""
+        for name, image in self._images.items():
+            if image is not None and not image.in_place:
+                image.close()
+                self._images[name] = None
+
+    def _reserve_for(self, plan: Plan, extra: bytes) -> int:
+        """Room for twice the extra that does not fit, so that slow growth does not mean a new image at each save."""
+        self._reserve = max(self._reserve, plan.extra_reserve)
+        if len(extra) > aligned(self._reserve, 4096):
+            self._reserve = 2 * len(extra)
+        return self._reserve
+
+
+def _reopen(path: Path) -> Image | None:
+    """The image that an earlier process left, if it is of any use; a torn or foreign one is replaced when its turn comes."""
+    try:
+        return Image.open(path)
+    except (FileNotFoundError, IntegrityError, IncompatibleVersion):
+        return None

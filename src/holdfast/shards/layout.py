@@ -1,0 +1,234 @@
+"""The bytes of a shard: where everything lies, and how a torn write shows.
+
+A shard is one file, the same bytes as memory image, disk file and peer copy:
+
+    0          header page    magic, state word, checksummed body: counters, sizes, and a JSON stamp (who, when, which step)
+    4096       index          JSON: for each tensor its name, dtype, shape, offset and size
+    aligned    tensors        64-byte aligned payloads, the gaps are zero
+    aligned    extra          the small rest of the state, pickled by the trainer; last, because it is the only part that grows
+
+Sections start on pages, so that a file can be written with O_DIRECT and checksummed section by section. Index and tensors
+do not contain anything of the step or the rank: data-parallel replicas of one state have identical bytes there.
+
+**Order of a write** (`Image`): state = WRITING → tensors, extra → header body → state = COMPLETE. A process killed anywhere
+between leaves WRITING, or (killed inside the header) a body whose checksum is wrong: both read as "nothing here". Stores of
+a process that died are visible to everybody in program order, because both sides map the same page-cache pages; between
+living processes the order is that of `flock`, which the writer releases after COMPLETE and a reader takes before it looks.
+
+Nothing outside this package knows any of this.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.domain.errors import IncompatibleVersion, IntegrityError, InvalidSpec
+from holdfast.domain.generations import ShardKey
+from holdfast.domain.mesh import Mesh
+
+LAYOUT_VERSION = 1
+PAGE = 4096
+ALIGN = 64
+INDEX_BYTES_MAX = 256 << 20
+
+MAGIC = b"HFSHARD\0"
+WRITING = b"WRITING\0"
+COMPLETE = b"COMPLETE"
+STATE_OFFSET = len(MAGIC)
+
+_PREFIX = struct.Struct("<8s8sI")  # magic, state, checksum of everything after it up to the stamp's end
+_BODY = struct.Struct(
+    "<IIQQIQQ"
+)  # layout, stamp bytes, sequence, index bytes, index checksum, tensors end, extra bytes
+_STAMP_OFFSET = _PREFIX.size + _BODY.size
+STAMP_BYTES_MAX = PAGE - _STAMP_OFFSET
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor of a state: `nbytes` of contiguous elements; `dtype` is a plain name such as "float32"."""
+
+    fqn: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a worker saves each time. `extra_reserve` bytes are set aside for the part that is not tensors."""
+
+    tensors: tuple[TensorSpec, ...]
+    extra_reserve: int = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A plan with every offset decided. `offsets` runs parallel to `tensors`."""
+
+    tensors: tuple[TensorSpec, ...]
+    offsets: tuple[int, ...]
+    index: bytes
+    tensors_end: int  # = start of extra
+    extra_reserve: int
+
+    @property
+    def size_max(self) -> int:
+        """Bytes of an image: everything, with the whole reserve."""
+        return self.tensors_end + self.extra_reserve
+
+
+def aligned(offset: int, to: int) -> int:
+    return -(-offset // to) * to
+
+
+def lay_out(plan: Plan) -> Layout:
+    """Place every tensor. Raises InvalidSpec for two tensors of one name."""
+    names = [spec.fqn for spec in plan.tensors]
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidSpec("plan.tensors", twice, "each tensor name once")
+    relative: list[int] = []  # to the start of the tensors, so that the index's own size does not move what it says
+    end = 0
+    for spec in plan.tensors:
+        relative.append(aligned(end, ALIGN))
+        end = relative[-1] + spec.nbytes
+    index = _encode_index(plan.tensors, relative)
+    start = PAGE + aligned(len(index), PAGE)
+    return Layout(
+        tensors=plan.tensors,
+        offsets=tuple(start + offset for offset in relative),
+        index=index,
+        tensors_end=aligned(start + end, PAGE),
+        extra_reserve=aligned(max(plan.extra_reserve, 1), PAGE),
+    )
+
+
+def _encode_index(tensors: tuple[TensorSpec, ...], relative: list[int]) -> bytes:
+    rows = [[t.fqn, t.dtype, list(t.shape), t.nbytes, offset] for t, offset in zip(tensors, relative, strict=True)]
+    index = json.dumps(rows, separators=(",", ":")).encode()
+    if len(index) > INDEX_BYTES_MAX:
+        raise InvalidSpec("plan.tensors", f"{len(tensors)} tensors", f"an index of at most {INDEX_BYTES_MAX} bytes")
+    return index
+
+
+def read_index(raw: bytes, tensors_end: int) -> tuple[tuple[TensorSpec, ...], tuple[int, ...]]:
+    """Tensors and their absolute offsets. Raises IntegrityError when the index does not describe what lies behind it."""
+    start = PAGE + aligned(len(raw), PAGE)
+    try:
+        rows = json.loads(raw)
+        tensors = tuple(TensorSpec(fqn, dtype, tuple(shape), nbytes) for fqn, dtype, shape, nbytes, _ in rows)
+        offsets = tuple(start + row[4] for row in rows)
+    except (ValueError, TypeError, IndexError) as error:
+        raise IntegrityError(f"the shard's index is not readable: {error}") from error
+    for spec, offset in zip(tensors, offsets, strict=True):
+        if offset < start or spec.nbytes < 0 or offset + spec.nbytes > tensors_end:
+            raise IntegrityError(f"the shard's index places tensor {spec.fqn!r} outside of the file")
+    return tensors, offsets
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What a save says of itself."""
+
+    key: ShardKey
+    mesh: Mesh
+    parent: tuple[int, int] | None = None  # (attempt, step) that this lineage started from; None = from scratch
+    created_at: float = 0.0  # Unix s
+    producer: str = ""  # e.g. "torch 2.13.0"
+
+    def encode(self) -> bytes:
+        fields = {
+            "attempt": self.key.attempt,
+            "step": self.key.step,
+            "rank": self.key.rank,
+            "mesh": [list(dim) for dim in self.mesh.dims],
+            "parent": self.parent,
+            "created_at": self.created_at,
+            "producer": self.producer,
+        }
+        raw = json.dumps(fields, separators=(",", ":"), sort_keys=True).encode()
+        if len(raw) > STAMP_BYTES_MAX:
+            raise InvalidSpec("stamp", f"{len(raw)} bytes", f"at most {STAMP_BYTES_MAX} bytes of mesh and producer")
+        return raw
+
+    @classmethod
+    def decode(cls, raw: bytes) -> Stamp:
+        fields: Mapping[str, Any] = json.loads(raw)
+        parent = fields["parent"]
+        return cls(
+            key=ShardKey(int(fields["attempt"]), int(fields["step"]), int(fields["rank"])),
+            mesh=Mesh(tuple((str(name), int(size)) for name, size in fields["mesh"])),
+            parent=None if parent is None else (int(parent[0]), int(parent[1])),
+            created_at=float(fields["created_at"]),
+            producer=str(fields["producer"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The header page of a complete shard. `sequence` grows with every save into the same image."""
+
+    stamp: Stamp
+    sequence: int
+    index_size: int
+    index_crc: int
+    tensors_end: int
+    extra_size: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the shard: an image may be larger (its reserve), a copy is exactly this."""
+        return self.tensors_end + self.extra_size
+
+
+def pack_header(header: Header) -> bytes:
+    """The body with its checksum, to be stored at `BODY_OFFSET` while the state word says WRITING."""
+    stamp = header.stamp.encode()
+    body = _BODY.pack(
+        LAYOUT_VERSION,
+        len(stamp),
+        header.sequence,
+        header.index_size,
+        header.index_crc,
+        header.tensors_end,
+        header.extra_size,
+    )
+    return zlib.crc32(body + stamp).to_bytes(4, "little") + body + stamp
+
+
+BODY_OFFSET = STATE_OFFSET + len(WRITING)
+
+
+def state_of(page: bytes) -> bytes:
+    """The state word. Raises IntegrityError for a file that is no shard."""
+    if len(page) < PAGE or page[: len(MAGIC)] != MAGIC:
+        raise IntegrityError("not a Holdfast shard: the magic number is missing")
+    return page[STATE_OFFSET:BODY_OFFSET]
+
+
+def parse_header(page: bytes) -> Header | None:
+    """The header, or None while the shard is empty or being written (or was torn: nobody will ever finish it).
+
+    Raises IntegrityError for a file that is no shard or whose header is damaged, IncompatibleVersion for another layout.
+    """
+    return parse_body(page) if state_of(page) == COMPLETE else None
+
+
+def parse_body(page: bytes) -> Header:
+    """The header of the last *complete* save, also while the next one is being written; raises as `parse_header` does."""
+    state_of(page)  # is it a shard at all?
+    _, _, checksum = _PREFIX.unpack_from(page)
+    layout, stamp_size, sequence, index_size, index_crc, tensors_end, extra_size = _BODY.unpack_from(page, _PREFIX.size)
+    end = _STAMP_OFFSET + stamp_size
+    if end > PAGE or zlib.crc32(page[_PREFIX.size : end]) != checksum:
+        raise IntegrityError("the shard's header is damaged: its checksum does not match")
+    if layout != LAYOUT_VERSION:
+        raise IncompatibleVersion(f"shard of layout {layout}; this release reads layout {LAYOUT_VERSION}")
+    stamp = Stamp.decode(page[_STAMP_OFFSET:end])
+    return Header(stamp, sequence, index_size, index_crc, tensors_end, extra_size)

@@ -1,0 +1,155 @@
+"""The manifest of a shard: what makes a file a checkpoint. No manifest, no checkpoint.
+
+It names the shard and carries the checksums (CRC-32C) that every copy is verified against, wherever it travels. Checksums
+are per *span*: the header page; the index and tensors in steps of 8 MiB; the extra. The spans follow from two numbers, so
+both ends of a transfer agree on them, a broken span is found and fetched alone, and the checksum of the tensors (equal for
+replicas of one state) and of the whole file come out of the same single pass.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.domain.errors import IncompatibleVersion, IntegrityError
+from holdfast.domain.generations import ShardKey
+from holdfast.domain.mesh import Mesh
+from holdfast.shards.layout import PAGE, Header
+
+SCHEMA_VERSION = 1
+CHUNK_BYTES = 8 << 20
+MANIFEST_BYTES_MAX = 8 << 20  # about 5 TB of shard
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A piece of the file with a checksum of its own."""
+
+    offset: int
+    size: int
+
+
+def spans_of(size: int, tensors_end: int) -> tuple[Span, ...]:
+    """Header page, index and tensors by `CHUNK_BYTES`, extra (absent when empty)."""
+    body = tuple(
+        Span(offset, min(CHUNK_BYTES, tensors_end - offset)) for offset in range(PAGE, tensors_end, CHUNK_BYTES)
+    )
+    extra = (Span(tensors_end, size - tensors_end),) if size > tensors_end else ()
+    return (Span(0, PAGE), *body, *extra)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """`digest` covers index and tensors only; `crc32c` the file; `span_crc32c` runs parallel to `spans`."""
+
+    job: str
+    node: str  # whose worker saved it
+    attempt: int
+    step: int
+    rank: int
+    mesh: tuple[tuple[str, int], ...]
+    parent: tuple[int, int] | None  # (attempt, step) that the lineage started from
+    size: int
+    tensors_end: int
+    digest: str
+    crc32c: int
+    span_crc32c: tuple[int, ...]
+    created_at: float
+    producer: str
+    layout: int = 1
+    schema: int = SCHEMA_VERSION
+
+    @classmethod
+    def of(cls, header: Header, *, job: str, node: str, digest: str, crc32c: int, spans: tuple[int, ...]) -> Manifest:
+        stamp = header.stamp
+        return cls(
+            job=job,
+            node=node,
+            attempt=stamp.key.attempt,
+            step=stamp.key.step,
+            rank=stamp.key.rank,
+            mesh=stamp.mesh.dims,
+            parent=stamp.parent,
+            size=header.size,
+            tensors_end=header.tensors_end,
+            digest=digest,
+            crc32c=crc32c,
+            span_crc32c=spans,
+            created_at=stamp.created_at,
+            producer=stamp.producer,
+        )
+
+    @property
+    def key(self) -> ShardKey:
+        return ShardKey(self.attempt, self.step, self.rank)
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        return spans_of(self.size, self.tensors_end)
+
+    def domain_mesh(self) -> Mesh:
+        return Mesh(self.mesh)
+
+    # ------------------------------------------------------------ bytes
+
+    def encode(self) -> bytes:
+        """Canonical JSON with its own checksum: a flipped digit in a manifest must not name another step."""
+        raw = json.dumps(asdict(self), sort_keys=True, separators=(",", ":")).encode()
+        return b'{"manifest":' + raw + b',"self":' + str(zlib.crc32(raw)).encode() + b"}\n"
+
+    @classmethod
+    def decode(cls, raw: bytes) -> Manifest:
+        """Raises IntegrityError for anything that `encode` did not write, IncompatibleVersion for a newer schema."""
+        try:
+            envelope: Any = json.loads(raw)
+            fields: dict[str, Any] = envelope["manifest"]
+            canonical = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+            if zlib.crc32(canonical) != envelope["self"]:
+                raise IntegrityError("the manifest is damaged: its own checksum does not match")
+            if fields["schema"] != SCHEMA_VERSION:
+                raise IncompatibleVersion(f"manifest of schema {fields['schema']}; this release reads {SCHEMA_VERSION}")
+            parent = fields["parent"]
+            fields |= {
+                "mesh": tuple((str(name), int(size)) for name, size in fields["mesh"]),
+                "parent": None if parent is None else (int(parent[0]), int(parent[1])),
+                "span_crc32c": tuple(map(int, fields["span_crc32c"])),
+            }
+            manifest = cls(**fields)
+            counted = len(manifest.spans)
+        except (ValueError, TypeError, KeyError, IndexError) as error:
+            raise IntegrityError(f"not a manifest: {error!r}") from error
+        if len(manifest.span_crc32c) != counted:
+            raise IntegrityError(f"the manifest has {len(manifest.span_crc32c)} checksums for {counted} spans")
+        return manifest
+
+    def write(self, path: Path) -> None:
+        """Atomic and durable: temporary name → fsync → rename → fsync of the directory."""
+        temporary = path.with_name(f".{path.name}.tmp")
+        with temporary.open("wb") as file:
+            file.write(self.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+        sync_directory(path.parent)
+
+    @classmethod
+    def read(cls, path: Path) -> Manifest:
+        """Raises FileNotFoundError, IntegrityError, IncompatibleVersion."""
+        with path.open("rb") as file:
+            raw = file.read(MANIFEST_BYTES_MAX + 1)
+        if len(raw) > MANIFEST_BYTES_MAX:
+            raise IntegrityError(f"{path} is larger than any manifest ({MANIFEST_BYTES_MAX} bytes)")
+        return cls.decode(raw)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make a rename in `directory` durable."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

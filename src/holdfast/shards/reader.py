@@ -1,0 +1,124 @@
+"""Reading a shard: tensors as memory views into the mapped file, without a copy and without torch.
+
+A reader holds LOCK_SH from the moment it opens until it is closed: nobody overwrites an image under it. It checks the
+structure (state, header, index, size) but not the payload's checksum: that has been done by whoever handed out the path.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+from holdfast.domain.errors import Conflict, IntegrityError
+from holdfast.domain.generations import ShardKey
+from holdfast.shards.image import map_apart
+from holdfast.shards.layout import PAGE, Header, TensorSpec, parse_header, read_index
+
+
+def peek(path: Path) -> Header | None:
+    """The header without taking any lock: a hint, to be looked at again under the lock. None = nothing whole there.
+
+    Raises FileNotFoundError, IntegrityError, IncompatibleVersion.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return parse_header(os.pread(fd, PAGE, 0))
+    finally:
+        os.close(fd)
+
+
+class Reader:
+    """An open shard. `expected` makes sure that it is the one that was meant. Use it as a context manager.
+
+    Raises FileNotFoundError; Conflict when the shard is being written right now; IntegrityError when it is not whole or not
+    the expected one; IncompatibleVersion for another layout.
+    """
+
+    def __init__(self, path: Path, expected: ShardKey | None = None) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._lock()
+            self.header = self._check(expected)
+            self._map = map_apart(self._fd, self.header.size, private=True)
+            self._bytes = memoryview(self._map)
+            self._specs, self._offsets = self._read_index()
+        except BaseException:
+            os.close(self._fd)
+            raise
+        self._at = {spec.fqn: (spec, offset) for spec, offset in zip(self._specs, self._offsets, strict=True)}
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the lock back. Views handed out stay valid, but an image may be overwritten under them from now on."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    @property
+    def key(self) -> ShardKey:
+        return self.header.stamp.key
+
+    @property
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        return self._specs
+
+    @property
+    def data(self) -> memoryview:
+        """The whole shard, exactly `header.size` bytes."""
+        return self._bytes
+
+    @property
+    def extra(self) -> bytes:
+        return bytes(self._bytes[self.header.tensors_end : self.header.size])
+
+    def view(self, fqn: str) -> memoryview:
+        """The bytes of one tensor. Raises KeyError when the shard has none of that name."""
+        spec, offset = self._at[fqn]
+        return self._bytes[offset : offset + spec.nbytes]
+
+    def items(self) -> Iterator[tuple[TensorSpec, memoryview]]:
+        for spec in self._specs:
+            yield spec, self.view(spec.fqn)
+
+    def __contains__(self, fqn: str) -> bool:
+        return fqn in self._at
+
+    def still_whole(self) -> bool:
+        """Whether the file still says what it said at the start: a writer that keeps to the locks cannot change it."""
+        return parse_header(os.pread(self._fd, PAGE, 0)) == self.header
+
+    # ------------------------------------------------------------ opening
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise Conflict(f"{self.path} is being written") from error
+
+    def _check(self, expected: ShardKey | None) -> Header:
+        header = parse_header(os.pread(self._fd, PAGE, 0))
+        if header is None:
+            raise IntegrityError(f"{self.path} holds no complete shard")
+        if expected is not None and header.stamp.key != expected:
+            raise IntegrityError(f"{self.path} holds {header.stamp.key}, not {expected}")
+        if (size := os.fstat(self._fd).st_size) < header.size:
+            raise IntegrityError(f"{self.path} is truncated: {size} of {header.size} bytes")
+        return header
+
+    def _read_index(self) -> tuple[tuple[TensorSpec, ...], tuple[int, ...]]:
+        raw = bytes(self._bytes[PAGE : PAGE + self.header.index_size])
+        if zlib.crc32(raw) != self.header.index_crc:
+            raise IntegrityError(f"{self.path}: the index is damaged, its checksum does not match")
+        return read_index(raw, self.header.tensors_end)
