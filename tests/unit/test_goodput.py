@@ -1,0 +1,143 @@
+"""The goodput ledger: every second in exactly one class, whatever the history."""
+
+from __future__ import annotations
+
+import pytest
+from holdfast.supervisor.goodput import Class, History, account
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.domain.findings import StepRecord
+from holdfast.domain.incidents import Action, ActionKind, Incident, IncidentState
+
+WORLD = 4
+
+
+def record(
+    step: int, begin: float, end: float, *, generation: int = 1, world: int = WORLD, stall_s: float = 0.0
+) -> StepRecord:
+    return StepRecord("job", generation, step, world, begin, end, tokens=100, loss=None, stall_s=stall_s)
+
+
+def incident(
+    fault: float,
+    detected: float,
+    decided: float | None,
+    first_step: float | None,
+    kind: ActionKind = ActionKind.RESTART,
+) -> Incident:
+    return Incident(
+        id=f"i{fault}",
+        job="job",
+        kind="worker_crash",
+        cause="rank 1 died",
+        state=IncidentState.RESOLVED,
+        generation=1,
+        action=Action(kind, "because"),
+        t_fault=fault,
+        t_detected=detected,
+        t_decided=decided,
+        t_first_step=first_step,
+    )
+
+
+def history(**changes: object) -> History:
+    fields: dict[str, object] = {"started_at": 0.0, "ended_at": 100.0, "full_world_size": WORLD, "full_nodes": 2}
+    return History(**(fields | changes))  # type: ignore[arg-type]
+
+
+def test_a_healthy_run_is_startup_then_useful() -> None:
+    steps = [record(n, 10 + n - 1, 10 + n) for n in range(1, 91)]
+    ledger = account(history(steps=steps))
+    assert ledger.seconds[Class.STARTUP] == pytest.approx(10)
+    assert ledger.seconds[Class.USEFUL] == pytest.approx(90)
+    assert ledger.goodput_job == pytest.approx(0.9)
+    assert ledger.fault_free_tokens_per_s == pytest.approx(100)
+
+
+def test_an_incident_is_cut_into_detect_decide_recover_and_rework() -> None:
+    before = [record(n, n - 1, n) for n in range(1, 11)]  # steps 1-10 until t = 10
+    # fault at 10.5, found at 11, decided at 11.5; restored at step 8; 9 and 10 are done again from t = 14
+    after = [record(n, 14 + n - 9, 15 + n - 9, generation=2) for n in range(9, 21)]
+    ledger = account(history(steps=before + after, incidents=[incident(10.5, 11, 11.5, 15)], ended_at=26.0))
+    assert ledger.seconds[Class.DETECT] == pytest.approx(0.5)
+    assert ledger.seconds[Class.DECIDE] == pytest.approx(0.5)
+    assert ledger.seconds[Class.RECOVER] == pytest.approx(2.5)
+    assert ledger.seconds[Class.REWORK] == pytest.approx(0.5 + 2)  # half a step lost, two done twice
+    assert ledger.seconds[Class.USEFUL] == pytest.approx(20)
+    assert ledger.rework_steps == 2
+
+
+def test_a_smaller_mesh_is_degraded_and_not_useful_time() -> None:
+    full = [record(n, n - 1, n) for n in range(1, 11)]
+    half = [record(10 + n, 10 + 2 * (n - 1), 10 + 2 * n, generation=2, world=2) for n in range(1, 6)]
+    ledger = account(history(steps=full + half, ended_at=20.0))
+    assert ledger.seconds[Class.USEFUL] == pytest.approx(15)
+    assert ledger.seconds[Class.DEGRADED] == pytest.approx(5)
+
+
+def test_checkpoint_copies_are_stall() -> None:
+    steps, at = [], 0.0
+    for n in range(1, 21):
+        stall = 0.5 if n % 5 == 0 else 0.0
+        steps.append(record(n, at, at + 1 + stall, stall_s=stall))
+        at += 1 + stall
+    ledger = account(history(steps=steps, ended_at=at))
+    assert ledger.seconds[Class.STALL] == pytest.approx(2.0)
+    assert ledger.seconds[Class.USEFUL] == pytest.approx(20.0)
+
+
+def test_time_without_any_way_to_run_is_wait() -> None:
+    steps = [record(1, 0, 1), record(2, 50, 51, generation=2)]
+    ledger = account(history(steps=steps, incidents=[incident(1, 2, 3, 51)], waits=[(3.0, 45.0)], ended_at=51.0))
+    assert ledger.seconds[Class.WAIT] == pytest.approx(42)
+    assert ledger.seconds[Class.RECOVER] == pytest.approx(5)
+
+
+def test_paid_goodput_counts_the_spares() -> None:
+    steps = [record(n, n - 1, n) for n in range(1, 101)]
+    ledger = account(history(steps=steps, paid_nodes=[(0.0, 3)]))
+    assert ledger.goodput_job == pytest.approx(1.0)
+    assert ledger.goodput_paid == pytest.approx(2 / 3)
+
+
+def test_a_job_that_never_stepped_was_all_startup() -> None:
+    ledger = account(history())
+    assert ledger.seconds[Class.STARTUP] == 100.0
+    assert ledger.goodput_job == 0.0
+
+
+times = st.floats(0, 100, allow_nan=False)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> History:
+    steps = [
+        record(
+            draw(st.integers(1, 30)),
+            begin := draw(times),
+            begin + draw(st.floats(0, 20)),
+            generation=draw(st.integers(1, 4)),
+            world=draw(st.sampled_from([2, WORLD])),
+            stall_s=draw(st.floats(0, 5)),
+        )
+        for _ in range(draw(st.integers(0, 12)))
+    ]
+    incidents = []
+    for _ in range(draw(st.integers(0, 4))):
+        marks = sorted(draw(st.lists(times, min_size=4, max_size=4)))
+        known = draw(st.integers(2, 4))
+        fault, detected, decided, first = (*marks[:known], *[None] * (4 - known))
+        kind = draw(st.sampled_from([ActionKind.RESTART, ActionKind.WAIT]))
+        incidents.append(incident(fault or 0.0, detected or 0.0, decided, first, kind))
+    waits = [tuple(sorted((draw(times), draw(times)))) for _ in range(draw(st.integers(0, 2)))]
+    return history(steps=steps, incidents=incidents, waits=waits)
+
+
+@settings(max_examples=300, deadline=None)
+@given(histories())
+def test_the_classes_add_up_to_the_wall_time(past: History) -> None:
+    ledger = account(past)
+    assert sum(ledger.seconds.values()) == pytest.approx(ledger.wall_s, abs=1e-6)
+    assert all(seconds >= 0 for seconds in ledger.seconds.values())
+    assert 0 <= ledger.goodput_job <= 1 + 1e-9
