@@ -1,0 +1,102 @@
+"""The connection to Redis: who retries, and what each failure means.
+
+Retries have one owner, `Connection.call`: redis-py's own are off. A command whose connection broke is tried again for about a
+quarter of a second, then `Unavailable` is raised. A broken connection leaves open whether the command was carried out, so
+an append may be doubled: consumers are idempotent on `Entry.id`. Every other command here can be repeated without harm.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import anyio
+from redis import asyncio as aioredis
+from redis import exceptions
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from holdfast.domain.errors import HoldfastError, InvalidSpec, Unavailable
+
+ANSWER_TIMEOUT_S = 2.0  # beyond any blocking: a server that is silent for longer is not there
+RETRY_DELAYS_S = (0.01, 0.05, 0.2)
+CONNECTIONS_MAX = 256
+
+# The server is there but will not serve now: full memory or disk, a failover under way, rights that are missing.
+_REFUSALS = ("OOM", "MISCONF", "READONLY", "LOADING", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "NOREPLICAS", "NOPERM")
+_GONE = ("NOGROUP", "UNBLOCKED")  # UNBLOCKED is what a blocked read gets when its stream is deleted
+
+T = TypeVar("T")
+
+
+class GroupGone(HoldfastError):
+    """The stream or its group was deleted, maybe under a blocked read. A subscription creates it again."""
+
+
+class Connection:
+    """Opened on first use; `redis` is the client whose commands go through `call`."""
+
+    def __init__(self, url: str, *, block_s: float) -> None:
+        """`block_s`: the longest that a command will block. Raises `InvalidSpec` for a malformed URL."""
+        try:
+            self.redis = aioredis.Redis.from_url(
+                url,
+                protocol=2,  # one shape of answers on every server version
+                retry=Retry(NoBackoff(), 0),
+                socket_timeout=block_s + ANSWER_TIMEOUT_S,
+                socket_connect_timeout=ANSWER_TIMEOUT_S,
+                max_connections=CONNECTIONS_MAX,
+            )
+        except ValueError as error:
+            shown = url.rsplit("@", 1)[-1]  # never the password
+            raise InvalidSpec(
+                "HOLDFAST_REDIS_URL", shown, "redis://host:port/db, rediss://… or unix:///path"
+            ) from error
+        at: dict[str, Any] = self.redis.connection_pool.connection_kwargs
+        self.address = str(at["path"]) if "path" in at else f"{at.get('host', 'localhost')}:{at.get('port', 6379)}"
+
+    async def call(self, attempt: Callable[[], Awaitable[T]], *, delays_s: Sequence[float] = RETRY_DELAYS_S) -> T:
+        """Run one command. Raises `Unavailable`, `GroupGone`, or `HoldfastError` for what Redis rejects for good."""
+        for delay_s in delays_s:
+            try:
+                return await self._try(attempt)
+            except _Broken:
+                await anyio.sleep(delay_s * random.uniform(0.5, 1.0))
+        try:
+            return await self._try(attempt)
+        except _Broken as error:
+            raise self._silent(error.__cause__) from error.__cause__
+
+    async def aclose(self) -> None:
+        await self.redis.aclose()
+
+    async def _try(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        try:
+            return await attempt()
+        except exceptions.AuthenticationError as error:
+            raise Unavailable(f"Redis at {self.address} refuses the credentials: {error}") from error
+        except (exceptions.TimeoutError, TimeoutError) as error:
+            raise self._silent(error) from error  # it has had its time, and more of the same helps nobody
+        except (exceptions.ConnectionError, OSError) as error:
+            raise _Broken from error
+        except exceptions.RedisError as error:
+            raise self._rejected(error) from error
+
+    def _silent(self, error: BaseException | None) -> Unavailable:
+        return Unavailable(
+            f"Redis at {self.address} does not answer ({error}); is it running, is HOLDFAST_REDIS_URL right?"
+        )
+
+    def _rejected(self, error: exceptions.RedisError) -> HoldfastError:
+        """Codes are looked for in the whole text: an error inside a script comes wrapped in one of the script's own."""
+        text = f"{getattr(error, 'status_code', None) or ''} {error}".strip()
+        if any(code in text for code in _GONE):
+            return GroupGone(text)
+        if any(code in text for code in _REFUSALS):
+            return Unavailable(f"Redis at {self.address} will not serve now: {text}")
+        return HoldfastError(f"Redis at {self.address} rejects a command: {text}")
+
+
+class _Broken(Exception):
+    """The connection broke or could not be made; its cause says how."""

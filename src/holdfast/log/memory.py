@@ -1,0 +1,311 @@
+"""The event log in this process's memory: the same promises as on Redis, for tests and simulation.
+
+It passes the same contract suite as `RedisLog`. Its time is the event loop's, so under a virtual clock a lease expires and
+an entry is reclaimed without anybody waiting. Everything between two awaits is atomic, which is what Lua is for there.
+`delete_stream` and `flush` do to it what an operator or a fault does to Redis.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import anyio
+from anyio.lowlevel import checkpoint
+
+from holdfast.domain.errors import InvalidSpec, StaleEpoch
+from holdfast.log.keys import DEAD_SUFFIX
+from holdfast.log.protocol import Commit, Delivery, Entry, Lease
+
+RECLAIM_CHECKS = 5  # looks for abandoned entries per `reclaim_after_s`
+
+
+@dataclass(slots=True)
+class _Pending:
+    """An entry that was handed out and not yet acknowledged."""
+
+    consumer: str
+    since_s: float
+    deliveries: int
+
+
+@dataclass(slots=True)
+class _Group:
+    last: int  # newest entry handed out
+    pending: dict[int, _Pending] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Stream:
+    numbers: list[int] = field(default_factory=list)  # sorted; the position "7-0" is number 7
+    entries: dict[int, Entry] = field(default_factory=dict)
+    groups: dict[str, _Group] = field(default_factory=dict)
+
+    def after(self, number: int, count: int) -> list[int]:
+        begin = bisect.bisect_right(self.numbers, number)
+        return self.numbers[begin : begin + count]
+
+    def trim(self, length: int) -> None:
+        surplus = len(self.numbers) - length
+        if surplus > 0:
+            for number in self.numbers[:surplus]:
+                del self.entries[number]
+            del self.numbers[:surplus]
+
+
+@dataclass(slots=True)
+class _Held:
+    lease: Lease
+    until_s: float
+
+
+class MemoryLog:
+    """A `FencedLog` without a server. Share one instance between all that should see the same streams."""
+
+    def __init__(
+        self,
+        *,
+        stream_length_max: int = 100_000,
+        reclaim_after_s: float = 5.0,
+        deliveries_max: int = 5,
+        block_s: float = 0.5,
+    ) -> None:
+        self._stream_length_max = stream_length_max
+        self._reclaim_after_s = reclaim_after_s
+        self._deliveries_max = deliveries_max
+        self._block_s = block_s
+        self._streams: dict[str, _Stream] = {}
+        self._numbers = itertools.count(1)
+        self._held: dict[str, _Held] = {}
+        self._epochs: dict[str, int] = {}  # outlives `flush`, as the server's clock does on Redis
+        self._snapshots: dict[str, bytes] = {}
+        self._news = anyio.Event()
+
+    # ------------------------------------------------------------------ streams
+
+    async def append(self, stream: str, *entries: Entry) -> list[str]:
+        await checkpoint()
+        return [self._add(stream, entry) for entry in entries]
+
+    async def subscribe(
+        self, *streams: str, group: str, consumer: str, batch_max: int = 256, start: str = "0"
+    ) -> AsyncIterator[list[Delivery]]:
+        own = dict.fromkeys(streams, 0)  # how far this consumer's own pending entries have been handed out again
+        count = max(1, batch_max // len(streams))
+        reclaim_at_s = 0.0
+        for stream in streams:
+            self._group(stream, group, start)
+        while True:
+            await checkpoint()
+            batch = self._own_pending(own, group, consumer, count)
+            if not batch and anyio.current_time() >= reclaim_at_s:
+                batch = self._abandoned(streams, group, consumer, count)
+                if not batch:
+                    reclaim_at_s = anyio.current_time() + self._reclaim_after_s / RECLAIM_CHECKS
+            if not batch:
+                batch = self._new(streams, group, consumer, count)
+            if not batch:
+                await self._wait_for_news(min(self._block_s, reclaim_at_s - anyio.current_time()))
+                batch = self._new(streams, group, consumer, count)
+            yield batch
+
+    async def acknowledge(self, stream: str, group: str, *positions: str) -> None:
+        numbers = [_number(position) for position in positions]
+        await checkpoint()
+        self._acknowledge(stream, group, numbers)
+
+    async def read(
+        self, stream: str, *, after: str = "0", count: int = 1000, block_s: float | None = None
+    ) -> list[Delivery]:
+        if after == "$":
+            after = await self.last_position(stream)
+        deadline = anyio.current_time() + (block_s or 0.0)
+        while True:
+            await checkpoint()
+            held = self._streams.get(stream, _Stream())
+            if numbers := held.after(0 if after == "0" else _number(after), count):
+                return [Delivery(stream, _position(number), held.entries[number]) for number in numbers]
+            if anyio.current_time() >= deadline:
+                return []
+            await self._wait_for_news(deadline - anyio.current_time())
+
+    async def last_position(self, stream: str) -> str:
+        await checkpoint()
+        held = self._streams.get(stream)
+        return _position(held.numbers[-1]) if held and held.numbers else "0"
+
+    # ------------------------------------------------------------------ leadership
+
+    async def acquire(self, name: str, holder: str, ttl_s: float) -> Lease | None:
+        await checkpoint()
+        held = self._current(name)
+        if held is not None and held.lease.holder != holder:
+            return None
+        if held is None:
+            self._epochs[name] = self._epochs.get(name, 0) + 1
+            held = _Held(Lease(name=name, holder=holder, epoch=self._epochs[name]), 0.0)
+            self._held[name] = held
+        held.until_s = anyio.current_time() + ttl_s
+        return held.lease
+
+    async def renew(self, lease: Lease, ttl_s: float) -> bool:
+        await checkpoint()
+        held = self._current(lease.name)
+        if held is None or held.lease != lease:
+            return False
+        held.until_s = anyio.current_time() + ttl_s
+        return True
+
+    async def release(self, lease: Lease) -> None:
+        await checkpoint()
+        held = self._current(lease.name)
+        if held is not None and held.lease == lease:
+            del self._held[lease.name]
+
+    async def commit(self, lease: Lease, commit: Commit) -> None:
+        acknowledged = [
+            (stream, group, [_number(position) for position in positions])
+            for (stream, group), positions in commit.acknowledge.items()
+        ]
+        await checkpoint()
+        held = self._current(lease.name)
+        if held is None or held.lease != lease:
+            holder = f"{held.lease.epoch} {held.lease.holder}" if held else "nobody"
+            raise StaleEpoch(
+                f"{lease.holder} no longer holds the lease {lease.name!r} under epoch {lease.epoch} (now: {holder}); "
+                "nothing was written"
+            )
+        if commit.snapshot is not None:
+            self._snapshots[lease.name] = commit.snapshot
+        for stream, entry in commit.append:
+            self._add(stream, entry)
+        for stream, group, numbers in acknowledged:
+            self._acknowledge(stream, group, numbers)
+
+    async def snapshot(self, name: str) -> bytes | None:
+        await checkpoint()
+        return self._snapshots.get(name)
+
+    async def ping(self) -> None:
+        await checkpoint()
+
+    async def aclose(self) -> None:
+        await checkpoint()
+
+    # ------------------------------------------------------------------ what can happen to a log
+
+    def delete_stream(self, stream: str) -> None:
+        """Drop a stream with its groups, under whoever is reading it."""
+        self._streams.pop(stream, None)
+        self._announce()
+
+    def trim(self, stream: str, length: int) -> None:
+        """Keep only the newest `length` entries, pending or not."""
+        self._streams[stream].trim(length)
+
+    def flush(self) -> None:
+        """Lose everything: streams, groups, leases and snapshots."""
+        self._streams.clear()
+        self._held.clear()
+        self._snapshots.clear()
+        self._announce()
+
+    # ------------------------------------------------------------------ inside
+
+    def _add(self, stream: str, entry: Entry) -> str:
+        held = self._streams.setdefault(stream, _Stream())
+        number = next(self._numbers)
+        held.numbers.append(number)
+        held.entries[number] = entry
+        held.trim(self._stream_length_max)
+        self._announce()
+        return _position(number)
+
+    def _announce(self) -> None:
+        self._news.set()
+        self._news = anyio.Event()
+
+    async def _wait_for_news(self, timeout_s: float) -> None:
+        with anyio.move_on_after(max(0.0, timeout_s)):
+            await self._news.wait()
+
+    def _group(self, stream: str, group: str, start: str = "0") -> _Group:
+        """Created when it is not there; again from the beginning when it vanished."""
+        held = self._streams.setdefault(stream, _Stream())
+        if group not in held.groups:
+            newest = held.numbers[-1] if held.numbers else 0
+            held.groups[group] = _Group(newest if start == "$" else 0 if start == "0" else _number(start))
+        return held.groups[group]
+
+    def _new(self, streams: Iterable[str], group: str, consumer: str, count: int) -> list[Delivery]:
+        batch = []
+        for stream in streams:
+            reader = self._group(stream, group)
+            for number in self._streams[stream].after(reader.last, count):
+                reader.last = number
+                reader.pending[number] = _Pending(consumer, anyio.current_time(), 1)
+                batch.append(Delivery(stream, _position(number), self._streams[stream].entries[number]))
+        return batch
+
+    def _own_pending(self, cursors: dict[str, int], group: str, consumer: str, count: int) -> list[Delivery]:
+        """What this consumer left behind earlier, once: an empty answer ends it for good."""
+        for stream, cursor in list(cursors.items()):
+            pending = self._group(stream, group).pending
+            mine = sorted(number for number, each in pending.items() if each.consumer == consumer and number > cursor)
+            if mine:
+                cursors[stream] = mine[:count][-1]
+                if batch := self._hand_out_again(stream, group, consumer, mine[:count]):
+                    return batch
+            else:
+                del cursors[stream]
+        return []
+
+    def _abandoned(self, streams: Iterable[str], group: str, consumer: str, count: int) -> list[Delivery]:
+        limit_s = anyio.current_time() - self._reclaim_after_s
+        for stream in streams:
+            pending = self._group(stream, group).pending
+            idle = sorted(number for number, each in pending.items() if each.since_s <= limit_s)
+            if batch := self._hand_out_again(stream, group, consumer, idle[:count]):
+                return batch
+        return []
+
+    def _hand_out_again(self, stream: str, group: str, consumer: str, numbers: Sequence[int]) -> list[Delivery]:
+        """Skips what has been trimmed; what was handed out too often goes to the dead stream."""
+        batch = []
+        pending, entries = self._group(stream, group).pending, self._streams[stream].entries
+        for number in numbers:
+            each = pending[number]
+            if number not in entries:
+                del pending[number]
+            elif each.deliveries >= self._deliveries_max:
+                del pending[number]
+                self._add(stream + DEAD_SUFFIX, entries[number])
+            else:
+                pending[number] = replace(
+                    each, consumer=consumer, since_s=anyio.current_time(), deliveries=each.deliveries + 1
+                )
+                batch.append(Delivery(stream, _position(number), entries[number], each.deliveries + 1))
+        return batch
+
+    def _acknowledge(self, stream: str, group: str, numbers: Iterable[int]) -> None:
+        held = self._streams.get(stream)
+        if held is not None and group in held.groups:
+            for number in numbers:
+                held.groups[group].pending.pop(number, None)
+
+    def _current(self, name: str) -> _Held | None:
+        held = self._held.get(name)
+        return held if held is not None and held.until_s > anyio.current_time() else None
+
+
+def _position(number: int) -> str:
+    return f"{number}-0"
+
+
+def _number(position: str) -> int:
+    number, _, sequence = position.partition("-")
+    if not (number.isdecimal() and sequence.isdecimal()):
+        raise InvalidSpec("position", position, "a stream position such as '1700000000000-0'")
+    return int(number)

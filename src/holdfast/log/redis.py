@@ -1,0 +1,186 @@
+"""The event log on Redis Streams (>= 6.2): consumer groups, a lease with an epoch, and the fenced commit.
+
+Every change that must not be torn is one Lua script (see `scripts`); failures and retries are `connection`'s.
+Under plain asyncio on Python 3.11, redis-py 8 can swallow a task's cancellation; anyio delivers it again, so callers live in
+anyio task groups.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import anyio
+
+from holdfast.domain.errors import InvalidSpec, StaleEpoch
+from holdfast.log import scripts
+from holdfast.log.connection import Connection, GroupGone
+from holdfast.log.keys import Keys
+from holdfast.log.protocol import Commit, Delivery, Entry, Lease
+from holdfast.log.subscription import Limits, Subscription, decode
+
+_POSITION = re.compile(r"[0-9]{1,19}-[0-9]{1,19}")
+
+
+class RedisLog:
+    """A `FencedLog`. `block_s` is how long a subscription waits before it yields an empty batch; news wakes it at once."""
+
+    def __init__(
+        self,
+        url: str,
+        fleet: str,
+        *,
+        stream_length_max: int = 100_000,
+        reclaim_after_s: float = 5.0,
+        deliveries_max: int = 5,
+        block_s: float = 0.5,
+    ) -> None:
+        """Connects on first use. Raises `InvalidSpec` for a malformed URL or fleet name."""
+        self._keys = Keys(fleet)
+        self._limits = Limits(
+            stream_length_max=stream_length_max,
+            reclaim_after_s=reclaim_after_s,
+            deliveries_max=deliveries_max,
+            block_s=block_s,
+        )
+        self._connection = Connection(url, block_s=block_s)
+        self._call = self._connection.call
+        self._redis = self._connection.redis
+        self._acquire = self._redis.register_script(scripts.ACQUIRE)
+        self._renew = self._redis.register_script(scripts.RENEW)
+        self._release = self._redis.register_script(scripts.RELEASE)
+        self._commit = self._redis.register_script(scripts.COMMIT)
+
+    # ------------------------------------------------------------------ streams
+
+    async def append(self, stream: str, *entries: Entry) -> list[str]:
+        key = self._keys.stream(stream)
+
+        async def add() -> list[bytes]:
+            async with self._redis.pipeline(transaction=True) as pipeline:
+                for entry in entries:
+                    pipeline.xadd(key, _fields(entry), maxlen=self._limits.stream_length_max, approximate=True)
+                return await pipeline.execute()
+
+        return [position.decode() for position in await self._call(add)] if entries else []
+
+    async def subscribe(
+        self, *streams: str, group: str, consumer: str, batch_max: int = 256, start: str = "0"
+    ) -> AsyncIterator[list[Delivery]]:
+        subscription = Subscription(
+            self._connection,
+            self._keys,
+            self._limits,
+            streams=streams,
+            group=group,
+            consumer=consumer,
+            batch_max=batch_max,
+            start=start,
+        )
+        while True:
+            yield await subscription.next_batch()
+
+    async def acknowledge(self, stream: str, group: str, *positions: str) -> None:
+        if positions:
+            key, checked = self._keys.stream(stream), _checked(positions)
+            await self._call(lambda: self._redis.xack(key, group, *checked))
+
+    async def read(
+        self, stream: str, *, after: str = "0", count: int = 1000, block_s: float | None = None
+    ) -> list[Delivery]:
+        key = self._keys.stream(stream)
+        if after == "$":  # pinned once: between two waits an entry may arrive
+            after = await self.last_position(stream)
+        deadline = anyio.current_time() + (block_s or 0.0)
+        while True:
+            wait_s = min(self._limits.block_s, deadline - anyio.current_time())
+            block_ms = max(1, round(wait_s * 1000)) if wait_s > 0 else None  # 0 would mean for ever
+            answer = await self._read_once(key, after, count, block_ms)
+            deliveries = [each for position, fields in answer if (each := decode(stream, position, fields, 1))]
+            if deliveries or (not answer and block_ms is None):
+                return deliveries
+            if answer:  # nothing but garbage: look beyond it
+                after = answer[-1][0].decode()
+
+    async def _read_once(
+        self, key: str, after: str, count: int, block_ms: int | None
+    ) -> list[tuple[bytes, Mapping[bytes, bytes]]]:
+        try:
+            answer: Any = await self._call(lambda: self._redis.xread({key: after}, count=count, block=block_ms))
+        except GroupGone:  # the stream was deleted while we waited: there is nothing to read
+            return []
+        return answer[0][1] if answer else []
+
+    async def last_position(self, stream: str) -> str:
+        key = self._keys.stream(stream)
+        newest: Any = await self._call(lambda: self._redis.xrevrange(key, count=1))
+        return str(newest[0][0].decode()) if newest else "0"
+
+    # ------------------------------------------------------------------ leadership
+
+    async def acquire(self, name: str, holder: str, ttl_s: float) -> Lease | None:
+        keys = [self._keys.lease(name), self._keys.epoch(name)]
+        epoch = await self._call(lambda: self._acquire(keys=keys, args=[holder, _milliseconds(ttl_s)]))
+        return None if epoch is None else Lease(name=name, holder=holder, epoch=int(epoch))
+
+    async def renew(self, lease: Lease, ttl_s: float) -> bool:
+        keys = [self._keys.lease(lease.name)]
+        return bool(await self._call(lambda: self._renew(keys=keys, args=[_held(lease), _milliseconds(ttl_s)])))
+
+    async def release(self, lease: Lease) -> None:
+        keys = [self._keys.lease(lease.name)]
+        await self._call(lambda: self._release(keys=keys, args=[_held(lease)]))
+
+    async def commit(self, lease: Lease, commit: Commit) -> None:
+        streams = list(dict.fromkeys([*(name for name, _ in commit.append), *(name for name, _ in commit.acknowledge)]))
+        keys = [self._keys.lease(lease.name), self._keys.snapshot(lease.name), *map(self._keys.stream, streams)]
+        index = {name: number for number, name in enumerate(streams, start=3)}
+        args: list[str | int | bytes] = [_held(lease), self._limits.stream_length_max]
+        args += [int(commit.snapshot is not None), commit.snapshot or b"", len(commit.append)]
+        for name, entry in commit.append:
+            args += [index[name], entry.id, entry.type, entry.traceparent, entry.data]
+        for (name, group), positions in commit.acknowledge.items():
+            for position in _checked(positions):
+                args += [index[name], group, position]
+        answer = await self._call(lambda: self._commit(keys=keys, args=args))
+        if answer != 1:
+            holder = answer.decode(errors="replace") or "nobody"
+            raise StaleEpoch(
+                f"{lease.holder} no longer holds the lease {lease.name!r} under epoch {lease.epoch} (now: {holder}); "
+                "nothing was written"
+            )
+
+    async def snapshot(self, name: str) -> bytes | None:
+        key = self._keys.snapshot(name)
+        answer: Any = await self._call(lambda: self._redis.get(key))
+        value: bytes | None = answer
+        return value
+
+    # ------------------------------------------------------------------ the connection
+
+    async def ping(self) -> None:
+        await self._call(self._redis.ping, delays_s=())
+
+    async def aclose(self) -> None:
+        await self._connection.aclose()
+
+
+def _fields(entry: Entry) -> dict[Any, Any]:
+    return {"id": entry.id, "type": entry.type, "traceparent": entry.traceparent, "data": entry.data}
+
+
+def _held(lease: Lease) -> str:
+    return f"{lease.epoch} {lease.holder}"
+
+
+def _milliseconds(ttl_s: float) -> int:
+    return max(1, round(ttl_s * 1000))
+
+
+def _checked(positions: Sequence[str]) -> Sequence[str]:
+    """A malformed position would fail an acknowledgement half-way through a commit, so it is refused before."""
+    for position in positions:
+        if _POSITION.fullmatch(position) is None:
+            raise InvalidSpec("position", position, "a stream position such as '1700000000000-0'")
+    return positions

@@ -1,0 +1,121 @@
+"""The Lua scripts of the Redis log: each is one atomic step of the server, run on Redis 6.2 and later.
+
+A script that fails half-way keeps what it wrote before, so each one checks everything that can be wrong before its first
+write. Running out of memory is such a check too: Redis refuses the first write that grows, and the growing ones come first.
+A lease is stored as "<epoch> <holder>", which makes "still mine, under this epoch" one comparison.
+"""
+
+# KEYS: lease, epoch. ARGV: holder, TTL in ms. Returns the epoch as text, or nil when another holds the lease.
+#
+# The epoch follows the server's clock in seconds: a Redis that has lost its data (or a failover that lost the last writes)
+# must not hand out an epoch that agents have already seen, for they would refuse the new leader for good.
+ACQUIRE = """
+local held = redis.call('GET', KEYS[1])
+if held then
+  local epoch, holder = string.match(held, '^(%d+) (.*)$')
+  if holder ~= ARGV[1] then return nil end
+  redis.call('PEXPIRE', KEYS[1], ARGV[2])
+  return epoch
+end
+local last = tonumber(redis.call('GET', KEYS[2]) or '0')
+local epoch = string.format('%.0f', math.max(last + 1, tonumber(redis.call('TIME')[1])))
+redis.call('SET', KEYS[2], epoch)
+redis.call('SET', KEYS[1], epoch .. ' ' .. ARGV[1], 'PX', ARGV[2])
+return epoch
+"""
+
+# KEYS: lease. ARGV: "<epoch> <holder>", TTL in ms. Returns 1, or 0 when the lease is no longer held.
+RENEW = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+return redis.call('PEXPIRE', KEYS[1], ARGV[2])
+"""
+
+# KEYS: lease. ARGV: "<epoch> <holder>". Returns 1, or 0 when it was not held.
+RELEASE = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+return redis.call('DEL', KEYS[1])
+"""
+
+# KEYS: lease, snapshot, then each stream once.
+# ARGV: "<epoch> <holder>", stream length, 1 if there is a snapshot, the snapshot, number of appends,
+#       per append: index into KEYS, id, type, traceparent, data;
+#       per acknowledgement: index into KEYS, group, position.
+# Returns 1, or who holds the lease ('' = nobody) when the caller does not: then nothing was written.
+COMMIT = """
+local held = redis.call('GET', KEYS[1])
+if held ~= ARGV[1] then return held or '' end
+for i = 3, #KEYS do
+  local kind = redis.call('TYPE', KEYS[i]).ok
+  if kind ~= 'stream' and kind ~= 'none' then
+    return redis.error_reply('WRONGTYPE ' .. KEYS[i] .. ' is a ' .. kind .. ', not a stream')
+  end
+end
+if ARGV[3] == '1' then redis.call('SET', KEYS[2], ARGV[4]) end
+local at = 6
+for _ = 1, tonumber(ARGV[5]) do
+  redis.call('XADD', KEYS[tonumber(ARGV[at])], 'MAXLEN', '~', ARGV[2], '*',
+    'id', ARGV[at + 1], 'type', ARGV[at + 2], 'traceparent', ARGV[at + 3], 'data', ARGV[at + 4])
+  at = at + 5
+end
+while at < #ARGV do
+  redis.call('XACK', KEYS[tonumber(ARGV[at])], ARGV[at + 1], ARGV[at + 2])
+  at = at + 3
+end
+return 1
+"""
+
+# Hands pending entries out again. What has been trimmed from the stream is acknowledged and skipped; what has been handed
+# out too often goes to the dead stream. Both in the same step as the claim, so that nothing is lost or buried twice.
+#
+# KEYS: stream, dead stream. ARGV: group, consumer, mode, cursor, count, deliveries allowed, dead stream length, idle in ms.
+# Mode 'own' takes what this consumer left pending, beyond the cursor ('-' at first); mode 'idle' takes what has been
+# idle for too long with any consumer, this one included: its handler failed. There the cursor is XAUTOCLAIM's ('0-0').
+# Returns the next cursor ('' = reached the end), the number buried, and [position, deliveries, fields] for each entry.
+TAKE_PENDING = """
+local stream, dead, group, consumer = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
+local count, deliveries_max = tonumber(ARGV[5]), tonumber(ARGV[6])
+local positions, cursor = {}, ''
+if ARGV[3] == 'own' then
+  for _, pending in ipairs(redis.call('XPENDING', stream, group, ARGV[4], '+', count, consumer)) do
+    positions[#positions + 1] = pending[1]
+  end
+  if #positions == count then cursor = '(' .. positions[count] end
+else
+  local claimed = redis.call('XAUTOCLAIM', stream, group, consumer, ARGV[8], ARGV[4], 'COUNT', count, 'JUSTID')
+  positions = claimed[2]
+  if claimed[1] ~= '0-0' then cursor = claimed[1] end
+end
+local answer, buried = {}, 0
+for _, position in ipairs(positions) do
+  local deliveries = redis.call('XPENDING', stream, group, position, position, 1)[1][4]
+  local entry = redis.call('XRANGE', stream, position, position)[1]
+  if not entry then
+    redis.call('XACK', stream, group, position)
+  elseif deliveries >= deliveries_max then
+    local fields = entry[2]
+    redis.call('XADD', dead, 'MAXLEN', '~', ARGV[7], '*', 'position', position, 'group', group,
+      'deliveries', deliveries, unpack(fields, 1, math.min(#fields, 1000)))
+    redis.call('XACK', stream, group, position)
+    buried = buried + 1
+  else
+    redis.call('XCLAIM', stream, group, consumer, 0, position)
+    answer[#answer + 1] = {position, deliveries + 1, entry[2]}
+  end
+end
+return {cursor, buried, answer}
+"""
+
+# Forgets consumers that left nothing pending and have been silent for long: each restart may bring a new name.
+# KEYS: stream. ARGV: group, silence in ms. Returns how many.
+RETIRE_CONSUMERS = """
+local retired = 0
+for _, fields in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
+  local info = {}
+  for i = 1, #fields, 2 do info[fields[i]] = fields[i + 1] end
+  if info.pending == 0 and info.idle > tonumber(ARGV[2]) then
+    redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], info.name)
+    retired = retired + 1
+  end
+end
+return retired
+"""

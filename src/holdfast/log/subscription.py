@@ -1,0 +1,231 @@
+"""One consumer's reading of Redis streams, batch after batch, through everything that can happen to them.
+
+In this order, whenever a batch is asked for:
+
+1. the groups exist, or are created;
+2. what this consumer left pending (it crashed, or its last answer got lost), at once;
+3. what has been pending for `reclaim_after_s`, with a dead consumer or because a handler here failed;
+4. new entries, waiting up to `block_s` for them.
+
+A lost connection starts over at 1, after a pause that grows and jitters. So does a stream or group that vanished; it is
+created again from the beginning of the stream, since skipping an unread entry is worse than reading one twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+
+from holdfast.domain.errors import HoldfastError, Unavailable
+from holdfast.log import scripts
+from holdfast.log.connection import Connection, GroupGone
+from holdfast.log.keys import Keys
+from holdfast.log.protocol import Delivery, Entry
+
+PAUSE_MIN_S = 0.02
+PAUSE_MAX_S = 0.25
+RECLAIM_CHECKS = 5  # looks for abandoned entries per `reclaim_after_s`
+CONSUMER_SILENCE_MAX_S = 3600.0
+
+_OWN_BEGIN = "-"
+_IDLE_BEGIN = "0-0"
+_END = ""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What bounds a log's streams and waiting."""
+
+    stream_length_max: int  # entries; Redis trims in whole nodes, so a stream is a little longer
+    reclaim_after_s: float
+    deliveries_max: int
+    block_s: float
+
+
+class Subscription:
+    """Ask with `next_batch`. Not for concurrent use."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        keys: Keys,
+        limits: Limits,
+        *,
+        streams: Sequence[str],
+        group: str,
+        consumer: str,
+        batch_max: int,
+        start: str,
+    ) -> None:
+        self._call = connection.call
+        self._redis = connection.redis
+        self._keys = keys
+        self._limits = limits
+        self._streams = streams
+        self._group = group
+        self._consumer = consumer
+        self._count = max(1, batch_max // len(streams))  # Redis counts per stream
+        self._start = start
+        self._take_pending = connection.redis.register_script(scripts.TAKE_PENDING)
+        self._retire_consumers = connection.redis.register_script(scripts.RETIRE_CONSUMERS)
+        self._prepared = False
+        self._own = dict.fromkeys(streams, _OWN_BEGIN)  # stream → cursor; _END when done
+        self._idle = dict.fromkeys(streams, _END)
+        self._reclaim_at_s = 0.0
+        self._failures = 0
+
+    async def next_batch(self) -> list[Delivery]:
+        """The next entries; empty when `block_s` passed without news, or when Redis cannot be reached just now."""
+        try:
+            if not self._prepared:
+                await self._prepare()
+            batch = await self._own_pending() or await self._abandoned() or await self._new()
+        except GroupGone as gone:
+            logger.warning("%s: reading from its beginning again (%s)", ", ".join(self._streams), gone)
+            self._start_over(start="0")
+            return []
+        except Unavailable as error:
+            await self._pause(error)
+            return []
+        if self._failures:
+            logger.info("%s: Redis answers again after %d tries", ", ".join(self._streams), self._failures)
+            self._failures = 0
+        return batch
+
+    # ------------------------------------------------------------------ the four steps
+
+    async def _prepare(self) -> None:
+        for stream in self._streams:
+            await self._create_group(self._keys.stream(stream))
+            await self._run(self._retire_consumers, [stream], [self._group, round(CONSUMER_SILENCE_MAX_S * 1000)])
+        self._prepared = True
+
+    async def _create_group(self, key: str) -> None:
+        try:
+            await self._call(lambda: self._redis.xgroup_create(key, self._group, id=self._start, mkstream=True))
+        except HoldfastError as error:
+            if "BUSYGROUP" not in str(error):  # it exists already, which is as good
+                raise
+
+    async def _own_pending(self) -> list[Delivery]:
+        return await self._pending("own", self._own)
+
+    async def _abandoned(self) -> list[Delivery]:
+        if anyio.current_time() >= self._reclaim_at_s:
+            self._reclaim_at_s = anyio.current_time() + self._limits.reclaim_after_s / RECLAIM_CHECKS
+            self._idle = dict.fromkeys(self._streams, _IDLE_BEGIN)
+        return await self._pending("idle", self._idle)
+
+    async def _new(self) -> list[Delivery]:
+        wait_s = min(self._limits.block_s, self._reclaim_at_s - anyio.current_time())
+        streams: dict[Any, Any] = {self._keys.stream(stream): ">" for stream in self._streams}
+        # Tried once: after a lost answer the entries are pending here, and only step 2 finds them soon.
+        answer: Any = await self._call(
+            lambda: self._redis.xreadgroup(
+                self._group, self._consumer, streams, count=self._count, block=max(1, round(wait_s * 1000))
+            ),
+            delays_s=(),
+        )
+        batch: list[Delivery] = []
+        for key, entries in answer or []:
+            batch += await self._decoded(
+                self._keys.stream_name(key.decode()), ((position, 1, fields) for position, fields in entries)
+            )
+        return batch
+
+    # ------------------------------------------------------------------ pending entries
+
+    async def _pending(self, mode: str, cursors: dict[str, str]) -> list[Delivery]:
+        """Entries handed out before, from the first stream that has some; moves the cursors on."""
+        for stream in self._streams:
+            while cursors[stream] != _END:
+                cursor, buried, entries = await self._run(
+                    self._take_pending,
+                    [stream],
+                    [
+                        self._group,
+                        self._consumer,
+                        mode,
+                        cursors[stream],
+                        self._count,
+                        self._limits.deliveries_max,
+                        self._limits.stream_length_max,
+                        round(self._limits.reclaim_after_s * 1000),
+                    ],
+                    dead_of=stream,
+                )
+                cursors[stream] = cursor.decode()
+                if buried:
+                    self._report_dead(stream, buried, f"handed out {self._limits.deliveries_max} times without success")
+                rows = ((position, tries, _paired(fields)) for position, tries, fields in entries)
+                if batch := await self._decoded(stream, rows):
+                    return batch
+        return []
+
+    async def _decoded(self, stream: str, rows: Iterable[tuple[bytes, int, Mapping[bytes, bytes]]]) -> list[Delivery]:
+        """What can be decoded; the rest is buried at once, since no retry will make it readable."""
+        batch = []
+        for position, tries, fields in rows:
+            if (delivery := decode(stream, position, fields, tries)) is not None:
+                batch.append(delivery)
+            else:
+                await self._bury(stream, position, fields)
+        return batch
+
+    async def _bury(self, stream: str, position: bytes, fields: Mapping[bytes, bytes]) -> None:
+        async def move() -> None:
+            async with self._redis.pipeline(transaction=True) as pipeline:
+                epitaph: dict[Any, Any] = {"position": position, "group": self._group, "deliveries": 1, **fields}
+                pipeline.xadd(self._keys.dead(stream), epitaph, maxlen=self._limits.stream_length_max)
+                pipeline.xack(self._keys.stream(stream), self._group, position)
+                await pipeline.execute()
+
+        await self._call(move)
+        self._report_dead(stream, 1, f"{position.decode()} is not an entry of ours")
+
+    def _report_dead(self, stream: str, count: int, reason: str) -> None:
+        logger.error("%d entries of %s moved to %s.dead: %s", count, stream, stream, reason)
+
+    # ------------------------------------------------------------------ trouble
+
+    def _start_over(self, *, start: str | None = None) -> None:
+        self._prepared = False
+        self._start = start or self._start
+        self._own = dict.fromkeys(self._streams, _OWN_BEGIN)
+
+    async def _pause(self, error: Unavailable) -> None:
+        self._failures += 1
+        if self._failures == 1:
+            logger.warning("%s: %s; trying again until it does", ", ".join(self._streams), error)
+        self._start_over()
+        limit_s = min(PAUSE_MAX_S, PAUSE_MIN_S * 2 ** min(self._failures, 10))
+        await anyio.sleep(random.uniform(limit_s / 2, limit_s))
+
+    async def _run(self, script: Any, streams: list[str], args: list[str | int], *, dead_of: str = "") -> Any:
+        keys = [*map(self._keys.stream, streams), *([self._keys.dead(dead_of)] if dead_of else [])]
+        return await self._call(lambda: script(keys=keys, args=args))
+
+
+def decode(stream: str, position: bytes, fields: Mapping[bytes, bytes], deliveries: int) -> Delivery | None:
+    """None for an entry that Holdfast did not write: a field is missing or not text."""
+    try:
+        entry = Entry(
+            id=fields[b"id"].decode(),
+            type=fields[b"type"].decode(),
+            data=fields[b"data"],
+            traceparent=fields.get(b"traceparent", b"").decode(),
+        )
+    except (KeyError, UnicodeDecodeError):
+        return None
+    return Delivery(stream=stream, position=position.decode(), entry=entry, deliveries=deliveries)
+
+
+def _paired(flat: Sequence[bytes]) -> dict[bytes, bytes]:
+    return dict(zip(flat[::2], flat[1::2], strict=True))
