@@ -1,0 +1,26 @@
+"""The detectors, in the order in which they see an item. A new one is a file here and a line in `standard`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.diagnostics.catalogue.xid import Catalogue
+from holdfast.diagnostics.detectors.gpu_error import GpuError
+from holdfast.diagnostics.detectors.hang import Hang
+from holdfast.diagnostics.detectors.host_pressure import HostPressure
+from holdfast.diagnostics.detectors.liveness import Liveness
+from holdfast.diagnostics.detectors.protocol import Blind, Detector, JobBegan, Observed
+from holdfast.diagnostics.detectors.worker_exit import WorkerExit
+
+__all__ = ["Blind", "Detector", "JobBegan", "Observed", "standard"]
+
+
+def standard(catalogue: Catalogue, *, liveness: Liveness | None = None) -> tuple[Detector[Any], ...]:
+    """What production runs. Order matters where one explains the other's evidence: lost nodes before exits before hangs."""
+    return (
+        liveness or Liveness(),
+        GpuError(catalogue),
+        WorkerExit(),
+        Hang(),
+        HostPressure(),
+    )

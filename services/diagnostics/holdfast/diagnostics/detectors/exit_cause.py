@@ -1,0 +1,87 @@
+"""What an exit says about its cause: did this rank fail by itself, or because another one went away?
+
+When one rank of a job dies, the others fail in their next collective, within milliseconds and with every wording that gloo,
+NCCL and the TCPStore know. The peer that such a message blames is not evidence (three peers of one dead rank named three
+different ones), so only the class of the error is used.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from enum import IntEnum
+
+from holdfast.domain.signals import WorkerExited
+
+_LOG_LINES_MAX = 8  # an exception's last words; earlier lines of a log may mention NCCL in passing
+
+_COLLECTIVE_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "DistError"})
+# An exception of another type is the script's own, whatever words its message uses.
+_TRANSPORT_TYPES = frozenset(
+    {
+        "RuntimeError",
+        "TimeoutError",
+        "ConnectionError",
+        "ConnectionResetError",
+        "ConnectionRefusedError",
+        "ConnectionAbortedError",
+        "BrokenPipeError",
+        "EOFError",
+        "OSError",
+    }
+)
+_COLLECTIVE_TEXT = re.compile(
+    r"connection (?:was )?(?:closed|reset|refused|aborted)|broken pipe|socket (?:closed|timeout)|gloo|nccl|tcpstore"
+    r"|processgroup|process group|watchdog caught collective|timed out waiting \d+ ?ms for (?:recv|send)"
+    r"|application timeout caused pair closure|remote process (?:exited|closed)|failed to recv|wait timeout after",
+    re.IGNORECASE,
+)
+
+
+class Cause(IntEnum):
+    """How likely an exit is the first cause; lower sorts first."""
+
+    OWN = 0  # a signal, an exit code, the script's own exception
+    COLLECTIVE = 1  # an error of communication: some peer went away
+
+
+def is_failure(exit_: WorkerExited) -> bool:
+    """Nobody asked for it and it was not a clean end."""
+    return not exit_.expected and (exit_.signal is not None or exit_.exit_code != 0)
+
+
+def cause_of(exit_: WorkerExited) -> Cause:
+    """Own failure, or the echo of another rank's."""
+    if exit_.error is not None:
+        name = exit_.error.type.rpartition(".")[2]
+        if name in _COLLECTIVE_TYPES:
+            return Cause.COLLECTIVE
+        echo = name in _TRANSPORT_TYPES and _COLLECTIVE_TEXT.search(exit_.error.message) is not None
+        return Cause.COLLECTIVE if echo else Cause.OWN
+    # Without an error file only the log can tell. NCCL's watchdog ends a process by abort(); every other signal is a fact
+    # about this process itself.
+    if exit_.signal is not None and exit_.signal != signal.SIGABRT:
+        return Cause.OWN
+    last_words = exit_.log_tail[-_LOG_LINES_MAX:]
+    return Cause.COLLECTIVE if any(_COLLECTIVE_TEXT.search(line) for line in last_words) else Cause.OWN
+
+
+def failed_at(exit_: WorkerExited) -> float:
+    """When it went wrong: the exception's own time when it is known, because a teardown can take seconds."""
+    if exit_.error is not None and 0.0 < exit_.error.at <= exit_.at:
+        return exit_.error.at
+    return exit_.at
+
+
+def ending(exit_: WorkerExited) -> str:
+    """`was killed by SIGKILL`, `exited with code 3`, `raised ValueError: bad batch`: for a sentence."""
+    if exit_.error is not None:
+        message = " ".join(exit_.error.message.split())
+        return f"raised {exit_.error.type}" + (f": {message[:200]}" if message else "")
+    if exit_.signal is not None:
+        try:
+            name = signal.Signals(exit_.signal).name
+        except ValueError:
+            name = f"signal {exit_.signal}"
+        return f"was killed by {name}"
+    return f"exited with code {exit_.exit_code}"

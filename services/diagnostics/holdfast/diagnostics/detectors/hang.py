@@ -1,0 +1,318 @@
+"""Hangs: no rank of a generation makes progress for longer than its own history explains.
+
+Theory of operation, per (job, generation). *Progress* is any rank finishing a step; *activity* is progress or a change of
+phase. The allowance since the last activity is
+
+* `init_s` while any rank is in another phase than `step`, or before the rhythm of the job is known (its first steps, also the
+  first of a generation): compiling, restoring, evaluating and saving may take long;
+* `max(floor_s, factor × p99 of the last 200 steps)` otherwise, and also when a process stays stopped (state T): no phase of
+  training looks like that.
+
+Half-way through `floor_s` a *baseline* of every rank's CPU time is kept, so that the verdict can tell who worked since. A
+verdict needs fresh reports of every node of the generation: a node that is not heard is a matter of `liveness`, and a
+diagnostics process that was itself asleep concludes nothing. One finding per stall; progress ends the stall.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+
+from holdfast.diagnostics.detectors.localise import RankView, Verdict, localise
+from holdfast.diagnostics.detectors.protocol import Blind, JobBegan, Observed
+
+from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity, StepRecord
+from holdfast.domain.job import HangSpec
+from holdfast.domain.signals import (
+    ClockTick,
+    GenerationStarted,
+    GenerationStopped,
+    NodeDisconnected,
+    Phase,
+    RankProgress,
+)
+
+_GENERATIONS_MAX = 1024
+_HISTORY = 200  # steps
+_HISTORY_MIN = 3  # fewer say nothing of the rhythm: the first steps of a job initialise and compile
+_RANKS_IN_EVIDENCE_MAX = 32
+_EXPLAINS = frozenset(
+    {
+        FindingKind.WORKER_CRASH,
+        FindingKind.WORKER_EXCEPTION,
+        FindingKind.REPEATED_EXCEPTION,
+        FindingKind.NODE_LOST,
+    }
+)
+
+Key = tuple[str, int]  # (job, generation)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stall:
+    """What cannot change without ending the stall, looked at once."""
+
+    began: float
+    baseline_at: float
+    baseline: dict[str, RankProgress]
+    only_stepping: bool
+    done: bool  # every rank said that it is done
+
+
+@dataclass(slots=True)
+class _Generation:
+    hang: HangSpec
+    active_at: float  # diagnostics' clock: last progress or change of phase
+    latest: dict[str, RankProgress] = field(default_factory=dict)  # by node
+    heard_at: dict[str, float] = field(default_factory=dict)  # by node, diagnostics' clock
+    stopped_at: dict[str, float] = field(default_factory=dict)  # nodes with a process in state T, since when seen
+    stepped: bool = False
+    phase_changed: bool = True  # since the last step
+    last_end: float = 0.0
+    intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
+    stall: _Stall | None = None
+    settled: bool = False  # this stall is reported, or another finding explains it
+    over: bool = False  # stopped on purpose; kept for its rhythm until the next one begins
+
+
+@dataclass(slots=True)
+class HangState:
+    generations: OrderedDict[Key, _Generation] = field(default_factory=OrderedDict)
+    newest: dict[str, int] = field(default_factory=dict)  # job → generation
+    stopped: OrderedDict[str, int] = field(default_factory=OrderedDict)  # job → newest generation stopped on purpose
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    fresh_s: float = 2.0  # a node not heard for longer is not judged
+
+    @property
+    def reads(self) -> tuple[type[Observed], ...]:
+        return (
+            RankProgress,
+            ClockTick,
+            StepRecord,
+            GenerationStarted,
+            GenerationStopped,
+            NodeDisconnected,
+            Finding,
+            Blind,
+            JobBegan,
+        )
+
+    def initial(self) -> HangState:
+        return HangState()
+
+    def observe(self, state: HangState, item: Observed, now: float) -> tuple[HangState, tuple[Finding, ...]]:
+        match item:
+            case RankProgress():
+                _progress(state, item, now)
+            case ClockTick():
+                return state, self._conclude(state, now)
+            case StepRecord():
+                _stepped(state, item)
+            case GenerationStarted():
+                generation = _open(state, item.job, item.generation, now)
+                if generation is not None:
+                    generation.hang = item.hang
+            case GenerationStopped():
+                _close(state, item)
+            case NodeDisconnected(clean=True):
+                for generation in state.generations.values():
+                    generation.latest.pop(item.node, None)
+                    generation.stopped_at.pop(item.node, None)
+            case Finding() if item.kind in _EXPLAINS:
+                known = state.generations.get((item.job, item.generation))
+                if known is not None:
+                    known.settled = True
+            case JobBegan():
+                state.stopped.pop(item.job, None)
+                state.generations.pop((item.job, state.newest.pop(item.job, -1)), None)
+            case Blind():
+                for generation in state.generations.values():
+                    generation.active_at, generation.stall = now, None
+            case _:
+                pass
+        return state, ()
+
+    def _conclude(self, state: HangState, now: float) -> tuple[Finding, ...]:
+        findings = []
+        for key, generation in state.generations.items():
+            still_s = now - generation.active_at
+            if generation.over or generation.settled or not generation.latest or still_s < generation.hang.floor_s / 2:
+                continue
+            stall = generation.stall = generation.stall or _stall(generation, now)
+            allowance_s, rule = _allowance(generation, stall, now)
+            if stall.done or still_s < allowance_s or self._unheard(generation, now):
+                continue
+            generation.settled = True
+            findings.append(_report(key, generation, stall, still_s, allowance_s, rule, now))
+        return tuple(findings)
+
+    def _unheard(self, generation: _Generation, now: float) -> bool:
+        return any(now - generation.heard_at[node] > self.fresh_s for node in generation.latest)
+
+
+def _open(state: HangState, job: str, number: int, now: float) -> _Generation | None:
+    """The generation, made when it is new; None for one that is over. A newer one ends the older."""
+    generation = state.generations.get((job, number))
+    if generation is not None:
+        return None if generation.over else generation
+    if number <= state.stopped.get(job, -1) or number < state.newest.get(job, -1):
+        return None
+    generation = _Generation(hang=HangSpec(), active_at=now)
+    if (older := state.generations.pop((job, state.newest.get(job, -1)), None)) is not None:
+        generation.intervals_s.extend(older.intervals_s)  # the rhythm of a job outlives its generations
+    state.newest[job] = number
+    state.generations[(job, number)] = generation
+    while len(state.generations) > _GENERATIONS_MAX:
+        (old_job, _), _ = state.generations.popitem(last=False)
+        del state.newest[old_job]
+    return generation
+
+
+def _close(state: HangState, item: GenerationStopped) -> None:
+    """One node has stopped it on purpose, so the whole of it is ending: silence from here on is no hang."""
+    state.stopped[item.job] = max(item.generation, state.stopped.get(item.job, -1))
+    state.stopped.move_to_end(item.job)
+    while len(state.stopped) > _GENERATIONS_MAX:
+        state.stopped.popitem(last=False)
+    if state.newest.get(item.job, item.generation + 1) <= item.generation:
+        state.generations[(item.job, state.newest[item.job])].over = True
+
+
+def _progress(state: HangState, item: RankProgress, now: float) -> None:
+    """The hot path: every node, every tick. Comparing two tuples costs less than looking into them."""
+    generation = _open(state, item.job, item.generation, now)
+    if generation is None:
+        return
+    before = generation.latest.get(item.node)
+    generation.latest[item.node] = item
+    generation.heard_at[item.node] = now
+    if "T" in item.process_state or "t" in item.process_state:
+        generation.stopped_at.setdefault(item.node, now)
+    elif generation.stopped_at:
+        generation.stopped_at.pop(item.node, None)
+    if before is None or before.step != item.step or before.phase != item.phase:
+        generation.active_at, generation.stall = now, None
+        if before is not None and before.phase != item.phase:
+            generation.phase_changed = True
+        if before is not None and before.step != item.step:
+            generation.settled = False  # it goes on after all: the next stall is a new one
+
+
+def _stepped(state: HangState, record: StepRecord) -> None:
+    generation = state.generations.get((record.job, record.generation))
+    if generation is None:
+        return
+    generation.stepped = True
+    took_s = record.ended_at - record.started_at + record.stall_s
+    # Between two steps without a change of phase, what the script does outside of `run.step` belongs to the rhythm.
+    if generation.last_end and not generation.phase_changed:
+        took_s = max(took_s, record.ended_at - generation.last_end)
+    generation.intervals_s.append(took_s)
+    generation.last_end, generation.phase_changed = record.ended_at, False
+
+
+def _stall(generation: _Generation, now: float) -> _Stall:
+    phases = {phase for progress in generation.latest.values() for phase in progress.phase}
+    return _Stall(
+        began=generation.active_at,
+        baseline_at=now,
+        baseline=dict(generation.latest),
+        only_stepping=phases <= {Phase.STEP},
+        done=bool(phases) and phases <= {Phase.DONE},
+    )
+
+
+def _allowance(generation: _Generation, stall: _Stall, now: float) -> tuple[float, str]:
+    """How long the generation may be still, seconds, and by which rule."""
+    hang = generation.hang
+    # A debugger or a profiler stops a process for an instant; only one that stays stopped is evidence.
+    stopped = any(now - since >= hang.floor_s / 2 for since in generation.stopped_at.values())
+    if not stopped:
+        if not generation.stepped or len(generation.intervals_s) < _HISTORY_MIN:
+            return hang.init_s, "init_s: too few steps finished to know the rhythm"
+        if not stall.only_stepping:
+            return hang.init_s, "init_s: a rank is in another phase than step"
+    slow_s = p99(generation.intervals_s)
+    if hang.factor * slow_s > hang.floor_s:
+        return hang.factor * slow_s, f"{hang.factor:g} × p99 step time of {slow_s:.2f} s"
+    return hang.floor_s, "floor_s"
+
+
+def p99(values: deque[float]) -> float:
+    """The 99th percentile (nearest rank); 0.0 of nothing."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))] if ordered else 0.0
+
+
+def _views(generation: _Generation, stall: _Stall, now: float) -> list[RankView]:
+    window_s = now - stall.baseline_at
+    views = []
+    for node, item in generation.latest.items():
+        base = stall.baseline.get(node, item)
+        before = dict(zip(base.rank, zip(base.cpu_s, base.process_state, strict=True), strict=True))
+        for i, rank in enumerate(item.rank):
+            cpu_before, state_before = before.get(rank, (item.cpu_s[i], item.process_state[i]))
+            views.append(
+                RankView(
+                    rank=rank,
+                    node=node,
+                    step=item.step[i],
+                    phase=item.phase[i],
+                    state=item.process_state[i],
+                    state_before=state_before,
+                    cpu=max(0.0, item.cpu_s[i] - cpu_before) / window_s if window_s > 0 else 0.0,
+                    window_s=window_s,
+                    collective_seq=item.collective_seq[i],
+                )
+            )
+    return sorted(views, key=lambda view: view.rank)
+
+
+def _report(
+    key: Key, generation: _Generation, stall: _Stall, still_s: float, allowance_s: float, rule: str, now: float
+) -> Finding:
+    job, number = key
+    views = _views(generation, stall, now)
+    verdict = localise(views)
+    culprit = next((view for view in views if view.rank == verdict.rank), None)
+    step = max(view.step for view in views)
+    who = f"rank {culprit.rank} on {culprit.node}: {verdict.reason}" if culprit else verdict.reason
+    return Finding(
+        id=f"hang:{job}:{number}:{step}",
+        kind=FindingKind.HANG,
+        severity=Severity.ERROR,
+        at=now,
+        since=stall.began,
+        summary=f"{job} makes no progress for {still_s:.1f} s after step {step}; {who}.",
+        node=culprit.node if culprit else "",
+        job=job,
+        generation=number,
+        rank=verdict.rank,
+        confidence=verdict.confidence,
+        evidence={
+            "reason": verdict.reason,
+            "still_s": f"{still_s:.2f}",
+            "allowance_s": f"{allowance_s:.2f}",
+            "rule": rule,
+            "step": str(step),
+            "ranks": _table(views, verdict),
+        },
+        ladder=(Remedy.RESTART_PROCESS, Remedy.REPLACE_NODE),
+    )
+
+
+def _table(views: list[RankView], verdict: Verdict) -> str:
+    """The numbers behind the verdict, suspects first, one rank per line."""
+    named = {verdict.rank, *verdict.suspects}
+    ordered = sorted(views, key=lambda view: (view.rank not in named, view.rank))
+    lines = [
+        f"rank {view.rank} {view.node} step {view.step} {view.phase.value} state {view.state or 'gone'}"
+        f" cpu {view.cpu:.0%} collective {view.collective_seq if view.collective_seq >= 0 else '?'}"
+        for view in ordered[:_RANKS_IN_EVIDENCE_MAX]
+    ]
+    if len(ordered) > _RANKS_IN_EVIDENCE_MAX:
+        lines.append(f"… {len(ordered) - _RANKS_IN_EVIDENCE_MAX} more ranks")
+    return "\n".join(lines)

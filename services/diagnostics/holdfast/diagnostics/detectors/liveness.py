@@ -1,0 +1,345 @@
+"""Lost nodes: the agent's stream broke and it did not come back, or its beats stopped.
+
+Theory of operation. A node is *connected* (in order of its last beat), *in doubt* (the stream broke without a goodbye, or it
+has been silent for `silence_s`) or *gone* (said goodbye, or reported lost). Doubt becomes NODE_LOST
+
+* at once when a new incarnation of the agent connects: the old one's workers died with it;
+* `corroborated_s` after the break when ranks on other nodes of its generation fail in a collective and no rank has failed
+  first: they are the second witness;
+* `reconnect_grace_s` after the break otherwise.
+
+The same incarnation coming back before that means that nothing happened. Only nodes that this process has itself seen are
+ever lost. When many nodes go within one second it is more likely this process that lost its sight: that is one HOST_PRESSURE
+finding, and uncorroborated doubts wait for `mass_grace_s`, in which every living agent reconnects. A node that is still away
+then, while others are heard, is reported with low confidence, because a rack can really fail.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from holdfast.diagnostics.detectors.exit_cause import Cause, cause_of, is_failure
+from holdfast.diagnostics.detectors.protocol import Blind, JobBegan, Observed
+
+from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
+from holdfast.domain.signals import (
+    ClockTick,
+    GenerationStarted,
+    GenerationStopped,
+    NodeBeat,
+    NodeConnected,
+    NodeDisconnected,
+    RankProgress,
+    WorkerExited,
+)
+
+_GONE_MAX = 4096  # nodes remembered after they left, for the comparison of incarnations
+_WITNESSES_MAX = 1024  # generations
+
+Key = tuple[str, int]  # (job, generation)
+
+
+@dataclass(slots=True)
+class _Node:
+    incarnation: str
+    last_beat: float
+    ranks: dict[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)  # job → (generation, ranks)
+    stopped: dict[str, int] = field(default_factory=dict)  # job → newest generation stopped on purpose
+
+
+@dataclass(slots=True)
+class _Doubt:
+    since: float  # last beat
+    began: float
+    why: str
+    suspended_until: float = 0.0  # part of a mass event
+
+
+@dataclass(slots=True)
+class _Witness:
+    """Collective errors of a generation with no rank that failed first."""
+
+    at: float
+    nodes: set[str] = field(default_factory=set)
+    explained: bool = False
+
+
+@dataclass(slots=True)
+class LivenessState:
+    nodes: dict[str, _Node] = field(default_factory=dict)
+    connected: OrderedDict[str, None] = field(default_factory=OrderedDict)  # oldest beat first
+    doubts: dict[str, _Doubt] = field(default_factory=dict)
+    gone: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    witnesses: OrderedDict[Key, _Witness] = field(default_factory=OrderedDict)
+    blind_until: float = 0.0  # silence before this time proves nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Liveness:
+    """NODE_LOST, and one HOST_PRESSURE when it is diagnostics itself that lost sight."""
+
+    reconnect_grace_s: float = 0.4
+    corroborated_s: float = 0.05
+    silence_s: float = 5.0
+    witness_s: float = 5.0  # a collective error older than this no longer corroborates
+    mass_window_s: float = 1.0
+    mass_fraction: float = 0.3
+    mass_nodes_min: int = 3
+    mass_grace_s: float = 15.0  # longer than the agents' largest reconnect delay
+
+    @property
+    def reads(self) -> tuple[type[Observed], ...]:
+        return (
+            NodeBeat,
+            ClockTick,
+            NodeConnected,
+            NodeDisconnected,
+            GenerationStarted,
+            GenerationStopped,
+            RankProgress,
+            WorkerExited,
+            Blind,
+            JobBegan,
+        )
+
+    def initial(self) -> LivenessState:
+        return LivenessState()
+
+    def observe(self, state: LivenessState, item: Observed, now: float) -> tuple[LivenessState, tuple[Finding, ...]]:
+        findings: tuple[Finding, ...] = ()
+        match item:
+            case NodeBeat():
+                _beat(state, item.node, now)
+            case RankProgress() | GenerationStarted():
+                _learn(state, item)
+            case ClockTick():
+                findings = self._conclude(state, now)
+            case NodeConnected():
+                findings = self._connected(state, item, now)
+            case NodeDisconnected():
+                self._disconnected(state, item, now)
+            case GenerationStopped():
+                _stopped(state, item)
+            case WorkerExited():
+                _witness(state, item, now)
+            case JobBegan():
+                for node in state.nodes.values():
+                    node.ranks.pop(item.job, None)
+                    node.stopped.pop(item.job, None)
+                for key in [key for key in state.witnesses if key[0] == item.job]:
+                    del state.witnesses[key]
+            case Blind():
+                state.blind_until = now
+                for doubt in state.doubts.values():
+                    doubt.began = now
+            case _:
+                pass
+        return state, findings
+
+    def _connected(self, state: LivenessState, item: NodeConnected, now: float) -> tuple[Finding, ...]:
+        old = state.nodes.get(item.node)
+        findings: tuple[Finding, ...] = ()
+        if old is not None and old.incarnation == item.incarnation:
+            old.last_beat = now
+        else:
+            if old is not None and old.ranks:
+                why = "its agent has started anew, so its workers are gone"
+                findings = _lost(item.node, old, old.last_beat, why, confidence=1.0, now=now)
+            state.nodes[item.node] = _Node(item.incarnation, now)
+        state.doubts.pop(item.node, None)
+        state.gone.pop(item.node, None)
+        state.connected[item.node] = None
+        state.connected.move_to_end(item.node)
+        return findings
+
+    def _disconnected(self, state: LivenessState, item: NodeDisconnected, now: float) -> None:
+        node = state.nodes.get(item.node)
+        if node is None or item.node not in state.connected:
+            return
+        if item.clean:
+            node.ranks.clear()
+            _forget(state, item.node)
+        else:
+            del state.connected[item.node]
+            state.doubts[item.node] = _Doubt(since=node.last_beat, began=now, why="its telemetry stream broke")
+
+    def _conclude(self, state: LivenessState, now: float) -> tuple[Finding, ...]:
+        self._find_silent(state, now)
+        if not state.doubts:
+            return ()
+        findings: list[Finding] = []
+        ripe = [(node, doubt) for node, doubt in sorted(state.doubts.items()) if self._is_ripe(state, node, doubt, now)]
+        for name, doubt in ripe:
+            node, witnesses = state.nodes[name], self._witnesses(state, name, now)
+            if witnesses:
+                why = f"{doubt.why}, and ranks on {_some(witnesses)} fail in their collectives"
+                findings += _lost(name, node, doubt.since, why, confidence=0.99, now=now, witnesses=witnesses)
+            elif doubt.suspended_until and not state.connected:
+                continue  # nobody is heard: nothing can be said of anyone
+            elif not doubt.suspended_until and (others := self._mass(state, doubt)):
+                findings.append(self._suspend(state, others, now))
+                continue
+            else:
+                why = f"{doubt.why} and it did not come back within {now - doubt.began:.2f} s"
+                confidence = 0.6 if doubt.suspended_until else 0.9
+                findings += _lost(name, node, doubt.since, why, confidence=confidence, now=now)
+            node.ranks.clear()
+            _forget(state, name)
+        return tuple(findings)
+
+    def _find_silent(self, state: LivenessState, now: float) -> None:
+        """Move nodes whose beats stopped from connected to doubt; the oldest beat is first, so this looks at few."""
+        while state.connected:
+            name = next(iter(state.connected))
+            last_beat = max(state.nodes[name].last_beat, state.blind_until)
+            if now - last_beat < self.silence_s:
+                return
+            del state.connected[name]
+            why = f"its agent sent nothing for {now - last_beat:.1f} s on an open stream"
+            state.doubts[name] = _Doubt(since=state.nodes[name].last_beat, began=last_beat, why=why)
+
+    def _is_ripe(self, state: LivenessState, name: str, doubt: _Doubt, now: float) -> bool:
+        waited_s = now - doubt.began
+        if waited_s >= self.corroborated_s and self._witnesses(state, name, now):
+            return True
+        if doubt.suspended_until:
+            return now >= doubt.suspended_until
+        return waited_s >= self.reconnect_grace_s
+
+    def _witnesses(self, state: LivenessState, name: str, now: float) -> list[str]:
+        """Other nodes of its generations whose ranks fail in collectives, with no rank known to have failed first."""
+        nodes: set[str] = set()
+        for job, (generation, _) in state.nodes[name].ranks.items():
+            witness = state.witnesses.get((job, generation))
+            if witness is not None and not witness.explained and now - witness.at <= self.witness_s:
+                nodes |= witness.nodes - {name}
+        return sorted(nodes)
+
+    def _mass(self, state: LivenessState, doubt: _Doubt) -> list[str]:
+        """The nodes that went together with this one, when they are too many to have failed each by itself."""
+        together = [
+            name
+            for name, other in sorted(state.doubts.items())
+            if not other.suspended_until and abs(other.began - doubt.began) <= self.mass_window_s
+        ]
+        seen = len(state.connected) + len(state.doubts)
+        return together if len(together) >= self.mass_nodes_min and len(together) > self.mass_fraction * seen else []
+
+    def _suspend(self, state: LivenessState, names: list[str], now: float) -> Finding:
+        doubts = [state.doubts[name] for name in names]
+        for doubt in doubts:
+            doubt.suspended_until = now + self.mass_grace_s
+        seen = len(state.connected) + len(state.doubts)
+        since = min(doubt.began for doubt in doubts)
+        return Finding(
+            id=f"blind:{since:.3f}",
+            kind=FindingKind.HOST_PRESSURE,
+            severity=Severity.WARNING,
+            at=now,
+            since=since,
+            summary=f"Diagnostics lost sight of {len(names)} of {seen} nodes at once: more likely its own network than theirs.",
+            confidence=0.7,
+            evidence={"nodes": ", ".join(names[:32]), "count": str(len(names)), "seen": str(seen)},
+            ladder=(Remedy.WATCH,),
+        )
+
+
+def _beat(state: LivenessState, name: str, now: float) -> None:
+    node = state.nodes.get(name)
+    if node is None:
+        return
+    node.last_beat = now
+    if name not in state.connected:  # it was silent on an open stream, and now it is not
+        state.doubts.pop(name, None)
+        state.gone.pop(name, None)
+        state.connected[name] = None
+    state.connected.move_to_end(name)
+
+
+def _learn(state: LivenessState, item: RankProgress | GenerationStarted) -> None:
+    """Which ranks a node runs, also for a process that started after the generation did."""
+    node = state.nodes.get(item.node)
+    if node is None or node.stopped.get(item.job, -1) >= item.generation:
+        return
+    ranks = item.rank if isinstance(item, RankProgress) else item.ranks
+    known = node.ranks.get(item.job)
+    if known is None or known[0] < item.generation:
+        node.ranks[item.job] = (item.generation, ranks)
+
+
+def _stopped(state: LivenessState, item: GenerationStopped) -> None:
+    node = state.nodes.get(item.node)
+    if node is None:
+        return
+    node.stopped[item.job] = max(item.generation, node.stopped.get(item.job, -1))
+    if item.job in node.ranks and node.ranks[item.job][0] <= item.generation:
+        del node.ranks[item.job]
+
+
+def _witness(state: LivenessState, exit_: WorkerExited, now: float) -> None:
+    if not is_failure(exit_):
+        return
+    key = (exit_.job, exit_.generation)
+    witness = state.witnesses.get(key)
+    if witness is None:
+        witness = state.witnesses[key] = _Witness(at=now)
+        while len(state.witnesses) > _WITNESSES_MAX:
+            state.witnesses.popitem(last=False)
+    if cause_of(exit_) is Cause.OWN:
+        witness.explained = True  # a rank failed by itself: its peers' errors are not about a lost node
+    else:
+        witness.at = now
+        witness.nodes.add(exit_.node)
+
+
+def _forget(state: LivenessState, name: str) -> None:
+    state.connected.pop(name, None)
+    state.doubts.pop(name, None)
+    state.gone[name] = None
+    while len(state.gone) > _GONE_MAX:
+        oldest, _ = state.gone.popitem(last=False)
+        del state.nodes[oldest]
+
+
+def _lost(
+    name: str,
+    node: _Node,
+    since: float,
+    why: str,
+    *,
+    confidence: float,
+    now: float,
+    witnesses: Iterable[str] = (),
+) -> tuple[Finding, ...]:
+    """One finding per job that it ran; one without a job, as a warning, for an idle node."""
+    evidence = {"incarnation": node.incarnation, "last_beat": f"{since:.3f}", "silent_s": f"{now - since:.3f}"}
+    if names := sorted(witnesses):
+        evidence["witnesses"] = ", ".join(names[:32])
+    jobs = sorted(node.ranks.items()) or [("", (0, ()))]
+    findings = []
+    for job, (generation, ranks) in jobs:
+        lost = f" with rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:16]))} of {job}" if job else ""
+        findings.append(
+            Finding(
+                id=f"node_lost:{name}:{node.incarnation}" + (f":{job}:{generation}" if job else ""),
+                kind=FindingKind.NODE_LOST,
+                severity=Severity.ERROR if job else Severity.WARNING,
+                at=now,
+                since=min(since, now),
+                summary=f"Node {name} is lost{lost}: {why}.",
+                node=name,
+                job=job,
+                generation=generation,
+                rank=ranks[0] if len(ranks) == 1 else None,
+                confidence=confidence,
+                evidence=evidence,
+                ladder=(Remedy.REPLACE_NODE,) if job else (Remedy.WATCH,),
+            )
+        )
+    return tuple(findings)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more nodes" if len(names) > 3 else "")

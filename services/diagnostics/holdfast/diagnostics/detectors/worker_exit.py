@@ -1,0 +1,260 @@
+"""Unexpected exits: which rank failed first, and how.
+
+Theory of operation, per (job, generation). The first exit that is a failure of its own (a signal, a code, the script's own
+exception) is a finding at once; there is no waiting window. An exit by a collective error is held for `hold_s`: nearly
+always its root is on the way (another rank's exit, a lost node). If nothing comes it is reported after all, with low
+confidence, saying that no root was seen. Exits that follow a root are cascade and say nothing new.
+
+Signals of several nodes are not ordered. When one arrives late that is a better root (earlier on its node's clock by more
+than the clocks may differ, or an own failure against a collective error) the finding is corrected: a new one with
+`supersedes=<id>` in its evidence.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from holdfast.diagnostics.detectors import repeated_exception
+from holdfast.diagnostics.detectors.exit_cause import Cause, cause_of, ending, failed_at, is_failure
+from holdfast.diagnostics.detectors.protocol import JobBegan, Observed
+
+from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity, StepRecord
+from holdfast.domain.signals import ClockTick, GenerationStarted, GenerationStopped, WorkerExited
+
+_GENERATIONS_MAX = 1024  # remembered, over all jobs; the oldest is forgotten first
+_JOBS_MAX = 1024
+_FRAMES_MAX = 12  # innermost, in the evidence
+_LOG_LINES_MAX = 10
+
+Key = tuple[str, int]  # (job, generation)
+
+
+@dataclass(slots=True)
+class _Generation:
+    """What is known of the exits of one generation."""
+
+    started_at: float | None = None  # agent's clock, earliest
+    stopped: set[str] = field(default_factory=set)  # nodes that stopped it on purpose
+    exited: set[int] = field(default_factory=set)  # ranks: a signal that is sent again says nothing new
+    root: WorkerExited | None = None
+    root_cause: Cause = Cause.COLLECTIVE
+    root_id: str = ""
+    root_found_at: float = 0.0
+    held: list[WorkerExited] = field(default_factory=list)
+    hold_until: float = 0.0
+    node_lost: bool = False  # explains every later exit of this generation
+
+
+@dataclass(slots=True)
+class ExitState:
+    generations: OrderedDict[Key, _Generation] = field(default_factory=OrderedDict)
+    failures: OrderedDict[str, repeated_exception.Failure] = field(default_factory=OrderedDict)  # by job
+    holding: set[Key] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExit:
+    """WORKER_CRASH, WORKER_EXCEPTION and, in place of the latter, REPEATED_EXCEPTION."""
+
+    hold_s: float = 0.3  # how long a collective error waits for its root
+    skew_s: float = 0.1  # clocks of two nodes may differ by this much
+    correct_within_s: float = 10.0  # later corrections would come after the recovery
+    early_s: float = 300.0  # after the start of a generation: "before the first step" means something only here
+
+    @property
+    def reads(self) -> tuple[type[Observed], ...]:
+        return (WorkerExited, GenerationStarted, GenerationStopped, StepRecord, Finding, ClockTick, JobBegan)
+
+    def initial(self) -> ExitState:
+        return ExitState()
+
+    def observe(self, state: ExitState, item: Observed, now: float) -> tuple[ExitState, tuple[Finding, ...]]:
+        match item:
+            case ClockTick():
+                return state, self._expire(state, now) if state.holding else ()
+            case WorkerExited():
+                return state, self._exited(state, item, now)
+            case StepRecord():
+                known = state.failures.get(item.job)
+                if known is not None and item.step > known.step:
+                    del state.failures[item.job]  # the job got past it: it was not the script's bug, or not this one
+            case GenerationStarted():
+                generation = _generation(state, item.job, item.generation)
+                generation.started_at = min(item.at, generation.started_at or item.at)
+            case GenerationStopped():
+                _generation(state, item.job, item.generation).stopped.add(item.node)
+            case JobBegan():
+                state.failures.pop(item.job, None)
+                for key in [key for key in state.generations if key[0] == item.job]:
+                    del state.generations[key]
+                    state.holding.discard(key)
+            case Finding(kind=FindingKind.NODE_LOST) if item.job:
+                generation = _generation(state, item.job, item.generation)
+                generation.node_lost = True
+                generation.held.clear()
+                state.holding.discard((item.job, item.generation))
+            case _:
+                pass
+        return state, ()
+
+    def _exited(self, state: ExitState, exit_: WorkerExited, now: float) -> tuple[Finding, ...]:
+        key = (exit_.job, exit_.generation)
+        generation = _generation(state, *key)
+        if not is_failure(exit_) or exit_.rank in generation.exited or exit_.node in generation.stopped:
+            return ()
+        generation.exited.add(exit_.rank)
+        if generation.node_lost:
+            return ()
+        cause = cause_of(exit_)
+        if generation.root is not None:
+            return self._correct(state, generation, exit_, cause, now)
+        if cause is Cause.OWN:
+            return (self._found(state, generation, exit_, cause, now),)
+        if not generation.held:
+            generation.hold_until = now + self.hold_s
+            state.holding.add(key)
+        generation.held.append(exit_)
+        return ()
+
+    def _correct(
+        self, state: ExitState, generation: _Generation, exit_: WorkerExited, cause: Cause, now: float
+    ) -> tuple[Finding, ...]:
+        """A late signal that names a better root replaces the finding; everything else is cascade."""
+        assert generation.root is not None
+        if now - generation.root_found_at > self.correct_within_s:
+            return ()
+        earlier_s = failed_at(generation.root) - failed_at(exit_)
+        if cause < generation.root_cause:
+            better = earlier_s >= -self.skew_s
+        else:
+            better = cause == generation.root_cause and earlier_s > self.skew_s
+        if not better:
+            return ()
+        return (self._found(state, generation, exit_, cause, now, supersedes=generation.root_id),)
+
+    def _expire(self, state: ExitState, now: float) -> tuple[Finding, ...]:
+        """Collective errors whose root did not show itself in time. A clock that was set back ends the wait as well."""
+        findings: list[Finding] = []
+        for key in sorted(state.holding):
+            generation = state.generations[key]
+            if generation.hold_until - self.hold_s <= now < generation.hold_until:
+                continue
+            first = min(generation.held, key=lambda exit_: (failed_at(exit_), exit_.rank))
+            findings.append(self._found(state, generation, first, Cause.COLLECTIVE, now))
+        return tuple(findings)
+
+    def _found(
+        self,
+        state: ExitState,
+        generation: _Generation,
+        exit_: WorkerExited,
+        cause: Cause,
+        now: float,
+        supersedes: str = "",
+    ) -> Finding:
+        """Make `exit_` the root of its generation and report it."""
+        failure = self._recurrence(state, generation, exit_, cause)
+        finding = _report(exit_, cause, failure, echoes=len(generation.held), supersedes=supersedes, now=now)
+        generation.root, generation.root_cause = exit_, cause
+        generation.root_id, generation.root_found_at = finding.id, now
+        generation.held.clear()
+        state.holding.discard((exit_.job, exit_.generation))
+        return finding
+
+    def _recurrence(
+        self, state: ExitState, generation: _Generation, exit_: WorkerExited, cause: Cause
+    ) -> repeated_exception.Failure | None:
+        """How often this exception has been seen; None where the question has no meaning."""
+        if exit_.error is None or cause is not Cause.OWN:
+            return None
+        started_at = generation.started_at
+        failure = repeated_exception.judge(
+            state.failures.get(exit_.job),
+            exit_.error,
+            step=exit_.step,
+            generation=exit_.generation,
+            early=started_at is not None and exit_.at - started_at <= self.early_s,
+        )
+        state.failures[exit_.job] = failure
+        state.failures.move_to_end(exit_.job)
+        while len(state.failures) > _JOBS_MAX:
+            state.failures.popitem(last=False)
+        return failure
+
+
+def _generation(state: ExitState, job: str, number: int) -> _Generation:
+    key = (job, number)
+    generation = state.generations.get(key)
+    if generation is None:
+        generation = state.generations[key] = _Generation()
+        while len(state.generations) > _GENERATIONS_MAX:
+            oldest, _ = state.generations.popitem(last=False)
+            state.holding.discard(oldest)
+    return generation
+
+
+def _report(
+    exit_: WorkerExited,
+    cause: Cause,
+    failure: repeated_exception.Failure | None,
+    *,
+    echoes: int,
+    supersedes: str,
+    now: float,
+) -> Finding:
+    evidence = {"pid": str(exit_.pid), "step": str(exit_.step)}
+    if exit_.signal is not None:
+        evidence["signal"] = str(exit_.signal)
+    if exit_.exit_code is not None:
+        evidence["exit_code"] = str(exit_.exit_code)
+    if exit_.error is not None:
+        evidence["exception"] = exit_.error.type
+        evidence["message"] = exit_.error.message[:1000]
+        evidence["frames"] = "\n".join(exit_.error.frames[-_FRAMES_MAX:])
+        evidence["fingerprint"] = repeated_exception.fingerprint(exit_.error)
+    if exit_.log_tail:
+        evidence["log"] = "\n".join(exit_.log_tail[-_LOG_LINES_MAX:])
+    if supersedes:
+        evidence["supersedes"] = supersedes
+    where = f"Rank {exit_.rank} on {exit_.node}"
+    when = f"after step {exit_.step}" if exit_.step > 0 else "before its first step"
+    summary = f"{where} {ending(exit_)} {when}."
+    kind = FindingKind.WORKER_CRASH if exit_.error is None else FindingKind.WORKER_EXCEPTION
+    confidence = 0.95
+    ladder: tuple[Remedy, ...] = (Remedy.RESTART_PROCESS, Remedy.REPLACE_NODE)
+    if cause is Cause.COLLECTIVE:
+        confidence, ladder = 0.3, (Remedy.RESTART_PROCESS,)
+        evidence["root"] = "not seen"
+        evidence["collective_errors"] = str(max(1, echoes))
+        summary = (
+            f"{where} {ending(exit_)} {when}: a communication error, and no rank or node that failed first was seen."
+        )
+    elif failure is not None and failure.tries > 1:
+        kind, ladder = FindingKind.REPEATED_EXCEPTION, (Remedy.STOP_JOB,)
+        evidence["tries"] = str(failure.tries)
+        evidence["step"] = str(failure.step)
+        at = f"after step {failure.step}" if failure.step > 0 else "before the first step"
+        summary = f"{where} {ending(exit_)} {at}, for the {_ordinal(failure.tries)} time: a restart does not cure it."
+    elif exit_.error is not None:
+        ladder = (Remedy.RESTART_PROCESS,)
+    return Finding(
+        id=f"worker:{exit_.job}:{exit_.generation}:{exit_.rank}:{exit_.at:.3f}",
+        kind=kind,
+        severity=Severity.ERROR,
+        at=now,
+        since=min(failed_at(exit_), now),
+        summary=summary,
+        node=exit_.node,
+        job=exit_.job,
+        generation=exit_.generation,
+        rank=exit_.rank,
+        confidence=confidence,
+        evidence=evidence,
+        ladder=ladder,
+    )
+
+
+def _ordinal(n: int) -> str:
+    suffix = "th" if 10 <= n % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
+    return f"{n}{suffix}"

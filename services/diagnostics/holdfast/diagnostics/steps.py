@@ -1,0 +1,112 @@
+"""From each rank's steps to steps of the job: a record when every rank has finished it. Pure.
+
+Step columns are telemetry: an agent with a full buffer drops some. A step that stays incomplete is therefore closed as soon
+as a later one is complete, because a rank that finished step n + 1 has finished step n; its sums then lack what was dropped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from holdfast.domain.findings import StepRecord
+from holdfast.domain.signals import GenerationStarted, StepColumns
+
+_GENERATIONS_MAX = 1024
+_OPEN_STEPS_MAX = 256  # per generation; ranks are never this far apart
+
+Key = tuple[str, int]  # (job, generation)
+
+
+@dataclass(slots=True)
+class _Step:
+    """Sums over the ranks that have finished it so far."""
+
+    ranks: int = 0
+    started_at: float = math.inf
+    ended_at: float = -math.inf
+    tokens: int = 0
+    loss: float = 0.0
+    losses: int = 0
+    stall_s: float = 0.0
+
+    def add(self, columns: StepColumns, i: int) -> None:
+        self.ranks += 1
+        self.started_at = min(self.started_at, columns.started_at[i])
+        self.ended_at = max(self.ended_at, columns.ended_at[i])
+        self.tokens += columns.tokens[i]
+        self.stall_s = max(self.stall_s, columns.stall_s[i])
+        if not math.isnan(columns.loss[i]):
+            self.loss += columns.loss[i]
+            self.losses += 1
+
+
+@dataclass(slots=True)
+class _Generation:
+    world_size: int
+    finished: list[int]  # newest step of each rank: a repeat or a reordered entry adds nothing
+    open: OrderedDict[int, _Step] = field(default_factory=OrderedDict)
+
+
+@dataclass(slots=True)
+class StepState:
+    generations: OrderedDict[Key, _Generation] = field(default_factory=OrderedDict)
+    evicted: int = 0  # open steps given up because too many were open
+
+
+def started(state: StepState, item: GenerationStarted) -> None:
+    """Learn how many ranks make a step complete. Every node of the generation says so; once is enough."""
+    key = (item.job, item.generation)
+    if key in state.generations:
+        return
+    state.generations.pop((item.job, item.generation - 2), None)  # the one before may still have a late tick
+    state.generations[key] = _Generation(item.mesh.world_size, [-1] * item.mesh.world_size)
+    while len(state.generations) > _GENERATIONS_MAX:
+        state.generations.popitem(last=False)
+
+
+def forget(state: StepState, job: str) -> None:
+    """A job of this name starts anew."""
+    for key in [key for key in state.generations if key[0] == job]:
+        del state.generations[key]
+
+
+def fold(state: StepState, columns: StepColumns) -> tuple[StepRecord, ...]:
+    """Add one node's finished steps; returns the steps that are now complete, in order. Updates `state` in place."""
+    generation = state.generations.get((columns.job, columns.generation))
+    if generation is None:
+        return ()  # its size is not known: an agent announces the generation on every new stream
+    newest_complete: int | None = None
+    for i, (rank, step) in enumerate(zip(columns.rank, columns.step, strict=True)):
+        if rank >= generation.world_size or step <= generation.finished[rank]:
+            continue
+        generation.finished[rank] = step
+        sums = generation.open.get(step)
+        if sums is None:
+            sums = generation.open[step] = _Step()
+            if len(generation.open) > _OPEN_STEPS_MAX:
+                del generation.open[min(generation.open)]
+                state.evicted += 1
+        sums.add(columns, i)
+        if sums.ranks == generation.world_size:
+            newest_complete = max(step, newest_complete or 0)
+    if newest_complete is None:
+        return ()
+    done = sorted(step for step in generation.open if step <= newest_complete)
+    return tuple(_record(columns, generation, step) for step in done)
+
+
+def _record(columns: StepColumns, generation: _Generation, step: int) -> StepRecord:
+    sums = generation.open.pop(step)
+    return StepRecord(
+        job=columns.job,
+        generation=columns.generation,
+        step=step,
+        world_size=generation.world_size,
+        started_at=sums.started_at,
+        ended_at=sums.ended_at,
+        tokens=sums.tokens,
+        loss=sums.loss / sums.losses if sums.losses else None,
+        stall_s=sums.stall_s,
+    )
