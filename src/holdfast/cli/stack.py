@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Self
 
 import psutil
-from holdfast.runtime.children import die_with_parent
+from holdfast.runtime.children import tied
 
 from holdfast.cli.machine_room import MachineRoom
 from holdfast.domain.errors import Conflict, HoldfastError, NotFound, Unavailable
@@ -258,14 +258,13 @@ class LocalStack:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
         with log.open("ab") as output:
             return subprocess.Popen(
-                [sys.executable, "-m", module],
+                tied([sys.executable, "-m", module]),
                 env={**inherited, "HOLDFAST_FLEET": self._options.fleet, **self._options.environment, **environment},
                 cwd=self._directory,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C goes to us alone; we end the children in order
-                preexec_fn=die_with_parent(),
             )
 
     # ------------------------------------------------------------------ its directory

@@ -1,7 +1,8 @@
 """Every error that Holdfast raises on purpose. A message says what happened, to what, and what to do.
 
 HoldfastError
-├── InvalidSpec          a job, policy or command that cannot mean anything: the user's input is wrong
+├── InvalidSpec          a job, policy, setting or command that cannot mean anything: the user's input is wrong
+│   └── InvalidSpecs     several of them, found in one go
 ├── NotFound             a job, node, incident or shard that does not exist
 ├── Conflict             right in itself, but not now: a job of that name is running, the port is in use
 ├── Unavailable          a peer that should answer does not: Redis, a service, an agent
@@ -14,6 +15,8 @@ HoldfastError
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class HoldfastError(Exception):
     """Base of everything below; catch it to catch every error that Holdfast raises on purpose."""
@@ -22,11 +25,26 @@ class HoldfastError(Exception):
 class InvalidSpec(HoldfastError):
     """The user's input is wrong: names the field, the value given and what would be right."""
 
-    def __init__(self, field: str, value: object, expected: str) -> None:
-        super().__init__(f"{field}: {value!r} is not valid; expected {expected}")
+    def __init__(self, field: str, value: object, expected: str, where: str = "") -> None:
+        """`where`: the file and line of the input, when it has one."""
+        prefix = f"{where}: " if where else ""
+        super().__init__(f"{prefix}{field}: {value!r} is not valid; expected {expected}")
         self.field = field
         self.value = value
         self.expected = expected
+        self.where = where
+
+
+class InvalidSpecs(InvalidSpec):
+    """Everything that is wrong with one input, one line each; field, value and expected are those of the first."""
+
+    def __init__(self, problems: Sequence[InvalidSpec]) -> None:
+        first = problems[0]
+        super().__init__(first.field, first.value, first.expected, first.where)
+        self.problems = tuple(problems)
+
+    def __str__(self) -> str:
+        return "\n".join(str(problem) for problem in self.problems)
 
 
 class NotFound(HoldfastError):

@@ -1,0 +1,1 @@
+"""What every service's main() needs: settings, the run loop, gRPC ends, children, logs, traces."""

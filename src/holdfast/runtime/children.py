@@ -1,0 +1,140 @@
+"""Child processes that cannot outlive us.
+
+Three ties, because each alone has a hole: `PR_SET_PDEATHSIG` ends the child when we die, however we die; its own process
+group lets us end it with everything that it started; a pidfd tells us of its exit at once and can never mean another process.
+
+Two traps. The kernel ties `PR_SET_PDEATHSIG` to the *thread* that forked, not to the process: a child started from a worker
+thread would be killed when that thread ends, so only the main thread may. And `subprocess`'s `preexec_fn` runs the at-fork
+handlers of gRPC, which abort the child when its threads are busy (seen: SIGABRT); so a few lines of Python between us and the
+program make the tie and then become the program.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import IO
+
+import anyio
+
+from holdfast.domain.errors import NotFound
+
+STOP_GRACE_S = 5.0
+
+# argv: our pid, the program, its arguments. 1 is PR_SET_PDEATHSIG, 9 SIGKILL. A parent that died before the call left no
+# signal behind: it is noticed by its pid. Costs 20 ms of start-up.
+_TIE = """\
+import ctypes, os, sys
+if ctypes.CDLL(None).prctl(1, 9, 0, 0, 0):
+    sys.exit("prctl(PR_SET_PDEATHSIG) failed")
+if os.getppid() != int(sys.argv[1]):
+    os._exit(137)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
+def tied(command: Sequence[str]) -> list[str]:
+    """The command line that runs `command` so that it gets SIGKILL when we die. To be started from the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError(
+            "PR_SET_PDEATHSIG follows the thread that forks: a child started from this thread would be killed when the "
+            "thread ends; start it from the main thread"
+        )
+    return [sys.executable, "-I", "-S", "-c", _TIE, str(os.getpid()), *command]
+
+
+class Child:
+    """A running child. `wait` may be called by several tasks; `stop` and `kill` take its whole process group."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes]) -> None:
+        self.name = name
+        self.pid = process.pid
+        self._process = process
+        self._pidfd = os.pidfd_open(process.pid)
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code, negative for a signal; None until `wait` has seen the end."""
+        return self._process.returncode
+
+    async def wait(self) -> int:
+        """Its exit code, as soon as the kernel knows it. What is left of its process group is killed."""
+        while self._process.returncode is None:
+            with os.fdopen(os.dup(self._pidfd)) as own:  # one waiter per descriptor is all that the event loop allows
+                await anyio.wait_readable(own)
+            self._reap()
+        return self._process.returncode
+
+    async def stop(self, grace_s: float = STOP_GRACE_S) -> int:
+        """SIGTERM, `grace_s` to leave, then SIGKILL. Returns the exit code. Also finishes when it is cancelled."""
+        try:
+            self._signal(signal.SIGTERM)
+            with anyio.move_on_after(grace_s):
+                await self.wait()
+        finally:
+            self.kill()
+            with anyio.CancelScope(shield=True):
+                code = await self.wait()
+        return code
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process.returncode is not None:
+            return  # reaped: the number of its group may be another's by now
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            pass  # it has left and left nobody; wait() reaps it
+
+    def _reap(self) -> None:
+        # While the leader is a zombie its group's number stays taken: the moment to end stragglers without a race.
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        os.close(self._pidfd)
+
+
+def spawn(
+    name: str,
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    output: IO[bytes] | int | None = None,
+    pass_fds: Sequence[int] = (),
+) -> Child:
+    """Start `command` in its own process group; it dies with us. `output` takes its stdout and stderr; None = ours.
+
+    Blocks for the milliseconds of fork and exec. Raises `NotFound` when the program does not exist.
+    """
+    if shutil.which(command[0], path=(env or os.environ).get("PATH")) is None:
+        raise NotFound(f"cannot start {name}: there is no program {command[0]!r}")
+    process = subprocess.Popen(
+        tied(command),
+        env=None if env is None else dict(env),
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=None if output is None else subprocess.STDOUT,
+        pass_fds=pass_fds,
+        process_group=0,  # Ctrl-C in a terminal reaches us alone; we end the children in order
+    )
+    return Child(name, process)
+
+
+@asynccontextmanager
+async def running(child: Child, *, stop_grace_s: float = STOP_GRACE_S) -> AsyncIterator[Child]:
+    """Stop the child when the block is left, in whatever way."""
+    try:
+        yield child
+    finally:
+        with anyio.CancelScope(shield=True):
+            await child.stop(stop_grace_s)

@@ -1,0 +1,25 @@
+"""The client's end: the server's limits and pings, quick reconnects, and no retries behind our back."""
+
+from __future__ import annotations
+
+import grpc
+
+from holdfast.runtime.grpc_options import COMMON
+from holdfast.runtime.tls import Tls
+
+OPTIONS: tuple[tuple[str, int], ...] = (
+    *COMMON,
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 500),  # also the time that one attempt to connect may take
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.enable_retries", 0),  # who retries is our decision: an order must not be sent twice by a library
+    ("grpc.enable_http_proxy", 0),  # peers are inside the cluster; a user's http_proxy must not reroute them
+    ("grpc.use_local_subchannel_pool", 1),  # a new channel must not inherit another one's back-off
+)
+
+
+def open_channel(endpoint: str, tls: Tls | None = None) -> grpc.aio.Channel:
+    """A channel to `host:port` or `unix:/path`; connects on first use. Use it as an async context manager."""
+    if tls is None:
+        return grpc.aio.insecure_channel(endpoint, options=OPTIONS)
+    return grpc.aio.secure_channel(endpoint, tls.channel_credentials(), options=OPTIONS)

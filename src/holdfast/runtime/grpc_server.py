@@ -1,0 +1,106 @@
+"""A gRPC server with health checking, reflection, limits, fast detection of dead peers, and mTLS when configured."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import anyio
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from holdfast.domain.errors import Conflict, InvalidSpec
+from holdfast.runtime.grpc_options import COMMON, PING_INTERVAL_MS
+from holdfast.runtime.tls import Tls
+
+STOP_GRACE_S = 0.5
+
+OPTIONS: tuple[tuple[str, int], ...] = (
+    *COMMON,
+    # Without this two processes can listen on one port and share its connections without noticing.
+    ("grpc.so_reuseport", 0),
+    # By default a client that pings more often than every five minutes is thrown out for it.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", PING_INTERVAL_MS // 4),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """A server that serves. `endpoint` is `host:port` with the real port, or `unix:/path`."""
+
+    endpoint: str
+    port: int  # 0 for a Unix socket
+
+
+@asynccontextmanager
+async def listen(
+    address: str,
+    register: Callable[[grpc.aio.Server], None],
+    *,
+    services: Sequence[str],
+    tls: Tls | None = None,
+    stop_grace_s: float = STOP_GRACE_S,
+) -> AsyncIterator[Listening]:
+    """Serve on `address` (`host:port`, port 0 = any, or `unix:/path`) until the block is left.
+
+    `register` adds the servicers; `services` are their full names (`holdfast.v1.Telemetry`), for health and reflection.
+    Raises `Conflict` when the address cannot be had, saying why. On leaving, health turns NOT_SERVING and calls get
+    `stop_grace_s` to end.
+    """
+    server = grpc.aio.server(options=OPTIONS)
+    register(server)
+    checks = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    port = _bind(server, address, tls)
+    await server.start()
+    try:
+        for service in ("", *services):
+            await checks.set(service, health_pb2.HealthCheckResponse.SERVING)
+        yield Listening(endpoint=_endpoint(address, port), port=0 if address.startswith("unix:") else port)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await checks.enter_graceful_shutdown()
+            await server.stop(stop_grace_s)
+
+
+def _bind(server: grpc.aio.Server, address: str, tls: Tls | None) -> int:
+    _probe(address)
+    try:
+        port = (
+            server.add_insecure_port(address)
+            if tls is None
+            else server.add_secure_port(address, tls.server_credentials())
+        )
+    except RuntimeError as error:
+        raise Conflict(f"cannot listen on {address}: {error}") from error
+    return port
+
+
+def _probe(address: str) -> None:
+    """Bind once ourselves: the core reports a failure without its reason."""
+    if address.startswith("unix:"):
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise InvalidSpec("listen address", address, "host:port (port 0 takes any free one) or unix:/path")
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+    except OSError as error:
+        raise Conflict(
+            f"cannot listen on {address}: {error.strerror or error}; stop whoever has it, or choose another address "
+            "(port 0 takes any free one)"
+        ) from error
+
+
+def _endpoint(address: str, port: int) -> str:
+    if address.startswith("unix:"):
+        return address
+    host, _, _ = address.rpartition(":")
+    return f"{host}:{port}"

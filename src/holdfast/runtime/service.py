@@ -1,0 +1,132 @@
+"""Running a service: read settings, run until SIGTERM or SIGINT, leave in time, with one clear line if something is wrong.
+
+A service never ends by itself. `serve` runs until it is cancelled; returning, or a loop that returns, is an error. On a
+signal it is cancelled and cleans up in its `finally` blocks; if that takes longer than `shutdown_timeout_s`, or the
+signal comes twice, the process ends at once and says so: children die with it (`runtime.children`), so nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from typing import NoReturn, TypeVar
+
+import anyio
+import structlog
+from anyio.abc import TaskGroup
+
+from holdfast.domain.errors import HoldfastError
+from holdfast.runtime import logs, telemetry
+from holdfast.runtime.settings import ServiceSettings, read_settings
+
+EXIT_OK = 0
+EXIT_CRASH = 1  # a bug: an exception that nobody expected, or a service that ended by itself
+EXIT_USAGE = 2  # what the operator can put right: a wrong setting, a port in use, a Redis that does not answer
+EXIT_STUCK = 3  # told to stop and did not in time
+SHUTDOWN_TIMEOUT_S = 10.0
+
+S = TypeVar("S", bound=ServiceSettings)
+log = structlog.get_logger("holdfast.service")
+
+
+class LoopEnded(RuntimeError):
+    """A loop that should run for ever returned: a bug, never a reason to go on without it."""
+
+
+def main(name: str, settings: type[S], serve: Callable[[S], Awaitable[object]]) -> NoReturn:
+    """The whole `__main__` of the service `name`."""
+    try:
+        config = read_settings(settings)
+    except HoldfastError as error:
+        _say(name, error)
+        raise SystemExit(EXIT_USAGE) from None
+    logs.configure(name, level=config.log_level, form=config.log_format)
+    telemetry.configure(f"holdfast-{name}")
+    raise SystemExit(run_service(name, lambda: serve(config)))
+
+
+def run_service(
+    name: str, serve: Callable[[], Awaitable[object]], *, shutdown_timeout_s: float = SHUTDOWN_TIMEOUT_S
+) -> int:
+    """Run `serve` to its end and return the exit code. Must be called from the main thread: signals arrive there."""
+    watchdog = _Watchdog(name, shutdown_timeout_s)
+    try:
+        anyio.run(_until_signal, name, serve, watchdog)
+    except BaseException as error:
+        return _report(name, error)
+    finally:
+        watchdog.disarm()
+    return EXIT_OK
+
+
+def guarded(tasks: TaskGroup, name: str, loop: Callable[[], Awaitable[object]]) -> None:
+    """Start a loop that must not end: its return raises `LoopEnded`, its exceptions carry its name."""
+
+    async def run() -> None:
+        try:
+            await loop()
+        except Exception as error:
+            error.add_note(f"in the loop {name!r}")
+            raise
+        raise LoopEnded(f"the loop {name!r} returned; it should run until the service stops")
+
+    tasks.start_soon(run, name=name)
+
+
+async def _until_signal(name: str, serve: Callable[[], Awaitable[object]], watchdog: _Watchdog) -> None:
+    async with anyio.create_task_group() as tasks:
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            guarded(tasks, name, serve)
+            async for received in signals:
+                log.info("stopping", service=name, reason=f"received {received.name}")
+                watchdog.arm()
+                tasks.cancel_scope.cancel()
+                # Our receiver goes with the scope: from here on a second signal ends the process at once.
+                break
+
+
+class _Watchdog:
+    """Ends the process when a shutdown takes too long: a stuck `finally` must not keep a node's hardware."""
+
+    def __init__(self, name: str, timeout_s: float) -> None:
+        self._name = name
+        self._timeout_s = timeout_s
+        self._timer = threading.Timer(timeout_s, self._expire)
+        self._timer.daemon = True
+
+    def arm(self) -> None:
+        self._timer.start()
+
+    def disarm(self) -> None:
+        self._timer.cancel()
+
+    def _expire(self) -> None:
+        _say(self._name, f"not stopped {self._timeout_s:g} s after the signal; leaving at once")
+        os._exit(EXIT_STUCK)
+
+
+def _report(name: str, error: BaseException) -> int:
+    """Say why the service ended: a line for what the operator can put right, a traceback for a bug."""
+    leaves = _leaves(error)
+    if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
+        return EXIT_OK
+    if all(isinstance(leaf, HoldfastError) for leaf in leaves):
+        for leaf in leaves:
+            _say(name, leaf)
+        return EXIT_USAGE
+    log.error("crashed", service=name, exc_info=error)
+    return EXIT_CRASH
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    return [error]
+
+
+def _say(name: str, text: object) -> None:
+    sys.stderr.write(f"holdfast {name}: {text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,69 @@
+"""Settings: one frozen class per service, read from the environment once, in `__main__`, and passed on from there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+
+from pydantic import ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from holdfast.domain.errors import InvalidSpec, InvalidSpecs
+from holdfast.runtime.tls import Tls
+
+ENV_PREFIX = "HOLDFAST_"
+
+
+class ServiceSettings(BaseSettings):
+    """What every service understands; a service adds its own fields. `redis_url` is read from `HOLDFAST_REDIS_URL`."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="ignore", env_ignore_empty=True)
+
+    ready_file: Path | None = None  # written when the service serves; names its endpoints
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["auto", "json", "console"] = "auto"  # auto: console on a terminal, JSON otherwise
+    tls_cert: Path | None = None  # mutual TLS: all three or none
+    tls_key: Path | None = None
+    tls_ca: Path | None = None
+
+    @property
+    def tls(self) -> Tls | None:
+        """Reads the three files. None when TLS is not configured; raises `InvalidSpec` for a file that cannot be read."""
+        if self.tls_cert is None or self.tls_key is None or self.tls_ca is None:
+            return None
+        return Tls.load(cert=self.tls_cert, key=self.tls_key, ca=self.tls_ca)
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Self:
+        parts = {"tls_cert": self.tls_cert, "tls_key": self.tls_key, "tls_ca": self.tls_ca}
+        missing = [_variable(name) for name, path in parts.items() if path is None]
+        if 0 < len(missing) < len(parts):
+            raise InvalidSpec(missing[0], None, "a PEM file: mutual TLS needs certificate, key and CA together")
+        return self
+
+
+S = TypeVar("S", bound=BaseSettings)
+
+
+def read_settings(kind: type[S]) -> S:
+    """Read the environment. Raises `InvalidSpecs` with every variable that is missing or wrong."""
+    try:
+        return kind()
+    except ValidationError as error:
+        raise InvalidSpecs([_problem(detail) for detail in error.errors(include_url=False)]) from error
+
+
+def _problem(detail: Any) -> InvalidSpec:
+    variable = _variable(".".join(str(part) for part in detail["loc"]))
+    if detail["type"] == "missing":
+        return InvalidSpec(variable, None, "a value: it is required")
+    return InvalidSpec(variable, detail["input"], _expected(detail["msg"]))
+
+
+def _expected(message: str) -> str:
+    """pydantic says "Input should be a valid integer"; our messages say "expected a valid integer"."""
+    return message.removeprefix("Value error, ").removeprefix("Input should be ")
+
+
+def _variable(field: str) -> str:
+    return field if field.isupper() else ENV_PREFIX + field.upper()  # an alias is a whole name already
