@@ -26,11 +26,11 @@ from types import TracebackType
 from typing import Self
 
 import psutil
-from holdfast.runtime.children import tied
 
 from holdfast.cli.machine_room import MachineRoom
 from holdfast.domain.errors import Conflict, HoldfastError, NotFound, Unavailable
 from holdfast.log.embedded import EmbeddedRedis
+from holdfast.runtime.children import tied
 
 SERVICE_START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
