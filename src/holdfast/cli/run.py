@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from holdfast.wire.jobfile import load_job, parse_job, to_body
 from rich.console import Console
 
 from holdfast.cli.client import ENV_API, Client, default_url
@@ -18,6 +17,7 @@ from holdfast.cli.follow import follow
 from holdfast.cli.stack import LocalStack, StackOptions
 from holdfast.domain.errors import InvalidSpec, Unavailable
 from holdfast.domain.job import JobSpec
+from holdfast.wire.jobfile import load_job, parse_job, to_body
 
 NODES_TIMEOUT_S = 120.0
 NODES_POLL_S = 0.1

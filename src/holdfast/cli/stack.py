@@ -73,6 +73,7 @@ class LocalStack:
         self._memory_root: Path | None = None
         self._short_name: Path | None = None
         self._supervisor_ready: dict[str, str] = {}
+        self._closing = False
         self.redis_url = options.redis_url
 
     # ------------------------------------------------------------------ life
@@ -111,11 +112,12 @@ class LocalStack:
         """End everything, nodes first; safe to call twice and after a half start. Ctrl-C is ignored meanwhile."""
         previous = _ignore_interrupt()
         try:
+            self._closing = True
+            _stop_all(list(self._agents.values()))
+            self._agents.clear()
             if self._machine_room is not None:
                 self._machine_room.close()
                 self._machine_room = None
-            _stop_all(list(self._agents.values()))
-            self._agents.clear()
             _stop_all(list(reversed(self._services.values())))
             self._services.clear()
             if self._redis is not None:
@@ -164,6 +166,8 @@ class LocalStack:
     def power_on(self, node: str) -> None:
         """Start the agent of `node`. Raises `Conflict` when it is running."""
         self._know(node)
+        if self._closing:
+            raise Conflict("the stack is being stopped")
         if (old := self._agents.get(node)) is not None and old.poll() is None:
             raise Conflict(f"{node} is running (agent pid {old.pid}); nothing to switch on")
         directory, memory = self._node_directory(node), self._node_memory(node)
@@ -258,7 +262,8 @@ class LocalStack:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
         with log.open("ab") as output:
             return subprocess.Popen(
-                tied([sys.executable, "-m", module]),
+                # also from the machine room's thread, which is stopped after the last agent
+                tied([sys.executable, "-m", module], thread_lasts=True),
                 env={**inherited, "HOLDFAST_FLEET": self._options.fleet, **self._options.environment, **environment},
                 cwd=self._directory,
                 stdin=subprocess.DEVNULL,

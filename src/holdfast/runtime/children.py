@@ -40,9 +40,12 @@ os.execvp(sys.argv[2], sys.argv[2:])
 """
 
 
-def tied(command: Sequence[str]) -> list[str]:
-    """The command line that runs `command` so that it gets SIGKILL when we die. To be started from the main thread."""
-    if threading.current_thread() is not threading.main_thread():
+def tied(command: Sequence[str], *, thread_lasts: bool = False) -> list[str]:
+    """The command line that runs `command` so that it gets SIGKILL when we die. To be started from the main thread.
+
+    `thread_lasts` is the caller's word that the present thread will outlive the child.
+    """
+    if not thread_lasts and threading.current_thread() is not threading.main_thread():
         raise RuntimeError(
             "PR_SET_PDEATHSIG follows the thread that forks: a child started from this thread would be killed when the "
             "thread ends; start it from the main thread"
