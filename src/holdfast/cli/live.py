@@ -88,7 +88,8 @@ class JobDisplay:
         loss = f"   loss {job['loss']:.4f}" if job.get("loss") is not None else ""
         rate = f"   {job['tokens_per_s']:,.0f} tokens/s" if job.get("tokens_per_s") else ""
         mesh = " × ".join(f"{name} {size}" for name, size in job["mesh"].items())
-        return f"[bold]{job['name']}[/]  [{style}]{job['phase']}[/]   generation {job['generation']}   {mesh}   {step}{loss}{rate}"
+        state = f"[bold]{job['name']}[/]  [{style}]{job['phase']}[/]   generation {job['generation']}   {mesh}"
+        return f"{state}   {step}{loss}{rate}"
 
     def _render(self) -> Group:
         parts: list[Any] = [Text.from_markup(self._headline())]

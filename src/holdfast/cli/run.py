@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
     app.command(
         rich_help_panel="Run",
         context_settings={"allow_interspersed_args": False},
-        epilog="Examples: [bold]holdfast run job.yaml[/] · [bold]holdfast run --nnodes 2 --nproc-per-node 8 train.py --lr 3e-4[/]",
+        epilog="Examples: [bold]holdfast run job.yaml[/] · [bold]holdfast run --nnodes 2 --nproc-per-node 8 train.py[/]",
     )(run)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -43,7 +44,7 @@ class Report:
         failures = list(outcome.failures)
         if set(outcome.losses) != set(reference):
             failures.append(
-                f"losses: {len(outcome.losses)} steps were logged, {len(reference)} in the reference run; they should be the same"
+                f"losses: {len(outcome.losses)} steps were logged, {len(reference)} in the reference run; expected the same"
             )
         common = sorted(set(outcome.losses) & set(reference))
         losses = {
@@ -127,7 +128,7 @@ def _incidents_table(report: Report) -> Table:
     for incident in [*report.incidents, *report.user_bug["incidents"][-1:]]:
         who = f"rank {incident['rank']}" if incident["rank"] is not None else incident["node"] or "–"
         times = [incident[f"t_{name}_s"] for name in ("fault", "detected", "decided", "prepared", "first_step")]
-        cells = [_difference(late, early) for early, late in zip(times, times[1:], strict=False)]
+        cells = [_difference(late, early) for early, late in pairwise(times)]
         table.add_row(
             incident["kind"],
             who,
