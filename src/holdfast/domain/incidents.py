@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+
+REPAIR = "repair"  # capacity came back while the job runs degraded
+RESIZE = "resize"  # an operator asked for another number of replicas
+CORDONED = "cordon"  # an operator took an active node out of service
+PLANNED_KINDS = (REPAIR, RESIZE, CORDONED)
 
 
 class ActionKind(StrEnum):
@@ -44,7 +50,7 @@ class Incident:
 
     id: str
     job: str
-    kind: str  # the root finding's FindingKind, or "repair" / "resize" for planned changes
+    kind: str  # the root finding's FindingKind, or "repair" / "resize" / "cordon" for planned changes
     cause: str  # one English sentence
     state: IncidentState
     generation: int  # the generation it struck
@@ -63,6 +69,18 @@ class Incident:
     restored_step: int | None = None
     last_step: int | None = None  # newest step finished before the fault
     trace_id: str = ""
+    severity: str = ""  # of the root finding; empty for planned changes
+    evidence: Mapping[str, str] = field(default_factory=dict)  # of the root finding
+    outcome: str = ""  # one English sentence, once it is closed
+
+    @property
+    def closed(self) -> bool:
+        return self.state in (IncidentState.RESOLVED, IncidentState.FAILED)
+
+    @property
+    def planned(self) -> bool:
+        """A change that somebody wants while the run is healthy, not a fault."""
+        return self.kind in PLANNED_KINDS
 
     @property
     def rework_steps(self) -> int:

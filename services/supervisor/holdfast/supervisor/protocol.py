@@ -7,6 +7,7 @@ a command that comes back as an event. `Outbox` commands stay in the state, and 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from holdfast.domain.findings import Finding
 from holdfast.domain.generations import Generation
@@ -15,7 +16,35 @@ from holdfast.domain.job import JobSpec
 from holdfast.domain.nodes import NodeState
 from holdfast.domain.orders import Hello, Inventory, Order, OrderDone, RanksFinished, RanksStepping
 
+
+class JobPhase(StrEnum):
+    PENDING = "pending"  # not started yet: there are not enough nodes, the reason says how many are missing
+    PREPARING = "preparing"  # a generation is being prepared on its nodes
+    STARTING = "starting"  # its workers were told to run; not every rank has finished a step
+    RUNNING = "running"
+    WAITING = "waiting"  # it has run and cannot now; the reason says what it waits for
+    STOPPING = "stopping"
+    STOPPED = "stopped"  # by an operator
+    COMPLETED = "completed"  # every rank ended with exit code 0
+    FAILED = "failed"  # by a decision; the reason is the last incident's
+
+    @property
+    def finished(self) -> bool:
+        return self in (JobPhase.STOPPED, JobPhase.COMPLETED, JobPhase.FAILED)
+
+
 # ---------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderStarted:
+    """A supervisor became the leader and loaded this state: first event of every term.
+
+    The answer is everything that its predecessor may have committed and not carried out: orders, timers, questions.
+    """
+
+    at: float
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +101,7 @@ class NodeReported:
     incarnation: str
     seq: int
     report: Hello | OrderDone | RanksStepping | RanksFinished | Inventory
+    session: int = 0  # when the session was opened, in µs: orders the sessions of a node; 0 = not told
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +111,20 @@ class NodeGone:
     at: float
     node: str
     incarnation: str
+    session: int = 0  # of the stream that ended; a newer session of the node is not touched by it
+
+
+@dataclass(frozen=True, slots=True)
+class StepsCompleted:
+    """Every rank has finished `step` (and all before it). Fed from the steps stream, coalesced to the newest."""
+
+    at: float
+    job: str
+    generation: int
+    step: int
+    ended_at: float = 0.0  # Unix s, when the last rank finished it; 0 = not told
+    tokens: int = 0  # of the coalesced steps together
+    step_s: float = 0.0  # median step time of the coalesced steps; 0 = not told
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +147,22 @@ class PolicyAnswered:
 
 
 @dataclass(frozen=True, slots=True)
+class BreakerResetRequested:
+    """An operator has looked: act again."""
+
+    at: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class TimerFired:
     at: float
     name: str
 
 
 Event = (
-    JobSubmitted
+    LeaderStarted
+    | JobSubmitted
     | JobStopRequested
     | CheckpointRequested
     | ResizeRequested
@@ -117,8 +170,10 @@ Event = (
     | NodeRepaired
     | NodeReported
     | NodeGone
+    | StepsCompleted
     | FindingArrived
     | PolicyAnswered
+    | BreakerResetRequested
     | TimerFired
 )
 
@@ -127,7 +182,10 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """An order for an agent. `command_id` is unique for ever; the order stays in the outbox until `OrderDone`."""
+    """An order for an agent. `command_id` is unique for ever; the order stays in the outbox until `OrderDone`.
+
+    The shell drops it when the node has no session: the core sends it again after the node's next Hello.
+    """
 
     node: str
     command_id: str
@@ -156,6 +214,15 @@ class CancelTimer:
 
 
 # What history and watchers see. One record type per kind of thing that changes.
+
+
+@dataclass(frozen=True, slots=True)
+class JobAccepted:
+    """First record of a run: what was asked for. A later run under the same name has another `at`."""
+
+    at: float
+    job: str
+    spec: JobSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +268,7 @@ class Noted:
     text: str
 
 
-Record = JobChanged | GenerationChanged | IncidentChanged | NodeChanged | Noted
+Record = JobAccepted | JobChanged | GenerationChanged | IncidentChanged | NodeChanged | Noted
 
 
 @dataclass(frozen=True, slots=True)
