@@ -1,13 +1,14 @@
 """The worker's ends of the two channels to its agent (`holdfast.domain.worker`). Neither ever blocks or raises in a step.
 
-A note that cannot be sent at once is dropped and counted: a full buffer, an agent that died, a socket that was
-replaced. The first drop is logged, so that a run without insight says why.
+A note that cannot be sent at once waits in a short queue for the next one; when that is full, or nobody is there any
+more, it is dropped and counted. The first drop is logged, so that a run without insight says why.
 """
 
 from __future__ import annotations
 
 import logging
 import socket
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,19 +20,65 @@ log = logging.getLogger("holdfast.train")
 # Orders taken per look; more wait for the next step. An agent that floods the channel cannot hold up training.
 ORDERS_PER_POLL_MAX = 16
 
+WAITING_NOTES_MAX = 64  # per socket; about 10 kB
+REASON_CHARS_MAX = 1000
 
-class Notes:
-    """Worker → agent datagrams. `targets` are socket paths; an empty path means that nobody listens.
 
-    Sends to a path, not over a connection: an agent or replicator that restarts is found again by the next note.
+class _Outbox:
+    """Datagrams to one socket path. Sends to the path, not over a connection: a replicator that restarts is found again.
+
+    The kernel queues few datagrams per socket (`net.unix.max_dgram_qlen`, often 10), so a reader that is a moment late
+    would cost notes that come only once. What does not fit waits here for the next note, oldest dropped first.
     """
 
-    def __init__(self, *, agent: str, replicator: str, job: str, generation: int, rank: int) -> None:
-        self._agent = agent
-        self._replicator = replicator
-        self._whose: dict[str, Any] = {"job": job, "generation": generation, "rank": rank}
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if agent or replicator else None
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._waiting: deque[bytes] = deque(maxlen=WAITING_NOTES_MAX)
         self.dropped = 0
+
+    def send(self, note: bytes) -> None:
+        if len(self._waiting) == WAITING_NOTES_MAX:
+            self._drop(1, "its reader does not keep up")
+        self._waiting.append(note)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what waits, as far as it goes at once."""
+        try:
+            while self._waiting:
+                self._socket.sendto(self._waiting[0], socket.MSG_DONTWAIT, self._path)
+                self._waiting.popleft()
+        except BlockingIOError:
+            return  # full: later
+        except OSError as error:  # nobody is there
+            self._drop(len(self._waiting), str(error))
+            self._waiting.clear()
+
+    def _drop(self, count: int, why: str) -> None:
+        if not self.dropped:
+            log.warning(
+                "a note to %s was dropped (%s); training goes on, further drops are only counted", self._path, why
+            )
+        self.dropped += count
+
+    def close(self) -> None:
+        self.flush()
+        self._socket.close()
+
+
+class Notes:
+    """Worker → agent, and `saved` to the replicator as well. An empty path means that nobody listens."""
+
+    def __init__(self, *, agent: str, replicator: str, job: str, generation: int, rank: int) -> None:
+        self._whose: dict[str, Any] = {"job": job, "generation": generation, "rank": rank}
+        self._agent = _Outbox(agent) if agent else None
+        self._replicator = _Outbox(replicator) if replicator else None
+
+    @property
+    def dropped(self) -> int:
+        """Notes that nobody got."""
+        return sum(box.dropped for box in (self._agent, self._replicator) if box is not None)
 
     def step(
         self,
@@ -69,22 +116,17 @@ class Notes:
             self._send(target, "saved", step=step, attempt=attempt, image=image, stall_s=stall_s)
 
     def missed(self, step: int, reason: str) -> None:
-        self._send(self._agent, "missed", step=step, reason=reason)
+        self._send(self._agent, "missed", step=step, reason=reason[:REASON_CHARS_MAX])
 
-    def _send(self, target: str, kind: str, **fields: object) -> None:
-        if self._socket is None or not target:
-            return
-        try:
-            self._socket.sendto(worker.encode(kind, **self._whose, **fields), socket.MSG_DONTWAIT, target)
-        except (OSError, ValueError) as error:  # ValueError: too long for a datagram
-            self.dropped += 1
-            if self.dropped == 1:
-                log.warning("a %s note to %s was dropped (%s); further drops are only counted", kind, target, error)
+    def _send(self, outbox: _Outbox | None, kind: str, **fields: object) -> None:
+        if outbox is not None:
+            outbox.send(worker.encode(kind, **self._whose, **fields))
 
     def close(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        for outbox in (self._agent, self._replicator):
+            if outbox is not None:
+                outbox.close()
+        self._agent = self._replicator = None
 
 
 class Control:

@@ -52,24 +52,28 @@ def launch(
         generation=world.generation,
         rank=world.rank,
     )
-    notes.phase(Phase.INIT, time.time(), 0)
-    device = _device(environment.local_rank)
-    _join(environment, backend or ("nccl" if device.type == "cuda" else "gloo"), timeout_s)
-    run = Run(
-        environment=environment,
-        device=device,
-        notes=notes,
-        control=Control(environment.control_fd),
-        process_group_s=time.monotonic() - began,
-    )
+    control = Control(environment.control_fd)
     try:
+        notes.phase(Phase.INIT, time.time(), 0)
+        device = _device(environment.local_rank)
+        _join(environment, backend or ("nccl" if device.type == "cuda" else "gloo"), timeout_s)
+        run = Run(
+            environment=environment,
+            device=device,
+            notes=notes,
+            control=control,
+            process_group_s=time.monotonic() - began,
+        )
         main(run)
+        run.finish()
     except Exception as error:
         if environment.error_file and not environment.job:  # an agent's template writes it for its own workers
             _write_error_file(Path(environment.error_file), error)
         raise
-    run.close()
-    dist.destroy_process_group()
+    finally:
+        notes.close()
+        control.close()
+    dist.destroy_process_group()  # only now: after an error the others may hang, and the exit itself tells them
 
 
 def _device(local_rank: int) -> torch.device:

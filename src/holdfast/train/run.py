@@ -229,11 +229,9 @@ class Run:
         yield
         self._notes.phase(Phase.STEP, time.time(), self._done)
 
-    def close(self) -> None:
+    def finish(self) -> None:
         """The script has ended normally."""
         self._notes.phase(Phase.DONE, time.time(), self._done)
-        self._notes.close()
-        self._control.close()
 
     def _finish(self, finished: Step) -> None:
         """A step has ended well: say it, then look for orders."""
