@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+VALUE_CHARS_MAX = 200  # of a wrong value quoted in a message
+
 
 class HoldfastError(Exception):
     """Base of everything below; catch it to catch every error that Holdfast raises on purpose."""
@@ -28,11 +30,16 @@ class InvalidSpec(HoldfastError):
     def __init__(self, field: str, value: object, expected: str, where: str = "") -> None:
         """`where`: the file and line of the input, when it has one."""
         prefix = f"{where}: " if where else ""
-        super().__init__(f"{prefix}{field}: {value!r} is not valid; expected {expected}")
+        super().__init__(f"{prefix}{field}: {_shown(value)} is not valid; expected {expected}")
         self.field = field
         self.value = value
         self.expected = expected
         self.where = where
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= VALUE_CHARS_MAX else text[: VALUE_CHARS_MAX - 1] + "…"
 
 
 class InvalidSpecs(InvalidSpec):

@@ -1,0 +1,279 @@
+"""The job file: YAML or a REST body → `JobSpec`, with every mistake named at once, and back.
+
+One pydantic model describes the format, and `schema` exports it as JSON Schema for editors. Types are strict: `nodes: "2"` and `nodes: yes` are mistakes, not twos and ones.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from holdfast.domain.errors import InvalidSpec, InvalidSpecs
+from holdfast.domain.job import CheckpointSpec, HangSpec, JobSpec, LaunchSpec, LimitSpec
+from holdfast.domain.mesh import DATA_PARALLEL, Mesh
+from holdfast.wire import yamlfile
+from holdfast.wire.yamlfile import KeyPath, dotted
+
+NODES_MAX = 100_000
+WORKERS_MAX = 1_024  # per node
+ITEMS_MAX = 1_000  # arguments, variables, modules
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
+
+
+def _name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise ValueError("1 to 63 lower-case letters, digits and hyphens, a letter or digit first and last")
+    return text
+
+
+def _module(text: str) -> str:
+    if not all(part.isidentifier() for part in text.split(".")):
+        raise ValueError("a module's dotted name, such as transformers.models.llama")
+    return text
+
+
+def _variable(text: str) -> str:
+    if not text or "=" in text or "\0" in text:
+        raise ValueError("the name of an environment variable")
+    return text
+
+
+def _text(value: object) -> object:
+    """Numbers may stand unquoted where the process will see text; yes and no may not: they would become `True`."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+Text = Annotated[str, BeforeValidator(_text)]
+Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Elastic(_Part):
+    """The numbers of replicas that the job accepts. Absent bounds are the mesh's own dp."""
+
+    min_dp: Count | None = None
+    max_dp: Count | None = None
+
+
+class Checkpoint(_Part):
+    interval_steps: Annotated[Count, Field(description="run.checkpoint saves when the step is a multiple of it")] = (
+        CheckpointSpec().interval_steps
+    )
+    keep: Annotated[int, Field(ge=2, description="complete steps kept per tier")] = CheckpointSpec().keep
+
+
+class Hang(_Part):
+    """No step for max(floor_s, factor × p99 step time) is a hang."""
+
+    floor_s: Seconds = HangSpec().floor_s
+    factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = HangSpec().factor
+    init_s: Annotated[Seconds, Field(description="allowance for init, restore, compile, eval and checkpoint")] = (
+        HangSpec().init_s
+    )
+
+
+class Limits(_Part):
+    prepare_timeout_s: Annotated[Seconds, Field(description="a node that takes longer is replanned around")] = (
+        LimitSpec().prepare_timeout_s
+    )
+    first_step_timeout_s: Annotated[Seconds, Field(description="from start to the first step of every rank")] = (
+        LimitSpec().first_step_timeout_s
+    )
+    same_error_max: Annotated[
+        Count, Field(description="the same exception at the same step this often stops the job")
+    ] = LimitSpec().same_error_max
+    restarts_without_progress_max: Annotated[
+        int, Field(ge=0, description="generations in a row that finish no new step")
+    ] = LimitSpec().restarts_without_progress_max
+
+
+class JobFile(_Part):
+    """One training job. Relative paths are relative to the file."""
+
+    name: Annotated[str, AfterValidator(_name)]
+    script: Annotated[str, Field(min_length=1, description="Python script that every worker runs")]
+    args: Annotated[list[Text], Field(max_length=ITEMS_MAX)] = []
+    cwd: Annotated[str, Field(description="working directory; absent = the script's own")] = ""
+    env: Annotated[dict[Annotated[str, AfterValidator(_variable)], Text], Field(max_length=ITEMS_MAX)] = {}
+    preload: Annotated[
+        list[Annotated[str, AfterValidator(_module)]],
+        Field(max_length=ITEMS_MAX, description="modules that the worker template imports ahead of time"),
+    ] = []
+    nodes: Annotated[Count, Field(le=NODES_MAX)] = 1
+    nproc_per_node: Annotated[Count, Field(le=WORKERS_MAX, description="workers per node, usually its GPUs")] = 1
+    mesh: Annotated[
+        dict[str, Count] | None, Field(description="dimension → size, outermost first; absent = {dp: all ranks}")
+    ] = None
+    elastic: Elastic = Elastic()
+    checkpoint: Checkpoint = Checkpoint()
+    hang: Hang = Hang()
+    limits: Limits = Limits()
+    policy: Annotated[str, Field(description="policy script; absent = the default policy")] = ""
+    spares: Annotated[int, Field(ge=0, le=NODES_MAX, description="spare nodes that the job wants kept warm")] = 0
+
+
+def schema() -> dict[str, Any]:
+    """The format as JSON Schema."""
+    return JobFile.model_json_schema()
+
+
+def load_job(path: Path) -> JobSpec:
+    """Read a job file. Raises `InvalidSpec` with file, line, field, value and what would be right, for every mistake."""
+    document = yamlfile.read(path)
+    return _build(document.data, path.resolve().parent, document.where)
+
+
+def parse_job(body: Mapping[str, Any], base: Path | None = None) -> JobSpec:
+    """A job from a REST body or from flags. Raises `InvalidSpec` for every mistake.
+
+    Relative paths are relative to `base` and must exist. Without a base they must be absolute and are taken as they are:
+    they are the nodes' paths, not this machine's.
+    """
+    return _build(body, base, lambda _: "")
+
+
+def to_body(spec: JobSpec) -> dict[str, Any]:
+    """The body that `parse_job` turns back into `spec`."""
+    launch = spec.launch
+    return {
+        "name": spec.name,
+        "script": launch.script,
+        "args": list(launch.args),
+        "cwd": launch.cwd,
+        "env": dict(launch.env),
+        "preload": list(launch.preload),
+        "nodes": spec.nodes,
+        "nproc_per_node": spec.nproc_per_node,
+        "mesh": dict(spec.mesh.dims),
+        "elastic": {"min_dp": spec.min_dp, "max_dp": spec.max_dp},
+        "checkpoint": {"interval_steps": spec.checkpoint.interval_steps, "keep": spec.checkpoint.keep},
+        "hang": {"floor_s": spec.hang.floor_s, "factor": spec.hang.factor, "init_s": spec.hang.init_s},
+        "limits": {
+            "prepare_timeout_s": spec.limits.prepare_timeout_s,
+            "first_step_timeout_s": spec.limits.first_step_timeout_s,
+            "same_error_max": spec.limits.same_error_max,
+            "restarts_without_progress_max": spec.limits.restarts_without_progress_max,
+        },
+        "policy": spec.policy,
+        "spares": spec.spares,
+    }
+
+
+# ---------------------------------------------------------------- model → spec
+
+Where = Callable[[KeyPath], str]
+
+
+def _build(body: Mapping[str, Any], base: Path | None, where: Where) -> JobSpec:
+    try:
+        job = JobFile.model_validate(body)
+    except ValidationError as error:
+        found = [_problem(detail, where) for detail in error.errors(include_url=False)]
+        raise InvalidSpecs(sorted(found, key=_line)) from error
+    problems: list[InvalidSpec] = []
+
+    def path(field: str, value: str, *, directory: bool = False) -> str:
+        try:
+            return _path(field, value, base, directory=directory) if value else ""
+        except InvalidSpec as problem:
+            problems.append(_located(problem, where))
+            return value
+
+    launch = LaunchSpec(
+        script=path("script", job.script),
+        args=tuple(job.args),
+        cwd=path("cwd", job.cwd, directory=True),
+        env=tuple(job.env.items()),
+        preload=tuple(job.preload),
+    )
+    policy = path("policy", job.policy)
+    try:
+        spec = _spec(job, launch, policy)
+    except InvalidSpec as problem:
+        problems.append(_located(problem, where))
+    if problems:
+        raise InvalidSpecs(problems)
+    return spec
+
+
+def _spec(job: JobFile, launch: LaunchSpec, policy: str) -> JobSpec:
+    mesh = Mesh.of({DATA_PARALLEL: job.nodes * job.nproc_per_node} if job.mesh is None else job.mesh)
+    return JobSpec(
+        name=job.name,
+        launch=launch,
+        nodes=job.nodes,
+        nproc_per_node=job.nproc_per_node,
+        mesh=mesh,
+        min_dp=mesh.dp if job.elastic.min_dp is None else job.elastic.min_dp,
+        max_dp=mesh.dp if job.elastic.max_dp is None else job.elastic.max_dp,
+        checkpoint=CheckpointSpec(**job.checkpoint.model_dump()),
+        hang=HangSpec(**job.hang.model_dump()),
+        limits=LimitSpec(**job.limits.model_dump()),
+        policy=policy,
+        spares=job.spares,
+    )
+
+
+def _path(field: str, value: str, base: Path | None, *, directory: bool) -> str:
+    """Absolute, and there if this is the machine to look at."""
+    if base is None:
+        if not value.startswith("/"):
+            raise InvalidSpec(field, value, "an absolute path: the nodes do not know your working directory")
+        return value
+    path = (base / value).resolve()
+    if not (path.is_dir() if directory else path.is_file()):
+        kind = "directory" if directory else "file"
+        raise InvalidSpec(field, value, f"an existing {kind}; {path} is not one")
+    return str(path)
+
+
+# ---------------------------------------------------------------- errors
+
+
+def _located(problem: InvalidSpec, where: Where) -> InvalidSpec:
+    key = tuple(problem.field.split("."))
+    return InvalidSpec(problem.field, problem.value, problem.expected, where(key))
+
+
+def _line(problem: InvalidSpec) -> int:
+    return int(problem.where.rpartition(":")[2] or 0)
+
+
+def _problem(detail: Any, where: Where) -> InvalidSpec:
+    key: KeyPath = tuple(part for part in detail["loc"] if part != "[key]")
+    value: object = detail["input"]
+    match detail["type"]:
+        case "missing":
+            value, expected = None, "a value: it is required"
+        case "extra_forbidden":
+            expected = _known_keys(key)
+        case _:
+            expected = _expected(detail["msg"])
+    return InvalidSpec(dotted(key), value, expected, where(key))
+
+
+def _expected(message: str) -> str:
+    """pydantic says "Input should be greater than or equal to 1", we say "expected at least 1"."""
+    message = re.sub(r"^(Value error, |Input should be |\w+ should (be |have )?)", "", message)
+    return message.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
+
+
+def _known_keys(key: KeyPath) -> str:
+    """What an unknown key should have been."""
+    model: type[BaseModel] = JobFile
+    for part in key[:-1]:
+        annotation = model.model_fields[str(part)].annotation
+        model = next(kind for kind in (annotation, *get_args(annotation)) if issubclass(kind, BaseModel))
+    names = list(model.model_fields)
+    near = difflib.get_close_matches(str(key[-1]), names, n=1)
+    return f"a known key; did you mean {near[0]!r}?" if near else f"one of the keys {', '.join(names)}"
