@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,36 +137,37 @@ class Checkpointer:
 def _load(shard: Reader, live: Mapping[str, Any]) -> Mapping[str, Any]:
     """Everything into the live objects; returns the plain values saved beside the state."""
     specs = {spec.fqn: spec for spec in shard.tensors}
-    views: list[memoryview] = []
+    lent: list[weakref.ref[memoryview]] = []
 
     def tensor(name: str) -> torch.Tensor:
         spec = specs[name]
         dtype = getattr(torch, spec.dtype)
         if not spec.nbytes:
             return torch.empty(spec.shape, dtype=dtype)
-        views.append(shard.view(name))
-        return _as_tensor(views[-1], dtype, torch.Size(spec.shape))
+        view = shard.view(name)
+        lent.append(weakref.ref(view))
+        return _as_tensor(view, dtype, torch.Size(spec.shape))
 
     tree, also = state.disassemble(shard.extra, tensor)
     state.apply(live, tree)
     del tree
-    _let_go(views)
+    _insist_returned(lent)
     return also
 
 
-def _let_go(views: list[memoryview]) -> None:
-    """Make sure that nothing in the live state still lies in the shard: a later save would change it silently."""
-    for attempt in ("at once", "after collecting garbage"):
-        try:
-            for view in views:
-                view.release()
-            return
-        except BufferError:
-            if attempt == "at once":
-                gc.collect()
-    raise InvalidSpec(
-        "state", "a tensor that still lies in the checkpoint's memory", "a load_state_dict that copies what it is given"
-    )
+def _insist_returned(lent: list[weakref.ref[memoryview]]) -> None:
+    """Make sure that nothing in the live state still lies in the shard: a later save would change it silently.
+
+    A tensor made by `torch.frombuffer` keeps the view that it was made from alive, so a view that is gone has no tensor.
+    """
+    if any(view() is not None for view in lent):
+        gc.collect()
+    if any(view() is not None for view in lent):
+        raise InvalidSpec(
+            "state",
+            "an object that kept a tensor of the checkpoint",
+            "a load_state_dict that copies what it is given: the checkpoint's memory is used again",
+        )
 
 
 def _as_tensor(buffer: memoryview, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
