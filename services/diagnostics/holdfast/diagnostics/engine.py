@@ -15,7 +15,6 @@ from typing import Any
 
 from holdfast.diagnostics import steps
 from holdfast.diagnostics.detectors.protocol import Blind, Detector, JobBegan, Observed
-
 from holdfast.domain.findings import Finding, FindingKind, Severity, StepRecord
 from holdfast.domain.signals import (
     ClockTick,

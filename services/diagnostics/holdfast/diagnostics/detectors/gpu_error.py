@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 
 from holdfast.diagnostics.catalogue.xid import Catalogue, FirstAction, XidRow
 from holdfast.diagnostics.detectors.protocol import Observed
-
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.signals import (
     CollectorSilent,

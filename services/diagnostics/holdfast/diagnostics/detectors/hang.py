@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 
 from holdfast.diagnostics.detectors.localise import RankView, Verdict, localise
 from holdfast.diagnostics.detectors.protocol import Blind, JobBegan, Observed
-
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity, StepRecord
 from holdfast.domain.job import HangSpec
 from holdfast.domain.signals import (

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from holdfast.diagnostics.detectors.protocol import Observed
-
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.signals import CollectorSilent, HostSample
 

@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 
 from holdfast.diagnostics.detectors.exit_cause import Cause, cause_of, is_failure
 from holdfast.diagnostics.detectors.protocol import Blind, JobBegan, Observed
-
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.signals import (
     ClockTick,

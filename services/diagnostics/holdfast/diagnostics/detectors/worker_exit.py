@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from holdfast.diagnostics.detectors import repeated_exception
 from holdfast.diagnostics.detectors.exit_cause import Cause, cause_of, ending, failed_at, is_failure
 from holdfast.diagnostics.detectors.protocol import JobBegan, Observed
-
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity, StepRecord
 from holdfast.domain.signals import ClockTick, GenerationStarted, GenerationStopped, WorkerExited
 

@@ -1,0 +1,8 @@
+"""`python -m holdfast.diagnostics`."""
+
+from holdfast.diagnostics.service import serve
+from holdfast.diagnostics.settings import DiagnosticsSettings
+from holdfast.runtime.service import main
+
+if __name__ == "__main__":
+    main("diagnostics", DiagnosticsSettings, serve)

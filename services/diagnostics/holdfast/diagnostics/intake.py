@@ -1,0 +1,187 @@
+"""Intake: what arrives from agents, in the order in which it is folded. The transport is `ingest`'s business.
+
+A tick is folded once per (node, incarnation, seq), whatever was sent again. Every stream that opens, ticks and ends becomes
+a signal of its own, because liveness is concluded from exactly that. `Receipt` says when a tick may be acknowledged.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import anyio
+import structlog
+
+from holdfast.diagnostics.detectors.exit_cause import is_failure
+from holdfast.diagnostics.engine import Engine
+from holdfast.diagnostics.publisher import Publisher
+from holdfast.domain.errors import MalformedMessage
+from holdfast.domain.signals import (
+    RELIABLE,
+    ClockTick,
+    GenerationStarted,
+    NodeBeat,
+    NodeConnected,
+    NodeDisconnected,
+    Signal,
+    Tick,
+    WorkerExited,
+)
+
+CLOCK_TICK_S = 0.02
+# An exit may be held back by a detector for a moment; until that has passed its tick is not acknowledged, so that a crash of
+# ours in between cannot lose it.
+SETTLE_S = 0.5
+_WORLD_MAX = 1_000_000  # ranks of one generation; a larger mesh is garbage, and would be allocated
+_NODES_MAX = 50_000
+_WINDOW = 1024  # sequence numbers remembered per incarnation
+
+log = structlog.get_logger("holdfast.diagnostics.intake")
+
+
+@dataclass(slots=True)
+class SeqWindow:
+    """Which of an incarnation's sequence numbers have been folded: the newest, and a bit for each of the 1,024 before it."""
+
+    newest: int = -1
+    bits: int = 0
+
+    def add(self, seq: int) -> bool:
+        """False when it was there already. Older than the window counts as new: folding twice is safer than never."""
+        if seq > self.newest:
+            self.bits = ((self.bits << min(seq - self.newest, _WINDOW)) | 1) & ((1 << _WINDOW) - 1)
+            self.newest = seq
+            return True
+        back = self.newest - seq
+        if back >= _WINDOW:
+            return True
+        if self.bits >> back & 1:
+            return False
+        self.bits |= 1 << back
+        return True
+
+
+@dataclass(eq=False, slots=True)
+class NodeStream:
+    """One open telemetry stream. `node` is empty until its first tick."""
+
+    node: str = ""
+    incarnation: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """A folded tick: it may be acknowledged after `settle_s`, when what it led to is published."""
+
+    seq: int
+    must_hold: bool  # something in it is sent again until acknowledged
+    settle_s: float
+
+
+class Replaced(Exception):
+    """Another stream of the same node has opened since; this one is history."""
+
+
+@dataclass(slots=True)
+class _Known:
+    incarnation: str
+    seqs: SeqWindow = field(default_factory=SeqWindow)
+
+
+class Intake:
+    """The one place where signals meet the engine. Everything here runs between two awaits, so it needs no lock."""
+
+    def __init__(self, engine: Engine, publisher: Publisher, *, clock: Callable[[], float]) -> None:
+        self._engine = engine
+        self._publisher = publisher
+        self._clock = clock
+        self._streams: dict[str, NodeStream] = {}
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+
+    async def tick(self, stream: NodeStream, tick: Tick) -> Receipt:
+        """Fold one tick. Raises `MalformedMessage` for what must not be folded and `Replaced` for an old stream."""
+        _check(stream, tick)
+        await self._publisher.wait_for_room()
+        if not stream.node:
+            self._open(stream, tick)
+        elif self._streams.get(stream.node) is not stream:
+            raise Replaced(f"node {stream.node} has opened another stream")
+        now = self._clock()
+        known = self._known[tick.node]
+        self._fold(NodeBeat(tick.node, now), now)
+        if known.seqs.add(tick.seq):
+            for signal in tick.signals:
+                self._fold(signal, now)
+        must_hold = any(isinstance(signal, RELIABLE) for signal in tick.signals)
+        failed = must_hold and any(isinstance(s, WorkerExited) and is_failure(s) for s in tick.signals)
+        return Receipt(tick.seq, must_hold, SETTLE_S if failed else 0.0)
+
+    def close(self, stream: NodeStream, *, clean: bool) -> None:
+        """The stream has ended. `clean`: by a goodbye, or because this side refused it: neither is the node's fault."""
+        if stream.node and self._streams.get(stream.node) is stream:
+            del self._streams[stream.node]
+            now = self._clock()
+            self._fold(NodeDisconnected(stream.node, now, clean=clean), now)
+            log.info("node disconnected", node=stream.node, clean=clean)
+
+    async def watch_clock(self) -> None:
+        """A loop for the service's task group: detectors conclude from silence here, and nowhere else.
+
+        Does not tick while findings cannot be taken: nobody's silence counts while we do not listen.
+        """
+        while True:
+            await self._publisher.wait_for_room()
+            now = self._clock()
+            self._fold(ClockTick(now), now)
+            await anyio.sleep(CLOCK_TICK_S)
+
+    def _open(self, stream: NodeStream, tick: Tick) -> None:
+        stream.node, stream.incarnation = tick.node, tick.incarnation
+        self._streams[tick.node] = stream
+        known = self._known.get(tick.node)
+        if known is None or known.incarnation != tick.incarnation:
+            self._known[tick.node] = _Known(tick.incarnation)
+        self._known.move_to_end(tick.node)
+        while len(self._known) > _NODES_MAX and next(iter(self._known)) not in self._streams:
+            self._known.popitem(last=False)
+        now = self._clock()
+        self._fold(NodeConnected(tick.node, now, tick.incarnation), now)
+        log.info("node connected", node=tick.node, incarnation=tick.incarnation)
+
+    def _fold(self, signal: Signal, now: float) -> None:
+        folded = self._engine.fold(signal, now)
+        if folded.findings or folded.steps:
+            self._publisher.offer(folded.findings, folded.steps)
+        for finding in folded.findings:
+            log.info(
+                "finding",
+                id=finding.id,
+                kind=finding.kind.value,
+                severity=finding.severity.value,
+                job=finding.job,
+                generation=finding.generation,
+                node=finding.node,
+                rank=finding.rank,
+                summary=finding.summary,
+                traceparent=finding.traceparent,
+            )
+
+
+def _check(stream: NodeStream, tick: Tick) -> None:
+    """What decoding cannot know: that a stream speaks for one node, and that its numbers can be worked with."""
+    if stream.node and (tick.node, tick.incarnation) != (stream.node, stream.incarnation):
+        raise MalformedMessage(
+            "tick.node",
+            f"{tick.node!r} ({tick.incarnation!r}) on the stream of {stream.node!r} ({stream.incarnation!r}); "
+            "one stream speaks for one incarnation of one node",
+        )
+    for signal in tick.signals:
+        if isinstance(signal, GenerationStarted):
+            if signal.mesh.world_size > _WORLD_MAX:
+                raise MalformedMessage(
+                    "generation_started.mesh", f"{signal.mesh.world_size} ranks; at most {_WORLD_MAX}"
+                )
+            hang = signal.hang
+            if not (hang.floor_s > 0 and hang.factor >= 1 and hang.init_s > 0):
+                raise MalformedMessage("generation_started.hang", f"{hang}: needs floor_s > 0, factor ≥ 1, init_s > 0")

@@ -1,0 +1,60 @@
+"""The composition root of diagnostics: everything is made and wired here, and runs until the service is cancelled."""
+
+from __future__ import annotations
+
+import time
+
+import anyio
+import structlog
+
+from holdfast.diagnostics import detectors
+from holdfast.diagnostics.catalogue import xid
+from holdfast.diagnostics.detectors.liveness import Liveness
+from holdfast.diagnostics.engine import Engine
+from holdfast.diagnostics.ingest import SERVICE, TelemetryServicer
+from holdfast.diagnostics.intake import Intake
+from holdfast.diagnostics.publisher import Publisher
+from holdfast.diagnostics.settings import DiagnosticsSettings
+from holdfast.log.protocol import EventLog
+from holdfast.log.redis import RedisLog
+from holdfast.runtime.grpc_server import listen
+from holdfast.runtime.ready import announce
+from holdfast.runtime.service import guarded
+from holdfast.v1.telemetry_pb2_grpc import add_TelemetryServicer_to_server
+
+log = structlog.get_logger("holdfast.diagnostics")
+
+
+async def serve(settings: DiagnosticsSettings) -> None:
+    """Run on Redis. Raises `Unavailable` when it cannot be reached at the start; later it is waited for."""
+    event_log = RedisLog(settings.redis_url, settings.fleet)
+    try:
+        await event_log.ping()
+        await run(settings, event_log)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await event_log.aclose()
+
+
+async def run(settings: DiagnosticsSettings, event_log: EventLog) -> None:
+    """Run on any event log until cancelled."""
+    catalogue = xid.load(settings.xid_overrides)
+    liveness = Liveness(reconnect_grace_s=settings.reconnect_grace_s, silence_s=settings.silence_s)
+    publisher = Publisher(event_log)
+    intake = Intake(Engine(detectors.standard(catalogue, liveness=liveness)), publisher, clock=time.time)
+    servicer = TelemetryServicer(intake, publisher, clock=time.time)
+    async with (
+        anyio.create_task_group() as tasks,
+        listen(
+            settings.diagnostics_listen,
+            lambda server: add_TelemetryServicer_to_server(servicer, server),
+            services=(SERVICE,),
+            tls=settings.tls,
+        ) as listening,
+    ):
+        guarded(tasks, "clock", intake.watch_clock)
+        guarded(tasks, "findings", publisher.publish_findings)
+        guarded(tasks, "steps", publisher.publish_steps)
+        announce(settings.ready_file, {"endpoint": listening.endpoint})
+        log.info("serving", endpoint=listening.endpoint, xids=len(catalogue))
+        await anyio.sleep_forever()
