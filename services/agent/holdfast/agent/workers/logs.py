@@ -1,0 +1,105 @@
+"""Worker logs: `<agent_dir>/logs/<job>/g<generation>/rank-<r>.log`, standard output and error in one file, in order.
+
+The worker writes straight into the file, so that a step never waits for the agent and the last words of a killed process are
+there. Bounded from outside: a file that has grown over its limit loses its oldest part by punching a hole (the writer, which
+appends, notices nothing); where the file system cannot do that, the file is emptied. Only the newest generations are kept.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+import shutil
+from pathlib import Path
+
+from holdfast.domain.errors import HoldfastError
+
+LOG_BYTES_MAX = 64 << 20  # on disk per rank; may be exceeded by what a worker writes between two checks
+KEPT_BYTES = LOG_BYTES_MAX // 2  # what a trim leaves
+GENERATIONS_KEPT = 5
+TAIL_LINES = 40
+TAIL_BYTES = 8 << 10
+
+_FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 0x01, 0x02
+_BLOCK_BYTES = 512  # the unit of st_blocks, whatever the file system's own
+_GENERATION = re.compile(r"g(\d+)")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+
+
+class WorkerLogs:
+    """The logs of all jobs of one agent."""
+
+    def __init__(self, directory: Path, *, bytes_max: int = LOG_BYTES_MAX, kept_bytes: int = KEPT_BYTES) -> None:
+        self._directory = directory
+        self._bytes_max, self._kept_bytes = bytes_max, kept_bytes
+
+    def create(self, job: str, generation: int) -> Path:
+        """The directory of a generation's logs; drops those of old ones. Raises `HoldfastError` naming the path."""
+        directory = self._directory / job / f"g{generation}"
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise HoldfastError(f"the log directory {directory} cannot be made: {error.strerror}") from error
+        self._prune(directory.parent)
+        return directory
+
+    def _prune(self, directory: Path) -> None:
+        generations = sorted(
+            (int(match[1]), path) for path in directory.iterdir() if (match := _GENERATION.fullmatch(path.name))
+        )
+        for _, path in generations[:-GENERATIONS_KEPT]:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def trim(self, path: Path) -> int:
+        """Bring one log back under its limit; returns the bytes dropped."""
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return 0
+        try:
+            status = os.fstat(fd)
+            held = status.st_blocks * _BLOCK_BYTES
+            if held <= self._bytes_max:
+                return 0
+            if not _punch(fd, status.st_size - self._kept_bytes):
+                os.ftruncate(fd, 0)  # the writer appends, so it goes on at the new end
+            return held - os.fstat(fd).st_blocks * _BLOCK_BYTES
+        finally:
+            os.close(fd)
+
+
+def open_log(path: Path) -> int:
+    """A descriptor to append to. Raises `HoldfastError` naming the path."""
+    try:
+        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise HoldfastError(f"the log file {path} cannot be opened: {error.strerror}") from error
+
+
+def tail(path: Path, lines_max: int = TAIL_LINES, bytes_max: int = TAIL_BYTES) -> tuple[str, ...]:
+    """The last lines, oldest first; empty when there is no log. A line that the byte limit cuts is left out."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - bytes_max))
+            raw = file.read(bytes_max)
+    except FileNotFoundError:
+        return ()
+    lines = raw.lstrip(b"\0").decode(errors="replace").splitlines()
+    if size > bytes_max and len(lines) > 1:
+        lines = lines[1:]
+    return tuple(lines[-lines_max:])
+
+
+def _punch(fd: int, length: int) -> bool:
+    """Free the first `length` bytes; False when this file system cannot."""
+    if _libc.fallocate(fd, _FALLOC_FL_KEEP_SIZE | _FALLOC_FL_PUNCH_HOLE, 0, length) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.EOPNOTSUPP, errno.ENOSYS):
+        return False
+    raise OSError(code, os.strerror(code))

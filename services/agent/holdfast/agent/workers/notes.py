@@ -1,0 +1,121 @@
+"""Notes from workers, as values. A worker can write anything into that socket: what is not a whole, sane note is refused here,
+so that no NaN time or negative step ever reaches a detector."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.domain import worker
+from holdfast.domain.signals import Phase
+
+INTEGER_MAX = 2**63 - 1
+PHASES_MAX = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Which worker says it is speaking."""
+
+    job: str
+    generation: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepNote:
+    sender: Sender
+    step: int
+    started_at: float
+    ended_at: float
+    data_s: float
+    stall_s: float
+    tokens: int
+    loss: float  # NaN = not reported, +inf = reported as NaN
+    grad_norm: float
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseNote:
+    sender: Sender
+    phase: Phase
+    at: float
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartedNote:
+    sender: Sender
+    phases_s: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MissedNote:
+    """A save that was due did not happen."""
+
+    sender: Sender
+    step: int
+    reason: str
+
+
+Note = StepNote | PhaseNote | StartedNote | MissedNote
+
+
+def parse(raw: bytes) -> Note | None:
+    """The note, or None when it is garbage, incomplete or of a kind that the agent has no use for."""
+    message = worker.decode(raw)
+    try:
+        sender = Sender(str(message["job"]), _integer(message, "generation"), _integer(message, "rank"))
+        match message["type"]:
+            case "step":
+                return StepNote(
+                    sender=sender,
+                    step=_integer(message, "step"),
+                    started_at=_finite(message, "started_at"),
+                    ended_at=_finite(message, "ended_at"),
+                    data_s=_finite(message, "data_s"),
+                    stall_s=_finite(message, "stall_s"),
+                    tokens=_integer(message, "tokens"),
+                    loss=_reported(message, "loss"),
+                    grad_norm=_reported(message, "grad_norm"),
+                )
+            case "phase":
+                return PhaseNote(sender, Phase(message["phase"]), _finite(message, "at"), _integer(message, "step"))
+            case "started":
+                phases = list(message["phases_s"].items())[:PHASES_MAX]
+                return StartedNote(sender, tuple((str(name), _number(seconds)) for name, seconds in phases))
+            case "missed":
+                return MissedNote(sender, _integer(message, "step"), str(message["reason"]))
+            case _:
+                return None
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def _integer(message: Mapping[str, Any], name: str) -> int:
+    value = message[name]
+    if type(value) is not int or not 0 <= value <= INTEGER_MAX:
+        raise ValueError(name)
+    return value
+
+
+def _finite(message: Mapping[str, Any], name: str) -> float:
+    return _number(message[name])
+
+
+def _number(value: object) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value) or value < 0:  # type: ignore[arg-type, operator]
+        raise ValueError(value)
+    return float(value)  # type: ignore[arg-type]
+
+
+def _reported(message: Mapping[str, Any], name: str) -> float:
+    """NaN for an absent value; a NaN that the worker did report becomes +inf, so that the two stay apart."""
+    value = message.get(name)
+    if value is None:
+        return math.nan
+    if type(value) not in (int, float):
+        raise ValueError(name)
+    return math.inf if math.isnan(value) else float(value)

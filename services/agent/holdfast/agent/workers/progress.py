@@ -1,0 +1,135 @@
+"""Where each rank of one generation stands, folded from its notes. Pure: time and process facts are arguments."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from holdfast.agent.workers.notes import MissedNote, Note, PhaseNote, StartedNote, StepNote
+from holdfast.domain.signals import Phase, RankProgress, StepColumns
+
+# Rows kept between two ticks: 100 steps/s of 8 ranks for five seconds. More are dropped oldest-first and counted.
+ROWS_MAX = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFacts:
+    """What /proc/PID/stat says: the state letter ("" = gone) and user + system CPU seconds used."""
+
+    state: str = ""
+    cpu_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Rank:
+    step: int = 0
+    phase: Phase = Phase.INIT
+    phase_at: float = 0.0
+    first_step_at: float | None = None  # end of its first step in this generation
+    phases_s: tuple[tuple[str, float], ...] = ()
+    heard: bool = False
+    started_noted: bool = False
+
+
+class Progress:
+    """The state of one generation's ranks on this node."""
+
+    def __init__(self, *, node: str, job: str, generation: int, ranks: Iterable[int], step: int, at: float) -> None:
+        """`step` is where the ranks start from, `at` when they were started (Unix s)."""
+        self._node, self._job, self._generation = node, job, generation
+        self._ranks = {rank: _Rank(step=step, phase_at=at) for rank in ranks}
+        self._rows: deque[tuple[int, StepNote]] = deque()
+        self.dropped = 0
+
+    def fold(self, note: Note) -> None:
+        """Take in a note. The caller has checked that its rank is one of ours."""
+        rank = self._ranks[note.sender.rank]
+        rank.heard = True
+        match note:
+            case StepNote():
+                rank.step = max(rank.step, note.step)
+                rank.phase, rank.phase_at = Phase.STEP, note.ended_at
+                if rank.first_step_at is None:
+                    rank.first_step_at = note.ended_at
+                if len(self._rows) == ROWS_MAX:
+                    self._rows.popleft()
+                    self.dropped += 1
+                self._rows.append((note.sender.rank, note))
+            case PhaseNote():
+                rank.phase, rank.phase_at = note.phase, note.at
+            case StartedNote():
+                rank.phases_s, rank.started_noted = note.phases_s, True
+            case MissedNote():
+                pass  # it says something about checkpoints, not about progress
+
+    def knows(self, rank: int) -> bool:
+        return rank in self._ranks
+
+    def step_of(self, rank: int) -> int:
+        """Last step that it finished."""
+        return self._ranks[rank].step
+
+    @property
+    def silent(self) -> bool:
+        """No rank has sent a note yet: an unmodified script, or one that has not come to `hf.launch`."""
+        return not any(rank.heard for rank in self._ranks.values())
+
+    @property
+    def stepping_since(self) -> float | None:
+        """When the last rank finished its first step; None while one has not."""
+        ends = [rank.first_step_at for rank in self._ranks.values() if rank.first_step_at is not None]
+        return max(ends) if len(ends) == len(self._ranks) else None
+
+    @property
+    def newest_common_step(self) -> int:
+        """The step that every rank has finished."""
+        return min(rank.step for rank in self._ranks.values())
+
+    @property
+    def all_told_how_they_started(self) -> bool:
+        return all(rank.started_noted for rank in self._ranks.values())
+
+    def slowest_start(self) -> tuple[tuple[str, float], ...]:
+        """How the slowest rank spent the time to its first step."""
+        return max((rank.phases_s for rank in self._ranks.values()), key=lambda phases: sum(s for _, s in phases))
+
+    def take_steps(self, at: float) -> StepColumns | None:
+        """The steps finished since the last call, as columns."""
+        if not self._rows:
+            return None
+        rows, self._rows = self._rows, deque()
+        notes = [note for _, note in rows]
+        return StepColumns(
+            node=self._node,
+            at=at,
+            job=self._job,
+            generation=self._generation,
+            rank=tuple(rank for rank, _ in rows),
+            step=tuple(note.step for note in notes),
+            started_at=tuple(note.started_at for note in notes),
+            ended_at=tuple(note.ended_at for note in notes),
+            data_s=tuple(note.data_s for note in notes),
+            stall_s=tuple(note.stall_s for note in notes),
+            tokens=tuple(note.tokens for note in notes),
+            loss=tuple(note.loss for note in notes),
+            grad_norm=tuple(note.grad_norm for note in notes),
+        )
+
+    def sample(self, at: float, processes: Mapping[int, ProcessFacts]) -> RankProgress:
+        """Where every rank stands now, by rank."""
+        ranks = sorted(self._ranks)
+        facts = [processes.get(rank, ProcessFacts()) for rank in ranks]
+        return RankProgress(
+            node=self._node,
+            at=at,
+            job=self._job,
+            generation=self._generation,
+            rank=tuple(ranks),
+            step=tuple(self._ranks[rank].step for rank in ranks),
+            phase=tuple(self._ranks[rank].phase for rank in ranks),
+            phase_at=tuple(self._ranks[rank].phase_at for rank in ranks),
+            process_state=tuple(fact.state for fact in facts),
+            cpu_s=tuple(fact.cpu_s for fact in facts),
+            collective_seq=tuple(-1 for _ in ranks),  # the trainer library does not report it yet: not known
+        )

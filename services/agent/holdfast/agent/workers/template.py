@@ -1,0 +1,245 @@
+"""The agent's end of a worker template: starts it, asks it to fork, hears how its children end (`holdfast.domain.template`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import structlog
+
+from holdfast.agent.workers.logs import open_log, tail
+from holdfast.domain import template as protocol
+from holdfast.domain.errors import HoldfastError, InvalidSpec, Unavailable
+from holdfast.runtime.children import Child, spawn
+
+log = structlog.get_logger("holdfast.agent.template")
+
+# Variables that take effect when a module is imported, so that a template can only serve workers that agree on them. The
+# rest of a job's environment is applied after the fork; OMP_NUM_THREADS too, since the child resizes torch's pool.
+IMPORT_TIME_NAMES = frozenset({"TORCH_LOGS", "TORCH_SHOW_CPP_STACKTRACES", "MALLOC_ARENA_MAX"})
+IMPORT_TIME_PREFIXES = ("PYTHON", "LD_", "MKL_", "KMP_", "GOMP_", "TORCHDYNAMO_", "TORCHINDUCTOR_")
+
+FORK_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateKey:
+    """What makes two templates interchangeable."""
+
+    preload: tuple[str, ...] = ()
+    path: tuple[str, ...] = ()  # where to look for them first
+    env: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(
+        cls, script: str, preload: tuple[str, ...], env: Mapping[str, str], inherited: Mapping[str, str]
+    ) -> TemplateKey:
+        """The template for a script; modules beside it can be preloaded. What `inherited` says anyway makes no difference."""
+        differing = {
+            name: value
+            for name, value in env.items()
+            if (name in IMPORT_TIME_NAMES or name.startswith(IMPORT_TIME_PREFIXES)) and inherited.get(name) != value
+        }
+        return cls(preload, (os.path.dirname(script),) if preload else (), tuple(sorted(differing.items())))
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a child ended: by exit code or by signal. `at` is Unix seconds."""
+
+    at: float
+    exit_code: int | None
+    signal: int | None
+
+
+@dataclass(slots=True)
+class Forked:
+    """A child as the template handed it over; the pidfd is the receiver's to close."""
+
+    pid: int
+    pidfd: int
+
+
+@dataclass(slots=True)
+class _Fork:
+    """A fork asked for."""
+
+    on_exit: Callable[[Exit], None]
+    answered: anyio.Event = field(default_factory=anyio.Event)
+    child: Forked | None = None
+    reason: str = ""
+
+
+class Template:
+    """One template process. `run` must be running for anything to be answered; it returns when the process has ended."""
+
+    def __init__(self, key: TemplateKey, log_path: Path, environment: Mapping[str, str]) -> None:
+        """Starts the process; from the main thread only. Raises `HoldfastError` when it cannot be started."""
+        self.key = key
+        self.failure = ""  # why it cannot serve, once it cannot
+        self._log_path = log_path
+        self._ready = anyio.Event()
+        self._forks: dict[int, _Fork] = {}
+        self._exits: dict[int, Callable[[Exit], None]] = {}
+        self._serial = 0
+        self._draining = False
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channel.setblocking(False)
+        with closing(theirs):
+            self._process = _spawn(key, log_path, environment, theirs)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def usable(self) -> bool:
+        """It can fork, or will be able to."""
+        return not self.failure and not self._draining
+
+    async def wait_ready(self) -> None:
+        """Raises `Unavailable` with the template's own reason when it will never be."""
+        await self._ready.wait()
+        if self.failure:
+            raise Unavailable(f"the worker template cannot serve: {self.failure}")
+
+    async def fork(
+        self,
+        *,
+        script: str,
+        args: tuple[str, ...],
+        cwd: str,
+        env: Mapping[str, str],
+        fds: tuple[int, int, int],
+        on_exit: Callable[[Exit], None],
+    ) -> Forked:
+        """Fork one worker on `fds` (control, stdout, stderr); `on_exit` is called once, when it has been reaped.
+
+        Raises `Unavailable`, or `InvalidSpec` for a request that does not fit a message.
+        """
+        self._serial += 1
+        serial, fork = self._serial, _Fork(on_exit)
+        try:
+            raw = protocol.encode("fork", id=serial, script=script, args=args, cwd=cwd, env=dict(env))
+        except ValueError as error:
+            raise InvalidSpec("args, env", f"{len(args)} arguments, {len(env)} variables", str(error)) from error
+        self._forks[serial] = fork
+        # Shielded: a child that nobody waits for any more would be nobody's. It takes milliseconds.
+        with anyio.move_on_after(FORK_TIMEOUT_S, shield=True):
+            await self._send(raw, fds)
+            await fork.answered.wait()
+        if fork.child is None:
+            self._forks.pop(serial, None)
+            why = fork.reason or self.failure or f"no answer within {FORK_TIMEOUT_S:g} s"
+            raise Unavailable(f"the worker template could not fork: {why}")
+        return fork.child
+
+    async def drain(self) -> None:
+        """Fork no more; it ends when its last child has."""
+        if not self._draining and not self.failure:
+            self._draining = True
+            await self._send(protocol.encode("drain"))
+
+    async def run(self) -> None:
+        """Hear the template until its process has ended; then everything still asked of it fails."""
+        try:
+            while (received := await self._receive()) is not None:
+                self._take(*received)
+            code = await self._process.wait()
+            self._fail(self.failure or self._epitaph(code))
+        finally:
+            self._fail(self.failure or "the agent is stopping")
+            self._channel.close()
+            with anyio.CancelScope(shield=True):
+                await self._process.stop(grace_s=0.0)
+
+    async def _send(self, raw: bytes, fds: tuple[int, ...] = ()) -> None:
+        while True:
+            try:
+                socket.send_fds(self._channel, [raw], fds)
+            except BlockingIOError:
+                await anyio.wait_writable(self._channel)
+            except OSError as error:  # it has ended, or closed its end: `run` says why
+                raise Unavailable(f"the worker template (pid {self.pid}) does not listen: {error}") from error
+            else:
+                return
+
+    async def _receive(self) -> tuple[Mapping[str, Any], list[int]] | None:
+        """The next message and what came with it; None at the end."""
+        while True:
+            try:
+                raw, fds, _, _ = socket.recv_fds(self._channel, protocol.MESSAGE_BYTES_MAX, 1, socket.MSG_CMSG_CLOEXEC)
+            except BlockingIOError:
+                await anyio.wait_readable(self._channel)
+            except ConnectionResetError:  # it died with our words unread
+                return None
+            else:
+                return (protocol.decode(raw), fds) if raw else None
+
+    def _take(self, message: Mapping[str, Any], fds: list[int]) -> None:
+        match message["type"]:
+            case "ready":
+                log.info(
+                    "template ready", pid=self.pid, preload=self.key.preload, import_s=round(message["import_s"], 2)
+                )
+                self._ready.set()
+            case "failed":
+                self._fail(str(message["reason"]))
+            case "forked":
+                if (fork := self._forks.pop(message["id"], None)) is None:  # given up on; its control channel is closed
+                    os.close(fds[0])
+                    self._exits[message["pid"]] = lambda _: None
+                    return
+                fork.child = Forked(message["pid"], fds[0])
+                self._exits[message["pid"]] = fork.on_exit
+                fork.answered.set()
+            case "fork_failed":
+                if (fork := self._forks.pop(message["id"], None)) is not None:
+                    fork.reason = str(message["reason"])
+                    fork.answered.set()
+            case "exited":
+                self._exits.pop(message["pid"])(Exit(message["at"], message["exit_code"], message["signal"]))
+
+    def _fail(self, reason: str) -> None:
+        self.failure = reason
+        self._ready.set()
+        while self._forks:
+            _, fork = self._forks.popitem()
+            fork.answered.set()
+
+    def _epitaph(self, code: int) -> str:
+        if self._draining:
+            return "it was replaced by another one"
+        said = "; ".join(tail(self._log_path, lines_max=3))
+        return f"it ended with code {code}: {said or 'it left no word'}"
+
+
+def _spawn(key: TemplateKey, log_path: Path, environment: Mapping[str, str], channel: socket.socket) -> Child:
+    output = open_log(log_path)
+    try:
+        return spawn(
+            "template",
+            [sys.executable, "-m", "holdfast.train.template"],
+            env={
+                **environment,
+                **dict(key.env),
+                **protocol.IMPORT_ENVIRONMENT,
+                protocol.ENV_SOCKET_FD: str(channel.fileno()),
+                protocol.ENV_PRELOAD: json.dumps(key.preload),
+                protocol.ENV_PATH: json.dumps(key.path),
+            },
+            output=output,
+            pass_fds=(channel.fileno(),),
+        )
+    except OSError as error:
+        raise HoldfastError(f"the worker template cannot be started: {error}") from error
+    finally:
+        os.close(output)

@@ -1,0 +1,54 @@
+"""What an agent and its worker template say to each other, over a `SOCK_SEQPACKET` pair that the template inherits.
+
+The template is a process that has imported torch and the job's modules, has one thread and has touched no device; workers
+are forked from it. It is their parent: it reaps them and tells the agent how each one ended.
+
+Messages are JSON objects with a `type`, as in `holdfast.domain.worker`; file descriptors travel beside them (SCM_RIGHTS).
+
+    agent → template
+      fork    id:int script:str args:[str] cwd:str env:{name: value} threads:int
+              + 3 descriptors: the worker's end of its control channel, its standard output, its standard error
+      drain   (nothing)   fork no more; end when the last child has been reaped
+
+    template → agent
+      ready        pid:int import_s:float
+      failed       reason:str                       it cannot serve; it ends after this
+      forked       id:int pid:int                   + 1 descriptor: a pidfd, opened before the child could be reaped
+      fork_failed  id:int reason:str
+      exited       pid:int exit_code:int|null signal:int|null at:float
+                   the rest of the child's process group has been sent SIGKILL before this is said
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+MESSAGE_BYTES_MAX = (
+    180_000  # below the default net.core.wmem_default, so that a message always fits the socket's buffer
+)
+
+ENV_SOCKET_FD = "HOLDFAST_TEMPLATE_FD"  # the template's end of the pair
+ENV_PRELOAD = "HOLDFAST_TEMPLATE_PRELOAD"  # JSON list of modules to import
+ENV_PATH = "HOLDFAST_TEMPLATE_PATH"  # JSON list of directories to look for them first
+
+# Set for the template alone, before its interpreter starts: a pool of threads must not come with an import of NumPy, and
+# asking whether there is a GPU must not touch it.
+IMPORT_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+
+
+def encode(kind: str, **fields: object) -> bytes:
+    """One message as bytes. Raises ValueError when it is too long, which only an outsized environment or argument list is."""
+    raw = json.dumps({"type": kind, **fields}, separators=(",", ":")).encode()
+    if len(raw) > MESSAGE_BYTES_MAX:
+        raise ValueError(f"a {kind!r} message of {len(raw)} bytes exceeds {MESSAGE_BYTES_MAX}; shorten args or env")
+    return raw
+
+
+def decode(raw: bytes) -> Mapping[str, Any]:
+    """The message. Raises ValueError: both ends are our own code, so garbage here is a bug and not a guest."""
+    message = json.loads(raw)
+    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
+        raise ValueError(f"not a template message: {raw[:200]!r}")
+    return message

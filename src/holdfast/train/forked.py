@@ -1,0 +1,195 @@
+"""The forked child: becomes a worker, waits for `start`, runs the user's script as `python script.py` would.
+
+What a fresh interpreter would have and a fork does not is put right here: the environment, the standard streams, `sys.path`,
+`__main__`, the size of torch's thread pool, NumPy's seed. (Python reseeds its own generator at a fork, and torch's default
+seed is a constant in a fresh process too.)
+
+How it ends: a normal end or `SystemExit` runs what an interpreter runs (threads, `atexit`) and keeps the exit code. An
+exception writes torchelastic's error file, prints its traceback and ends the process at once with code 1: exit handlers of a
+script that failed in the middle of a collective are where such processes are known to hang, and the verdict is waited for.
+Both leave by `os._exit`, past the teardown of a C++ runtime whose threads may still be running.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any, Final, NoReturn
+
+from holdfast.domain import worker
+
+ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
+MESSAGE_CHARS_MAX: Final = 4096
+FRAMES_MAX: Final = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What to run, and the descriptors to run it with."""
+
+    script: str
+    args: tuple[str, ...]
+    cwd: str
+    env: Mapping[str, str]
+    control: int
+    stdout: int
+    stderr: int
+
+
+def run_script(launch: Launch) -> NoReturn:
+    """Never returns: the process ends with the script."""
+    code = 1
+    try:
+        _become_worker(launch)
+        control = socket.socket(fileno=launch.control)
+        control.send(worker.encode("ready", pid=os.getpid()))
+        os.environ.update(_wait_for_start(control))
+        control.detach()  # the trainer library opens it again, by its number
+        code = _run(launch)
+    except BaseException:  # our own failure: there is no interpreter above that would print it
+        traceback.print_exc()
+    finally:
+        _flush()
+        os._exit(code)
+
+
+def _become_worker(launch: Launch) -> None:
+    os.setsid()  # its own process group: the agent can end it with everything that it starts
+    stdin = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((stdin, 0), (launch.stdout, 1), (launch.stderr, 2)):
+        os.dup2(source, target)
+        os.close(source)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a killed worker's last lines are the ones that matter
+    os.environ.clear()
+    os.environ.update(launch.env)
+    os.environ[worker.ENV_CONTROL_FD] = str(launch.control)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed()
+    threads, torch = os.environ.get("OMP_NUM_THREADS", ""), sys.modules.get("torch")
+    if torch is not None and threads.isdigit() and int(threads) != torch.get_num_threads():
+        torch.set_num_threads(int(threads))  # OpenMP reads the variable only when it is loaded
+
+
+def _wait_for_start(control: socket.socket) -> Mapping[str, str]:
+    """The environment that comes with `start`. End of file means that the agent is gone: there is nothing to run."""
+    while raw := control.recv(worker.MESSAGE_BYTES_MAX):
+        message = worker.decode(raw)
+        match message.get("type"):
+            case "start":
+                return {str(name): str(value) for name, value in message["env"].items()}
+            case "stop":
+                break
+    os._exit(0)
+
+
+def _run(launch: Launch) -> int:
+    """The script's exit code."""
+    try:
+        try:
+            _execute(launch)
+        except SystemExit as exit_request:
+            code = _exit_code(exit_request)
+        else:
+            code = 0
+        threading._shutdown()  # type: ignore[attr-defined]  # what the interpreter does first at its end: wait for threads
+        atexit._run_exitfuncs()
+    except BaseException as error:
+        _report(error)
+        return 1
+    return code
+
+
+def _execute(launch: Launch) -> None:
+    script = launch.script
+    os.chdir(launch.cwd or os.path.dirname(script))
+    if (directory := os.path.dirname(script)) not in sys.path[:1]:
+        sys.path.insert(0, directory)
+    sys.argv = [script, *launch.args]
+    # A module of its own, left in place, so that pickle and multiprocessing find the script's names in `__main__`.
+    main = ModuleType("__main__")
+    main.__file__ = script
+    main.__loader__ = SourceFileLoader("__main__", script)
+    main.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = main
+    exec(compile(Path(script).read_bytes(), script, "exec", dont_inherit=True), main.__dict__)
+
+
+def _exit_code(request: SystemExit) -> int:
+    """As the interpreter has it: None is success, an integer is the code, anything else is printed and means 1."""
+    match request.code:
+        case None:
+            return 0
+        case int(code):
+            return code & 0xFF
+        case message:
+            print(message, file=sys.stderr)  # noqa: T201
+            return 1
+
+
+def _report(error: BaseException) -> None:
+    error = error.with_traceback(_own_frames_removed(error.__traceback__))
+    write_error_file(os.environ.get(ERROR_FILE, ""), error)
+    sys.excepthook(type(error), error, error.__traceback__)
+
+
+def _own_frames_removed(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback from the script's first frame on. A syntax error in the script itself has none."""
+    rest = trace
+    while rest is not None and rest.tb_frame.f_code.co_filename == __file__:
+        rest = rest.tb_next
+    return rest
+
+
+def write_error_file(path: str, error: BaseException) -> None:
+    """torchelastic's format, which its tools read, with the exception's type and frames added for detectors."""
+    if not path:
+        return
+    frames = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
+    text = str(error)[:MESSAGE_CHARS_MAX]
+    record: dict[str, Any] = {
+        "message": {
+            "message": f"{type(error).__name__}: {text}",
+            "extraInfo": {
+                "py_callstack": "".join(traceback.format_exception(error)),
+                "timestamp": str(int(time.time())),
+                "exception": {
+                    "type": _type_name(error),
+                    "message": text,
+                    "frames": frames[-FRAMES_MAX:],
+                    "at": time.time(),
+                },
+            },
+        }
+    }
+    temporary = Path(f"{path}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(json.dumps(record))
+        temporary.replace(path)
+    except OSError as failed:  # the traceback, printed next, matters more than the file
+        print(f"holdfast: the error file {path} could not be written: {failed}", file=sys.stderr)  # noqa: T201
+
+
+def _type_name(error: BaseException) -> str:
+    kind = type(error)
+    return (
+        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    )
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # a full disk, or the script closed it: nowhere left to say so
+            pass
