@@ -25,22 +25,10 @@ def redis_server() -> Iterator[EmbeddedRedis]:
 
 
 @pytest.fixture
-def redis_url(redis_server: EmbeddedRedis) -> str:
-    """The URL of a real, empty Redis."""
-    with redis.Redis.from_url(redis_server.url) as client:
+def redis_url(redis_server: EmbeddedRedis) -> Iterator[str]:
+    """The URL of a real, empty Redis. The test fails when it leaves a key that neither expires nor is declared."""
+    with redis.Redis.from_url(redis_server.url, decode_responses=True) as client:
         client.flushall()
-    return redis_server.url
-
-
-@pytest.fixture(autouse=True)
-def no_leaked_keys(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail a test that leaves a key in Redis which neither expires nor is declared in `holdfast.log.keys`."""
-    server: EmbeddedRedis | None = (
-        request.getfixturevalue("redis_server") if "redis_url" in request.fixturenames else None
-    )
-    yield
-    if server is None:
-        return
-    with redis.Redis.from_url(server.url, decode_responses=True) as client:
+        yield redis_server.url
         leaked = [key for key in client.scan_iter(count=1000) if client.ttl(key) == -1 and not may_stay(key)]
     assert not leaked, f"these keys have no TTL and are not declared in holdfast.log.keys: {sorted(leaked)}"

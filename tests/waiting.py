@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar, overload
 
 import anyio
 import looptime
@@ -27,7 +27,9 @@ POLL_S = 0.005
 VIRTUAL_TIME = ("asyncio", {"loop_factory": looptime.new_event_loop})
 
 
-def wait_until(predicate: Callable[[], T], *, description: str, timeout_s: float = 10.0, poll_s: float = POLL_S) -> T:
+def wait_until(
+    predicate: Callable[[], T | None], *, description: str, timeout_s: float = 10.0, poll_s: float = POLL_S
+) -> T:
     """Block until `predicate()` is true and return it. Raises `AssertionError` naming what never came.
 
     What the predicate raises is raised: a broken predicate is not a condition that is not yet met.
@@ -40,14 +42,23 @@ def wait_until(predicate: Callable[[], T], *, description: str, timeout_s: float
     return value
 
 
+@overload
 async def wait_until_async(
-    predicate: Callable[[], T | Awaitable[T]], *, description: str, timeout_s: float = 10.0, poll_s: float = POLL_S
-) -> T:
+    predicate: Callable[[], Awaitable[T | None]], *, description: str, timeout_s: float = ..., poll_s: float = ...
+) -> T: ...
+@overload
+async def wait_until_async(
+    predicate: Callable[[], T | None], *, description: str, timeout_s: float = ..., poll_s: float = ...
+) -> T: ...
+async def wait_until_async(
+    predicate: Callable[[], Any], *, description: str, timeout_s: float = 10.0, poll_s: float = POLL_S
+) -> Any:
     """The same in a coroutine; `predicate` may be a plain function or return an awaitable. Follows the loop's clock."""
     deadline = anyio.current_time() + timeout_s
     while True:
-        answer = predicate()
-        value: T = await answer if inspect.isawaitable(answer) else answer
+        value = predicate()
+        if inspect.isawaitable(value):
+            value = await value
         if value:
             return value
         if anyio.current_time() > deadline:

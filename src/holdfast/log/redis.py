@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import anyio
+from anyio.lowlevel import checkpoint
 
 from holdfast.domain.errors import InvalidSpec, StaleEpoch
 from holdfast.log import scripts
@@ -55,6 +56,9 @@ class RedisLog:
     # ------------------------------------------------------------------ streams
 
     async def append(self, stream: str, *entries: Entry) -> list[str]:
+        if not entries:
+            await checkpoint()  # so that a caller's loop can be cancelled here too
+            return []
         key = self._keys.stream(stream)
 
         async def add() -> list[bytes]:
@@ -63,7 +67,7 @@ class RedisLog:
                     pipeline.xadd(key, _fields(entry), maxlen=self._limits.stream_length_max, approximate=True)
                 return await pipeline.execute()
 
-        return [position.decode() for position in await self._call(add)] if entries else []
+        return [position.decode() for position in await self._call(add)]
 
     async def subscribe(
         self, *streams: str, group: str, consumer: str, batch_max: int = 256, start: str = "0"
@@ -82,9 +86,11 @@ class RedisLog:
             yield await subscription.next_batch()
 
     async def acknowledge(self, stream: str, group: str, *positions: str) -> None:
-        if positions:
-            key, checked = self._keys.stream(stream), _checked(positions)
-            await self._call(lambda: self._redis.xack(key, group, *checked))
+        if not positions:
+            await checkpoint()
+            return
+        key, checked = self._keys.stream(stream), _checked(positions)
+        await self._call(lambda: self._redis.xack(key, group, *checked))
 
     async def read(
         self, stream: str, *, after: str = "0", count: int = 1000, block_s: float | None = None

@@ -1,0 +1,332 @@
+"""What every event log promises about streams and groups: one suite, on memory and on a real Redis."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+from eventlogs import (
+    BLOCK_S,
+    DELIVERIES_MAX,
+    GROUP,
+    RECLAIM_AFTER_S,
+    Bench,
+    Reader,
+    drain_until,
+    entries,
+    entry,
+    names,
+    read_all,
+)
+
+from holdfast.domain.errors import InvalidSpec
+from holdfast.log.protocol import FencedLog
+
+pytestmark = pytest.mark.anyio
+
+WAKE_TIMEOUT_S = 5.0  # a fraction of the patient bench's waits
+PATIENCE_S = 30.0
+
+
+# ---------------------------------------------------------------------- reading and writing
+
+
+async def test_an_entry_comes_back_as_it_was_written(log: FencedLog) -> None:
+    written = entry("x")
+    [position] = await log.append("s", written)
+    [delivery] = await log.read("s")
+    assert (delivery.stream, delivery.position, delivery.entry) == ("s", position, written)
+
+
+async def test_order_is_the_order_of_appending(log: FencedLog) -> None:
+    positions = await log.append("s", *entries(300))
+    assert len(set(positions)) == 300
+    assert await read_all(log, "s") == [f"e{number}" for number in range(300)]
+    taken = await Reader(log, "s", batch_max=7).take(300)
+    assert [delivery.position for delivery in taken] == positions
+
+
+async def test_a_batch_is_bounded(log: FencedLog) -> None:
+    await log.append("s", *entries(10))
+    await log.append("t", *entries(10))
+    assert len(await Reader(log, "s", "t", batch_max=6).batch()) == 6
+
+
+async def test_appending_nothing_writes_nothing(log: FencedLog) -> None:
+    assert await log.append("s") == []
+    assert await log.last_position("s") == "0"
+
+
+async def test_read_goes_on_after_a_position(log: FencedLog) -> None:
+    positions = await log.append("s", *entries(5))
+    assert names(await log.read("s", after=positions[1], count=2)) == ["e2", "e3"]
+    assert await log.last_position("s") == positions[4]
+    assert await log.read("s", after=positions[4]) == []
+    assert await log.read("s", after="$") == []
+
+
+async def test_read_after_now_waits_for_news(log: FencedLog) -> None:
+    await log.append("s", entry("old"))
+    async with anyio.create_task_group() as tasks:
+
+        async def write() -> None:
+            await anyio.sleep(3 * BLOCK_S)  # longer than one blocking read: the position must stay pinned between two
+            await log.append("s", entry("new"))
+
+        tasks.start_soon(write)
+        with anyio.fail_after(5):
+            assert names(await log.read("s", after="$", block_s=5)) == ["new"]
+
+
+async def test_read_gives_up_when_the_time_is_over(log: FencedLog) -> None:
+    with anyio.fail_after(5):
+        assert await log.read("s", block_s=3 * BLOCK_S) == []
+
+
+# ---------------------------------------------------------------------- groups
+
+
+async def test_each_group_sees_everything(log: FencedLog) -> None:
+    await log.append("s", *entries(3))
+    for group in ("a", "b"):
+        batch = await anext(log.subscribe("s", group=group, consumer="c"))
+        assert names(batch) == ["e0", "e1", "e2"]
+
+
+async def test_a_new_group_may_skip_history(log: FencedLog) -> None:
+    await log.append("s", entry("old"))
+    reader = Reader(log, "s", start="$")
+    await reader.idle()
+    await log.append("s", entry("new"))
+    assert names(await reader.take(1)) == ["new"]
+
+
+async def test_two_consumers_share_a_stream(bench: Bench) -> None:
+    log = bench.open()
+    readers = [Reader(bench.open(), "s", consumer=name, batch_max=10) for name in ("one", "two")]
+    await log.append("s", *entries(200))
+    shares: list[list[str]] = [[], []]
+    with anyio.fail_after(10):
+        while sum(map(len, shares)) < 200:
+            for share, reader in zip(shares, readers, strict=True):
+                batch = await reader.batch()
+                await reader.acknowledge(batch)
+                share += names(batch)
+    assert sorted(shares[0] + shares[1]) == sorted(f"e{number}" for number in range(200))
+    assert min(map(len, shares)) > 0
+
+
+async def test_news_wake_a_waiting_consumer_at_once(patient_bench: Bench) -> None:
+    log, reader = patient_bench.open(), Reader(patient_bench.open(), "s", "t")
+    async with anyio.create_task_group() as tasks:
+
+        async def write() -> None:
+            await patient_bench.until_someone_waits()
+            await log.append("t", entry("x"))
+
+        tasks.start_soon(write)
+        assert names(await reader.take(1, timeout_s=WAKE_TIMEOUT_S)) == ["x"]
+
+
+# ---------------------------------------------------------------------- pending entries
+
+
+async def test_a_restarted_consumer_first_gets_what_it_left_pending(log: FencedLog) -> None:
+    await log.append("s", *entries(5))
+    before = await Reader(log, "s", batch_max=2).take(2)
+    again = await Reader(log, "s", batch_max=2).take(5)
+    assert names(again) == ["e0", "e1", "e2", "e3", "e4"]
+    assert [delivery.deliveries for delivery in again] == [2, 2, 1, 1, 1]
+    assert [delivery.position for delivery in again[:2]] == [delivery.position for delivery in before]
+
+
+async def test_acknowledged_entries_do_not_come_back(log: FencedLog) -> None:
+    await log.append("s", *entries(3))
+    await Reader(log, "s").take_and_acknowledge(3)
+    reader = Reader(log, "s")
+    await reader.idle(batches=round(2 * RECLAIM_AFTER_S / BLOCK_S))
+
+
+async def test_a_failed_entry_comes_back_to_its_own_consumer(log: FencedLog) -> None:
+    reader = Reader(log, "s")
+    await log.append("s", *entries(2))
+    first = await reader.take(2)
+    await reader.acknowledge(first[:1])
+    [again] = await reader.take(1)
+    assert (again.entry.id, again.deliveries) == ("e1", 2)
+
+
+async def test_a_dead_consumers_entries_are_taken_over(bench: Bench) -> None:
+    await bench.open().append("s", *entries(3))
+    dead = Reader(bench.open(), "s", consumer="dead")
+    await dead.take(3)
+    heir = Reader(bench.open(), "s", consumer="heir")
+    started = anyio.current_time()
+    taken = await heir.take(3)
+    assert anyio.current_time() - started < 2 * RECLAIM_AFTER_S + 4 * BLOCK_S
+    assert names(taken) == ["e0", "e1", "e2"]
+    assert {delivery.deliveries for delivery in taken} == {2}
+
+
+async def test_a_taken_over_entry_belongs_to_the_heir(bench: Bench) -> None:
+    """It is not handed to a third consumer until it has been idle again."""
+    await bench.open().append("s", entry("x"))
+    await Reader(bench.open(), "s", consumer="dead").take(1)
+    await Reader(bench.open(), "s", consumer="heir").take(1)
+    since = anyio.current_time()
+    early = await Reader(bench.open(), "s", consumer="third").batch()
+    assert early == [] or anyio.current_time() - since >= RECLAIM_AFTER_S
+
+
+async def test_more_abandoned_entries_than_one_batch(bench: Bench) -> None:
+    await bench.open().append("s", *entries(50))
+    await Reader(bench.open(), "s", consumer="dead").take(50)
+    heir = Reader(bench.open(), "s", consumer="heir", batch_max=4)
+    assert sorted(names(await heir.take_and_acknowledge(50))) == sorted(f"e{number}" for number in range(50))
+
+
+async def test_poison_goes_to_the_dead_stream_and_stops_nothing(bench: Bench) -> None:
+    log = bench.open()
+    await log.append("s", entry("poison"), entry("good"))
+    reader = Reader(log, "s")
+    taken = await reader.take(2)
+    await reader.acknowledge(taken[1:])
+    assert await drain_until(log, reader, "s.dead", 1) == ["poison"]
+    [buried] = await log.read("s.dead")
+    assert buried.entry == entry("poison")
+    await log.append("s", entry("later"))
+    assert names(await reader.take_and_acknowledge(1)) == ["later"]
+    await reader.idle(batches=round(2 * RECLAIM_AFTER_S / BLOCK_S))
+    assert await read_all(log, "s.dead") == ["poison"]
+
+
+async def test_a_consumer_that_crashes_on_poison_is_freed_of_it(bench: Bench) -> None:
+    """Each crash and restart counts as a delivery; after the last one the rest of the stream flows."""
+    log = bench.open()
+    await log.append("s", entry("poison"))
+    seen = [(await Reader(log, "s").take(1))[0].deliveries for _ in range(DELIVERIES_MAX)]
+    assert seen == [1, 2, 3]
+    await log.append("s", entry("good"))
+    assert names(await Reader(log, "s").take(1)) == ["good"]
+    assert await read_all(log, "s.dead") == ["poison"]
+
+
+async def test_trimmed_entries_are_dropped_from_the_pending_list(bench: Bench) -> None:
+    log = bench.open()
+    await log.append("s", *entries(4))
+    await Reader(log, "s", consumer="dead").take(4)
+    await bench.trim("s", 1)
+    heir = Reader(log, "s", consumer="heir")
+    assert names(await heir.take_and_acknowledge(1)) == ["e3"]
+    await heir.idle(batches=round(2 * RECLAIM_AFTER_S / BLOCK_S))
+    assert await read_all(log, "s.dead") == []
+
+
+async def test_own_trimmed_entries_are_skipped_after_a_restart(bench: Bench) -> None:
+    log = bench.open()
+    await log.append("s", *entries(4))
+    await Reader(log, "s").take(4)
+    await bench.trim("s", 2)
+    assert names(await Reader(log, "s", batch_max=1).take(2)) == ["e2", "e3"]
+
+
+async def test_acknowledging_twice_or_what_is_unknown_is_harmless(log: FencedLog) -> None:
+    [position] = await log.append("s", entry("x"))
+    reader = Reader(log, "s")
+    await reader.take_and_acknowledge(1)
+    await log.acknowledge("s", GROUP, position, "999-0")
+    await log.acknowledge("no-such-stream", GROUP, position)
+    await log.acknowledge("s", "no-such-group", position)
+
+
+async def test_a_malformed_position_is_named(log: FencedLog) -> None:
+    with pytest.raises(InvalidSpec, match=r"position: 'yesterday' is not valid"):
+        await log.acknowledge("s", GROUP, "yesterday")
+
+
+# ---------------------------------------------------------------------- what happens to streams
+
+
+async def test_a_stream_deleted_under_a_waiting_consumer(patient_bench: Bench) -> None:
+    """On Redis the blocked read ends with UNBLOCKED, not NOGROUP; the next entry must arrive all the same."""
+    log, reader = patient_bench.open(), Reader(patient_bench.open(), "s", "t")
+    await log.append("s", entry("before"))
+    await reader.take_and_acknowledge(1)
+    async with anyio.create_task_group() as tasks:
+
+        async def sabotage() -> None:
+            await patient_bench.until_someone_waits()
+            await patient_bench.delete_stream("s")
+            await log.append("s", entry("after"))
+
+        tasks.start_soon(sabotage)
+        assert names(await reader.take(1, timeout_s=WAKE_TIMEOUT_S)) == ["after"]
+
+
+async def test_a_stream_deleted_between_reads(bench: Bench) -> None:
+    log, reader = bench.open(), Reader(bench.open(), "s")
+    await reader.idle(1)
+    await bench.delete_stream("s")
+    await log.append("s", entry("after"))
+    assert names(await reader.take_and_acknowledge(1)) == ["after"]
+
+
+async def test_losing_everything_is_survived(bench: Bench) -> None:
+    log, reader = bench.open(), Reader(bench.open(), "s", start="$")
+    await reader.idle(1)
+    await log.append("s", *entries(3))
+    await reader.take(3)
+    await bench.flush()
+    await log.append("s", entry("after"))
+    assert names(await reader.take_and_acknowledge(1)) == ["after"]
+
+
+async def test_a_plain_reader_survives_the_deletion_of_its_stream(patient_bench: Bench) -> None:
+    log = patient_bench.open()
+    await log.append("s", entry("before"))
+    async with anyio.create_task_group() as tasks:
+
+        async def sabotage() -> None:
+            await patient_bench.until_someone_waits()
+            await patient_bench.delete_stream("s")
+            await log.append("s", entry("after"))
+
+        tasks.start_soon(sabotage)
+        with anyio.fail_after(WAKE_TIMEOUT_S):
+            assert names(await log.read("s", after="$", block_s=PATIENCE_S)) == ["after"]
+
+
+# ---------------------------------------------------------------------- cancellation
+
+
+async def test_cancelling_a_waiting_consumer_loses_nothing(bench: Bench) -> None:
+    """Cancelled at twenty different moments of a read, while entries flow: each one arrives, and each cancel is obeyed."""
+    log = bench.open()
+    seen: set[str] = set()
+    async with anyio.create_task_group() as writers:
+        for moment in range(20):
+            with anyio.move_on_after(0.001 + moment * BLOCK_S / 10) as scope:
+                writers.start_soon(log.append, "s", entry(f"e{moment}"))
+                reader = Reader(bench.open() if moment % 5 == 0 else log, "s")
+                while True:
+                    taken = await reader.batch()
+                    await reader.acknowledge(taken)
+                    seen |= set(names(taken))
+            assert scope.cancelled_caught
+    reader = Reader(log, "s")
+    with anyio.fail_after(10):
+        while len(seen) < 20:
+            seen |= set(names(await reader.batch()))
+    assert seen == {f"e{number}" for number in range(20)}
+
+
+async def test_cancelling_an_acknowledgement_is_obeyed(bench: Bench) -> None:
+    """Twenty cancels amid acknowledgements: each is obeyed, and the connection serves the next command properly."""
+    log = bench.open()
+    positions = await log.append("s", *entries(100))
+    await Reader(log, "s").take(100)
+    for moment in range(20):
+        with anyio.move_on_after(moment * 0.0003) as scope:
+            while True:
+                await log.acknowledge("s", GROUP, *positions[: 5 * moment])
+        assert scope.cancelled_caught
+        assert await log.last_position("s") == positions[-1]
