@@ -1,0 +1,280 @@
+"""The step loop as the script sees it: what it says to the agent, and how it obeys."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import holdfast.train as hf
+from holdfast.domain import worker
+from holdfast.domain.errors import Conflict
+from holdfast.domain.mesh import Mesh
+from holdfast.shards import peek
+from holdfast.train.channels import Control, Notes
+from holdfast.train.environment import Environment, RestoreTarget, World
+
+MESH = Mesh.of({"dp": 2})
+
+
+class Agent:
+    """The other ends of a run's channels."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "notes"
+        self._notes = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._notes.bind(str(self.path))
+        self._notes.setblocking(False)
+        self._control: socket.socket | None = None
+        self._seen: list[dict[str, Any]] = []
+
+    def connect(self) -> int:
+        """A new worker; returns its end of the control channel."""
+        if self._control is not None:
+            self._control.close()
+        self._control, child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return child.detach()
+
+    def order(self, kind: str, **fields: object) -> None:
+        assert self._control is not None
+        self._control.send(worker.encode(kind, **fields))
+
+    def notes(self, kind: str) -> list[dict[str, Any]]:
+        while True:
+            try:
+                self._seen.append(dict(worker.decode(self._notes.recv(worker.MESSAGE_BYTES_MAX))))
+            except BlockingIOError:
+                return [note for note in self._seen if note["type"] == kind]
+
+    def close(self) -> None:
+        for end in (self._notes, self._control):
+            if end is not None:
+                end.close()
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Agent]:
+    agent = Agent(tmp_path)
+    yield agent
+    agent.close()
+
+
+StartRun = Callable[..., hf.Run]
+
+
+@pytest.fixture
+def start_run(agent: Agent, tmp_path: Path) -> Iterator[StartRun]:
+    channels: list[Notes | Control] = []
+
+    def start(**changes: Any) -> hf.Run:
+        environment = replace(
+            Environment(World(MESH, 1, 3), job="t", attempt=1, images=str(tmp_path / "images"), interval_steps=5),
+            **changes,
+        )
+        notes = Notes(agent=str(agent.path), replicator="", job="t", generation=3, rank=1)
+        control = Control(agent.connect())
+        channels.extend((notes, control))
+        return hf.Run(
+            environment=environment, device=torch.device("cpu"), notes=notes, control=control, process_group_s=0.25
+        )
+
+    yield start
+    for channel in channels:
+        channel.close()
+
+
+def loop(
+    run: hf.Run, steps: int, *, state: dict[str, Any] | None = None, start: int = 0, listener: Agent | None = None
+) -> list[int]:
+    """The README's loop; returns the steps that were saved. `listener` takes its notes as they come."""
+    saved = []
+    for step in range(start, start + steps):
+        with run.step(step):
+            pass
+        if run.checkpoint(state or {"w": torch.ones(2)}, step + 1):
+            saved.append(step + 1)
+        if listener is not None:
+            listener.notes("step")
+    return saved
+
+
+def test_a_step_is_reported_with_what_was_logged(agent: Agent, start_run: StartRun) -> None:
+    run = start_run()
+    with run.step(0) as s:
+        with run.data_wait():
+            pass
+        s.log(loss=torch.tensor(2.5), tokens=10)
+        s.log(grad_norm=0.5, tokens=5)
+    (note,) = agent.notes("step")
+    assert (note["job"], note["generation"], note["rank"], note["step"]) == ("t", 3, 1, 1)
+    assert (note["loss"], note["grad_norm"], note["tokens"]) == (2.5, 0.5, 15)
+    assert 0 < note["data_s"] < note["ended_at"] - note["started_at"] < 5
+
+
+def test_the_start_is_accounted_for_once(agent: Agent, start_run: StartRun) -> None:
+    run = start_run()
+    assert run.restore({}) == 0
+    loop(run, 3)
+    (note,) = agent.notes("started")
+    assert set(note["phases_s"]) == {"process_group", "build", "first_step"}
+    assert note["phases_s"]["process_group"] == 0.25
+
+
+def test_a_step_that_raises_is_not_finished(agent: Agent, start_run: StartRun) -> None:
+    run = start_run()
+    with pytest.raises(ZeroDivisionError), run.step(0):
+        raise ZeroDivisionError
+    assert agent.notes("step") == []
+
+
+def test_saves_come_at_the_interval_and_are_announced(agent: Agent, start_run: StartRun) -> None:
+    run = start_run()
+    assert loop(run, 11, listener=agent) == [5, 10]
+    saved = agent.notes("saved")
+    assert [note["step"] for note in saved] == [5, 10]
+    header = peek(Path(saved[-1]["image"]))
+    assert header is not None
+    assert (header.stamp.key.attempt, header.stamp.key.step, header.stamp.key.rank) == (1, 10, 1)
+    stalled = [note["step"] for note in agent.notes("step") if note["stall_s"] > 0]
+    assert stalled == [6, 11], "the stall is reported with the step after the save"
+    assert [note["phase"] for note in agent.notes("phase")] == ["checkpoint", "step"] * 2
+
+
+def test_force_saves_at_once(start_run: StartRun) -> None:
+    run = start_run()
+    with run.step(0):
+        pass
+    assert run.checkpoint({}, 1, force=True)
+
+
+def test_checkpoint_now_saves_after_the_named_step(agent: Agent, start_run: StartRun) -> None:
+    run = start_run()
+    agent.order("checkpoint_now", at_step=3)
+    assert loop(run, 4) == [3]
+    agent.order("checkpoint_now", at_step=5)  # the interval's own
+    assert loop(run, 4, start=4) == [5]
+
+
+def test_a_save_that_comes_too_late_is_missed_not_made_up(agent: Agent, start_run: StartRun) -> None:
+    run = start_run()
+    loop(run, 3)
+    agent.order("checkpoint_now", at_step=2)
+    assert loop(run, 1, start=3) == []
+    (note,) = agent.notes("missed")
+    assert note["step"] == 2
+    assert "already finished step 4" in note["reason"]
+
+
+def test_stop_ends_the_script_after_its_step(agent: Agent, start_run: StartRun) -> None:
+    run = start_run()
+    loop(run, 1)
+    agent.order("stop", save=False)
+    with pytest.raises(hf.Interrupted) as caught:
+        loop(run, 5, start=1)
+    assert (caught.value.code, caught.value.step, caught.value.saved) == (worker.EXIT_INTERRUPTED, 2, False)
+    assert [note["step"] for note in agent.notes("step")] == [1, 2], "the step itself counts"
+
+
+def test_stop_with_a_save_leaves_through_checkpoint(agent: Agent, start_run: StartRun) -> None:
+    run = start_run()
+    agent.order("stop", save=True)
+    with pytest.raises(hf.Interrupted) as caught:
+        loop(run, 5)
+    assert (caught.value.step, caught.value.saved) == (1, True)
+    assert [note["step"] for note in agent.notes("saved")] == [1]
+
+
+def test_a_script_that_never_checkpoints_still_stops(agent: Agent, start_run: StartRun) -> None:
+    run = start_run()
+    agent.order("stop", save=True)
+    with run.step(0):
+        pass
+    with pytest.raises(hf.Interrupted, match="after step 1"), run.step(1):
+        pytest.fail("a step began after stop")
+
+
+def test_unknown_orders_are_ignored(agent: Agent, start_run: StartRun) -> None:
+    run = start_run()
+    for order in ({"kind": "dance"}, {"kind": "checkpoint_now", "at_step": "soon"}, {"kind": "checkpoint_now"}):
+        agent.order(str(order.pop("kind")), **order)
+    assert loop(run, 2) == []
+
+
+def test_training_goes_on_without_the_agent(agent: Agent, start_run: StartRun) -> None:
+    run = start_run()
+    agent.close()
+    assert loop(run, 6) == [5]
+
+
+def test_phases_are_said_and_left(agent: Agent, start_run: StartRun) -> None:
+    run = start_run()
+    loop(run, 2)
+    with run.phase("eval"):
+        assert agent.notes("phase")[-1]["phase"] == "eval"
+    assert [(note["phase"], note["step"]) for note in agent.notes("phase")] == [("eval", 2), ("step", 2)]
+    with pytest.raises(ValueError, match="dance"), run.phase("dance"):
+        pass
+
+
+def test_without_an_agent_nothing_is_saved_and_that_is_said_once(
+    start_run: StartRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = start_run(images="")
+    with caplog.at_level(logging.WARNING):
+        assert loop(run, 11) == []
+    assert sum("nothing is saved" in record.message for record in caplog.records) == 1
+
+
+def saved_by(start_run: StartRun, agent: Agent) -> RestoreTarget:
+    loop(start_run(), 5, state={"w": torch.full((2,), 7.0)})
+    return RestoreTarget(5, 1, agent.notes("saved")[-1]["image"])
+
+
+@pytest.fixture
+def restart(start_run: StartRun, agent: Agent) -> StartRun:
+    """A run that continues from one saved at step 5 by the same rank of `MESH`."""
+    target = saved_by(start_run, agent)
+
+    def start(previous: Mesh) -> hf.Run:
+        return start_run(restore=target, previous_mesh=previous)
+
+    return start
+
+
+def test_a_restart_continues_where_it_was_saved(agent: Agent, restart: StartRun) -> None:
+    run, state = restart(MESH), {"w": torch.zeros(2)}
+    with pytest.raises(Conflict, match=r"run\.restore"):
+        run.step(0)
+    assert run.restore(state) == 5
+    assert state["w"].tolist() == [7.0, 7.0]
+    assert run.restore(state) == 5, "a second call changes nothing"
+    assert loop(run, 5, start=5) == [10]
+    assert agent.notes("step")[-1]["step"] == 10
+    assert set(agent.notes("started")[-1]["phases_s"]) == {"process_group", "build", "restore", "first_step"}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_resize_is_told_once_whenever_the_callback_comes(when: str, restart: StartRun) -> None:
+    run, calls = restart(Mesh.of({"dp": 3})), []
+
+    def resized(old: hf.World, new: hf.World) -> None:
+        calls.append((old.dp_size, new.dp_size))
+
+    if when == "before":
+        run.on_resize(resized)
+    run.restore({"w": torch.zeros(2)})
+    if when == "after":
+        run.on_resize(resized)
+    assert calls == [(3, 2)]
+
+
+def test_a_restart_of_the_same_size_is_no_resize(restart: StartRun) -> None:
+    run = restart(MESH)
+    run.on_resize(lambda old, new: pytest.fail("not a resize"))
+    run.restore({"w": torch.zeros(2)})
