@@ -1,6 +1,7 @@
 """The job file: YAML or a REST body → `JobSpec`, with every mistake named at once, and back.
 
-One pydantic model describes the format, and `schema` exports it as JSON Schema for editors. Types are strict: `nodes: "2"` and `nodes: yes` are mistakes, not twos and ones.
+One pydantic model describes the format, and `schema` exports it as JSON Schema for editors. Types are strict:
+`nodes: "2"` and `nodes: yes` are mistakes, not twos and ones.
 """
 
 from __future__ import annotations

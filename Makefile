@@ -1,0 +1,106 @@
+# make demo | make test | make check — each sets up what it needs, once. `make help` lists the rest.
+
+PYTHON ?= python3
+VENV ?= .venv
+PROTO_VENV ?= .venv-proto
+# JOBS: test processes at a time. SEEDS: for `make sim`. ARGS: passed on to demo, sim, bench-recovery and pytest.
+JOBS ?= 2
+SEEDS ?= 20000
+ARGS ?=
+
+# Made by an older grpcio-tools on purpose: its output runs on newer runtimes, newer output would force newer runtimes on users.
+GRPCIO_TOOLS := grpcio-tools==1.76.0
+MYPY_PROTOBUF := mypy-protobuf==5.1.0
+TORCH := $(shell grep '^torch==' constraints.txt)
+# What `make bench-recovery` measures against.
+PEERS := nvidia-resiliency-ext==0.4.1 defusedxml pynvml
+
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PEERS_DIR := $(VENV)/peers
+PROTO_INSTALLED := $(PROTO_VENV)/.installed
+PROTOS := $(wildcard proto/holdfast/v1/*.proto)
+# The files that declare a service get gRPC stubs as well.
+SERVICE_PROTOS := $(shell grep -l '^service ' $(PROTOS))
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test test-fast check lint proto proto-check bench-recovery sim clean
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
+
+setup: $(INSTALLED)  ## virtual environment with everything that demo, test and check need
+
+demo: $(INSTALLED)  ## train a small GPT, break it six times, watch it survive; writes out/demo/
+	$(BIN)/holdfast demo --out out/demo $(ARGS)
+
+# Acceptance tests run real training against the clock: alone, one after the other.
+test: $(INSTALLED)  ## every test
+	$(BIN)/pytest -n $(JOBS) --dist loadgroup tests/unit tests/contract tests/simulation tests/integration $(ARGS)
+	$(BIN)/pytest tests/acceptance $(ARGS)
+
+test-fast: $(INSTALLED)  ## the tests that start no training: seconds
+	$(BIN)/pytest -n $(JOBS) --dist loadgroup tests/unit tests/contract $(ARGS)
+
+check: lint proto-check  ## style, types, layers, generated code up to date
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+sim: $(INSTALLED)  ## the supervisor's core against SEEDS hostile worlds
+	$(BIN)/holdfast simulate --seeds $(SEEDS) $(ARGS)
+
+bench-recovery: $(INSTALLED) $(PEERS_DIR)/.installed  ## time from kill to the next step: Holdfast, torchrun, ft_launcher
+	PEERS_DIR=$(abspath $(PEERS_DIR)) $(BIN)/python -m benchmarks.recovery --out out/bench $(ARGS)
+
+proto: $(PROTO_INSTALLED)  ## regenerate src/holdfast/v1 from proto/
+	$(call generate,src)
+
+proto-check: $(PROTO_INSTALLED)
+	@set -e; fresh=$$(mktemp -d); trap 'rm -rf "$$fresh"' EXIT; $(call generate,"$$fresh"); \
+	diff -r --exclude=__pycache__ --exclude=__init__.py "$$fresh/holdfast/v1" src/holdfast/v1 \
+	  || { echo 'src/holdfast/v1 differs from what proto/ generates: run make proto'; exit 1; }; \
+	echo 'generated code is up to date'
+
+# $(1): where to write. The typed stubs are for asyncio callers, the only ones there are.
+define generate
+PATH="$(abspath $(PROTO_VENV))/bin:$$PATH" $(PROTO_VENV)/bin/python -m grpc_tools.protoc -I proto \
+	--python_out=$(1) --pyi_out=$(1) $(PROTOS) \
+&& PATH="$(abspath $(PROTO_VENV))/bin:$$PATH" $(PROTO_VENV)/bin/python -m grpc_tools.protoc -I proto \
+	--grpc_python_out=$(1) --mypy_grpc_out=quiet,only_async:$(1) $(SERVICE_PROTOS)
+endef
+
+# ---------------------------------------------------------------- environments
+
+# torch goes first and alone: the build that the machine's own pip configuration prefers (CPU or CUDA) must win.
+$(INSTALLED): pyproject.toml constraints.txt
+	$(call new_venv,$(VENV))
+	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install --quiet '$(TORCH)'
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[train,demo,nvml,otel]' --group dev
+	@touch $@
+
+$(PROTO_INSTALLED): Makefile
+	$(call new_venv,$(PROTO_VENV))
+	$(PROTO_VENV)/bin/python -m pip install --quiet '$(GRPCIO_TOOLS)' '$(MYPY_PROTOBUF)' 'setuptools<81'
+	@touch $@
+
+# Beside the environment, not in it: pynvml shadows the NVML binding that the agent uses.
+$(PEERS_DIR)/.installed: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(PEERS_DIR) $(PEERS)
+	@touch $@
+
+define new_venv
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+  || { echo 'Holdfast needs Python 3.11 or newer: make PYTHON=/path/to/python3.11'; exit 1; }
+@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null \
+  || { echo 'This Python cannot create virtual environments: apt-get install python3-venv (Debian, Ubuntu)'; exit 1; }
+@test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
+endef
+
+clean:  ## drop the environments and what runs have written
+	rm -rf $(VENV) $(PROTO_VENV) out
