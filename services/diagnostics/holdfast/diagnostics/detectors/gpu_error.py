@@ -33,7 +33,6 @@ _REMAP_FAILED = 64
 _DOUBLE_BIT = 48
 _RECOVERY_CHANGED = 154
 _NONFATAL = re.compile(r"\bnon-?fatal\b", re.IGNORECASE)
-_RECOVERY_TEXT = re.compile(r"\bto 0x[0-9a-f]+ \(([^)]*)\)|changed.*\bto\b\s*\(?([\w +-]+)", re.IGNORECASE)
 
 Judgement = tuple[Severity, tuple[Remedy, ...]]
 
@@ -231,9 +230,8 @@ def _node(state: GpuState, name: str) -> _Node:
 
 def _recovery_in(text: str) -> tuple[FirstAction | None, str]:
     """The action that an Xid 154 line names; without words it is only worth a look."""
-    found = _RECOVERY_TEXT.search(text)
-    words = " ".join(filter(None, found.groups())).strip().lower() if found else ""
-    if words.startswith("none"):
+    words = text.lower().rpartition(" to ")[2]  # "… changed from 0x0 (None) to 0x1 (GPU Reset Required)"
+    if "(none)" in words:
         return None, ""
     both = "drain" in words and "reset" in words
     for sign, code in (

@@ -35,6 +35,7 @@ _GENERATIONS_MAX = 1024
 _HISTORY = 200  # steps
 _HISTORY_MIN = 3  # fewer say nothing of the rhythm: the first steps of a job initialise and compile
 _RANKS_IN_EVIDENCE_MAX = 32
+_REPORTS_LAG_S = 2.0  # steps that finished before a crash may be reported this much after it
 _EXPLAINS = frozenset(
     {
         FindingKind.WORKER_CRASH,
@@ -71,6 +72,8 @@ class _Generation:
     intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
     stall: _Stall | None = None
     settled: bool = False  # this stall is reported, or another finding explains it
+    explained_at: float = float("-inf")  # when another finding explained it
+    hung: bool = False  # the step in progress
     over: bool = False  # stopped on purpose; kept for its rhythm until the next one begins
 
 
@@ -109,7 +112,7 @@ class Hang:
             case ClockTick():
                 return state, self._conclude(state, now)
             case StepRecord():
-                _stepped(state, item)
+                _stepped(state, item, now)
             case GenerationStarted():
                 generation = _open(state, item.job, item.generation, now)
                 if generation is not None:
@@ -123,7 +126,7 @@ class Hang:
             case Finding() if item.kind in _EXPLAINS:
                 known = state.generations.get((item.job, item.generation))
                 if known is not None:
-                    known.settled = True
+                    known.settled, known.explained_at = True, now
             case JobBegan():
                 state.stopped.pop(item.job, None)
                 state.generations.pop((item.job, state.newest.pop(item.job, -1)), None)
@@ -144,7 +147,7 @@ class Hang:
             allowance_s, rule = _allowance(generation, stall, now)
             if stall.done or still_s < allowance_s or self._unheard(generation, now):
                 continue
-            generation.settled = True
+            generation.settled = generation.hung = True
             findings.append(_report(key, generation, stall, still_s, allowance_s, rule, now))
         return tuple(findings)
 
@@ -192,24 +195,35 @@ def _progress(state: HangState, item: RankProgress, now: float) -> None:
         generation.stopped_at.setdefault(item.node, now)
     elif generation.stopped_at:
         generation.stopped_at.pop(item.node, None)
-    if before is None or before.step != item.step or before.phase != item.phase:
-        generation.active_at, generation.stall = now, None
-        if before is not None and before.phase != item.phase:
+    if before is None:
+        _active(generation, now)
+    elif before.rank == item.rank:  # a rank that disappears from the columns has not made progress
+        if before.phase != item.phase:
+            _active(generation, now)
             generation.phase_changed = True
-        if before is not None and before.step != item.step:
-            generation.settled = False  # it goes on after all: the next stall is a new one
+        if before.step != item.step:
+            _active(generation, now)
+            if now - generation.explained_at > _REPORTS_LAG_S:
+                generation.settled = False  # it goes on after all: the next stall is a new one
 
 
-def _stepped(state: HangState, record: StepRecord) -> None:
+def _active(generation: _Generation, now: float) -> None:
+    generation.active_at, generation.stall = now, None
+
+
+def _stepped(state: HangState, record: StepRecord, now: float) -> None:
     generation = state.generations.get((record.job, record.generation))
     if generation is None:
         return
+    _active(generation, now)
     generation.stepped = True
     took_s = record.ended_at - record.started_at + record.stall_s
     # Between two steps without a change of phase, what the script does outside of `run.step` belongs to the rhythm.
     if generation.last_end and not generation.phase_changed:
         took_s = max(took_s, record.ended_at - generation.last_end)
-    generation.intervals_s.append(took_s)
+    if not generation.hung:  # a step that hung is no part of the rhythm, or the next hang would be excused by it
+        generation.intervals_s.append(took_s)
+    generation.hung = False
     generation.last_end, generation.phase_changed = record.ended_at, False
 
 

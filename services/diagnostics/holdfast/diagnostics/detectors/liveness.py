@@ -175,10 +175,10 @@ class Liveness:
             if witnesses:
                 why = f"{doubt.why}, and ranks on {_some(witnesses)} fail in their collectives"
                 findings += _lost(name, node, doubt.since, why, confidence=0.99, now=now, witnesses=witnesses)
-            elif doubt.suspended_until and not state.connected:
-                continue  # nobody is heard: nothing can be said of anyone
-            elif not doubt.suspended_until and (others := self._mass(state, doubt)):
-                findings.append(self._suspend(state, others, now))
+            elif doubt.suspended_until > now or (doubt.suspended_until and not state.connected):
+                continue  # suspended in this very pass; or nobody is heard, and nothing can be said of anyone
+            elif not doubt.suspended_until and (together := self._mass(state, doubt)):
+                findings.append(self._suspend(state, together, now))
                 continue
             else:
                 why = f"{doubt.why} and it did not come back within {now - doubt.began:.2f} s"
@@ -219,9 +219,7 @@ class Liveness:
     def _mass(self, state: LivenessState, doubt: _Doubt) -> list[str]:
         """The nodes that went together with this one, when they are too many to have failed each by itself."""
         together = [
-            name
-            for name, other in sorted(state.doubts.items())
-            if not other.suspended_until and abs(other.began - doubt.began) <= self.mass_window_s
+            name for name, other in sorted(state.doubts.items()) if abs(other.began - doubt.began) <= self.mass_window_s
         ]
         seen = len(state.connected) + len(state.doubts)
         return together if len(together) >= self.mass_nodes_min and len(together) > self.mass_fraction * seen else []
@@ -229,7 +227,7 @@ class Liveness:
     def _suspend(self, state: LivenessState, names: list[str], now: float) -> Finding:
         doubts = [state.doubts[name] for name in names]
         for doubt in doubts:
-            doubt.suspended_until = now + self.mass_grace_s
+            doubt.suspended_until = doubt.suspended_until or now + self.mass_grace_s
         seen = len(state.connected) + len(state.doubts)
         since = min(doubt.began for doubt in doubts)
         return Finding(
@@ -322,7 +320,7 @@ def _lost(
         lost = f" with rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:16]))} of {job}" if job else ""
         findings.append(
             Finding(
-                id=f"node_lost:{name}:{node.incarnation}" + (f":{job}:{generation}" if job else ""),
+                id=f"node_lost:{name}:{node.incarnation}:{job}:{generation}:{since:.0f}",
                 kind=FindingKind.NODE_LOST,
                 severity=Severity.ERROR if job else Severity.WARNING,
                 at=now,

@@ -1,0 +1,262 @@
+"""Hangs: found when the job's own rhythm does not explain the silence, and blamed on the rank that the others wait for."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import pytest
+from diagnosing import T0, Fleet
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.diagnostics.detectors.hang import p99
+from holdfast.diagnostics.detectors.localise import RankView, localise
+from holdfast.domain.findings import FindingKind, Remedy
+from holdfast.domain.job import HangSpec
+from holdfast.domain.mesh import Mesh
+from holdfast.domain.signals import Phase
+
+
+def fleet_of(dp: int = 3, pp: int = 3, *, ranks_per_node: int = 1, **hang: float) -> Fleet:
+    fleet = Fleet(
+        nodes=dp * pp // ranks_per_node,
+        ranks_per_node=ranks_per_node,
+        mesh=Mesh.of({"dp": dp, "pp": pp}),
+        hang=HangSpec(**{"floor_s": 3.0, "init_s": 60.0, **hang}),
+    )
+    fleet.start()
+    fleet.run(until=5.0)
+    return fleet
+
+
+@pytest.mark.parametrize(("dp", "pp", "per_node"), [(3, 3, 1), (2, 4, 2), (4, 1, 1), (1, 4, 4), (2, 2, 4)])
+def test_a_stopped_rank_is_named_wherever_it_stands(dp: int, pp: int, per_node: int) -> None:
+    for stopped in range(dp * pp):
+        fleet = fleet_of(dp, pp, ranks_per_node=per_node)
+        fleet.training = False
+        fleet.ranks[stopped].state = "T"
+        fleet.run(until=7.9)
+        assert fleet.found == []
+        fleet.run(until=9.0)
+        found = fleet.only()
+        assert (found.kind, found.rank, found.node) == (FindingKind.HANG, stopped, fleet.node_of(stopped))
+        assert "stopped" in found.summary
+        assert T0 + 4.9 <= found.since <= T0 + 5.1
+        assert found.ladder[0] is Remedy.RESTART_PROCESS
+        assert f"rank {stopped} " in found.evidence["ranks"].splitlines()[0]
+
+
+def test_one_finding_per_stall_and_a_new_one_for_the_next() -> None:
+    fleet = fleet_of()
+    fleet.training = False
+    fleet.run(until=20.0)
+    assert len(fleet.found) == 1
+    fleet.training = True
+    fleet.run(until=25.0)
+    fleet.training = False
+    fleet.run(until=40.0)
+    assert fleet.kinds() == [FindingKind.HANG] * 2
+
+
+def test_nobody_stands_out() -> None:
+    fleet = fleet_of()
+    fleet.training = False
+    fleet.run(until=9.0)
+    assert fleet.only().rank is None
+    assert "network, storage or a deadlock" in fleet.only().summary
+
+
+def test_slow_steps_have_a_longer_allowance() -> None:
+    fleet = Fleet(nodes=2, step_s=4.0, hang=HangSpec(floor_s=3.0, init_s=60.0))
+    fleet.start()
+    fleet.run(until=40.0)
+    fleet.training = False
+    fleet.run(until=50.0)
+    assert fleet.found == []
+    fleet.run(until=53.0)
+    assert "p99" in fleet.only().evidence["rule"]
+
+
+@pytest.mark.parametrize("phase", [Phase.EVAL, Phase.CHECKPOINT, Phase.COMPILE, Phase.RESTORE])
+def test_another_phase_may_take_long(phase: Phase) -> None:
+    fleet = fleet_of()
+    fleet.training = False
+    fleet.ranks[4].phase = phase
+    fleet.run(until=60.0)
+    assert fleet.found == []
+    fleet.run(until=70.0)
+    assert fleet.only().rank == 4
+
+
+def test_a_rank_stopped_inside_a_checkpoint_is_no_phase() -> None:
+    fleet = fleet_of()
+    fleet.training = False
+    for rank in fleet.ranks.values():
+        rank.phase = Phase.CHECKPOINT
+    fleet.ranks[4].state = "T"
+    fleet.run(until=10.0)
+    assert fleet.only().rank == 4
+
+
+def test_a_profilers_short_stop_during_a_long_compile_is_nothing() -> None:
+    fleet = fleet_of()
+    fleet.training = False
+    for rank in fleet.ranks.values():
+        rank.phase = Phase.COMPILE
+    fleet.run(until=20.0)
+    fleet.ranks[4].state = "t"
+    fleet.run(until=20.4)
+    fleet.ranks[4].state = "S"
+    fleet.run(until=30.0)
+    assert fleet.found == []
+
+
+def test_before_the_first_step_the_allowance_is_init() -> None:
+    fleet = Fleet(nodes=3, hang=HangSpec(floor_s=3.0, init_s=20.0))
+    fleet.training = False
+    fleet.start()
+    fleet.run(until=19.0)
+    assert fleet.found == []
+    fleet.run(until=21.0)
+    assert fleet.only().kind is FindingKind.HANG
+
+
+def test_the_rhythm_outlives_a_generation_but_its_first_step_does_not_hurry() -> None:
+    fleet = fleet_of()
+    fleet.stop()
+    fleet.training = False
+    fleet.start(2, connect=False)
+    fleet.run(until=30.0)  # restoring, say
+    assert fleet.found == []
+    fleet.training = True
+    fleet.run(until=30.6)
+    fleet.training = False
+    fleet.run(until=35.0)
+    assert fleet.only().generation == 2
+
+
+def test_a_finished_job_does_not_hang() -> None:
+    fleet = fleet_of()
+    fleet.training = False
+    for rank in fleet.ranks.values():
+        rank.phase = Phase.DONE
+    fleet.run(until=200.0)
+    assert fleet.found == []
+
+
+def test_a_generation_stopped_on_purpose_does_not_hang() -> None:
+    fleet = fleet_of()
+    fleet.training = False
+    fleet.stop("n4")
+    fleet.run(until=200.0)
+    assert fleet.found == []
+
+
+def test_a_crash_explains_the_stall() -> None:
+    fleet = fleet_of()
+    fleet.training = False
+    fleet.exits(4, signal=9)
+    fleet.run(until=60.0)
+    assert fleet.kinds() == [FindingKind.WORKER_CRASH]
+
+
+def test_a_node_that_is_not_heard_defers_the_verdict() -> None:
+    """Its ranks may be training: unknown is not faulty. Here the whole view is lost, so liveness stays silent as well."""
+    fleet = fleet_of()
+    fleet.training = False
+    fleet.breaks(*fleet.names)
+    fleet.run(until=30.0)
+    assert FindingKind.HANG not in fleet.kinds()
+
+
+def test_a_process_that_slept_gives_everybody_a_new_allowance() -> None:
+    fleet = fleet_of()
+    fleet.now += 100.0
+    fleet._next_step = fleet.now + 2.0
+    fleet.run(until=fleet.now + 20.0)
+    assert fleet.found == []
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32), nodes=st.integers(1, 5))
+def test_a_clean_run_with_jitter_and_lost_ticks_finds_nothing(seed: int, nodes: int) -> None:
+    fleet = Fleet(nodes=nodes, ranks_per_node=2, hang=HangSpec(floor_s=3.0))
+    fleet.start()
+    fleet.run(until=40.0, chance=random.Random(seed))
+    assert fleet.found == []
+
+
+# ------------------------------------------------------------------ localisation
+
+
+def view(rank: int, **fields: object) -> RankView:
+    base: dict[str, object] = {
+        "rank": rank,
+        "node": f"n{rank}",
+        "step": 7,
+        "phase": Phase.STEP,
+        "state": "S",
+        "state_before": "S",
+        "cpu": 0.01,
+        "window_s": 5.0,
+        "collective_seq": -1,
+    }
+    return RankView(**{**base, **fields})  # type: ignore[arg-type]
+
+
+ODD: dict[str, tuple[dict[str, object], dict[str, object]]] = {
+    "gone": ({"state": ""}, {}),
+    "zombie": ({"state": "Z"}, {}),
+    "stopped": ({"state": "T"}, {}),
+    "stopped although behind is another": ({"state": "T", "step": 8}, {}),
+    "behind in steps": ({"step": 6}, {}),
+    "behind in collectives": ({"collective_seq": 41}, {"collective_seq": 42}),
+    "in the kernel": ({"state": "D", "state_before": "D", "cpu": 0.0}, {}),
+    "busy while others sleep": ({"state": "R", "cpu": 0.99}, {}),
+    "asleep while others spin": ({"cpu": 0.0}, {"state": "R", "cpu": 0.98}),
+    "another phase": ({"phase": Phase.CHECKPOINT}, {}),
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+@pytest.mark.parametrize("size", [3, 9, 64])
+def test_the_odd_one_is_named(case: str, size: int) -> None:
+    odd, others = ODD[case]
+    for culprit in {0, size // 2, size - 1}:
+        views = [view(rank, **(odd if rank == culprit else others)) for rank in range(size)]
+        verdict = localise(views)
+        assert (verdict.rank, bool(verdict.reason)) == (culprit, True)
+
+
+@pytest.mark.parametrize(
+    "views",
+    [
+        [view(0, cpu=0.99), view(1, cpu=0.99), view(2), view(3)],
+        [view(0, cpu=0.99), view(1)],
+        [view(0, cpu=0.99, window_s=0.05), view(1, window_s=0.05), view(2, window_s=0.05)],
+        [view(rank, state="T") for rank in range(4)],
+        [view(rank, state="D", state_before="D") for rank in range(4)],
+        [view(0, state="D"), view(1), view(2)],
+    ],
+    ids=["two busy", "one of two", "no window", "all stopped", "all in the kernel", "D for an instant"],
+)
+def test_nobody_is_named_without_evidence(views: list[RankView]) -> None:
+    assert localise(views).rank is None
+
+
+def test_progress_narrows_and_the_rest_decides() -> None:
+    """Ranks 2 and 5 are behind; of these rank 5 burns CPU, while others ahead do so as well."""
+    views = [view(rank, cpu=0.9, step=8) for rank in range(6)]
+    views[2], views[5], views[4] = (
+        view(2, step=7),
+        view(5, step=7, state="D", state_before="D", cpu=0.0),
+        view(4, step=7),
+    )
+    assert localise(views).rank == 5
+
+
+def test_p99() -> None:
+    assert p99(deque()) == 0.0
+    assert p99(deque([1.0] * 199 + [50.0])) == 1.0
+    assert p99(deque([1.0, 2.0])) == 2.0

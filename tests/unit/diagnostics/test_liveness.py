@@ -1,0 +1,200 @@
+"""Lost nodes: soon when it is true, never when it is not known."""
+
+from __future__ import annotations
+
+import pytest
+from diagnosing import COLLECTIVE, T0, Fleet
+
+from holdfast.domain.findings import FindingKind, Remedy, Severity
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    fleet = Fleet(nodes=10)
+    fleet.start()
+    fleet.run(until=5.0)
+    return fleet
+
+
+def test_a_broken_stream_is_a_lost_node_after_the_grace(fleet: Fleet) -> None:
+    fleet.breaks("n3")
+    fleet.run(until=5.36)
+    assert fleet.found == []
+    fleet.run(until=5.5)
+    found = fleet.only()
+    assert (found.kind, found.node, found.job, found.generation, found.rank) == (
+        FindingKind.NODE_LOST,
+        "n3",
+        "gpt",
+        1,
+        3,
+    )
+    assert found.ladder == (Remedy.REPLACE_NODE,)
+    assert T0 + 4.8 <= found.since <= T0 + 5.0
+
+
+def test_witnesses_on_other_nodes_make_it_sooner_and_their_exits_are_cascade(fleet: Fleet) -> None:
+    fleet.breaks("n3")
+    for rank in (0, 1, 2):
+        fleet.exits(rank, error=COLLECTIVE)
+    fleet.run(until=5.12)
+    found = fleet.only()
+    assert found.kind is FindingKind.NODE_LOST
+    assert found.at == pytest.approx(T0 + 5.06, abs=0.03)
+    assert found.evidence["witnesses"] == "n0, n1, n2"
+    fleet.exits(4, error=COLLECTIVE)
+    fleet.training = False
+    fleet.run(until=8.0)
+    assert len(fleet.found) == 1
+
+
+def test_witnesses_may_come_first(fleet: Fleet) -> None:
+    fleet.exits(0, error=COLLECTIVE)
+    fleet.run(until=5.2)
+    fleet.breaks("n3")
+    fleet.run(until=5.28)
+    assert fleet.only().node == "n3"
+
+
+def test_a_rank_that_failed_by_itself_explains_its_peers(fleet: Fleet) -> None:
+    """A crash and, in the same moment, a blip of another node's stream: no lost node."""
+    fleet.exits(1, signal=9)
+    fleet.exits(0, error=COLLECTIVE)
+    fleet.breaks("n3")
+    fleet.run(until=5.2)
+    fleet.connects("n3")
+    fleet.run(until=6.0)
+    assert fleet.only().kind is FindingKind.WORKER_CRASH
+
+
+def test_the_same_agent_coming_back_in_time_means_nothing(fleet: Fleet) -> None:
+    fleet.breaks("n3")
+    fleet.run(until=5.3)
+    fleet.connects("n3")
+    fleet.run(until=15.0)
+    assert fleet.found == []
+
+
+def test_a_new_incarnation_means_that_the_workers_are_gone(fleet: Fleet) -> None:
+    fleet.breaks("n3")
+    fleet.run(until=5.1)
+    fleet.connects("n3", "n3-b")
+    assert (fleet.only().kind, fleet.only().evidence["incarnation"]) == (FindingKind.NODE_LOST, "n3-a")
+
+
+def test_a_lost_node_that_returns_is_not_lost_again(fleet: Fleet) -> None:
+    fleet.breaks("n3")
+    fleet.run(until=6.0)
+    fleet.connects("n3", "n3-b")
+    fleet.run(until=15.0)
+    assert len(fleet.found) == 1
+
+
+def test_a_goodbye_is_no_fault(fleet: Fleet) -> None:
+    fleet.breaks("n3", clean=True)
+    fleet.run(until=20.0)
+    assert fleet.found == []
+
+
+def test_silence_on_an_open_stream(fleet: Fleet) -> None:
+    fleet.silent.add("n3")
+    fleet.training = True
+    fleet.run(until=9.8)
+    assert fleet.found == []
+    fleet.run(until=10.2)
+    assert (fleet.only().kind, fleet.only().node) == (FindingKind.NODE_LOST, "n3")
+    fleet.silent.clear()  # it was paused; a later silence is a new matter
+    fleet.run(until=11.0)
+    fleet.silent.add("n3")
+    fleet.run(until=17.0)
+    assert [finding.node for finding in fleet.found] == ["n3", "n3"]
+
+
+def test_an_idle_node_is_only_a_warning(fleet: Fleet) -> None:
+    fleet.connects("spare", "s-a")
+    fleet.breaks("spare")
+    fleet.run(until=6.0)
+    assert (fleet.only().severity, fleet.only().job) == (Severity.WARNING, "")
+
+
+def test_a_node_never_seen_is_never_lost() -> None:
+    fleet = Fleet(nodes=3)
+    fleet.breaks("n0", "n1")
+    fleet.stop()
+    fleet.run(until=20.0)
+    assert fleet.found == []
+
+
+def test_a_diagnostics_that_restarted_learns_the_ranks_from_progress() -> None:
+    fleet = Fleet(nodes=4)
+    for node in fleet.names:
+        fleet.connects(node)
+    fleet.run(until=1.0)
+    fleet.breaks("n2")
+    fleet.run(until=2.0)
+    assert (fleet.only().job, fleet.only().rank) == ("gpt", 2)
+
+
+# ------------------------------------------------------------------ is it they, or is it we?
+
+
+def test_many_nodes_at_once_are_our_own_trouble(fleet: Fleet) -> None:
+    fleet.breaks("n1", "n2", "n3")
+    fleet.run(until=5.2)
+    fleet.breaks("n4")
+    fleet.run(until=6.0)
+    found = fleet.only()
+    assert found.kind is FindingKind.HOST_PRESSURE
+    assert "of 10 nodes at once" in found.summary
+    for node in ("n1", "n2", "n3", "n4"):
+        fleet.connects(node)
+    fleet.run(until=30.0)
+    assert len(fleet.found) == 1
+
+
+def test_everybody_at_once_is_never_a_lost_node(fleet: Fleet) -> None:
+    fleet.breaks(*fleet.names)
+    fleet.run(until=60.0)
+    assert fleet.kinds() == [FindingKind.HOST_PRESSURE]
+
+
+def test_a_rack_that_really_failed_is_believed_when_peers_say_so(fleet: Fleet) -> None:
+    fleet.breaks("n1", "n2", "n3", "n4")
+    fleet.exits(0, error=COLLECTIVE)
+    fleet.run(until=5.2)
+    assert {finding.node for finding in fleet.found} == {"n1", "n2", "n3", "n4"}
+    assert set(fleet.kinds()) == {FindingKind.NODE_LOST}
+
+
+def test_a_rack_that_stays_away_is_reported_in_the_end(fleet: Fleet) -> None:
+    fleet.breaks("n1", "n2", "n3", "n4")
+    fleet.run(until=5.5)
+    fleet.connects("n1")
+    fleet.run(until=25.0)
+    lost = [finding for finding in fleet.found if finding.kind is FindingKind.NODE_LOST]
+    assert {finding.node for finding in lost} == {"n2", "n3", "n4"}
+    assert all(finding.confidence < 0.9 for finding in lost)
+
+
+def test_a_process_that_slept_concludes_nothing_from_it(fleet: Fleet) -> None:
+    """SIGSTOP of diagnostics, a suspended machine, a clock set forward: silence in between proves nothing."""
+    fleet.now += 600.0
+    fleet.run(until=fleet.now + 30.0)
+    assert fleet.found == []
+
+
+def test_a_clock_set_back_does_not_blind_for_an_hour(fleet: Fleet) -> None:
+    fleet.now -= 3600.0
+    fleet._next_beat = fleet._next_step = fleet.now
+    fleet.run(until=fleet.now + 2.0)
+    fleet.breaks("n3")
+    fleet.run(until=fleet.now + 1.0)
+    assert fleet.only().node == "n3"
+
+
+def test_a_node_that_dies_supersedes_the_crash_heard_just_before(fleet: Fleet) -> None:
+    fleet.exits(3, signal=9)
+    fleet.breaks("n3")
+    fleet.run(until=6.0)
+    crash, lost = fleet.found
+    assert (lost.kind, lost.evidence["supersedes"]) == (FindingKind.NODE_LOST, crash.id)

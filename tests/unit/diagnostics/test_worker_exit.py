@@ -1,0 +1,215 @@
+"""Exits: the first failing rank is the cause, its peers are cascade, whatever the order in which they are heard."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from diagnosing import BUG, COLLECTIVE, T0, Fleet
+
+from holdfast.domain.findings import FindingKind, Remedy
+from holdfast.domain.signals import WorkerError
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    fleet = Fleet(nodes=3)
+    fleet.start()
+    fleet.run(until=5.0)
+    return fleet
+
+
+def test_a_killed_rank_is_found_at_once(fleet: Fleet) -> None:
+    fleet.exits(1, signal=9)
+    found = fleet.only()
+    assert (found.kind, found.rank, found.node, found.generation) == (FindingKind.WORKER_CRASH, 1, "n1", 1)
+    assert found.since == T0 + 5.0
+    assert "SIGKILL" in found.summary
+    assert found.evidence["signal"] == "9"
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_peers_are_cascade_in_every_order_of_arrival(fleet: Fleet, order: tuple[int, ...]) -> None:
+    exits = [fleet.exit_of(1, at=5.0, signal=9), *(fleet.exit_of(rank, at=5.01, error=COLLECTIVE) for rank in (0, 2))]
+    for index in order:
+        fleet.now += 0.05
+        fleet.fold(exits[index])
+    fleet.training = False
+    fleet.run(until=12.0)
+    assert fleet.only().rank == 1
+
+
+def test_a_signal_sent_again_says_nothing_new(fleet: Fleet) -> None:
+    exit_ = fleet.exit_of(1, signal=9)
+    for _ in range(3):
+        fleet.fold(exit_)
+    assert len(fleet.found) == 1
+
+
+@pytest.mark.parametrize(
+    "fields", [{"expected": True, "signal": 9}, {"exit_code": 0}], ids=["told to stop", "clean end"]
+)
+def test_no_failure(fleet: Fleet, fields: dict[str, object]) -> None:
+    fleet.fold(fleet.exit_of(1, **fields))  # type: ignore[arg-type]
+    fleet.run(until=7.0)
+    assert fleet.found == []
+
+
+def test_an_exit_after_the_generation_was_stopped_is_no_crash(fleet: Fleet) -> None:
+    fleet.stop("n1")
+    fleet.exits(1, signal=9)
+    assert fleet.found == []
+
+
+def test_a_collective_error_alone_is_reported_late_and_with_doubt(fleet: Fleet) -> None:
+    fleet.training = False
+    fleet.exits(2, at=5.02, error=COLLECTIVE)
+    fleet.exits(0, at=5.01, error=COLLECTIVE)
+    fleet.run(until=5.28)
+    assert fleet.found == []
+    fleet.run(until=5.4)
+    found = fleet.only()
+    assert (found.kind, found.rank) == (FindingKind.WORKER_EXCEPTION, 0)
+    assert found.confidence < 0.5
+    assert "no rank or node that failed first was seen" in found.summary
+
+
+def test_a_root_that_is_heard_late_corrects_the_finding(fleet: Fleet) -> None:
+    fleet.training = False
+    fleet.exits(0, at=5.0, error=COLLECTIVE)
+    fleet.run(until=5.4)
+    fleet.exits(1, at=4.99, signal=9)
+    doubtful, root = fleet.found
+    assert root.rank == 1
+    assert root.evidence["supersedes"] == doubtful.id
+
+
+def test_the_earlier_of_two_own_failures_wins_beyond_the_skew_of_clocks(fleet: Fleet) -> None:
+    fleet.exits(0, at=5.0, signal=9)
+    fleet.exits(1, at=4.95, signal=9)  # within what clocks may differ by
+    assert len(fleet.found) == 1
+    fleet.exits(2, at=4.5, signal=9)
+    assert [finding.rank for finding in fleet.found] == [0, 2]
+    assert fleet.found[1].evidence["supersedes"] == fleet.found[0].id
+
+
+def test_an_exception_is_dated_by_its_own_time(fleet: Fleet) -> None:
+    fleet.exits(1, at=5.0, error=WorkerError("ValueError", "x", at=T0 + 3.0))
+    assert fleet.only().since == T0 + 3.0
+
+
+@pytest.mark.parametrize(
+    ("error", "own"),
+    [
+        (WorkerError("torch.distributed.DistBackendError", "NCCL error in: x.cpp"), False),
+        (WorkerError("DistNetworkError", "The client socket has failed to connect"), False),
+        (WorkerError("RuntimeError", "[/gloo/transport/tcp/pair.cc:534] Connection reset by peer"), False),
+        (WorkerError("RuntimeError", "Timed out waiting 1800000ms for recv operation to complete"), False),
+        (WorkerError("ConnectionRefusedError", "[Errno 111] Connection refused"), False),
+        (WorkerError("RuntimeError", "CUDA error: an illegal memory access was encountered"), True),
+        (WorkerError("ValueError", "nccl is not a valid optimizer"), True),
+        (WorkerError("OSError", "[Errno 28] No space left on device"), True),
+    ],
+)
+def test_which_errors_are_echoes(fleet: Fleet, error: WorkerError, own: bool) -> None:
+    fleet.exits(1, error=error)
+    assert bool(fleet.found) is own
+
+
+def test_the_watchdogs_abort_is_an_echo(fleet: Fleet) -> None:
+    fleet.exits(1, signal=6, log_tail=("[rank1] Watchdog caught collective operation timeout: WorkNCCL",))
+    assert fleet.found == []
+    fleet.exits(2, signal=11, log_tail=("nccl loaded",))
+    assert fleet.only().rank == 2
+
+
+# ------------------------------------------------------------------ the same exception again
+
+
+def fails_again(fleet: Fleet, *, generation: int, step: int, error: WorkerError = BUG, rank: int = 1) -> None:
+    """One more generation, from a checkpoint, that raises at `step`."""
+    fleet.stop()
+    fleet.now += 1.0
+    fleet.start(generation, connect=False)
+    for each in fleet.ranks.values():
+        each.step, each.alive = step, True
+    fleet.exits(rank, error=error)
+
+
+def test_the_same_exception_at_the_same_step_stops_the_job(fleet: Fleet) -> None:
+    fleet.exits(1, error=BUG)
+    other_message = WorkerError(BUG.type, "bad batch 99", BUG.frames)
+    fails_again(fleet, generation=2, step=fleet.ranks[1].step, error=other_message, rank=2)
+    first, second = fleet.found
+    assert first.kind is FindingKind.WORKER_EXCEPTION
+    assert (second.kind, second.ladder) == (FindingKind.REPEATED_EXCEPTION, (Remedy.STOP_JOB,))
+    assert second.evidence["tries"] == "2"
+    assert second.rank == 2
+    for word in ("ValueError", "Rank 2", "step 10", "2nd time"):
+        assert word in second.summary
+
+
+def test_a_rank_that_failed_before_it_stepped_again_counts(fleet: Fleet) -> None:
+    """Restored to the step where it failed: nothing finished in this generation."""
+    fleet.exits(1, error=BUG)
+    fails_again(fleet, generation=2, step=0)
+    assert fleet.kinds()[-1] is FindingKind.REPEATED_EXCEPTION
+    assert fleet.found[-1].evidence["step"] == "10"
+
+
+@pytest.mark.parametrize(
+    ("step", "error"),
+    [(14, BUG), (10, WorkerError("KeyError", "x", BUG.frames)), (10, WorkerError("ValueError", "x", ("a:1 f",)))],
+    ids=["another step", "another type", "another place"],
+)
+def test_another_failure_is_not_the_same(fleet: Fleet, step: int, error: WorkerError) -> None:
+    fleet.exits(1, error=BUG)
+    fails_again(fleet, generation=2, step=step, error=error)
+    assert fleet.kinds() == [FindingKind.WORKER_EXCEPTION] * 2
+
+
+def test_progress_beyond_the_failure_resets_it(fleet: Fleet) -> None:
+    fleet.exits(1, error=BUG)
+    fleet.stop()
+    fleet.start(2, connect=False)
+    for rank in fleet.ranks.values():
+        rank.alive = True
+    fleet.run(until=7.0)
+    fails_again(fleet, generation=3, step=10)
+    assert fleet.kinds() == [FindingKind.WORKER_EXCEPTION] * 2
+
+
+def test_one_generation_that_raises_on_every_rank_is_one_failure(fleet: Fleet) -> None:
+    for rank in range(3):
+        fleet.exits(rank, error=BUG)
+    assert fleet.kinds() == [FindingKind.WORKER_EXCEPTION]
+
+
+def test_a_rare_crash_of_a_script_without_steps_is_no_loop(fleet: Fleet) -> None:
+    fleet.training = False
+    for generation in (2, 3):
+        fleet.stop()
+        fleet.start(generation, connect=False)
+        for rank in fleet.ranks.values():
+            rank.step, rank.alive = 0, True
+        fleet.now += 3600.0
+        fleet.exits(1, error=BUG)
+    assert FindingKind.REPEATED_EXCEPTION not in fleet.kinds()
+
+
+def test_a_job_submitted_again_under_its_name_starts_without_a_past(fleet: Fleet) -> None:
+    fleet.exits(1, error=BUG)
+    fleet.stop()
+    fleet.now += 5.0
+    fleet.start(1, connect=False)
+    fleet.exits(1, error=BUG)
+    assert fleet.kinds() == [FindingKind.WORKER_EXCEPTION] * 2
+
+
+def test_collective_errors_never_make_a_loop(fleet: Fleet) -> None:
+    fleet.training = False
+    fleet.exits(1, error=COLLECTIVE)
+    fleet.run(until=6.0)
+    fails_again(fleet, generation=2, step=10, error=COLLECTIVE)
+    fleet.run(until=fleet.now + 1.0)
+    assert fleet.kinds() == [FindingKind.WORKER_EXCEPTION] * 2
