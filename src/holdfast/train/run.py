@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from holdfast.domain import worker
 from holdfast.domain.errors import Conflict
+from holdfast.domain.mesh import Mesh
 from holdfast.domain.signals import Phase
 from holdfast.train.channels import Control, Notes
 from holdfast.train.checkpoint import Checkpointer
@@ -128,13 +129,13 @@ class Run:
 
     @property
     def mesh(self) -> DeviceMesh:
-        """The ranks as a torch `DeviceMesh` with the job's dimensions.
+        """The ranks as a torch `DeviceMesh` with the job's dimensions; `dp` is always one of them, if only of size 1.
 
         Built on first use, since it makes one process group per dimension (10-40 ms for nine ranks over gloo): the first
         use is collective, so every rank has to come to it.
         """
         if self._mesh is None:
-            names, sizes = zip(*self.world.mesh.dims, strict=True)
+            names, sizes = zip(*_with_dp(self.world.mesh).dims, strict=True)
             self._mesh = init_device_mesh(self.device.type, sizes, mesh_dim_names=names)
         return self._mesh
 
@@ -159,7 +160,7 @@ class Run:
         self._done = restored.step
         self._lap("restore")
         previous = self._environment.previous_mesh
-        if previous is not None and previous != self.world.mesh:
+        if previous is not None and _with_dp(previous) != _with_dp(self.world.mesh):
             self._old_world = World(previous, restored.rank, self.generation)
             for callback in self._resized:
                 callback(self._old_world, self.world)
@@ -276,3 +277,8 @@ class Run:
         if self._phases_s is not None:
             self._phases_s[name] = now - self._mark
         self._mark = now
+
+
+def _with_dp(mesh: Mesh) -> Mesh:
+    """`{pp: 2}` means one replica of two stages: `{dp: 1, pp: 2}`."""
+    return mesh.resized(mesh.dp)
