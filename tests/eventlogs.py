@@ -137,8 +137,12 @@ class Reader:
         return taken
 
     async def take_and_acknowledge(self, count: int) -> list[Delivery]:
-        taken = await self.take(count)
-        await self.acknowledge(taken)
+        """At least `count`, each batch acknowledged before the next is asked for."""
+        taken: list[Delivery] = []
+        while len(taken) < count:
+            batch = await self.batch()
+            await self.acknowledge(batch)
+            taken += batch
         return taken
 
     async def acknowledge(self, deliveries: list[Delivery]) -> None:
