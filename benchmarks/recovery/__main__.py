@@ -1,0 +1,245 @@
+"""Recovery time, side by side: SIGKILL of a rank, and of a whole node, until every rank has finished a new step.
+
+    make bench-recovery                                  5 trials each, interleaved; prints, writes out/bench/recovery.json
+    python -m benchmarks.recovery --trials 1 --only holdfast,torchrun
+
+Trial by trial the launchers take turns, so that a noisy machine is noisy for all. A trial that has not recovered within
+the limit is counted under `failed_trials`, not dropped. Every launcher runs the same bytes: benchmarks/recovery/train.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.recovery.launchers import (
+    ONE_NODE,
+    RANKS,
+    TWO_NODES_AND_SPARE,
+    Layout,
+    Running,
+    Start,
+    ft_launcher,
+    torchrun,
+)
+from benchmarks.recovery.launchers import holdfast as holdfast_launcher
+
+WARM_STEPS = 15  # steps that every rank has finished before the kill
+START_TIMEOUT_S = 90.0
+RECOVER_TIMEOUT_S = 90.0
+HEALTHY_STEPS = 300
+HEALTHY_SKIP = 50  # first steps of a healthy run: caches and clocks settle
+POLL_S = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What one rank wrote last."""
+
+    pid: int
+    step: int
+    at: float
+
+
+class TrialFailed(Exception):
+    """This trial never got there; the message says what was missing."""
+
+
+def main() -> None:
+    arguments = _arguments()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    launchers = _launchers(arguments.only.split(",") if arguments.only else None)
+    recovery: dict[str, dict[str, list[float]]] = {"rank_kill_s": defaultdict(list), "node_loss_s": defaultdict(list)}
+    failed: dict[str, int] = defaultdict(int)
+    phases: dict[str, list[dict[str, float]]] = defaultdict(list)
+    for trial in range(arguments.trials):
+        for name, start in launchers.items():
+            for kind, layout in (("rank_kill_s", ONE_NODE), ("node_loss_s", TWO_NODES_AND_SPARE)):
+                print(f"trial {trial + 1}/{arguments.trials}  {kind:12} {name:12}", end=" ", flush=True)
+                try:
+                    seconds, parts = _trial(start, layout, kill_node=kind == "node_loss_s")
+                except TrialFailed as error:
+                    failed[f"{kind}:{name}"] += 1
+                    print(f"failed: {error}")
+                    continue
+                recovery[kind][name].append(seconds)
+                phases[kind].append(parts) if parts else None
+                print(f"{seconds:.2f} s")
+    healthy = _healthy(launchers, arguments.trials) if not arguments.skip_healthy else {}
+    result = {
+        **recovery,
+        "healthy_step_ms": healthy,
+        "phases_s": {kind: _medians(parts) for kind, parts in phases.items()},
+        "failed_trials": dict(failed),
+    }
+    _print(result)
+    path = arguments.out / "recovery.json"
+    path.write_text(json.dumps(result, indent=2) + "\n")
+    print(f"\n{path}")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("out/bench"))
+    parser.add_argument("--trials", type=int, default=5)
+    parser.add_argument("--only", default="", help="launchers, comma-separated: holdfast,torchrun,ft_launcher")
+    parser.add_argument("--skip-healthy", action="store_true", help="leave out the cost of the healthy path")
+    return parser.parse_args()
+
+
+def _launchers(only: list[str] | None) -> dict[str, Start]:
+    launchers = {"holdfast": holdfast_launcher(), "torchrun": torchrun()}
+    if peers := os.environ.get("PEERS_DIR"):
+        launchers["ft_launcher"] = ft_launcher(Path(peers))
+    elif only is None or "ft_launcher" in only:
+        print("PEERS_DIR is not set: measuring without ft_launcher (make bench-recovery sets it)")
+    if only is None:
+        return launchers
+    if unknown := set(only) - set(launchers):
+        sys.exit(f"--only: {', '.join(sorted(unknown))} not known or not installed; there are {', '.join(launchers)}")
+    return {name: launchers[name] for name in only}
+
+
+# ---------------------------------------------------------------- one trial
+
+
+def _trial(start: Start, layout: Layout, *, kill_node: bool) -> tuple[float, dict[str, float]]:
+    with _directory() as out, ExitStack() as cleanup:
+        running = start(layout, out, ["--out", str(out)], cleanup)
+        before = _wait_for_start(out)
+        victim = before[RANKS - 1].pid
+        killed_at = time.time()
+        if kill_node:
+            running.lose_node(victim)
+        else:
+            os.kill(victim, signal.SIGKILL)
+        seconds = _wait_for_recovery(out, before, killed_at)
+        return seconds, _phases(running)
+
+
+def _wait_for_start(out: Path) -> dict[int, Progress]:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        progress = {rank: lines[-1] for rank in range(RANKS) if (lines := _read(out, rank))}
+        if len(progress) == RANKS and all(entry.step >= WARM_STEPS for entry in progress.values()):
+            return progress
+        time.sleep(POLL_S)
+    raise TrialFailed(f"no {WARM_STEPS} steps by every rank within {START_TIMEOUT_S:.0f} s of the start")
+
+
+def _wait_for_recovery(out: Path, before: dict[int, Progress], killed_at: float) -> float:
+    """Seconds from the kill until the last rank has finished its first step in a new process."""
+    deadline = time.monotonic() + RECOVER_TIMEOUT_S
+    while time.monotonic() < deadline:
+        first = {
+            rank: next(
+                (line for line in _read(out, rank) if line.at > killed_at and line.pid != before[rank].pid), None
+            )
+            for rank in range(RANKS)
+        }
+        found = [line.at for line in first.values() if line is not None]
+        if len(found) == RANKS:
+            return max(found) - killed_at
+        time.sleep(POLL_S)
+    raise TrialFailed(f"not recovered within {RECOVER_TIMEOUT_S:.0f} s")
+
+
+def _phases(running: Running) -> dict[str, float]:
+    """The launcher's own account; it may need a moment to close its books."""
+    deadline = time.monotonic() + 10
+    while not (parts := running.phases()).get("first_step") and time.monotonic() < deadline and parts:
+        time.sleep(0.1)
+    return parts
+
+
+def _read(out: Path, rank: int) -> list[Progress]:
+    try:
+        lines = (out / f"rank-{rank}.jsonl").read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    records = []
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:  # torn by the kill
+            continue
+        records.append(Progress(record["pid"], record["step"], record["at"]))
+    return records
+
+
+@contextmanager
+def _directory() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="hfb-") as name:
+        yield Path(name)
+
+
+# ---------------------------------------------------------------- the cost while nothing happens
+
+
+def _healthy(launchers: dict[str, Start], rounds: int) -> dict[str, list[float]]:
+    """Median step time of a run without faults, one value per round; the launchers take turns."""
+    result: dict[str, list[float]] = defaultdict(list)
+    for round_ in range(rounds):
+        for name in ("holdfast", "torchrun"):
+            if name not in launchers:
+                continue
+            with _directory() as out, ExitStack() as cleanup:
+                launchers[name](ONE_NODE, out, ["--out", str(out), "--steps", str(HEALTHY_STEPS)], cleanup)
+                result[name].append(_step_ms(out))
+            print(f"round {round_ + 1}/{rounds}  healthy step  {name:12} {result[name][-1]:.2f} ms")
+    return result
+
+
+def _step_ms(out: Path) -> float:
+    path = out / "rank-0.jsonl"
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        lines = path.read_text().splitlines() if path.exists() else []
+        if len(lines) >= HEALTHY_STEPS:
+            return statistics.median(json.loads(line)["ms"] for line in lines[HEALTHY_SKIP:HEALTHY_STEPS])
+        time.sleep(0.1)
+    raise SystemExit(f"a healthy run did not finish {HEALTHY_STEPS} steps within {START_TIMEOUT_S:.0f} s")
+
+
+# ---------------------------------------------------------------- results
+
+
+def _medians(parts: list[dict[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: statistics.median(part[name] for part in parts if name in part) for name in names}
+
+
+def _print(result: dict[str, object]) -> None:
+    print(f"\n{'':14}{'launcher':14}{'min':>8}{'median':>8}{'max':>8}{'n':>4}   peer ÷ holdfast")
+    for kind in ("rank_kill_s", "node_loss_s", "healthy_step_ms"):
+        by_launcher: dict[str, list[float]] = result[kind]  # type: ignore[assignment]
+        ours = statistics.median(by_launcher["holdfast"]) if by_launcher.get("holdfast") else None
+        for name, values in by_launcher.items():
+            if not values:
+                continue
+            middle = statistics.median(values)
+            ratio = f"{middle / ours:8.2f}" if ours else ""
+            print(f"{kind:16}{name:12}{min(values):8.2f}{middle:8.2f}{max(values):8.2f}{len(values):4}   {ratio}")
+    for kind, parts in result["phases_s"].items():  # type: ignore[attr-defined]
+        print(
+            f"{kind} phases of holdfast (medians): " + "  ".join(f"{name} {value:.3f}" for name, value in parts.items())
+        )
+    if result["failed_trials"]:
+        print(f"failed trials: {result['failed_trials']}")
+    load = " ".join(f"{value:.1f}" for value in os.getloadavg())
+    print(f"{os.cpu_count()} cores, load {load}")
+
+
+if __name__ == "__main__":
+    main()

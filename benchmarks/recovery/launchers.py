@@ -1,0 +1,201 @@
+"""The launchers side by side: each can start the same script, be hurt, and be ended. One class each."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from holdfast.cli.client import Client
+from holdfast.cli.run import wait_for_nodes
+from holdfast.cli.stack import LocalStack, StackOptions, kill_tree
+
+SCRIPT = Path(__file__).with_name("train.py")
+RANKS = 2
+PORT_TIMEOUT_S = 60.0
+MAX_RESTARTS = "100"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Two ranks: on one node, or on two nodes with a third one standing by."""
+
+    nodes: int
+    spares: int = 0
+
+    @property
+    def per_node(self) -> int:
+        return RANKS // self.nodes
+
+
+ONE_NODE = Layout(nodes=1)
+TWO_NODES_AND_SPARE = Layout(nodes=2, spares=1)
+
+
+class Running(Protocol):
+    """A started job."""
+
+    def lose_node(self, pid: int) -> None:
+        """Kill the node that runs the worker `pid` whole, as a power failure would, and provide what replaces it."""
+
+    def phases(self) -> dict[str, float]:
+        """Seconds by phase of the last recovery, when the launcher knows them."""
+
+
+Start = Callable[[Layout, Path, Sequence[str], ExitStack], Running]
+
+
+@dataclass(slots=True)
+class TorchElastic:
+    """torchrun, and NVRx ft_launcher, which is built on it: one agent process per node, rendezvous over c10d."""
+
+    command: Sequence[str]
+    environment: dict[str, str]
+    layout: Layout
+    out: Path
+    script_arguments: Sequence[str]
+    port: int
+    spare_waits: bool
+    agents: list[subprocess.Popen[bytes]]
+
+    def start_agent(self) -> None:
+        with (self.out / f"agent-{len(self.agents)}.log").open("wb") as log:
+            self.agents.append(
+                subprocess.Popen(
+                    [
+                        *self.command,
+                        f"--nnodes={self.layout.nodes}",
+                        f"--nproc-per-node={self.layout.per_node}",
+                        f"--max-restarts={MAX_RESTARTS}",
+                        "--rdzv-backend=c10d",
+                        "--rdzv-id=bench",
+                        f"--rdzv-endpoint=127.0.0.1:{self.port}",
+                        str(SCRIPT),
+                        *self.script_arguments,
+                    ],
+                    env={**os.environ, **self.environment},
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            )
+
+    def lose_node(self, pid: int) -> None:
+        agent = next(agent for agent in self.agents if agent.pid == _parent(pid))
+        kill_tree(agent.pid)
+        if not self.spare_waits:
+            self.start_agent()  # the replacement starts in the same instant: no scheduler is in between
+
+    def phases(self) -> dict[str, float]:
+        return {}
+
+    def end(self) -> None:
+        for agent in self.agents:
+            kill_tree(agent.pid)
+            agent.wait()
+
+
+def _elastic(command: Sequence[str], environment: dict[str, str], *, spare_waits: bool) -> Start:
+    def start(layout: Layout, out: Path, script_arguments: Sequence[str], cleanup: ExitStack) -> Running:
+        running = TorchElastic(command, environment, layout, out, script_arguments, _free_port(), spare_waits, [])
+        cleanup.callback(running.end)
+        running.start_agent()
+        _wait_for_port(running.port, running.agents[0])  # the first agent hosts the store, and is never the victim
+        for _ in range(layout.nodes - 1 + (layout.spares if spare_waits else 0)):
+            running.start_agent()
+        return running
+
+    return start
+
+
+def torchrun() -> Start:
+    """The option makes restarts work at all on torch 2.13 (a rendezvous store without an attempt prefix is reused)."""
+    # A third agent that waits as a spare is not picked up within a minute; a replacement started at once is its best case.
+    return _elastic(
+        [sys.executable, "-m", "torch.distributed.run"],
+        {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"},
+        spare_waits=False,
+    )
+
+
+def ft_launcher(peers: Path) -> Start:
+    """NVRx 0.4.1 from its own directory; heartbeats off, so that only exits are judged, as with torchrun."""
+    return _elastic(
+        [sys.executable, "-m", "nvidia_resiliency_ext.fault_tolerance.launcher"],
+        {"PYTHONPATH": str(peers), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"},
+        spare_waits=True,
+    )
+
+
+@dataclass(slots=True)
+class HoldfastRunning:
+    client: Client
+    job: str
+
+    def lose_node(self, pid: int) -> None:
+        kill_tree(_parent(_parent(pid)))  # worker ← template ← agent
+
+    def phases(self) -> dict[str, float]:
+        incidents = sorted(self.client.incidents(self.job), key=lambda incident: incident["t_fault"])
+        if not incidents:
+            return {}
+        last: dict[str, Any] = incidents[-1]
+        marks = [last.get(f"t_{name}") for name in ("fault", "detected", "decided", "prepared")]
+        phases = {
+            name: late - early
+            for name, early, late in zip(("detect", "decide", "prepare"), marks, marks[1:], strict=False)
+            if early is not None and late is not None
+        }
+        return phases | dict(last.get("phases_s") or {})
+
+
+def holdfast() -> Start:
+    def start(layout: Layout, out: Path, script_arguments: Sequence[str], cleanup: ExitStack) -> Running:
+        nodes = layout.nodes + layout.spares
+        stack = cleanup.enter_context(
+            LocalStack(StackOptions(directory=out / "stack", nodes=nodes, workers_per_node=layout.per_node))
+        )
+        client = cleanup.enter_context(Client(stack.api_url))
+        wait_for_nodes(client, stack, nodes)
+        client.submit(
+            {
+                "name": "bench",
+                "script": str(SCRIPT),
+                "args": list(script_arguments),
+                "nodes": layout.nodes,
+                "nproc_per_node": layout.per_node,
+                "mesh": {"dp": RANKS},
+            }
+        )
+        return HoldfastRunning(client, "bench")
+
+    return start
+
+
+def _parent(pid: int) -> int:
+    """Parent's pid, from /proc/PID/stat: the fourth field, after a command name that may hold anything."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + PORT_TIMEOUT_S
+    while time.monotonic() < deadline and process.poll() is None:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+    raise RuntimeError(f"the first agent (pid {process.pid}) does not listen on port {port}")
