@@ -40,12 +40,13 @@ def loads(raw: bytes, kind: type[T]) -> T: ...
 def loads(raw: bytes, kind: UnionType) -> Any: ...
 def loads(raw: bytes, kind: Any) -> Any:
     """The value of type `kind` in `raw`. Raises `MalformedMessage` naming the field that is wrong."""
+    read = _FAST.get_structure_hook(kind)
     try:
         tree = from_json(raw, allow_inf_nan=True)
     except ValueError as error:
         raise MalformedMessage(_name(kind), f"{len(raw)} bytes that are not JSON ({error})") from error
     try:
-        return _FAST.structure(tree, kind)
+        return read(tree, kind)
     except Exception:
         _explain(tree, kind)
 

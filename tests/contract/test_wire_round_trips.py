@@ -1,0 +1,113 @@
+"""What is encoded comes back equal, for every message, after a trip through bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from values import value_of
+
+from holdfast.domain.findings import Finding, StepRecord
+from holdfast.domain.orders import Hello, Inventory, Order, Prepare, Report, Start
+from holdfast.domain.replication import Configure, Stage, StagedShard
+from holdfast.domain.signals import Tick
+from holdfast.supervisor.protocol import Command, Event, Record
+from holdfast.v1 import control_pb2, replicator_pb2, telemetry_pb2
+from holdfast.wire import control, events, shards, telemetry
+from holdfast.wire.records import dumps, loads
+
+pytestmark = pytest.mark.timeout(60)
+quick = settings(max_examples=40, deadline=None)
+
+
+@pytest.mark.parametrize("kind", get_args(Order), ids=lambda kind: kind.__name__)
+@given(data=st.data(), epoch=st.integers(0, 2**63 - 1))
+@quick
+def test_order(kind: type, data: st.DataObject, epoch: int) -> None:
+    order = data.draw(value_of(kind))
+    raw = control.encode_order(epoch, "c-1", order, "00-trace").SerializeToString()
+    command = control_pb2.SupervisorMessage.FromString(raw).command
+    if isinstance(order, Prepare | Start) and not order.traceparent:
+        order = dataclasses.replace(order, traceparent="00-trace")
+    assert (command.epoch, command.command_id) == (epoch, "c-1")
+    assert command.traceparent == getattr(order, "traceparent", "00-trace")
+    assert control.decode_order(command) == order
+
+
+@pytest.mark.parametrize("kind", get_args(Report), ids=lambda kind: kind.__name__)
+@given(data=st.data())
+@quick
+def test_report(kind: type, data: st.DataObject) -> None:
+    report = data.draw(value_of(kind).filter(_has_identity))
+    raw = control.encode_report(report, 7, "00-trace").SerializeToString()
+    message = control_pb2.AgentMessage.FromString(raw)
+    assert (message.seq, message.traceparent) == (7, "00-trace")
+    assert control.decode_report(message) == report
+
+
+def _has_identity(report: Report) -> bool:
+    return not isinstance(report, Hello) or bool(report.facts.node and report.facts.incarnation)
+
+
+@given(tick=value_of(Tick), goodbye=st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_tick(tick: Tick, goodbye: bool) -> None:
+    raw = telemetry.encode_tick(tick, goodbye=goodbye).SerializeToString()
+    message = telemetry_pb2.Tick.FromString(raw)
+    decoded = telemetry.decode_tick(message)
+    assert message.goodbye is goodbye
+    assert [signal.at for signal in decoded.signals] == [signal.at for signal in tick.signals]
+    assert sorted(map(repr, decoded.signals)) == sorted(map(repr, tick.signals))
+    assert dataclasses.replace(decoded, signals=()) == dataclasses.replace(tick, signals=())
+
+
+@given(finding=value_of(Finding).filter(lambda finding: finding.id))
+@quick
+def test_finding(finding: Finding) -> None:
+    assert events.decode_finding(events.encode_finding(finding)) == finding
+
+
+@given(record=value_of(StepRecord), steps=st.lists(st.integers(1, 2**31), min_size=1, max_size=5, unique=True))
+@quick
+def test_steps(record: StepRecord, steps: list[int]) -> None:
+    records = [dataclasses.replace(record, step=step) for step in steps]
+    assert events.decode_steps(events.encode_steps(records)) == records
+
+
+@given(configure=value_of(Configure).filter(lambda request: request.job))
+@quick
+def test_configure(configure: Configure) -> None:
+    raw = shards.encode_configure(configure).SerializeToString()
+    assert shards.decode_configure(replicator_pb2.ConfigureRequest.FromString(raw)) == configure
+
+
+@given(
+    stage=value_of(Stage).filter(lambda request: request.job),
+    staged=st.lists(value_of(StagedShard), max_size=3).map(tuple),
+    inventory=st.builds(Inventory, job=value_of(str), shards=value_of(Inventory).map(lambda held: held.shards)),
+)
+@quick
+def test_stage_and_inventory(stage: Stage, staged: tuple[StagedShard, ...], inventory: Inventory) -> None:
+    raw = shards.encode_stage(stage).SerializeToString()
+    assert shards.decode_stage(replicator_pb2.StageRequest.FromString(raw)) == stage
+    raw = shards.encode_staged(staged).SerializeToString()
+    assert shards.decode_staged(replicator_pb2.StageResponse.FromString(raw)) == staged
+    raw = shards.encode_inventory(inventory).SerializeToString()
+    assert shards.decode_inventory(replicator_pb2.ReplicatorInventory.FromString(raw)) == inventory
+
+
+@pytest.mark.parametrize(
+    ("union", "kind"),
+    [(union, kind) for union in (Event, Record, Command) for kind in get_args(union)],
+    ids=lambda part: getattr(part, "__name__", ""),
+)
+@given(data=st.data())
+@settings(max_examples=15, deadline=None)
+def test_record(union: Any, kind: type, data: st.DataObject) -> None:
+    value = data.draw(value_of(kind))
+    raw = dumps(value, union)
+    assert loads(raw, union) == value
+    assert dumps(loads(raw, union), union) == raw
