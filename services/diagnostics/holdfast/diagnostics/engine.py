@@ -89,6 +89,8 @@ class Engine:
 
     def fold(self, signal: Signal, now: float) -> Folded:
         """Fold one signal at `now` (diagnostics' clock, Unix seconds)."""
+        if self._clock is None:
+            self._clock = now
         findings: list[Finding] = []
         records: tuple[StepRecord, ...] = ()
         match signal:

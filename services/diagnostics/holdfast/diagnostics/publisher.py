@@ -96,14 +96,16 @@ class Publisher:
 
     async def _append(self, stream: str, entries: Sequence[Entry]) -> None:
         """Append, for ever if need be. A try that failed in doubt is repeated: readers know entries by their id."""
-        backoff = Backoff()
+        backoff, tries = Backoff(), 0
         while True:
             try:
                 await self._log.append(stream, *entries)
             except Unavailable as error:
-                log.warning(
-                    "the event log is away; holding entries", stream=stream, held=len(entries), reason=str(error)
-                )
+                tries += 1
+                if tries == 1:
+                    log.warning("the event log is away: entries wait", stream=stream, reason=str(error))
                 await backoff.sleep()
             else:
+                if tries:
+                    log.info("the event log is back", stream=stream, tries=tries + 1)
                 return

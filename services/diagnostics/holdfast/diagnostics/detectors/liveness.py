@@ -53,6 +53,7 @@ class _Doubt:
     since: float  # last beat
     began: float
     why: str
+    broken: bool = False  # otherwise the stream is open and silent
     suspended_until: float = 0.0  # part of a mass event
 
 
@@ -162,7 +163,9 @@ class Liveness:
             _forget(state, item.node)
         else:
             del state.connected[item.node]
-            state.doubts[item.node] = _Doubt(since=node.last_beat, began=now, why="its telemetry stream broke")
+            state.doubts[item.node] = _Doubt(
+                since=node.last_beat, began=now, why="its telemetry stream broke", broken=True
+            )
 
     def _conclude(self, state: LivenessState, now: float) -> tuple[Finding, ...]:
         self._find_silent(state, now)
@@ -181,7 +184,9 @@ class Liveness:
                 findings.append(self._suspend(state, together, now))
                 continue
             else:
-                why = f"{doubt.why} and it did not come back within {now - doubt.began:.2f} s"
+                why = doubt.why
+                if doubt.broken:
+                    why += f" and it did not come back within {now - doubt.began:.2f} s"
                 confidence = 0.6 if doubt.suspended_until else 0.9
                 findings += _lost(name, node, doubt.since, why, confidence=confidence, now=now)
             node.ranks.clear()

@@ -1,0 +1,216 @@
+"""diagnostics over real gRPC, on a memory log and on a real Redis: what an agent sends, breaks and repeats."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import grpc
+import pytest
+from diagnosing import BUG, COLLECTIVE, Fleet
+from waiting import wait_until_async
+
+from holdfast.diagnostics.service import run
+from holdfast.diagnostics.settings import DiagnosticsSettings
+from holdfast.domain.findings import Finding, FindingKind
+from holdfast.domain.signals import NodeSignal, Tick
+from holdfast.log.memory import MemoryLog
+from holdfast.log.names import FINDINGS, STEPS
+from holdfast.log.protocol import EventLog
+from holdfast.log.redis import RedisLog
+from holdfast.runtime.grpc_channel import open_channel
+from holdfast.v1 import telemetry_pb2 as pb
+from holdfast.v1.telemetry_pb2_grpc import TelemetryStub
+from holdfast.wire.events import decode_finding, decode_steps
+from holdfast.wire.telemetry import encode_tick
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+Call = grpc.aio.StreamStreamCall[pb.Tick, pb.TickAck]
+
+
+@dataclass
+class Served:
+    endpoint: str
+    log: EventLog
+
+    async def findings(self) -> list[Finding]:
+        return [decode_finding(delivery.entry.data) for delivery in await self.log.read(FINDINGS)]
+
+    async def until(self, count: int) -> list[Finding]:
+        async def enough() -> list[Finding]:
+            found = await self.findings()
+            return found if len(found) >= count else []
+
+        return await wait_until_async(enough, description=f"{count} findings")
+
+
+@asynccontextmanager
+async def serving(tmp_path: Path, log: EventLog) -> AsyncIterator[Served]:
+    ready = tmp_path / "ready.json"
+    settings = DiagnosticsSettings(redis_url="redis://unused", diagnostics_listen="127.0.0.1:0", ready_file=ready)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run, settings, log)
+        await wait_until_async(ready.exists, description="the ready file")
+        yield Served(json.loads(ready.read_text())["endpoint"], log)
+        tasks.cancel_scope.cancel()
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def served(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Served]:
+    log: EventLog = MemoryLog() if request.param == "memory" else RedisLog(request.getfixturevalue("redis_url"), "test")
+    try:
+        async with serving(tmp_path, log) as running:
+            yield running
+    finally:
+        await log.aclose()
+
+
+class Agent:
+    """One node's stream, by hand."""
+
+    def __init__(self, served: Served, node: str, incarnation: str = "a") -> None:
+        self._channel = open_channel(served.endpoint)
+        self.node, self.incarnation, self.seq = node, incarnation, 0
+        self.call: Call = TelemetryStub(self._channel).Stream()
+
+    async def send(self, *signals: NodeSignal, goodbye: bool = False) -> int:
+        self.seq += 1
+        at = signals[0].at if signals else 1.0
+        message = encode_tick(Tick(self.node, self.incarnation, self.seq, at, signals), goodbye=goodbye)
+        await self.call.write(message)
+        return self.seq
+
+    async def acked(self, seq: int) -> None:
+        with anyio.fail_after(5.0):
+            while True:
+                ack = await self.call.read()
+                assert isinstance(ack, pb.TickAck), await self.call.details()
+                if ack.seq == seq:
+                    return
+
+    async def refusal(self) -> tuple[grpc.StatusCode, str]:
+        with anyio.fail_after(5.0):
+            return await self.call.code(), await self.call.details()
+
+    async def vanish(self) -> None:
+        """The connection breaks, as when the process is killed."""
+        await self._channel.close()
+
+
+@asynccontextmanager
+async def agents(served: Served, fleet: Fleet) -> AsyncIterator[dict[str, Agent]]:
+    opened = {node: Agent(served, node) for node in fleet.names}
+    for node, agent in opened.items():
+        await agent.acked(await agent.send(fleet.started(node)))
+    yield opened
+    for agent in opened.values():
+        await agent.vanish()
+
+
+async def test_an_exit_is_in_the_log_when_its_tick_is_acknowledged(served: Served) -> None:
+    fleet = Fleet(nodes=2)
+    async with agents(served, fleet) as by_node:
+        agent = by_node["n1"]
+        await agent.acked(await agent.send(fleet.exit_of(1, error=BUG)))
+        (found,) = await served.findings()
+        assert (found.kind, found.rank, found.evidence["exception"]) == (
+            FindingKind.WORKER_EXCEPTION,
+            1,
+            "ValueError",
+        )
+        assert found.traceparent
+
+
+async def test_a_vanished_agent_is_a_lost_node_and_its_peers_are_cascade(served: Served) -> None:
+    fleet = Fleet(nodes=3)
+    async with agents(served, fleet) as by_node:
+        await by_node["n1"].vanish()
+        for rank in (0, 2):
+            await by_node[f"n{rank}"].send(fleet.exit_of(rank, error=COLLECTIVE))
+        for rank in (0, 2):
+            await by_node[f"n{rank}"].acked(by_node[f"n{rank}"].seq)  # after the settling time
+        (found,) = await served.findings()
+        assert (found.kind, found.node, found.rank) == (FindingKind.NODE_LOST, "n1", 1)
+        assert found.at - found.since < 0.3
+
+
+async def test_a_goodbye_and_a_quick_return_are_no_faults(served: Served) -> None:
+    fleet = Fleet(nodes=3)
+    async with agents(served, fleet) as by_node:
+        leaving = by_node["n0"]
+        await leaving.acked(await leaving.send(goodbye=True))
+        await leaving.vanish()
+        await by_node["n1"].vanish()
+        back = Agent(served, "n1")
+        await back.acked(await back.send())
+        await by_node["n2"].vanish()
+        (found,) = await served.until(1)
+        assert found.node == "n2"
+        await back.vanish()
+
+
+async def test_steps_arrive_in_batches(served: Served) -> None:
+    fleet = Fleet(nodes=2)
+    async with agents(served, fleet) as by_node:
+        for step in (1, 2, 3):
+            for node, agent in by_node.items():
+                for rank in fleet.ranks_of(node):
+                    fleet.ranks[rank].step = step
+                await agent.send(fleet.columns(node, fleet.ranks_of(node)))
+
+        async def steps() -> list[int]:
+            batches = [decode_steps(delivery.entry.data) for delivery in await served.log.read(STEPS)]
+            done = [record.step for batch in batches for record in batch]
+            return done if len(done) >= 3 else []
+
+        assert await wait_until_async(steps, description="three steps") == [1, 2, 3]
+
+
+def _version(message: pb.Tick) -> None:
+    message.protocol_version = 99
+
+
+def _columns(message: pb.Tick) -> None:
+    message.progress.add(at=1.0, job="j", generation=1, rank=[1, 2], step=[1])
+
+
+def _nameless(message: pb.Tick) -> None:
+    message.node = ""
+
+
+@pytest.mark.parametrize(
+    ("spoil", "code", "words"),
+    [
+        (_version, grpc.StatusCode.FAILED_PRECONDITION, "speaks protocol version 99, this side speaks 1"),
+        (_columns, grpc.StatusCode.INVALID_ARGUMENT, "progress"),
+        (_nameless, grpc.StatusCode.INVALID_ARGUMENT, "node"),
+    ],
+)
+async def test_a_bad_tick_ends_its_own_stream_only(
+    tmp_path: Path, spoil: Callable[[pb.Tick], None], code: grpc.StatusCode, words: str
+) -> None:
+    fleet = Fleet(nodes=2)
+    async with serving(tmp_path, MemoryLog()) as served, agents(served, fleet) as by_node:
+        bad = Agent(served, "n7")
+        message = encode_tick(Tick("n7", "a", 1, 1.0))
+        spoil(message)
+        await bad.call.write(message)
+        got, details = await bad.refusal()
+        assert (got, words in details) == (code, True), details
+        await by_node["n0"].acked(await by_node["n0"].send())
+        assert await served.findings() == []
+        await bad.vanish()
+
+
+async def test_bytes_that_are_no_tick_hurt_nobody_else(tmp_path: Path) -> None:
+    fleet = Fleet(nodes=1)
+    async with serving(tmp_path, MemoryLog()) as served, agents(served, fleet) as by_node:
+        async with open_channel(served.endpoint) as channel:
+            call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream("/holdfast.v1.Telemetry/Stream")()
+            await call.write(b"\xff\xff\xff")
+            assert await call.code() is not grpc.StatusCode.OK
+        await by_node["n0"].acked(await by_node["n0"].send())
