@@ -20,7 +20,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from holdfast.domain import worker
-from holdfast.domain.errors import Conflict
+from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.signals import Phase
 from holdfast.train.channels import Control, Notes
@@ -180,8 +180,11 @@ class Run:
 
         Due is every multiple of the job's interval, a step that the supervisor asked for, and `force`; every rank has to
         decide alike. Costs one copy of the tensors to shared memory. Without an agent there is nowhere to save to: it
-        does nothing, and says so once. Raises `Interrupted` when the agent wants the run to stop.
+        does nothing, and says so once. Raises `Interrupted` when the agent wants the run to stop, `InvalidSpec` when
+        `step` is not what the step loop has finished: a wrongly numbered checkpoint repeats or skips a step.
         """
+        if self._phases_s is None and step != self._done:
+            raise InvalidSpec("step", step, f"{self._done}, the number of steps finished")
         leaving = self._stop is not None
         interval = self._environment.interval_steps
         due = force or leaving or step in self._save_after or (interval > 0 and step % interval == 0)
@@ -205,12 +208,15 @@ class Run:
     def step(self, step: int) -> Step:
         """Context of one optimizer step; `step` counts the steps finished before it, as `restore` returned it.
 
-        Raises `Conflict` when a saved state waits to be restored, and `Interrupted` when the agent wants the run to stop.
+        Raises `Conflict` when a saved state waits to be restored, `InvalidSpec` when a restored run starts at another step
+        than the restored one, and `Interrupted` when the agent wants the run to stop.
         """
         if not self._restored:
             raise Conflict("this run continues from a checkpoint: call run.restore(state) before the first run.step")
         if self._stop is not None:
             raise Interrupted(self._done, saved=False)
+        if self._environment.restore is not None and self._phases_s is not None and step != self._done:
+            raise InvalidSpec("step", step, f"{self._done}, which run.restore returned")
         self._done = step
         self._step = Step(self)
         return self._step

@@ -28,6 +28,7 @@ from holdfast.domain.errors import IntegrityError, InvalidSpec
 DEPTH_MAX = 64  # containers inside containers; deeper is a cycle
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+_TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer)
 _MAPPINGS = (dict, OrderedDict, Counter)
 _SEQUENCES = (list, tuple, set, frozenset, deque, torch.Size)
 _LOADABLE = {
@@ -185,8 +186,12 @@ class _Names:
     def _tensor(self, tensor: torch.Tensor, path: str) -> None:
         if id(tensor) in self.by_id:
             return  # the same object twice: saved once, restored as one
-        if type(tensor).__name__ == "DTensor":
-            raise InvalidSpec(f"state: {path}", "a DTensor", "unsharded tensors: sharded state is not supported yet")
+        if type(tensor) not in _TENSORS:  # its data is elsewhere or means something else: a plain copy would be wrong
+            raise InvalidSpec(
+                f"state: {path}",
+                f"{type(tensor).__module__}.{type(tensor).__qualname__}",
+                "plain tensors: sharded state (DTensor, FSDP) and other tensor subclasses are not supported yet",
+            )
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
             raise InvalidSpec(
                 f"state: {path}", f"a {tensor.layout} tensor on {tensor.device}", "a dense tensor with data"

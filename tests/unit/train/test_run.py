@@ -14,7 +14,7 @@ import torch
 
 import holdfast.train as hf
 from holdfast.domain import worker
-from holdfast.domain.errors import Conflict
+from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.shards import peek
 from holdfast.train.channels import Control, Notes
@@ -153,6 +153,14 @@ def test_force_saves_at_once(start_run: StartRun) -> None:
     assert run.checkpoint({}, 1, force=True)
 
 
+def test_a_wrongly_numbered_save_is_refused(start_run: StartRun) -> None:
+    run = start_run()
+    with run.step(0):
+        pass
+    with pytest.raises(InvalidSpec, match="step: 0 is not valid; expected 1"):
+        run.checkpoint({}, 0, force=True)
+
+
 def test_checkpoint_now_saves_after_the_named_step(agent: Agent, start_run: StartRun) -> None:
     run = start_run()
     agent.order("checkpoint_now", at_step=3)
@@ -252,6 +260,8 @@ def test_a_restart_continues_where_it_was_saved(agent: Agent, restart: StartRun)
     with pytest.raises(Conflict, match=r"run\.restore"):
         run.step(0)
     assert run.restore(state) == 5
+    with pytest.raises(InvalidSpec, match="5, which run.restore returned"):
+        run.step(0)
     assert state["w"].tolist() == [7.0, 7.0]
     assert run.restore(state) == 5, "a second call changes nothing"
     assert loop(run, 5, start=5) == [10]

@@ -97,9 +97,14 @@ class Opaque:
     pass
 
 
+class Sharded(torch.Tensor):
+    """Stands for DTensor and other subclasses whose bytes are not the whole story."""
+
+
 @pytest.mark.parametrize(
     ("value", "complaint"),
     [
+        ([torch.ones(2).as_subclass(Sharded)], r"state: x\.0.*Sharded.*not supported yet"),
         ({"deep": [1, Opaque()]}, r"state: x\.deep\.1.*Opaque"),
         (lambda: None, r"state: x.*function"),
         (defaultdict(list), r"state: x.*defaultdict"),
@@ -109,7 +114,7 @@ class Opaque:
         (np.array([None]), r"state: x.*object"),
         ([nn.Linear(1, 1)], r"state: x\.0.*Linear"),
     ],
-    ids=["object", "function", "defaultdict", "key", "sparse", "meta", "object array", "module in a list"],
+    ids=["subclass", "object", "function", "defaultdict", "key", "sparse", "meta", "object array", "module in a list"],
 )
 def test_what_cannot_be_saved_is_named_by_path_and_type(value: Any, complaint: str) -> None:
     with pytest.raises(InvalidSpec, match=complaint):
