@@ -1,9 +1,9 @@
 """The manifest of a shard: what makes a file a checkpoint. No manifest, no checkpoint.
 
-It names the shard and carries the checksums (CRC-32C) that every copy is verified against, wherever it travels. Checksums
-are per *span*: the header page; the index and tensors in steps of 8 MiB; the extra. The spans follow from two numbers, so
-both ends of a transfer agree on them, a broken span is found and fetched alone, and the checksum of the tensors (equal for
-replicas of one state) and of the whole file come out of the same single pass.
+It names the shard and carries the checksums (CRC-32C) that every copy is verified against, wherever it travels.
+Checksums are per *span*: the header page, then index and tensors, then the extra, in steps of 8 MiB. The spans follow from
+two numbers, so both ends of a transfer agree on them, a broken span is found and fetched alone, and the checksum of the
+tensors (equal for replicas of one state) and of the whole file come out of the same single pass.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Span:
 
 
 def spans_of(size: int, tensors_end: int) -> tuple[Span, ...]:
-    """Header page, index and tensors by `CHUNK_BYTES`, extra (absent when empty)."""
-    body = tuple(
-        Span(offset, min(CHUNK_BYTES, tensors_end - offset)) for offset in range(PAGE, tensors_end, CHUNK_BYTES)
-    )
-    extra = (Span(tensors_end, size - tensors_end),) if size > tensors_end else ()
-    return (Span(0, PAGE), *body, *extra)
+    """Header page; index and tensors; extra: none longer than `CHUNK_BYTES`, none across two sections."""
+    return (Span(0, PAGE), *_pieces(PAGE, tensors_end), *_pieces(tensors_end, size))
+
+
+def _pieces(start: int, end: int) -> tuple[Span, ...]:
+    return tuple(Span(offset, min(CHUNK_BYTES, end - offset)) for offset in range(start, end, CHUNK_BYTES))
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,8 @@ def peek(path: Path) -> Header | None:
 class Reader:
     """An open shard. `expected` makes sure that it is the one that was meant. Use it as a context manager.
 
-    Raises FileNotFoundError; Conflict when the shard is being written right now; IntegrityError when it is not whole or not
-    the expected one; IncompatibleVersion for another layout.
+    Raises FileNotFoundError; Conflict when nothing whole is there or it is being written; IntegrityError when it is damaged
+    or not the expected one; IncompatibleVersion for another layout.
     """
 
     def __init__(self, path: Path, expected: ShardKey | None = None) -> None:
@@ -110,7 +110,7 @@ class Reader:
     def _check(self, expected: ShardKey | None) -> Header:
         header = parse_header(os.pread(self._fd, PAGE, 0))
         if header is None:
-            raise IntegrityError(f"{self.path} holds no complete shard")
+            raise Conflict(f"{self.path} holds no complete shard")
         if expected is not None and header.stamp.key != expected:
             raise IntegrityError(f"{self.path} holds {header.stamp.key}, not {expected}")
         if (size := os.fstat(self._fd).st_size) < header.size:

@@ -1,0 +1,71 @@
+"""Where shards live on this node. A new tier is one file here that keeps to `Tier`, and one line in `service.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from holdfast.domain.generations import ShardKey
+from holdfast.shards import Manifest, Reader
+
+
+@dataclass(frozen=True, slots=True)
+class OpenShard:
+    """A shard held open: nobody overwrites it until it is closed. Structure checked, payload not yet: see `Checksummer`."""
+
+    manifest: Manifest
+    reader: Reader
+
+    @property
+    def data(self) -> memoryview:
+        return self.reader.data
+
+    @property
+    def path(self) -> Path:
+        return self.reader.path
+
+    def close(self) -> None:
+        self.reader.close()
+
+    def __enter__(self) -> OpenShard:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Tier(Protocol):
+    """Blocking; call from a thread. `job` has passed `names.job_name`."""
+
+    name: str  # "memory" or "disk", as the inventory says it
+
+    def jobs(self) -> list[str]:
+        """Jobs that have anything here."""
+
+    def shards(self, job: str) -> list[Manifest]:
+        """Every committed shard. What is damaged or unfinished is not listed."""
+
+    def open(self, job: str, key: ShardKey) -> OpenShard:
+        """Raises NotFound, Conflict while it is being overwritten, IntegrityError when the file is damaged."""
+
+    def quarantine(self, job: str, key: ShardKey) -> None:
+        """Take a corrupt shard out of the way, kept for a post-mortem. It is not listed any more."""
+
+    def delete(self, job: str, key: ShardKey) -> None:
+        """Nothing happens when it is not there."""
+
+    def forget(self, job: str) -> None:
+        """Remove everything of the job."""
+
+
+def set_aside(shard: Path, manifest: Path) -> None:
+    """Rename a corrupt shard; one per directory is kept, so that a bad disk cannot fill itself with evidence."""
+    manifest.unlink(missing_ok=True)
+    for older in shard.parent.glob("*.corrupt"):
+        older.unlink(missing_ok=True)
+    if shard.exists():
+        shard.rename(shard.with_name(f"{shard.name}.corrupt"))

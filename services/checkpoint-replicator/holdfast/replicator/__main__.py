@@ -1,0 +1,8 @@
+"""`python -m holdfast.replicator`: one checkpoint-replicator, configured by the environment (see `settings.py`)."""
+
+from holdfast.replicator.service import serve
+from holdfast.replicator.settings import ReplicatorSettings
+from holdfast.runtime.service import main
+
+if __name__ == "__main__":
+    main("replicator", ReplicatorSettings, serve)

@@ -1,0 +1,231 @@
+"""The replicator's state and its rules: which shards this node holds, per job, and everything that changes it.
+
+Headers on disk and in memory are the truth; this is what has been seen of it. A worker's note only says "look now"; a
+periodic look finds what a lost note did not say. All state belongs to the event loop; bytes are moved by threads that get
+values and return values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import structlog
+
+from holdfast.domain.errors import Conflict, HoldfastError, IntegrityError
+from holdfast.domain.orders import Inventory
+from holdfast.domain.replication import Configure
+from holdfast.replicator.jobs import Job, held_of, load_token, save_token
+from holdfast.replicator.names import job_name, label
+from holdfast.replicator.plan import Held, Store
+from holdfast.replicator.threads import Threads
+from holdfast.replicator.tiers import Tier
+from holdfast.replicator.tiers.files import FileTier
+from holdfast.replicator.tiers.images import ImageTier, Seen
+from holdfast.shards import Manifest
+
+log = structlog.get_logger("holdfast.replicator")
+
+
+@dataclass(frozen=True, slots=True)
+class Tiers:
+    """The stores of this node, nearest first."""
+
+    images: ImageTier
+    staged: FileTier
+    disk: FileTier
+
+    def __getitem__(self, store: Store) -> Tier:
+        match store:
+            case Store.IMAGE:
+                return self.images
+            case Store.STAGED:
+                return self.staged
+            case Store.DISK:
+                return self.disk
+
+    @property
+    def in_order(self) -> tuple[Tier, ...]:
+        return tuple(self[store] for store in Store)
+
+
+class Engine:
+    """Holds the jobs. `changed` is set (and replaced) whenever anything does."""
+
+    def __init__(self, tiers: Tiers, disk_dir: Path, threads: Threads) -> None:
+        self.tiers = tiers
+        self.threads = threads
+        self.jobs: dict[str, Job] = {}
+        self._disk_dir = disk_dir
+        self._changed = anyio.Event()
+        self._hints: set[str] = set()
+        self._hinted = anyio.Event()
+
+    # ------------------------------------------------------------ news
+
+    def notify(self) -> None:
+        """Something changed: wake the mover and every watcher."""
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    @property
+    def changed(self) -> anyio.Event:
+        """Take it *before* looking at the state, or a change in between is missed."""
+        return self._changed
+
+    async def watch(self, name: str) -> AsyncIterator[Inventory]:
+        """Inventories, now and at each change, never an older one after a newer; `name` "" = every job. A slow reader
+        misses intermediate states, not the last one."""
+        sent: dict[str, Inventory] = {name: Inventory("", ())} if name else {}
+        while True:
+            changed = self.changed
+            names = [name] if name else sorted(set(self.jobs) | set(sent))
+            for each in names:
+                job = self.jobs.get(each)
+                inventory = job.inventory() if job else Inventory(each, ())
+                if sent.get(each) != inventory:
+                    sent[each] = inventory
+                    yield inventory
+                if job is None and not name:
+                    sent.pop(each, None)
+            await changed.wait()
+
+    # ------------------------------------------------------------ requests
+
+    async def configure(self, config: Configure) -> None:
+        """Raises InvalidSpec for a name that cannot be a directory, Conflict for an older generation."""
+        job = self.job(config.job)
+        if job.config is not None and config.generation < job.config.generation:
+            raise Conflict(
+                f"job {job.name}: generation {config.generation} comes after generation {job.config.generation}; "
+                "only the newest is served"
+            )
+        new_token = config.token != job.token
+        job.configure(config)
+        if new_token:
+            await self.threads.urgent(save_token, self._disk_dir / job.name, config.token)
+        self.notify()
+
+    async def forget(self, name: str, idle: Callable[[str], Awaitable[None]]) -> None:
+        """Remove everything of a job, in memory and on disk. `idle` waits until nothing of it is being moved."""
+        job = self.jobs.pop(job_name(name), Job(name))
+        job.gone.set()
+        job.release_pins()
+        self.notify()
+        await idle(name)
+        async with job.refreshing:
+            for tier in self.tiers.in_order:
+                await self.threads.urgent(tier.forget, name)
+
+    def job(self, name: str) -> Job:
+        """The job, new when it was not known."""
+        if name not in self.jobs:
+            self.jobs[job_name(name)] = Job(name)
+        return self.jobs[name]
+
+    def token_of(self, name: str) -> str:
+        job = self.jobs.get(name)
+        return job.token if job else ""
+
+    # ------------------------------------------------------------ looking
+
+    async def start(self) -> None:
+        """Sweep what a crash left half-written, then list what is there. Bytes are verified when they are handed out."""
+        names = {name for tier in self.tiers.in_order for name in tier.jobs()}
+        for name in sorted(names):
+            try:
+                job = self.job(name)
+                job.token = load_token(self._disk_dir / name)
+            except HoldfastError as error:
+                log.warning("a directory is left alone", name=name, reason=str(error))
+                continue
+            for store, tier in ((Store.STAGED, self.tiers.staged), (Store.DISK, self.tiers.disk)):
+                swept = await self.threads.urgent(tier.sweep, name)
+                job.held |= held_of(store, await self.threads.urgent(tier.shards, name))
+                if swept:
+                    log.info("half-written files removed", job=name, tier=store.value, files=swept)
+            await self.refresh(job)
+
+    def hint(self, name: str) -> None:
+        """A worker says that it has saved. Cheap, and harmless when it is not true."""
+        self._hints.add(name)
+        self._hinted.set()
+
+    async def follow_hints(self) -> None:
+        """Runs for ever: look at once where a worker has saved."""
+        while True:
+            await self._hinted.wait()
+            self._hinted = anyio.Event()
+            hints, self._hints = self._hints, set()
+            for name in sorted(hints):
+                await self._look(name)
+
+    async def rescan(self, interval_s: float) -> None:
+        """Runs for ever: find what no note has told, and notice images that are being overwritten."""
+        while True:
+            for name in sorted({*self.jobs, *await self.threads.urgent(self.tiers.images.jobs)}):
+                await self._look(name)
+            await anyio.sleep(interval_s)
+
+    async def _look(self, name: str) -> None:
+        if name in self.jobs or name in await self.threads.urgent(self.tiers.images.jobs):
+            await self.refresh(self.job(name))
+
+    async def refresh(self, job: Job) -> None:
+        """Compare the images of a job with what is known: commit what is new, drop what is being overwritten."""
+        async with job.refreshing:
+            if job.gone.is_set():
+                return
+            seen = {each.header.stamp.key: each for each in await self.threads.urgent(self.tiers.images.scan, job.name)}
+            fresh: list[Seen] = []
+            before = dict(job.held)
+            for held, manifest in before.items():
+                if held.store is Store.IMAGE:
+                    now = seen.get(held.key)
+                    if now is None or now.header.stamp.created_at != manifest.created_at:
+                        job.drop(held)
+            for key, each in seen.items():
+                if Held(Store.IMAGE, key) not in job.held:
+                    fresh.append(each)
+            async with anyio.create_task_group() as tasks:
+                for each in fresh:
+                    tasks.start_soon(self._commit, job, each)
+            job.release_pins_if_training()
+            if job.held != before:
+                self.notify()
+
+    async def _commit(self, job: Job, seen: Seen) -> None:
+        key = seen.header.stamp.key
+        try:
+            manifest = await self.threads.urgent(self.tiers.images.commit, job.name, seen)
+        except (Conflict, FileNotFoundError) as error:
+            log.debug("not committed", job=job.name, shard=label(key), reason=str(error))  # overwritten already
+        except IntegrityError as error:
+            await self.quarantine(job, Held(Store.IMAGE, key), str(error))
+        else:
+            job.held[Held(Store.IMAGE, key)] = manifest
+
+    # ------------------------------------------------------------ changes made by others
+
+    async def quarantine(self, job: Job, held: Held, reason: str) -> None:
+        """A shard is not what its manifest says: out of the inventory, and out of the way."""
+        self.lost(job.name, held, reason)
+        await self.threads.urgent(self.tiers[held.store].quarantine, job.name, held.key)
+
+    def lost(self, name: str, held: Held, reason: str) -> None:
+        """A shard was found corrupt: nobody is sent there any more."""
+        log.error("corrupt shard set aside", job=name, shard=label(held.key), store=held.store.value, reason=reason)
+        if (job := self.jobs.get(name)) is not None:
+            job.drop(held)
+            self.notify()
+
+    def arrived(self, name: str, manifest: Manifest) -> None:
+        """A peer's copy has been taken in."""
+        job = self.jobs.get(name)
+        if job is None:  # forgotten while it was on its way
+            self.tiers.disk.delete(name, manifest.key)
+            return
+        job.held[Held(Store.DISK, manifest.key)] = manifest
+        self.notify()

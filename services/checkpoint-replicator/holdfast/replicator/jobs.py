@@ -1,0 +1,140 @@
+"""What this node knows of one job: its configuration, what is held, what is pinned. Touched by the event loop only."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+
+from holdfast.domain.errors import IntegrityError
+from holdfast.domain.generations import ShardKey, ShardRecord
+from holdfast.domain.orders import Inventory
+from holdfast.domain.replication import Configure
+from holdfast.replicator.plan import Held, Store, View, age
+from holdfast.replicator.tiers import OpenShard
+from holdfast.shards import Manifest
+
+_TIER_NAMES = {Store.IMAGE: "memory", Store.STAGED: "memory", Store.DISK: "disk"}
+CREDENTIALS = "job.json"
+
+
+@dataclass(slots=True)
+class Job:
+    """`pins` are shards handed out for a restore, each held open (and so locked) until training has gone on."""
+
+    name: str
+    token: str = ""
+    config: Configure | None = None
+    restored: tuple[int, int] | None = None
+    held: dict[Held, Manifest] = field(default_factory=dict)
+    pushed: dict[tuple[int, str], ShardKey] = field(default_factory=dict)  # (rank, peer) → the last shard it took
+    pins: dict[Held, OpenShard] = field(default_factory=dict)
+    wanted: set[ShardKey] = field(default_factory=set)  # being staged right now: not to be deleted
+    disk_full: bool = False
+    gone: anyio.Event = field(default_factory=anyio.Event)  # set when the job is forgotten
+    refreshing: anyio.Lock = field(default_factory=anyio.Lock)
+
+    def configure(self, config: Configure) -> None:
+        """A newer generation lets go of what the previous one was restored from."""
+        before, self.config = self.config, config
+        self.token = config.token
+        if before is None or config.generation > before.generation:
+            self.release_pins()
+        if before is not None and config.attempt != before.attempt:
+            self.restored = None  # until Stage says from where the new attempt starts; if it never does, from scratch
+        peers = {peer.node for peer in config.peers}
+        self.pushed = {(rank, peer): key for (rank, peer), key in self.pushed.items() if peer in peers}
+
+    def release_pins(self) -> None:
+        for shard in self.pins.values():
+            shard.close()
+        self.pins.clear()
+
+    def release_pins_if_training(self) -> None:
+        """Once every rank here has saved in this attempt, every rank here has finished its restore."""
+        if self.config is None or not self.pins:
+            return
+        saved = {
+            held.key.rank
+            for held in self.held
+            if held.key.attempt == self.config.attempt and (self.restored is None or age(held.key) > self.restored)
+        }
+        if self.config.ranks and saved.issuperset(self.config.ranks):
+            self.release_pins()
+
+    def drop(self, held: Held) -> None:
+        self.held.pop(held, None)
+        if (pin := self.pins.pop(held, None)) is not None:
+            pin.close()
+
+    def holders(self, key: ShardKey) -> list[Held]:
+        """Where it is held here, nearest first."""
+        return [held for store in Store if (held := Held(store, key)) in self.held]
+
+    def view(self) -> View:
+        """What the plan sees."""
+        config = self.config
+        return View(
+            attempt=config.attempt if config else 0,
+            ranks=config.ranks if config else (),
+            world_size=config.mesh.world_size if config else 0,
+            keep=config.keep if config else 0,
+            peers=tuple(peer.node for peer in config.peers) if config else (),
+            held=tuple(self.held),
+            restored=self.restored,
+            pushed=frozenset((key, peer) for (_, peer), key in self.pushed.items()),
+            pinned=frozenset(self.pins) | {Held(store, key) for key in self.wanted for store in Store},
+            disk_full=self.disk_full,
+        )
+
+    def inventory(self) -> Inventory:
+        """One line per shard and tier; an image and a staged file of one shard are one line."""
+        records = {
+            (_TIER_NAMES[held.store], held.key): ShardRecord(
+                key=held.key,
+                mesh=manifest.domain_mesh(),
+                tier=_TIER_NAMES[held.store],
+                size=manifest.size,
+                digest=manifest.digest,
+                owner=manifest.node,
+            )
+            for held, manifest in self.held.items()
+        }
+        ordered = sorted(
+            records.items(), key=lambda item: (item[0][1].attempt, item[0][1].step, item[0][1].rank, item[0][0])
+        )
+        return Inventory(self.name, tuple(record for _, record in ordered))
+
+
+def save_token(directory: Path, token: str) -> None:
+    """Remember the job's secret beside its shards: after a restart of this process, and before anybody configures the job
+    again, peers that rebuild a lost node may need exactly these shards."""
+    directory.mkdir(parents=True, exist_ok=True)
+    temporary = directory / f".{CREDENTIALS}.tmp"
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with open(fd, "w") as file:
+        json.dump({"token": token}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(directory / CREDENTIALS)
+
+
+def load_token(directory: Path) -> str:
+    """ "" when there is none. Raises IntegrityError for a file that is damaged."""
+    try:
+        raw = (directory / CREDENTIALS).read_text()
+    except FileNotFoundError:
+        return ""
+    try:
+        token = json.loads(raw)["token"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise IntegrityError(f"{directory / CREDENTIALS} is damaged: {error!r}") from error
+    return str(token)
+
+
+def held_of(store: Store, manifests: Iterable[Manifest]) -> dict[Held, Manifest]:
+    return {Held(store, manifest.key): manifest for manifest in manifests}

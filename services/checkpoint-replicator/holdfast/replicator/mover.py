@@ -1,0 +1,180 @@
+"""Carries out the plan: one step at a time per lane (the disk; each peer; deletions), the newest first.
+
+A step that fails is not retried as such: its lane pauses, and then the plan is made anew from what is held by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import anyio
+import structlog
+from anyio.abc import TaskGroup
+
+from holdfast.domain.errors import Conflict, HoldfastError, IntegrityError, NotFound, OutOfSpace
+from holdfast.domain.generations import ShardKey
+from holdfast.replicator.checksum import Checksummer
+from holdfast.replicator.engine import Engine
+from holdfast.replicator.jobs import Job
+from holdfast.replicator.names import label
+from holdfast.replicator.plan import CopyToDisk, Delete, Held, Push, Step, Store, plan
+from holdfast.replicator.tiers import OpenShard
+from holdfast.replicator.transport.client import Client
+from holdfast.runtime.backoff import Backoff
+
+log = structlog.get_logger("holdfast.replicator")
+
+PAUSE_MAX_S = 5.0
+
+_Lane = tuple[str, str]  # (job, "disk" | "delete" | "peer <name>")
+
+
+class Mover:
+    def __init__(
+        self,
+        engine: Engine,
+        client: Client,
+        checksummer: Checksummer,
+        *,
+        disk_pace: Callable[[int], None],
+        peer_pace: Callable[[int], None],
+    ) -> None:
+        self._engine = engine
+        self._client = client
+        self._disk_pace = disk_pace
+        self._peer_pace = peer_pace
+        self._checksummer = checksummer
+        self._busy: set[_Lane] = set()
+        self._pauses: dict[_Lane, Backoff] = {}
+
+    async def run(self) -> None:
+        """Runs for ever."""
+        async with anyio.create_task_group() as tasks:
+            while True:
+                changed = self._engine.changed
+                for job in list(self._engine.jobs.values()):
+                    self._start(tasks, job)
+                await changed.wait()
+
+    async def idle(self, name: str) -> None:
+        """Wait until nothing of this job is being moved."""
+        while any(lane[0] == name for lane in self._busy):
+            await self._engine.changed.wait()
+
+    def _start(self, tasks: TaskGroup, job: Job) -> None:
+        for step in plan(job.view()):
+            lane = _lane_of(job, step)
+            if lane not in self._busy:
+                self._busy.add(lane)
+                tasks.start_soon(self._carry_out, job, step, lane)
+
+    async def _carry_out(self, job: Job, step: Step, lane: _Lane) -> None:
+        try:
+            await self._do(job, step)
+        except (HoldfastError, OSError) as error:
+            pause = self._pauses.setdefault(lane, Backoff(first_s=0.05, max_s=PAUSE_MAX_S))
+            self._say(job, step, error)
+            self._engine.hint(job.name)  # what was expected here is perhaps being overwritten
+            with anyio.move_on_after(pause.next_s()):
+                await job.gone.wait()
+            job.disk_full = job.disk_full and lane[1] != "disk"  # try again
+        else:
+            self._pauses.pop(lane, None)
+        finally:
+            self._busy.discard(lane)
+            self._engine.notify()
+
+    async def _do(self, job: Job, step: Step) -> None:
+        match step:
+            case CopyToDisk(key):
+                await self._copy(job, key)
+            case Push(key, peer):
+                await self._push(job, key, peer)
+            case Delete(store, key):
+                await self._delete(job, Held(store, key))
+        log.debug("moved", job=job.name, step=type(step).__name__, shard=label(step.key), reason=step.reason)
+
+    async def _copy(self, job: Job, key: ShardKey) -> None:
+        held, shard = await self._open(job, key, (Store.IMAGE, Store.STAGED))
+        disk = self._engine.tiers.disk
+
+        def copy() -> None:
+            with shard:
+                disk.put(job.name, shard, self._disk_pace)
+            disk.drop_unfinished(job.name, (key.attempt, key.step))
+
+        try:
+            await self._engine.threads.background(copy)
+        except OutOfSpace:
+            job.disk_full = True
+            self._engine.notify()  # peers are the next tier now
+            raise
+        except IntegrityError as error:
+            await self._engine.quarantine(job, held, str(error))
+            raise
+        job.held[Held(Store.DISK, key)] = shard.manifest
+
+    async def _push(self, job: Job, key: ShardKey, peer_name: str) -> None:
+        peer = next((peer for peer in job.config.peers if peer.node == peer_name), None) if job.config else None
+        if peer is None:
+            return  # configured away in the meantime
+        held, shard = await self._open(job, key, (Store.DISK, Store.IMAGE, Store.STAGED))
+
+        def push() -> None:
+            with shard:
+                self._client.push(peer, job.name, job.token, shard, self._peer_pace)
+
+        try:
+            await self._engine.threads.background(push)
+        except IntegrityError:  # the peer found a span damaged: on the way, or already here?
+            await self._verify(job, held)
+            raise
+        job.pushed[key.rank, peer_name] = key
+
+    async def _verify(self, job: Job, held: Held) -> None:
+        def verify() -> None:
+            with self._engine.tiers[held.store].open(job.name, held.key) as shard:
+                self._checksummer.verify(shard.manifest, shard.data)
+
+        try:
+            await self._engine.threads.background(verify)
+        except IntegrityError as error:
+            await self._engine.quarantine(job, held, str(error))
+
+    async def _delete(self, job: Job, held: Held) -> None:
+        if held.key in job.wanted or held in job.pins:
+            return  # a restore wants it after all
+        job.drop(held)  # first: nobody may be sent to a file that is about to go
+        self._engine.notify()
+        await self._engine.threads.background(self._engine.tiers[held.store].delete, job.name, held.key)
+
+    async def _open(self, job: Job, key: ShardKey, stores: tuple[Store, ...]) -> tuple[Held, OpenShard]:
+        """The shard from the first of these stores that has it. Raises NotFound with the reasons."""
+        reasons: list[str] = []
+        for held in (Held(store, key) for store in stores):
+            if held not in job.held:
+                continue
+            try:
+                return held, await self._engine.threads.urgent(self._engine.tiers[held.store].open, job.name, key)
+            except (NotFound, Conflict, FileNotFoundError) as error:
+                reasons.append(str(error))
+            except IntegrityError as error:
+                await self._engine.quarantine(job, held, str(error))
+                reasons.append(str(error))
+        raise NotFound("; ".join(reasons) or f"{label(key)} is not held any more")
+
+    @staticmethod
+    def _say(job: Job, step: Step, error: Exception) -> None:
+        """A superseded source is everyday life; the rest an operator should read."""
+        say = log.debug if isinstance(error, NotFound | Conflict) else log.warning
+        say("not moved", job=job.name, step=type(step).__name__, shard=label(step.key), reason=str(error))
+
+
+def _lane_of(job: Job, step: Step) -> _Lane:
+    match step:
+        case CopyToDisk():
+            return (job.name, "disk")
+        case Push(_, peer):
+            return (job.name, f"peer {peer}")
+        case Delete():
+            return (job.name, "delete")

@@ -1,0 +1,40 @@
+"""Where a shard's files are called what, and which names are let in: nothing that comes from outside becomes a path
+component before it has passed here."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from holdfast.domain.errors import InvalidSpec
+from holdfast.domain.generations import ShardKey
+
+_JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_SHARD = re.compile(r"a(\d{1,12})/s(\d{1,15})/rank-(\d{1,9})\.shard")
+
+
+def job_name(name: str) -> str:
+    """`name`, when it can be a directory and nothing else. Raises InvalidSpec."""
+    if not is_job_name(name):
+        raise InvalidSpec("job", name, "letters, digits, dot, dash and underscore, starting with a letter or digit")
+    return name
+
+
+def is_job_name(name: str) -> bool:
+    return _JOB.fullmatch(name) is not None
+
+
+def shard_path(key: ShardKey) -> Path:
+    """Relative to the job's directory. The attempt comes first: two lineages never share a directory."""
+    return Path(f"a{int(key.attempt)}", f"s{int(key.step)}", f"rank-{int(key.rank)}.shard")
+
+
+def parse_shard_path(relative: Path) -> ShardKey | None:
+    """The inverse; None for any other name."""
+    found = _SHARD.fullmatch(relative.as_posix())
+    return ShardKey(int(found[1]), int(found[2]), int(found[3])) if found else None
+
+
+def label(key: ShardKey) -> str:
+    """How a shard is called in logs and reasons."""
+    return f"step {key.step} of rank {key.rank} (attempt {key.attempt})"

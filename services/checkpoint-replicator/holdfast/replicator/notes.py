@@ -1,0 +1,20 @@
+"""The workers' notes: a datagram per save. A note is only a hint to look; a lost one costs a rescan interval."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+
+from holdfast.domain.worker import decode
+
+
+async def listen_to_notes(path: Path, saved: Callable[[str], None]) -> None:
+    """Runs for ever. Garbage and notes of other types are ignored."""
+    async with await anyio.create_unix_datagram_socket(local_path=path, local_mode=0o600) as notes:
+        async for raw, _ in notes:
+            note = decode(raw)
+            job = note.get("job")
+            if note.get("type") == "saved" and isinstance(job, str):
+                saved(job)

@@ -1,0 +1,200 @@
+"""What to copy, push and delete next, and why: a pure function of what is held where.
+
+The order of values: never delete what a restore may still need; then freshness (newest first, what is superseded is not
+copied at all); then space. Three facts make the difference between "old" and "superseded":
+
+* **lineage**: going back to a step starts a new attempt. Saves of older attempts beyond that step are *given up*: nobody
+  will restore them while the new attempt has steps, but until it does they may yet be the best there is.
+* **whole**: a step counts as held only when the shards of *all* of this node's ranks are there.
+* **the next tier**: a disk copy goes only when a newer step is also with a peer (as long as there are peers, and up to
+  `BACKLOG_STEPS_MAX` steps: a peer that never answers must not fill the disk).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from holdfast.domain.generations import ShardKey
+
+KEEP_MIN = 2
+BACKLOG_STEPS_MAX = 8
+
+
+class Store(StrEnum):
+    """Where on this node: two of them are the memory tier."""
+
+    IMAGE = "image"  # a worker's own image
+    STAGED = "staged"  # a shard fetched for a restore, in memory
+    DISK = "disk"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One verified shard in one store."""
+
+    store: Store
+    key: ShardKey
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All that a plan depends on. `attempt` 0 with no `ranks` = nobody has configured this job yet."""
+
+    attempt: int
+    ranks: tuple[int, ...]  # this node's, in the current generation
+    world_size: int
+    keep: int
+    peers: tuple[str, ...]  # node names
+    held: tuple[Held, ...]
+    restored: tuple[int, int] | None = None  # (attempt, step) that the current attempt started from
+    pushed: frozenset[tuple[ShardKey, str]] = frozenset()  # (shard, peer) known to be there
+    pinned: frozenset[Held] = frozenset()  # handed out for a restore
+    disk_full: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CopyToDisk:
+    key: ShardKey
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    key: ShardKey
+    peer: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    store: Store
+    key: ShardKey
+    reason: str
+
+
+Step = CopyToDisk | Push | Delete
+
+
+def plan(view: View) -> tuple[Step, ...]:
+    """Everything that is to be done now, most urgent first. Nothing of it depends on another step having been done."""
+    return (*_copies(view), *_pushes(view), *_disk_deletions(view), *_staged_deletions(view))
+
+
+def age(key: ShardKey) -> tuple[int, int]:
+    """Sorts shards of one rank, oldest first."""
+    return (key.attempt, key.step)
+
+
+def given_up(view: View, key: ShardKey) -> bool:
+    """Saved by an older attempt, beyond the step that the current one started from."""
+    if key.attempt >= view.attempt:
+        return False
+    return view.restored is None or age(key) > view.restored
+
+
+# ---------------------------------------------------------------- forward
+
+
+def _copies(view: View) -> list[Step]:
+    if view.disk_full:
+        return []
+    in_memory = _newest_by_rank(view, (Store.IMAGE, Store.STAGED))
+    on_disk = _newest_by_rank(view, (Store.DISK,))
+    wanted = [key for rank, key in in_memory.items() if (there := on_disk.get(rank)) is None or age(there) < age(key)]
+    return [CopyToDisk(key, "newest in memory, not yet on disk") for key in _newest_first(wanted)]
+
+
+def _pushes(view: View) -> list[Step]:
+    """The newest shard of each of this node's ranks, once it is on disk (or the disk takes nothing)."""
+    stores = tuple(Store) if view.disk_full else (Store.DISK,)
+    newest = _newest_by_rank(view, stores)
+    mine = _newest_first(newest[rank] for rank in view.ranks if rank in newest)
+    why = "the disk is full, so a peer is the next tier" if view.disk_full else "newest on disk, not yet with this peer"
+    return [Push(key, peer, why) for key in mine for peer in view.peers if (key, peer) not in view.pushed]
+
+
+def _newest_by_rank(view: View, stores: tuple[Store, ...]) -> dict[int, ShardKey]:
+    newest: dict[int, ShardKey] = {}
+    for held in view.held:
+        key = held.key
+        if held.store not in stores or (view.attempt and given_up(view, key)):
+            continue
+        if key.rank not in newest or age(newest[key.rank]) < age(key):
+            newest[key.rank] = key
+    return newest
+
+
+def _newest_first(keys: Iterable[ShardKey]) -> list[ShardKey]:
+    return sorted(keys, key=lambda key: (-key.attempt, -key.step, key.rank))
+
+
+# ---------------------------------------------------------------- deletions
+
+
+def _disk_deletions(view: View) -> list[Step]:
+    if not view.attempt:
+        return []  # nobody has said what is being trained: what is here may be all there is
+    disk = [held.key for held in view.held if held.store is Store.DISK]
+    whole = _whole_steps(view, disk)
+    steps: list[Step] = []
+    for key in sorted(disk, key=lambda key: (age(key), key.rank)):
+        if Held(Store.DISK, key) in view.pinned:
+            continue
+        if (reason := _superseded(view, key, disk, whole)) is not None:
+            steps.append(Delete(Store.DISK, key, reason))
+    return steps
+
+
+def _superseded(view: View, key: ShardKey, disk: list[ShardKey], whole: list[tuple[int, int]]) -> str | None:
+    """Why the disk copy of `key` may go; None when it may not."""
+    keep = max(view.keep, KEEP_MIN)
+    if key.rank in view.ranks or key.rank >= view.world_size:
+        counted = whole  # a rank that no longer exists is measured by this node's own progress
+    else:
+        counted = sorted({age(other) for other in disk if other.rank == key.rank and not given_up(view, other)})
+    newer = [step for step in counted if step > age(key)]
+    current = [step for step in counted if step[0] == view.attempt]
+    if given_up(view, key):
+        return f"of a lineage given up; {len(current)} newer steps are complete" if len(current) >= keep else None
+    if key.rank >= view.world_size and len(current) < keep:
+        return None
+    if len(newer) < keep:
+        return None
+    if key.rank in view.ranks and not _with_a_peer(view, key) and len(newer) < keep + BACKLOG_STEPS_MAX:
+        return None
+    return f"superseded by {len(newer)} complete newer steps; {keep} are kept"
+
+
+def _whole_steps(view: View, disk: list[ShardKey]) -> list[tuple[int, int]]:
+    """Live steps of which every rank of this node is on disk."""
+    ranks_at: dict[tuple[int, int], set[int]] = {}
+    for key in disk:
+        if not given_up(view, key):
+            ranks_at.setdefault(age(key), set()).add(key.rank)
+    mine = set(view.ranks)
+    return sorted(step for step, ranks in ranks_at.items() if mine and mine <= ranks)
+
+
+def _with_a_peer(view: View, key: ShardKey) -> bool:
+    """Whether a newer step of this rank has reached the next tier."""
+    if not view.peers:
+        return True
+    return any(
+        pushed.rank == key.rank and age(pushed) > age(key) and peer in view.peers for pushed, peer in view.pushed
+    )
+
+
+def _staged_deletions(view: View) -> list[Step]:
+    """Memory is dear: what was fetched for a restore goes when this node has saved, and stored, something newer."""
+    if not view.attempt:
+        return []
+    whole = _whole_steps(view, [held.key for held in view.held if held.store is Store.DISK])
+    return [
+        Delete(Store.STAGED, held.key, "restored from and superseded on disk")
+        for held in sorted(view.held, key=lambda held: (age(held.key), held.key.rank))
+        if held.store is Store.STAGED
+        and held not in view.pinned
+        and any(step[0] == view.attempt and step > age(held.key) for step in whole)
+    ]

@@ -1,0 +1,121 @@
+"""The composition root: builds every part from the settings, and serves."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from functools import partial
+
+import anyio
+import structlog
+
+from holdfast.domain.errors import Conflict, IntegrityError, NotFound
+from holdfast.replicator import listener
+from holdfast.replicator.checksum import Checksummer
+from holdfast.replicator.engine import Engine, Tiers
+from holdfast.replicator.mover import Mover
+from holdfast.replicator.notes import listen_to_notes
+from holdfast.replicator.plan import Held, Store
+from holdfast.replicator.servicer import SERVICE, Servicer
+from holdfast.replicator.settings import ReplicatorSettings
+from holdfast.replicator.sockets import OpenSockets
+from holdfast.replicator.stager import Stager
+from holdfast.replicator.threads import Pace, Threads
+from holdfast.replicator.tiers.files import FileTier
+from holdfast.replicator.tiers.images import ImageTier
+from holdfast.replicator.transport.client import Client
+from holdfast.replicator.transport.frames import Limits
+from holdfast.replicator.transport.server import Server
+from holdfast.runtime.grpc_server import listen
+from holdfast.runtime.ready import announce
+from holdfast.runtime.service import guarded
+from holdfast.shards import Manifest
+from holdfast.v1 import replicator_pb2_grpc as rpc
+
+URGENT_THREADS = 16
+BACKGROUND_THREADS = 8
+
+log = structlog.get_logger("holdfast.replicator")
+
+
+async def serve(settings: ReplicatorSettings) -> None:
+    """Runs until cancelled."""
+    for directory in (settings.memory_dir, settings.disk_dir):
+        directory.mkdir(parents=True, exist_ok=True)
+    threads = Threads(URGENT_THREADS, BACKGROUND_THREADS)
+    checksummer = Checksummer(settings.replicator_checksum_threads)
+    sockets = OpenSockets()
+    paces = [Pace(settings.replicator_disk_bytes_per_s_max), Pace(settings.replicator_peer_bytes_per_s_max)]
+    tiers = Tiers(
+        images=ImageTier(settings.memory_dir, settings.node, checksummer),
+        staged=FileTier("memory", settings.memory_dir, "staged"),
+        disk=FileTier("disk", settings.disk_dir),
+    )
+    limits = Limits(settings.replicator_connect_timeout_s, settings.replicator_io_timeout_s)
+    client = Client(limits, sockets)
+    engine = Engine(tiers, settings.disk_dir, threads)
+    mover = Mover(engine, client, checksummer, disk_pace=paces[0], peer_pace=paces[1])
+    server = _data_server(engine, checksummer, limits, sockets)
+    door = listener.bind(settings.replicator_listen)
+    try:
+        endpoint = listener.endpoint(door, settings.address)
+        servicer = Servicer(engine, Stager(engine, client, checksummer, settings.node), mover, endpoint)
+        await engine.start()
+        async with (
+            anyio.create_task_group() as tasks,
+            listen(
+                f"unix:{settings.replicator_socket}",
+                partial(rpc.add_ReplicatorServicer_to_server, servicer),
+                services=(SERVICE,),
+            ),
+        ):
+            guarded(tasks, "notes", partial(listen_to_notes, settings.replicator_notes, engine.hint))
+            guarded(tasks, "hints", engine.follow_hints)
+            guarded(tasks, "rescan", partial(engine.rescan, settings.replicator_rescan_interval_s))
+            guarded(tasks, "mover", mover.run)
+            guarded(
+                tasks, "connections", partial(listener.accept, door, server.serve, settings.replicator_connections_max)
+            )
+            announce(settings.ready_file, {"endpoint": endpoint, "socket": str(settings.replicator_socket)})
+            log.info("serving", node=settings.node, endpoint=endpoint)
+            try:
+                await anyio.sleep_forever()
+            finally:  # runs as soon as we are told to stop, so that no task waits for a thread that waits for a peer
+                sockets.close_all()
+                for pace in paces:
+                    pace.stop()
+    finally:
+        door.close()
+        threads.close()
+        checksummer.close()
+        for path in (settings.replicator_notes, settings.replicator_socket):
+            with suppress(FileNotFoundError):
+                path.unlink()
+
+
+def _data_server(engine: Engine, checksummer: Checksummer, limits: Limits, sockets: OpenSockets) -> Server:
+    """The server's threads hand news to the loop, where all state lives."""
+    loop = asyncio.get_running_loop()
+
+    def arrived(name: str, manifest: Manifest) -> None:
+        loop.call_soon_threadsafe(engine.arrived, name, manifest)
+
+    def suspect(name: str, held: Held) -> None:
+        try:
+            with engine.tiers[held.store].open(name, held.key) as shard:
+                checksummer.verify(shard.manifest, shard.data)
+        except IntegrityError as error:
+            engine.tiers[held.store].quarantine(name, held.key)
+            loop.call_soon_threadsafe(engine.lost, name, held, str(error))
+        except (NotFound, Conflict):
+            return  # overwritten or deleted since: nobody will be sent there again
+
+    return Server(
+        limits=limits,
+        sockets=sockets,
+        tiers=tuple((store, engine.tiers[store]) for store in Store),
+        inbox=engine.tiers.disk,
+        token_of=engine.token_of,
+        arrived=arrived,
+        suspect=suspect,
+    )

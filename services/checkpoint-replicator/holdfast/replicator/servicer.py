@@ -1,0 +1,97 @@
+"""gRPC ↔ engine: messages become values and back, errors become a status and their own words."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable
+from importlib.metadata import version
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+
+from holdfast.domain.errors import (
+    Conflict,
+    HoldfastError,
+    IntegrityError,
+    InvalidSpec,
+    MalformedMessage,
+    NotFound,
+    OutOfSpace,
+)
+from holdfast.replicator.engine import Engine
+from holdfast.replicator.mover import Mover
+from holdfast.replicator.stager import Stager
+from holdfast.v1 import replicator_pb2 as pb
+from holdfast.v1 import replicator_pb2_grpc as rpc
+from holdfast.wire import shards as wire
+
+SERVICE = "holdfast.v1.Replicator"
+
+T = TypeVar("T")
+Context = grpc.aio.ServicerContext[Any, Any]
+
+_STATUS: tuple[tuple[type[HoldfastError], grpc.StatusCode], ...] = (
+    (InvalidSpec, grpc.StatusCode.INVALID_ARGUMENT),
+    (MalformedMessage, grpc.StatusCode.INVALID_ARGUMENT),
+    (NotFound, grpc.StatusCode.NOT_FOUND),
+    (Conflict, grpc.StatusCode.FAILED_PRECONDITION),
+    (OutOfSpace, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (IntegrityError, grpc.StatusCode.DATA_LOSS),
+    (HoldfastError, grpc.StatusCode.UNAVAILABLE),
+)
+
+
+class Servicer(rpc.ReplicatorServicer):
+    def __init__(self, engine: Engine, stager: Stager, mover: Mover, endpoint: str) -> None:
+        self._engine = engine
+        self._stager = stager
+        self._mover = mover
+        self._endpoint = endpoint
+
+    async def Describe(  # noqa: N802
+        self, request: pb.DescribeRequest, context: Context
+    ) -> pb.DescribeResponse:
+        return pb.DescribeResponse(endpoint=self._endpoint, version=version("holdfast"))
+
+    async def Configure(  # noqa: N802
+        self, request: pb.ConfigureRequest, context: Context
+    ) -> pb.ConfigureResponse:
+        async def configure() -> None:
+            await self._engine.configure(wire.decode_configure(request))
+
+        await _answered(context, configure())
+        return pb.ConfigureResponse()
+
+    async def Stage(  # noqa: N802
+        self, request: pb.StageRequest, context: Context
+    ) -> pb.StageResponse:
+        async def stage() -> pb.StageResponse:
+            return wire.encode_staged(await self._stager.stage(wire.decode_stage(request)))
+
+        return await _answered(context, stage())
+
+    async def WatchInventory(  # noqa: N802
+        self,
+        request: pb.WatchInventoryRequest,
+        context: Context,
+    ) -> AsyncIterator[pb.ReplicatorInventory]:
+        async for inventory in self._engine.watch(request.job):
+            yield wire.encode_inventory(inventory)
+
+    async def Forget(  # noqa: N802
+        self, request: pb.ForgetRequest, context: Context
+    ) -> pb.ForgetResponse:
+        await _answered(context, self._engine.forget(request.job, self._mover.idle))
+        return pb.ForgetResponse()
+
+
+async def _answered(context: Context, work: Awaitable[T]) -> T:
+    try:
+        return await work
+    except HoldfastError as error:
+        status = next(status for kind, status in _STATUS if isinstance(error, kind))
+        await _abort(context, status, str(error))
+
+
+async def _abort(context: Context, status: grpc.StatusCode, text: str) -> NoReturn:
+    await context.abort(status, text)
+    raise AssertionError("abort() raises")

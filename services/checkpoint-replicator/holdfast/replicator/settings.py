@@ -1,0 +1,29 @@
+"""What the replicator reads from its environment, once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from holdfast.runtime.settings import ServiceSettings
+
+
+class ReplicatorSettings(ServiceSettings):
+    """`HOLDFAST_` + the field's name. Rates are bytes per second, 0 = no limit."""
+
+    node: str
+    memory_dir: Path  # on a memory file system; the agent puts the workers' images below it
+    disk_dir: Path
+    replicator_socket: Path  # gRPC
+    replicator_notes: Path  # datagrams of the workers
+    replicator_listen: str = "127.0.0.1:0"  # data plane
+    address: str = ""  # where peers reach this node, when `replicator_listen` is a wildcard
+
+    replicator_rescan_interval_s: float = Field(0.25, gt=0)
+    replicator_disk_bytes_per_s_max: int = Field(2 << 30, ge=0)
+    replicator_peer_bytes_per_s_max: int = Field(1 << 30, ge=0)
+    replicator_connections_max: int = Field(32, ge=1, le=1024)
+    replicator_checksum_threads: int = Field(4, ge=1, le=64)
+    replicator_connect_timeout_s: float = Field(3.0, gt=0)
+    replicator_io_timeout_s: float = Field(10.0, gt=0)

@@ -1,0 +1,146 @@
+"""Staging: have the shards that this node's ranks restore from here, whole and verified, and hand out their paths.
+
+Nothing is handed out unverified: a local copy is checksummed in full under its lock (a gigabyte takes a tenth of a second,
+and a worker that died may have scribbled over its own image after it was committed); a fetched one is verified span by span
+before it is written. The lock is then kept until training has gone on, so that nothing changes between check and use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import anyio
+import structlog
+
+from holdfast.domain.errors import Conflict, HoldfastError, IntegrityError, NotFound, OutOfSpace, Unavailable
+from holdfast.domain.generations import RankRestore, ShardKey, ShardSource
+from holdfast.domain.replication import Stage, StagedShard
+from holdfast.replicator.checksum import Checksummer
+from holdfast.replicator.engine import Engine
+from holdfast.replicator.jobs import Job
+from holdfast.replicator.names import label
+from holdfast.replicator.plan import Held, Store
+from holdfast.replicator.tiers import OpenShard, Tier
+from holdfast.replicator.transport.client import Client
+
+log = structlog.get_logger("holdfast.replicator")
+
+
+@dataclass(slots=True)
+class _Found:
+    held: Held
+    shard: OpenShard
+    source: str
+
+
+class Stager:
+    def __init__(self, engine: Engine, client: Client, checksummer: Checksummer, node: str) -> None:
+        self._engine = engine
+        self._client = client
+        self._checksummer = checksummer
+        self._node = node
+
+    async def stage(self, request: Stage) -> tuple[StagedShard, ...]:
+        """All of the shards, or Unavailable naming, for each that is missing, every place that was tried and why not."""
+        job = self._engine.jobs.get(request.job)
+        if job is None or job.config is None:
+            raise Conflict(f"job {request.job!r} has not been configured here: its shards cannot be fetched")
+        if not request.shards:
+            return ()
+        await self._engine.refresh(job)
+        first = request.shards[0].shard
+        job.restored = (first.attempt, first.step)
+        restores = {restore.shard: restore for restore in request.shards}  # several ranks may restore from one shard
+        found: dict[ShardKey, _Found] = {}
+        missing: dict[ShardKey, list[str]] = {key: [] for key in restores}
+        job.wanted |= set(restores)
+        try:
+            with anyio.move_on_after(request.timeout_s) as limit:
+                async with anyio.create_task_group() as tasks:
+                    for key, restore in restores.items():
+                        tasks.start_soon(self._one, job, restore, found, missing[key])
+            for item in found.values():
+                self._pin(job, item)
+        finally:
+            job.wanted -= set(restores)
+            self._engine.notify()
+        if len(found) < len(restores):
+            late = f" (given up after {request.timeout_s:g} s)" if limit.cancelled_caught else ""
+            raise Unavailable(
+                "; ".join(_why(restores[key], missing[key]) for key in restores if key not in found) + late
+            )
+        return tuple(self._answer(restore, found[restore.shard]) for restore in request.shards)
+
+    async def _one(self, job: Job, restore: RankRestore, found: dict[ShardKey, _Found], reasons: list[str]) -> None:
+        item = await self._local(job, restore, reasons) or await self._remote(job, restore, reasons)
+        if item is not None:
+            found[restore.shard] = item
+
+    async def _local(self, job: Job, restore: RankRestore, reasons: list[str]) -> _Found | None:
+        for held in job.holders(restore.shard):
+            tier = self._engine.tiers[held.store]
+            try:
+                shard = await self._engine.threads.urgent(self._open_verified, tier, job.name, restore)
+            except IntegrityError as error:
+                await self._engine.quarantine(job, held, str(error))
+                reasons.append(f"{held.store.value} here: {error}")
+            except (NotFound, Conflict, OSError) as error:
+                reasons.append(f"{held.store.value} here: {error}")
+            else:
+                return _Found(held, shard, tier.name)
+        if not reasons:
+            reasons.append("not held here")
+        return None
+
+    async def _remote(self, job: Job, restore: RankRestore, reasons: list[str]) -> _Found | None:
+        for source in restore.sources:
+            if source.node == self._node:
+                continue
+            for store in (Store.STAGED, Store.DISK):
+                try:
+                    return await self._fetch(job, restore, source, store)
+                except OutOfSpace as error:
+                    reasons.append(str(error))  # memory is full: the disk will do
+                except (HoldfastError, OSError) as error:
+                    reasons.append(f"{source.node}: {error}")
+                    break
+        return None
+
+    async def _fetch(self, job: Job, restore: RankRestore, source: ShardSource, store: Store) -> _Found:
+        tier = self._engine.tiers.staged if store is Store.STAGED else self._engine.tiers.disk
+        threads = self._engine.threads
+        held = Held(store, restore.shard)
+        await threads.abandonable(self._client.fetch, source, job.name, job.token, restore.shard, restore.digest, tier)
+        shard = await threads.urgent(tier.open, job.name, restore.shard)
+        log.info("shard fetched", job=job.name, shard=label(restore.shard), source=source.node, store=store.value)
+        job.held[held] = shard.manifest
+        return _Found(held, shard, source.node)
+
+    def _open_verified(self, tier: Tier, job: str, restore: RankRestore) -> OpenShard:
+        shard = tier.open(job, restore.shard)
+        try:
+            self._checksummer.verify(shard.manifest, shard.data)
+            if restore.digest and shard.manifest.digest != restore.digest:
+                raise NotFound(f"its digest is {shard.manifest.digest}, not {restore.digest}")
+        except BaseException:
+            shard.close()
+            raise
+        return shard
+
+    @staticmethod
+    def _pin(job: Job, item: _Found) -> None:
+        before = job.pins.get(item.held)
+        job.pins[item.held] = item.shard
+        if before is not None:
+            before.close()
+
+    @staticmethod
+    def _answer(restore: RankRestore, item: _Found) -> StagedShard:
+        return StagedShard(rank=restore.rank, shard=restore.shard, path=str(item.shard.path), source=item.source)
+
+
+def _why(restore: RankRestore, reasons: Sequence[str]) -> str:
+    return f"rank {restore.rank} cannot restore {label(restore.shard)}: " + (
+        "; ".join(reasons) or "nothing was tried in time"
+    )

@@ -1,0 +1,84 @@
+"""Where blocking work is done: *urgent* threads for what a recovery waits for, *background* ones, niced, for the rest.
+
+Background copies are also paced, by a bucket of bytes per second each for disk and network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import anyio
+
+from holdfast.domain.errors import Unavailable
+
+NICE = 10
+
+T = TypeVar("T")
+
+
+class Threads:
+    """Two pools. `close` does not wait: see `Pace` and `OpenSockets` for how their work is made to end.
+
+    A thread cannot be cancelled. `urgent` therefore waits for it whatever happens, so that what it returns (an open, locked
+    shard) always reaches somebody who closes it; `abandonable` and `background` work must clean up after itself.
+    """
+
+    def __init__(self, urgent: int, background: int) -> None:
+        self._urgent = ThreadPoolExecutor(urgent, "urgent")
+        self._background = ThreadPoolExecutor(background, "background", initializer=_be_nice)
+
+    async def urgent(self, work: Callable[..., T], *args: object) -> T:
+        future = asyncio.get_running_loop().run_in_executor(self._urgent, work, *args)
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait((future,))
+        return future.result()
+
+    async def abandonable(self, work: Callable[..., T], *args: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._urgent, work, *args)
+
+    async def background(self, work: Callable[..., T], *args: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._background, work, *args)
+
+    def close(self) -> None:
+        self._urgent.shutdown(wait=False, cancel_futures=True)
+        self._background.shutdown(wait=False, cancel_futures=True)
+
+
+class Pace:
+    """Lets `bytes_per_s_max` pass, on average over a second; 0 = no limit. Thread-safe. `stop` wakes every waiter."""
+
+    def __init__(self, bytes_per_s_max: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate = bytes_per_s_max
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._free_at = clock()
+
+    def __call__(self, nbytes: int) -> None:
+        """Wait for this piece's turn. Raises Unavailable when the service stops."""
+        if self._stopped.wait(self.reserve(nbytes)):
+            raise Unavailable("the copy was given up because this replicator is stopping")
+
+    def reserve(self, nbytes: int) -> float:
+        """Book a piece; returns how long it has to wait, in seconds."""
+        if not self._rate:
+            return 0.0
+        with self._lock:
+            now = self._clock()
+            start = max(self._free_at, now - 1.0)  # what was not used in the last second may be caught up
+            self._free_at = start + nbytes / self._rate
+            return max(0.0, start - now)
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+
+def _be_nice() -> None:
+    # On Linux priority belongs to the thread; an executor's threads are not shared with urgent work.
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)

@@ -1,0 +1,122 @@
+"""The workers' own images: `<memory>/<job>/w<local rank>/{a,b}.image`. Written by the trainers, only ever read here.
+
+The header says what an image holds; the manifest beside it, written here, says that it was seen whole. A manifest whose
+header has moved on is stale and means nothing.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.domain.errors import Conflict, HoldfastError, IncompatibleVersion, IntegrityError, NotFound
+from holdfast.domain.generations import ShardKey
+from holdfast.replicator.checksum import Checksummer, summarise
+from holdfast.replicator.names import is_job_name, label
+from holdfast.replicator.tiers import OpenShard, set_aside
+from holdfast.shards import Header, Manifest, Reader, peek
+
+IMAGES_MAX = 256  # per job and node; the rest is ignored
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """An image that holds something whole, as its header says without any lock."""
+
+    path: Path
+    header: Header
+
+
+class ImageTier:
+    """The image half of the memory tier."""
+
+    name = "memory"
+
+    def __init__(self, root: Path, node: str, checksummer: Checksummer) -> None:
+        self._root = root
+        self._node = node
+        self._checksummer = checksummer
+
+    def jobs(self) -> list[str]:
+        names = {path.parent.parent.name for path in self._root.glob("*/w*/*.image")}
+        return sorted(filter(is_job_name, names))
+
+    def scan(self, job: str) -> list[Seen]:
+        """What is there now: a page read per image."""
+        seen: list[Seen] = []
+        for path in sorted(self._root.glob(f"{job}/w*/*.image"))[:IMAGES_MAX]:
+            try:
+                header = peek(path)
+            except (FileNotFoundError, IntegrityError, IncompatibleVersion):
+                continue  # replaced under us, or nothing that anybody could use: its worker will write over it
+            if header is not None:
+                seen.append(Seen(path, header))
+        return seen
+
+    def commit(self, job: str, seen: Seen) -> Manifest:
+        """Checksum an image and write its manifest: from here on it is a checkpoint.
+
+        An existing manifest for the same save is the word of an earlier life of this process: the bytes must still match.
+        Raises Conflict when it is being overwritten, IntegrityError when it is damaged.
+        """
+        with Reader(seen.path, seen.header.stamp.key) as reader:
+            known = self._manifest(seen.path, reader.header)
+            if known is not None:
+                self._checksummer.verify(known, reader.data)
+                return known
+            spans, sums = self._checksummer.spans(reader.data, reader.header.tensors_end)
+            digest, crc = summarise(spans, sums, reader.header.tensors_end)
+            if not reader.still_whole():
+                raise Conflict(f"{seen.path} was overwritten in spite of its lock")
+            manifest = Manifest.of(reader.header, job=job, node=self._node, digest=digest, crc32c=crc, spans=sums)
+            manifest.write(_manifest_path(seen.path))
+            return manifest
+
+    def shards(self, job: str) -> list[Manifest]:
+        found = (self._manifest(seen.path, seen.header) for seen in self.scan(job))
+        return [manifest for manifest in found if manifest is not None]
+
+    def open(self, job: str, key: ShardKey) -> OpenShard:
+        path = self._path(job, key)
+        reader = Reader(path)
+        manifest = self._manifest(path, reader.header)
+        if reader.key != key or manifest is None:
+            reader.close()
+            raise NotFound(f"{label(key)} is not in memory, or not committed yet")
+        return OpenShard(manifest, reader)
+
+    def quarantine(self, job: str, key: ShardKey) -> None:
+        try:
+            path = self._path(job, key)
+        except NotFound:
+            return
+        set_aside(path, _manifest_path(path))
+
+    def delete(self, job: str, key: ShardKey) -> None:
+        raise Conflict(f"{label(key)}: an image belongs to its worker, which overwrites it when it needs it")
+
+    def forget(self, job: str) -> None:
+        for directory in self._root.glob(f"{job}/w*"):
+            shutil.rmtree(directory)
+
+    def _path(self, job: str, key: ShardKey) -> Path:
+        for seen in self.scan(job):
+            if seen.header.stamp.key == key:
+                return seen.path
+        raise NotFound(f"{label(key)} is not in memory")
+
+    @staticmethod
+    def _manifest(path: Path, header: Header) -> Manifest | None:
+        """The manifest, when it is of exactly this save."""
+        try:
+            manifest = Manifest.read(_manifest_path(path))
+        except (FileNotFoundError, HoldfastError):
+            return None
+        stamp = header.stamp
+        same = (manifest.key, manifest.created_at, manifest.size) == (stamp.key, stamp.created_at, header.size)
+        return manifest if same else None
+
+
+def _manifest_path(image: Path) -> Path:
+    return image.with_name(f"{image.name}.json")

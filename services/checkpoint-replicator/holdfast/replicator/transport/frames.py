@@ -1,0 +1,110 @@
+"""The signed messages in front of a transfer: length-prefixed JSON objects."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import secrets
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.domain.errors import IncompatibleVersion, MalformedMessage, Unavailable
+from holdfast.domain.generations import ShardKey
+from holdfast.shards.manifest import MANIFEST_BYTES_MAX
+
+PROTOCOL_VERSION = 1
+MESSAGE_BYTES_MAX = 2 * MANIFEST_BYTES_MAX  # a manifest travels as a JSON string inside a message
+_PREFIX = struct.Struct("!4sI")
+_MAGIC = b"HFD1"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Waiting has an end: `io_timeout_s` for each read or write, `connect_timeout_s` for a connection and its greeting."""
+
+    connect_timeout_s: float = 3.0
+    io_timeout_s: float = 10.0
+
+
+def nonce() -> str:
+    return secrets.token_hex(16)
+
+
+def send(sock: socket.socket, message: Mapping[str, Any], *, token: str = "", challenge: str = "") -> None:
+    """Send one message, signed when a token is given. `challenge` is the nonce that the receiver made."""
+    body = json.dumps(message, sort_keys=True, separators=(",", ":")).encode()
+    signature = _sign(token, challenge, body) if token else b""
+    envelope = signature.hex().encode().ljust(64, b"-") + body
+    sock.sendall(_PREFIX.pack(_MAGIC, len(envelope)) + envelope)
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    body: bytes
+    signature: str
+    fields: Mapping[str, Any]
+
+    def signed_by(self, token: str, challenge: str) -> bool:
+        """False also for an empty token: a job without a secret has no friends."""
+        expected = _sign(token, challenge, self.body).hex()
+        return bool(token) and hmac.compare_digest(self.signature, expected)
+
+
+def receive(sock: socket.socket) -> Received:
+    """Raises MalformedMessage for what is no message, Unavailable when the peer hangs up, TimeoutError."""
+    magic, size = _PREFIX.unpack(_exactly(sock, _PREFIX.size))
+    if magic != _MAGIC:
+        raise IncompatibleVersion(f"the peer speaks another data protocol than {_MAGIC.decode()}")
+    if not 64 <= size <= MESSAGE_BYTES_MAX:
+        raise MalformedMessage("data plane message", f"{size} bytes; at most {MESSAGE_BYTES_MAX} are taken")
+    envelope = _exactly(sock, size)
+    try:
+        signature, fields = envelope[:64].decode("ascii"), json.loads(envelope[64:])
+    except ValueError as error:
+        raise MalformedMessage("data plane message", f"not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise MalformedMessage("data plane message", "not a JSON object")
+    return Received(envelope[64:], signature, fields)
+
+
+def encode_key(key: ShardKey) -> dict[str, int]:
+    return {"attempt": key.attempt, "step": key.step, "rank": key.rank}
+
+
+def decode_key(fields: Mapping[str, Any]) -> ShardKey:
+    """Raises MalformedMessage unless it is three numbers: nothing else ever becomes a path."""
+    values = tuple(fields.get(name) for name in ("attempt", "step", "rank"))
+    if not all(type(value) is int and value >= 0 for value in values):
+        raise MalformedMessage("data plane key", f"{values!r}; three whole numbers are expected")
+    return ShardKey(*values)  # type: ignore[arg-type]  # checked in the line above
+
+
+def span_number(fields: Mapping[str, Any]) -> int:
+    """Where to go on. Raises MalformedMessage."""
+    value = fields.get("from")
+    if type(value) is not int or value < 0:
+        raise MalformedMessage("data plane resumption", f"{value!r}; a span number is expected")
+    return value
+
+
+def fill(sock: socket.socket, buffer: memoryview) -> None:
+    """Receive exactly `buffer`. Raises Unavailable when the peer hangs up."""
+    while buffer:
+        received = sock.recv_into(buffer)
+        if not received:
+            raise Unavailable("the peer hung up in the middle of a transfer")
+        buffer = buffer[received:]
+
+
+def _exactly(sock: socket.socket, size: int) -> bytes:
+    buffer = bytearray(size)
+    fill(sock, memoryview(buffer))
+    return bytes(buffer)
+
+
+def _sign(token: str, challenge: str, body: bytes) -> bytes:
+    return hmac.digest(token.encode(), challenge.encode() + b"|" + body, hashlib.sha256)

@@ -1,0 +1,159 @@
+"""The end that listens: hands out shards, takes in copies. One thread per connection, a bounded number of them."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from holdfast.domain.errors import (
+    Conflict,
+    HoldfastError,
+    IncompatibleVersion,
+    IntegrityError,
+    InvalidSpec,
+    MalformedMessage,
+    NotFound,
+    OutOfSpace,
+    Unavailable,
+)
+from holdfast.replicator.names import job_name, label
+from holdfast.replicator.plan import Held, Store
+from holdfast.replicator.sockets import OpenSockets
+from holdfast.replicator.tiers import OpenShard, Tier
+from holdfast.replicator.tiers.files import FileTier, aligned_buffer
+from holdfast.replicator.transport import frames
+from holdfast.replicator.transport.frames import Limits
+from holdfast.shards import Manifest
+
+log = structlog.get_logger("holdfast.replicator.transport")
+
+_ERRORS: tuple[tuple[type[HoldfastError], str], ...] = (
+    (NotFound, "not_found"),
+    (Conflict, "busy"),
+    (IntegrityError, "corrupt"),
+    (OutOfSpace, "full"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """`tiers` are asked in order; copies go to `inbox`. `token_of` answers "" for an unknown job; In
+    the connection's thread, `arrived` is called for each copy taken in, `suspect` for a shard that a peer found damaged or
+    did not take to its end."""
+
+    limits: Limits
+    sockets: OpenSockets
+    tiers: tuple[tuple[Store, Tier], ...]
+    inbox: FileTier
+    token_of: Callable[[str], str]
+    arrived: Callable[[str, Manifest], None]
+    suspect: Callable[[str, Held], None]
+
+    def serve(self, sock: socket.socket) -> None:
+        """One connection, one request. Never raises for what a peer does: that is logged, and the connection closed."""
+        with sock:
+            try:
+                with self.sockets.tracking(sock):
+                    self._converse(sock)
+            except (OSError, Unavailable, MalformedMessage, IncompatibleVersion) as error:
+                log.info("connection dropped", reason=str(error) or type(error).__name__)
+
+    def _converse(self, sock: socket.socket) -> None:
+        sock.settimeout(self.limits.connect_timeout_s)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        challenge = frames.nonce()
+        frames.send(sock, {"version": frames.PROTOCOL_VERSION, "nonce": challenge})
+        request = frames.receive(sock)
+        sock.settimeout(self.limits.io_timeout_s)
+        fields = request.fields
+        token = self.token_of(str(fields.get("job")))
+        if not request.signed_by(token, challenge):
+            frames.send(sock, {"ok": False, "error": "refused", "reason": "unknown job or wrong token"})
+            raise Unavailable(f"a request for job {fields.get('job')!r} was refused: unknown job or wrong token")
+        exchange = _Exchange(sock, token, challenge, str(fields.get("nonce", "")))
+        try:
+            job = job_name(str(fields["job"]))
+            match fields.get("op"):
+                case "get":
+                    self._get(exchange, job, request)
+                case "put":
+                    self._put(exchange, job, request)
+                case other:
+                    raise MalformedMessage("data plane op", f"{other!r}; get or put is expected")
+        except (NotFound, Conflict, IntegrityError, OutOfSpace, InvalidSpec) as error:
+            kind = next((name for kind, name in _ERRORS if isinstance(error, kind)), "refused")
+            exchange.answer(ok=False, error=kind, reason=str(error))
+
+    def _get(self, exchange: _Exchange, job: str, request: frames.Received) -> None:
+        key = frames.decode_key(request.fields)
+        reasons: list[str] = []
+        for store, tier in self.tiers:
+            try:
+                shard = tier.open(job, key)
+            except (NotFound, Conflict, IntegrityError) as error:
+                reasons.append(f"{tier.name}: {error}")
+                continue
+            with shard:
+                whole = _send_shard(exchange, shard)
+            if not whole:
+                self.suspect(job, Held(store, key))
+            return
+        raise NotFound(f"{label(key)}: " + "; ".join(reasons))
+
+    def _put(self, exchange: _Exchange, job: str, request: frames.Received) -> None:
+        manifest = Manifest.decode(str(request.fields.get("manifest")).encode())
+        if self._have(job, manifest):
+            exchange.answer(ok=True, have=True)
+            return
+        with self.inbox.receive(job, manifest) as incoming:
+            exchange.answer(ok=True, **{"from": incoming.next_span})
+            buffer = aligned_buffer()
+            for span in manifest.spans[incoming.next_span :]:
+                place = buffer[: span.size]
+                frames.fill(exchange.sock, place)
+                incoming.write(place)
+            incoming.commit()
+        self.arrived(job, manifest)
+        exchange.answer(ok=True)
+
+    def _have(self, job: str, manifest: Manifest) -> bool:
+        try:
+            with self.inbox.open(job, manifest.key) as mine:
+                return mine.manifest.crc32c == manifest.crc32c and mine.manifest.size == manifest.size
+        except (NotFound, IntegrityError, Conflict):
+            return False
+
+
+def _send_shard(exchange: _Exchange, shard: OpenShard) -> bool:
+    """Send what is asked for; False when the peer did not want it to the end: perhaps because it is damaged."""
+    exchange.answer(ok=True, manifest=shard.manifest.encode().decode())
+    start = exchange.number()
+    try:
+        for span in shard.manifest.spans[start:]:
+            exchange.sock.sendall(shard.data[span.offset : span.offset + span.size])
+        return bool(frames.receive(exchange.sock).fields.get("ok"))
+    except (OSError, Unavailable):
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """One request's socket with what is needed to sign the answers."""
+
+    sock: socket.socket
+    token: str
+    challenge: str
+    peer_nonce: str
+
+    def answer(self, **fields: object) -> None:
+        frames.send(self.sock, fields, token=self.token, challenge=self.peer_nonce)
+
+    def number(self) -> int:
+        """Where the peer wants to go on: it knows only after it has seen the manifest."""
+        message = frames.receive(self.sock)
+        if not message.signed_by(self.token, self.challenge):
+            raise MalformedMessage("data plane resumption", "not signed")
+        return frames.span_number(message.fields)

@@ -1,0 +1,175 @@
+"""A real replicator process for tests, with the worker's and the agent's side of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+from waiting import wait_until
+
+from holdfast.domain.generations import RankRestore, ShardKey, ShardRecord, ShardSource
+from holdfast.domain.mesh import Mesh
+from holdfast.domain.replication import Configure, Stage, StagedShard
+from holdfast.domain.worker import encode
+from holdfast.shards import Image, ImageSet, Plan, Staged, TensorSpec
+from holdfast.v1 import replicator_pb2 as pb
+from holdfast.v1 import replicator_pb2_grpc as rpc
+from holdfast.wire import shards as wire
+
+JOB = "llm"
+TOKEN = "secret-of-llm"
+TENSOR_BYTES = 3 << 20
+PLAN = Plan(
+    (TensorSpec("w", "uint8", (TENSOR_BYTES,), TENSOR_BYTES), TensorSpec("v", "uint8", (TENSOR_BYTES,), TENSOR_BYTES))
+)
+
+
+def fill(image: Image, value: int) -> None:
+    for spec in PLAN.tensors:
+        image.view(spec.fqn)[:] = bytes([value]) * spec.nbytes
+
+
+class Node:
+    """One replicator below `root`; `start` again after a kill finds the same directories."""
+
+    def __init__(self, name: str, root: Path, **env: str) -> None:
+        self.name = name
+        self.root = root
+        self.memory = root / "memory"
+        self.disk = root / "disk"
+        self.notes = root / "notes.sock"
+        self._env = env
+        self._process: subprocess.Popen[bytes] | None = None
+        self.endpoint = ""
+        root.mkdir(parents=True, exist_ok=True)
+
+    def start(self) -> None:
+        ready = self.root / "ready.json"
+        ready.unlink(missing_ok=True)
+        env = {
+            **os.environ,
+            "HOLDFAST_NODE": self.name,
+            "HOLDFAST_MEMORY_DIR": str(self.memory),
+            "HOLDFAST_DISK_DIR": str(self.disk),
+            "HOLDFAST_REPLICATOR_SOCKET": str(self.root / "rpc.sock"),
+            "HOLDFAST_REPLICATOR_NOTES": str(self.notes),
+            "HOLDFAST_READY_FILE": str(ready),
+            "HOLDFAST_REPLICATOR_IO_TIMEOUT_S": "2",
+            **self._env,
+        }
+        with (self.root / "log").open("ab") as log:
+            self._process = subprocess.Popen([sys.executable, "-m", "holdfast.replicator"], env=env, stderr=log)
+        wait_until(lambda: ready.exists() or self._process.poll() is not None, description="ready", timeout_s=20)
+        assert ready.exists(), self.log
+        self.endpoint = json.loads(ready.read_text())["endpoint"]
+        self._channel = grpc.insecure_channel(f"unix:{self.root / 'rpc.sock'}")
+        self._stub = rpc.ReplicatorStub(self._channel)
+
+    @property
+    def log(self) -> str:
+        return (self.root / "log").read_text()
+
+    @property
+    def source(self) -> ShardSource:
+        return ShardSource(self.name, self.endpoint)
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
+        """End the process and return its exit code."""
+        if self._process is None:
+            return 0
+        process, self._process = self._process, None
+        self._channel.close()
+        process.send_signal(how)
+        return process.wait(timeout=15)
+
+    # ------------------------------------------------------------ the agent's side
+
+    def configure(
+        self, *, generation: int = 1, attempt: int = 1, ranks: tuple[int, ...] = (0,), peers: tuple[Node, ...] = (),
+        keep: int = 2, token: str = TOKEN, world: int = 2, job: str = JOB,
+    ) -> None:  # fmt: skip
+        request = Configure(
+            job, generation, attempt, Mesh.of({"dp": world}), ranks, tuple(p.source for p in peers), keep, token
+        )
+        self._stub.Configure(wire.encode_configure(request), timeout=10)
+
+    def stage(
+        self, key: ShardKey, *sources: Node, digest: str = "", timeout_s: float = 10.0, rank: int | None = None
+    ) -> StagedShard:
+        restore = RankRestore(key.rank if rank is None else rank, key, digest, tuple(s.source for s in sources))
+        answer = self._stub.Stage(wire.encode_stage(Stage(JOB, (restore,), timeout_s)), timeout=timeout_s + 5)
+        (staged,) = wire.decode_staged(answer)
+        return staged
+
+    def forget(self, job: str = JOB) -> None:
+        self._stub.Forget(pb.ForgetRequest(job=job), timeout=10)
+
+    def watch(self, job: str = JOB) -> Iterator[tuple[ShardRecord, ...]]:
+        for message in self._stub.WatchInventory(pb.WatchInventoryRequest(job=job), timeout=30):
+            yield wire.decode_inventory(message).shards
+
+    def wait_for(self, key: ShardKey, tier: str) -> ShardRecord:
+        """Follow the inventory until the shard is listed in this tier."""
+        for shards in self.watch():
+            for record in shards:
+                if (record.key, record.tier) == (key, tier):
+                    return record
+        raise AssertionError(f"{key} never came to {tier} of {self.name}: {self.log}")
+
+    def wait_without(self, key: ShardKey, tier: str) -> None:
+        for shards in self.watch():
+            if all((record.key, record.tier) != (key, tier) for record in shards):
+                return
+
+    def holdings(self) -> set[tuple[ShardKey, str]]:
+        return {(record.key, record.tier) for record in next(self.watch())}
+
+    # ------------------------------------------------------------ the worker's side
+
+    def images(self, slot: int = 0, job: str = JOB, **options: object) -> ImageSet:
+        return ImageSet(self.memory / job / f"w{slot}", **options)  # type: ignore[arg-type]
+
+    def save(
+        self,
+        images: ImageSet,
+        step: int,
+        *,
+        rank: int = 0,
+        attempt: int = 1,
+        note: bool = True,
+        value: int | None = None,
+    ) -> ShardKey:
+        mark = step % 251 if value is None else value
+        staged = images.stage(PLAN, attempt, step, rank, {"dp": 2}, lambda image: fill(image, mark), bytes([mark]) * 99)
+        assert isinstance(staged, Staged), staged
+        if note:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notes:
+                notes.sendto(
+                    encode("saved", job=JOB, generation=1, rank=rank, step=step, image=str(staged.path)),
+                    str(self.notes),
+                )
+        return staged.key
+
+    def shard_file(self, key: ShardKey, tier: str = "disk") -> Path:
+        base = self.disk / JOB if tier == "disk" else self.memory / JOB / "staged"
+        return base / f"a{key.attempt}" / f"s{key.step}" / f"rank-{key.rank}.shard"
+
+
+@contextmanager
+def nodes(root: Path, *names: str, **env: str) -> Iterator[list[Node]]:
+    made = [Node(name, root / name, **env) for name in names]
+    try:
+        for node in made:
+            node.start()
+        yield made
+    finally:
+        for node in made:
+            node.stop()
