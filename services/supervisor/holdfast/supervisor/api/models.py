@@ -1,0 +1,221 @@
+"""What the REST API answers: the response models of `/v1`. Times are Unix seconds unless a field says otherwise."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from holdfast.domain.incidents import ActionKind, IncidentState
+from holdfast.domain.nodes import NodeState
+from holdfast.supervisor.protocol import JobPhase
+from holdfast.wire.jobfile import JobFile
+
+T = TypeVar("T")
+
+
+class Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Page(Model, Generic[T]):
+    """`next_cursor` goes into the next request's `cursor`; null = that was all."""
+
+    items: list[T]
+    next_cursor: str | None = None
+
+
+# ---------------------------------------------------------------- incidents and actions
+
+
+class Decision(Model):
+    kind: ActionKind
+    reason: str
+    nodes: list[str] = []
+    dp: int | None = None
+
+
+class Incident(Model):
+    """One fault, or one planned change, from signal to first new step."""
+
+    id: str
+    job: str
+    kind: str
+    cause: str
+    state: IncidentState
+    severity: str
+    node: str
+    rank: int | None
+    gpu: int | None
+    generation: Annotated[int, Field(description="the one that it struck")]
+    new_generation: int | None
+    action: Decision | None
+    decided_by: str
+    t_fault: float
+    t_detected: float
+    t_decided: float | None
+    t_prepared: float | None
+    t_first_step: float | None
+    restored_step: int | None
+    last_step: Annotated[int | None, Field(description="newest step finished before the fault")]
+    rework_steps: int
+    outcome: str
+    trace_id: str
+    findings: list[str]
+    evidence: dict[str, str]
+
+
+class Action(Model):
+    """What was done about an incident. An incident that was decided again has several."""
+
+    id: str
+    incident: str
+    job: str
+    kind: ActionKind
+    reason: str
+    decided_by: str
+    at: float
+    nodes: list[str]
+    dp: int | None
+    generation: int
+    new_generation: int | None
+
+
+# ---------------------------------------------------------------- jobs
+
+
+class Rank(Model):
+    rank: int
+    node: str
+    state: Annotated[str, Field(description="of its node; 'unknown' when the supervisor has never heard of it")]
+    pid: Annotated[int | None, Field(description="on the node; null until its agent has said so")]
+
+
+class JobSummary(Model):
+    name: str
+    phase: JobPhase
+    reason: str
+    mesh: Annotated[dict[str, int], Field(description="of the newest generation, outermost dimension first")]
+    target_dp: int
+    min_dp: int
+    max_dp: int
+    generation: Annotated[int, Field(description="0 = none yet")]
+    nodes: list[str]
+    step: Annotated[int, Field(description="newest step finished by every rank")]
+    checkpoint_step: Annotated[int, Field(description="newest step saved by every rank of the running generation")]
+    loss: float | None
+    tokens_per_s: Annotated[float | None, Field(description="over the last steps; null when the job does not run")]
+    submitted_at: float
+    incident: Annotated[Incident | None, Field(description="the open one; the oldest of several")]
+
+
+class Job(JobSummary):
+    ranks: list[Rank]
+    spec: JobFile
+
+
+class Goodput(Model):
+    """Every second of wall time in exactly one class: `useful_s` and the values of `badput_s` add up to `wall_s`."""
+
+    job: str
+    started_at: float
+    wall_s: float
+    useful_s: float
+    badput_s: dict[str, float]
+    goodput_job: Annotated[float, Field(description="useful ÷ wall")]
+    goodput_paid: Annotated[float, Field(description="useful ÷ paid node time, spares included")]
+    fault_free_tokens_per_s: float
+    tokens: int
+    rework_steps: int
+    world_sizes: Annotated[list[tuple[float, int]], Field(description="(seconds since submission, ranks from then on)")]
+    tokens_per_s: Annotated[list[tuple[float, float]], Field(description="(seconds since submission, rate)")]
+
+
+# ---------------------------------------------------------------- nodes
+
+
+class Node(Model):
+    node: str
+    state: NodeState
+    connected: bool
+    job: str
+    reason: Annotated[str, Field(description="why it is cordoned or lost; empty when it is neither")]
+    zone: str
+    capacity: int
+    hostname: str
+    address: str
+    replicator_endpoint: str
+    incarnation: str
+    agent_pid: int
+    directory: str
+    kernel_log: str
+    version: str
+
+
+# ---------------------------------------------------------------- operations, version, problems
+
+
+class Operation(Model):
+    """An accepted request. 202 says that it is on its way to the leader; `state` what became of it."""
+
+    id: str
+    url: str
+    state: Literal["pending", "succeeded", "failed"]
+    reason: str = ""
+
+
+class Version(Model):
+    version: str
+    protocol_version: int
+    supervisor: str
+    leader: Annotated[bool, Field(description="whether this supervisor leads")]
+    leader_api: Annotated[str, Field(description="where the leader's API answers; empty = unknown")]
+    epoch: int
+
+
+class Health(Model):
+    status: Literal["ok"]
+    leader: bool
+
+
+class FieldProblem(Model):
+    """One mistake in a request."""
+
+    field: str
+    value: Any = None
+    expected: str
+    detail: str
+
+
+class Problem(Model):
+    """RFC 9457. Every error of this API has this body, as application/problem+json."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    errors: list[FieldProblem] = []
+    leader: Annotated[str | None, Field(description="on 503: where the leader's API answers")] = None
+
+
+# ---------------------------------------------------------------- request bodies
+
+Text = Annotated[str, Field(min_length=1, max_length=1000)]
+
+
+class StopBody(Model):
+    reason: Text = "stopped by an operator"
+    save: Annotated[bool, Field(description="take a last checkpoint first, when the job can")] = True
+
+
+class ResizeBody(Model):
+    dp: Annotated[int, Field(ge=1, strict=True, description="replicas to run with, within the job's range")]
+    reason: Text = "resized by an operator"
+
+
+class ReasonBody(Model):
+    reason: Text = "asked for by an operator"
+
+
+class EmptyBody(Model):
+    """Nothing to say; an empty object or no body at all."""

@@ -1,0 +1,157 @@
+"""RFC 9457: every error leaves as application/problem+json, with what is wrong, where, and what would be right."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, InvalidSpecs, NotFound, Unavailable
+from holdfast.supervisor.api.models import FieldProblem, Problem
+
+MEDIA_TYPE = "application/problem+json"
+TYPE_PREFIX = "urn:holdfast:problem:"
+RETRY_AFTER_S = 1
+
+log = structlog.get_logger("holdfast.supervisor.api")
+
+
+class NotLeading(Unavailable):
+    """This supervisor cannot answer because it does not lead; `leader` is where to ask, if it is known."""
+
+    def __init__(self, message: str, leader: str = "") -> None:
+        super().__init__(message)
+        self.leader = leader
+
+
+class Unauthorized(HoldfastError):
+    """The bearer token is missing or wrong."""
+
+
+# What each error of ours is in HTTP; the first that fits counts.
+_STATUS: tuple[tuple[type[HoldfastError], HTTPStatus], ...] = (
+    (InvalidSpec, HTTPStatus.UNPROCESSABLE_ENTITY),
+    (Unauthorized, HTTPStatus.UNAUTHORIZED),
+    (NotFound, HTTPStatus.NOT_FOUND),
+    (Conflict, HTTPStatus.CONFLICT),
+    (Unavailable, HTTPStatus.SERVICE_UNAVAILABLE),
+    (HoldfastError, HTTPStatus.INTERNAL_SERVER_ERROR),
+)
+
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    "default": {"model": Problem, "description": "What is wrong", "content": {MEDIA_TYPE: {}}},
+}
+
+
+def install(app: FastAPI) -> None:
+    """Make `app` answer every error this way."""
+    app.add_exception_handler(HoldfastError, _on_ours)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(Exception, _on_bug)
+
+
+async def _on_ours(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HoldfastError)
+    status = next(status for kind, status in _STATUS if isinstance(error, kind))
+    errors = [_field(each) for each in _problems(error)]
+    leader = error.leader or None if isinstance(error, NotLeading) else None
+    headers = {}
+    if status is HTTPStatus.SERVICE_UNAVAILABLE:
+        headers["Retry-After"] = str(RETRY_AFTER_S)
+    if status is HTTPStatus.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = "Bearer"
+    return _answer(status, str(error), errors, leader=leader, headers=headers)
+
+
+async def _on_invalid(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    errors = [_of_pydantic(detail) for detail in error.errors()]
+    summary = "; ".join(f"{each.field}: {each.detail}" for each in errors)
+    return _answer(HTTPStatus.UNPROCESSABLE_ENTITY, summary, errors)
+
+
+async def _on_http(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    status = HTTPStatus(error.status_code)
+    detail = error.detail
+    if status is HTTPStatus.NOT_FOUND and detail == status.phrase:
+        detail = f"there is no {request.url.path} here; GET /openapi.json lists what there is"
+    if status is HTTPStatus.METHOD_NOT_ALLOWED:
+        detail = f"{request.method} is not possible on {request.url.path}"
+    return _answer(status, detail, headers=dict(error.headers or {}))
+
+
+async def _on_bug(request: Request, error: Exception) -> JSONResponse:
+    log.error("request failed", method=request.method, path=request.url.path, exc_info=error)
+    return _answer(HTTPStatus.INTERNAL_SERVER_ERROR, f"a bug in the supervisor: {error!r}; its log has the traceback")
+
+
+def _answer(
+    status: HTTPStatus,
+    detail: str,
+    errors: Sequence[FieldProblem] = (),
+    *,
+    leader: str | None = None,
+    headers: dict[str, str] | None = None,
+) -> JSONResponse:
+    slug = status.phrase.lower().replace(" ", "-")
+    problem = Problem(
+        type=TYPE_PREFIX + slug,
+        title=status.phrase,
+        status=status,
+        detail=detail,
+        errors=list(errors),
+        leader=leader,
+    )
+    body = problem.model_dump(mode="json", exclude_none=True)
+    if not errors:
+        del body["errors"]
+    return JSONResponse(body, status_code=status, media_type=MEDIA_TYPE, headers=headers)
+
+
+def _problems(error: HoldfastError) -> Sequence[InvalidSpec]:
+    if isinstance(error, InvalidSpecs):
+        return error.problems
+    return [error] if isinstance(error, InvalidSpec) else []
+
+
+def _field(problem: InvalidSpec) -> FieldProblem:
+    return FieldProblem(
+        field=problem.field, value=_shown(problem.value), expected=problem.expected, detail=str(problem)
+    )
+
+
+def _of_pydantic(detail: Any) -> FieldProblem:
+    """FastAPI's own complaint about a body, query or path parameter, in our words."""
+    loc = [str(part) for part in detail["loc"]]
+    field = ".".join(loc[1:]) or loc[0]
+    value = _shown(detail.get("input"))
+    match detail["type"]:
+        case "missing":
+            return FieldProblem(field=field, expected="a value: it is required", detail="missing; a value is required")
+        case "extra_forbidden":
+            expected = "no such key: it is unknown here"
+        case "json_invalid":
+            field, value, expected = "body", None, f"JSON ({detail.get('ctx', {}).get('error', detail['msg'])})"
+        case _:
+            expected = re.sub(r"^(Value error, |Input should be )", "", detail["msg"])
+    return FieldProblem(
+        field=field, value=value, expected=expected, detail=f"{value!r} is not valid; expected {expected}"
+    )
+
+
+def _shown(value: object) -> Any:
+    """A wrong value as it was sent, when JSON can carry it; its text otherwise."""
+    if isinstance(value, tuple):
+        return [_shown(item) for item in value]
+    if value is None or isinstance(value, str | int | bool | list | dict):
+        return value
+    return value if isinstance(value, float) and value == value and abs(value) != float("inf") else repr(value)

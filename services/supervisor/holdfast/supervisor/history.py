@@ -1,0 +1,76 @@
+"""History: what the trimmed streams forget. A projection of the events and steps streams that can be rebuilt from them.
+
+Nothing decides by it. It is behind its streams by milliseconds; whatever it is told twice it keeps once, by the position of
+the stream entry. `history_sqlite` keeps it in a file; every supervisor has its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from holdfast.domain.findings import StepRecord
+from holdfast.domain.incidents import Action, Incident
+from holdfast.supervisor.protocol import GenerationChanged, JobAccepted, JobChanged, NodeChanged
+from holdfast.supervisor.published import LeaderChanged, OperationDone, Published
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One entry of the events stream."""
+
+    position: str
+    record: Published
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """One action of one incident, as it was decided."""
+
+    number: int  # grows with time
+    incident: Incident
+    action: Action
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Everything about one run of a job that its goodput is computed from."""
+
+    accepted: JobAccepted
+    changes: Sequence[JobChanged]
+    generations: Sequence[GenerationChanged]
+    incidents: Sequence[Incident]
+    nodes: Sequence[NodeChanged]  # of the whole fleet, from its beginning
+    steps: Sequence[StepRecord]
+
+
+class History(Protocol):
+    """Reads and writes may be slow (they leave the event loop); pages are newest first."""
+
+    async def add_events(self, events: Sequence[Told], cursor: str) -> None:
+        """Keep these; `cursor` is where to read on after a restart."""
+
+    async def add_steps(self, steps: Sequence[StepRecord], cursor: str) -> None:
+        """Keep these; the newest `steps_max` of a job stay."""
+
+    async def cursors(self) -> tuple[str, str]:
+        """Where to read on in the events stream and in the steps stream; "0" = from the beginning."""
+
+    async def incident(self, incident_id: str) -> Incident | None: ...
+
+    async def incidents(self, *, job: str | None, before: int | None, limit: int) -> list[tuple[int, Incident]]:
+        """(number, incident), newest first; `before` is a number from an earlier page."""
+
+    async def actions(self, *, job: str | None, before: int | None, limit: int) -> list[Done]: ...
+
+    async def operation(self, operation: str) -> OperationDone | None: ...
+
+    async def leader(self) -> LeaderChanged | None:
+        """The newest leader that has been heard of."""
+
+    async def run(self, job: str) -> Run | None:
+        """The newest run of the job; None when there was none."""
+
+    async def aclose(self) -> None: ...

@@ -1,0 +1,108 @@
+"""Operators' requests: on their way through the inbox, and what rules one out. Pure.
+
+A request is checked twice by the same function: by the API on the newest picture it has, for an answer at once, and by the
+leader on the very state that it is folded into, which is what counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+from holdfast.domain.errors import Conflict, InvalidSpec, NotFound
+from holdfast.supervisor.core import State, check_submission
+from holdfast.supervisor.core.state import Job
+from holdfast.supervisor.protocol import (
+    BreakerResetRequested,
+    CheckpointRequested,
+    JobPhase,
+    JobStopRequested,
+    JobSubmitted,
+    NodeCordonRequested,
+    NodeRepaired,
+    ResizeRequested,
+)
+from holdfast.wire import records
+
+OperatorEvent = (
+    JobSubmitted
+    | JobStopRequested
+    | CheckpointRequested
+    | ResizeRequested
+    | NodeCordonRequested
+    | NodeRepaired
+    | BreakerResetRequested
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorRequest:
+    """An operator's event with the operation that answers it."""
+
+    operation: str
+    event: OperatorEvent
+    fingerprint: str
+
+
+def fingerprint(event: OperatorEvent) -> str:
+    """Equal for equal requests, whenever they were made: their time and a job's random token do not count."""
+    bare = replace(event, token="", at=0.0) if isinstance(event, JobSubmitted) else replace(event, at=0.0)
+    return hashlib.sha256(records.dumps(bare, OperatorEvent)).hexdigest()[:32]
+
+
+def check(state: State, event: OperatorEvent) -> None:
+    """Raises `NotFound`, `Conflict` or `InvalidSpec` when `event` makes no sense in `state`, and says why."""
+    match event:
+        case JobSubmitted():
+            check_submission(state, event.spec)
+        case JobStopRequested():
+            _job(state, event.job)
+        case CheckpointRequested():
+            job = _unfinished(state, event.job)
+            if job.phase is not JobPhase.RUNNING:
+                raise Conflict(f"{event.job} is {job.phase}: only a running job can save a checkpoint")
+        case ResizeRequested():
+            spec = _unfinished(state, event.job).spec
+            if not spec.min_dp <= event.dp <= spec.max_dp:
+                raise InvalidSpec("dp", event.dp, f"a number in the job's range, {spec.min_dp} to {spec.max_dp}")
+        case NodeCordonRequested() | NodeRepaired():
+            if event.node not in state.nodes:
+                raise NotFound(f"there is no node {event.node}")
+        case BreakerResetRequested():
+            pass
+        case _:
+            assert_never(event)
+
+
+def accepted(event: OperatorEvent) -> str:
+    """What the operation says once its event is folded."""
+    match event:
+        case JobSubmitted():
+            return f"{event.spec.name} is accepted"
+        case JobStopRequested():
+            return f"{event.job} stops: {event.reason}"
+        case CheckpointRequested():
+            return f"{event.job} saves a checkpoint within the next steps"
+        case ResizeRequested():
+            return f"{event.job} is to run with dp {event.dp}: {event.reason}"
+        case NodeCordonRequested():
+            return f"{event.node} is {'cordoned' if event.cordoned else 'uncordoned'}: {event.reason}"
+        case NodeRepaired():
+            return f"{event.node} is repaired"
+        case BreakerResetRequested():
+            return f"the breaker is reset: {event.reason}"
+    assert_never(event)
+
+
+def _job(state: State, name: str) -> Job:
+    if name not in state.jobs:
+        raise NotFound(f"there is no job {name}")
+    return state.jobs[name]
+
+
+def _unfinished(state: State, name: str) -> Job:
+    job = _job(state, name)
+    if job.phase.finished:
+        raise Conflict(f"{name} is {job.phase} already: {job.reason}")
+    return job
