@@ -1,0 +1,18 @@
+"""The collectors of an agent. A new one is a new file with a `build`, and one line here."""
+
+from __future__ import annotations
+
+from holdfast.agent.collectors import host, kernel_log, nvml
+from holdfast.agent.collectors.protocol import Collector, Surroundings
+
+BUILDERS = (
+    host.build,
+    kernel_log.build,
+    nvml.build,
+)
+
+
+def build_all(surroundings: Surroundings) -> list[Collector]:
+    """Those that have something to watch on this node."""
+    built: list[Collector | None] = [build(surroundings) for build in BUILDERS]
+    return [collector for collector in built if collector is not None]

@@ -1,0 +1,154 @@
+"""The kernel log: `/dev/kmsg`, or a plain file that holds what it would have shown.
+
+Reading goes on where the last agent of this directory stopped, so that a line is reported once, also when the agent was not
+running while it came; a log that this directory has never read is followed from its end. The position is kept beside the
+agent's other state, together with what it is a position in (the boot, or the file), and means nothing in another one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import anyio
+import structlog
+
+from holdfast.agent.collectors.kernel_lines import parse_record, recognise
+from holdfast.agent.collectors.protocol import Emit, Surroundings
+from holdfast.domain.signals import KernelLine
+
+log = structlog.get_logger("holdfast.agent.kernel_log")
+
+RECORD_BYTES_MAX = 8192  # the kernel's own limit for one kmsg record
+FILE_POLL_S = 0.02
+READ_BYTES_MAX = 1 << 20  # per look at a plain file; the rest waits for the next
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+GPUS = Path("/proc/driver/nvidia/gpus")
+
+
+def build(surroundings: Surroundings) -> KernelLog:
+    return KernelLog(surroundings.node, surroundings.kernel_log, surroundings.agent_dir / "kernel-log.json")
+
+
+class KernelLog:
+    name = "kernel-log"
+
+    def __init__(self, node: str, path: Path, position: Path) -> None:
+        self._node, self._path = node, path
+        self._position = position
+
+    async def run(self, emit: Emit) -> None:
+        device = stat.S_ISCHR(os.stat(self._path).st_mode)
+        async for text in self._device() if device else self._file():
+            if (found := recognise(text)) is not None:
+                log.info("kernel line", text=found.text, xid=found.xid)
+                emit(KernelLine(self._node, time.time(), found.text, found.xid, found.pci, gpu_of(found.pci)))
+
+    async def _device(self) -> AsyncIterator[str]:
+        """Records of /dev/kmsg: each read gives one whole record."""
+        boot = _boot_id()
+        seen = self._load(boot)
+        fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if seen is None:
+                os.lseek(fd, 0, os.SEEK_END)
+            while True:
+                try:
+                    raw = os.read(fd, RECORD_BYTES_MAX)
+                except BlockingIOError:
+                    await anyio.wait_readable(fd)
+                    continue
+                except (
+                    BrokenPipeError
+                ):  # records were overwritten before we came to them; reading goes on with the oldest left
+                    log.warning("kernel log overran us: some lines were not seen")
+                    continue
+                record = parse_record(raw.decode(errors="replace"))
+                if record.sequence is None or (seen is not None and record.sequence <= seen):
+                    continue
+                yield record.text
+                seen = record.sequence
+                if recognise(record.text) is not None:  # the only ones whose repetition would matter
+                    self._save(boot, seen)
+        finally:
+            os.close(fd)
+
+    async def _file(self) -> AsyncIterator[str]:
+        """Lines of a plain file, which may be rotated (another inode) or truncated at any time."""
+        offset: int | None = None
+        inode = 0
+        while True:
+            status = _stat(self._path)
+            if status is not None:
+                if offset is None:
+                    inode, saved = status.st_ino, self._load(str(status.st_ino))
+                    offset = saved if saved is not None and saved <= status.st_size else status.st_size
+                    self._save(str(inode), offset)
+                elif status.st_ino != inode or status.st_size < offset:
+                    inode, offset = status.st_ino, 0
+                if status.st_size > offset:
+                    lines, offset = _read_lines(self._path, offset)
+                    for line in lines:
+                        yield parse_record(line).text
+                    self._save(str(inode), offset)
+            await anyio.sleep(FILE_POLL_S)
+
+    def _load(self, place: str) -> int | None:
+        try:
+            saved = json.loads(self._position.read_text())
+            return int(saved["position"]) if saved["place"] == place else None
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None  # never written, or torn by a crash: then from the end
+
+    def _save(self, place: str, position: int) -> None:
+        temporary = self._position.with_suffix(".tmp")
+        temporary.write_text(json.dumps({"place": place, "position": position}))
+        temporary.replace(self._position)
+
+
+def gpu_of(pci: str, gpus: Path = GPUS) -> int | None:
+    """The GPU's index (its device minor) by its PCI address, as the driver lists it; None without a driver."""
+    if not pci:
+        return None
+    for directory in _entries(gpus):
+        if directory.name.lower().startswith(pci.lower().removesuffix(".0")):
+            information = (directory / "information").read_text()
+            for line in information.splitlines():
+                if line.startswith("Device Minor:"):
+                    return int(line.split(":")[1])
+    return None
+
+
+def _boot_id() -> str:
+    return BOOT_ID.read_text().strip()
+
+
+def _entries(directory: Path) -> Iterator[Path]:
+    return directory.iterdir() if directory.is_dir() else iter(())
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except FileNotFoundError:  # being rotated: the new one is about to appear
+        return None
+
+
+def _read_lines(path: Path, offset: int) -> tuple[list[str], int]:
+    """Whole lines from `offset`, and where the next one begins. A line that is still being written is left for later."""
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            raw = file.read(READ_BYTES_MAX)
+    except FileNotFoundError:
+        return [], offset
+    end = raw.rfind(b"\n") + 1
+    if end == 0:
+        if len(raw) < RECORD_BYTES_MAX:
+            return [], offset
+        end = len(raw)  # no writer makes such a line: pass over it
+    return raw[:end].decode(errors="replace").splitlines(), offset + end

@@ -1,0 +1,96 @@
+"""The agent's own directory: one agent at a time, and nothing left of a dead one.
+
+An agent's children are tied to it and die with it, but not what *they* started (a data loader of a killed worker, say). All of
+them carry `MARK` in their environment, so whoever takes the directory over finds and ends them before it starts anything.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import structlog
+
+from holdfast.domain.errors import Conflict, HoldfastError, Unavailable
+
+log = structlog.get_logger("holdfast.agent.directory")
+
+MARK = "HOLDFAST_AGENT_TREE"
+KILL_TIMEOUT_S = 10.0
+
+
+@contextmanager
+def claimed(agent_dir: Path, memory_dir: Path, disk_dir: Path) -> Iterator[None]:
+    """Make the directories and hold the agent's own. Raises `Conflict` when another agent has it."""
+    for path in (agent_dir, memory_dir, disk_dir):
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            (probe := path / f".write-{os.getpid()}").touch()
+            probe.unlink()
+        except OSError as error:
+            raise HoldfastError(f"the directory {path} cannot be used: {error.strerror}") from error
+    lock = os.open(agent_dir / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Conflict(f"another agent runs in {agent_dir}; give this one a directory of its own") from None
+        end_leftovers(agent_dir)
+        yield
+    finally:
+        os.close(lock)
+
+
+def end_leftovers(agent_dir: Path) -> list[int]:
+    """SIGKILL every process that a former agent of this directory left; returns their pids when all are gone."""
+    mark = f"{MARK}={agent_dir}".encode()
+    pids = [pid for pid in _own_processes() if mark in _environment(pid)]
+    for pid in pids:
+        log.warning("ending a leftover of a former agent", pid=pid)
+        _end(pid)
+    return pids
+
+
+def remove_images(memory_dir: Path, job: str) -> None:
+    """Drop a job's shared memory. Raises `HoldfastError` when something of it stays."""
+    try:
+        shutil.rmtree(memory_dir / job)
+    except FileNotFoundError:
+        pass  # it never saved anything here
+    except OSError as error:
+        raise HoldfastError(f"the images of {job} cannot be removed: {error}") from error
+
+
+def _own_processes() -> Iterator[int]:
+    for entry in os.scandir("/proc"):
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            yield int(entry.name)
+
+
+def _environment(pid: int) -> list[bytes]:
+    """Its environment as it was at its last exec; empty for processes of others, and for those that have gone."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except (PermissionError, FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _end(pid: int) -> None:
+    """Kill it through a pidfd and wait until it is gone."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    with os.fdopen(pidfd) as watched:
+        try:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        if not select.select([watched], [], [], KILL_TIMEOUT_S)[0]:
+            raise Unavailable(f"process {pid} of a former agent survived SIGKILL for {KILL_TIMEOUT_S:g} s")

@@ -1,0 +1,114 @@
+"""Executes every order once, whoever repeats it: per `(command_id)` over this agent's whole life, across its restarts.
+
+* An order under a lower epoch than the highest seen comes from a leader that has been replaced: refused, and not
+  remembered, because the new leader may send the same command and then it counts.
+* A command that has been answered is answered again from memory; one that is under way is not begun twice.
+* The answer is on disk before it is sent. An agent that dies before that loses its workers with it (they are tied to it),
+  so the repeat finds a clean node and executes the order anew.
+* An agent that cannot write to its disk says so in its answers, and takes no orders: it could not keep the first two promises.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+
+import structlog
+from anyio.abc import TaskGroup
+
+from holdfast.agent.ledger import Ledger
+from holdfast.agent.node import Outcome
+from holdfast.domain.errors import HoldfastError
+from holdfast.domain.orders import Order, OrderDone
+
+log = structlog.get_logger("holdfast.agent.orders")
+
+ORDERS_MAX = 64  # under way at once
+
+
+class Executor:
+    """`carry_out` does the work, `report` sends the answer; orders run in `tasks`, so that a slow one delays no other."""
+
+    def __init__(
+        self,
+        *,
+        tasks: TaskGroup,
+        ledger: Ledger,
+        carry_out: Callable[[Order], Awaitable[Outcome]],
+        report: Callable[[OrderDone], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._tasks = tasks
+        self._ledger = ledger
+        self._carry_out = carry_out
+        self._report = report
+        self._clock = clock
+        self._under_way: set[str] = set()
+
+    @property
+    def epoch(self) -> int:
+        return self._ledger.epoch
+
+    def raise_epoch(self, epoch: int) -> None:
+        """A leader has introduced itself under `epoch`."""
+        self._ledger.raise_epoch(epoch)
+
+    def submit(self, epoch: int, command_id: str, order: Order) -> None:
+        """Execute, repeat the answer, or refuse. Never raises for what the order is or does: that is the answer."""
+        name = type(order).__name__
+        if epoch < self._ledger.epoch:
+            self._refuse(
+                command_id, name, f"epoch {epoch} is over: a leader of epoch {self._ledger.epoch} has been seen"
+            )
+            return
+        try:
+            self._ledger.raise_epoch(epoch)
+            known = self._ledger.answer(command_id)
+        except HoldfastError as error:
+            self._refuse(command_id, name, str(error))
+            return
+        if known is not None:
+            self._report(known)
+        elif command_id in self._under_way:
+            log.debug("order repeated while under way", order=name, command_id=command_id)
+        elif len(self._under_way) >= ORDERS_MAX:
+            self._refuse(command_id, name, f"{ORDERS_MAX} orders are under way on this node; try again")
+        else:
+            self._under_way.add(command_id)
+            self._tasks.start_soon(self._execute, command_id, order, name=f"order {name}")
+
+    def _refuse(self, command_id: str, name: str, reason: str) -> None:
+        log.warning("order refused", order=name, command_id=command_id, reason=reason)
+        self._report(OrderDone(command_id, ok=False, reason=reason, at=self._clock()))
+
+    async def _execute(self, command_id: str, order: Order) -> None:
+        name = type(order).__name__
+        try:
+            answer = await self._answer(command_id, order)
+            self._ledger.remember(answer)
+        except HoldfastError as error:  # the ledger's: what was done stays, but nothing may be built on it
+            answer = OrderDone(command_id, ok=False, reason=str(error), at=self._clock())
+        finally:
+            self._under_way.discard(command_id)
+        log.info("order done", order=name, command_id=command_id, ok=answer.ok, reason=answer.reason)
+        self._report(answer)
+
+    async def _answer(self, command_id: str, order: Order) -> OrderDone:
+        try:
+            outcome = await self._carry_out(order)
+        except (HoldfastError, OSError) as error:
+            return OrderDone(command_id, ok=False, reason=str(error), at=self._clock())
+        except Exception as error:
+            # A bug of ours. Ending the agent would end healthy workers with it; the supervisor plans around the node instead.
+            log.exception("order failed", order=type(order).__name__, command_id=command_id)
+            return OrderDone(
+                command_id, ok=False, reason=f"agent bug: {type(error).__name__}: {error}", at=self._clock()
+            )
+        return OrderDone(
+            command_id,
+            ok=True,
+            master=outcome.master,
+            at=self._clock(),
+            phases_s=outcome.phases_s,
+            workers=outcome.workers,
+        )

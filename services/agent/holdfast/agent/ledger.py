@@ -1,0 +1,95 @@
+"""What the agent must not forget when it crashes: the answers it gave, and the highest epoch that it has obeyed.
+
+SQLite, one file, every write on disk before it returns: an answer that has been sent is an answer that will be repeated.
+The oldest answers are dropped beyond `ANSWERS_MAX`; the supervisor stops asking as soon as it has one.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from holdfast.domain.errors import HoldfastError
+from holdfast.domain.nodes import RunningWorker
+from holdfast.domain.orders import OrderDone
+
+ANSWERS_MAX = 1000
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS answer (number INTEGER PRIMARY KEY, command_id TEXT UNIQUE NOT NULL, answer TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS epoch (one INTEGER PRIMARY KEY CHECK (one = 1), epoch INTEGER NOT NULL);
+INSERT OR IGNORE INTO epoch VALUES (1, 0);
+"""
+
+
+class Ledger:
+    """Use it as a context manager. Every method raises `HoldfastError` naming the file when the disk does not take it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._database = sqlite3.connect(path, isolation_level=None)
+            self._database.execute("PRAGMA journal_mode = WAL")
+            self._database.execute("PRAGMA synchronous = FULL")
+            self._database.executescript(_SCHEMA)
+            (self._epoch,) = self._database.execute("SELECT epoch FROM epoch").fetchone()
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._database.close()
+
+    @property
+    def epoch(self) -> int:
+        """The highest epoch seen."""
+        return int(self._epoch)
+
+    def raise_epoch(self, epoch: int) -> None:
+        """Remember a higher epoch; a lower one changes nothing."""
+        if epoch > self._epoch:
+            self._write("UPDATE epoch SET epoch = ?", (epoch,))
+            self._epoch = epoch
+
+    def answer(self, command_id: str) -> OrderDone | None:
+        """The answer given to this command, if it has been executed."""
+        try:
+            row = self._database.execute("SELECT answer FROM answer WHERE command_id = ?", (command_id,)).fetchone()
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
+        return None if row is None else _load(row[0])
+
+    def remember(self, answer: OrderDone) -> None:
+        """On disk when this returns."""
+        self._write(
+            "INSERT OR REPLACE INTO answer (command_id, answer) VALUES (?, ?)", (answer.command_id, _dump(answer))
+        )
+        self._write("DELETE FROM answer WHERE number <= (SELECT max(number) FROM answer) - ?", (ANSWERS_MAX,))
+
+    def _write(self, statement: str, values: tuple[object, ...]) -> None:
+        try:
+            self._database.execute(statement, values)
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: sqlite3.Error) -> HoldfastError:
+        return HoldfastError(f"the agent's memory {self._path} cannot be used: {error}; is the disk full or read-only?")
+
+
+def _dump(answer: OrderDone) -> str:
+    return json.dumps(asdict(answer))
+
+
+def _load(text: str) -> OrderDone:
+    raw = json.loads(text)
+    phases = tuple((name, seconds) for name, seconds in raw.pop("phases_s"))
+    workers = tuple(RunningWorker(**worker) for worker in raw.pop("workers"))
+    return OrderDone(**raw, phases_s=phases, workers=workers)

@@ -1,0 +1,192 @@
+"""Carries out the supervisor's orders on this node. Per job, a newer generation always wins over an older one.
+
+`Prepare` has two halves that overlap: the new workers are forked (they wait, and run nothing of the user's) while the old
+ones are killed; what the new ones restore is staged when no old one can write any more. It answers when both are done.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import anyio
+
+from holdfast.agent.directory import remove_images
+from holdfast.agent.replicator import Replicator
+from holdfast.agent.workers.environment import Site
+from holdfast.agent.workers.pool import WorkerPool
+from holdfast.domain.errors import Conflict, InvalidSpec
+from holdfast.domain.nodes import RunningWorker
+from holdfast.domain.orders import CheckpointNow, Order, Prepare, Start, Stop, Warm
+from holdfast.domain.replication import Configure, Stage, StagedShard
+
+T = TypeVar("T")
+
+STAGE_TIMEOUT_S = 600.0  # the supervisor's own deadline for `Prepare` is what counts; this only bounds the replicator
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What carrying out an order gave; the fields of `OrderDone` that an order can fill."""
+
+    master: str = ""
+    phases_s: tuple[tuple[str, float], ...] = ()
+    workers: tuple[RunningWorker, ...] = ()
+
+
+@dataclass(slots=True)
+class _Job:
+    """What this node is doing for one job."""
+
+    token: str = ""  # of the submission: the same name submitted again counts its generations from 1
+    generation: int = 0  # the newest that was prepared or is being prepared
+    preparing: anyio.CancelScope | None = None
+    staged: tuple[StagedShard, ...] = ()
+    lock: anyio.Lock = field(default_factory=anyio.Lock)
+
+
+class Node:
+    """The orders' meaning. Each raises `HoldfastError` with the reason when it cannot be carried out."""
+
+    def __init__(self, pool: WorkerPool, replicator: Replicator, site: Site) -> None:
+        self._pool = pool
+        self._replicator = replicator
+        self._site = site
+        self._jobs: dict[str, _Job] = {}
+
+    async def carry_out(self, order: Order) -> Outcome:
+        match order:
+            case Warm():
+                await self._pool.warm(order.launch)
+                return Outcome()
+            case Prepare():
+                return await self._prepare(order)
+            case Start():
+                return self._start(order)
+            case Stop():
+                return await self._stop(order)
+            case CheckpointNow():
+                self._refuse_older(order.job, order.generation)
+                self._pool.checkpoint_now(order.job, order.generation, order.at_step)
+                return Outcome()
+
+    # ------------------------------------------------------------------ prepare
+
+    async def _prepare(self, order: Prepare) -> Outcome:
+        job = self._admit(order)
+        with anyio.CancelScope() as scope:
+            job.preparing = scope
+            async with job.lock:
+                return await self._change_generation(job, order)
+        raise Conflict(
+            f"generation {order.generation} of {order.job} was overtaken by {job.generation} while it was prepared"
+        )
+
+    def _admit(self, order: Prepare) -> _Job:
+        """Take note of the generation and cut short the preparation of an older one."""
+        job = self._jobs.setdefault(order.job, _Job())
+        if job.token == order.token:
+            self._refuse_older(order.job, order.generation)
+        if job.preparing is not None:
+            job.preparing.cancel()
+        job.token, job.generation, job.staged = order.token, order.generation, ()
+        return job
+
+    async def _change_generation(self, job: _Job, order: Prepare) -> Outcome:
+        phases = _Phases()
+        forked: tuple[RunningWorker, ...] = ()
+
+        async def fork() -> None:
+            nonlocal forked
+            forked = await phases.timed("fork", lambda: self._pool.fork(order))
+
+        async def stage() -> None:
+            # The same name submitted anew starts again at 1: then what runs here may carry any number.
+            others = max(
+                (number for number in self._pool.generations(order.job) if number != order.generation), default=0
+            )
+            await phases.timed("stop", lambda: self._pool.stop(order.job, max(others, order.generation - 1)))
+            job.staged = await phases.timed("stage", lambda: self._stage(order))
+
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(fork)
+                tasks.start_soon(stage)
+        except BaseExceptionGroup as group:
+            with anyio.CancelScope(shield=True):
+                await self._pool.stop(order.job, order.generation)
+            raise _first(group) from group
+        finally:
+            if job.generation == order.generation:  # else a newer one is being prepared, and the scope is its own
+                job.preparing = None
+        return Outcome(self._pool.master_of(order.job, order.generation), phases.taken, forked)
+
+    async def _stage(self, order: Prepare) -> tuple[StagedShard, ...]:
+        await self._replicator.configure(
+            Configure(
+                job=order.job,
+                generation=order.generation,
+                attempt=order.attempt,
+                mesh=order.mesh,
+                ranks=tuple(order.placement.ranks),
+                peers=order.peers,
+                keep=order.checkpoint.keep,
+                token=order.token,
+            )
+        )
+        if not order.restore:
+            return ()
+        return await self._replicator.stage(Stage(order.job, order.restore, STAGE_TIMEOUT_S))
+
+    # ------------------------------------------------------------------ the others
+
+    def _start(self, order: Start) -> Outcome:
+        self._refuse_older(order.job, order.generation)
+        host, _, port = order.master.rpartition(":")
+        if not host or not port.isdecimal():
+            raise InvalidSpec("master", order.master, "host:port")
+        job = self._jobs.get(order.job)
+        self._pool.start(order.job, order.generation, (host, int(port)), job.staged if job is not None else ())
+        return Outcome()
+
+    async def _stop(self, order: Stop) -> Outcome:
+        job = self._jobs.setdefault(order.job, _Job())
+        if job.preparing is not None and job.generation <= order.generation:
+            job.preparing.cancel()
+        await self._pool.stop(order.job, order.generation, order.grace_s)
+        if order.forget:
+            del self._jobs[order.job]
+            await self._replicator.forget(order.job)
+            remove_images(self._site.memory_dir, order.job)
+        return Outcome()
+
+    def _refuse_older(self, name: str, generation: int) -> None:
+        newest = self._jobs[name].generation if name in self._jobs else 0
+        if generation < newest:
+            raise Conflict(f"generation {generation} of {name} is over: {newest} has been prepared here")
+
+
+class _Phases:
+    """How long the parts of an order took."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    async def timed(self, name: str, work: Callable[[], Awaitable[T]]) -> T:
+        began = time.monotonic()
+        try:
+            return await work()
+        finally:
+            self._seconds[name] = time.monotonic() - began
+
+    @property
+    def taken(self) -> tuple[tuple[str, float], ...]:
+        return tuple((name, self._seconds[name]) for name in ("stop", "fork", "stage"))
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The exception that ended the group; a second one is only its echo."""
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error

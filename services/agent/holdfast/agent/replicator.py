@@ -1,0 +1,209 @@
+"""This node's checkpoint-replicator: runs the process, asks it to configure, stage and forget, hears what it holds."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import anyio
+import grpc
+import structlog
+from anyio.abc import TaskStatus
+
+from holdfast.agent.workers.logs import open_log, tail
+from holdfast.domain.errors import NotFound, Unavailable
+from holdfast.domain.orders import Inventory
+from holdfast.domain.replication import Configure, Stage, StagedShard
+from holdfast.runtime.backoff import Backoff
+from holdfast.runtime.children import Child, running, spawn
+from holdfast.runtime.grpc_channel import open_channel
+from holdfast.v1 import replicator_pb2 as pb
+from holdfast.v1.replicator_pb2_grpc import ReplicatorStub
+from holdfast.wire import shards as wire
+
+log = structlog.get_logger("holdfast.agent.replicator")
+
+CALL_TIMEOUT_S = 5.0
+START_TIMEOUT_S = 30.0
+READY_POLL_S = 0.01
+
+
+class Replicator(Protocol):
+    """What the agent needs of a replicator. Every call raises `HoldfastError` with the reason when it fails."""
+
+    @property
+    def endpoint(self) -> str:
+        """`host:port` of its data plane; empty when this node has none."""
+
+    async def configure(self, request: Configure) -> None: ...
+
+    async def stage(self, request: Stage) -> tuple[StagedShard, ...]: ...
+
+    async def forget(self, job: str) -> None: ...
+
+
+class NoReplicator:
+    """A node without checkpoints: jobs start from scratch, and an order to restore is refused."""
+
+    endpoint = ""
+
+    async def configure(self, request: Configure) -> None:
+        pass  # nothing is copied anywhere; the node has said so with its empty endpoint
+
+    async def stage(self, request: Stage) -> tuple[StagedShard, ...]:
+        raise NotFound(f"this node runs without a replicator and cannot restore {request.job}")
+
+    async def forget(self, job: str) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicatorPlaces:
+    """Where one replicator works. `listen` is its data plane's `host:port`."""
+
+    node: str
+    agent_dir: Path
+    memory_dir: Path
+    disk_dir: Path
+    listen: str
+
+    @property
+    def socket(self) -> Path:
+        return self.agent_dir / "replicator.sock"
+
+    @property
+    def notes(self) -> Path:
+        return self.agent_dir / "replicator.notes"
+
+
+class LocalReplicator:
+    """A replicator process of our own; a dead one is started again on the same port, and training goes on meanwhile."""
+
+    def __init__(
+        self, places: ReplicatorPlaces, environment: Mapping[str, str], on_inventory: Callable[[Inventory], None]
+    ) -> None:
+        self._places = places
+        self._environment = environment
+        self._on_inventory = on_inventory
+        self._channel = open_channel(f"unix:{places.socket}")
+        self._stub = ReplicatorStub(self._channel)
+        self._log_path = places.agent_dir / "replicator.log"
+        self._ready_path = places.agent_dir / "replicator.ready"
+        self._listen = places.listen
+        self._endpoint = ""
+
+    @property
+    def endpoint(self) -> str:
+        return self._endpoint
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Until cancelled. Reports `started` when the first process serves; raises `Unavailable` when that one does not."""
+        backoff = Backoff(first_s=0.1, max_s=5.0)
+        first = True
+        async with self._channel:
+            while True:
+                async with running(self._spawn()) as child:
+                    served = await self._serve(child)
+                    if served and first:
+                        first = False
+                        task_status.started()
+                        backoff.reset()
+                    if served:
+                        await self._follow(child)
+                    code = await child.wait()
+                if first:
+                    said = "; ".join(tail(self._log_path, lines_max=3))
+                    raise Unavailable(f"the checkpoint-replicator ended with code {code} before it served: {said}")
+                log.error("replicator died", code=code, log=str(self._log_path))
+                await backoff.sleep()
+
+    async def configure(self, request: Configure) -> None:
+        await self._call(self._stub.Configure, wire.encode_configure(request), CALL_TIMEOUT_S)
+
+    async def stage(self, request: Stage) -> tuple[StagedShard, ...]:
+        answer = await self._call(self._stub.Stage, wire.encode_stage(request), request.timeout_s + CALL_TIMEOUT_S)
+        return wire.decode_staged(answer)
+
+    async def forget(self, job: str) -> None:
+        await self._call(self._stub.Forget, pb.ForgetRequest(job=job), CALL_TIMEOUT_S)
+
+    def _spawn(self) -> Child:
+        self._ready_path.unlink(missing_ok=True)
+        output = open_log(self._log_path)
+        try:
+            return spawn(
+                "checkpoint-replicator",
+                [sys.executable, "-m", "holdfast.replicator"],
+                env={
+                    **self._environment,
+                    "HOLDFAST_NODE": self._places.node,
+                    "HOLDFAST_MEMORY_DIR": str(self._places.memory_dir),
+                    "HOLDFAST_DISK_DIR": str(self._places.disk_dir),
+                    "HOLDFAST_REPLICATOR_SOCKET": str(self._places.socket),
+                    "HOLDFAST_REPLICATOR_NOTES": str(self._places.notes),
+                    "HOLDFAST_REPLICATOR_LISTEN": self._listen,
+                    "HOLDFAST_READY_FILE": str(self._ready_path),
+                },
+                output=output,
+            )
+        finally:
+            os.close(output)
+
+    async def _serve(self, child: Child) -> bool:
+        """Wait until it serves; False when it ended or took too long (then it is ended)."""
+        served = False
+
+        async def until_gone() -> None:
+            await child.wait()
+            tasks.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(until_gone)
+            with anyio.move_on_after(START_TIMEOUT_S):
+                served = await self._wait_ready()
+            tasks.cancel_scope.cancel()
+        if not served:
+            child.kill()
+        return served
+
+    async def _wait_ready(self) -> bool:
+        while not self._ready_path.exists():  # noqa: ASYNC110 - written by another process: nothing here could set an event
+            await anyio.sleep(READY_POLL_S)
+        try:
+            described: pb.DescribeResponse = await self._call(
+                self._stub.Describe, pb.DescribeRequest(), START_TIMEOUT_S, wait_for_ready=True
+            )
+        except Unavailable as error:
+            log.error("replicator does not answer", reason=str(error))
+            return False
+        self._endpoint = self._listen = described.endpoint  # a successor takes the same port: peers know it
+        return True
+
+    async def _follow(self, child: Child) -> None:
+        """Pass on what it holds until it ends."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._watch_inventory)
+            await child.wait()
+            tasks.cancel_scope.cancel()
+
+    async def _watch_inventory(self) -> None:
+        backoff = Backoff(first_s=0.02, max_s=1.0)
+        while True:
+            try:
+                async for message in self._stub.WatchInventory(pb.WatchInventoryRequest(), wait_for_ready=True):
+                    backoff.reset()
+                    self._on_inventory(wire.decode_inventory(message))
+            except grpc.aio.AioRpcError as error:
+                log.warning("inventory stream broke", reason=error.details())
+            await backoff.sleep()
+
+    async def _call(self, method: Any, request: Any, timeout_s: float, *, wait_for_ready: bool = False) -> Any:
+        """One call; its failure as `Unavailable`, with the replicator's own words."""
+        try:
+            return await method(request, timeout=timeout_s, wait_for_ready=wait_for_ready)
+        except grpc.aio.AioRpcError as error:
+            raise Unavailable(f"checkpoint-replicator: {error.details() or error.code().name}") from error

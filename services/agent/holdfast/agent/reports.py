@@ -1,0 +1,67 @@
+"""Reports that wait to be acknowledged by the supervisor. Pure.
+
+Numbers grow for ever within an incarnation, and the supervisor drops what is not above the last it has seen. Every session
+begins with `Hello`, so on a new session what was not acknowledged gets new numbers, after the greeting's. A report whose
+acknowledgement was lost may so be told twice: every report means the same when it is told again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from holdfast.domain.orders import Hello, Inventory, Report
+
+WAITING_MAX = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    seq: int
+    report: Report
+
+
+class Reports:
+    """A queue of reports. Inventories replace each other; the rest is kept until acknowledged."""
+
+    def __init__(self) -> None:
+        self._seq = 0
+        self._waiting: deque[Report] = deque()  # not sent on this session
+        self._sent: deque[Numbered] = deque()  # sent, not acknowledged
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, report: Report) -> None:
+        """Raises RuntimeError when thousands wait: the supervisor asked for none of it, so something here runs wild."""
+        if isinstance(report, Inventory):
+            superseded = [r for r in self._waiting if isinstance(r, Inventory) and r.job == report.job]
+            for old in superseded:
+                self._waiting.remove(old)
+        if len(self._waiting) >= WAITING_MAX:
+            raise RuntimeError(f"{WAITING_MAX} reports wait for the supervisor, the newest {report!r}")
+        self._waiting.append(report)
+
+    def take(self) -> Numbered | None:
+        """The next report to send, numbered; None when there is none."""
+        if not self._waiting:
+            return None
+        self._seq += 1
+        numbered = Numbered(self._seq, self._waiting.popleft())
+        self._sent.append(numbered)
+        return numbered
+
+    def acknowledge(self, seq: int) -> None:
+        """The supervisor has this one and all before it."""
+        while self._sent and self._sent[0].seq <= seq:
+            self._sent.popleft()
+
+    def greet(self, hello: Hello) -> None:
+        """A new session: `hello` first, then everything that was not acknowledged, in order."""
+        again = [numbered.report for numbered in self._sent if not isinstance(numbered.report, Hello)]
+        self._sent.clear()
+        newer = list(self._waiting)
+        self._waiting.clear()
+        for report in (hello, *again, *newer):
+            self.add(report)

@@ -1,0 +1,150 @@
+"""The agent's composition root: everything is made and wired here, and the environment is read nowhere else.
+
+Who runs, and what ends with what:
+
+    session    ─┐                      reports up, orders down
+    uplink     ─┤ loops that never end: one that does is an error and takes the agent, and so the node's workers, with it
+    pool       ─┤                      templates, workers, their notes and logs
+    replicator ─┤
+    collectors ─┘ restarted one by one; none of them ends the agent
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import socket
+import uuid
+from collections.abc import Mapping
+from functools import partial
+
+import anyio
+from anyio.abc import TaskGroup
+
+from holdfast.agent.collectors import build_all
+from holdfast.agent.collectors.protocol import Surroundings, keep_collecting
+from holdfast.agent.directory import MARK, claimed
+from holdfast.agent.executor import Executor
+from holdfast.agent.ledger import Ledger
+from holdfast.agent.node import Node
+from holdfast.agent.outbox import Outbox
+from holdfast.agent.replicator import LocalReplicator, NoReplicator, Replicator, ReplicatorPlaces
+from holdfast.agent.reports import Reports
+from holdfast.agent.session import Session
+from holdfast.agent.settings import AgentSettings
+from holdfast.agent.uplink import Uplink
+from holdfast.agent.workers.environment import Site, inherited_environment
+from holdfast.agent.workers.pool import WorkerPool
+from holdfast.domain.nodes import NodeFacts
+from holdfast.domain.orders import Hello, Report
+from holdfast.domain.signals import NodeSignal
+from holdfast.runtime import ready
+from holdfast.runtime.service import guarded
+
+
+async def serve(settings: AgentSettings) -> None:
+    """Run one node until cancelled. Raises `HoldfastError` for what the operator can put right."""
+    with (
+        claimed(settings.agent_dir, settings.memory_dir, settings.disk_dir),
+        Ledger(settings.agent_dir / "agent.db") as ledger,
+    ):
+        async with anyio.create_task_group() as tasks:
+            await _run(settings, ledger, tasks)
+
+
+async def _run(settings: AgentSettings, ledger: Ledger, tasks: TaskGroup) -> None:
+    incarnation = uuid.uuid4().hex
+    inherited = {**inherited_environment(os.environ), MARK: str(settings.agent_dir)}
+    workers_ended = anyio.Event()
+
+    # What happens here, on its way out; the two ends are made below, since each needs to ask the parts between.
+    def emit(signal: NodeSignal) -> None:
+        uplink.emit(signal)
+
+    def report(what: Report) -> None:
+        session.report(what)
+
+    def hello() -> Hello:
+        return Hello(_facts(settings, incarnation, replicator.endpoint), pool.running())
+
+    places = _places(settings)
+    pool = WorkerPool(
+        node=settings.node,
+        address=settings.address,
+        site=Site(
+            agent_dir=settings.agent_dir,
+            memory_dir=settings.memory_dir,
+            notes=settings.agent_dir / "notes.sock",
+            replicator_notes=str(places.notes) if settings.replicator else "",
+        ),
+        inherited=inherited,
+        emit=emit,
+        report=report,
+        ended=workers_ended,
+        blind_start_s=settings.blind_start_s,
+    )
+    replicator: Replicator = LocalReplicator(places, inherited, report) if settings.replicator else NoReplicator()
+    executor = Executor(
+        tasks=tasks,
+        ledger=ledger,
+        carry_out=Node(pool, replicator, pool.site).carry_out,
+        report=report,
+    )
+    uplink = Uplink(Outbox(settings.node, incarnation), sample=pool.sample, last_words=workers_ended, tls=settings.tls)
+    session = Session(
+        endpoints=settings.endpoints,
+        hello=hello,
+        executor=executor,
+        reports=Reports(),
+        on_diagnostics=uplink.use,
+        tls=settings.tls,
+    )
+    guarded(tasks, "workers", pool.run)
+    guarded(tasks, "telemetry", uplink.run)
+    for collector in build_all(_surroundings(settings)):
+        guarded(tasks, f"collector {collector.name}", partial(keep_collecting, collector, settings.node, emit))
+    if isinstance(replicator, LocalReplicator):
+        await tasks.start(replicator.run, name="checkpoint-replicator")
+    guarded(tasks, "control session", session.run)
+    ready.announce(settings.ready_file, _announcement(settings, incarnation, replicator))
+    await anyio.sleep_forever()
+
+
+def _facts(settings: AgentSettings, incarnation: str, replicator_endpoint: str) -> NodeFacts:
+    return NodeFacts(
+        node=settings.node,
+        incarnation=incarnation,
+        hostname=socket.gethostname(),
+        address=settings.address,
+        zone=settings.zone or settings.node,
+        capacity=settings.capacity,
+        replicator_endpoint=replicator_endpoint,
+        agent_pid=os.getpid(),
+        directory=str(settings.agent_dir),
+        kernel_log=str(settings.kernel_log),
+        version=importlib.metadata.version("holdfast"),
+    )
+
+
+def _announcement(settings: AgentSettings, incarnation: str, replicator: Replicator) -> Mapping[str, str]:
+    return {"node": settings.node, "incarnation": incarnation, "replicator": replicator.endpoint}
+
+
+def _places(settings: AgentSettings) -> ReplicatorPlaces:
+    return ReplicatorPlaces(
+        node=settings.node,
+        agent_dir=settings.agent_dir,
+        memory_dir=settings.memory_dir,
+        disk_dir=settings.disk_dir,
+        listen=f"{settings.address}:{settings.replicator_port}",
+    )
+
+
+def _surroundings(settings: AgentSettings) -> Surroundings:
+    return Surroundings(
+        node=settings.node,
+        agent_dir=settings.agent_dir,
+        memory_dir=settings.memory_dir,
+        disk_dir=settings.disk_dir,
+        kernel_log=settings.kernel_log,
+    )

@@ -1,0 +1,142 @@
+"""The control session with the supervisor: says hello, sends reports and beats, hears orders.
+
+When it breaks, training goes on. Endpoints are tried in turn: a standby answers "not the leader", and the next one is asked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import anyio
+import grpc
+import structlog
+
+from holdfast.agent.executor import Executor
+from holdfast.agent.reports import Reports
+from holdfast.agent.streams import broken, first_error, write
+from holdfast.domain.errors import HoldfastError, Unavailable
+from holdfast.domain.nodes import PROTOCOL_VERSION
+from holdfast.domain.orders import Hello, OrderDone, Report
+from holdfast.runtime.backoff import Backoff
+from holdfast.runtime.grpc_channel import open_channel
+from holdfast.runtime.tls import Tls
+from holdfast.v1 import control_pb2 as pb
+from holdfast.v1.control_pb2_grpc import ControlStub
+from holdfast.wire.control import decode_order, encode_beat, encode_report
+
+log = structlog.get_logger("holdfast.agent.session")
+
+BEAT_S = 0.25
+WELCOME_TIMEOUT_S = 3.0  # a leader welcomes at once; a supervisor that does not is as good as none
+
+_Call = grpc.aio.StreamStreamCall[pb.AgentMessage, pb.SupervisorMessage]
+
+
+class Session:
+    """`hello` is asked at the start of every session; `on_diagnostics` hears where telemetry goes."""
+
+    def __init__(
+        self,
+        *,
+        endpoints: Sequence[str],
+        hello: Callable[[], Hello],
+        executor: Executor,
+        reports: Reports,
+        on_diagnostics: Callable[[Sequence[str]], None],
+        tls: Tls | None = None,
+    ) -> None:
+        self._endpoints = tuple(endpoints)
+        self._hello = hello
+        self._executor = executor
+        self._reports = reports
+        self._on_diagnostics = on_diagnostics
+        self._tls = tls
+        self._news = anyio.Event()
+
+    def report(self, report: Report) -> None:
+        """Tell the supervisor, now or when there is one."""
+        self._reports.add(report)
+        self._news.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        backoff = Backoff()
+        turn = 0
+        while True:
+            endpoint = self._endpoints[turn % len(self._endpoints)]
+            turn += 1
+            try:
+                async with open_channel(endpoint, self._tls) as channel:
+                    await self._converse(ControlStub(channel).Session(), backoff)
+            except* grpc.aio.AioRpcError as group:
+                error = first_error(group)
+                log.warning("no session", endpoint=endpoint, code=error.code().name, reason=error.details())
+            except* Unavailable as refused:
+                log.warning("no session", endpoint=endpoint, reason=str(refused.exceptions[0]))
+            await backoff.sleep()
+
+    async def _converse(self, call: _Call, backoff: Backoff) -> None:
+        """One session, until it breaks; the reason is raised, in a group."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._speak, call)
+                await self._hear_welcome(call)
+                backoff.reset()
+                while True:
+                    self._take(await _read(call))
+        finally:
+            call.cancel()
+
+    async def _speak(self, call: _Call) -> None:
+        """Hello, then every report as it comes, and a beat when there has been none."""
+        self._reports.greet(self._hello())
+        while True:
+            while (numbered := self._reports.take()) is not None:
+                await write(call, encode_report(numbered.report, numbered.seq))
+            with anyio.move_on_after(BEAT_S) as silence:
+                await self._news.wait()
+            self._news = anyio.Event()
+            if silence.cancelled_caught:
+                await write(call, encode_beat(time.time()))
+
+    async def _hear_welcome(self, call: _Call) -> None:
+        """The leader's greeting. Raises `Unavailable` when there is none, or when it comes from a leader of the past."""
+        message: pb.SupervisorMessage | None = None
+        with anyio.move_on_after(WELCOME_TIMEOUT_S):
+            message = await _read(call)
+        if message is None or message.WhichOneof("message") != "welcome":
+            raise Unavailable(f"no welcome within {WELCOME_TIMEOUT_S:g} s")
+        welcome = message.welcome
+        if welcome.protocol_version != PROTOCOL_VERSION:
+            raise Unavailable(f"it speaks protocol version {welcome.protocol_version}, this agent {PROTOCOL_VERSION}")
+        if welcome.epoch < self._executor.epoch:
+            raise Unavailable(f"it leads epoch {welcome.epoch}, and epoch {self._executor.epoch} has been seen")
+        log.info("session", supervisor=welcome.supervisor, epoch=welcome.epoch)
+        self._on_diagnostics(tuple(welcome.diagnostics))
+
+    def _take(self, message: pb.SupervisorMessage) -> None:
+        match message.WhichOneof("message"):
+            case "ack":
+                self._reports.acknowledge(message.ack.seq)
+            case "command":
+                self._take_command(message.command)
+            case kind:
+                log.debug("message of no use", kind=kind)
+
+    def _take_command(self, command: pb.Command) -> None:
+        try:
+            order = decode_order(command)
+        except HoldfastError as error:  # of a newer supervisor, or a damaged one: it must hear that, not wait for ever
+            log.error("order not understood", command_id=command.command_id, reason=str(error))
+            self.report(OrderDone(command.command_id, ok=False, reason=str(error), at=time.time()))
+            return
+        self._executor.submit(command.epoch, command.command_id, order)
+
+
+async def _read(call: _Call) -> pb.SupervisorMessage:
+    """The next message. Raises `AioRpcError` when there will be none."""
+    message = await call.read()
+    if isinstance(message, pb.SupervisorMessage):
+        return message
+    raise await broken(call)

@@ -1,0 +1,166 @@
+"""The telemetry stream to diagnostics: a tick every `TICK_S`, at once for what is reliable. Never holds anyone up.
+
+The stream may break, block or be refused for as long as it likes: signals gather in the bounded `Outbox`, training goes on,
+and endpoints are tried in turn with jittered back-off.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import anyio
+import grpc
+import structlog
+
+from holdfast.agent.outbox import Outbox
+from holdfast.agent.streams import broken, first_error, write
+from holdfast.domain.signals import NodeSignal
+from holdfast.runtime.backoff import Backoff
+from holdfast.runtime.grpc_channel import open_channel
+from holdfast.runtime.tls import Tls
+from holdfast.v1 import telemetry_pb2 as pb
+from holdfast.v1.telemetry_pb2_grpc import TelemetryStub
+from holdfast.wire.telemetry import encode_tick
+
+log = structlog.get_logger("holdfast.agent.uplink")
+
+TICK_S = 0.1
+GOODBYE_TIMEOUT_S = 1.0
+LAST_WORDS_TIMEOUT_S = 3.0
+
+_Call = grpc.aio.StreamStreamCall[pb.Tick, pb.TickAck]
+
+
+class Uplink:
+    """`sample(at)` is asked at every tick for signals that are only worth taking when they are about to be sent."""
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        *,
+        sample: Callable[[float], Sequence[NodeSignal]],
+        last_words: anyio.Event,
+        tls: Tls | None = None,
+    ) -> None:
+        """`last_words` is set when the workers are gone at the agent's end: what they left is sent before the goodbye."""
+        self._outbox = outbox
+        self._sample = sample
+        self._last_words = last_words
+        self._tls = tls
+        self._endpoints: tuple[str, ...] = ()
+        self._endpoints_known = anyio.Event()
+        self._wake = anyio.Event()
+        self._shield = anyio.CancelScope(shield=True)
+        self._left = anyio.Event()
+        self._streaming = False
+        self._closing = False
+        self._refused_in_a_row = 0
+
+    def emit(self, signal: NodeSignal) -> None:
+        """Queue a signal; one that is reliable leaves at once."""
+        self._outbox.add(signal)
+        if self._outbox.urgent:
+            self._wake.set()
+
+    def use(self, endpoints: Sequence[str]) -> None:
+        """Where diagnostics is, best first; a stream that stands stays where it is."""
+        if endpoints:
+            self._endpoints = tuple(endpoints)
+            self._endpoints_known.set()
+
+    async def run(self) -> None:
+        """Until cancelled; then sends the workers' last words and says goodbye, if a stream stands."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._talk_shielded)
+            try:
+                await anyio.sleep_forever()
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await self._leave()
+
+    async def _leave(self) -> None:
+        with anyio.move_on_after(LAST_WORDS_TIMEOUT_S):
+            await self._last_words.wait()
+        self._closing = True
+        self._wake.set()
+        if self._streaming:
+            with anyio.move_on_after(GOODBYE_TIMEOUT_S):
+                await self._left.wait()
+        self._shield.cancel()
+
+    async def _talk_shielded(self) -> None:
+        # A cancelled read or write cancels its stream, and there would be none left to say goodbye on.
+        with self._shield:
+            await self._talk()
+        self._left.set()
+
+    async def _talk(self) -> None:
+        await self._endpoints_known.wait()
+        backoff = Backoff()
+        for endpoint in self._in_turn():
+            try:
+                async with open_channel(endpoint, self._tls) as channel:
+                    await self._stream(TelemetryStub(channel).Stream(), backoff)
+            except* grpc.aio.AioRpcError as group:
+                self._lost(endpoint, group)
+            if self._closing:
+                return
+            await backoff.sleep()
+
+    def _in_turn(self) -> Iterator[str]:
+        turn = 0
+        while True:
+            yield self._endpoints[turn % len(self._endpoints)]
+            turn += 1
+
+    async def _stream(self, call: _Call, backoff: Backoff) -> None:
+        """One stream, until it breaks (`AioRpcError` in a group) or the agent leaves."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._hear, call, backoff)
+                for tick in self._outbox.again():
+                    await write(call, encode_tick(tick))
+                self._streaming = True
+                while not self._closing:
+                    await self._write_tick(call)
+                    await self._pause()
+                await self._write_tick(call, goodbye=True)
+                await call.done_writing()
+        finally:
+            self._streaming = False
+            call.cancel()
+
+    async def _write_tick(self, call: _Call, *, goodbye: bool = False) -> None:
+        at = time.time()
+        tick = self._outbox.compose(at, () if goodbye else self._sample(at))
+        await write(call, encode_tick(tick, goodbye=goodbye))
+
+    async def _pause(self) -> None:
+        with anyio.move_on_after(TICK_S):
+            await self._wake.wait()
+        self._wake = anyio.Event()
+        if self._closing:
+            self._wake.set()
+
+    async def _hear(self, call: _Call, backoff: Backoff) -> None:
+        """Acknowledgements, until diagnostics ends the stream: after our goodbye that is its good right."""
+        async for ack in call:
+            backoff.reset()
+            self._refused_in_a_row = 0
+            self._outbox.acknowledge(ack.seq)
+        if not self._closing:
+            raise await broken(call)
+
+    def _lost(self, endpoint: str, group: BaseExceptionGroup[grpc.aio.AioRpcError]) -> None:
+        error = first_error(group)
+        log.warning("telemetry stream broke", endpoint=endpoint, code=error.code().name, reason=error.details())
+        if error.code() is not grpc.StatusCode.INVALID_ARGUMENT:
+            return
+        self._refused_in_a_row += 1
+        if self._refused_in_a_row > 1 and (tick := self._outbox.give_up_oldest()) is not None:
+            log.error(
+                "tick given up: diagnostics does not understand it",
+                seq=tick.seq,
+                signals=[str(s) for s in tick.signals],
+            )

@@ -1,0 +1,88 @@
+"""The environment of a worker: torchrun's variables, so that an unmodified script runs, and Holdfast's own. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.domain import worker
+from holdfast.domain.mesh import Mesh
+from holdfast.domain.orders import Prepare
+from holdfast.domain.replication import StagedShard
+
+# Settings of the agent, which a worker has no business with.
+PRIVATE_PREFIX = "HOLDFAST_"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where things are on this node."""
+
+    agent_dir: Path
+    memory_dir: Path
+    notes: Path  # the agent's datagram socket
+    replicator_notes: str  # the replicator's; empty = there is none
+
+    def images(self, job: str, local_rank: int) -> Path:
+        return self.memory_dir / job / f"w{local_rank}"
+
+
+def inherited_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What templates and workers take over from the agent: everything but its own settings."""
+    return {name: value for name, value in environ.items() if not name.startswith(PRIVATE_PREFIX)}
+
+
+def worker_environment(
+    order: Prepare, local_rank: int, site: Site, error_path: Path, inherited: Mapping[str, str]
+) -> dict[str, str]:
+    """Everything that is known before `start`. What torchrun sets wins over what the job asks for."""
+    rank, world_size = order.placement.first_rank + local_rank, order.mesh.world_size
+    environment = {**inherited, **dict(order.launch.env)}
+    if order.placement.nproc > 1:
+        environment.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
+    environment |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(order.placement.nproc),
+        "GROUP_RANK": str(order.placement.slot),
+        "GROUP_WORLD_SIZE": str(order.nnodes),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(world_size),
+        "TORCHELASTIC_RUN_ID": order.job,
+        "TORCHELASTIC_RESTART_COUNT": str(order.generation - 1),
+        "TORCHELASTIC_MAX_RESTARTS": str(order.generation),  # no limit of ours; torch only logs it
+        "TORCHELASTIC_ERROR_FILE": str(error_path),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        worker.ENV_NOTES: str(site.notes),
+        worker.ENV_REPLICATOR: site.replicator_notes,
+        worker.ENV_JOB: order.job,
+        worker.ENV_GENERATION: str(order.generation),
+        worker.ENV_ATTEMPT: str(order.attempt),
+        worker.ENV_MESH: _mesh(order.mesh),
+        worker.ENV_IMAGES: str(site.images(order.job, local_rank)),
+        worker.ENV_INTERVAL_STEPS: str(order.checkpoint.interval_steps),
+    }
+    if order.restore_step and order.restore_mesh is not None:
+        environment[worker.ENV_PREVIOUS_MESH] = _mesh(order.restore_mesh)
+    if order.traceparent:
+        environment[worker.ENV_TRACEPARENT] = order.traceparent
+    return environment
+
+
+def start_environment(master: tuple[str, int], shard: StagedShard | None) -> dict[str, str]:
+    """What a worker learns with `start`: where to meet, and what to restore."""
+    host, port = master
+    environment = {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
+    if shard is not None:
+        key = shard.shard
+        environment[worker.ENV_RESTORE] = json.dumps({"step": key.step, "attempt": key.attempt, "path": shard.path})
+    return environment
+
+
+def _mesh(mesh: Mesh) -> str:
+    return json.dumps(dict(mesh.dims))

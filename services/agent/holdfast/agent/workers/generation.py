@@ -1,0 +1,148 @@
+"""One generation's workers on this node, from fork to the last exit, and what is said of them."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from holdfast.agent.workers.errors import read_error_file
+from holdfast.agent.workers.logs import tail
+from holdfast.agent.workers.notes import Note
+from holdfast.agent.workers.procfs import process_facts
+from holdfast.agent.workers.progress import Progress
+from holdfast.agent.workers.template import Exit
+from holdfast.agent.workers.worker import Worker
+from holdfast.domain.orders import Prepare, RanksFinished, RanksStepping
+from holdfast.domain.signals import GenerationStarted, GenerationStopped, NodeSignal, WorkerExited
+
+# How long the last `started` note may be missing (it was dropped) before first steps are reported without it.
+STARTED_NOTE_GRACE_S = 0.05
+
+
+@dataclass(slots=True)
+class LocalGeneration:
+    """`order` is what it was prepared by; `workers` are by rank, complete once prepared."""
+
+    node: str
+    order: Prepare
+    log_directory: Path
+    workers: dict[int, Worker] = field(default_factory=dict)
+    master: socket.socket | None = None  # the reserved rendezvous port, on the node of rank 0
+    started_at: float | None = None
+    progress: Progress | None = None  # from `start` on
+    stepping_reported: bool = False
+    stopping: bool = False
+
+    @property
+    def alive(self) -> list[Worker]:
+        return [worker for worker in self.workers.values() if worker.alive]
+
+    @property
+    def complete(self) -> bool:
+        """Every rank of this node has a living process."""
+        return len(self.alive) == self.order.placement.nproc
+
+    def begin(self, at: float) -> GenerationStarted:
+        """The ranks have been told to start."""
+        order = self.order
+        ranks = tuple(order.placement.ranks)
+        self.started_at = at
+        self.progress = Progress(
+            node=self.node, job=order.job, generation=order.generation, ranks=ranks, step=order.restore_step, at=at
+        )
+        return GenerationStarted(self.node, at, order.job, order.generation, order.mesh, ranks, order.hang)
+
+    def stop(self, at: float) -> GenerationStopped | None:
+        """From here on exits are expected. None when that has been said, or when the ranks were never started."""
+        if self.stopping:
+            return None
+        self.stopping = True
+        for worker in self.alive:
+            worker.expected = True
+        if self.started_at is None:
+            return None
+        return GenerationStopped(self.node, at, self.order.job, self.order.generation)
+
+    def fold(self, note: Note) -> None:
+        if self.progress is not None and self.progress.knows(note.sender.rank):
+            self.progress.fold(note)
+
+    def stepping(self, at: float, blind_start_s: float) -> RanksStepping | None:
+        """The report that every rank has finished a first step, once.
+
+        An unmodified script sends no notes. Its ranks count as stepping when all of them have lived for
+        `blind_start_s`, with step 0: that they live is all that can be known of them.
+        """
+        if self.stepping_reported or self.progress is None or self.started_at is None or not self.complete:
+            return None
+        since = self.progress.stepping_since
+        if since is not None and (self.progress.all_told_how_they_started or at - since > STARTED_NOTE_GRACE_S):
+            step, phases_s = self.progress.newest_common_step, self.progress.slowest_start()
+        elif self.progress.silent and at - self.started_at >= blind_start_s:
+            since, step, phases_s = at, 0, ()
+        else:
+            return None
+        self.stepping_reported = True
+        return RanksStepping(
+            self.order.job, self.order.generation, tuple(self.order.placement.ranks), step, since, phases_s
+        )
+
+    def sample(self, at: float) -> list[NodeSignal]:
+        """Steps since the last call, and where every rank stands."""
+        if self.progress is None or self.stopping or not self.alive:
+            return []
+        steps = self.progress.take_steps(at)
+        facts = {rank: process_facts(worker.pid) for rank, worker in self.workers.items() if worker.alive}
+        standing = self.progress.sample(at, facts)
+        return [standing] if steps is None else [steps, standing]
+
+    def exited(self, worker: Worker, how: Exit) -> WorkerExited:
+        """What is known of a worker that has ended."""
+        identity = worker.identity
+        return WorkerExited(
+            node=self.node,
+            at=how.at,
+            job=identity.job,
+            generation=identity.generation,
+            rank=identity.rank,
+            pid=worker.pid,
+            exit_code=how.exit_code,
+            signal=how.signal,
+            step=self.progress.step_of(identity.rank) if self.progress is not None else 0,
+            expected=worker.expected,
+            error=None if how.exit_code == 0 else read_error_file(identity.error_path),
+            log_tail=() if how.exit_code == 0 else tail(identity.log_path),
+        )
+
+    def finished(self) -> RanksFinished | None:
+        """The report that every rank has ended with exit code 0 of its own accord; None while that is not so."""
+        exits = [worker.exit for worker in self.workers.values() if not worker.alive and not worker.expected]
+        ends = [how.at for how in exits if how is not None and how.exit_code == 0]
+        if len(ends) != self.order.placement.nproc:
+            return None
+        return RanksFinished(self.order.job, self.order.generation, tuple(self.order.placement.ranks), max(ends))
+
+    def release(self) -> None:
+        """Give the reserved port back."""
+        if self.master is not None:
+            self.master.close()
+            self.master = None
+
+
+def reserve_port() -> socket.socket:
+    """A bound socket that does not listen: nobody else gets the port, and the worker that asks to share it does.
+
+    Both ends set SO_REUSEADDR (torch's store does), which Linux takes as consent while at most one of them listens.
+    """
+    family, anywhere = (socket.AF_INET6, "::") if socket.has_dualstack_ipv6() else (socket.AF_INET, "0.0.0.0")
+    reserved = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            reserved.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        reserved.bind((anywhere, 0))
+    except OSError:
+        reserved.close()
+        raise
+    return reserved

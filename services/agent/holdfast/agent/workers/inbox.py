@@ -1,0 +1,59 @@
+"""The datagram socket into which every worker of this node drops its notes."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+
+from holdfast.agent.workers.notes import Note, parse
+from holdfast.domain.errors import HoldfastError
+from holdfast.domain.worker import MESSAGE_BYTES_MAX
+
+BUFFER_BYTES = 4 << 20
+BURST_MAX = 256  # notes taken before other tasks get a turn
+
+
+class NotesInbox:
+    """Binds `path` at once; `run` hands every sane note to `take`. Garbage is counted in `refused`."""
+
+    def __init__(self, path: Path, take: Callable[[Note], None]) -> None:
+        self._path = path
+        self._take = take
+        self.refused = 0
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+        path.unlink(missing_ok=True)  # of a dead predecessor: the directory is locked by this process
+        try:
+            self._socket.bind(str(path))
+        except OSError as error:
+            self._socket.close()
+            raise HoldfastError(
+                f"the notes socket {path} cannot be made: {error}; is the path over 107 bytes?"
+            ) from error
+
+    async def run(self) -> None:
+        try:
+            while True:
+                await anyio.wait_readable(self._socket)
+                self._drain()
+                await anyio.lowlevel.checkpoint()
+        finally:
+            self._socket.close()
+            self._path.unlink(missing_ok=True)
+
+    def _drain(self) -> None:
+        for _ in range(BURST_MAX):
+            try:
+                raw = self._socket.recv(MESSAGE_BYTES_MAX)
+            except BlockingIOError:
+                return
+            note = parse(raw)
+            if note is None:
+                self.refused += 1
+            else:
+                self._take(note)

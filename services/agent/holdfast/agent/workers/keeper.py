@@ -1,0 +1,76 @@
+"""Keeps one worker template warm. A template for other modules takes over only when it is ready; the old one then drains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import anyio
+import structlog
+from anyio.abc import TaskGroup
+
+from holdfast.agent.workers.template import Template, TemplateKey
+from holdfast.runtime.backoff import Backoff
+
+log = structlog.get_logger("holdfast.agent.template")
+
+
+class TemplateKeeper:
+    """Runs templates in `tasks`; a template that dies by itself (the kernel ran out of memory, say) is started again."""
+
+    def __init__(self, tasks: TaskGroup, log_path: Path, environment: Mapping[str, str]) -> None:
+        self._tasks = tasks
+        self._log_path = log_path
+        self._environment = environment
+        self._templates: dict[TemplateKey, Template] = {}  # usable: the current one and those that are starting
+        self._current: Template | None = None
+        self._scopes: set[anyio.CancelScope] = set()
+
+    def close(self) -> None:
+        """End every template, and with them what they have forked."""
+        for scope in list(self._scopes):
+            scope.cancel()
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return tuple(template.pid for template in self._templates.values())
+
+    async def ensure(self, key: TemplateKey) -> Template:
+        """A template that can fork for `key`. Raises `Unavailable` with the reason when its imports fail."""
+        template = self._templates.get(key)
+        if template is None or not template.usable:
+            template = self._templates[key] = Template(key, self._log_path, self._environment)
+            self._tasks.start_soon(self._shielded_host, template, name="template")
+        await template.wait_ready()
+        if self._current is not template:
+            previous, self._current = self._current, template
+            if previous is not None and previous.usable:
+                self._templates.pop(previous.key, None)
+                await previous.drain()
+        return template
+
+    async def _shielded_host(self, template: Template) -> None:
+        """Templates go last: they are the ones who say how workers ended. `close` ends them."""
+        with anyio.CancelScope(shield=True) as scope:
+            self._scopes.add(scope)
+            try:
+                await self._host(template)
+            finally:
+                self._scopes.discard(scope)
+
+    async def _host(self, template: Template) -> None:
+        backoff = Backoff(first_s=0.1, max_s=10.0)
+        while True:
+            await template.run()
+            if self._templates.get(template.key) is template:
+                del self._templates[template.key]
+            if self._current is not template:
+                return  # replaced, or it never was ready: whoever asked for it has been told why
+            self._current = None
+            log.error("template died", pid=template.pid, reason=template.failure)
+            await backoff.sleep()
+            if self._current is not None or template.key in self._templates:
+                return  # an order has started another one meanwhile
+            template = self._current = self._templates[template.key] = Template(
+                template.key, self._log_path, self._environment
+            )

@@ -1,0 +1,315 @@
+"""All workers of this node: forks them, watches them, ends them. At most one generation of a job has running ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+
+import anyio
+import structlog
+from anyio.abc import TaskGroup
+
+from holdfast.agent.workers.environment import Site, start_environment, worker_environment
+from holdfast.agent.workers.generation import LocalGeneration, reserve_port
+from holdfast.agent.workers.inbox import NotesInbox
+from holdfast.agent.workers.keeper import TemplateKeeper
+from holdfast.agent.workers.logs import WorkerLogs, open_log
+from holdfast.agent.workers.notes import MissedNote, Note
+from holdfast.agent.workers.template import Template, TemplateKey
+from holdfast.agent.workers.worker import Worker, WorkerIdentity
+from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, NotFound, Unavailable
+from holdfast.domain.job import LaunchSpec
+from holdfast.domain.nodes import RunningWorker
+from holdfast.domain.orders import Prepare, Report
+from holdfast.domain.replication import StagedShard
+from holdfast.domain.signals import NodeSignal
+from holdfast.runtime.service import guarded
+
+log = structlog.get_logger("holdfast.agent.workers")
+
+READY_TIMEOUT_S = 20.0  # from fork to `ready`: milliseconds, unless the machine swaps
+KILL_TIMEOUT_S = (
+    30.0  # a process in an uninterruptible wait (D state) can outlive SIGKILL; then the node cannot be used
+)
+LOG_CHECK_INTERVAL_S = 1.0
+
+
+class WorkerPool:
+    """`emit` takes signals, `report` takes reports; both are called from the event loop and must not block."""
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        address: str,
+        site: Site,
+        inherited: Mapping[str, str],
+        emit: Callable[[NodeSignal], None],
+        report: Callable[[Report], None],
+        ended: anyio.Event,
+        blind_start_s: float = 5.0,
+    ) -> None:
+        """`ended` is set when `run` has been left and no worker is alive."""
+        self._node, self._address, self.site = node, address, site
+        self._inherited = inherited
+        self._emit, self._report = emit, report
+        self._ended = ended
+        self._blind_start_s = blind_start_s
+        self._logs = WorkerLogs(site.agent_dir / "logs")
+        self._inbox = NotesInbox(site.notes, self._take_note)
+        self._generations: dict[tuple[str, int], LocalGeneration] = {}
+        self._tasks: TaskGroup | None = None
+        self._keeper: TemplateKeeper | None = None
+
+    # ------------------------------------------------------------------ life
+
+    async def run(self) -> None:
+        """Until cancelled; then every worker is killed and gone before this returns."""
+        async with anyio.create_task_group() as tasks:
+            self._tasks = tasks
+            self._keeper = TemplateKeeper(tasks, self.site.agent_dir / "template.log", self._inherited)
+            guarded(tasks, "worker notes", self._inbox.run)
+            guarded(tasks, "worker logs", self._bound_logs)
+            tasks.start_soon(self._warm_at_start, name="first template")
+            try:
+                await anyio.sleep_forever()
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await self._end_all()
+                self._keeper.close()
+                self._ended.set()
+
+    async def _warm_at_start(self) -> None:
+        """Most jobs preload nothing: their template is ready before they come. A failure is told to the first order."""
+        try:
+            await self._template(TemplateKey())
+        except HoldfastError as error:
+            log.error("no worker template", reason=str(error))
+
+    async def _end_all(self) -> None:
+        for generation in list(self._generations.values()):
+            self._kill(generation)
+        await self._wait_gone(list(self._generations.values()))
+
+    # ------------------------------------------------------------------ orders
+
+    async def warm(self, launch: LaunchSpec) -> None:
+        """Have a template for this job. Raises `Unavailable` with the reason when its imports fail."""
+        await self._template(self._key(launch))
+
+    async def fork(self, order: Prepare) -> tuple[RunningWorker, ...]:
+        """Fork this generation's workers; they wait. Raises `HoldfastError`; then none of them is left."""
+        _check_launch(order.launch)
+        generation = LocalGeneration(self._node, order, self._logs.create(order.job, order.generation))
+        key = (order.job, order.generation)
+        if key in self._generations:
+            raise Conflict(f"generation {order.generation} of {order.job} has workers here already")
+        self._generations[key] = generation
+        try:
+            if order.placement.first_rank == 0:
+                generation.master = reserve_port()
+            template = await self._template(self._key(order.launch))
+            for local_rank in range(order.placement.nproc):
+                await self._fork_one(template, generation, local_rank)
+            with anyio.move_on_after(READY_TIMEOUT_S) as limit:
+                for worker in generation.workers.values():
+                    await worker.wait_ready()
+            if limit.cancelled_caught:
+                raise Unavailable(f"the workers of {order.job} were not ready {READY_TIMEOUT_S:g} s after the fork")
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                self._kill(generation)
+                await self._wait_gone([generation])
+            raise
+        return tuple(worker.running for worker in generation.workers.values())
+
+    def master_of(self, job: str, generation: int) -> str:
+        """The rendezvous endpoint reserved here; empty when rank 0 is elsewhere."""
+        master = self._find(job, generation).master
+        return "" if master is None else f"{self._address}:{master.getsockname()[1]}"
+
+    def start(self, job: str, number: int, master: tuple[str, int], staged: Iterable[StagedShard]) -> None:
+        """Let the prepared workers run. Raises `Conflict` naming the rank when one has died meanwhile."""
+        generation = self._find(job, number)
+        if generation.started_at is not None:
+            raise Conflict(f"generation {number} of {job} has been started already")
+        shards = {shard.rank: shard for shard in staged}
+        if not generation.complete:
+            dead = [rank for rank, worker in generation.workers.items() if not worker.alive]
+            raise Conflict(f"generation {number} of {job} cannot start: rank(s) {dead} died while waiting for it")
+        self._emit(generation.begin(time.time()))
+        for rank, worker in generation.workers.items():
+            if not worker.tell("start", env=start_environment(master, shards.get(rank))):
+                raise Conflict(f"generation {number} of {job} cannot start: rank {rank} does not take its start order")
+
+    async def stop(self, job: str, through: int, grace_s: float = 0.0) -> None:
+        """End the workers of `through` and older; returns when they are gone.
+
+        With `grace_s` they are asked first: by the control channel, and an unmodified script, which cannot read it, by SIGTERM.
+        Raises `Unavailable` when one survives SIGKILL.
+        """
+        old = [each for (name, number), each in self._generations.items() if name == job and number <= through]
+        if grace_s > 0:
+            for generation in old:
+                self._ask_to_stop(generation)
+            with anyio.move_on_after(grace_s):
+                for generation in old:
+                    for worker in generation.alive:
+                        await worker.gone.wait()
+        for generation in old:
+            self._kill(generation)
+        await self._wait_gone(old)
+
+    def checkpoint_now(self, job: str, number: int, at_step: int) -> None:
+        """Pass it on. Raises `Unavailable` when a rank does not take it."""
+        for worker in self._find(job, number).alive:
+            if not worker.tell("checkpoint_now", at_step=at_step):
+                raise Unavailable(f"rank {worker.identity.rank} of {job} does not take orders (pid {worker.pid})")
+
+    def running(self) -> tuple[RunningWorker, ...]:
+        return tuple(worker.running for generation in self._generations.values() for worker in generation.alive)
+
+    def generations(self, job: str) -> tuple[int, ...]:
+        """Numbers of the generations with workers here."""
+        return tuple(sorted(number for name, number in self._generations if name == job))
+
+    # ------------------------------------------------------------------ telemetry
+
+    def sample(self, at: float) -> list[NodeSignal]:
+        """What each tick says of the ranks; also notices first steps whose notes came late or never."""
+        signals: list[NodeSignal] = []
+        for generation in self._generations.values():
+            signals += generation.sample(at)
+            self._report_stepping(generation)
+        return signals
+
+    def _take_note(self, note: Note) -> None:
+        generation = self._generations.get((note.sender.job, note.sender.generation))
+        if generation is None or generation.stopping:
+            return  # of a generation that is over: its words change nothing any more
+        if isinstance(note, MissedNote):
+            log.warning(
+                "checkpoint missed", job=note.sender.job, rank=note.sender.rank, step=note.step, reason=note.reason
+            )
+        generation.fold(note)
+        self._report_stepping(generation)
+
+    def _report_stepping(self, generation: LocalGeneration) -> None:
+        if (stepping := generation.stepping(time.time(), self._blind_start_s)) is not None:
+            self._report(stepping)
+
+    # ------------------------------------------------------------------ workers
+
+    def _key(self, launch: LaunchSpec) -> TemplateKey:
+        return TemplateKey.of(launch.script, launch.preload, dict(launch.env), self._inherited)
+
+    async def _template(self, key: TemplateKey) -> Template:
+        if self._keeper is None:
+            raise Unavailable("the agent is still starting")
+        return await self._keeper.ensure(key)
+
+    async def _fork_one(self, template: Template, generation: LocalGeneration, local_rank: int) -> None:
+        order, directory = generation.order, generation.log_directory
+        rank = order.placement.first_rank + local_rank
+        identity = WorkerIdentity(
+            job=order.job,
+            generation=order.generation,
+            rank=rank,
+            local_rank=local_rank,
+            log_path=directory / f"rank-{rank}.log",
+            error_path=directory / f"rank-{rank}.error.json",
+        )
+        _make_directory(self.site.images(order.job, local_rank))
+        environment = worker_environment(order, local_rank, self.site, identity.error_path, self._inherited)
+        log_fd = open_log(identity.log_path)
+        try:
+            worker = await Worker.launch(
+                template,
+                identity,
+                script=order.launch.script,
+                args=order.launch.args,
+                cwd=order.launch.cwd,
+                env=environment,
+                log_fd=log_fd,
+            )
+        finally:
+            os.close(log_fd)
+        generation.workers[rank] = worker
+        assert self._tasks is not None  # a template exists only while `run` does
+        self._tasks.start_soon(partial(self._watch, generation, worker), name=f"rank {rank}")
+
+    async def _watch(self, generation: LocalGeneration, worker: Worker) -> None:
+        with anyio.CancelScope(shield=True):  # ends with the process, which `run` ends before it returns
+            how = await worker.watch()
+        if generation.started_at is not None:
+            self._emit(generation.exited(worker, how))
+            if (finished := generation.finished()) is not None:
+                self._report(finished)
+        if not generation.alive and (generation.stopping or generation.started_at is not None):
+            self._forget(generation)
+
+    def _ask_to_stop(self, generation: LocalGeneration) -> None:
+        self._say_stopped(generation)
+        for worker in generation.alive:
+            worker.tell("stop", save=True)
+            if generation.progress is None or generation.progress.silent:
+                worker.kill(signal.SIGTERM)
+
+    def _kill(self, generation: LocalGeneration) -> None:
+        self._say_stopped(generation)
+        for worker in generation.alive:
+            worker.kill()
+
+    def _say_stopped(self, generation: LocalGeneration) -> None:
+        if (stopped := generation.stop(time.time())) is not None:
+            self._emit(stopped)
+
+    async def _wait_gone(self, generations: Iterable[LocalGeneration]) -> None:
+        with anyio.move_on_after(KILL_TIMEOUT_S):
+            for generation in generations:
+                for worker in generation.alive:
+                    await worker.gone.wait()
+        for generation in generations:
+            if survivors := [worker.pid for worker in generation.alive]:
+                raise Unavailable(
+                    f"process(es) {survivors} of {generation.order.job} survived SIGKILL for {KILL_TIMEOUT_S:g} s "
+                    "(stuck in the kernel); this node cannot run another generation"
+                )
+            self._forget(generation)
+
+    def _forget(self, generation: LocalGeneration) -> None:
+        generation.release()
+        self._generations.pop((generation.order.job, generation.order.generation), None)
+
+    def _find(self, job: str, number: int) -> LocalGeneration:
+        generation = self._generations.get((job, number))
+        if generation is None or generation.stopping:
+            here = ", ".join(map(str, self.generations(job))) or "none"
+            raise NotFound(f"generation {number} of {job} has no workers here (generations here: {here})")
+        return generation
+
+    async def _bound_logs(self) -> None:
+        while True:
+            await anyio.sleep(LOG_CHECK_INTERVAL_S)
+            for generation in self._generations.values():
+                for worker in generation.workers.values():
+                    if dropped := self._logs.trim(worker.identity.log_path):
+                        log.warning("worker log trimmed", path=str(worker.identity.log_path), dropped_bytes=dropped)
+
+
+def _check_launch(launch: LaunchSpec) -> None:
+    if not Path(launch.script).is_file():
+        raise InvalidSpec("script", launch.script, "a file that exists on this node")
+    if launch.cwd and not Path(launch.cwd).is_dir():
+        raise InvalidSpec("cwd", launch.cwd, "a directory that exists on this node")
+
+
+def _make_directory(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HoldfastError(f"the directory {path} cannot be made: {error.strerror}") from error
