@@ -52,6 +52,7 @@ class Rank:
     cpu: float = 0.02  # CPU seconds per second
     cpu_s: float = 0.0
     seq: int = -1
+    phase_at: float = 0.5  # since T0; an agent says its start for a rank that never spoke
     alive: bool = True
 
 
@@ -178,7 +179,7 @@ class Fleet:
             rank=tuple(ids),
             step=tuple(rank.step for rank in ranks),
             phase=tuple(rank.phase for rank in ranks),
-            phase_at=tuple(T0 for _ in ranks),
+            phase_at=tuple(T0 + rank.phase_at for rank in ranks),
             process_state=tuple(rank.state for rank in ranks),
             cpu_s=tuple(rank.cpu_s for rank in ranks),
             collective_seq=tuple(rank.seq for rank in ranks),

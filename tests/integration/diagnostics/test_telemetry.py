@@ -96,6 +96,15 @@ class Agent:
         with anyio.fail_after(5.0):
             return await self.call.code(), await self.call.details()
 
+    async def hang_up(self) -> None:
+        """Goodbye, and gone when diagnostics has ended the stream, as the agent does."""
+        await self.send(goodbye=True)
+        await self.call.done_writing()
+        with anyio.fail_after(5.0):
+            while await self.call.read() is not grpc.aio.EOF:
+                pass
+        await self._channel.close()
+
     async def vanish(self) -> None:
         """The connection breaks, as when the process is killed."""
         await self._channel.close()
@@ -151,6 +160,16 @@ async def test_a_goodbye_and_a_quick_return_are_no_faults(served: Served) -> Non
         (found,) = await served.until(1)
         assert found.node == "n2"
         await back.vanish()
+
+
+async def test_a_clean_end_is_no_fault_even_with_ranks(tmp_path: Path) -> None:
+    """The agent stopped its workers, said so, and left."""
+    fleet = Fleet(nodes=2)
+    async with serving(tmp_path, MemoryLog()) as served, agents(served, fleet) as by_node:
+        await by_node["n0"].hang_up()
+        await by_node["n1"].vanish()
+        (found,) = await served.until(1)
+        assert found.node == "n1"
 
 
 async def test_steps_arrive_in_batches(served: Served) -> None:

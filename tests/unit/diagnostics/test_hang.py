@@ -136,6 +136,53 @@ def test_the_rhythm_outlives_a_generation_but_its_first_step_does_not_hurry() ->
     assert fleet.only().generation == 2
 
 
+def silent_fleet() -> Fleet:
+    """An unmodified script: every rank in phase init since it was started, whatever it does."""
+    fleet = Fleet(nodes=3, hang=HangSpec(floor_s=3.0, init_s=20.0))
+    fleet.training = False
+    for rank in fleet.ranks.values():
+        rank.phase, rank.phase_at = Phase.INIT, 0.0
+    fleet.start()
+    return fleet
+
+
+def test_a_script_that_never_speaks_never_hangs() -> None:
+    fleet = silent_fleet()
+    fleet.run(until=200.0)
+    assert fleet.found == []
+
+
+def test_a_script_that_never_speaks_can_be_stopped() -> None:
+    fleet = silent_fleet()
+    fleet.run(until=100.0)
+    fleet.ranks[1].state = "T"
+    fleet.run(until=102.9)
+    assert fleet.found == []
+    fleet.run(until=104.0)
+    assert fleet.only().rank == 1
+
+
+def test_a_script_that_spoke_once_can_hang_in_init() -> None:
+    fleet = silent_fleet()
+    fleet.run(until=1.0)
+    fleet.ranks[1].phase_at = 1.0
+    fleet.run(until=25.0)
+    assert fleet.only().kind is FindingKind.HANG
+
+
+def test_ranks_that_ended_well_are_not_waited_for() -> None:
+    """Rank 0 has left; the others wait for rank 5 at the end."""
+    fleet = fleet_of(ranks_per_node=3)
+    fleet.training = False
+    for rank in (0, 1, 2, 3):
+        fleet.ranks[rank].state = ""
+        fleet.fold(fleet.exit_of(rank, exit_code=0))
+    fleet.silent.add("n0")
+    fleet.ranks[5].state = "T"
+    fleet.run(until=9.0)
+    assert fleet.found[0].rank == 5
+
+
 def test_a_finished_job_does_not_hang() -> None:
     fleet = fleet_of()
     fleet.training = False

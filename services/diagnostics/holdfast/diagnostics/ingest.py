@@ -47,37 +47,32 @@ class TelemetryServicer(pb_grpc.TelemetryServicer):
     ) -> None:
         stream, acks = NodeStream(), _Acks(self._publisher, self._clock)
         refusal: _Refusal | None = None
-        clean = False
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(acks.send, context)
-                clean, refusal = await self._read(stream, request_iterator, acks)
+                refusal = await self._read(stream, request_iterator, acks)
                 if refusal is not None:
                     tasks.cancel_scope.cancel()
                 acks.close()
         finally:
-            self._intake.close(stream, clean=clean)
+            self._intake.close(stream, clean=stream.goodbye or refusal is not None)
         if refusal is not None:
             log.warning("stream refused", node=stream.node, peer=context.peer(), reason=refusal.message)
             await context.abort(refusal.code, refusal.message)
 
-    async def _read(
-        self, stream: NodeStream, ticks: AsyncIterator[pb.Tick], acks: _Acks
-    ) -> tuple[bool, _Refusal | None]:
-        """Until the agent ends the stream: (said goodbye, None), or (True, why) when this side ends it."""
-        clean = False
+    async def _read(self, stream: NodeStream, ticks: AsyncIterator[pb.Tick], acks: _Acks) -> _Refusal | None:
+        """Until the agent ends the stream, or this side refuses it and says why."""
         try:
             async for message in ticks:
-                receipt = await self._intake.tick(stream, decode_tick(message))
-                acks.add(receipt)
-                clean = message.goodbye
+                acks.add(await self._intake.tick(stream, decode_tick(message)))
+                stream.goodbye = message.goodbye
         except IncompatibleVersion as error:
-            return True, _Refusal(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            return _Refusal(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except HoldfastError as error:
-            return True, _Refusal(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            return _Refusal(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except Replaced as error:
-            return True, _Refusal(grpc.StatusCode.ABORTED, str(error))
-        return clean, None
+            return _Refusal(grpc.StatusCode.ABORTED, str(error))
+        return None
 
 
 class _Acks:

@@ -68,6 +68,7 @@ class NodeStream:
 
     node: str = ""
     incarnation: str = ""
+    goodbye: bool = False  # the agent's last tick said that it leaves on purpose
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,9 @@ phase. The allowance since the last activity is
 * `max(floor_s, factor × p99 of the last 200 steps)` otherwise, and also when a process stays stopped (state T): no phase of
   training looks like that.
 
+A script that never speaks (an unmodified one, without `holdfast.train`) has no progress that could stop: of it only a stopped
+process is concluded. A rank that has ended cleanly is no longer waited for.
+
 Half-way through `floor_s` a *baseline* of every rank's CPU time is kept, so that the verdict can tell who worked since. A
 verdict needs fresh reports of every node of the generation: a node that is not heard is a matter of `liveness`, and a
 diagnostics process that was itself asleep concludes nothing. One finding per stall; progress ends the stall.
@@ -15,6 +18,7 @@ diagnostics process that was itself asleep concludes nothing. One finding per st
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
@@ -29,6 +33,7 @@ from holdfast.domain.signals import (
     NodeDisconnected,
     Phase,
     RankProgress,
+    WorkerExited,
 )
 
 _GENERATIONS_MAX = 1024
@@ -66,6 +71,9 @@ class _Generation:
     latest: dict[str, RankProgress] = field(default_factory=dict)  # by node
     heard_at: dict[str, float] = field(default_factory=dict)  # by node, diagnostics' clock
     stopped_at: dict[str, float] = field(default_factory=dict)  # nodes with a process in state T, since when seen
+    started_at: dict[str, float] = field(default_factory=dict)  # by node, agent's clock
+    ended: set[int] = field(default_factory=set)  # ranks that exited with code 0
+    spoken: bool = False  # some rank has said something of itself
     stepped: bool = False
     phase_changed: bool = True  # since the last step
     last_end: float = 0.0
@@ -97,6 +105,7 @@ class Hang:
             GenerationStarted,
             GenerationStopped,
             NodeDisconnected,
+            WorkerExited,
             Finding,
             Blind,
             JobBegan,
@@ -117,12 +126,14 @@ class Hang:
                 generation = _open(state, item.job, item.generation, now)
                 if generation is not None:
                     generation.hang = item.hang
+                    generation.started_at[item.node] = item.at
             case GenerationStopped():
                 _close(state, item)
             case NodeDisconnected(clean=True):
                 for generation in state.generations.values():
-                    generation.latest.pop(item.node, None)
-                    generation.stopped_at.pop(item.node, None)
+                    _leave(generation, item.node)
+            case WorkerExited(exit_code=0, signal=None):
+                _ended(state, item)
             case Finding() if item.kind in _EXPLAINS:
                 known = state.generations.get((item.job, item.generation))
                 if known is not None:
@@ -195,6 +206,7 @@ def _progress(state: HangState, item: RankProgress, now: float) -> None:
         generation.stopped_at.setdefault(item.node, now)
     elif generation.stopped_at:
         generation.stopped_at.pop(item.node, None)
+    generation.spoken = generation.spoken or _speaks(generation, before, item)
     if before is None:
         _active(generation, now)
     elif before.rank == item.rank:  # a rank that disappears from the columns has not made progress
@@ -205,6 +217,31 @@ def _progress(state: HangState, item: RankProgress, now: float) -> None:
             _active(generation, now)
             if now - generation.explained_at > _REPORTS_LAG_S:
                 generation.settled = False  # it goes on after all: the next stall is a new one
+
+
+def _speaks(generation: _Generation, before: RankProgress | None, item: RankProgress) -> bool:
+    """Whether a rank has said anything: agents put a silent one in phase `init` since the moment that they started it."""
+    if any(phase is not Phase.INIT for phase in item.phase):
+        return True
+    if before is not None and (before.step, before.phase_at) != (item.step, item.phase_at):
+        return True
+    started_at = generation.started_at.get(item.node)
+    return started_at is not None and any(at != started_at for at in item.phase_at)
+
+
+def _ended(state: HangState, exit_: WorkerExited) -> None:
+    generation = state.generations.get((exit_.job, exit_.generation))
+    if generation is None:
+        return
+    generation.ended.add(exit_.rank)
+    latest = generation.latest.get(exit_.node)
+    if latest is not None and generation.ended.issuperset(latest.rank):
+        _leave(generation, exit_.node)  # its agent has nothing more to report
+
+
+def _leave(generation: _Generation, node: str) -> None:
+    generation.latest.pop(node, None)
+    generation.stopped_at.pop(node, None)
 
 
 def _active(generation: _Generation, now: float) -> None:
@@ -242,8 +279,10 @@ def _allowance(generation: _Generation, stall: _Stall, now: float) -> tuple[floa
     """How long the generation may be still, seconds, and by which rule."""
     hang = generation.hang
     # A debugger or a profiler stops a process for an instant; only one that stays stopped is evidence.
-    stopped = any(now - since >= hang.floor_s / 2 for since in generation.stopped_at.values())
+    stopped = any(now - since >= hang.floor_s for since in generation.stopped_at.values())
     if not stopped:
+        if not generation.spoken:
+            return math.inf, "never: the script says nothing of its progress"
         if not generation.stepped or len(generation.intervals_s) < _HISTORY_MIN:
             return hang.init_s, "init_s: too few steps finished to know the rhythm"
         if not stall.only_stepping:
@@ -267,6 +306,8 @@ def _views(generation: _Generation, stall: _Stall, now: float) -> list[RankView]
         base = stall.baseline.get(node, item)
         before = dict(zip(base.rank, zip(base.cpu_s, base.process_state, strict=True), strict=True))
         for i, rank in enumerate(item.rank):
+            if rank in generation.ended:
+                continue
             cpu_before, state_before = before.get(rank, (item.cpu_s[i], item.process_state[i]))
             views.append(
                 RankView(
