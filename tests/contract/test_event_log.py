@@ -139,14 +139,16 @@ async def test_a_restarted_consumer_first_gets_what_it_left_pending(log: FencedL
     assert [delivery.position for delivery in again[:2]] == [delivery.position for delivery in before]
 
 
-async def test_acknowledged_entries_do_not_come_back(log: FencedLog) -> None:
+async def test_acknowledged_entries_do_not_come_back(hasty_bench: Bench) -> None:
+    log = hasty_bench.open()
     await log.append("s", *entries(3))
     await Reader(log, "s").take_and_acknowledge(3)
     reader = Reader(log, "s")
     await reader.idle(batches=round(2 * RECLAIM_AFTER_S / BLOCK_S))
 
 
-async def test_a_failed_entry_comes_back_to_its_own_consumer(log: FencedLog) -> None:
+async def test_a_failed_entry_comes_back_to_its_own_consumer(hasty_bench: Bench) -> None:
+    log = hasty_bench.open()
     reader = Reader(log, "s")
     await log.append("s", *entries(2))
     first = await reader.take(2)
@@ -155,37 +157,37 @@ async def test_a_failed_entry_comes_back_to_its_own_consumer(log: FencedLog) -> 
     assert (again.entry.id, again.deliveries) == ("e1", 2)
 
 
-async def test_a_dead_consumers_entries_are_taken_over(bench: Bench) -> None:
-    await bench.open().append("s", *entries(3))
-    dead = Reader(bench.open(), "s", consumer="dead")
+async def test_a_dead_consumers_entries_are_taken_over(hasty_bench: Bench) -> None:
+    await hasty_bench.open().append("s", *entries(3))
+    dead = Reader(hasty_bench.open(), "s", consumer="dead")
     await dead.take(3)
-    heir = Reader(bench.open(), "s", consumer="heir")
+    heir = Reader(hasty_bench.open(), "s", consumer="heir")
     started = anyio.current_time()
     taken = await heir.take(3)
-    assert anyio.current_time() - started < 2 * RECLAIM_AFTER_S + 4 * BLOCK_S
+    assert anyio.current_time() - started < 10 * RECLAIM_AFTER_S
     assert names(taken) == ["e0", "e1", "e2"]
     assert {delivery.deliveries for delivery in taken} == {2}
 
 
-async def test_a_taken_over_entry_belongs_to_the_heir(bench: Bench) -> None:
+async def test_a_taken_over_entry_belongs_to_the_heir(hasty_bench: Bench) -> None:
     """It is not handed to a third consumer until it has been idle again."""
-    await bench.open().append("s", entry("x"))
-    await Reader(bench.open(), "s", consumer="dead").take(1)
-    await Reader(bench.open(), "s", consumer="heir").take(1)
+    await hasty_bench.open().append("s", entry("x"))
+    await Reader(hasty_bench.open(), "s", consumer="dead").take(1)
+    await Reader(hasty_bench.open(), "s", consumer="heir").take(1)
     since = anyio.current_time()
-    early = await Reader(bench.open(), "s", consumer="third").batch()
+    early = await Reader(hasty_bench.open(), "s", consumer="third").batch()
     assert early == [] or anyio.current_time() - since >= RECLAIM_AFTER_S
 
 
-async def test_more_abandoned_entries_than_one_batch(bench: Bench) -> None:
-    await bench.open().append("s", *entries(50))
-    await Reader(bench.open(), "s", consumer="dead").take(50)
-    heir = Reader(bench.open(), "s", consumer="heir", batch_max=4)
+async def test_more_abandoned_entries_than_one_batch(hasty_bench: Bench) -> None:
+    await hasty_bench.open().append("s", *entries(50))
+    await Reader(hasty_bench.open(), "s", consumer="dead").take(50)
+    heir = Reader(hasty_bench.open(), "s", consumer="heir", batch_max=4)
     assert sorted(names(await heir.take_and_acknowledge(50))) == sorted(f"e{number}" for number in range(50))
 
 
-async def test_poison_goes_to_the_dead_stream_and_stops_nothing(bench: Bench) -> None:
-    log = bench.open()
+async def test_poison_goes_to_the_dead_stream_and_stops_nothing(hasty_bench: Bench) -> None:
+    log = hasty_bench.open()
     await log.append("s", entry("poison"), entry("good"))
     reader = Reader(log, "s")
     taken = await reader.take(2)
@@ -210,11 +212,11 @@ async def test_a_consumer_that_crashes_on_poison_is_freed_of_it(bench: Bench) ->
     assert await read_all(log, "s.dead") == ["poison"]
 
 
-async def test_trimmed_entries_are_dropped_from_the_pending_list(bench: Bench) -> None:
-    log = bench.open()
+async def test_trimmed_entries_are_dropped_from_the_pending_list(hasty_bench: Bench) -> None:
+    log = hasty_bench.open()
     await log.append("s", *entries(4))
     await Reader(log, "s", consumer="dead").take(4)
-    await bench.trim("s", 1)
+    await hasty_bench.trim("s", 1)
     heir = Reader(log, "s", consumer="heir")
     assert names(await heir.take_and_acknowledge(1)) == ["e3"]
     await heir.idle(batches=round(2 * RECLAIM_AFTER_S / BLOCK_S))
@@ -298,15 +300,15 @@ async def test_a_plain_reader_survives_the_deletion_of_its_stream(patient_bench:
 # ---------------------------------------------------------------------- cancellation
 
 
-async def test_cancelling_a_waiting_consumer_loses_nothing(bench: Bench) -> None:
+async def test_cancelling_a_waiting_consumer_loses_nothing(hasty_bench: Bench) -> None:
     """Cancelled at twenty different moments of a read, while entries flow: each one arrives, and each cancel is obeyed."""
-    log = bench.open()
+    log = hasty_bench.open()
     seen: set[str] = set()
     async with anyio.create_task_group() as writers:
         for moment in range(20):
             with anyio.move_on_after(0.001 + moment * BLOCK_S / 10) as scope:
                 writers.start_soon(log.append, "s", entry(f"e{moment}"))
-                reader = Reader(bench.open() if moment % 5 == 0 else log, "s")
+                reader = Reader(hasty_bench.open() if moment % 5 == 0 else log, "s")
                 while True:
                     taken = await reader.batch()
                     await reader.acknowledge(taken)

@@ -29,7 +29,7 @@ KEYS = Keys(FLEET)
 
 @pytest.fixture
 async def log(redis_url: str) -> AsyncIterator[RedisLog]:
-    log = redis_log(redis_url)
+    log = redis_log(redis_url, reclaim_after_s=60.0)
     yield log
     await log.aclose()
 
@@ -283,7 +283,8 @@ async def test_garbage_in_a_stream_is_buried_and_stops_nobody(log: RedisLog, raw
     assert names(await log.read("s", count=1)) == ["good"], "even when a whole page is garbage"
 
 
-async def test_a_dead_letter_tells_where_it_comes_from(log: RedisLog, raw: redis.Redis) -> None:
+async def test_a_dead_letter_tells_where_it_comes_from(redis_url: str, raw: redis.Redis) -> None:
+    log = redis_log(redis_url)
     [position] = await log.append("s", entry("poison"))
     reader = Reader(log, "s")
     await wait_until_async(lambda: drained(reader, raw), description="the dead letter")
@@ -298,6 +299,7 @@ async def test_a_dead_letter_tells_where_it_comes_from(log: RedisLog, raw: redis
         "traceparent": "00-1-2-01",
         "data": "poison",
     }
+    await log.aclose()
 
 
 async def drained(reader: Reader, raw: redis.Redis) -> bool:

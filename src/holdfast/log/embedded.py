@@ -19,7 +19,6 @@ import queue
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -28,6 +27,7 @@ from types import TracebackType
 from typing import Self
 
 from holdfast.domain.errors import Conflict, InvalidSpec, Unavailable
+from holdfast.runtime.children import tied
 
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 10.0
@@ -37,13 +37,6 @@ POLL_S = 0.005
 START_TRIES_MAX = 3  # a free port can be taken between our choice and the server's bind
 LOG_TAIL_LINES = 12
 MEMORY_MAX = "2gb"  # the streams are bounded far below; a mistake must not eat the trainer's memory
-
-# Runs between fork and exec, as a process of its own: Python code in `preexec_fn` can deadlock when the starter has threads.
-# PR_SET_PDEATHSIG is 1 and SIGKILL is 9; a starter that died before the call is noticed by its process id.
-_TIED_TO_PARENT = (
-    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "
-    "os.getppid() == int(sys.argv[1]) or os._exit(1); os.execv(sys.argv[2], sys.argv[2:])"
-)
 
 
 class EmbeddedRedis:
@@ -240,7 +233,7 @@ def _spawn(binary: Path, port: int, directory: Path) -> subprocess.Popen[bytes]:
         configuration.write(_configuration(port))
         configuration.seek(0)
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _TIED_TO_PARENT, str(os.getpid()), str(binary), "-"],
+            tied([str(binary), "-"], thread_lasts=True),
             stdin=configuration,
             stdout=log,
             stderr=subprocess.STDOUT,

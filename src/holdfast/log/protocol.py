@@ -65,6 +65,9 @@ class EventLog(Protocol):
     ) -> AsyncIterator[list[Delivery]]:
         """Batches for this consumer, for ever: first what it (or a dead consumer) left pending, then new entries.
 
+        A consumer that comes back under its old name gets what it left at once; under a new name, after `reclaim_after_s`.
+        So those of whom only one can be at work, such as leaders, share one name. `batch_max` counts all streams together.
+        An entry that is not acknowledged comes back after `reclaim_after_s`: acknowledge before that, or expect it twice.
         Survives a group or stream that vanishes: it is created again and reading goes on. `start` "$" skips history when
         the group is new. An empty batch is yielded when `block_s` passes without news, so that callers can do chores.
         """
@@ -90,7 +93,10 @@ class FencedLog(EventLog, Protocol):
     """An event log that can elect one leader and fence its writes."""
 
     async def acquire(self, name: str, holder: str, ttl_s: float) -> Lease | None:
-        """Take the lease when it is free or expired (a new epoch) or already held by `holder` (same epoch, extended)."""
+        """Take the lease when it is free or expired (a new epoch) or already held by `holder` (same epoch, extended).
+
+        `holder` names one process of one life: two that share a name would share the lease. Epochs only grow, with gaps.
+        """
 
     async def renew(self, lease: Lease, ttl_s: float) -> bool:
         """Extend; False when it has been lost: stop acting at once."""

@@ -9,12 +9,14 @@ In this order, whenever a batch is asked for:
 
 A lost connection starts over at 1, after a pause that grows and jitters. So does a stream or group that vanished; it is
 created again from the beginning of the stream, since skipping an unread entry is worse than reading one twice.
+
+Every handing out counts, also one whose answer got lost and one to a process that crashed over it: an entry that has cost
+`deliveries_max` lives goes to the dead stream, and the others flow.
 """
 
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +28,7 @@ from holdfast.log import scripts
 from holdfast.log.connection import Connection, GroupGone
 from holdfast.log.keys import Keys
 from holdfast.log.protocol import Delivery, Entry
+from holdfast.runtime.backoff import Backoff
 
 PAUSE_MIN_S = 0.02
 PAUSE_MAX_S = 0.25
@@ -80,6 +83,8 @@ class Subscription:
         self._idle = dict.fromkeys(streams, _END)
         self._reclaim_at_s = 0.0
         self._failures = 0
+        self._backoff = Backoff(first_s=PAUSE_MIN_S, max_s=PAUSE_MAX_S)
+        self._what = f"group {group!r} on {', '.join(streams)}"  # in messages
 
     async def next_batch(self) -> list[Delivery]:
         """The next entries; empty when `block_s` passed without news, or when Redis cannot be reached just now."""
@@ -88,24 +93,26 @@ class Subscription:
                 await self._prepare()
             batch = await self._own_pending() or await self._abandoned() or await self._new()
         except GroupGone as gone:
-            logger.warning("%s: reading from its beginning again (%s)", ", ".join(self._streams), gone)
-            self._start_over(start="0")
+            logger.warning("%s: a stream or group is gone, reading from the beginning (%s)", self._what, gone)
+            self._start_over()
             return []
         except Unavailable as error:
             await self._pause(error)
             return []
         if self._failures:
-            logger.info("%s: Redis answers again after %d tries", ", ".join(self._streams), self._failures)
+            logger.info("%s: Redis answers again after %d tries", self._what, self._failures)
             self._failures = 0
+            self._backoff.reset()
         return batch
 
     # ------------------------------------------------------------------ the four steps
 
     async def _prepare(self) -> None:
-        for stream in self._streams:
-            await self._create_group(self._keys.stream(stream))
-            await self._run(self._retire_consumers, [stream], [self._group, round(CONSUMER_SILENCE_MAX_S * 1000)])
+        for key in map(self._keys.stream, self._streams):
+            await self._create_group(key)
+            await self._retire(key)
         self._prepared = True
+        self._start = "0"  # whoever creates the group again must not skip what has come in between
 
     async def _create_group(self, key: str) -> None:
         try:
@@ -113,6 +120,10 @@ class Subscription:
         except HoldfastError as error:
             if "BUSYGROUP" not in str(error):  # it exists already, which is as good
                 raise
+
+    async def _retire(self, key: str) -> None:
+        args: list[str | int] = [self._group, round(CONSUMER_SILENCE_MAX_S * 1000)]
+        await self._call(lambda: self._retire_consumers(keys=[key], args=args))
 
     async def _own_pending(self) -> list[Delivery]:
         return await self._pending("own", self._own)
@@ -146,21 +157,7 @@ class Subscription:
         """Entries handed out before, from the first stream that has some; moves the cursors on."""
         for stream in self._streams:
             while cursors[stream] != _END:
-                cursor, buried, entries = await self._run(
-                    self._take_pending,
-                    [stream],
-                    [
-                        self._group,
-                        self._consumer,
-                        mode,
-                        cursors[stream],
-                        self._count,
-                        self._limits.deliveries_max,
-                        self._limits.stream_length_max,
-                        round(self._limits.reclaim_after_s * 1000),
-                    ],
-                    dead_of=stream,
-                )
+                cursor, buried, entries = await self._take(mode, stream, cursors[stream])
                 cursors[stream] = cursor.decode()
                 if buried:
                     self._report_dead(stream, buried, f"handed out {self._limits.deliveries_max} times without success")
@@ -168,6 +165,17 @@ class Subscription:
                 if batch := await self._decoded(stream, rows):
                     return batch
         return []
+
+    async def _take(self, mode: str, stream: str, cursor: str) -> Any:
+        """One step of `TAKE_PENDING`. Tried once, as in `_new`: what a lost answer held is now pending here."""
+        keys = [self._keys.stream(stream), self._keys.dead(stream)]
+        args: list[str | int] = [self._group, self._consumer, mode, cursor, self._count]
+        args += [
+            self._limits.deliveries_max,
+            self._limits.stream_length_max,
+            round(self._limits.reclaim_after_s * 1000),
+        ]
+        return await self._call(lambda: self._take_pending(keys=keys, args=args), delays_s=())
 
     async def _decoded(self, stream: str, rows: Iterable[tuple[bytes, int, Mapping[bytes, bytes]]]) -> list[Delivery]:
         """What can be decoded; the rest is buried at once, since no retry will make it readable."""
@@ -195,22 +203,16 @@ class Subscription:
 
     # ------------------------------------------------------------------ trouble
 
-    def _start_over(self, *, start: str | None = None) -> None:
+    def _start_over(self) -> None:
         self._prepared = False
-        self._start = start or self._start
         self._own = dict.fromkeys(self._streams, _OWN_BEGIN)
 
     async def _pause(self, error: Unavailable) -> None:
         self._failures += 1
         if self._failures == 1:
-            logger.warning("%s: %s; trying again until it does", ", ".join(self._streams), error)
+            logger.warning("%s: %s; trying again until it does", self._what, error)
         self._start_over()
-        limit_s = min(PAUSE_MAX_S, PAUSE_MIN_S * 2 ** min(self._failures, 10))
-        await anyio.sleep(random.uniform(limit_s / 2, limit_s))
-
-    async def _run(self, script: Any, streams: list[str], args: list[str | int], *, dead_of: str = "") -> Any:
-        keys = [*map(self._keys.stream, streams), *([self._keys.dead(dead_of)] if dead_of else [])]
-        return await self._call(lambda: script(keys=keys, args=args))
+        await self._backoff.sleep()
 
 
 def decode(stream: str, position: bytes, fields: Mapping[bytes, bytes], deliveries: int) -> Delivery | None:
