@@ -14,10 +14,10 @@ from pathlib import Path
 import anyio
 import structlog
 
-from holdfast.domain.errors import Conflict, HoldfastError, IntegrityError
+from holdfast.domain.errors import Conflict, IntegrityError, InvalidSpec, MalformedMessage
 from holdfast.domain.orders import Inventory
 from holdfast.domain.replication import Configure
-from holdfast.replicator.jobs import Job, held_of, load_token, save_token
+from holdfast.replicator.jobs import Job, Remembered, held_of
 from holdfast.replicator.names import job_name, label
 from holdfast.replicator.plan import Held, Store
 from holdfast.replicator.threads import Threads
@@ -102,11 +102,18 @@ class Engine:
                 f"job {job.name}: generation {config.generation} comes after generation {job.config.generation}; "
                 "only the newest is served"
             )
-        new_token = config.token != job.token
         job.configure(config)
-        if new_token:
-            await self.threads.urgent(save_token, self._disk_dir / job.name, config.token)
         self.notify()
+        await self.remember(job)
+
+    async def remember(self, job: Job) -> None:
+        """Write down what the next life of this process has to know. A full disk must not stop a restore."""
+        if job.config is None:
+            return
+        try:
+            await self.threads.urgent(Remembered(job.config, job.restored).write, self._disk_dir / job.name)
+        except OSError as error:
+            log.warning("the configuration cannot be remembered", job=job.name, reason=str(error))
 
     async def forget(self, name: str, idle: Callable[[str], Awaitable[None]]) -> None:
         """Remove everything of a job, in memory and on disk. `idle` waits until nothing of it is being moved."""
@@ -137,10 +144,15 @@ class Engine:
         for name in sorted(names):
             try:
                 job = self.job(name)
-                job.token = load_token(self._disk_dir / name)
-            except HoldfastError as error:
+                remembered = Remembered.read(self._disk_dir / name)
+            except InvalidSpec as error:
                 log.warning("a directory is left alone", name=name, reason=str(error))
                 continue
+            except MalformedMessage as error:
+                log.warning("the configuration is lost; waiting for a new one", job=name, reason=str(error))
+                remembered = None
+            if remembered is not None:
+                job.config, job.restored = remembered.config, remembered.restored
             for store, tier in ((Store.STAGED, self.tiers.staged), (Store.DISK, self.tiers.disk)):
                 swept = await self.threads.urgent(tier.sweep, name)
                 job.held |= held_of(store, await self.threads.urgent(tier.shards, name))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -10,16 +9,16 @@ from pathlib import Path
 
 import anyio
 
-from holdfast.domain.errors import IntegrityError
 from holdfast.domain.generations import ShardKey, ShardRecord
 from holdfast.domain.orders import Inventory
 from holdfast.domain.replication import Configure
 from holdfast.replicator.plan import Held, Store, View, age
 from holdfast.replicator.tiers import OpenShard
 from holdfast.shards import Manifest
+from holdfast.wire import records
 
 _TIER_NAMES = {Store.IMAGE: "memory", Store.STAGED: "memory", Store.DISK: "disk"}
-CREDENTIALS = "job.json"
+REMEMBERED = "job.json"
 
 
 @dataclass(slots=True)
@@ -27,7 +26,6 @@ class Job:
     """`pins` are shards handed out for a restore, each held open (and so locked) until training has gone on."""
 
     name: str
-    token: str = ""
     config: Configure | None = None
     restored: tuple[int, int] | None = None
     held: dict[Held, Manifest] = field(default_factory=dict)
@@ -41,13 +39,17 @@ class Job:
     def configure(self, config: Configure) -> None:
         """A newer generation lets go of what the previous one was restored from."""
         before, self.config = self.config, config
-        self.token = config.token
         if before is None or config.generation > before.generation:
             self.release_pins()
         if before is not None and config.attempt != before.attempt:
             self.restored = None  # until Stage says from where the new attempt starts; if it never does, from scratch
         peers = {peer.node for peer in config.peers}
         self.pushed = {(rank, peer): key for (rank, peer), key in self.pushed.items() if peer in peers}
+
+    @property
+    def token(self) -> str:
+        """The job's secret; "" before anybody has told it, and then nobody is let in."""
+        return self.config.token if self.config else ""
 
     def release_pins(self) -> None:
         for shard in self.pins.values():
@@ -110,30 +112,33 @@ class Job:
         return Inventory(self.name, tuple(record for _, record in ordered))
 
 
-def save_token(directory: Path, token: str) -> None:
-    """Remember the job's secret beside its shards: after a restart of this process, and before anybody configures the job
-    again, peers that rebuild a lost node may need exactly these shards."""
-    directory.mkdir(parents=True, exist_ok=True)
-    temporary = directory / f".{CREDENTIALS}.tmp"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with open(fd, "w") as file:
-        json.dump({"token": token}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(directory / CREDENTIALS)
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """What survives this process, beside the shards: a replicator that died is started again in the middle of a generation
+    and must go on; and peers that rebuild a lost node may need shards of a job that nobody has configured here since."""
 
+    config: Configure
+    restored: tuple[int, int] | None = None
 
-def load_token(directory: Path) -> str:
-    """ "" when there is none. Raises IntegrityError for a file that is damaged."""
-    try:
-        raw = (directory / CREDENTIALS).read_text()
-    except FileNotFoundError:
-        return ""
-    try:
-        token = json.loads(raw)["token"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise IntegrityError(f"{directory / CREDENTIALS} is damaged: {error!r}") from error
-    return str(token)
+    def write(self, directory: Path) -> None:
+        """Private to its owner: the configuration holds the job's secret."""
+        directory.mkdir(parents=True, exist_ok=True)
+        temporary = directory / f".{REMEMBERED}.tmp"
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(fd, "wb") as file:
+            file.write(records.dumps(self, Remembered))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(directory / REMEMBERED)
+
+    @classmethod
+    def read(cls, directory: Path) -> Remembered | None:
+        """None when there is nothing. Raises MalformedMessage for a file that is damaged."""
+        try:
+            raw = (directory / REMEMBERED).read_bytes()
+        except FileNotFoundError:
+            return None
+        return records.loads(raw, cls)
 
 
 def held_of(store: Store, manifests: Iterable[Manifest]) -> dict[Held, Manifest]:

@@ -62,6 +62,7 @@ class Stager:
                         tasks.start_soon(self._one, job, restore, found, missing[key])
             for item in found.values():
                 self._pin(job, item)
+            await self._engine.remember(job)
         finally:
             job.wanted -= set(restores)
             self._engine.notify()

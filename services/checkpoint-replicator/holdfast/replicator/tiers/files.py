@@ -71,6 +71,7 @@ class Incoming:
         try:
             os.fsync(self._fd)
             self._part.rename(self._path)
+            fcntl.flock(self._fd, fcntl.LOCK_UN)  # before it is listed: whoever finds it may open it at once
             self.manifest.write(manifest_path(self._path))  # its directory fsync covers both renames
         except OSError as error:
             raise _out_of_space(error, self._path, self.manifest.size) from error

@@ -1,0 +1,300 @@
+"""What breaks while shards move: peers, disks, processes, bytes. Nothing half-written is ever seen, nothing whole is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from replicator_node import JOB, TOKEN, Node, nodes
+from waiting import wait_until
+
+from holdfast.domain.generations import ShardKey, ShardSource
+from holdfast.domain.worker import encode
+from holdfast.replicator.checksum import Checksummer
+from holdfast.replicator.sockets import OpenSockets
+from holdfast.replicator.tiers.files import FileTier
+from holdfast.replicator.transport.client import Client
+from holdfast.replicator.transport.frames import Limits
+from holdfast.shards import Manifest, Plan, Reader, Staged, TensorSpec
+
+
+@contextmanager
+def small_tmpfs(path: Path, size: str) -> Iterator[None]:
+    path.mkdir(parents=True, exist_ok=True)
+    if (
+        os.geteuid()
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", path], check=False).returncode
+    ):
+        pytest.skip("mounting a small tmpfs takes root and the right to mount")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", path], check=True)
+
+
+def require_whole(path: Path) -> int:
+    """Every byte belongs to the step that the header names, and the manifest agrees. Returns the step."""
+    manifest = Manifest.read(path.with_suffix(".json"))
+    checksummer = Checksummer(1)
+    with Reader(path) as reader:
+        checksummer.verify(manifest, reader.data)
+        mark = reader.key.step % 251
+        for spec, view in reader.items():
+            assert bytes(view) == bytes([mark]) * spec.nbytes, f"{path} is mixed"
+        assert reader.extra == bytes([mark]) * 99
+    checksummer.close()
+    return manifest.step
+
+
+@contextmanager
+def relay(to: str, bytes_max: int) -> Iterator[tuple[str, list[int]]]:
+    """A way to a peer that breaks every connection after `bytes_max` bytes from the peer: a death in mid-transfer."""
+    host, _, port = to.rpartition(":")
+    carried: list[int] = []
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def pump(source: socket.socket, sink: socket.socket, limit: int | None) -> None:
+        count = 0
+        try:
+            while data := source.recv(65536):
+                count += len(data)
+                sink.sendall(data)
+                if limit is not None and count > limit:
+                    break
+        except OSError:
+            pass
+        if limit is not None:
+            carried.append(count)
+        for end in (source, sink):
+            try:
+                end.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+
+    def serve() -> None:
+        while True:
+            try:
+                inner, _ = listener.accept()
+            except OSError:
+                return
+            with inner:
+                try:
+                    outer = socket.create_connection((host, int(port)))
+                except ConnectionRefusedError:
+                    continue  # dead: the one who connected is hung up on
+                with outer:
+                    up = threading.Thread(target=pump, args=(inner, outer, None))
+                    up.start()
+                    pump(outer, inner, bytes_max)
+                    up.join()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{listener.getsockname()[1]}", carried
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join()
+
+
+def test_a_broken_fetch_goes_on_from_the_last_good_span(tmp_path: Path) -> None:
+    """24 MiB through a line that breaks every 10 MiB: three tries, no span twice."""
+    with nodes(tmp_path, "a") as (a,):
+        a.configure()
+        key = big_save(a, 24 << 20)
+        record = a.wait_for(key, "disk")
+        with relay(a.endpoint, 10 << 20) as (way, carried):
+            inbox = FileTier("disk", tmp_path / "inbox")
+            client = Client(Limits(2, 2), OpenSockets())
+            path = client.fetch(ShardSource("a", way), JOB, TOKEN, key, record.digest, inbox)
+        assert len(carried) == 3
+        assert sum(carried) < 1.5 * (24 << 20)
+        assert path.read_bytes() == a.shard_file(key).read_bytes()
+        assert [each.name for each in path.parent.iterdir() if each.name.startswith(".")] == []
+
+
+def big_save(node: Node, nbytes: int) -> ShardKey:
+    noise = random.Random(5).randbytes(nbytes)
+    staged = node.images().stage(
+        Plan((TensorSpec("w", "uint8", (nbytes,), nbytes),)), 1, 10, 0, {"dp": 2},
+        lambda image: image.view("w").__setitem__(slice(None), noise), b"e",
+    )  # fmt: skip
+    assert isinstance(staged, Staged)
+    return staged.key
+
+
+def test_a_source_killed_in_mid_transfer_is_left_for_the_next(tmp_path: Path) -> None:
+    with nodes(tmp_path, "a", "b", "spare") as (a, b, spare):
+        b.configure(ranks=(1,))
+        a.configure(peers=(b,))
+        key = big_save(a, 24 << 20)
+        record = a.wait_for(key, "disk")
+        b.wait_for(key, "disk")
+        spare.configure(generation=2, attempt=2)
+        with relay(a.endpoint, 9 << 20) as (way, _):
+            dying = Node("a", a.root)
+            dying.endpoint = way
+
+            def kill_after_first_span() -> None:
+                wait_until(lambda: list(spare.memory.rglob("*.part")), description="the first bytes")
+                a.stop(signal.SIGKILL)
+
+            killer = threading.Thread(target=kill_after_first_span)
+            killer.start()
+            staged = spare.stage(key, dying, b, digest=record.digest)
+            killer.join()
+        assert staged.source in ("a", "b")  # the kill may come too late for a fast machine; whole it is in any case
+        assert Path(staged.path).read_bytes() == b.shard_file(key).read_bytes()
+
+
+def test_a_peer_that_dies_while_it_takes_a_copy_has_nothing_and_gets_it_later(tmp_path: Path) -> None:
+    with nodes(tmp_path, "a", "b", HOLDFAST_REPLICATOR_PEER_BYTES_PER_S_MAX=str(24 << 20)) as (a, b):
+        b.configure(ranks=(1,))
+        a.configure(peers=(b,))
+        key = big_save(a, 24 << 20)
+        wait_until(lambda: list(b.disk.rglob("*.part")), description="the push to have begun")
+        b.stop(signal.SIGKILL)
+        assert not list(b.disk.rglob("*.shard"))
+        b._env["HOLDFAST_REPLICATOR_LISTEN"] = b.endpoint
+        b.start()
+        assert b.holdings() <= {(key, "disk")}
+        b.wait_for(key, "disk")
+        assert b.shard_file(key).read_bytes() == a.shard_file(key).read_bytes()
+
+
+def test_a_full_disk_is_said_and_the_peer_becomes_the_next_tier(tmp_path: Path) -> None:
+    small = tmp_path / "a" / "disk"
+    with small_tmpfs(small, "4m"), nodes(tmp_path, "a", "b") as (a, b):
+        b.configure(ranks=(1,))
+        a.configure(peers=(b,))
+        key = a.save(a.images(), 10)
+        record = b.wait_for(key, "disk")
+        assert "no room for" in a.log
+        assert a.holdings() == {(key, "memory")}
+        assert not list(small.rglob("*.shard"))
+        assert a.stage(key, a, b, digest=record.digest).source == "memory"
+
+
+def test_when_memory_is_full_a_restore_goes_to_the_disk(tmp_path: Path) -> None:
+    with small_tmpfs(tmp_path / "spare" / "memory", "4m"), nodes(tmp_path, "a", "spare") as (a, spare):
+        a.configure()
+        key = a.save(a.images(), 10)
+        record = a.wait_for(key, "disk")
+        spare.configure(generation=2, attempt=2)
+        staged = spare.stage(key, a, digest=record.digest)
+        assert Path(staged.path) == spare.shard_file(key)
+        assert require_whole(Path(staged.path)) == 10
+
+
+SAVER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from replicator_node import Node
+node = Node("a", Path(sys.argv[1]))
+images = node.images()
+step = 0
+while True:
+    step += 1
+    try:
+        node.save(images, step)
+    except AssertionError:  # skipped: both images busy
+        continue
+    except (ConnectionRefusedError, FileNotFoundError, BlockingIOError):
+        continue  # the replicator is being restarted
+"""
+
+
+def test_overwriting_while_replicating_never_mixes_a_shard(tmp_path: Path) -> None:
+    """A worker that saves as fast as it can, against the replicator that copies, pushes and is killed now and then."""
+    chance = random.Random(7)
+    with nodes(tmp_path, "a", "b") as (a, b):
+        b.configure(ranks=(1,))
+        a.configure(peers=(b,))
+        saver = subprocess.Popen([sys.executable, "-c", SAVER, str(a.root), str(Path(__file__).parents[2])])
+        try:
+            for _ in range(3):
+                wait_for_progress(a)
+                threading.Event().wait(chance.random() * 0.1)
+                a.stop(signal.SIGKILL)
+                checked(a)
+                a._env["HOLDFAST_REPLICATOR_LISTEN"] = a.endpoint
+                a.start()
+            wait_until(lambda: checked(b), description="copies at the peer")
+        finally:
+            saver.kill()
+            saver.wait()
+        newest = max(step for _, step in checked(a))
+        assert newest > 3
+        assert max(record.key.step for record in next(a.watch())) >= newest
+
+
+def wait_for_progress(node: Node) -> None:
+    seen = checked(node)
+    wait_until(lambda: [found for found in checked(node) if found not in seen], description="new steps on disk")
+
+
+def checked(node: Node) -> list[tuple[Path, int]]:
+    """Every committed shard on the node's disk, verified."""
+    found: list[tuple[Path, int]] = []
+    for manifest in node.disk.rglob("rank-*.json"):
+        try:
+            found.append((manifest, require_whole(manifest.with_suffix(".shard"))))
+        except FileNotFoundError:
+            continue  # deleted by retention while we looked
+    return found
+
+
+def test_a_replicator_in_the_middle_of_a_generation_goes_on_after_a_kill(tmp_path: Path) -> None:
+    with nodes(tmp_path, "a", "b") as (a, b):
+        b.configure(ranks=(1,))
+        a.configure(peers=(b,))
+        images = a.images()
+        b.wait_for(a.save(images, 10), "disk")
+        a.stop(signal.SIGKILL)
+        key = a.save(images, 20, note=False)
+        a.start()
+        b.wait_for(key, "disk")
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"", b"GET / HTTP/1.1\r\n\r\n", b"HFD1\xff\xff\xff\xff", b"HFD1\0\0\0\x40" + b"x" * 64]
+)
+def test_garbage_on_every_socket_is_survived(tmp_path: Path, garbage: bytes) -> None:
+    with nodes(tmp_path, "a") as (a,):
+        a.configure()
+        host, _, port = a.endpoint.rpartition(":")
+        with socket.create_connection((host, int(port))) as sock:
+            sock.sendall(garbage)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notes:
+            for raw in (
+                garbage,
+                b"{",
+                encode("saved", job="../..", image="/etc/passwd"),
+                json.dumps({"type": 3}).encode(),
+            ):
+                notes.sendto(raw, str(a.notes))
+        a.wait_for(a.save(a.images(), 10), "disk")
+
+
+def test_sigterm_during_a_copy_is_prompt_and_leaves_nothing_visible(tmp_path: Path) -> None:
+    with nodes(tmp_path, "a", HOLDFAST_REPLICATOR_DISK_BYTES_PER_S_MAX=str(8 << 20)) as (a,):
+        a.configure()
+        key = big_save(a, 24 << 20)
+        wait_until(lambda: list(a.disk.rglob("*.part")), description="the copy to have begun")
+        assert a.stop() == 0
+        assert not list(a.disk.rglob("*.shard"))
+        assert not a.notes.exists()
+        a.start()
+        assert (key, "memory") in a.holdings()

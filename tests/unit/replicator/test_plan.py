@@ -1,0 +1,235 @@
+"""What is copied, pushed and deleted, and what never is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from holdfast.domain.generations import ShardKey
+from holdfast.replicator.plan import BACKLOG_STEPS_MAX, CopyToDisk, Delete, Held, Push, Store, View, age, plan
+
+
+def image(step: int, rank: int = 0, attempt: int = 1) -> Held:
+    return Held(Store.IMAGE, ShardKey(attempt, step, rank))
+
+
+def disk(step: int, rank: int = 0, attempt: int = 1) -> Held:
+    return Held(Store.DISK, ShardKey(attempt, step, rank))
+
+
+def view(*held: Held, **changes: object) -> View:
+    base = View(attempt=1, ranks=(0,), world_size=2, keep=2, peers=(), held=held)
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def deleted(given_view: View) -> set[int]:
+    return {step.key.step for step in plan(given_view) if isinstance(step, Delete)}
+
+
+def test_only_the_newest_in_memory_is_copied() -> None:
+    assert plan(view(image(10), image(20))) == (
+        CopyToDisk(ShardKey(1, 20, 0), "newest in memory, not yet on disk"),
+    )  # fmt: skip
+    assert plan(view(image(10), disk(20))) == ()
+
+
+def test_the_newest_step_goes_first_over_ranks() -> None:
+    steps = plan(view(image(10, 1), image(20, 0), ranks=(0, 1)))
+    assert [step.key.step for step in steps] == [20, 10]
+
+
+def test_a_peer_gets_what_is_on_disk_and_only_once() -> None:
+    assert plan(view(image(10), peers=("b",))) == (
+        CopyToDisk(ShardKey(1, 10, 0), "newest in memory, not yet on disk"),
+    )  # fmt: skip
+    there = view(image(10), disk(10), peers=("b",))
+    assert [type(step) for step in plan(there)] == [Push]
+    assert plan(replace(there, pushed=frozenset({(ShardKey(1, 10, 0), "b")}))) == ()
+
+
+def test_copies_of_other_nodes_are_not_pushed_on() -> None:
+    assert plan(view(disk(10, rank=1), peers=("b",))) == ()
+
+
+def test_a_full_disk_makes_the_peer_the_next_tier() -> None:
+    (step,) = plan(view(image(10), peers=("b",), disk_full=True))
+    assert isinstance(step, Push)
+    assert "disk is full" in step.reason
+
+
+def test_two_complete_steps_stay_even_when_asked_to_keep_fewer() -> None:
+    assert deleted(view(disk(10), disk(20), disk(30), keep=0)) == {10}
+
+
+def test_a_step_counts_only_when_all_ranks_here_have_it() -> None:
+    both = (disk(10, 0), disk(10, 1), disk(20, 0), disk(20, 1))
+    assert deleted(view(*both, disk(30, 0), ranks=(0, 1))) == set()
+    assert deleted(view(*both, disk(30, 0), disk(30, 1), ranks=(0, 1))) == {10}
+
+
+def test_nothing_goes_before_its_successor_is_with_a_peer() -> None:
+    held = [disk(step) for step in (10, 20, 30)]
+    waiting = view(*held, peers=("b",))
+    assert deleted(waiting) == set()
+    assert deleted(replace(waiting, pushed=frozenset({(ShardKey(1, 10, 0), "b")}))) == set()
+    assert deleted(replace(waiting, pushed=frozenset({(ShardKey(1, 20, 0), "b")}))) == {10}
+
+
+def test_a_peer_that_never_answers_does_not_fill_the_disk() -> None:
+    many = [disk(step) for step in range(1, 2 + BACKLOG_STEPS_MAX + 2)]
+    assert deleted(view(*many, peers=("b",))) == {1}
+
+
+def test_the_restore_point_outlives_a_lineage_given_up() -> None:
+    after_rollback = view(disk(10), disk(20), disk(15, attempt=2), attempt=2, restored=(1, 10))
+    assert deleted(after_rollback) == set()  # 20 of attempt 1 is not counted as newer than the restore point
+    later = replace(after_rollback, held=(*after_rollback.held, disk(25, attempt=2)))
+    assert deleted(later) == {10, 20}
+
+
+def test_what_is_pinned_or_of_an_unknown_job_stays() -> None:
+    held = tuple(disk(step) for step in (10, 20, 30))
+    assert deleted(view(*held, pinned=frozenset({disk(10)}))) == set()
+    assert deleted(view(*held, attempt=0, ranks=(), world_size=0)) == set()
+
+
+def test_ranks_that_no_longer_exist_are_cleared_away_by_progress() -> None:
+    vanished = disk(10, rank=5)
+    assert deleted(view(vanished, disk(10), disk(20, attempt=2), attempt=2, restored=(1, 10))) == set()
+    assert 10 in deleted(view(vanished, disk(20, attempt=2), disk(30, attempt=2), attempt=2, restored=(1, 10)))
+
+
+def test_a_fetched_shard_leaves_memory_once_it_is_superseded_on_disk() -> None:
+    fetched = Held(Store.STAGED, ShardKey(1, 10, 0))
+    now = view(fetched, disk(10), attempt=2, restored=(1, 10))
+    assert plan(now) == ()
+    assert plan(replace(now, held=(*now.held, disk(15, attempt=2)))) == (
+        Delete(Store.STAGED, fetched.key, "restored from and superseded on disk"),
+    )
+    assert plan(replace(now, held=(*now.held, disk(15, attempt=2)), pinned=frozenset({fetched}))) == ()
+
+
+keys = st.builds(ShardKey, st.integers(1, 3), st.integers(1, 6).map(lambda n: n * 10), st.integers(0, 3))
+helds = st.builds(Held, st.sampled_from(Store), keys)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    held=st.sets(helds, max_size=30),
+    ranks=st.sets(st.integers(0, 3), max_size=3),
+    attempt=st.integers(0, 3),
+    restored=st.none() | st.tuples(st.integers(1, 2), st.integers(1, 6).map(lambda n: n * 10)),
+    pushed=st.sets(st.tuples(keys, st.sampled_from(["b", "c"])), max_size=5),
+    peers=st.sets(st.sampled_from(["b", "c"])),
+    keep=st.integers(0, 3),
+)
+def test_whatever_is_held_the_newest_of_every_living_rank_stays(
+    held: set[Held], ranks: set[int], attempt: int, restored: tuple[int, int] | None,
+    pushed: set[tuple[ShardKey, str]], peers: set[str], keep: int,
+) -> None:  # fmt: skip
+    now = View(
+        attempt=attempt,
+        ranks=tuple(sorted(ranks)),
+        world_size=4,
+        keep=keep,
+        peers=tuple(sorted(peers)),
+        held=tuple(sorted(held, key=str)),
+        restored=restored,
+        pushed=frozenset(pushed),
+    )  # fmt: skip
+    steps = plan(now)
+    assert len(set(steps)) == len(steps)
+    gone = {Held(step.store, step.key) for step in steps if isinstance(step, Delete)}
+    assert gone <= held
+    assert all(each.store is not Store.IMAGE for each in gone)
+    left = held - gone
+    for rank in range(4):
+        before = [age(h.key) for h in held if h.key.rank == rank and h.store is Store.DISK]
+        after = [age(h.key) for h in left if h.key.rank == rank and h.store is Store.DISK]
+        living = [a for a in before if not (a[0] < attempt and (restored is None or a > restored))]
+        if living:
+            assert max(living) in after, "the newest living step of a rank must stay"
+        if before and restored in before and max(a for a in before) == restored:
+            assert restored in after
+
+
+class Retention(RuleBasedStateMachine):
+    """A node with two ranks lives through saves, copies, failures of peers and rollbacks. At every moment each of its
+    ranks can restore some step that all of them have, on disk, once there was one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attempt, self.step = 1, 0
+        self.restored: tuple[int, int] | None = None
+        self.memory: dict[int, list[ShardKey]] = {0: [], 1: []}
+        self.disk: set[ShardKey] = set()
+        self.pushed: set[tuple[ShardKey, str]] = set()
+        self.peers: tuple[str, ...] = ("b",)
+
+    @initialize(peers=st.sampled_from([(), ("b",), ("b", "c")]))
+    def configure(self, peers: tuple[str, ...]) -> None:
+        self.peers = peers
+
+    def view(self) -> View:
+        held = [Held(Store.IMAGE, key) for keys in self.memory.values() for key in keys]
+        held += [Held(Store.DISK, key) for key in sorted(self.disk, key=lambda key: (age(key), key.rank))]
+        return View(self.attempt, (0, 1), 2, 2, self.peers, tuple(held), self.restored, frozenset(self.pushed))
+
+    @rule(missed=st.sampled_from([None, None, None, 0, 1]))
+    def save(self, missed: int | None) -> None:
+        self.step += 10
+        for rank, images in self.memory.items():
+            if rank != missed:
+                images.append(ShardKey(self.attempt, self.step, rank))
+                del images[:-2]
+
+    @rule(chosen=st.integers(0, 20))
+    def carry_out_one(self, chosen: int) -> None:
+        steps = plan(self.view())
+        if not steps:
+            return
+        match steps[chosen % len(steps)]:
+            case CopyToDisk(key):
+                self.disk.add(key)
+            case Push(key, peer):
+                self.pushed.add((key, peer))
+            case Delete(Store.DISK, key):
+                self.disk.remove(key)
+            case Delete(store, key):
+                raise AssertionError(f"{key} must not be deleted from {store}")
+
+    def whole(self) -> list[tuple[int, int]]:
+        first, second = ({age(key) for key in self.disk if key.rank == rank} for rank in (0, 1))
+        return sorted(first & second)
+
+    @precondition(lambda self: self.whole())
+    @rule(older=st.booleans())
+    def roll_back(self, older: bool) -> None:
+        """Training goes back to a step that is complete: the newest living one, or the one before it."""
+        living = [step for step in self.whole() if step[0] == self.attempt or step == self.restored]
+        if not living:
+            return
+        self.restored = living[-2] if older and len(living) > 1 else living[-1]
+        self.attempt += 1
+        self.step = self.restored[1]
+
+    @invariant()
+    def a_step_to_restore_is_never_lost(self) -> None:
+        whole = self.whole()
+        self.had = getattr(self, "had", False) or bool(whole)
+        assert whole or not self.had
+        newer = [step for step in whole if step[0] == self.attempt]
+        if self.restored is not None and len(newer) < 1:
+            assert self.restored in whole, "the restore point went before anything newer was complete"
+
+    @invariant()
+    def the_disk_is_bounded(self) -> None:
+        deletions = [step for step in plan(self.view()) if isinstance(step, Delete)]
+        assert len(self.disk) - len(deletions) <= 2 * (2 * (2 + BACKLOG_STEPS_MAX) + self.attempt * 4)
+
+
+TestRetention = Retention.TestCase
+TestRetention.settings = settings(max_examples=120, stateful_step_count=60, deadline=None)
