@@ -85,7 +85,8 @@ class LossLog:
             path = directory / "loss.jsonl"
             lines = path.read_text().splitlines() if start and path.exists() else []
             kept = [line for line in lines if json.loads(line)["step"] <= start]  # what follows is done again
-            path.write_text("".join(line + "\n" for line in kept))
+            path.with_suffix(".new").write_text("".join(line + "\n" for line in kept))
+            path.with_suffix(".new").replace(path)
             self._file = path.open("a", buffering=1)
 
     def __call__(self, step: int, loss: float) -> None:

@@ -18,6 +18,14 @@ The same file runs as plain `python train.py` (one process, no services), under 
 Nothing here waits for a service: the step loop sends datagrams without blocking and goes on when nobody listens.
 """
 
+import importlib.util
+import sys
+
+if importlib.util.find_spec("torch") is None:
+    raise ModuleNotFoundError(
+        f"holdfast.train needs torch, which {sys.executable} does not have: pip install 'holdfast[train]'", name="torch"
+    )
+
 from holdfast.train.environment import World
 from holdfast.train.launch import launch
 from holdfast.train.run import Interrupted, Run, Step

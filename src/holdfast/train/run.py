@@ -148,12 +148,10 @@ class Run:
         dict that holds them. Random number generators go on where they stood; those of a rank that did not exist then
         are seeded from (seed, step, rank).
         """
-        if self._restored:
-            self._lap("build")
-            return self._done
         self._lap("build")
         target = self._environment.restore
-        assert target is not None, "a run without a restore target counts as restored"
+        if target is None or self._restored:
+            return self._done
         self._notes.phase(Phase.RESTORE, time.time(), 0)
         restored = self._checkpoints.restore(state, target)
         self._restored = True

@@ -260,7 +260,7 @@ def test_a_restart_continues_where_it_was_saved(agent: Agent, restart: StartRun)
     with pytest.raises(Conflict, match=r"run\.restore"):
         run.step(0)
     assert run.restore(state) == 5
-    with pytest.raises(InvalidSpec, match="5, which run.restore returned"):
+    with pytest.raises(InvalidSpec, match=r"5, which run\.restore returned"):
         run.step(0)
     assert state["w"].tolist() == [7.0, 7.0]
     assert run.restore(state) == 5, "a second call changes nothing"
