@@ -121,14 +121,11 @@ class WorkerExit:
     ) -> tuple[Finding, ...]:
         """A late signal that names a better root replaces the finding; everything else is cascade."""
         assert generation.root is not None
-        if now - generation.root_found_at > self.correct_within_s:
-            return ()
+        if cause is Cause.COLLECTIVE or now - generation.root_found_at > self.correct_within_s:
+            return ()  # an echo is no better than what is known
         earlier_s = failed_at(generation.root) - failed_at(exit_)
-        if cause < generation.root_cause:
-            better = earlier_s >= -self.skew_s
-        else:
-            better = cause == generation.root_cause and earlier_s > self.skew_s
-        if not better:
+        enough_s = -self.skew_s if generation.root_cause is Cause.COLLECTIVE else self.skew_s
+        if earlier_s < enough_s:
             return ()
         return (self._found(state, generation, exit_, cause, now, supersedes=generation.root_id),)
 
