@@ -1,0 +1,50 @@
+"""What a policy script imports. A script defines one function, pure and quick (its deadline is one second):
+
+    from holdfast.policy import Action, Incident, JobView, default, stop
+
+    def decide(incident: Incident, job: JobView) -> Action:
+        if incident.kind == "worker_exception" and "CUDA out of memory" in incident.cause:
+            return stop("out of memory comes again at the same batch: a restart would not help")
+        return default(incident, job)
+
+`check` says why an answer cannot be carried out; then, and when a script raises or overruns, the default policy decides.
+"""
+
+from holdfast.domain.findings import FindingKind, Severity
+from holdfast.domain.incidents import Action, ActionKind, Incident
+from holdfast.policy.actions import (
+    check,
+    checkpoint_now,
+    cordon,
+    hot_swap,
+    leaving,
+    notify,
+    restart,
+    scale_down,
+    scale_up,
+    stop,
+    wait,
+)
+from holdfast.policy.default import default
+from holdfast.policy.job import JobView
+
+__all__ = [
+    "Action",
+    "ActionKind",
+    "FindingKind",
+    "Incident",
+    "JobView",
+    "Severity",
+    "check",
+    "checkpoint_now",
+    "cordon",
+    "default",
+    "hot_swap",
+    "leaving",
+    "notify",
+    "restart",
+    "scale_down",
+    "scale_up",
+    "stop",
+    "wait",
+]

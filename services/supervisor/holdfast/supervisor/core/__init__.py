@@ -1,0 +1,144 @@
+"""The supervisor's core: everything that it decides, as one pure function.
+
+    step(state, event) -> (state, commands)
+
+Theory of operation. The shell folds events one at a time; each carries its time. What comes out is committed (state, records,
+acknowledged input: one atomic write) before any command is carried out. A crash may therefore lose commands, never state: every
+order stays in the outbox until its agent answers, every timer and every question to a policy stays in the state, and
+`LeaderStarted` hands all of them out again. Agents execute an order once, so handing out twice does no harm.
+
+    sessions.py   agents come, report and go                  finding ──► incident ──► question ──► decision
+    incidents.py  findings → incidents → decisions                                                     │
+    change.py     the two-phase generation change             RUNNING ◄── every rank steps ◄── START ◄─┘ PREPARE
+    planned.py    changes of a healthy run, after a save
+    jobs.py       submission, progress, end                   state.py    the values       turn.py  the next state in the making
+    upkeep.py     what new capacity makes possible            views.py    what others see  breaker.py  one for the fleet
+
+The core trusts no single witness, keeps still when in doubt, and says why in every record.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from holdfast.supervisor.core import breaker, change, incidents, jobs, planned, sessions, upkeep
+from holdfast.supervisor.core.state import Breaker, Config, Job, Node, State
+from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.core.views import check_submission, view
+from holdfast.supervisor.protocol import (
+    BreakerResetRequested,
+    CheckpointRequested,
+    Command,
+    Evaluate,
+    Event,
+    FindingArrived,
+    JobStopRequested,
+    JobSubmitted,
+    LeaderStarted,
+    NodeCordonRequested,
+    NodeGone,
+    NodeRepaired,
+    NodeReported,
+    PolicyAnswered,
+    ResizeRequested,
+    SetTimer,
+    StepsCompleted,
+    TimerFired,
+)
+
+__all__ = ["Breaker", "Config", "Job", "Node", "State", "check_submission", "step", "view"]
+
+
+def step(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
+    """Fold one event. The same state and event give the same answer, always."""
+    turn = Turn(state, event.at)
+    match event:
+        case LeaderStarted():
+            _lead(turn, state, event)
+        case JobSubmitted():
+            jobs.submit(turn, event)
+        case JobStopRequested():
+            jobs.request_stop(turn, event)
+        case CheckpointRequested():
+            jobs.request_checkpoint(turn, event)
+        case ResizeRequested():
+            jobs.request_resize(turn, event)
+        case NodeCordonRequested():
+            upkeep.cordon(turn, event)
+        case NodeRepaired():
+            upkeep.repaired(turn, event)
+        case NodeReported():
+            sessions.on_report(turn, event)
+        case NodeGone():
+            sessions.on_gone(turn, event)
+        case StepsCompleted():
+            jobs.on_steps(turn, event)
+        case FindingArrived():
+            incidents.on_finding(turn, event.finding)
+        case PolicyAnswered():
+            incidents.on_answer(turn, event)
+        case BreakerResetRequested():
+            breaker.close(turn, event.reason)
+        case TimerFired():
+            if turn.timer_fired(event.name):
+                _timer(turn, event.name)
+        case _:
+            assert_never(event)
+    upkeep.poke(turn)
+    return turn.finish()
+
+
+def _lead(turn: Turn, state: State, event: LeaderStarted) -> None:
+    """Hand out again what the last leader may not have carried out. Sessions are the old leader's: agents come back."""
+    turn.set(epoch=event.epoch)
+    turn.commands.extend(SetTimer(name, due) for name, due in sorted(state.timers.items()))
+    for incident in state.questions:
+        turn.commands.append(Evaluate(incident, state.incidents[incident].job))
+    turn.commands.extend(turn.orders())
+    if state.nodes:
+        turn.set_timer(f"sessions:{event.epoch}:{event.at!r}", event.at + turn.config.session_s)
+
+
+def _timer(turn: Turn, name: str) -> None:
+    """Names are `kind:subject…`; job and node names contain no colon, so the last fields are found from the right."""
+    kind, _, rest = name.partition(":")
+    match kind:
+        case "prepare":
+            job, number = rest.rsplit(":", 1)
+            change.on_prepare_timeout(turn, job, int(number))
+        case "start":
+            job, number = rest.rsplit(":", 1)
+            if (finding := change.ranks_missing(turn, job, int(number))) is not None:
+                incidents.strike(turn, finding)
+        case "fence":
+            job, number = rest.rsplit(":", 1)
+            change.on_fence_over(turn, job, int(number))
+        case "gone":
+            job, number, node = rest.split(":", 2)
+            change.on_grace_over(turn, job, int(number), node)
+        case "policy":
+            if rest in turn.incidents:
+                incidents.decide_by_default(
+                    turn, turn.incidents[rest], "default policy, because no answer came in time"
+                )
+        case "witness":
+            sessions.on_witness_timer(turn, rest)
+        case "lost":
+            sessions.on_lost_timer(turn, rest)
+        case "sessions":
+            epoch, since = rest.split(":", 1)
+            sessions.on_sessions_timer(turn, int(epoch), float(since))
+        case "save":
+            planned.on_save_timeout(turn, rest)
+        case "stop":
+            jobs.on_stop_timer(turn, rest)
+        case "defer" | "retry":
+            upkeep.retry(turn, rest)
+        case "pending":
+            upkeep.start_degraded(turn, rest)
+        case "plan":
+            pass  # upkeep looks again after every event
+        case breaker.TIMER:
+            breaker.close(turn, "its window has passed")
+        case _:
+            raise AssertionError(f"no timer is called {name}")

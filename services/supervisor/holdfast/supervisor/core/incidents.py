@@ -1,0 +1,319 @@
+"""Findings become incidents, incidents get a decision.
+
+A finding about a worker belongs to a generation: one about an older generation is history, one that follows an open
+incident of the same generation is its cascade. A finding about a node outlives generations: it concerns the job that has
+ranks there now.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.domain.findings import Finding, FindingKind, Severity
+from holdfast.domain.incidents import Action, ActionKind, Incident, IncidentState
+from holdfast.policy import check, default
+from holdfast.supervisor.core import breaker, change, jobs, nodes, planned
+from holdfast.supervisor.core.state import Job
+from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.core.views import job_view
+from holdfast.supervisor.protocol import JobPhase, PolicyAnswered
+
+_WORKER_FAULTS = frozenset(
+    {FindingKind.WORKER_CRASH, FindingKind.WORKER_EXCEPTION, FindingKind.HANG, FindingKind.RANKS_MISSING}
+)
+_TOUCH_NOTHING = (ActionKind.NOTIFY, ActionKind.CHECKPOINT_NOW)
+_DEFAULT = "default policy"
+
+# ---------------------------------------------------------------- findings
+
+
+def on_finding(turn: Turn, finding: Finding) -> None:
+    subject = finding.node or finding.job
+    if turn.at - finding.at > finding.ttl_s:
+        turn.note(subject, f"ignored, {turn.at - finding.at:.0f} s old: {finding.summary}")
+    elif _is_known(turn, finding):
+        return  # the log delivers at least once
+    elif finding.severity in (Severity.INFO, Severity.WARNING):
+        turn.note(subject, finding.summary)
+    elif finding.kind is FindingKind.NODE_LOST:
+        _witness(turn, finding)
+    elif finding.severity is Severity.FATAL and finding.node:
+        _fatal(turn, finding)
+    else:
+        strike(turn, finding)
+
+
+def _is_known(turn: Turn, finding: Finding) -> bool:
+    """Whether an incident has it: an open one, or a closed one that saw this very conclusion."""
+    if any(finding.id in incident.findings for incident in turn.incidents.values()):
+        return True
+    return any(finding.id in incident.findings and finding.at <= incident.t_detected for incident in turn.closed)
+
+
+def _witness(turn: Turn, finding: Finding) -> None:
+    """A node is lost when diagnostics has lost its telemetry *and* the supervisor its control session."""
+    node = turn.nodes.get(finding.node)
+    if node is None:
+        turn.note(finding.node, f"ignored, this node has never connected here: {finding.summary}")
+    elif node.lost or (node.connected and finding.at < node.connected_at):
+        turn.note(node.name, f"ignored, already dealt with: {finding.summary}")
+    elif node.connected:
+        turn.put_node(node.name, suspicion=finding)
+        turn.set_timer(f"witness:{node.name}", turn.at + turn.config.witness_s)
+        turn.note(
+            node.name,
+            f"contradicted, its control session is alive (the telemetry path broke): {finding.summary}",
+        )
+    else:
+        confirm_lost(turn, finding)
+
+
+def confirm_lost(turn: Turn, finding: Finding) -> None:
+    """Both witnesses agree."""
+    nodes.declare_lost(turn, finding.node, finding.summary)
+    if nodes.job_of(turn, finding.node) is not None:
+        strike(turn, finding)
+
+
+def _fatal(turn: Turn, finding: Finding) -> None:
+    node = turn.nodes.get(finding.node)
+    if node is None or finding.since < node.repaired_at:
+        turn.note(finding.node, f"ignored, the node is unknown or was repaired since: {finding.summary}")
+        return
+    already = bool(node.condemned)
+    nodes.condemn(turn, node.name, finding.summary)
+    if nodes.job_of(turn, node.name) is not None:
+        strike(turn, finding)
+    elif not already:
+        turn.note(node.name, f"out of service: {finding.summary}")
+
+
+def strike(turn: Turn, finding: Finding) -> None:
+    """A fault of a job: extend the incident that it belongs to, or open one."""
+    job = _job_concerned(turn, finding)
+    if job is None or job.generation is None or job.phase.finished or job.phase is JobPhase.STOPPING:
+        turn.note(finding.job or finding.node, f"ignored, no job is concerned: {finding.summary}")
+        return
+    root = _open_root(turn, job, finding)
+    if root is not None:
+        _extend(turn, job, root, finding)
+    elif _is_node_fault(finding) or finding.generation == job.number:
+        _open(turn, job, finding)
+    else:
+        turn.note(job.name, f"ignored, generation {finding.generation} is history: {finding.summary}")
+
+
+def _is_node_fault(finding: Finding) -> bool:
+    return bool(finding.node) and (finding.kind is FindingKind.NODE_LOST or finding.severity is Severity.FATAL)
+
+
+def _job_concerned(turn: Turn, finding: Finding) -> Job | None:
+    if _is_node_fault(finding) or not finding.job:
+        return nodes.job_of(turn, finding.node)
+    return turn.jobs.get(finding.job)
+
+
+def _open_root(turn: Turn, job: Job, finding: Finding) -> Incident | None:
+    """The open incident that this finding is a part of."""
+    for incident in turn.open_incidents(job.name):
+        if incident.planned:
+            continue
+        if finding.evidence.get("supersedes", "-") in incident.findings:
+            return incident
+        if _is_node_fault(finding):
+            same_node = incident.node == finding.node
+            at_once = abs(finding.since - incident.t_fault) <= turn.config.merge_s and not _is_node_kind(incident)
+            if same_node or (at_once and incident.state is not IncidentState.STARTING):
+                return incident
+        elif incident.generation == (finding.generation or job.number) and _same_life(job, incident):
+            return incident
+    return None
+
+
+def _is_node_kind(incident: Incident) -> bool:
+    return incident.kind == FindingKind.NODE_LOST or incident.severity == Severity.FATAL
+
+
+def _same_life(job: Job, incident: Incident) -> bool:
+    """Whether the generation that `incident` struck is still the newest, or is being replaced because of it."""
+    return incident.generation == job.number or (job.change is not None and incident.id in job.change.incidents)
+
+
+def _open(turn: Turn, job: Job, finding: Finding) -> None:
+    identifier = turn.new_incident_id()
+    parts = finding.traceparent.split("-")
+    own_trace, own_parent = turn.trace(identifier)
+    evidence = {**finding.evidence, "traceparent": finding.traceparent or own_parent}
+    incident = Incident(
+        id=identifier,
+        job=job.name,
+        kind=finding.kind,
+        cause=finding.summary,
+        state=IncidentState.OPEN,
+        generation=job.number,
+        findings=(finding.id,),
+        node=finding.node,
+        rank=finding.rank,
+        gpu=finding.gpu,
+        t_fault=finding.since,
+        t_detected=finding.at,
+        last_step=job.step if job.running is not None else None,
+        trace_id=parts[1] if len(parts) == 4 else own_trace,
+        severity=finding.severity,
+        evidence=evidence,
+    )
+    turn.put_incident(incident)
+    planned.drop(turn, job.name, f"overtaken by {identifier}")
+    if finding.kind in _WORKER_FAULTS:
+        _count_fruitless(turn, turn.jobs[job.name])
+    if turn.jobs[job.name].change is not None and finding.node in nodes_of_change(turn.jobs[job.name]):
+        change.suspend(turn, job.name, finding.summary)
+    consider(turn, incident)
+
+
+def nodes_of_change(job: Job) -> tuple[str, ...]:
+    return job.change.generation.nodes if job.change else ()
+
+
+def _count_fruitless(turn: Turn, job: Job) -> None:
+    """A generation ended by a worker's fault: did it get anywhere?"""
+    ran_s = turn.at - job.running_at
+    progressed = job.progressed or (job.blind and ran_s >= turn.config.blind_progress_s)
+    turn.put_job(job.name, fruitless=0 if progressed else job.fruitless + 1)
+
+
+def _extend(turn: Turn, job: Job, incident: Incident, finding: Finding) -> None:
+    """Cascade is recorded; a better root replaces the old one, and what was decided for the old one is asked again."""
+    better = (
+        finding.evidence.get("supersedes", "-") in incident.findings
+        or (_is_node_fault(finding) and not _is_node_kind(incident))
+        or finding.kind is FindingKind.REPEATED_EXCEPTION
+    )
+    limit = turn.config.findings_per_incident_max
+    if not better:
+        turn.put_incident(replace(incident, findings=(*incident.findings, finding.id)[:limit]))
+        return
+    incident = replace(
+        incident,
+        kind=finding.kind,
+        cause=finding.summary,
+        findings=(finding.id, *incident.findings)[:limit],
+        node=finding.node or incident.node,
+        rank=finding.rank,
+        gpu=finding.gpu,
+        severity=finding.severity,
+        evidence={**incident.evidence, **finding.evidence},
+        t_fault=min(incident.t_fault, finding.since),
+    )
+    again = incident.action is not None and (
+        finding.kind is FindingKind.REPEATED_EXCEPTION or finding.node in nodes_of_change(job) or job.change is None
+    )
+    if again:
+        incident = replace(incident, state=IncidentState.OPEN, action=None, t_decided=None)
+        if finding.node in nodes_of_change(job):
+            change.suspend(turn, job.name, finding.summary)
+    turn.put_incident(incident)
+    if again:
+        consider(turn, incident)
+
+
+# ---------------------------------------------------------------- decisions
+
+
+def consider(turn: Turn, incident: Incident) -> None:
+    """Ask the policy, unless the breaker is open: then the incident waits for it to close."""
+    if not breaker.is_open(turn):
+        turn.ask(incident)
+        return
+    turn.note(
+        incident.job, f"no action for {incident.id} while the breaker is open ({turn.breaker.reason}): {incident.cause}"
+    )
+
+
+def reconsider(turn: Turn, incident: Incident) -> None:
+    """What was decided cannot be, or need not be any more."""
+    incident = turn.put_incident(replace(incident, state=IncidentState.OPEN, action=None))
+    consider(turn, incident)
+
+
+def on_answer(turn: Turn, event: PolicyAnswered) -> None:
+    if event.incident not in turn.questions:
+        return  # answered already, or not wanted any more
+    incident = turn.incidents[event.incident]
+    turn.withdraw(incident.id)
+    view = job_view(turn, turn.jobs[incident.job])
+    action, decided_by = event.action, event.decided_by
+    why_not = check(action, incident, view)
+    if not why_not and action.kind in _TOUCH_NOTHING and turn.jobs[incident.job].phase is not JobPhase.RUNNING:
+        why_not = "the job does not run, and that would leave it so"
+    if why_not:
+        action = default(incident, view)
+        decided_by = f"{_DEFAULT}, because {event.decided_by} answered {event.action.kind}: {why_not}"
+    decide(turn, incident, action, decided_by)
+
+
+def decide_by_default(turn: Turn, incident: Incident, why: str) -> None:
+    """For what an operator asked for, and for a policy that does not answer."""
+    turn.withdraw(incident.id)
+    action = default(incident, job_view(turn, turn.jobs[incident.job]))
+    decide(turn, incident, action, why)
+
+
+def decide(turn: Turn, incident: Incident, action: Action, decided_by: str) -> None:
+    """Record the decision and carry it out. Other open faults of the job are covered by the same change."""
+    if breaker.is_open(turn) and not incident.planned:
+        consider(turn, incident)
+        return
+    incident = turn.put_incident(
+        replace(incident, state=IncidentState.DECIDED, action=action, decided_by=decided_by, t_decided=turn.at)
+    )
+    name = incident.job
+    match action.kind:
+        case ActionKind.STOP:
+            jobs.fail(turn, name, action.reason)
+        case ActionKind.NOTIFY:
+            turn.note(name, action.reason)
+            turn.close_incident(incident.id, IncidentState.RESOLVED, action.reason)
+        case ActionKind.CHECKPOINT_NOW:
+            planned.save_soon(turn, turn.jobs[name])
+            turn.close_incident(incident.id, IncidentState.RESOLVED, action.reason)
+        case ActionKind.WAIT if incident.planned:
+            planned.wait(turn, name)
+        case ActionKind.WAIT:
+            _cover(turn, incident, action, decided_by)
+            change.hold(turn, name, action.reason)
+        case _:
+            if action.kind is ActionKind.CORDON:
+                for node in action.nodes:
+                    if node in turn.nodes:
+                        nodes.condemn(turn, node, action.reason)
+            if incident.planned and turn.jobs[name].phase is JobPhase.RUNNING:
+                planned.schedule(turn, incident, action)
+            else:
+                _cover(turn, incident, action, decided_by)
+                change.begin(turn, name, action, incident)
+
+
+def _cover(turn: Turn, incident: Incident, action: Action, decided_by: str) -> None:
+    """The plan made now takes every known fault of the job into account: they share it."""
+    for other in turn.open_incidents(incident.job):
+        if other.action is None and other.id != incident.id and other.kind != FindingKind.REPEATED_EXCEPTION:
+            turn.withdraw(other.id)
+            turn.put_incident(
+                replace(
+                    other,
+                    state=IncidentState.DECIDED,
+                    action=action,
+                    decided_by=f"{decided_by}, together with {incident.id}",
+                    t_decided=turn.at,
+                )
+            )
+
+
+def node_came_back(turn: Turn, node: str) -> None:
+    """The same incarnation has a session again, its workers with it: an undecided loss of it was none."""
+    for incident in sorted(turn.incidents.values(), key=lambda incident: incident.id):
+        if incident.kind == FindingKind.NODE_LOST and incident.node == node and incident.action is None:
+            turn.close_incident(
+                incident.id, IncidentState.RESOLVED, f"{node} is back with its workers: nothing was lost"
+            )

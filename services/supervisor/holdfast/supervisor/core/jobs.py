@@ -1,0 +1,236 @@
+"""A job from submission to its end, apart from its generation changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.domain.findings import FindingKind
+from holdfast.domain.incidents import IncidentState
+from holdfast.domain.orders import RanksFinished
+from holdfast.supervisor.core import change, nodes, planned
+from holdfast.supervisor.core.state import Job, Stopping
+from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.protocol import (
+    CheckpointRequested,
+    GenerationChanged,
+    JobAccepted,
+    JobPhase,
+    JobStopRequested,
+    JobSubmitted,
+    ResizeRequested,
+    StepsCompleted,
+)
+
+
+def submit(turn: Turn, event: JobSubmitted) -> None:
+    name = event.spec.name
+    old = turn.jobs.get(name)
+    if old is not None and not old.phase.finished:
+        turn.note(name, f"submission refused: a job of this name is {old.phase}")
+        return
+    # The attempt names a lineage of checkpoints. It starts from the time, so that files which an earlier run of this name
+    # left behind can never be taken for this run's, even when everything else was forgotten. Generation numbers go on, since
+    # agents refuse those that they have seen.
+    last_attempt = old.attempt_base + old.number if old else 0
+    number = old.number if old else 0
+    job = Job(
+        spec=event.spec,
+        token=event.token,
+        submitted_at=turn.at,
+        phase=JobPhase.PENDING,
+        reason="submitted",
+        target_dp=event.spec.mesh.dp,
+        attempt_base=max(int(turn.at), last_attempt) - number,
+        generation=replace(old.generation, placements=()) if old and old.generation else None,
+    )
+    turn.publish(JobAccepted(turn.at, name, event.spec))
+    turn.add_job(job)
+    if not change.first_start(turn, name, degraded=False):
+        turn.set_timer(f"pending:{name}", turn.at + turn.config.degraded_start_s)
+
+
+def on_steps(turn: Turn, event: StepsCompleted) -> None:
+    job = turn.jobs.get(event.job)
+    if job is None or job.phase.finished:
+        return
+    changes: dict[str, object] = {}
+    if event.step > job.best_step:
+        changes |= {"best_step": event.step, "fruitless": 0}
+    if job.running is not None and event.generation == job.running.number and event.step > job.step:
+        changes |= {"step": event.step, "progressed": job.progressed or event.step > job.best_step}
+        if event.step_s > 0:
+            changes["step_s"] = event.step_s
+    if changes:
+        job = turn.put_job(job.name, **changes)
+    _newest_before_fault(turn, event)
+    _alive_after_all(turn, job, event)
+    if job.stopping is not None and job.stopping.at_step is not None and job.checkpoint_step >= job.stopping.at_step:
+        stop_now(turn, job.name)
+
+
+def _newest_before_fault(turn: Turn, event: StepsCompleted) -> None:
+    """Steps are reported a little after the fault that followed them."""
+    for incident in turn.open_incidents(event.job):
+        if incident.generation == event.generation and event.step > (incident.last_step or 0) and not incident.planned:
+            turn.put_incident(replace(incident, last_step=event.step))
+
+
+def _alive_after_all(turn: Turn, job: Job, event: StepsCompleted) -> None:
+    """A step that every rank finished after a node was said to be lost (or a rank to hang) proves that it is not."""
+    if job.running is None or event.generation != job.running.number:
+        return
+    for name in job.running.nodes:
+        node = turn.nodes.get(name)
+        if node is not None and node.suspicion is not None and event.ended_at > node.suspicion.at:
+            turn.put_node(name, suspicion=None)
+            turn.cancel_timer(f"witness:{name}")
+    for incident in turn.open_incidents(job.name):
+        doubtful = incident.kind in (FindingKind.NODE_LOST, FindingKind.HANG) and incident.action is None
+        if doubtful and incident.generation == event.generation and event.ended_at > incident.t_detected:
+            if incident.node in turn.nodes and incident.kind == FindingKind.NODE_LOST:
+                turn.put_node(incident.node, lost=False)
+                nodes.refresh(turn, incident.node, "its ranks are stepping")
+            turn.close_incident(
+                incident.id, IncidentState.RESOLVED, f"every rank finished step {event.step} since: nothing was lost"
+            )
+
+
+def on_ranks_finished(turn: Turn, report: RanksFinished) -> None:
+    job = turn.jobs.get(report.job)
+    if job is None or job.running is None or job.phase.finished or report.generation != job.running.number:
+        return
+    running = job.running
+    finished = tuple(sorted({*job.finished, *report.ranks}))
+    job = turn.put_job(job.name, finished=finished)
+    if len(finished) == running.mesh.world_size and job.number == running.number:
+        if job.stopping is not None:
+            _end(turn, job.name, JobPhase.STOPPED, job.stopping.reason)
+        else:
+            _end(turn, job.name, JobPhase.COMPLETED, f"all {len(finished)} ranks ended with exit code 0", forget=True)
+
+
+def request_checkpoint(turn: Turn, event: CheckpointRequested) -> None:
+    job = turn.jobs.get(event.job)
+    if job is None or job.phase is not JobPhase.RUNNING:
+        turn.note(event.job, f"no checkpoint: the job is {job.phase if job else 'not there'}")
+        return
+    at_step = planned.save_soon(turn, job)
+    turn.note(event.job, f"saving at step {at_step}: an operator asked for it")
+
+
+def request_resize(turn: Turn, event: ResizeRequested) -> None:
+    job = turn.jobs.get(event.job)
+    if job is None or job.phase.finished:
+        turn.note(event.job, f"not resized: the job is {job.phase if job else 'not there'}")
+    elif not job.spec.min_dp <= event.dp <= job.spec.max_dp:
+        turn.note(event.job, f"not resized to dp {event.dp}: it accepts {job.spec.min_dp} … {job.spec.max_dp} replicas")
+    else:
+        planned.drop(turn, job.name, f"overtaken by a resize to dp {event.dp}")
+        turn.put_job(event.job, target_dp=event.dp, planned_not_before=0.0)
+        turn.note(event.job, f"{event.dp} replicas are wanted: {event.reason}")
+
+
+# ---------------------------------------------------------------- the end
+
+
+def request_stop(turn: Turn, event: JobStopRequested) -> None:
+    job = turn.jobs.get(event.job)
+    if job is None and (held := _held(turn, event.job)):
+        change.stop_leavers(turn, event.job, held)  # workers of a run that this state has never seen
+    if job is None or job.phase.finished or job.stopping is not None:
+        turn.note(event.job, f"not stopped: the job is {job.phase if job else 'not there'}")
+        return
+    planned.drop(turn, job.name, "the job stops")
+    if job.phase is JobPhase.RUNNING and event.save and not job.blind and not job.finished:
+        at_step = planned.save_soon(turn, job)
+        turn.put_job(job.name, stopping=Stopping(event.reason, at_step))
+        turn.set_phase(job.name, JobPhase.STOPPING, f"{event.reason}; saving at step {at_step} first")
+        turn.set_timer(f"stop:{job.name}", turn.at + turn.config.save_s)
+        return
+    turn.put_job(job.name, stopping=Stopping(event.reason, None))
+    stop_now(turn, job.name)
+
+
+def _held(turn: Turn, job: str) -> int:
+    """The newest generation that any node may have workers of; 0 = none."""
+    return max((number for node in turn.nodes.values() for number in node.holds.get(job, ())), default=0)
+
+
+def on_saved(turn: Turn, name: str) -> None:
+    """The newest complete checkpoint has moved on: is it the one that a stop waits for?"""
+    stopping = turn.jobs[name].stopping
+    if stopping is not None and stopping.at_step is not None and turn.jobs[name].checkpoint_step >= stopping.at_step:
+        stop_now(turn, name)
+
+
+def stop_now(turn: Turn, name: str) -> None:
+    """Stop the workers; the job is stopped when every connected node has said so, or the time for it is over."""
+    job = turn.jobs[name]
+    assert job.stopping is not None
+    change.abandon(turn, name)
+    waiting = change.stop_leavers(turn, name, job.number, grace_s=turn.config.stop_grace_s)
+    turn.put_job(name, stopping=replace(job.stopping, at_step=None, waiting=waiting), blocked=None)
+    turn.set_phase(name, JobPhase.STOPPING, job.stopping.reason)
+    if not waiting:
+        _end(turn, name, JobPhase.STOPPED, job.stopping.reason)
+        return
+    turn.set_timer(f"stop:{name}", turn.at + turn.config.stop_grace_s + job.spec.limits.prepare_timeout_s)
+
+
+def on_stop_timer(turn: Turn, name: str) -> None:
+    job = turn.jobs.get(name)
+    if job is None or job.stopping is None:
+        return
+    if job.stopping.at_step is not None:
+        turn.note(name, f"stops without the checkpoint at step {job.stopping.at_step}: it did not come in time")
+        stop_now(turn, name)
+    else:
+        late = ", ".join(sorted(set(job.stopping.waiting.values())))
+        _end(turn, name, JobPhase.STOPPED, f"{job.stopping.reason}; {late} did not answer")
+
+
+def on_stop_answered(turn: Turn, command_id: str, name: str) -> None:
+    """A Stop order is answered, or its node is gone."""
+    job = turn.jobs.get(name)
+    if job is None or job.stopping is None or command_id not in job.stopping.waiting:
+        return
+    waiting = {k: v for k, v in job.stopping.waiting.items() if k != command_id}
+    job = turn.put_job(name, stopping=replace(job.stopping, waiting=waiting))
+    if not waiting and job.stopping is not None:
+        _end(turn, name, JobPhase.STOPPED, job.stopping.reason)
+
+
+def fail(turn: Turn, name: str, reason: str) -> None:
+    """End the job by a decision."""
+    _end(turn, name, JobPhase.FAILED, reason)
+
+
+def _end(turn: Turn, name: str, phase: JobPhase, reason: str, *, forget: bool = False) -> None:
+    """Nothing of the job runs on; whoever is not connected now is told when it comes back."""
+    job = turn.jobs[name]
+    for timer in ("pending", "plan", "save", "stop", "retry", "defer"):
+        turn.cancel_timer(f"{timer}:{name}")
+    outstanding = job.stopping.waiting if job.stopping else {}
+    if not outstanding:
+        change.abandon(turn, name)
+        change.stop_leavers(turn, name, job.number, forget=forget)
+    if job.running is not None:
+        turn.publish(GenerationChanged(turn.at, name, "ended", job.running, reason))
+    closing = IncidentState.FAILED if phase is JobPhase.FAILED else IncidentState.RESOLVED
+    for incident in turn.open_incidents(name):
+        turn.close_incident(incident.id, closing, f"the job is {phase}: {reason}")
+    members = job.generation.nodes if job.generation else ()
+    turn.put_job(name, planned=None, blocked=None, stopping=None, change=None)
+    turn.set_phase(name, phase, reason)
+    for node in members:
+        if node in turn.nodes:
+            nodes.refresh(turn, node, f"{name} is {phase}")
+    _forget_old(turn)
+
+
+def _forget_old(turn: Turn) -> None:
+    finished = [job for job in turn.jobs_in_order() if job.phase.finished]
+    for job in finished[: max(0, len(finished) - turn.config.finished_jobs_max)]:
+        for send in turn.orders(job=job.name):
+            turn.forget_order(send.command_id)
+        turn.drop_job(job.name)

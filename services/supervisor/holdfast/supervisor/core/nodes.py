@@ -1,0 +1,73 @@
+"""What can be said of a node without knowing what its jobs are doing."""
+
+from __future__ import annotations
+
+from holdfast.domain.nodes import NodeState
+from holdfast.supervisor.core import breaker
+from holdfast.supervisor.core.state import Job, Node
+from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.protocol import JobPhase
+
+
+def job_of(turn: Turn, node: str) -> Job | None:
+    """The unfinished job whose newest generation includes `node`."""
+    for job in turn.jobs_in_order():
+        if (
+            job.generation
+            and not job.phase.finished
+            and job.phase is not JobPhase.PENDING
+            and node in job.generation.nodes
+        ):
+            return job
+    return None
+
+
+def refresh(turn: Turn, name: str, reason: str) -> None:
+    """Publish the node's state when it has changed."""
+    node = turn.nodes[name]
+    job = job_of(turn, name)
+    turn.set_node_state(name, _state(node, job), job.name if job else "", reason)
+
+
+def _state(node: Node, job: Job | None) -> NodeState:
+    if node.lost:
+        return NodeState.LOST
+    if node.condemned:
+        return NodeState.CORDONED
+    return NodeState.ACTIVE if job is not None else NodeState.SPARE
+
+
+def declare_lost(turn: Turn, name: str, reason: str) -> None:
+    """Two witnesses, or its own new incarnation: the workers that it had are not part of any run any more."""
+    if not turn.nodes[name].lost:
+        turn.put_node(name, lost=True, suspicion=None)
+        turn.cancel_timer(f"witness:{name}")
+        refresh(turn, name, reason)
+        breaker.count_condemned(turn, name)
+
+
+def condemn(turn: Turn, name: str, reason: str, *, by_operator: bool = False) -> None:
+    """No ranks for this node until it is repaired."""
+    if not turn.nodes[name].condemned:
+        turn.put_node(name, condemned=reason)
+        refresh(turn, name, reason)
+        if not by_operator:
+            breaker.count_condemned(turn, name)
+
+
+def release_holds(turn: Turn, name: str, job: str, up_to: int, *, keep: tuple[int, ...] = ()) -> None:
+    """`name` has no workers of `job` any more, of generation `up_to` and older."""
+    node = turn.nodes[name]
+    left = tuple(number for number in node.holds.get(job, ()) if number > up_to or number in keep)
+    holds = {other: numbers for other, numbers in node.holds.items() if other != job}
+    turn.put_node(name, holds={**holds, job: left} if left else holds)
+
+
+def forget_old_lost(turn: Turn) -> None:
+    """Nodes that went away for good do not stay in the state for ever."""
+    lost = sorted((n for n in turn.nodes.values() if n.lost and not n.connected), key=lambda n: (n.gone_at, n.name))
+    for node in lost[: max(0, len(lost) - turn.config.lost_nodes_max)]:
+        if job_of(turn, node.name) is None:
+            for send in turn.orders(node=node.name):
+                turn.forget_order(send.command_id)
+            turn.drop_node(node.name)

@@ -1,0 +1,99 @@
+"""Planned changes: scale up, resize, the swap of a cordoned node. The run is healthy, so they cost as little as possible.
+
+A planned change asks every rank for a checkpoint at the same step a little ahead, waits until the inventories show it
+complete, and changes then: a few steps are done again, never more than the checkpoint interval.
+"""
+
+from __future__ import annotations
+
+import math
+
+from holdfast.domain.incidents import Action, Incident, IncidentState
+from holdfast.domain.orders import CheckpointNow
+from holdfast.supervisor.core import change, nodes
+from holdfast.supervisor.core.state import Blocked, Job, Planned
+from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.core.views import options
+
+_AHEAD_S = 0.6  # an order reaches every rank well within it
+_AHEAD_STEPS = 2
+
+
+def schedule(turn: Turn, incident: Incident, action: Action, tries: int = 1) -> None:
+    """Carry out `action` as soon as a fresh checkpoint is complete; at once when nothing can be saved for it."""
+    job = turn.jobs[incident.job]
+    if job.blind or job.step == job.checkpoint_step:
+        change.begin(turn, job.name, action, incident)
+        return
+    at_step = save_soon(turn, job)
+    turn.put_job(job.name, planned=Planned(incident.id, action, at_step, tries))
+    patience = turn.config.save_s + (at_step - job.step) * job.step_s
+    turn.set_timer(f"save:{job.name}", turn.at + patience)
+
+
+def save_soon(turn: Turn, job: Job) -> int:
+    """Ask every rank to save at one step that none has passed when the order arrives. Returns that step."""
+    interval = job.spec.checkpoint.interval_steps
+    ahead = _AHEAD_STEPS + (math.ceil(_AHEAD_S / job.step_s) if job.step_s > 0 else interval)
+    due = (job.step // interval + 1) * interval  # saved in any case
+    at_step = min(job.step + ahead, due) if due - job.step >= _AHEAD_STEPS else due
+    if job.generation is not None:
+        for node in job.generation.nodes:
+            turn.send(node, CheckpointNow(job.name, job.number, at_step))
+    return at_step
+
+
+def on_saved(turn: Turn, name: str) -> None:
+    """The newest complete checkpoint has moved on."""
+    job = turn.jobs[name]
+    if job.planned is not None and job.checkpoint_step >= job.planned.at_step:
+        _go(turn, job, job.planned)
+
+
+def on_save_timeout(turn: Turn, name: str) -> None:
+    """No checkpoint came: go from the newest when it is recent enough, else ask again, else leave the run alone."""
+    job = turn.jobs.get(name)
+    if job is None or job.planned is None:
+        return
+    plan, interval = job.planned, job.spec.checkpoint.interval_steps
+    incident = turn.incidents[plan.incident]
+    if job.checkpoint_step > 0 and job.step - job.checkpoint_step <= interval:
+        _go(turn, job, plan)
+    elif plan.tries < turn.config.save_tries_max:
+        schedule(turn, incident, plan.action, plan.tries + 1)
+    else:
+        drop(
+            turn, name, f"postponed: no checkpoint came, and {job.step - job.checkpoint_step} steps would be done again"
+        )
+        postpone(turn, name)
+
+
+def _go(turn: Turn, job: Job, plan: Planned) -> None:
+    turn.cancel_timer(f"save:{job.name}")
+    turn.put_job(job.name, planned=None)
+    incident = turn.incidents[plan.incident]
+    if nodes.job_of(turn, incident.node) is None and incident.node:
+        drop(turn, job.name, f"{incident.node} has left already")
+        return
+    change.begin(turn, job.name, plan.action, incident)
+
+
+def wait(turn: Turn, name: str) -> None:
+    """Nothing can be done about it now; asked again when nodes come or go."""
+    turn.put_job(name, blocked=Blocked(turn.at, options(turn, turn.jobs[name])))
+
+
+def postpone(turn: Turn, name: str) -> None:
+    until = turn.at + turn.config.planned_pause_s
+    turn.put_job(name, planned_not_before=until)
+    turn.set_timer(f"plan:{name}", until)
+
+
+def drop(turn: Turn, name: str, outcome: str) -> None:
+    """Give up what was planned: something else came first, or it is not wanted any more."""
+    turn.cancel_timer(f"save:{name}")
+    if turn.jobs[name].planned is not None:
+        turn.put_job(name, planned=None)
+    for incident in turn.open_incidents(name):
+        if incident.planned and incident.new_generation is None:
+            turn.close_incident(incident.id, IncidentState.RESOLVED, outcome)

@@ -1,0 +1,258 @@
+"""Agents come, report and go."""
+
+from __future__ import annotations
+
+from holdfast.domain.findings import Finding, FindingKind, Severity
+from holdfast.domain.nodes import NodeFacts, NodeState
+from holdfast.domain.orders import Hello, Inventory, OrderDone, Prepare, RanksFinished, RanksStepping, Stop, Warm
+from holdfast.supervisor.core import change, incidents, jobs, nodes, planned
+from holdfast.supervisor.core.state import Node
+from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.protocol import JobPhase, NodeChanged, NodeGone, NodeReported
+
+
+def on_report(turn: Turn, event: NodeReported) -> None:
+    """Reports are numbered per incarnation: one that was seen says nothing, and one from an ended life says nothing."""
+    node = turn.nodes.get(event.node)
+    if isinstance(event.report, Hello):
+        _hello(turn, event, event.report)
+        return
+    if node is None or node.facts.incarnation != event.incarnation or event.seq <= node.last_seq:
+        return
+    turn.put_node(node.name, last_seq=event.seq)
+    match event.report:
+        case OrderDone():
+            _order_done(turn, event.node, event.report)
+        case RanksStepping():
+            change.on_ranks_stepping(turn, event.report)
+        case RanksFinished():
+            jobs.on_ranks_finished(turn, event.report)
+        case Inventory():
+            _inventory(turn, node, event.report)
+
+
+# ---------------------------------------------------------------- sessions
+
+
+def _hello(turn: Turn, event: NodeReported, hello: Hello) -> None:
+    facts = hello.facts
+    node = turn.nodes.get(facts.node)
+    if node is None:
+        turn.add_node(Node(facts, True, NodeState.SPARE, event.session, turn.at, last_seq=event.seq))
+        turn.publish(NodeChanged(turn.at, facts.node, NodeState.SPARE, "", f"connected from {facts.hostname}"))
+        _stop_strangers(turn, hello)
+    elif node.facts.incarnation == facts.incarnation:
+        if event.seq <= node.last_seq or _is_over(node, event.session):
+            return  # said before, or its session has ended meanwhile
+        _reconnected(turn, node, event, facts)
+        _stop_strangers(turn, hello)
+    elif _is_over(node, event.session) or (event.session and event.session < node.session):
+        return  # an older life of the node speaks late
+    else:
+        _restarted(turn, node, event, facts)
+
+
+def _is_over(node: Node, session: int) -> bool:
+    return bool(session) and not node.connected and session <= node.session
+
+
+def _reconnected(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts) -> None:
+    """The same agent, its workers with it."""
+    was_lost = node.lost
+    turn.put_node(
+        node.name,
+        facts=facts,
+        connected=True,
+        session=event.session,
+        connected_at=turn.at,
+        last_seq=event.seq,
+        lost=False,
+    )
+    turn.cancel_timer(f"lost:{node.name}")
+    if was_lost or not node.connected:
+        incidents.node_came_back(turn, node.name)
+    nodes.refresh(turn, node.name, "its control session is back")
+    _resend(turn, node.name)
+    for job in sorted(turn.nodes[node.name].holds):
+        if job in turn.jobs:
+            change.on_node_back(turn, job, node.name)
+
+
+def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts) -> None:
+    """Another life of the node: every worker and every order of the last one died with it."""
+    for send in turn.orders(node=node.name):
+        if not (isinstance(send.order, Stop) and send.order.forget):
+            turn.forget_order(send.command_id)
+    job = nodes.job_of(turn, node.name)
+    ran = job is not None and job.running is not None and job.running.number in node.holds.get(job.name, ())
+    turn.put_node(
+        node.name,
+        facts=facts,
+        connected=True,
+        session=event.session,
+        connected_at=turn.at,
+        last_seq=event.seq,
+        lost=False,
+        holds={},
+        inventory={},
+        inventoried=False,
+        warmed=(),
+        suspicion=None,
+    )
+    for timer in ("lost", "witness"):
+        turn.cancel_timer(f"{timer}:{node.name}")
+    nodes.refresh(turn, node.name, "its agent started again")
+    _resend(turn, node.name)
+    for other in turn.jobs_in_order():
+        change.on_node_restarted(turn, other.name, node.name)
+        _answer_stops(turn, other.name, node.name)
+    if job is not None and ran and turn.jobs[job.name].change is None and job.phase is JobPhase.RUNNING:
+        incidents.strike(turn, _restart_finding(turn, node, job.name, job.number))
+
+
+def _restart_finding(turn: Turn, node: Node, job: str, generation: int) -> Finding:
+    return Finding(
+        id=f"agent-restarted:{node.name}:{node.facts.incarnation}",
+        kind=FindingKind.NODE_LOST,
+        severity=Severity.ERROR,
+        at=turn.at,
+        since=node.gone_at if not node.connected else turn.at,
+        summary=f"the agent of {node.name} started again: its workers ended with the old one",
+        node=node.name,
+        job=job,
+        generation=generation,
+    )
+
+
+def _resend(turn: Turn, node: str) -> None:
+    turn.commands.extend(turn.orders(node=node))
+
+
+def _stop_strangers(turn: Turn, hello: Hello) -> None:
+    """Workers that are not part of any run: of a job that has ended, or of a generation that was given up."""
+    newest: dict[str, int] = {}
+    for worker in hello.running:
+        newest[worker.job] = max(worker.generation, newest.get(worker.job, 0))
+    name = hello.facts.node
+    for job, generation in sorted(newest.items()):
+        known = turn.jobs.get(job)
+        held = turn.nodes[name].holds.get(job, ())
+        if generation in held and known is not None and not known.phase.finished:
+            continue
+        turn.put_node(name, holds={**turn.nodes[name].holds, job: tuple(sorted({*held, generation}))})
+        if known is None:  # unknown is not faulty: this state may be younger than that run
+            turn.note(name, f"runs generation {generation} of {job}, which is not known here: left alone")
+        elif not any(isinstance(send.order, Stop) for send in turn.orders(node=name, job=job)):
+            turn.send(name, Stop(job, generation))
+
+
+def on_gone(turn: Turn, event: NodeGone) -> None:
+    """The control session ended. That alone is no fault: the run may be healthy."""
+    node = turn.nodes.get(event.node)
+    if node is None or not node.connected or node.facts.incarnation != event.incarnation:
+        return
+    if event.session and event.session < node.session:
+        return  # an older session; the node has a newer one
+    disconnect(turn, node)
+
+
+def disconnect(turn: Turn, node: Node) -> None:
+    turn.put_node(node.name, connected=False, gone_at=turn.at)
+    if node.suspicion is not None and turn.at - node.suspicion.at <= node.suspicion.ttl_s:
+        if turn.at - node.suspicion.at <= turn.config.witness_s:
+            incidents.confirm_lost(turn, node.suspicion)
+        else:  # long ago: give the session the time that a session takes to come back
+            turn.set_timer(f"witness:{node.name}", turn.at + turn.config.witness_s)
+    if nodes.job_of(turn, node.name) is None:
+        turn.set_timer(f"lost:{node.name}", turn.at + turn.config.lost_after_s)
+    for job in turn.jobs_in_order():
+        change.on_node_gone(turn, job.name, node.name)
+        _answer_stops(turn, job.name, node.name)
+
+
+def _answer_stops(turn: Turn, job: str, node: str) -> None:
+    """An operator's stop does not wait for a node that is not there."""
+    stopping = turn.jobs[job].stopping
+    for command, name in sorted(stopping.waiting.items() if stopping else ()):
+        if name == node:
+            jobs.on_stop_answered(turn, command, job)
+
+
+def on_witness_timer(turn: Turn, name: str) -> None:
+    node = turn.nodes.get(name)
+    if node is None or node.suspicion is None:
+        return
+    if not node.connected:
+        incidents.confirm_lost(turn, node.suspicion)
+    else:
+        turn.note(name, "its control session is still alive: not lost")
+
+
+def on_lost_timer(turn: Turn, name: str) -> None:
+    """A node without ranks has been away for a while."""
+    node = turn.nodes.get(name)
+    if node is not None and not node.connected and nodes.job_of(turn, name) is None:
+        turn.put_node(name, lost=True)
+        nodes.refresh(turn, name, f"no control session for {turn.config.lost_after_s:g} s")
+        nodes.forget_old_lost(turn)
+
+
+def on_sessions_timer(turn: Turn, epoch: int, known_before: float) -> None:
+    """The time to reconnect to a new leader is over: who has not said Hello has no session."""
+    for node in sorted(turn.nodes.values(), key=lambda node: node.name):
+        if node.connected and node.connected_at < known_before:
+            turn.note(node.name, f"did not come back to the supervisor of epoch {epoch}")
+            disconnect(turn, node)
+
+
+# ---------------------------------------------------------------- reports
+
+
+def _order_done(turn: Turn, node: str, done: OrderDone) -> None:
+    send = turn.forget_order(done.command_id)
+    if send is None:
+        return  # answered before, or withdrawn
+    match send.order:
+        case Prepare() if done.ok:
+            nodes.release_holds(turn, node, send.order.job, send.order.generation - 1)
+        case Stop() if done.ok:
+            nodes.release_holds(turn, node, send.order.job, send.order.generation)
+        case Warm() if not done.ok:
+            turn.note(node, f"could not be warmed for {send.order.job}: {done.reason}")
+        case _:
+            pass
+    change.on_order_done(turn, send, done)
+    jobs.on_stop_answered(turn, done.command_id, send.order.job)
+
+
+def _inventory(turn: Turn, node: Node, inventory: Inventory) -> None:
+    held = {**node.inventory, inventory.job: inventory.shards}
+    if not inventory.shards:
+        del held[inventory.job]
+    turn.put_node(node.name, inventory=held, inventoried=True)
+    job = turn.jobs.get(inventory.job)
+    if job is None or job.running is None:
+        return
+    saved = _saved_step(turn, inventory.job)
+    if saved > job.checkpoint_step:
+        turn.put_job(job.name, checkpoint_step=saved, ever_saved=True)
+        planned.on_saved(turn, job.name)
+        jobs.on_saved(turn, job.name)
+
+
+def _saved_step(turn: Turn, name: str) -> int:
+    """The newest step of the running attempt that every rank's own node holds."""
+    running = turn.jobs[name].running
+    assert running is not None
+    newest: set[int] | None = None
+    for placement in running.placements:
+        node = turn.nodes.get(placement.node)
+        ranks_at: dict[int, set[int]] = {}
+        for shard in node.inventory.get(name, ()) if node else ():
+            if shard.key.attempt == running.attempt and shard.key.rank in placement.ranks:
+                ranks_at.setdefault(shard.key.step, set()).add(shard.key.rank)
+        steps = {step for step, ranks in ranks_at.items() if len(ranks) == placement.nproc}
+        newest = steps if newest is None else newest & steps
+        if not newest:
+            return 0
+    return max(newest) if newest else 0

@@ -1,0 +1,180 @@
+"""Everything that the supervisor knows, as values. A snapshot of it is what a standby carries on from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from holdfast.domain.findings import Finding
+from holdfast.domain.generations import Generation, ShardRecord
+from holdfast.domain.incidents import Action, Incident
+from holdfast.domain.job import JobSpec
+from holdfast.domain.nodes import NodeFacts, NodeState
+from holdfast.supervisor.election import Segment
+from holdfast.supervisor.protocol import JobPhase, Send
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The supervisor's own limits. Data in the state, so that a replay decides as the run did."""
+
+    witness_s: float = 2.0  # a lost-node finding and the end of the node's control session belong together within it
+    session_s: float = 5.0  # after a change of leader: a node that has not said Hello by then has no session
+    lost_after_s: float = 5.0  # a node without ranks is published as lost after this long without a session
+    change_grace_s: float = 0.5  # a node that vanishes while it prepares has this long to come back
+    inventory_s: float = 2.0  # a node that just connected has this long to say which shards it holds
+    scratch_s: float = 60.0  # saved steps exist, none is complete on the nodes at hand: wait this long for the others
+    fence_s: float = 10.0  # every node of a generation vanished at once: wait this long before another one starts
+    policy_s: float = 5.0  # no answer from the policy: the default decides
+    merge_s: float = 1.0  # a node fault this close to a worker fault is its root
+    degraded_start_s: float = 60.0  # a new job waits this long for its full mesh, then starts with what there is
+    save_s: float = 10.0  # a planned change waits this long for the checkpoint that it asked for
+    save_tries_max: int = 3
+    planned_pause_s: float = 30.0  # after a planned change that did not come about, before the next try
+    blind_progress_s: float = 300.0  # a script that reports no steps has made progress when it ran this long
+    stop_grace_s: float = 5.0  # workers may save before they are killed, when an operator stops a job
+    condemned_min: int = 2  # breaker: so many condemned nodes are always acceptable
+    condemned_fraction_max: float = 0.3  # breaker: of the nodes that are connected
+    changes_max: int = 30  # breaker: generation changes of the fleet within the window
+    breaker_window_s: float = 300.0
+    closed_incidents_max: int = 100
+    finished_jobs_max: int = 100
+    lost_nodes_max: int = 1000
+    findings_per_incident_max: int = 64
+    lineage_max: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """`holds` says which generations of which job may have live workers here: the base of all fencing."""
+
+    facts: NodeFacts
+    connected: bool
+    state: NodeState  # as last published
+    session: int = 0
+    connected_at: float = 0.0
+    gone_at: float = 0.0  # when the last session ended
+    last_seq: int = 0  # of this incarnation's reports
+    lost: bool = False  # declared: both witnesses said so, or its incarnation is over
+    condemned: str = ""  # why it must not get ranks; empty = it may
+    repaired_at: float = 0.0  # findings about faults before it are history
+    holds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # job → generations, ascending
+    inventory: Mapping[str, tuple[ShardRecord, ...]] = field(default_factory=dict)  # by job
+    inventoried: bool = False  # this incarnation has reported an inventory
+    warmed: tuple[str, ...] = ()  # jobs whose modules its template was told to import
+    suspicion: Finding | None = None  # diagnostics says lost, and the control session says not
+
+    @property
+    def name(self) -> str:
+        return self.facts.node
+
+    @property
+    def usable(self) -> bool:
+        """It may have ranks. One without a session is usable until two witnesses say that it is lost."""
+        return not self.lost and not self.condemned
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A generation change in flight. Prepare and Stop orders are answered first, then Start, then every rank steps."""
+
+    generation: Generation
+    incidents: tuple[str, ...]  # that it resolves, root cause first; empty for a first start
+    began_at: float
+    waiting: Mapping[str, str]  # command id → node: Prepare and Stop orders not answered yet
+    master: str = ""
+    started_at: float | None = None  # Start was sent
+    unstarted: Mapping[str, str] = field(default_factory=dict)  # command id → node: Start orders not answered yet
+    stepping: tuple[int, ...] = ()  # ranks, sorted
+    excluded: tuple[str, ...] = ()  # nodes that failed to prepare in this change or the ones that it replaces
+    fenced: bool = False  # the wait for a vanished generation is over
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A planned change that waits for the checkpoint which makes it cheap."""
+
+    incident: str
+    action: Action
+    at_step: int  # the checkpoint that it waits for
+    tries: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """Why a job that should run does not, and what would be tried again."""
+
+    since: float
+    options: tuple[str, ...]  # nodes that it could have had when it was decided: asked again when they change
+    until: float = 0.0  # it only waits for news of saved shards, at most this long; 0 = it waits for nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    reason: str
+    at_step: int | None  # the last checkpoint, being waited for; None = the Stop orders are out
+    waiting: Mapping[str, str] = field(default_factory=dict)  # command id → node
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    spec: JobSpec
+    token: str
+    submitted_at: float
+    phase: JobPhase
+    reason: str
+    target_dp: int
+    attempt_base: int  # attempt = base + generation number: unique over runs of one name
+    generation: Generation | None = None  # the newest one, planned or running
+    running: Generation | None = None  # the newest one that was told to run
+    running_at: float = 0.0
+    change: Change | None = None
+    planned: Planned | None = None
+    blocked: Blocked | None = None
+    stopping: Stopping | None = None
+    lineage: tuple[Segment, ...] = ()
+    step: int = 0  # newest step finished by all ranks; falls back with a restore
+    best_step: int = 0  # newest step ever finished
+    step_s: float = 0.0  # recent step time
+    blind: bool = False  # the running generation reports no steps
+    checkpoint_step: int = 0  # newest step that every rank of the running generation has saved
+    ever_saved: bool = False  # a complete checkpoint has existed on this lineage
+    fruitless: int = 0  # generations in a row that ended by a worker's fault (or never started) before a new step
+    progressed: bool = False  # the running generation has finished a new step
+    finished: tuple[int, ...] = ()  # ranks that ended with exit code 0, sorted
+    planned_not_before: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def number(self) -> int:
+        return self.generation.number if self.generation else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Breaker:
+    """One for the fleet. Open: the supervisor watches, records and does not act."""
+
+    open_until: float | None = None
+    reason: str = ""
+    condemned: tuple[tuple[float, str], ...] = ()  # (when, node) within the window
+    changes: tuple[float, ...] = ()  # when, within the window
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    config: Config = field(default_factory=Config)
+    born: float = 0.0  # time of the first event: makes ids unique even when all state was lost
+    epoch: int = 0
+    commands: int = 0  # command ids given out
+    incidents_opened: int = 0
+    nodes: Mapping[str, Node] = field(default_factory=dict)
+    jobs: Mapping[str, Job] = field(default_factory=dict)
+    incidents: Mapping[str, Incident] = field(default_factory=dict)  # open ones
+    closed: tuple[Incident, ...] = ()  # the last ones, oldest first
+    outbox: Mapping[str, Send] = field(default_factory=dict)  # orders not answered yet, by command id
+    timers: Mapping[str, float] = field(default_factory=dict)  # name → due
+    questions: tuple[str, ...] = ()  # incidents whose policy has not answered yet
+    breaker: Breaker = field(default_factory=Breaker)

@@ -1,0 +1,246 @@
+"""A turn: the next state while one event is folded, and the commands that go with it.
+
+From outside, `step` is pure: it takes a state and returns another. Inside, transitions write to a turn, which copies a table
+when it is first written to. A turn lives as long as one event and is never shared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from holdfast.domain.incidents import Incident, IncidentState
+from holdfast.domain.nodes import NodeState
+from holdfast.domain.orders import Order
+from holdfast.supervisor.core.state import Breaker, Config, Job, Node, State
+from holdfast.supervisor.protocol import (
+    CancelTimer,
+    Command,
+    Evaluate,
+    IncidentChanged,
+    JobChanged,
+    JobPhase,
+    NodeChanged,
+    Noted,
+    Publish,
+    Record,
+    Send,
+    SetTimer,
+)
+
+
+class Turn:
+    def __init__(self, state: State, at: float) -> None:
+        self.at = at
+        self.commands: list[Command] = []
+        self._state = state
+        self._tables: dict[str, dict[str, Any]] = {}
+        self._changes: dict[str, Any] = {} if state.born else {"born": at}
+
+    def finish(self) -> tuple[State, tuple[Command, ...]]:
+        if not self._tables and not self._changes:
+            return self._state, tuple(self.commands)
+        changes: dict[str, Any] = {**self._tables, **self._changes}
+        return replace(self._state, **changes), tuple(self.commands)
+
+    # ------------------------------------------------------------ reading
+
+    @property
+    def config(self) -> Config:
+        return self._state.config
+
+    @property
+    def nodes(self) -> Mapping[str, Node]:
+        return self._read("nodes")
+
+    @property
+    def jobs(self) -> Mapping[str, Job]:
+        return self._read("jobs")
+
+    @property
+    def incidents(self) -> Mapping[str, Incident]:
+        return self._read("incidents")
+
+    @property
+    def outbox(self) -> Mapping[str, Send]:
+        return self._read("outbox")
+
+    @property
+    def timers(self) -> Mapping[str, float]:
+        return self._read("timers")
+
+    @property
+    def closed(self) -> tuple[Incident, ...]:
+        closed: tuple[Incident, ...] = self._value("closed")
+        return closed
+
+    @property
+    def questions(self) -> tuple[str, ...]:
+        questions: tuple[str, ...] = self._value("questions")
+        return questions
+
+    @property
+    def breaker(self) -> Breaker:
+        breaker: Breaker = self._value("breaker")
+        return breaker
+
+    def open_incidents(self, job: str) -> list[Incident]:
+        """Oldest first."""
+        mine = (incident for incident in self.incidents.values() if incident.job == job)
+        return sorted(mine, key=lambda incident: (incident.t_detected, len(incident.id), incident.id))
+
+    def jobs_in_order(self) -> list[Job]:
+        """As submitted: the older job gets the spare. Tables themselves have no order, a snapshot forgets it."""
+        return sorted(self.jobs.values(), key=lambda job: (job.submitted_at, job.name))
+
+    def orders(self, *, node: str = "", job: str = "") -> list[Send]:
+        """Unanswered orders for a node, or about a job, or both; oldest first."""
+        mine = (
+            send
+            for send in self.outbox.values()
+            if (not node or send.node == node) and (not job or send.order.job == job)
+        )
+        return sorted(mine, key=lambda send: (len(send.command_id), send.command_id))
+
+    # ------------------------------------------------------------ nodes and jobs
+
+    def put_node(self, name: str, **changes: Any) -> Node:
+        node = replace(self.nodes[name], **changes)
+        self._write("nodes")[name] = node
+        return node
+
+    def add_node(self, node: Node) -> None:
+        self._write("nodes")[node.name] = node
+
+    def drop_node(self, name: str) -> None:
+        del self._write("nodes")[name]
+
+    def set_node_state(self, name: str, state: NodeState, job: str, reason: str) -> None:
+        """Publish when it is news."""
+        if self.nodes[name].state is not state:
+            self.put_node(name, state=state)
+            self.publish(NodeChanged(self.at, name, state, job, reason))
+
+    def put_job(self, name: str, **changes: Any) -> Job:
+        job = replace(self.jobs[name], **changes)
+        self._write("jobs")[name] = job
+        return job
+
+    def add_job(self, job: Job) -> None:
+        self._write("jobs")[job.name] = job
+        self.publish(JobChanged(self.at, job.name, job.phase, job.reason))
+
+    def drop_job(self, name: str) -> None:
+        del self._write("jobs")[name]
+
+    def set_phase(self, name: str, phase: JobPhase, reason: str) -> Job:
+        job = self.jobs[name]
+        if (job.phase, job.reason) == (phase, reason):
+            return job
+        self.publish(JobChanged(self.at, name, phase, reason))
+        return self.put_job(name, phase=phase, reason=reason)
+
+    # ------------------------------------------------------------ incidents
+
+    def new_incident_id(self) -> str:
+        number = self._value("incidents_opened") + 1
+        self._changes["incidents_opened"] = number
+        return f"i-{self._origin}-{number}"
+
+    def put_incident(self, incident: Incident) -> Incident:
+        """Store and publish; a closed one moves to the history."""
+        self.publish(IncidentChanged(self.at, incident))
+        if not incident.closed:
+            self._write("incidents")[incident.id] = incident
+            return incident
+        self._write("incidents").pop(incident.id, None)
+        self.withdraw(incident.id)
+        self._changes["closed"] = (*self.closed, incident)[-self.config.closed_incidents_max :]
+        return incident
+
+    def close_incident(self, incident_id: str, state: IncidentState, outcome: str, **changes: Any) -> None:
+        if (incident := self.incidents.get(incident_id)) is not None:
+            self.put_incident(replace(incident, state=state, outcome=outcome, **changes))
+
+    def ask(self, incident: Incident) -> None:
+        """Ask the job's policy; the default decides when no answer comes."""
+        if incident.id not in self.questions:
+            self._changes["questions"] = (*self.questions, incident.id)
+        self.commands.append(Evaluate(incident.id, incident.job))
+        self.set_timer(f"policy:{incident.id}", self.at + self.config.policy_s)
+
+    def withdraw(self, incident_id: str) -> None:
+        """No answer is wanted any more."""
+        if incident_id in self.questions:
+            self._changes["questions"] = tuple(i for i in self.questions if i != incident_id)
+        self.cancel_timer(f"policy:{incident_id}")
+
+    # ------------------------------------------------------------ commands
+
+    def publish(self, record: Record) -> None:
+        self.commands.append(Publish(record))
+
+    def note(self, subject: str, text: str) -> None:
+        self.publish(Noted(self.at, subject, text))
+
+    def send(self, node: str, order: Order) -> str:
+        """Into the outbox and, when the node has a session, on its way. Returns the command id."""
+        number = self._value("commands") + 1
+        self._changes["commands"] = number
+        send = Send(node, f"c-{self._origin}-{number}", order)
+        self._write("outbox")[send.command_id] = send
+        if self.nodes[node].connected:
+            self.commands.append(send)
+        return send.command_id
+
+    def forget_order(self, command_id: str) -> Send | None:
+        if command_id not in self.outbox:
+            return None
+        forgotten: Send = self._write("outbox").pop(command_id)
+        return forgotten
+
+    def set_timer(self, name: str, due: float) -> None:
+        self._write("timers")[name] = due
+        self.commands.append(SetTimer(name, due))
+
+    def cancel_timer(self, name: str) -> None:
+        if name in self.timers:
+            del self._write("timers")[name]
+            self.commands.append(CancelTimer(name))
+
+    def timer_fired(self, name: str) -> bool:
+        """Whether it was still wanted. One that comes early (it was set again meanwhile) is not."""
+        due = self.timers.get(name)
+        if due is None or due > self.at + 1e-6:
+            return False
+        del self._write("timers")[name]
+        return True
+
+    def trace(self, incident_id: str) -> tuple[str, str]:
+        """(trace id, traceparent) of an incident that no signal started: the same on every replay."""
+        digest = hashlib.sha256(f"{self._origin}/{incident_id}".encode()).hexdigest()
+        return digest[:32], f"00-{digest[:32]}-{digest[32:48]}-01"
+
+    def set(self, **values: Any) -> None:
+        self._changes.update(values)
+
+    # ------------------------------------------------------------ inside
+
+    @property
+    def _origin(self) -> str:
+        """Milliseconds of birth in hex."""
+        return f"{int(self._value('born') * 1000):x}"
+
+    def _value(self, name: str) -> Any:
+        return self._changes[name] if name in self._changes else getattr(self._state, name)
+
+    def _read(self, name: str) -> Mapping[str, Any]:
+        table = self._tables.get(name)
+        return table if table is not None else getattr(self._state, name)
+
+    def _write(self, name: str) -> dict[str, Any]:
+        if name not in self._tables:
+            self._tables[name] = dict(getattr(self._state, name))
+        return self._tables[name]

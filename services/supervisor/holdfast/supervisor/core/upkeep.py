@@ -1,0 +1,171 @@
+"""After every event: what do the jobs want that the nodes now allow?
+
+Declarative on purpose. It compares what should be with what is, so no request can be lost on the way: a job that waits is
+looked at again when there are other nodes than before, a cordoned node with ranks is swapped, a job with fewer replicas
+than it wants grows, a change that was given up is begun again.
+"""
+
+from __future__ import annotations
+
+from holdfast.domain.incidents import CORDONED, PLANNED_KINDS, REPAIR, RESIZE, Incident, IncidentState
+from holdfast.supervisor.core import breaker, change, incidents, jobs, nodes, planned
+from holdfast.supervisor.core.state import Job
+from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.core.views import options, reachable
+from holdfast.supervisor.planner import Plan
+from holdfast.supervisor.protocol import JobPhase, NodeCordonRequested, NodeRepaired
+
+_OPERATOR = "operator"
+
+
+# ---------------------------------------------------------------- requests about nodes
+
+
+def cordon(turn: Turn, event: NodeCordonRequested) -> None:
+    node = turn.nodes.get(event.node)
+    if node is None:
+        turn.note(event.node, "not cordoned: no such node has ever connected")
+    elif event.cordoned:
+        nodes.condemn(turn, node.name, f"cordoned by an operator: {event.reason}", by_operator=True)
+    else:
+        turn.put_node(node.name, condemned="")
+        nodes.refresh(turn, node.name, f"uncordoned by an operator: {event.reason}")
+
+
+def repaired(turn: Turn, event: NodeRepaired) -> None:
+    if event.node not in turn.nodes:
+        turn.note(event.node, "not marked as repaired: no such node has ever connected")
+        return
+    turn.put_node(event.node, condemned="", repaired_at=turn.at)
+    nodes.refresh(turn, event.node, "repaired, says an operator")
+
+
+# ---------------------------------------------------------------- what is possible now
+
+
+def poke(turn: Turn) -> None:
+    closed = not breaker.is_open(turn)
+    if closed:
+        for incident in sorted(turn.incidents.values(), key=lambda incident: incident.id):
+            if incident.state is IncidentState.OPEN and incident.id not in turn.questions:
+                turn.ask(incident)
+    for job in turn.jobs_in_order():
+        match job.phase:
+            case JobPhase.PENDING if job.change is None and f"retry:{job.name}" not in turn.timers:
+                change.first_start(turn, job.name, degraded=_may_start_degraded(turn, job))
+            case JobPhase.WAITING if job.blocked is not None and closed:
+                _look_again(turn, job)
+            case JobPhase.PREPARING | JobPhase.STARTING if job.change is None and closed:
+                if all(incident.action is not None for incident in turn.open_incidents(job.name)):
+                    change.resume(turn, job.name, "the change before was given up")
+            case JobPhase.RUNNING if job.change is None and job.planned is None and closed:
+                _improve(turn, job)
+            case _:
+                pass
+
+
+def _may_start_degraded(turn: Turn, job: Job) -> bool:
+    return turn.at >= job.submitted_at + turn.config.degraded_start_s
+
+
+def start_degraded(turn: Turn, name: str) -> None:
+    """Enough waiting for the full mesh; `poke` does the rest."""
+    if name in turn.jobs and turn.jobs[name].phase is JobPhase.PENDING:
+        turn.note(name, f"has waited {turn.config.degraded_start_s:g} s for its full mesh: fewer replicas will do")
+
+
+def _look_again(turn: Turn, job: Job) -> None:
+    """A job waits: carry out what was deferred once it can be, ask again when there are other nodes than before."""
+    blocked = job.blocked
+    assert blocked is not None
+    if change.knows_enough(turn, job) if blocked.until else options(turn, job) != blocked.options:
+        retry(turn, job.name)
+
+
+def retry(turn: Turn, name: str) -> None:
+    """Decide again what a job that waits should do."""
+    job = turn.jobs.get(name)
+    if (
+        job is None
+        or job.phase not in (JobPhase.WAITING, JobPhase.PENDING)
+        or job.blocked is None
+        or breaker.is_open(turn)
+    ):
+        return
+    if job.running is None and job.fruitless >= job.spec.limits.restarts_without_progress_max:
+        jobs.fail(turn, name, f"could not be started {job.fruitless} times: {job.reason}")
+        return
+    faults = [incident for incident in turn.open_incidents(name) if not incident.planned]
+    if any(incident.action is None for incident in faults):
+        return  # asked already
+    if faults:
+        incidents.reconsider(turn, faults[0])
+    elif job.phase is JobPhase.WAITING:
+        change.resume(turn, name, "there is a new chance")
+
+
+def _improve(turn: Turn, job: Job) -> None:
+    """A run is healthy: is there something that it should have and has not?"""
+    open_now = turn.open_incidents(job.name)
+    if any(not incident.planned for incident in open_now) or job.finished or turn.at < job.planned_not_before:
+        return
+    wanted = _wanted(turn, job)
+    if wanted is None:
+        planned.drop(turn, job.name, "not wanted any more")
+        return
+    kind, node, cause = wanted
+    current = next((incident for incident in open_now if incident.kind == kind and incident.node == node), None)
+    if current is None:
+        planned.drop(turn, job.name, f"overtaken: {cause}")
+        _open(turn, job, kind, node, cause)
+    elif current.action is not None and job.blocked is not None and options(turn, job) != job.blocked.options:
+        turn.put_job(job.name, blocked=None)
+        _ask(turn, current)
+
+
+def _wanted(turn: Turn, job: Job) -> tuple[str, str, str] | None:
+    """(kind, node, cause) of the planned change that the job needs most."""
+    generation = job.generation
+    assert generation is not None
+    for name in generation.nodes:
+        if (why := turn.nodes[name].condemned) and turn.nodes[name].connected:
+            return CORDONED, name, f"{name} must leave: {why}"
+    dp = generation.mesh.dp
+    if job.target_dp == dp or (job.blind and job.target_dp > dp):
+        return None  # a script that reports no steps cannot be interrupted cheaply: it grows with the next restart
+    if job.target_dp < dp:
+        return RESIZE, "", f"{job.target_dp} replicas are wanted, {dp} run"
+    outcome = reachable(turn, job, job.target_dp, job.spec.min_dp)
+    if not isinstance(outcome, Plan) or outcome.mesh.dp <= dp:
+        return None
+    kind = REPAIR if job.target_dp == job.spec.mesh.dp else RESIZE
+    return kind, "", f"{dp} of {job.target_dp} replicas run, and there are nodes for {outcome.mesh.dp}"
+
+
+def _open(turn: Turn, job: Job, kind: str, node: str, cause: str) -> None:
+    assert kind in PLANNED_KINDS
+    identifier = turn.new_incident_id()
+    trace_id, traceparent = turn.trace(identifier)
+    incident = Incident(
+        id=identifier,
+        job=job.name,
+        kind=kind,
+        cause=cause,
+        state=IncidentState.OPEN,
+        generation=job.number,
+        node=node,
+        t_fault=turn.at,
+        t_detected=turn.at,
+        last_step=job.step,
+        trace_id=trace_id,
+        evidence={"traceparent": traceparent},
+    )
+    _ask(turn, turn.put_incident(incident))
+
+
+def _ask(turn: Turn, incident: Incident) -> None:
+    """A repair is the policy's to decide; what an operator asked for is decided already."""
+    if incident.kind == REPAIR:
+        incidents.reconsider(turn, incident) if incident.action else turn.ask(incident)
+    else:
+        incidents.decide_by_default(turn, incident, _OPERATOR)

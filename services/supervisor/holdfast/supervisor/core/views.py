@@ -1,0 +1,151 @@
+"""Pictures of the state for those who ask: the policy, the planner, the API."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from holdfast.domain.errors import Conflict, NotFound
+from holdfast.domain.incidents import Action, ActionKind, Incident
+from holdfast.domain.job import JobSpec
+from holdfast.policy import JobView, leaving
+from holdfast.supervisor.core.state import Job, Node, State
+from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.planner import Plan, Request, Spare, Unplannable, plan
+from holdfast.supervisor.protocol import JobPhase
+
+RECENT_MAX = 20
+
+
+def check_submission(state: State, spec: JobSpec) -> None:
+    """Raises `Conflict` when a job of this name has not finished."""
+    job = state.jobs.get(spec.name)
+    if job is not None and not job.phase.finished:
+        raise Conflict(f"a job named {spec.name} is {job.phase}: stop it first, or choose another name")
+
+
+def view(state: State, job_name: str, at: float) -> JobView:
+    """What a policy sees of a job. Raises `NotFound`."""
+    if job_name not in state.jobs:
+        raise NotFound(f"there is no job {job_name}")
+    return job_view(Turn(state, at), state.jobs[job_name])
+
+
+def spares_for(turn: Turn, job: Job) -> tuple[Spare, ...]:
+    """Free nodes that could take ranks of `job` now: connected, in service, without another job's workers."""
+    members = set(job.generation.nodes) if job.generation else set()
+    taken = _claimed_by_others(turn, job)
+    strikes = Counter(incident.node for incident in turn.closed if incident.node)
+    return tuple(
+        Spare(node.name, node.facts.zone, strikes[node.name])
+        for node in turn.nodes.values()
+        if node.name not in members and node.name not in taken and _free(node, job)
+    )
+
+
+def _claimed_by_others(turn: Turn, job: Job) -> frozenset[str]:
+    return frozenset(node for other in turn.jobs.values() if other.name != job.name for node in nodes_in_use(other))
+
+
+def nodes_in_use(job: Job) -> tuple[str, ...]:
+    """Nodes that a job has a claim on, running or about to."""
+    if job.generation is None or job.phase.finished or (job.phase is JobPhase.PENDING):
+        return ()
+    return job.generation.nodes
+
+
+def _free(node: Node, job: Job) -> bool:
+    if not node.connected or not node.usable or node.facts.capacity < job.spec.nproc_per_node:
+        return False
+    if job.change is not None and node.name in job.change.excluded:
+        return False
+    return all(holder == job.name for holder in node.holds)
+
+
+def options(turn: Turn, job: Job) -> tuple[str, ...]:
+    """The nodes that `job` could have ranks on now: when they change, a decision to wait is made again."""
+    members = job.generation.nodes if job.generation else ()
+    able = {n for n in members if n in turn.nodes and turn.nodes[n].connected and turn.nodes[n].usable}
+    return tuple(sorted(able | {spare.node for spare in spares_for(turn, job)}))
+
+
+def unusable_members(turn: Turn, job: Job) -> tuple[str, ...]:
+    """The job's nodes that cannot have ranks: lost, condemned, or failed to prepare in the change that is going on."""
+    if job.generation is None:
+        return ()
+    excluded = job.change.excluded if job.change else ()
+    return tuple(
+        node
+        for node in job.generation.nodes
+        if node not in turn.nodes or not turn.nodes[node].usable or node in excluded
+    )
+
+
+def reachable(turn: Turn, job: Job, dp: int, dp_min: int, out: frozenset[str] = frozenset()) -> Plan | Unplannable:
+    """The plan for `dp` replicas (fewer, down to `dp_min`, when that is what today's nodes can run)."""
+    generation = job.generation
+    zones = {
+        node: turn.nodes[node].facts.zone for node in (generation.nodes if generation else ()) if node in turn.nodes
+    }
+    request = Request(
+        spec=job.spec,
+        dp=dp,
+        dp_min=dp_min,
+        placements=generation.placements if generation else (),
+        out=out | frozenset(unusable_members(turn, job)) | _claimed_by_others(turn, job),
+        spares=spares_for(turn, job),
+        zones=zones,
+    )
+    return plan(request)
+
+
+def plan_for(turn: Turn, job: Job, action: Action, incident: Incident) -> Plan | Unplannable:
+    """The plan that carries out `action`."""
+    current = job.generation.mesh.dp if job.generation else job.target_dp
+    least = job.spec.min_dp
+    out = frozenset(leaving(action, incident, job_view(turn, job)))
+    match action.kind:
+        case ActionKind.RESTART:
+            return reachable(turn, job, current, current)
+        case ActionKind.HOT_SWAP:
+            return reachable(turn, job, current, current, out)
+        case ActionKind.SCALE_DOWN if action.dp is None:
+            return reachable(turn, job, current - _replicas_on(job, out), least, out)
+        case ActionKind.SCALE_DOWN | ActionKind.SCALE_UP:
+            named = frozenset(action.nodes)
+            dp = action.dp or job.target_dp
+            return reachable(turn, job, dp, dp if action.dp else least, named)
+        case ActionKind.CORDON:
+            return reachable(turn, job, current, least, out)
+        case _:
+            return Unplannable(f"{action.kind} changes no generation")
+
+
+def _replicas_on(job: Job, nodes: frozenset[str]) -> int:
+    if job.generation is None:
+        return 0
+    mesh = job.generation.mesh
+    return len({mesh.replica_of(rank) for p in job.generation.placements if p.node in nodes for rank in p.ranks})
+
+
+def job_view(turn: Turn, job: Job) -> JobView:
+    mesh = job.generation.mesh if job.generation else job.spec.mesh
+    best = reachable(turn, job, max(job.target_dp, job.spec.min_dp), job.spec.min_dp)
+    return JobView(
+        at=turn.at,
+        name=job.name,
+        mesh=mesh,
+        target_dp=job.target_dp,
+        min_dp=job.spec.min_dp,
+        max_dp=job.spec.max_dp,
+        generation=job.number,
+        nodes=job.generation.nodes if job.generation else (),
+        unusable=unusable_members(turn, job),
+        spares=tuple(sorted(spare.node for spare in spares_for(turn, job))),
+        reachable_dp=best.mesh.dp if isinstance(best, Plan) else 0,
+        step=job.step,
+        checkpoint_step=job.checkpoint_step,
+        checkpoint_interval_steps=job.spec.checkpoint.interval_steps,
+        restarts_without_progress=job.fruitless,
+        restarts_without_progress_max=job.spec.limits.restarts_without_progress_max,
+        recent=tuple(i for i in turn.closed if i.job == job.name and i.t_fault >= job.submitted_at)[-RECENT_MAX:],
+    )

@@ -1,0 +1,184 @@
+"""Which node runs which ranks next. Pure.
+
+Theory. A *group* is the smallest set of whole nodes that can leave or return without breaking a replica: the nodes of one
+replica, or one node that holds several replicas. A plan starts from the groups of the previous generation, adds empty ones
+until there are enough for the wanted dp (or lets the most broken ones go when there are too many), and fills the holes with
+spares. When spares do not suffice and fewer replicas are allowed, the group with the most holes leaves and its healthy nodes
+join the spares, so that two half-broken replicas can make one whole.
+
+Kept nodes keep their slots, hence their ranks, hence their local shards stay right. Only when a group leaves from the middle
+does the last group move into the gap, since data-parallel indices are contiguous.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from holdfast.domain.generations import Placement
+from holdfast.domain.job import JobSpec
+from holdfast.domain.mesh import Mesh
+
+
+@dataclass(frozen=True, slots=True)
+class Spare:
+    """A free node. `strikes` counts the incidents that it had lately: a clean node is taken first."""
+
+    node: str
+    zone: str = ""
+    strikes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    spec: JobSpec
+    dp: int  # replicas wanted
+    dp_min: int  # fewer than `dp` are accepted down to this many; = dp: all or nothing
+    placements: tuple[Placement, ...] = ()  # of the previous generation
+    out: frozenset[str] = frozenset()  # nodes that must not stay
+    spares: tuple[Spare, ...] = ()
+    zones: Mapping[str, str] | None = None  # node → failure domain, of the previous generation's nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    mesh: Mesh
+    placements: tuple[Placement, ...]
+    reason: str  # one English sentence
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(placement.node for placement in self.placements)
+
+
+@dataclass(frozen=True, slots=True)
+class Unplannable:
+    reason: str
+
+
+_Group = list[str | None]  # nodes by slot within the group; None = a hole
+
+
+def plan(request: Request) -> Plan | Unplannable:
+    """The best assignment for `request`, or why there is none. Equal requests get equal plans."""
+    spec = request.spec
+    replicas_per_group = max(1, spec.nproc_per_node // spec.mesh.replica_size)
+    nodes_per_group = max(1, spec.mesh.replica_size // spec.nproc_per_node)
+    groups = _previous_groups(request, nodes_per_group)
+    wanted = -(-request.dp // replicas_per_group)
+    least = -(-request.dp_min // replicas_per_group)
+    if request.dp < max(1, request.dp_min):
+        return Unplannable(f"{spec.name} cannot run {request.dp} replicas: it needs at least {request.dp_min}")
+    pool = {spare.node: spare for spare in request.spares if spare.node not in request.out}
+
+    groups.extend([None] * nodes_per_group for _ in range(wanted - len(groups)))
+    while len(groups) > wanted or (_holes(groups) > len(pool) and len(groups) > least):
+        for node in _drop_worst(groups):
+            pool[node] = Spare(node, (request.zones or {}).get(node, ""))
+    if (missing := _holes(groups) - len(pool)) > 0:
+        return Unplannable(_shortage(request, least * nodes_per_group, missing))
+
+    moves = _fill(groups, pool, request)
+    nodes = [node for group in groups for node in group if node is not None]
+    mesh = _mesh(spec, min(request.dp, len(groups) * replicas_per_group))
+    # A last group that is only partly needed (several replicas per node) still has its node.
+    placements = _placements(nodes, mesh.world_size, spec.nproc_per_node)
+    return Plan(mesh, placements, _reason(request, mesh, placements, moves))
+
+
+def peers(placements: Sequence[Placement], zones: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """Who gets a copy of whose shards: mutual pairs across failure domains, an odd last node in a ring of three.
+
+    One node has no peer. Stable: a swap within a failure domain changes only the pairs of the slot concerned.
+    """
+    nodes = [p.node for p in sorted(placements, key=lambda p: (zones.get(p.node, ""), p.slot))]
+    if len(nodes) < 2:
+        return dict.fromkeys(nodes, ())
+    half = len(nodes) // 2
+    one_domain = len({zones.get(node, "") for node in nodes}) == 1
+    # Nodes sorted by domain: the one half a list away is in another domain unless one domain has more than half of them.
+    pairs = [(nodes[2 * i], nodes[2 * i + 1]) if one_domain else (nodes[i], nodes[i + half]) for i in range(half)]
+    partner: dict[str, tuple[str, ...]] = {node: (other,) for pair in pairs for node, other in (pair, pair[::-1])}
+    if len(nodes) % 2:
+        first, second = pairs[-1]
+        odd = nodes[-1]
+        partner |= {first: (second,), second: (odd,), odd: (first,)}
+    return partner
+
+
+# ---------------------------------------------------------------- steps of a plan
+
+
+def _previous_groups(request: Request, nodes_per_group: int) -> list[_Group]:
+    nodes = [None if p.node in request.out else p.node for p in sorted(request.placements, key=lambda p: p.slot)]
+    return [list(nodes[i : i + nodes_per_group]) for i in range(0, len(nodes), nodes_per_group)]
+
+
+def _holes(groups: Sequence[_Group]) -> int:
+    return sum(node is None for group in groups for node in group)
+
+
+def _drop_worst(groups: list[_Group]) -> list[str]:
+    """Remove the group with the most holes (the last of equals); the last group moves into the gap. Returns its nodes."""
+    worst = max(range(len(groups)), key=lambda index: (sum(node is None for node in groups[index]), index))
+    dropped = groups[worst]
+    last = groups.pop()
+    if worst < len(groups):
+        groups[worst] = last
+    return [node for node in dropped if node is not None]
+
+
+def _fill(groups: list[_Group], pool: dict[str, Spare], request: Request) -> list[tuple[int, str, str, str]]:
+    """Put spares into the holes. Returns (slot, node, the node before it, why this one) for each."""
+    zones = request.zones or {}
+    before = {p.slot: p.node for p in request.placements}
+    moves = []
+    for group_index, group in enumerate(groups):
+        for index, occupant in enumerate(group):
+            if occupant is not None:
+                continue
+            slot = group_index * len(group) + index
+            lost = before.get(slot, "")
+            lost = lost if lost in request.out else ""
+            zone = zones.get(lost) or next((zones[n] for n in group if n is not None and zones.get(n)), "")
+            chosen = min(
+                pool.values(), key=lambda spare: (spare.strikes, bool(zone) and spare.zone != zone, spare.node)
+            )
+            del pool[chosen.node]
+            group[index] = chosen.node
+            why = f"in the same failure domain {zone}" if zone and chosen.zone == zone else "free"
+            moves.append((slot, chosen.node, lost, why))
+    return moves
+
+
+def _placements(nodes: Sequence[str], world_size: int, width: int) -> tuple[Placement, ...]:
+    needed = -(-world_size // width)
+    return tuple(
+        Placement(slot, node, slot * width, min(width, world_size - slot * width))
+        for slot, node in enumerate(nodes[:needed])
+    )
+
+
+def _mesh(spec: JobSpec, dp: int) -> Mesh:
+    return spec.mesh if dp == spec.mesh.dp else spec.mesh.resized(dp)
+
+
+def _shortage(request: Request, least: int, missing: int) -> str:
+    kept = sum(p.node not in request.out for p in request.placements)
+    at_least = "at least " if request.dp_min < request.dp else ""
+    return (
+        f"{request.spec.name} needs {at_least}{least} nodes with room for {request.spec.nproc_per_node} workers; "
+        f"{kept + len(request.spares)} are there, {missing} missing"
+    )
+
+
+def _reason(
+    request: Request, mesh: Mesh, placements: tuple[Placement, ...], moves: Sequence[tuple[int, str, str, str]]
+) -> str:
+    if not request.placements:
+        return f"first start: {mesh} on {len(placements)} nodes"
+    old_dp = max(p.first_rank + p.nproc for p in request.placements) // mesh.replica_size
+    parts = [f"{node} ({why}) takes slot {slot}" + (f" from {lost}" if lost else "") for slot, node, lost, why in moves]
+    if mesh.dp != old_dp:
+        parts.append(f"{mesh.dp} replicas instead of {old_dp}")
+    return "; ".join(parts) if parts else "every node keeps its ranks"

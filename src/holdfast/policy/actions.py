@@ -1,0 +1,135 @@
+"""The answers that a policy can give, and what makes an answer impossible."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import assert_never
+
+from holdfast.domain.findings import FindingKind
+from holdfast.domain.incidents import Action, ActionKind, Incident
+from holdfast.policy.job import JobView
+
+# The run has ended with these: doing nothing would leave it dead.
+STRUCK = frozenset(
+    {
+        FindingKind.WORKER_CRASH,
+        FindingKind.WORKER_EXCEPTION,
+        FindingKind.REPEATED_EXCEPTION,
+        FindingKind.NODE_LOST,
+        FindingKind.HANG,
+        FindingKind.RANKS_MISSING,
+    }
+)
+
+
+def restart(reason: str) -> Action:
+    """New processes on the same nodes, from the newest complete checkpoint."""
+    return Action(ActionKind.RESTART, reason)
+
+
+def hot_swap(reason: str, *nodes: str) -> Action:
+    """Spares take the ranks of `nodes` (none given: of the incident's node). Unusable nodes are replaced in any case."""
+    return Action(ActionKind.HOT_SWAP, reason, nodes=nodes)
+
+
+def scale_down(reason: str, *nodes: str, dp: int | None = None) -> Action:
+    """The replicas of `nodes` leave; their healthy nodes become spares. `dp` names the number that should stay."""
+    return Action(ActionKind.SCALE_DOWN, reason, nodes=nodes, dp=dp)
+
+
+def scale_up(reason: str, dp: int | None = None) -> Action:
+    """Replicas return, up to `dp` (not given: as many as the job wants and the nodes allow)."""
+    return Action(ActionKind.SCALE_UP, reason, dp=dp)
+
+
+def cordon(reason: str, *nodes: str) -> Action:
+    """Take `nodes` out of service for every job, and replace them in this one: by spares, else by fewer replicas."""
+    return Action(ActionKind.CORDON, reason, nodes=nodes)
+
+
+def checkpoint_now(reason: str) -> Action:
+    """Save at the next step and go on. Only for a run that is still healthy."""
+    return Action(ActionKind.CHECKPOINT_NOW, reason)
+
+
+def wait(reason: str) -> Action:
+    """Do nothing until nodes come or return; the question is then asked again."""
+    return Action(ActionKind.WAIT, reason)
+
+
+def stop(reason: str) -> Action:
+    """End the job as failed."""
+    return Action(ActionKind.STOP, reason)
+
+
+def notify(reason: str) -> Action:
+    """Tell the operators and change nothing. Only for a run that is still healthy."""
+    return Action(ActionKind.NOTIFY, reason)
+
+
+def leaving(action: Action, incident: Incident, job: JobView) -> tuple[str, ...]:
+    """The job's nodes that `action` takes out: those it names (else the incident's), and those that cannot stay."""
+    named = action.nodes or ((incident.node,) if incident.node else ())
+    return tuple(node for node in job.nodes if node in named or node in job.unusable)
+
+
+def check(action: Action, incident: Incident, job: JobView) -> str:
+    """Why `action` cannot be carried out now, in one sentence; empty when it can."""
+    if not action.reason:
+        return f"{action.kind} without a reason: every decision says why"
+    match action.kind:
+        case ActionKind.RESTART:
+            return f"a restart needs every node, and {_list(job.unusable)} cannot be used" if job.unusable else ""
+        case ActionKind.HOT_SWAP:
+            return _check_swap(leaving(action, incident, job), job)
+        case ActionKind.SCALE_DOWN:
+            return _check_scale_down(action.dp, leaving(action, incident, job), job)
+        case ActionKind.SCALE_UP:
+            return _check_scale_up(action.dp, job)
+        case ActionKind.CORDON:
+            return "" if action.nodes else "cordon names no node"
+        case ActionKind.GPU_RESET:
+            return "gpu_reset is not available: agents cannot reset a GPU yet"
+        case ActionKind.CHECKPOINT_NOW | ActionKind.NOTIFY:
+            return (
+                f"the run has ended with a {incident.kind}: {action.kind} would leave it so"
+                if _struck(incident)
+                else ""
+            )
+        case ActionKind.WAIT | ActionKind.STOP:
+            return ""
+    assert_never(action.kind)
+
+
+def _check_swap(out: tuple[str, ...], job: JobView) -> str:
+    if not out:
+        return f"hot_swap names no node of {job.name}"
+    if len(out) > len(job.spares):
+        return f"hot_swap of {_list(out)} needs {len(out)} spare nodes, {len(job.spares)} are free"
+    return ""
+
+
+def _check_scale_down(dp: int | None, out: tuple[str, ...], job: JobView) -> str:
+    if dp is None:
+        if not out:
+            return f"scale_down names neither a number of replicas nor a node of {job.name}"
+        return f"{job.name} runs the fewest replicas it accepts ({job.min_dp})" if job.dp <= job.min_dp else ""
+    if not job.min_dp <= dp < job.dp:
+        return f"scale_down to dp {dp}: {job.name} runs dp {job.dp} and accepts no fewer than {job.min_dp}"
+    return ""
+
+
+def _check_scale_up(dp: int | None, job: JobView) -> str:
+    if dp is not None and not job.dp < dp <= job.max_dp:
+        return f"scale_up to dp {dp}: {job.name} runs dp {job.dp} and accepts at most {job.max_dp}"
+    if job.reachable_dp < (dp or job.dp + 1):
+        return f"scale_up to dp {dp or job.dp + 1}: today's nodes can run {job.reachable_dp} replicas"
+    return ""
+
+
+def _struck(incident: Incident) -> bool:
+    return incident.kind in STRUCK
+
+
+def _list(nodes: Iterable[str]) -> str:
+    return ", ".join(nodes)

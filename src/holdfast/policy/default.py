@@ -1,0 +1,92 @@
+"""The default policy, as a table:
+
+the same exception again, or no progress after N tries      stop
+crash, exception, hang                                      restart; hot_swap at the second on one node, with a spare
+node lost, GPU dead, node unusable for any reason           hot_swap; without a spare scale_down; below min_dp wait
+node back in service while the job runs degraded            scale_up
+"""
+
+from __future__ import annotations
+
+from holdfast.domain.findings import FindingKind, Severity
+from holdfast.domain.incidents import CORDONED, REPAIR, RESIZE, Action, Incident
+from holdfast.policy.actions import hot_swap, notify, restart, scale_down, scale_up, stop, wait
+from holdfast.policy.job import JobView
+
+SUSPECT_WINDOW_S = 600.0  # two worker faults on one node within it point at the node
+
+_WORKER_FAULTS = (FindingKind.WORKER_CRASH, FindingKind.WORKER_EXCEPTION, FindingKind.HANG)
+
+
+def default(incident: Incident, job: JobView) -> Action:
+    """What Holdfast does when nobody says otherwise."""
+    match incident.kind:
+        case FindingKind.REPEATED_EXCEPTION:
+            return stop(incident.cause)
+        case FindingKind.WORKER_CRASH | FindingKind.WORKER_EXCEPTION | FindingKind.HANG | FindingKind.RANKS_MISSING:
+            return _worker_fault(incident, job)
+        case FindingKind.NODE_LOST:
+            return _node_fault(incident, job)
+        case FindingKind.GPU_ERROR if incident.severity == Severity.FATAL or job.unusable:
+            return _node_fault(incident, job)
+        case FindingKind.GPU_ERROR:
+            return _worker_fault(incident, job)
+        case k if k == CORDONED:
+            return _replace((incident.node,), f"{incident.node} is to leave", job)
+        case k if k == REPAIR:
+            return _resize(job)
+        case k if k == RESIZE:
+            return _resize(job)
+        case _:
+            return notify(f"{incident.kind} calls for no action: {incident.cause}")
+
+
+def _worker_fault(incident: Incident, job: JobView) -> Action:
+    if job.restarts_without_progress >= job.restarts_without_progress_max:
+        return stop(
+            f"{job.restarts_without_progress} generations in a row finished no new step; the last one ended with: "
+            f"{incident.cause}"
+        )
+    if job.unusable:
+        return _replace(job.unusable, f"{', '.join(job.unusable)} cannot be used", job)
+    before = job.recent_on(incident.node, SUSPECT_WINDOW_S, *_WORKER_FAULTS) if incident.node else ()
+    if before and job.spares:
+        return hot_swap(
+            f"{incident.node} has had {len(before) + 1} worker faults in {SUSPECT_WINDOW_S / 60:.0f} minutes: "
+            "the node is suspect and a spare is free",
+            incident.node,
+        )
+    return restart("the nodes are healthy: new processes on the same nodes")
+
+
+def _node_fault(incident: Incident, job: JobView) -> Action:
+    if job.unusable:
+        return _replace(job.unusable, f"{', '.join(job.unusable)} cannot be used", job)
+    if incident.node and incident.node not in job.nodes:
+        return restart(f"{incident.node} has left already: new processes on the nodes that stay")
+    return restart(f"{incident.node or 'the node'} is back in service, without its workers")
+
+
+def _replace(out: tuple[str, ...], why: str, job: JobView) -> Action:
+    if len(out) <= len(job.spares):
+        return hot_swap(f"{why}, and {len(job.spares)} spare nodes are free", *out)
+    if job.min_dp <= job.reachable_dp < job.dp:
+        return scale_down(
+            f"{why} and no spare is free: {job.reachable_dp} of {job.dp} replicas go on", *out, dp=job.reachable_dp
+        )
+    if job.reachable_dp >= job.dp:
+        return restart(f"{why}, but the nodes left over are enough for all {job.dp} replicas")
+    return wait(
+        f"{why}, no spare is free, and the other nodes cannot run the {job.min_dp} replicas that the job needs at least"
+    )
+
+
+def _resize(job: JobView) -> Action:
+    if job.target_dp < job.dp:
+        return scale_down(f"{job.target_dp} replicas are wanted, {job.dp} run", dp=job.target_dp)
+    if job.reachable_dp > job.dp:
+        return scale_up(
+            f"{job.reachable_dp} of the {job.target_dp} replicas that are wanted can run again, {job.dp} do",
+            dp=job.reachable_dp,
+        )
+    return wait(f"{job.target_dp} replicas are wanted, and today's nodes can run {job.reachable_dp}")

@@ -1,0 +1,56 @@
+"""What a policy sees of a job: a frozen picture, taken when the question is asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.domain.incidents import Incident
+from holdfast.domain.mesh import Mesh
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """The job at `at` (Unix seconds). A policy reads the time here; it has no clock of its own."""
+
+    at: float
+    name: str
+    mesh: Mesh  # of the newest generation
+    target_dp: int  # replicas that it should have: the job file's, or an operator's resize
+    min_dp: int
+    max_dp: int
+    generation: int
+    nodes: tuple[str, ...]  # of the newest generation, by slot
+    unusable: tuple[str, ...]  # those of `nodes` that are lost or cordoned
+    spares: tuple[str, ...]  # free nodes that could take ranks now
+    reachable_dp: int  # most replicas that today's nodes can run, at most `target_dp`; 0 = fewer than `min_dp`
+    step: int = 0  # newest step finished by all ranks
+    checkpoint_step: int = 0  # newest step that every rank has saved
+    checkpoint_interval_steps: int = 0
+    restarts_without_progress: int = 0  # generations in a row that ended by a fault of a worker before a new step
+    restarts_without_progress_max: int = 3
+    recent: tuple[Incident, ...] = ()  # closed incidents of this job, oldest first
+
+    @property
+    def dp(self) -> int:
+        return self.mesh.dp
+
+    @property
+    def healthy_replicas(self) -> int:
+        """Replicas of the newest generation none of whose nodes is unusable."""
+        per_node = self.mesh.world_size / len(self.nodes) if self.nodes else 1
+        broken: set[int] = set()
+        for slot, node in enumerate(self.nodes):
+            if node in self.unusable:
+                first, last = int(slot * per_node), int((slot + 1) * per_node) - 1
+                broken.update(range(self.mesh.replica_of(first), self.mesh.replica_of(last) + 1))
+        return self.dp - len(broken) if self.nodes else 0
+
+    def recent_on(self, node: str, window_s: float, *kinds: str) -> tuple[Incident, ...]:
+        """Closed incidents with their root on `node` in the last `window_s`, of these kinds (none given: of any)."""
+        return tuple(
+            incident
+            for incident in self.recent
+            if incident.node == node
+            and self.at - incident.t_fault <= window_s
+            and (not kinds or incident.kind in kinds)
+        )
