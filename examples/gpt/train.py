@@ -42,7 +42,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1, help="CPU threads per process")
     parser.add_argument("--log-every", type=int, default=10, help="steps between printed losses")
-    parser.add_argument("--out", type=Path, help="directory for loss.jsonl, one line per step")
+    parser.add_argument("--out", type=Path, help="directory for loss.jsonl, one line per step, and the final weights")
     return parser.parse_args()
 
 
@@ -141,6 +141,8 @@ def main(run: hf.Run, args: argparse.Namespace) -> None:
         if log is not None:
             log(step, loss_of_all)
         run.checkpoint(state, step)
+    if args.out is not None and world.dp_index == 0:
+        torch.save(stage.state_dict(), args.out / f"stage-{stage_index}.pt")
 
 
 if __name__ == "__main__":
