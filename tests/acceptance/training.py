@@ -1,0 +1,97 @@
+"""What acceptance tests share: a local stack, a small GPT job on it, and faults addressed by condition."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from waiting import wait_until
+
+from holdfast.cli.client import Client
+from holdfast.cli.demo.scenario import examples
+from holdfast.cli.inject import Injector
+from holdfast.cli.run import wait_for_nodes
+from holdfast.cli.stack import LocalStack, StackOptions
+
+START_TIMEOUT_S = 90.0
+STEP_TIMEOUT_S = 60.0
+ENDED = ("completed", "failed", "stopped")
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A running stack and the ways to talk to it and to hurt it."""
+
+    stack: LocalStack
+    client: Client
+
+    @property
+    def inject(self) -> Injector:
+        return Injector(self.client)
+
+    def node_of(self, job: str, rank: int) -> str:
+        return next(str(worker["node"]) for worker in self.client.job(job)["ranks"] if worker["rank"] == rank)
+
+    def wait(self, job: str, description: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Wait until the job's view fulfils `condition`; a service that died or a job that failed ends the wait."""
+        seen: dict[str, Any] = {}
+
+        def holds() -> bool:
+            self.stack.check()
+            seen.update(self.client.job(job))
+            assert seen["phase"] != "failed" or condition(seen), f"{job} failed: {seen['reason']}"
+            return condition(seen)
+
+        wait_until(holds, description=f"{job}: {description}", timeout_s=START_TIMEOUT_S)
+        return seen
+
+    def wait_step(self, job: str, step: int) -> dict[str, Any]:
+        return self.wait(job, f"step {step}", lambda view: view["phase"] == "running" and (view["step"] or 0) >= step)
+
+    def wait_resolved(self, job: str, count: int) -> list[dict[str, Any]]:
+        """Wait until `count` incidents are closed; returns them, oldest first."""
+
+        def closed() -> list[dict[str, Any]]:
+            incidents = sorted(self.client.incidents(job), key=lambda incident: incident["t_fault"])
+            return [incident for incident in incidents if incident["state"] in ("resolved", "failed")]
+
+        wait_until(lambda: len(closed()) >= count, description=f"{count} closed incidents of {job}", timeout_s=STEP_TIMEOUT_S)
+        return closed()
+
+    def wait_end(self, job: str) -> dict[str, Any]:
+        return self.wait(job, "the end", lambda view: view["phase"] in ENDED)
+
+
+@contextmanager
+def cluster(directory: Path, nodes: int, workers_per_node: int = 1) -> Iterator[Cluster]:
+    options = StackOptions(directory=directory, nodes=nodes, workers_per_node=workers_per_node)
+    with LocalStack(options) as stack, Client(stack.api_url) as client:
+        wait_for_nodes(client, stack, nodes)
+        yield Cluster(stack, client)
+
+
+def gpt_job(
+    name: str, out: Path, *, dp: int, pp: int, steps: int, interval_steps: int = 5, min_dp: int | None = None
+) -> dict[str, Any]:
+    """The example GPT, small, one worker per node."""
+    return {
+        "name": name,
+        "script": str(examples() / "gpt" / "train.py"),
+        "args": ["--steps", str(steps), "--layers", "2", "--width", "32", "--seq", "32", "--global-batch", "12",
+                 "--micro-batch", "2", "--out", str(out)],
+        "nodes": dp * pp,
+        "nproc_per_node": 1,
+        "mesh": {"dp": dp, "pp": pp},
+        "elastic": {"min_dp": min_dp or dp, "max_dp": dp},
+        "checkpoint": {"interval_steps": interval_steps, "keep": 2},
+    }  # fmt: skip
+
+
+def losses(out: Path) -> dict[int, float]:
+    """Loss of every step, as the trainer logged it (Python's repr: no digit is lost)."""
+    records = [json.loads(line) for line in (out / "loss.jsonl").read_text().splitlines()]
+    return {record["step"]: record["loss"] for record in records}
