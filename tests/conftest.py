@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import redis
@@ -19,8 +21,12 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[EmbeddedRedis]:
-    """One server for all tests of this process. Take `redis_url` unless the test is about the server itself."""
-    with EmbeddedRedis() as server:
+    """One server for all tests of this process. Take `redis_url` unless the test is about the server itself.
+
+    HOLDFAST_TEST_REDIS_SERVER names another binary to test with, for instance of a newer version.
+    """
+    binary = os.environ.get("HOLDFAST_TEST_REDIS_SERVER")
+    with EmbeddedRedis(binary=Path(binary) if binary else None) as server:
         yield server
 
 

