@@ -83,7 +83,9 @@ async def _run(settings: AgentSettings, ledger: Ledger, tasks: TaskGroup) -> Non
         ended=workers_ended,
         blind_start_s=settings.blind_start_s,
     )
-    replicator: Replicator = LocalReplicator(places, inherited, report) if settings.replicator else NoReplicator()
+    replicator: Replicator = NoReplicator()
+    if settings.replicator:  # its own settings are in the environment as well, and pass through
+        replicator = LocalReplicator(places, {**os.environ, MARK: str(settings.agent_dir)}, report)
     executor = Executor(
         tasks=tasks,
         ledger=ledger,

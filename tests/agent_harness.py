@@ -1,0 +1,283 @@
+"""A real agent process under a control plane that the test plays: real gRPC, real template, real forks."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+import psutil
+from waiting import wait_until
+
+from holdfast.domain.generations import Placement
+from holdfast.domain.job import CheckpointSpec, HangSpec, LaunchSpec
+from holdfast.domain.mesh import Mesh
+from holdfast.domain.orders import Hello, Order, OrderDone, Prepare, Report, Start
+from holdfast.domain.signals import NodeSignal, Tick
+from holdfast.v1 import control_pb2, telemetry_pb2
+from holdfast.v1.control_pb2_grpc import add_ControlServicer_to_server
+from holdfast.v1.telemetry_pb2_grpc import add_TelemetryServicer_to_server
+from holdfast.wire.control import decode_report, encode_ack, encode_order, encode_welcome
+from holdfast.wire.telemetry import decode_tick
+
+START_TIMEOUT_S = 40.0  # the template imports torch, on a machine that others use too
+ANSWER_TIMEOUT_S = 30.0
+
+R = TypeVar("R", bound=Report)
+S = TypeVar("S", bound=NodeSignal)
+
+
+class ControlPlane:
+    """Supervisor and diagnostics in one: records what the agent says, acknowledges it, sends the orders it is told to."""
+
+    def __init__(self, epoch: int = 1) -> None:
+        self.epoch = epoch
+        self.refuse = ""  # a supervisor that is not the leader says so
+        self.acknowledge_ticks = True
+        self.reports: list[Report] = []
+        self.beats = 0
+        self.ticks: list[Tick] = []
+        self.goodbyes = 0
+        self.sessions = 0
+        self._end_telemetry = False
+        self._downstream: queue.Queue[control_pb2.SupervisorMessage | None] | None = None
+        self._ids = itertools.count(1)
+        self._pool = ThreadPoolExecutor(8)
+        self._server = grpc.server(self._pool)
+        add_ControlServicer_to_server(self, self._server)  # type: ignore[arg-type]
+        add_TelemetryServicer_to_server(self, self._server)  # type: ignore[arg-type]
+        self.endpoint = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._server.start()
+
+    def close(self) -> None:
+        if self._downstream is not None:
+            self._downstream.put(None)
+        self._server.stop(0).wait()
+        self._pool.shutdown()
+
+    def restart_telemetry(self) -> None:
+        """End the telemetry stream from this side; the agent opens another one."""
+        self._end_telemetry = True
+
+    def drop_session(self) -> None:
+        """End the control stream from this side."""
+        assert self._downstream is not None
+        self._downstream.put(None)
+
+    # ------------------------------------------------------------------ what the agent calls
+
+    def Session(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:  # noqa: N802
+        if self.refuse:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refuse)
+        downstream: queue.Queue[control_pb2.SupervisorMessage | None] = queue.Queue()
+        self._downstream = downstream
+        self.sessions += 1
+        threading.Thread(target=self._hear, args=(requests, downstream), daemon=True).start()
+        yield encode_welcome(self.epoch, "test", [self.endpoint])
+        while (message := downstream.get()) is not None:
+            yield message
+
+    def _hear(self, requests: Iterator[Any], downstream: queue.Queue[Any]) -> None:
+        try:
+            for message in requests:
+                if message.WhichOneof("report") == "beat":
+                    self.beats += 1
+                    continue
+                self.reports.append(decode_report(message))
+                downstream.put(encode_ack(message.seq))
+        except grpc.RpcError:
+            pass  # the agent was killed: that is what some tests are about
+        finally:
+            downstream.put(None)
+
+    def Stream(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:  # noqa: N802
+        try:
+            for message in requests:
+                self.ticks.append(decode_tick(message))
+                self.goodbyes += message.goodbye
+                if self._end_telemetry:
+                    self._end_telemetry = False
+                    return
+                if self.acknowledge_ticks:
+                    yield telemetry_pb2.TickAck(seq=message.seq)
+        except grpc.RpcError:
+            return
+
+    # ------------------------------------------------------------------ what tests use
+
+    def send(self, order: Order, *, command_id: str = "", epoch: int | None = None) -> str:
+        assert self._downstream is not None, "no agent has connected"
+        command_id = command_id or f"c{next(self._ids)}"
+        self._downstream.put(encode_order(self.epoch if epoch is None else epoch, command_id, order))
+        return command_id
+
+    def answers(self, command_id: str) -> list[OrderDone]:
+        return [r for r in self.reports if isinstance(r, OrderDone) and r.command_id == command_id]
+
+    def ask(self, order: Order, *, command_id: str = "", epoch: int | None = None) -> OrderDone:
+        """Send an order and wait for its answer."""
+        known = len(self.answers(command_id)) if command_id else 0
+        command_id = self.send(order, command_id=command_id, epoch=epoch)
+        wait_until(
+            lambda: len(self.answers(command_id)) > known,
+            description=f"the answer to {type(order).__name__}",
+            timeout_s=ANSWER_TIMEOUT_S,
+        )
+        return self.answers(command_id)[-1]
+
+    def all_of(self, kind: type[R]) -> list[R]:
+        return [report for report in self.reports if isinstance(report, kind)]
+
+    def signals(self, kind: type[S]) -> list[S]:
+        return [signal for tick in list(self.ticks) for signal in tick.signals if isinstance(signal, kind)]
+
+    def wait_for(self, kind: type[R], matching: Callable[[R], bool] = lambda _: True, timeout_s: float = 20.0) -> R:
+        return wait_until(
+            lambda: next((r for r in self.all_of(kind) if matching(r)), None),  # type: ignore[arg-type, return-value]
+            description=f"a {kind.__name__}",
+            timeout_s=timeout_s,
+        )
+
+    def wait_for_signal(
+        self, kind: type[S], matching: Callable[[S], bool] = lambda _: True, timeout_s: float = 20.0
+    ) -> S:
+        return wait_until(
+            lambda: next((s for s in self.signals(kind) if matching(s)), None),  # type: ignore[arg-type, return-value]
+            description=f"a {kind.__name__}",
+            timeout_s=timeout_s,
+        )
+
+
+class Agent:
+    """One agent process in its own directories, killed whole at the end."""
+
+    def __init__(self, plane: ControlPlane, root: Path, *, replicator: bool = False, **environment: str) -> None:
+        self.plane = plane
+        self.root = root
+        self.directory = root / "agent"
+        self.memory = Path(tempfile.mkdtemp(prefix="holdfast-test-", dir="/dev/shm"))
+        self.kernel_log = root / "kernel.log"
+        self.kernel_log.touch()
+        self._environment = {
+            "HOLDFAST_SUPERVISOR": plane.endpoint,
+            "HOLDFAST_NODE": "node-0",
+            "HOLDFAST_AGENT_DIR": str(self.directory),
+            "HOLDFAST_MEMORY_DIR": str(self.memory),
+            "HOLDFAST_DISK_DIR": str(root / "disk"),
+            "HOLDFAST_KERNEL_LOG": str(self.kernel_log),
+            "HOLDFAST_CAPACITY": "4",
+            "HOLDFAST_REPLICATOR": str(replicator).lower(),
+            "HOLDFAST_BLIND_START_S": "0.5",
+            "OMP_NUM_THREADS": "1",
+            **environment,
+        }
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with (self.root / "agent.log").open("ab") as output:
+            return subprocess.Popen(
+                [sys.executable, "-m", "holdfast.agent"],
+                env={**os.environ, **self._environment},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def wait_connected(self) -> Hello:
+        return self.plane.wait_for(Hello, lambda hello: hello.facts.agent_pid == self.process.pid, START_TIMEOUT_S)
+
+    def restart(self) -> Hello:
+        self.process = self._start()
+        return self.wait_connected()
+
+    def descendants(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def log(self) -> str:
+        return (self.root / "agent.log").read_text(errors="replace")
+
+    def worker_log(self, job: str, generation: int, rank: int) -> str:
+        return (self.directory / "logs" / job / f"g{generation}" / f"rank-{rank}.log").read_text()
+
+    def close(self) -> None:
+        family = [self.process.pid]
+        if self.process.poll() is None:
+            family += [child.pid for child in self.descendants()]
+            self.process.kill()
+        self.process.wait()
+        for pid in family[1:]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        shutil.rmtree(self.memory, ignore_errors=True)
+
+
+@contextmanager
+def running_agent(root: Path, *, replicator: bool = False, **environment: str) -> Iterator[Agent]:
+    plane = ControlPlane()
+    agent = Agent(plane, root, replicator=replicator, **environment)
+    try:
+        agent.wait_connected()
+        yield agent
+    finally:
+        agent.close()
+        plane.close()
+
+
+def script(root: Path, name: str, text: str) -> str:
+    path = root / f"{name}.py"
+    path.write_text(text)
+    return str(path)
+
+
+def prepare_order(
+    job: str, path: str, *, generation: int = 1, nproc: int = 1, token: str = "secret", **launch: Any
+) -> Prepare:
+    return Prepare(
+        job=job,
+        generation=generation,
+        attempt=generation,
+        mesh=Mesh.of({"dp": nproc}),
+        placement=Placement(0, "node-0", 0, nproc),
+        nnodes=1,
+        launch=LaunchSpec(script=path, **launch),
+        checkpoint=CheckpointSpec(),
+        hang=HangSpec(),
+        token=token,
+        restore_step=0,
+    )
+
+
+def start_job(plane: ControlPlane, order: Prepare) -> OrderDone:
+    """Prepare and start; returns the answer to `Prepare`."""
+    prepared = plane.ask(order)
+    assert prepared.ok, prepared.reason
+    started = plane.ask(Start(order.job, order.generation, prepared.master))
+    assert started.ok, started.reason
+    return prepared
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(path.read_text())
+    return data

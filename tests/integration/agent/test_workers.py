@@ -1,0 +1,216 @@
+"""What a worker does is seen and said: exits, exceptions, kills, first steps, and one generation at a time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from agent_harness import Agent, gone, prepare_order, running_agent, script, start_job
+from waiting import wait_until
+
+from holdfast.domain.job import LaunchSpec
+from holdfast.domain.orders import CheckpointNow, RanksFinished, RanksStepping, Start, Stop, Warm
+from holdfast.domain.signals import GenerationStarted, GenerationStopped, RankProgress, StepColumns, WorkerExited
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
+    with running_agent(tmp_path_factory.mktemp("node")) as agent:
+        yield agent
+
+
+SLEEPER = "import time\nprint('running', flush=True)\ntime.sleep(600)\n"
+
+NOTES = """
+import os, socket, time, json
+agent = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+who = {"job": os.environ["HOLDFAST_JOB"], "generation": int(os.environ["HOLDFAST_GENERATION"]), "rank": int(os.environ["RANK"])}
+def note(kind, **fields):
+    agent.sendto(json.dumps({"type": kind, **who, **fields}).encode(), os.environ["HOLDFAST_NOTES"])
+agent.sendto(b"garbage \\xff", os.environ["HOLDFAST_NOTES"])
+note("phase", phase="init", at=time.time(), step=0)
+for step in (1, 2):
+    times = {"started_at": time.time(), "ended_at": time.time(), "data_s": 0.0, "stall_s": 0.0}
+    note("step", step=step, tokens=7, loss=2.5, grad_norm=None, **times)
+    note("started", phases_s={"process_group": 0.1, "first_step": 0.2})
+time.sleep(600)
+"""
+
+RECORDED = """
+from torch.distributed.elastic.multiprocessing.errors import record
+@record
+def main():
+    raise ValueError('bad loss')
+main()
+"""
+
+HOLDS_A_LOCK = """
+import fcntl, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+lock = open(sys.argv[1], 'w')
+fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+print('got it', flush=True)
+time.sleep(600)
+"""
+
+HAS_A_CHILD = """
+import subprocess, time
+print(subprocess.Popen(['sleep', '600']).pid, flush=True)
+time.sleep(600)
+"""
+
+STARTS_A_THREAD = """
+import threading, time
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+"""
+
+LEAVES_ON_SIGTERM = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: (print('saved'), sys.exit(0)))
+print('up', flush=True)
+time.sleep(600)
+"""
+
+
+def test_exit_code_zero_finishes_the_job(agent: Agent, tmp_path: Path) -> None:
+    path = script(tmp_path, "ok", "import os, sys\nprint(os.environ['RANK'], os.environ['WORLD_SIZE'], sys.argv[1:])\n")
+    start_job(agent.plane, prepare_order("ok", path, nproc=2, args=("--steps", "3")))
+    finished = agent.plane.wait_for(RanksFinished, lambda r: r.job == "ok")
+    assert finished.ranks == (0, 1)
+    exits = [e for e in agent.plane.signals(WorkerExited) if e.job == "ok"]
+    assert sorted(e.rank for e in exits) == [0, 1]
+    assert all(e.exit_code == 0 and not e.expected for e in exits)
+    assert agent.worker_log("ok", 1, 1) == "1 2 ['--steps', '3']\n"
+
+
+def test_sigkill_is_seen_within_milliseconds(agent: Agent, tmp_path: Path) -> None:
+    prepared = start_job(agent.plane, prepare_order("kill", script(tmp_path, "sleeper", SLEEPER)))
+    before = time.time()
+    os.kill(prepared.workers[0].pid, signal.SIGKILL)
+    exited = agent.plane.wait_for_signal(WorkerExited, lambda e: e.job == "kill")
+    assert (exited.signal, exited.exit_code, exited.expected) == (signal.SIGKILL, None, False)
+    assert exited.at - before < 0.5
+    started = agent.plane.wait_for_signal(GenerationStarted, lambda s: s.job == "kill")
+    assert started.ranks == (0,)
+
+
+def test_exception_reaches_the_signal_with_type_frames_and_log(agent: Agent, tmp_path: Path) -> None:
+    path = script(tmp_path, "raises", "def inner():\n    raise KeyError('no such batch')\nprint('before')\ninner()\n")
+    start_job(agent.plane, prepare_order("raises", path))
+    exited = agent.plane.wait_for_signal(WorkerExited, lambda e: e.job == "raises")
+    assert exited.exit_code == 1
+    assert exited.error is not None
+    assert exited.error.type == "KeyError"
+    assert "no such batch" in exited.error.message
+    assert exited.error.frames == (f"{path}:4 <module>", f"{path}:2 inner")
+    assert "before" in exited.log_tail
+    assert "forked.py" not in "\n".join(exited.log_tail)  # the user's traceback is the user's
+
+
+@pytest.mark.parametrize(("body", "code"), [("sys.exit(7)", 7), ("sys.exit('told why')", 1), ("sys.exit()", 0)])
+def test_system_exit_keeps_its_code_and_runs_exit_handlers(agent: Agent, tmp_path: Path, body: str, code: int) -> None:
+    job = f"exit-{code}"
+    path = script(tmp_path, "exits", f"import atexit, sys\natexit.register(print, 'handler ran')\n{body}\n")
+    start_job(agent.plane, prepare_order(job, path))
+    exited = agent.plane.wait_for_signal(WorkerExited, lambda e: e.job == job)
+    assert (exited.exit_code, exited.error) == (code, None)
+    assert "handler ran" in agent.worker_log(job, 1, 0)
+
+
+def test_error_file_of_torch_record_is_understood(agent: Agent, tmp_path: Path) -> None:
+    path = script(tmp_path, "recorded", RECORDED)
+    start_job(agent.plane, prepare_order("record", path))
+    exited = agent.plane.wait_for_signal(WorkerExited, lambda e: e.job == "record")
+    assert exited.error is not None
+    assert (exited.error.type, exited.error.message) == ("ValueError", "bad loss")
+
+
+def test_notes_become_columns_progress_and_first_steps(agent: Agent, tmp_path: Path) -> None:
+    start_job(agent.plane, prepare_order("notes", script(tmp_path, "notes", NOTES), nproc=2))
+    stepping = agent.plane.wait_for(RanksStepping, lambda r: r.job == "notes")
+    assert stepping.ranks == (0, 1)
+    assert stepping.step >= 1
+    assert dict(stepping.phases_s)["first_step"] == 0.2
+    wait_until(
+        lambda: sum(len(s.step) for s in agent.plane.signals(StepColumns) if s.job == "notes") == 4,
+        description="two steps of two ranks",
+    )
+    progress = agent.plane.wait_for_signal(RankProgress, lambda p: p.job == "notes" and p.step == (2, 2))
+    assert all(state in "RSD" for state in progress.process_state)
+    assert agent.plane.ask(Stop("notes", 1)).ok
+    exits = [e for e in agent.plane.signals(WorkerExited) if e.job == "notes"] or [
+        agent.plane.wait_for_signal(WorkerExited, lambda e: e.job == "notes")
+    ]
+    assert all(e.expected and e.step == 2 for e in exits)
+    agent.plane.wait_for_signal(GenerationStopped, lambda s: s.job == "notes")
+    assert len([r for r in agent.plane.all_of(RanksStepping) if r.job == "notes"]) == 1
+
+
+def test_unmodified_script_counts_as_stepping_only_after_it_has_lived(agent: Agent, tmp_path: Path) -> None:
+    before = time.time()
+    start_job(agent.plane, prepare_order("blind", script(tmp_path, "sleeper", SLEEPER)))
+    stepping = agent.plane.wait_for(RanksStepping, lambda r: r.job == "blind")
+    assert stepping.step == 0
+    assert stepping.at - before >= 0.5
+    agent.plane.ask(Stop("blind", 1))
+
+
+def test_two_generations_never_run_at_once(agent: Agent, tmp_path: Path) -> None:
+    """Every worker keeps an exclusive lock while it runs, and ignores SIGTERM: an overlap would fail to take it."""
+    path, lock = script(tmp_path, "locks", HOLDS_A_LOCK), str(tmp_path / "lock")
+    pids = []
+    for generation in (1, 2, 3):
+        prepared = start_job(agent.plane, prepare_order("locks", path, generation=generation, args=(lock,)))
+        assert all(gone(pid) for pid in pids)
+        assert {name for name, _ in prepared.phases_s} == {"stop", "fork", "stage"}
+        pids.append(prepared.workers[0].pid)
+        wait_until(lambda g=generation: agent.worker_log("locks", g, 0) == "got it\n", description="the lock")  # type: ignore[misc]
+    old = agent.plane.ask(prepare_order("locks", path, generation=2))
+    assert not old.ok
+    assert "generation 2 of locks is over" in old.reason
+    assert not agent.plane.ask(Start("locks", 2, "127.0.0.1:1")).ok
+    assert not gone(pids[-1])
+    assert agent.plane.ask(Stop("locks", 3)).ok
+    assert gone(pids[-1])
+
+
+def test_data_loader_processes_go_with_their_worker(agent: Agent, tmp_path: Path) -> None:
+    path = script(tmp_path, "family", HAS_A_CHILD)
+    prepared = start_job(agent.plane, prepare_order("family", path))
+    pid = int(wait_until(lambda: agent.worker_log("family", 1, 0), description="the child's pid"))
+    os.kill(prepared.workers[0].pid, signal.SIGKILL)
+    wait_until(lambda: gone(pid), description="the worker's own child to go")
+
+
+def test_what_cannot_be_prepared_says_why_and_leaves_nothing(agent: Agent, tmp_path: Path) -> None:
+    missing = agent.plane.ask(prepare_order("bad", "/no/such/script.py"))
+    assert not missing.ok
+    assert "/no/such/script.py" in missing.reason
+    fine = script(tmp_path, "sleeper", SLEEPER)
+    preload = agent.plane.ask(Warm("bad", LaunchSpec(fine, preload=("no_such_module",))))
+    assert not preload.ok
+    assert "no_such_module" in preload.reason
+    script(tmp_path, "threads_at_import", STARTS_A_THREAD)
+    threads = agent.plane.ask(Warm("bad", LaunchSpec(fine, preload=("threads_at_import",))))
+    assert not threads.ok
+    assert "threads_at_import started 1 thread" in threads.reason
+    nobody = agent.plane.ask(CheckpointNow("bad", 1, 5))
+    assert not nobody.ok
+    assert "no workers here" in nobody.reason
+    start_job(agent.plane, prepare_order("good", fine))  # the template is still there
+    agent.plane.ask(Stop("good", 1))
+
+
+def test_grace_lets_an_unmodified_script_leave_by_itself(agent: Agent, tmp_path: Path) -> None:
+    path = script(tmp_path, "graceful", LEAVES_ON_SIGTERM)
+    start_job(agent.plane, prepare_order("graceful", path))
+    wait_until(lambda: agent.worker_log("graceful", 1, 0), description="the script to be up")
+    assert agent.plane.ask(Stop("graceful", 1, grace_s=10)).ok
+    assert agent.worker_log("graceful", 1, 0) == "up\nsaved\n"
+    exited = agent.plane.wait_for_signal(WorkerExited, lambda e: e.job == "graceful")
+    assert exited.expected
+    assert not [r for r in agent.plane.all_of(RanksFinished) if r.job == "graceful"]
