@@ -15,13 +15,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from replicator_node import JOB, TOKEN, Node, nodes
+from replicator_node import JOB, PLAN, TOKEN, Node, nodes
 from waiting import wait_until
 
 from holdfast.domain.generations import ShardKey, ShardSource
 from holdfast.domain.worker import encode
 from holdfast.replicator.checksum import Checksummer
 from holdfast.replicator.sockets import OpenSockets
+from holdfast.replicator.tiers import find
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.transport.client import Client
 from holdfast.replicator.transport.frames import Limits
@@ -186,6 +187,22 @@ def test_a_full_disk_is_said_and_the_peer_becomes_the_next_tier(tmp_path: Path) 
         assert a.stage(key, a, b, digest=record.digest).source == "memory"
 
 
+def test_memory_full_to_the_last_page_delays_a_commit_and_loses_nothing(tmp_path: Path) -> None:
+    with small_tmpfs(tmp_path / "a" / "memory", "16m"), nodes(tmp_path, "a") as (a,):
+        a.configure()
+        images = a.images()
+        assert images.prepare(PLAN) == ""
+        ballast = a.memory / "ballast"
+        with ballast.open("wb") as file:
+            free = os.statvfs(a.memory)
+            os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize)
+        key = a.save(images, 10)
+        wait_until(lambda: "not committed" in a.log, description="the warning")
+        ballast.unlink()
+        a.wait_for(key, "disk")
+        assert a.log.count("not committed") == 1
+
+
 def test_when_memory_is_full_a_restore_goes_to_the_disk(tmp_path: Path) -> None:
     with small_tmpfs(tmp_path / "spare" / "memory", "4m"), nodes(tmp_path, "a", "spare") as (a, spare):
         a.configure()
@@ -248,7 +265,7 @@ def wait_for_progress(node: Node) -> None:
 def checked(node: Node) -> list[tuple[Path, int]]:
     """Every committed shard on the node's disk, verified."""
     found: list[tuple[Path, int]] = []
-    for manifest in node.disk.rglob("rank-*.json"):
+    for manifest in find(node.disk, "*/a*/s*/rank-*.json"):
         try:
             found.append((manifest, require_whole(manifest.with_suffix(".shard"))))
         except FileNotFoundError:

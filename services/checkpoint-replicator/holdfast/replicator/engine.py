@@ -60,6 +60,7 @@ class Engine:
         self.jobs: dict[str, Job] = {}
         self._disk_dir = disk_dir
         self._changed = anyio.Event()
+        self._last_trouble = ""  # said once, not at every look
         self._hints: set[str] = set()
         self._hinted = anyio.Event()
 
@@ -216,6 +217,11 @@ class Engine:
             log.debug("not committed", job=job.name, shard=label(key), reason=str(error))  # overwritten already
         except IntegrityError as error:
             await self.quarantine(job, Held(Store.IMAGE, key), str(error))
+        except OSError as error:  # memory is full to the last page: tried again at the next look
+            trouble = f"{label(key)}: {error}"
+            if trouble != self._last_trouble:
+                log.warning("not committed", job=job.name, reason=trouble)
+            self._last_trouble = trouble
         else:
             job.held[Held(Store.IMAGE, key)] = manifest
 

@@ -51,6 +51,7 @@ class Stager:
         await self._engine.refresh(job)
         first = request.shards[0].shard
         job.restored = (first.attempt, first.step)
+        await self._engine.threads.urgent(self._engine.tiers.staged.drop_unfinished, job.name, job.restored)
         restores = {restore.shard: restore for restore in request.shards}  # several ranks may restore from one shard
         found: dict[ShardKey, _Found] = {}
         missing: dict[ShardKey, list[str]] = {key: [] for key in restores}

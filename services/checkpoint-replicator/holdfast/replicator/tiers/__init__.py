@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from glob import glob
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -62,10 +63,15 @@ class Tier(Protocol):
         """Remove everything of the job."""
 
 
+def find(root: Path, pattern: str) -> list[Path]:
+    """Files below `root`, sorted. Unlike `Path.glob`, does not mind directories that vanish while it looks."""
+    return sorted(root / name for name in glob(pattern, root_dir=root, include_hidden=True))
+
+
 def set_aside(shard: Path, manifest: Path) -> None:
     """Rename a corrupt shard; one per directory is kept, so that a bad disk cannot fill itself with evidence."""
     manifest.unlink(missing_ok=True)
-    for older in shard.parent.glob("*.corrupt"):
+    for older in find(shard.parent, "*.corrupt"):
         older.unlink(missing_ok=True)
     if shard.exists():
         shard.rename(shard.with_name(f"{shard.name}.corrupt"))

@@ -20,7 +20,7 @@ from holdfast.domain.errors import Conflict, HoldfastError, IntegrityError, NotF
 from holdfast.domain.generations import ShardKey
 from holdfast.replicator.checksum import crc32c, require_consistent
 from holdfast.replicator.names import label, parse_shard_path, shard_path
-from holdfast.replicator.tiers import OpenShard, set_aside
+from holdfast.replicator.tiers import OpenShard, find, set_aside
 from holdfast.shards import CHUNK_BYTES, Manifest, Reader, sync_directory
 
 PAGE = 4096
@@ -38,6 +38,7 @@ class Incoming:
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.manifest = manifest
         self._path = path
+        # The checksum in the name: only a transfer of the same bytes may go on with what it finds.
         self._part = path.with_name(f".{path.name}.{manifest.crc32c:08x}.part")
         self._direct = -1
         self._fd = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -184,7 +185,7 @@ class FileTier:
         path = self._directory(job) / shard_path(key)
         manifest_path(path).unlink(missing_ok=True)  # first: a shard without a manifest is none
         path.unlink(missing_ok=True)
-        for left in path.parent.glob(f".{path.name}.*"):
+        for left in find(path.parent, f".{path.name}.*"):
             left.unlink(missing_ok=True)
         if _remove_empty(path.parent):
             _remove_empty(path.parent.parent)
@@ -199,7 +200,7 @@ class FileTier:
     def sweep(self, job: str) -> int:
         """At start: remove what a crash left half-written. Returns how many files."""
         swept = 0
-        for path in self._directory(job).glob("a*/s*/*"):
+        for path in find(self._directory(job), "a*/s*/*"):
             orphan = (path.suffix == ".shard" and not manifest_path(path).exists()) or (
                 path.suffix == ".json" and not path.with_suffix(".shard").exists()
             )
@@ -210,16 +211,18 @@ class FileTier:
 
     def drop_unfinished(self, job: str, older_than: tuple[int, int]) -> None:
         """Remove transfers that nobody will resume: of steps before `older_than` (attempt, step), and not under way."""
-        for part in self._directory(job).glob("a*/s*/.*.part"):
-            attempt, step = int(part.parent.parent.name[1:]), int(part.parent.name[1:])
-            if (attempt, step) < older_than:
+        directory = self._directory(job)
+        for part in find(directory, "a*/s*/.*.part"):
+            final = part.with_name(part.name[1:].rsplit(".", 2)[0])
+            key = parse_shard_path(final.relative_to(directory))
+            if key is not None and (key.attempt, key.step) < older_than:
                 _unlink_unclaimed(part)
 
     def _directory(self, job: str) -> Path:
         return self._root / job / self._below
 
     def _paths(self, job: str) -> list[Path]:
-        return sorted(self._directory(job).glob("a*/s*/rank-*.shard"))
+        return find(self._directory(job), "a*/s*/rank-*.shard")
 
 
 def manifest_path(shard: Path) -> Path:

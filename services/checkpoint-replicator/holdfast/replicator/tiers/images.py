@@ -14,7 +14,7 @@ from holdfast.domain.errors import Conflict, HoldfastError, IncompatibleVersion,
 from holdfast.domain.generations import ShardKey
 from holdfast.replicator.checksum import Checksummer, summarise
 from holdfast.replicator.names import is_job_name, label
-from holdfast.replicator.tiers import OpenShard, set_aside
+from holdfast.replicator.tiers import OpenShard, find, set_aside
 from holdfast.shards import Header, Manifest, Reader, peek
 
 IMAGES_MAX = 256  # per job and node; the rest is ignored
@@ -39,13 +39,13 @@ class ImageTier:
         self._checksummer = checksummer
 
     def jobs(self) -> list[str]:
-        names = {path.parent.parent.name for path in self._root.glob("*/w*/*.image")}
+        names = {path.parent.parent.name for path in find(self._root, "*/w*/[!.]*.image")}
         return sorted(filter(is_job_name, names))
 
     def scan(self, job: str) -> list[Seen]:
         """What is there now: a page read per image."""
         seen: list[Seen] = []
-        for path in sorted(self._root.glob(f"{job}/w*/*.image"))[:IMAGES_MAX]:
+        for path in find(self._root, f"{job}/w*/[!.]*.image")[:IMAGES_MAX]:
             try:
                 header = peek(path)
             except (FileNotFoundError, IntegrityError, IncompatibleVersion):
@@ -97,7 +97,7 @@ class ImageTier:
         raise Conflict(f"{label(key)}: an image belongs to its worker, which overwrites it when it needs it")
 
     def forget(self, job: str) -> None:
-        for directory in self._root.glob(f"{job}/w*"):
+        for directory in find(self._root, f"{job}/w*"):
             shutil.rmtree(directory)
 
     def _path(self, job: str, key: ShardKey) -> Path:
