@@ -9,15 +9,17 @@ HoldfastError
 ├── OutOfSpace           a directory that must hold something is full; says how much was needed and is free
 ├── IncompatibleVersion  two parts that do not speak the same protocol version
 ├── MalformedMessage     a message or record that no correct peer writes; refused whole, never half believed
+├── PolicyError          a policy script that does not load, raises, overruns its deadline or answers nonsense
 ├── StaleEpoch           a command from a leader that has been replaced
 └── IntegrityError       bytes that are not what their manifest says; never handed out
 """
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 
-VALUE_CHARS_MAX = 200  # of a wrong value quoted in a message
+VALUE_CHARS_MAX = 200  # of a wrong string or number quoted in a message
 
 
 class HoldfastError(Exception):
@@ -38,8 +40,11 @@ class InvalidSpec(HoldfastError):
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= VALUE_CHARS_MAX else text[: VALUE_CHARS_MAX - 1] + "…"
+    # Bounded while it is made, not after: ten nested YAML aliases are a value whose whole repr would fill the memory.
+    shorten = reprlib.Repr()
+    shorten.maxstring = shorten.maxother = shorten.maxlong = VALUE_CHARS_MAX
+    shorten.maxlevel = 2
+    return shorten.repr(value)
 
 
 class InvalidSpecs(InvalidSpec):
@@ -81,6 +86,10 @@ class MalformedMessage(HoldfastError):
         super().__init__(f"{field}: {problem}")
         self.field = field
         self.problem = problem
+
+
+class PolicyError(HoldfastError):
+    """The job's policy script is of no use: says which file, where, and what is wrong. The default policy decides."""
 
 
 class StaleEpoch(HoldfastError):

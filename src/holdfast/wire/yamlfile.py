@@ -11,7 +11,7 @@ import yaml
 
 from holdfast.domain.errors import InvalidSpec, InvalidSpecs
 
-FILE_BYTES_MAX = 1024 * 1024
+FILE_CHARS_MAX = 1024 * 1024
 
 KeyPath = tuple[str | int, ...]  # ("elastic", "min_dp"), ("args", 0)
 
@@ -33,13 +33,27 @@ class Document:
 
 def read(path: Path) -> Document:
     """Read one YAML mapping. Raises `InvalidSpec` with file and line: unreadable, not YAML, not a mapping, a key twice."""
+    text = _text(path)
+    try:
+        return _parse(path, text)
+    except yaml.YAMLError as error:
+        raise _not_yaml(path, error) from error
+    except (ValueError, OverflowError, RecursionError) as error:  # an impossible date or number, brackets without end
+        raise InvalidSpec("file", path.name, f"YAML ({error})", str(path)) from error
+
+
+def _text(path: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise InvalidSpec("file", str(path), f"a readable YAML file ({reason})") from error
-    if len(text) > FILE_BYTES_MAX:
-        raise InvalidSpec("file", str(path), f"at most {FILE_BYTES_MAX} characters, not {len(text)}")
+    if len(text) > FILE_CHARS_MAX:
+        raise InvalidSpec("file", str(path), f"at most {FILE_CHARS_MAX} characters, not {len(text)}")
+    return text
+
+
+def _parse(path: Path, text: str) -> Document:
     loader = yaml.SafeLoader(text)
     try:
         root = loader.get_single_node()
@@ -48,14 +62,9 @@ def read(path: Path) -> Document:
         lines, repeated = _lines(root, path)
         if repeated:
             raise InvalidSpecs(repeated)
-        data = loader.construct_document(root)
-    except yaml.YAMLError as error:
-        raise _not_yaml(path, error) from error
-    except (ValueError, OverflowError, RecursionError) as error:  # an impossible date or number, brackets without end
-        raise InvalidSpec("file", path.name, f"YAML ({error})", str(path)) from error
+        return Document(path, loader.construct_document(root), lines)
     finally:
         loader.dispose()
-    return Document(path, data, lines)
 
 
 def _not_yaml(path: Path, error: yaml.YAMLError) -> InvalidSpec:

@@ -1,0 +1,201 @@
+"""Job files: what is right becomes a spec, what is wrong is named with its line, all of it at once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from values import jobs
+
+from holdfast.domain.errors import InvalidSpec, InvalidSpecs
+from holdfast.domain.job import JobSpec
+from holdfast.domain.mesh import Mesh
+from holdfast.wire.jobfile import load_job, parse_job, schema, to_body
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Any:
+    (tmp_path / "train.py").touch()
+
+    def write_file(text: str) -> Path:
+        path = tmp_path / "job.yaml"
+        path.write_text(text)
+        return path
+
+    return write_file
+
+
+def problems(path: Path) -> list[str]:
+    with pytest.raises(InvalidSpec) as caught:
+        load_job(path)
+    return str(caught.value).replace(f"{path}:", "").splitlines()
+
+
+def test_the_least_that_is_a_job(write: Any, tmp_path: Path) -> None:
+    spec = load_job(write("name: gpt\nscript: train.py\nnodes: 2\nnproc_per_node: 4\n"))
+    assert spec.launch.script == str(tmp_path / "train.py")
+    assert (spec.mesh, spec.min_dp, spec.max_dp) == (Mesh.of({"dp": 8}), 8, 8)
+
+
+def test_everything_that_a_job_can_say(write: Any, tmp_path: Path) -> None:
+    (tmp_path / "policy.py").touch()
+    spec = load_job(
+        write(
+            """\
+name: gpt
+script: train.py
+args: [--steps, 100, --lr, 3e-4, --ratio, 0.5]
+cwd: .
+env: {OMP_NUM_THREADS: 1, MODE: fast}
+preload: [numpy, json.decoder]
+nodes: 9
+mesh: {dp: 3, pp: 3}
+elastic: {min_dp: 2}
+checkpoint: {interval_steps: 20, keep: 3}
+hang: {floor_s: 5, factor: 4, init_s: 60}
+limits: {prepare_timeout_s: 10, first_step_timeout_s: 20, same_error_max: 1, restarts_without_progress_max: 0}
+policy: policy.py
+spares: 1
+"""
+        )
+    )
+    assert spec.launch.args == ("--steps", "100", "--lr", "3e-4", "--ratio", "0.5")
+    assert spec.launch.env == (("OMP_NUM_THREADS", "1"), ("MODE", "fast"))
+    assert spec.launch.cwd == str(tmp_path)
+    assert (spec.min_dp, spec.max_dp, spec.mesh.dims) == (2, 3, (("dp", 3), ("pp", 3)))
+    assert (spec.checkpoint.interval_steps, spec.hang.floor_s, spec.limits.restarts_without_progress_max) == (
+        20,
+        5.0,
+        0,
+    )
+    assert spec.policy == str(tmp_path / "policy.py")
+
+
+def test_every_mistake_is_named_at_once_with_its_line(write: Any) -> None:
+    assert problems(
+        write(
+            """\
+nam: gpt
+name: GPT
+script: train.py
+nodes: "2"
+nproc_per_node: yes
+mesh: {dp: 3, pp: 0}
+elastic:
+  mindp: 1
+args: [--fast, yes]
+checkpoint: {keep: 1}
+hang: {floor_s: .inf}
+preload: ["no module"]
+"""
+        )
+    ) == [
+        "1: nam: 'gpt' is not valid; expected a known key; did you mean 'name'?",
+        "2: name: 'GPT' is not valid; expected 1 to 63 lower-case letters, digits and hyphens, "
+        "a letter or digit first and last",
+        "4: nodes: '2' is not valid; expected a valid integer",
+        "5: nproc_per_node: True is not valid; expected a valid integer",
+        "6: mesh.pp: 0 is not valid; expected at least 1",
+        "8: elastic.mindp: 1 is not valid; expected a known key; did you mean 'min_dp'?",
+        "9: args[1]: True is not valid; expected a valid string",
+        "10: checkpoint.keep: 1 is not valid; expected at least 2",
+        "11: hang.floor_s: inf is not valid; expected a finite number",
+        "12: preload[0]: 'no module' is not valid; expected a module's dotted name, such as transformers.models.llama",
+    ]
+
+
+def test_files_that_do_not_exist_and_a_range_that_cannot_be(write: Any, tmp_path: Path) -> None:
+    assert problems(write("name: gpt\nscript: trian.py\npolicy: none.py\nnodes: 3\nelastic:\n  min_dp: 4\n")) == [
+        f"2: script: 'trian.py' is not valid; expected an existing file; {tmp_path}/trian.py is not one",
+        f"3: policy: 'none.py' is not valid; expected an existing file; {tmp_path}/none.py is not one",
+        "6: elastic.min_dp: 4 is not valid; expected at most elastic.max_dp (3)",
+    ]
+
+
+def test_a_missing_field_points_at_the_file(write: Any) -> None:
+    assert problems(write("\n\nscript: train.py\n")) == ["3: name: None is not valid; expected a value: it is required"]
+
+
+def test_a_mesh_that_does_not_fill_the_ranks(write: Any) -> None:
+    [problem] = problems(write("name: gpt\nscript: train.py\nnodes: 4\nmesh: {dp: 3}\n"))
+    assert problem.startswith("4: mesh: 'dp 3' is not valid; expected a mesh of 4 nodes × 1 workers = 4 ranks")
+
+
+def test_a_key_that_stands_twice(write: Any) -> None:
+    assert problems(write("name: a\nscript: train.py\nname: b\n")) == [
+        "3: name: 'name' is not valid; expected each key once; first on line 1"
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "- a\n", "just words", "a: [b\nc", "a: b: c", "\t", "a: !!python/object:os.x 1", "a: 2020-13-45"]
+)
+def test_what_is_no_job_file(write: Any, text: str) -> None:
+    assert problems(write(text))
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSpec, match="No such file"):
+        load_job(tmp_path / "none.yaml")
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InvalidSpec, match="not UTF-8"):
+        load_job(tmp_path / "binary.yaml")
+
+
+def test_aliases_cannot_make_it_slow(write: Any) -> None:
+    bomb = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12))
+    assert "did you mean" in problems(write(bomb + "nam: x\n"))[-1]
+
+
+@given(text=st.text(max_size=60))
+@settings(max_examples=200, deadline=None)
+def test_no_text_raises_anything_but_invalid_spec(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.yaml"
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    with pytest.raises(InvalidSpec):
+        load_job(path)
+
+
+# ---------------------------------------------------------------- REST bodies
+
+
+@given(spec=jobs(), name=st.from_regex(r"[a-z]([a-z0-9-]{0,8}[a-z0-9])?", fullmatch=True))
+@settings(max_examples=50, deadline=None)
+def test_a_body_is_the_spec_again(spec: JobSpec, name: str) -> None:
+    body = to_body(spec) | {
+        "name": name,
+        "script": "/srv/train.py",
+        "cwd": "",
+        "policy": "/srv/policy.py",
+        "preload": ["numpy"],
+        "env": {"A": "b=c"},
+        "checkpoint": {"interval_steps": 5, "keep": 2},
+        "hang": {"floor_s": 1.0, "factor": 2.0, "init_s": 3.0},
+        "limits": {},
+        "spares": 0,
+    }
+    assert parse_job(to_body(parse_job(json.loads(json.dumps(body))))) == parse_job(body)
+    assert (parse_job(body).mesh, parse_job(body).launch.args) == (spec.mesh, spec.launch.args)
+
+
+def test_a_body_names_the_nodes_paths() -> None:
+    with pytest.raises(InvalidSpecs, match=r"script: 'train\.py' is not valid; expected an absolute path"):
+        parse_job({"name": "gpt", "script": "train.py"})
+    assert parse_job({"name": "gpt", "script": "/on/the/nodes.py"}).launch.script == "/on/the/nodes.py"
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"name": 1}, {"name": "a", "script": ["x"]}, {"name": "a", "script": "/x", "mesh": []}]
+)
+def test_a_body_of_the_wrong_shape(body: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSpecs) as caught:
+        parse_job(body)
+    assert all(problem.field for problem in caught.value.problems)
+
+
+def test_the_schema_describes_every_key() -> None:
+    assert set(schema()["properties"]) == set(to_body(parse_job({"name": "a", "script": "/x"})))
