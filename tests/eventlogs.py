@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import anyio
 from redis import asyncio as aioredis
@@ -41,8 +41,14 @@ class Bench(Protocol):
 
 
 class MemoryBench:
-    def __init__(self, *, reclaim_after_s: float = RECLAIM_AFTER_S, block_s: float = BLOCK_S) -> None:
-        self._log = MemoryLog(reclaim_after_s=reclaim_after_s, deliveries_max=DELIVERIES_MAX, block_s=block_s)
+    def __init__(
+        self,
+        *,
+        reclaim_after_s: float = RECLAIM_AFTER_S,
+        deliveries_max: int = DELIVERIES_MAX,
+        block_s: float = BLOCK_S,
+    ) -> None:
+        self._log = MemoryLog(reclaim_after_s=reclaim_after_s, deliveries_max=deliveries_max, block_s=block_s)
 
     def open(self) -> FencedLog:
         return self._log
@@ -64,8 +70,9 @@ class MemoryBench:
 
 
 class RedisBench:
-    def __init__(self, url: str, *, reclaim_after_s: float = RECLAIM_AFTER_S, block_s: float = BLOCK_S) -> None:
-        self._open = partial(redis_log, url, reclaim_after_s=reclaim_after_s, block_s=block_s)
+    def __init__(self, url: str, **limits: Any) -> None:
+        """`limits` as for `redis_log`."""
+        self._open = partial(redis_log, url, **limits)
         self._keys = Keys(FLEET)
         self._opened: list[RedisLog] = []
         self.redis = aioredis.Redis.from_url(url)
@@ -96,9 +103,15 @@ class RedisBench:
         await self.redis.aclose()
 
 
-def redis_log(url: str, *, reclaim_after_s: float = RECLAIM_AFTER_S, block_s: float = BLOCK_S) -> RedisLog:
+def redis_log(
+    url: str,
+    *,
+    reclaim_after_s: float = RECLAIM_AFTER_S,
+    deliveries_max: int = DELIVERIES_MAX,
+    block_s: float = BLOCK_S,
+) -> RedisLog:
     """A Redis log with the limits of the tests: short enough to see each of them at work."""
-    return RedisLog(url, FLEET, reclaim_after_s=reclaim_after_s, deliveries_max=DELIVERIES_MAX, block_s=block_s)
+    return RedisLog(url, FLEET, reclaim_after_s=reclaim_after_s, deliveries_max=deliveries_max, block_s=block_s)
 
 
 def entry(name: str) -> Entry:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import anyio
 import pytest
 from eventlogs import (
@@ -300,25 +302,27 @@ async def test_a_plain_reader_survives_the_deletion_of_its_stream(patient_bench:
 # ---------------------------------------------------------------------- cancellation
 
 
-async def test_cancelling_a_waiting_consumer_loses_nothing(hasty_bench: Bench) -> None:
+async def test_cancelling_a_waiting_consumer_loses_nothing(make_bench: Callable[..., Bench]) -> None:
     """Cancelled at twenty different moments of a read, while entries flow: each one arrives, and each cancel is obeyed."""
-    log = hasty_bench.open()
+    bench = make_bench(deliveries_max=100)  # each cancelled try counts
+    log = bench.open()
     seen: set[str] = set()
     async with anyio.create_task_group() as writers:
         for moment in range(20):
             with anyio.move_on_after(0.001 + moment * BLOCK_S / 10) as scope:
                 writers.start_soon(log.append, "s", entry(f"e{moment}"))
-                reader = Reader(hasty_bench.open() if moment % 5 == 0 else log, "s")
+                reader = Reader(bench.open() if moment % 5 == 0 else log, "s")
                 while True:
                     taken = await reader.batch()
-                    await reader.acknowledge(taken)
                     seen |= set(names(taken))
+                    await reader.acknowledge(taken)
             assert scope.cancelled_caught
     reader = Reader(log, "s")
     with anyio.fail_after(10):
         while len(seen) < 20:
             seen |= set(names(await reader.batch()))
     assert seen == {f"e{number}" for number in range(20)}
+    await bench.aclose()
 
 
 async def test_cancelling_an_acknowledgement_is_obeyed(bench: Bench) -> None:
@@ -332,3 +336,17 @@ async def test_cancelling_an_acknowledgement_is_obeyed(bench: Bench) -> None:
                 await log.acknowledge("s", GROUP, *positions[: 5 * moment])
         assert scope.cancelled_caught
         assert await log.last_position("s") == positions[-1]
+
+
+async def test_cancelled_appends_leave_no_answers_behind(log: FencedLog) -> None:
+    """A connection given back with an unread answer would serve it to the next command."""
+    [first] = await log.append("other", entry("first"))
+    for moment in range(20):
+        with anyio.move_on_after(moment * 0.0003) as scope:
+            while True:
+                await log.append("s", *entries(5))
+        assert scope.cancelled_caught
+        assert await log.last_position("other") == first
+        assert names(await log.read("other")) == ["first"]
+    arrived = await read_all(log, "s")
+    assert arrived == [f"e{number % 5}" for number in range(len(arrived))], "each append arrives whole or not at all"
