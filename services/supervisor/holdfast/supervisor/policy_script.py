@@ -1,0 +1,195 @@
+"""A user's policy script, run in a process of its own so that it can be killed. Blocking: call it from a worker thread.
+
+The process stays warm between questions (an answer takes about a millisecond) and is started again after an overrun or when
+the file has changed. Whatever goes wrong raises `PolicyError`, and the caller lets the default policy decide.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from holdfast.domain.errors import MalformedMessage, PolicyError
+from holdfast.domain.findings import FindingKind, Severity
+from holdfast.domain.incidents import REPAIR, Action, Incident, IncidentState
+from holdfast.domain.mesh import Mesh
+from holdfast.policy import JobView, check
+from holdfast.wire import records
+
+DEADLINE_S = 1.0
+LOAD_DEADLINE_S = 10.0  # a fresh interpreter and the script's own imports
+ANSWER_BYTES_MAX = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What travels to the script's process."""
+
+    incident: Incident
+    job: JobView
+
+
+class PolicyScript:
+    """`decide` of one script file. Use as a context manager, or call `close`."""
+
+    def __init__(self, path: str | Path, *, deadline_s: float = DEADLINE_S) -> None:
+        self.path = Path(path)
+        self._deadline_s = deadline_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._loaded: tuple[float, int] | None = None
+
+    def load(self) -> None:
+        """Start the script's process unless it runs and the file is unchanged. Raises `PolicyError` with file and line."""
+        try:
+            stat = self.path.stat()
+        except OSError as error:
+            raise PolicyError(f"{self.path}: {error.strerror or error}") from error
+        version = (stat.st_mtime, stat.st_size)
+        if self._process is not None and self._process.poll() is None and version == self._loaded:
+            return
+        self.close()
+        # -P: the script's directory must not shadow modules; isolated from nothing else, it is the user's own environment.
+        command = [sys.executable, "-P", "-m", "holdfast.supervisor.policy_host", str(self.path)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        self._loaded = version
+        self._answer(LOAD_DEADLINE_S, "importing it")
+
+    def decide(self, incident: Incident, job: JobView) -> Action:
+        """The script's answer. Raises `PolicyError`: it raised, overran its deadline, or answered no Action."""
+        self.load()
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        try:
+            process.stdin.write(records.dumps(Question(incident, job), Question) + b"\n")
+        except OSError as error:
+            self.close()
+            raise PolicyError(f"{self.path}: its process ended ({error})") from error
+        raw = self._answer(self._deadline_s, "decide()")
+        try:
+            return records.loads(raw, Action)
+        except MalformedMessage as error:
+            raise PolicyError(f"{self.path}: decide() answered no valid Action: {error}") from error
+
+    def close(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _answer(self, deadline_s: float, what: str) -> bytes:
+        """One line from the process: `{"ok": …}` or `{"error": "…"}`. Kills the process when it is late or ends."""
+        process = self._process
+        assert process is not None
+        assert process.stdout is not None
+        end = time.monotonic() + deadline_s
+        line = b""
+        while not line.endswith(b"\n"):
+            left_s = end - time.monotonic()
+            if left_s <= 0 or not select.select([process.stdout], [], [], left_s)[0]:
+                self.close()
+                raise PolicyError(f"{self.path}: {what} took longer than {deadline_s:g} s and was stopped")
+            chunk = os.read(process.stdout.fileno(), ANSWER_BYTES_MAX)
+            line += chunk
+            if not chunk or len(line) > ANSWER_BYTES_MAX:
+                self.close()
+                ended = "its process ended" if not chunk else f"the answer is longer than {ANSWER_BYTES_MAX} bytes"
+                raise PolicyError(f"{self.path}: {what}: {ended}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise PolicyError(answer["error"])
+        return json.dumps(answer["ok"]).encode()
+
+
+# ---------------------------------------------------------------- holdfast policy check
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a script answers to one kind of incident. `problem` is empty when it could be carried out."""
+
+    kind: str
+    action: Action | None
+    problem: str
+
+
+def try_script(path: str | Path, *, deadline_s: float = DEADLINE_S) -> tuple[Trial, ...]:
+    """Load a script and ask it about one incident of every kind. Raises `PolicyError` when it does not load."""
+    trials = []
+    with PolicyScript(path, deadline_s=deadline_s) as script:
+        script.load()
+        for incident in sample_incidents():
+            job = sample_job(incident)
+            try:
+                action = script.decide(incident, job)
+            except PolicyError as error:
+                trials.append(Trial(incident.kind, None, str(error)))
+            else:
+                trials.append(Trial(incident.kind, action, check(action, incident, job)))
+    return tuple(trials)
+
+
+def sample_incidents() -> tuple[Incident, ...]:
+    """One incident of each kind, as a script may meet it."""
+    kinds = [kind for kind in FindingKind if kind is not FindingKind.HOST_PRESSURE]
+    return tuple(
+        Incident(
+            id=f"sample-{kind}",
+            job="sample",
+            kind=kind,
+            cause=f"a sample {kind}",
+            state=IncidentState.OPEN,
+            generation=1,
+            findings=("sample",),
+            node="" if kind == REPAIR else "n1",
+            rank=None if kind in (REPAIR, FindingKind.NODE_LOST, FindingKind.GPU_ERROR) else 1,
+            gpu=0 if kind == FindingKind.GPU_ERROR else None,
+            t_fault=1000.0,
+            t_detected=1000.1,
+            last_step=42,
+            severity=Severity.FATAL if kind == FindingKind.GPU_ERROR else Severity.ERROR,
+        )
+        for kind in (*kinds, REPAIR)
+    )
+
+
+def sample_job(incident: Incident) -> JobView:
+    """Three replicas of one node and a spare; the node is unusable when the incident says so; two run before a repair."""
+    lost = incident.kind in (FindingKind.NODE_LOST, FindingKind.GPU_ERROR)
+    dp = 2 if incident.kind == REPAIR else 3
+    return JobView(
+        at=1000.2,
+        name="sample",
+        mesh=Mesh.of({"dp": dp}),
+        target_dp=3,
+        min_dp=1,
+        max_dp=4,
+        generation=1,
+        nodes=tuple(f"n{slot}" for slot in range(dp)),
+        unusable=(incident.node,) if lost else (),
+        spares=("n9",),
+        reachable_dp=3,
+        step=42,
+        checkpoint_step=40,
+        checkpoint_interval_steps=10,
+    )
