@@ -236,7 +236,7 @@ async def test_an_append_whose_answer_got_lost_may_be_doubled_but_not_lost(redis
         await log.aclose()
 
 
-async def test_a_commit_whose_answer_got_lost_is_repeated_without_harm(redis_url: str) -> None:
+async def test_a_commit_whose_answer_got_lost_is_done_once(redis_url: str) -> None:
     async with cutting_proxy(port_of(redis_url)) as proxy:
         log = redis_log(f"redis://127.0.0.1:{proxy.port}/0")
         lease = await lead(log)
@@ -245,10 +245,20 @@ async def test_a_commit_whose_answer_got_lost_is_repeated_without_harm(redis_url
         taken = await reader.take(2)
         await log.commit(lease, Commit(snapshot=b"one"))  # the script is loaded now
         proxy.cut_after(b"precious")
-        await log.commit(lease, Commit(snapshot=b"precious", acknowledge={("s", GROUP): [taken[0].position]}))
+        await log.commit(
+            lease,
+            Commit(
+                snapshot=b"precious",
+                append=[("out", entry("x"))],
+                acknowledge={("s", GROUP): [taken[0].position]},
+            ),
+        )
         assert proxy.cuts == 1
         assert await log.snapshot("leader") == b"precious"
+        assert await read_all(log, "out") == ["x"]
         assert names(await Reader(log, "s").take(1)) == ["e1"]
+        await log.commit(lease, Commit(append=[("out", entry("x"))]))  # the same again, on purpose, is another commit
+        assert await read_all(log, "out") == ["x", "x"]
         await log.aclose()
 
 
@@ -335,5 +345,5 @@ async def test_keys_are_bounded_by_time_or_declared(log: RedisLog, raw: redis.Re
     await log.commit(lease, Commit(snapshot=b"x", append=[("s", entry("x"))]))
     present = set(raw.scan_iter())
     with_ttl = {key for key in present if raw.ttl(key) > 0}
-    assert with_ttl == {KEYS.lease("leader")}
+    assert with_ttl == {KEYS.lease("leader"), KEYS.commit("leader")}
     assert present - with_ttl == {KEYS.epoch("leader"), KEYS.snapshot("leader"), KEYS.stream("s")}

@@ -2,7 +2,8 @@
 
 Retries have one owner, `Connection.call`: redis-py's own are off. A command whose connection broke is tried again for about a
 quarter of a second, then `Unavailable` is raised. A broken connection leaves open whether the command was carried out, so
-an append may be doubled: consumers are idempotent on `Entry.id`. Every other command here can be repeated without harm.
+an append may be doubled: consumers are idempotent on `Entry.id`. Every other command here can be repeated without harm, a
+commit because Redis remembers the last one.
 """
 
 from __future__ import annotations

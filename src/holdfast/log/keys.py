@@ -3,6 +3,7 @@
     holdfast:{<fleet>}:stream:<name>         bounded: about `stream_length_max` entries
     holdfast:{<fleet>}:stream:<name>.dead    bounded likewise: what could not be handled
     holdfast:{<fleet>}:lease:<name>          TTL: who leads, as "<epoch> <holder>"
+    holdfast:{<fleet>}:commit:<name>         TTL: token of the last commit, which makes repeating it harmless
     holdfast:{<fleet>}:epoch:<name>          permanent: one integer per lease; fences must outlive every holder
     holdfast:{<fleet>}:snapshot:<name>       permanent: one value per lease, replaced by each commit
 
@@ -45,6 +46,9 @@ class Keys:
 
     def lease(self, name: str) -> str:
         return self._key("lease", name)
+
+    def commit(self, name: str) -> str:
+        return self._key("commit", name)
 
     def epoch(self, name: str) -> str:
         return self._key("epoch", name)

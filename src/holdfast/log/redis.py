@@ -8,6 +8,7 @@ anyio task groups.
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ from holdfast.log.connection import Connection, GroupGone
 from holdfast.log.keys import Keys
 from holdfast.log.protocol import Commit, Delivery, Entry, Lease
 from holdfast.log.subscription import Limits, Subscription, decode
+
+COMMIT_REMEMBERED_S = 60.0  # several times what the retries of one commit can take
 
 _POSITION = re.compile(r"[0-9]{1,19}-[0-9]{1,19}")
 
@@ -140,10 +143,12 @@ class RedisLog:
 
     async def commit(self, lease: Lease, commit: Commit) -> None:
         streams = list(dict.fromkeys([*(name for name, _ in commit.append), *(name for name, _ in commit.acknowledge)]))
-        keys = [self._keys.lease(lease.name), self._keys.snapshot(lease.name), *map(self._keys.stream, streams)]
-        index = {name: number for number, name in enumerate(streams, start=3)}
-        args: list[str | int | bytes] = [_held(lease), self._limits.stream_length_max]
-        args += [int(commit.snapshot is not None), commit.snapshot or b"", len(commit.append)]
+        keys = [self._keys.lease(lease.name), self._keys.snapshot(lease.name), self._keys.commit(lease.name)]
+        index = {name: number for number, name in enumerate(streams, start=len(keys) + 1)}
+        keys += map(self._keys.stream, streams)
+        args: list[str | int | bytes] = [_held(lease), secrets.token_hex(16), _milliseconds(COMMIT_REMEMBERED_S)]
+        args += [self._limits.stream_length_max, int(commit.snapshot is not None), commit.snapshot or b""]
+        args += [len(commit.append)]
         for name, entry in commit.append:
             args += [index[name], entry.id, entry.type, entry.traceparent, entry.data]
         for (name, group), positions in commit.acknowledge.items():

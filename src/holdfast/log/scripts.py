@@ -36,24 +36,30 @@ if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 return redis.call('DEL', KEYS[1])
 """
 
-# KEYS: lease, snapshot, then each stream once.
-# ARGV: "<epoch> <holder>", stream length, 1 if there is a snapshot, the snapshot, number of appends,
+# KEYS: lease, snapshot, marker, then each stream once.
+# ARGV: "<epoch> <holder>", this commit's token, the marker's TTL in ms, stream length, 1 if there is a snapshot, the snapshot,
+#       number of appends,
 #       per append: index into KEYS, id, type, traceparent, data;
 #       per acknowledgement: index into KEYS, group, position.
 # Returns 1, or who holds the lease ('' = nobody) when the caller does not: then nothing was written.
+#
+# The marker holds the token of the last commit: one that is repeated because its answer got lost has been done already.
 COMMIT = """
+local lease, token, token_ttl_ms, length, has_snapshot, snapshot, appends = unpack(ARGV, 1, 7)
+if redis.call('GET', KEYS[3]) == token then return 1 end
 local held = redis.call('GET', KEYS[1])
-if held ~= ARGV[1] then return held or '' end
-for i = 3, #KEYS do
+if held ~= lease then return held or '' end
+for i = 4, #KEYS do
   local kind = redis.call('TYPE', KEYS[i]).ok
   if kind ~= 'stream' and kind ~= 'none' then
     return redis.error_reply('WRONGTYPE ' .. KEYS[i] .. ' is a ' .. kind .. ', not a stream')
   end
 end
-if ARGV[3] == '1' then redis.call('SET', KEYS[2], ARGV[4]) end
-local at = 6
-for _ = 1, tonumber(ARGV[5]) do
-  redis.call('XADD', KEYS[tonumber(ARGV[at])], 'MAXLEN', '~', ARGV[2], '*',
+redis.call('SET', KEYS[3], token, 'PX', token_ttl_ms)
+if has_snapshot == '1' then redis.call('SET', KEYS[2], snapshot) end
+local at = 8
+for _ = 1, tonumber(appends) do
+  redis.call('XADD', KEYS[tonumber(ARGV[at])], 'MAXLEN', '~', length, '*',
     'id', ARGV[at + 1], 'type', ARGV[at + 2], 'traceparent', ARGV[at + 3], 'data', ARGV[at + 4])
   at = at + 5
 end
@@ -72,16 +78,16 @@ return 1
 # idle for too long with any consumer, this one included: its handler failed. There the cursor is XAUTOCLAIM's ('0-0').
 # Returns the next cursor ('' = reached the end), the number buried, and [position, deliveries, fields] for each entry.
 TAKE_PENDING = """
-local stream, dead, group, consumer = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
-local count, deliveries_max = tonumber(ARGV[5]), tonumber(ARGV[6])
+local stream, dead = KEYS[1], KEYS[2]
+local group, consumer, mode, from, count, deliveries_max, dead_length, idle_ms = unpack(ARGV)
 local positions, cursor = {}, ''
-if ARGV[3] == 'own' then
-  for _, pending in ipairs(redis.call('XPENDING', stream, group, ARGV[4], '+', count, consumer)) do
+if mode == 'own' then
+  for _, pending in ipairs(redis.call('XPENDING', stream, group, from, '+', count, consumer)) do
     positions[#positions + 1] = pending[1]
   end
-  if #positions == count then cursor = '(' .. positions[count] end
+  if #positions == tonumber(count) then cursor = '(' .. positions[#positions] end
 else
-  local claimed = redis.call('XAUTOCLAIM', stream, group, consumer, ARGV[8], ARGV[4], 'COUNT', count, 'JUSTID')
+  local claimed = redis.call('XAUTOCLAIM', stream, group, consumer, idle_ms, from, 'COUNT', count, 'JUSTID')
   positions = claimed[2]
   if claimed[1] ~= '0-0' then cursor = claimed[1] end
 end
@@ -91,9 +97,9 @@ for _, position in ipairs(positions) do
   local entry = redis.call('XRANGE', stream, position, position)[1]
   if not entry then
     redis.call('XACK', stream, group, position)
-  elseif deliveries >= deliveries_max then
+  elseif deliveries >= tonumber(deliveries_max) then
     local fields = entry[2]
-    redis.call('XADD', dead, 'MAXLEN', '~', ARGV[7], '*', 'position', position, 'group', group,
+    redis.call('XADD', dead, 'MAXLEN', '~', dead_length, '*', 'position', position, 'group', group,
       'deliveries', deliveries, unpack(fields, 1, math.min(#fields, 1000)))
     redis.call('XACK', stream, group, position)
     buried = buried + 1
