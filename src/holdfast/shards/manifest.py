@@ -119,12 +119,22 @@ class Manifest:
                 "span_crc32c": tuple(map(int, fields["span_crc32c"])),
             }
             manifest = cls(**fields)
-            counted = len(manifest.spans)
         except (ValueError, TypeError, KeyError, IndexError) as error:
             raise IntegrityError(f"not a manifest: {error!r}") from error
-        if len(manifest.span_crc32c) != counted:
-            raise IntegrityError(f"the manifest has {len(manifest.span_crc32c)} checksums for {counted} spans")
+        manifest._check()
         return manifest
+
+    def _check(self) -> None:
+        """Numbers before they are used: as a path, as an amount of memory."""
+        numbers = (self.attempt, self.step, self.rank, self.size, self.tensors_end, self.crc32c)
+        if not all(type(number) is int and number >= 0 for number in numbers):
+            raise IntegrityError(f"the manifest has a field that is no whole number: {numbers!r}")
+        if not PAGE <= self.tensors_end <= self.size <= len(self.span_crc32c) * CHUNK_BYTES:
+            raise IntegrityError(
+                f"the manifest's sizes are impossible: tensors end at {self.tensors_end} of {self.size}"
+            )
+        if len(self.span_crc32c) != (counted := len(self.spans)):
+            raise IntegrityError(f"the manifest has {len(self.span_crc32c)} checksums for {counted} spans")
 
     def write(self, path: Path) -> None:
         """Atomic and durable: temporary name → fsync → rename → fsync of the directory."""

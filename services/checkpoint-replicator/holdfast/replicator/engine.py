@@ -119,8 +119,7 @@ class Engine:
     async def forget(self, name: str, idle: Callable[[str], Awaitable[None]]) -> None:
         """Remove everything of a job, in memory and on disk. `idle` waits until nothing of it is being moved."""
         job = self.jobs.pop(job_name(name), Job(name))
-        job.gone.set()
-        job.release_pins()
+        job.end()
         self.notify()
         await idle(name)
         async with job.refreshing:
@@ -189,7 +188,7 @@ class Engine:
     async def refresh(self, job: Job) -> None:
         """Compare the images of a job with what is known: commit what is new, drop what is being overwritten."""
         async with job.refreshing:
-            if job.gone.is_set():
+            if job.gone:
                 return
             seen = {each.header.stamp.key: each for each in await self.threads.urgent(self.tiers.images.scan, job.name)}
             fresh: list[Seen] = []

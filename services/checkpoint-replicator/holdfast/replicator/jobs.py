@@ -33,18 +33,32 @@ class Job:
     pins: dict[Held, OpenShard] = field(default_factory=dict)
     wanted: set[ShardKey] = field(default_factory=set)  # being staged right now: not to be deleted
     disk_full: bool = False
-    gone: anyio.Event = field(default_factory=anyio.Event)  # set when the job is forgotten
+    gone: bool = False  # forgotten
+    turned: anyio.Event = field(
+        default_factory=anyio.Event
+    )  # set (and replaced) by a new configuration, and by the end
     refreshing: anyio.Lock = field(default_factory=anyio.Lock)
 
     def configure(self, config: Configure) -> None:
         """A newer generation lets go of what the previous one was restored from."""
         before, self.config = self.config, config
+        self._turn()
         if before is None or config.generation > before.generation:
             self.release_pins()
         if before is not None and config.attempt != before.attempt:
             self.restored = None  # until Stage says from where the new attempt starts; if it never does, from scratch
         peers = {peer.node for peer in config.peers}
         self.pushed = {(rank, peer): key for (rank, peer), key in self.pushed.items() if peer in peers}
+
+    def end(self) -> None:
+        """The job is forgotten."""
+        self.gone = True
+        self.release_pins()
+        self._turn()
+
+    def _turn(self) -> None:
+        self.turned.set()
+        self.turned = anyio.Event()
 
     @property
     def token(self) -> str:

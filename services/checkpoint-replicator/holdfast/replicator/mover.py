@@ -75,8 +75,9 @@ class Mover:
             pause = self._pauses.setdefault(lane, Backoff(first_s=0.05, max_s=PAUSE_MAX_S))
             self._say(job, step, error)
             self._engine.hint(job.name)  # what was expected here is perhaps being overwritten
-            with anyio.move_on_after(pause.next_s()):
-                await job.gone.wait()
+            if not job.gone:
+                with anyio.move_on_after(pause.next_s()):
+                    await job.turned.wait()  # a new configuration may name another peer: no reason to wait any longer
             job.disk_full = job.disk_full and lane[1] != "disk"  # try again
         else:
             self._pauses.pop(lane, None)

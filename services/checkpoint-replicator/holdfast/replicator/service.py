@@ -32,7 +32,8 @@ from holdfast.runtime.service import guarded
 from holdfast.shards import Manifest
 from holdfast.v1 import replicator_pb2_grpc as rpc
 
-URGENT_THREADS = 16
+URGENT_THREADS = 8
+TRANSFER_THREADS = 16
 BACKGROUND_THREADS = 8
 
 log = structlog.get_logger("holdfast.replicator")
@@ -42,7 +43,7 @@ async def serve(settings: ReplicatorSettings) -> None:
     """Runs until cancelled."""
     for directory in (settings.memory_dir, settings.disk_dir):
         directory.mkdir(parents=True, exist_ok=True)
-    threads = Threads(URGENT_THREADS, BACKGROUND_THREADS)
+    threads = Threads(urgent=URGENT_THREADS, transfers=TRANSFER_THREADS, background=BACKGROUND_THREADS)
     checksummer = Checksummer(settings.replicator_checksum_threads)
     sockets = OpenSockets()
     paces = [Pace(settings.replicator_disk_bytes_per_s_max), Pace(settings.replicator_peer_bytes_per_s_max)]

@@ -20,7 +20,7 @@ class ReplicatorSettings(ServiceSettings):
     replicator_listen: str = "127.0.0.1:0"  # data plane
     address: str = ""  # where peers reach this node, when `replicator_listen` is a wildcard
 
-    replicator_rescan_interval_s: float = Field(0.25, gt=0)
+    replicator_rescan_interval_s: float = Field(0.5, gt=0)
     replicator_disk_bytes_per_s_max: int = Field(2 << 30, ge=0)
     replicator_peer_bytes_per_s_max: int = Field(1 << 30, ge=0)
     replicator_connections_max: int = Field(32, ge=1, le=1024)

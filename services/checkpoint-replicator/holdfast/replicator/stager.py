@@ -113,7 +113,7 @@ class Stager:
         tier = self._engine.tiers.staged if store is Store.STAGED else self._engine.tiers.disk
         threads = self._engine.threads
         held = Held(store, restore.shard)
-        await threads.abandonable(self._client.fetch, source, job.name, job.token, restore.shard, restore.digest, tier)
+        await threads.transfer(self._client.fetch, source, job.name, job.token, restore.shard, restore.digest, tier)
         shard = await threads.urgent(tier.open, job.name, restore.shard)
         log.info("shard fetched", job=job.name, shard=label(restore.shard), source=source.node, store=store.value)
         job.held[held] = shard.manifest

@@ -1,4 +1,5 @@
-"""Where blocking work is done: *urgent* threads for what a recovery waits for, *background* ones, niced, for the rest.
+"""Where blocking work is done: *urgent* threads for looks and checks, *transfer* threads for the shards that a restore
+fetches (they may take long, and must not keep the others waiting), *background* ones, niced, for the rest.
 
 Background copies are also paced, by a bucket of bytes per second each for disk and network.
 """
@@ -23,14 +24,15 @@ T = TypeVar("T")
 
 
 class Threads:
-    """Two pools. `close` does not wait: see `Pace` and `OpenSockets` for how their work is made to end.
+    """Three pools. `close` does not wait: see `Pace` and `OpenSockets` for how their work is made to end.
 
     A thread cannot be cancelled. `urgent` therefore waits for it whatever happens, so that what it returns (an open, locked
-    shard) always reaches somebody who closes it; `abandonable` and `background` work must clean up after itself.
+    shard) always reaches somebody who closes it; `transfer` and `background` work must clean up after itself.
     """
 
-    def __init__(self, urgent: int, background: int) -> None:
+    def __init__(self, *, urgent: int, transfers: int, background: int) -> None:
         self._urgent = ThreadPoolExecutor(urgent, "urgent")
+        self._transfers = ThreadPoolExecutor(transfers, "transfer")
         self._background = ThreadPoolExecutor(background, "background", initializer=_be_nice)
 
     async def urgent(self, work: Callable[..., T], *args: object) -> T:
@@ -39,15 +41,15 @@ class Threads:
             await asyncio.wait((future,))
         return future.result()
 
-    async def abandonable(self, work: Callable[..., T], *args: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._urgent, work, *args)
+    async def transfer(self, work: Callable[..., T], *args: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._transfers, work, *args)
 
     async def background(self, work: Callable[..., T], *args: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._background, work, *args)
 
     def close(self) -> None:
-        self._urgent.shutdown(wait=False, cancel_futures=True)
-        self._background.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._urgent, self._transfers, self._background):
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 class Pace:

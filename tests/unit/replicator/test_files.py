@@ -1,0 +1,179 @@
+"""Shards as files: what arrives damaged, twice, in the wrong order or not at all."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from holdfast.domain.errors import Conflict, HoldfastError, IntegrityError, NotFound, Unavailable
+from holdfast.domain.generations import ShardKey, ShardSource
+from holdfast.replicator.checksum import Checksummer
+from holdfast.replicator.sockets import OpenSockets
+from holdfast.replicator.threads import Pace
+from holdfast.replicator.tiers import OpenShard
+from holdfast.replicator.tiers.files import FileTier
+from holdfast.replicator.tiers.images import ImageTier
+from holdfast.replicator.transport import frames
+from holdfast.replicator.transport.client import Client
+from holdfast.replicator.transport.frames import Limits
+from holdfast.shards import ImageSet, Manifest, Plan, Staged, TensorSpec
+
+JOB, KEY = "llm", ShardKey(1, 10, 0)
+NBYTES = 17 << 20  # enough for O_DIRECT and three spans
+NO_LIMIT = Pace(0)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> OpenShard:
+    """A committed image of one worker."""
+    plan = Plan((TensorSpec("w", "uint8", (NBYTES,), NBYTES),))
+    staged = ImageSet(tmp_path / "memory" / JOB / "w0").stage(
+        plan, KEY.attempt, KEY.step, KEY.rank, {"dp": 1},
+        lambda image: image.view("w").__setitem__(slice(None), bytes(range(1, 18)) * (NBYTES // 17)), b"rest" * 50,
+    )  # fmt: skip
+    assert isinstance(staged, Staged)
+    checksummer = Checksummer(1)
+    images = ImageTier(tmp_path / "memory", "a", checksummer)
+    images.commit(JOB, images.scan(JOB)[0])
+    checksummer.close()
+    shard = images.open(JOB, KEY)
+    yield shard  # type: ignore[misc]
+    shard.close()
+
+
+def piece(shard: OpenShard, number: int) -> memoryview:
+    span = shard.manifest.spans[number]
+    return shard.data[span.offset : span.offset + span.size]
+
+
+def test_a_copy_is_the_same_bytes_and_listed_once_committed(tmp_path: Path, source: OpenShard) -> None:
+    disk = FileTier("disk", tmp_path / "disk")
+    assert disk.shards(JOB) == []
+    path = disk.put(JOB, source, NO_LIMIT)
+    assert path.read_bytes() == bytes(source.data)
+    assert disk.shards(JOB) == [source.manifest]
+    assert disk.jobs() == [JOB]
+    with disk.open(JOB, KEY) as copy:
+        assert copy.manifest == source.manifest
+    disk.delete(JOB, KEY)
+    assert disk.shards(JOB) == []
+    assert not list((tmp_path / "disk" / JOB).iterdir())
+    with pytest.raises(NotFound):
+        disk.open(JOB, KEY)
+
+
+def test_a_damaged_span_is_refused_and_the_good_ones_are_kept(tmp_path: Path, source: OpenShard) -> None:
+    disk = FileTier("disk", tmp_path / "disk")
+    with disk.receive(JOB, source.manifest) as incoming:
+        incoming.write(piece(source, 0))
+        incoming.write(piece(source, 1))
+        broken = bytearray(piece(source, 2))
+        broken[77] ^= 4
+        with pytest.raises(IntegrityError, match="arrived damaged"):
+            incoming.write(memoryview(broken))
+        with pytest.raises(Conflict, match="not complete"):
+            incoming.commit()
+        with pytest.raises(Conflict, match="already arriving"), disk.receive(JOB, source.manifest):
+            pass
+    assert disk.shards(JOB) == []
+    with disk.receive(JOB, source.manifest) as incoming:
+        assert incoming.next_span == 2
+        for number in range(2, len(source.manifest.spans)):
+            incoming.write(piece(source, number))
+        assert incoming.commit().read_bytes() == bytes(source.data)
+
+
+def test_parts_of_other_bytes_are_not_continued_and_old_ones_are_dropped(tmp_path: Path, source: OpenShard) -> None:
+    disk = FileTier("disk", tmp_path / "disk")
+    with disk.receive(JOB, source.manifest) as incoming:
+        incoming.write(piece(source, 0))
+        disk.drop_unfinished(JOB, (9, 9))
+        assert len(list((tmp_path / "disk").rglob("*.part"))) == 1, "what is under way is left alone"
+    disk.drop_unfinished(JOB, (1, 10))
+    assert list((tmp_path / "disk").rglob("*.part"))
+    disk.drop_unfinished(JOB, (1, 11))
+    assert not list((tmp_path / "disk").rglob("*.part"))
+
+
+@pytest.mark.parametrize("torn", ["no manifest", "no shard", "truncated", "garbled manifest", "another's manifest"])
+def test_half_a_checkpoint_is_none(tmp_path: Path, source: OpenShard, torn: str) -> None:
+    disk = FileTier("disk", tmp_path / "disk")
+    path = disk.put(JOB, source, NO_LIMIT)
+    manifest = path.with_suffix(".json")
+    match torn:
+        case "no manifest":
+            manifest.unlink()
+        case "no shard":
+            path.unlink()
+        case "truncated":
+            path.write_bytes(path.read_bytes()[:-1])
+        case "garbled manifest":
+            manifest.write_bytes(manifest.read_bytes().replace(b'"step":10', b'"step":11'))
+        case _:
+            replace(source.manifest, step=11).write(manifest)
+    assert disk.shards(JOB) == []
+    with pytest.raises((NotFound, IntegrityError)):
+        disk.open(JOB, KEY)
+    assert disk.sweep(JOB) == (1 if torn.startswith("no ") else 0)
+
+
+def test_a_manifest_that_lies_is_refused_before_anything_is_written(tmp_path: Path, source: OpenShard) -> None:
+    disk = FileTier("disk", tmp_path / "disk")
+    for lie in (replace(source.manifest, job="other"), replace(source.manifest, digest="00-0")):
+        with pytest.raises(IntegrityError), disk.receive(JOB, lie):
+            pass
+    for changes in ({"size": 1 << 60}, {"attempt": "../.."}, {"step": -1}, {"tensors_end": 1}):
+        with pytest.raises(IntegrityError):
+            Manifest.decode(replace(source.manifest, **changes).encode())
+    assert not (tmp_path / "disk").exists()
+
+
+def answering(reply: Callable[[socket.socket, str], None]) -> tuple[str, threading.Thread]:
+    """A peer that greets, hears the request and answers as it likes."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with listener, listener.accept()[0] as sock:
+            frames.send(sock, {"version": 1, "nonce": "n"})
+            reply(sock, str(frames.receive(sock).fields["nonce"]))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    return f"127.0.0.1:{listener.getsockname()[1]}", thread
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected", "text"),
+    [
+        (lambda s, n: frames.send(s, {"ok": True, "manifest": ""}), Unavailable, "does not know this job's token"),
+        (lambda s, n: frames.send(s, {"ok": True}, token="wrong", challenge=n), Unavailable, "does not know"),
+        (
+            lambda s, n: frames.send(s, {"ok": True, "manifest": "{"}, token="t", challenge=n),
+            IntegrityError,
+            "manifest",
+        ),
+        (lambda s, n: frames.send(s, {"ok": False, "error": "not_found", "reason": "gone"}), NotFound, "gone"),
+        (lambda s, n: s.sendall(b"HTTP/1.1 200 OK"), HoldfastError, "another data protocol"),
+    ],
+)
+def test_what_a_peer_may_answer(
+    tmp_path: Path, reply: Callable[[socket.socket, str], None], expected: type[HoldfastError], text: str
+) -> None:
+    endpoint, thread = answering(reply)
+    client = Client(Limits(1, 1), OpenSockets())
+    with pytest.raises(expected, match=text):
+        client._fetch_once(ShardSource("b", endpoint), JOB, "t", KEY, "", FileTier("disk", tmp_path))
+    thread.join()
+
+
+def test_a_silent_peer_is_given_up_in_time(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = Client(Limits(0.1, 0.1), OpenSockets())
+        endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(Unavailable, match="timed out"):
+            client.fetch(ShardSource("b", endpoint), JOB, "t", KEY, "", FileTier("disk", tmp_path))
