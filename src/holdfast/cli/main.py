@@ -22,13 +22,18 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (demo, up, agent, run, inject, doctor, simulate):
+for module in (demo, up, agent, run, inject):
     module.register(app)
-app.add_typer(jobs.app, name="jobs")
-app.add_typer(nodes.app, name="nodes")
-app.add_typer(incidents.app, name="incidents")
-app.add_typer(incidents.actions_app, name="actions")
-app.add_typer(policy.app, name="policy")
+for name, group in (
+    ("jobs", jobs.app),
+    ("nodes", nodes.app),
+    ("incidents", incidents.app),
+    ("actions", incidents.actions_app),
+    ("policy", policy.app),
+):
+    app.add_typer(group, name=name, rich_help_panel="Look")
+for module in (doctor, simulate):
+    module.register(app)
 
 
 def main() -> None:
