@@ -72,7 +72,8 @@ class Child:
         while self._process.returncode is None:
             with os.fdopen(os.dup(self._pidfd)) as own:  # one waiter per descriptor is all that the event loop allows
                 await anyio.wait_readable(own)
-            self._reap()
+            if self._process.returncode is None:
+                self._reap()
         return self._process.returncode
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> int:

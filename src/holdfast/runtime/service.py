@@ -36,7 +36,13 @@ class LoopEnded(RuntimeError):
     """A loop that should run for ever returned: a bug, never a reason to go on without it."""
 
 
-def main(name: str, settings: type[S], serve: Callable[[S], Awaitable[object]]) -> NoReturn:
+def main(
+    name: str,
+    settings: type[S],
+    serve: Callable[[S], Awaitable[object]],
+    *,
+    shutdown_timeout_s: float = SHUTDOWN_TIMEOUT_S,
+) -> NoReturn:
     """The whole `__main__` of the service `name`."""
     try:
         config = read_settings(settings)
@@ -45,7 +51,7 @@ def main(name: str, settings: type[S], serve: Callable[[S], Awaitable[object]]) 
         raise SystemExit(EXIT_USAGE) from None
     logs.configure(name, level=config.log_level, form=config.log_format)
     telemetry.configure(f"holdfast-{name}")
-    raise SystemExit(run_service(name, lambda: serve(config)))
+    raise SystemExit(run_service(name, lambda: serve(config), shutdown_timeout_s=shutdown_timeout_s))
 
 
 def run_service(

@@ -1,0 +1,196 @@
+"""Both ends of a connection over real sockets: health, reflection, limits, mutual TLS, a peer that falls silent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from waiting import wait_until
+
+from holdfast.domain.errors import Conflict, InvalidSpec
+from holdfast.runtime import grpc_channel
+from holdfast.runtime.children import spawn
+from holdfast.runtime.grpc_channel import open_channel
+from holdfast.runtime.grpc_server import listen
+from holdfast.runtime.tls import Tls
+from holdfast.v1 import telemetry_pb2, telemetry_pb2_grpc
+
+pytestmark = pytest.mark.anyio
+
+NAME = "holdfast.v1.Telemetry"
+TIMES = {"grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms"}
+
+
+class Echo(telemetry_pb2_grpc.TelemetryServicer):
+    async def Stream(  # noqa: N802 - the protocol's name
+        self,
+        request_iterator: AsyncIterator[telemetry_pb2.Tick],
+        context: grpc.aio.ServicerContext[AsyncIterator[telemetry_pb2.Tick], AsyncIterator[telemetry_pb2.TickAck]],
+    ) -> AsyncIterator[telemetry_pb2.TickAck]:
+        async for tick in request_iterator:
+            yield telemetry_pb2.TickAck(seq=tick.seq)
+
+
+def register(server: grpc.aio.Server) -> None:
+    telemetry_pb2_grpc.add_TelemetryServicer_to_server(Echo(), server)
+
+
+async def echo(channel: grpc.aio.Channel, tick: telemetry_pb2.Tick) -> int:
+    call = telemetry_pb2_grpc.TelemetryStub(channel).Stream(timeout=10)
+    await call.write(tick)
+    answer = await call.read()
+    assert isinstance(answer, telemetry_pb2.TickAck)
+    await call.done_writing()
+    return answer.seq
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "unix"])
+async def test_serves_on_a_port_or_a_path(scheme: str, tmp_path: Path) -> None:
+    address = "127.0.0.1:0" if scheme == "tcp" else f"unix:{tmp_path}/s.sock"
+    async with listen(address, register, services=[NAME]) as server, open_channel(server.endpoint) as channel:
+        assert await echo(channel, telemetry_pb2.Tick(seq=7)) == 7
+        assert (server.port > 0) == (scheme == "tcp")
+        health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=NAME))
+        assert health.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_reflection_lists_the_services() -> None:
+    async with listen("127.0.0.1:0", register, services=[NAME]) as server, open_channel(server.endpoint) as channel:
+        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
+        await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+        answer = await call.read()
+        names = {service.name for service in answer.list_services_response.service}
+        await call.done_writing()
+    assert {NAME, "grpc.health.v1.Health"} <= names
+
+
+async def test_a_port_in_use_is_said() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(Conflict, match=rf"cannot listen on {address}: Address already in use"):
+            async with listen(address, register, services=[NAME]):
+                pass
+
+
+async def test_two_servers_cannot_share_a_port() -> None:
+    async with listen("127.0.0.1:0", register, services=[NAME]) as first:
+        with pytest.raises(Conflict, match="already in use"):
+            async with listen(first.endpoint, register, services=[NAME]):
+                pass
+
+
+@pytest.mark.parametrize("address", ["", "7000", "localhost", "localhost:http"])
+async def test_an_address_that_is_none(address: str) -> None:
+    with pytest.raises(InvalidSpec, match="host:port"):
+        async with listen(address, register, services=[NAME]):
+            pass
+
+
+async def test_a_message_beyond_the_limit_is_refused_and_the_next_one_is_not() -> None:
+    async with listen("127.0.0.1:0", register, services=[NAME]) as server, open_channel(server.endpoint) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await echo(channel, telemetry_pb2.Tick(seq=1, node="x" * (17 * 1024 * 1024)))
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert await echo(channel, telemetry_pb2.Tick(seq=2, node="x" * (8 * 1024 * 1024))) == 2
+
+
+async def test_a_peer_that_falls_silent_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped process keeps its sockets open: only the missing answers to pings give it away."""
+    server = spawn("silent server", [sys.executable, "-c", SILENT_SERVER.format(file=str(tmp_path / "endpoint"))])
+    try:
+        wait_until((tmp_path / "endpoint").exists, description="the server")
+        faster = tuple((name, value // 5 if name in TIMES else value) for name, value in grpc_channel.OPTIONS)
+        monkeypatch.setattr(grpc_channel, "OPTIONS", faster)
+        async with open_channel((tmp_path / "endpoint").read_text()) as channel:
+            call = telemetry_pb2_grpc.TelemetryStub(channel).Stream()
+            await call.write(telemetry_pb2.Tick(seq=1))
+            await call.read()
+            os.kill(server.pid, signal.SIGSTOP)
+            with anyio.fail_after(10), pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call.read()
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    finally:
+        await server.stop(grace_s=0)
+
+
+SILENT_SERVER = """
+import anyio, pathlib, sys
+from holdfast.runtime.grpc_server import listen
+from holdfast.v1 import telemetry_pb2, telemetry_pb2_grpc
+
+class Echo(telemetry_pb2_grpc.TelemetryServicer):
+    async def Stream(self, ticks, context):
+        async for tick in ticks:
+            yield telemetry_pb2.TickAck(seq=tick.seq)
+
+async def main():
+    add = lambda server: telemetry_pb2_grpc.add_TelemetryServicer_to_server(Echo(), server)
+    async with listen("127.0.0.1:0", add, services=["holdfast.v1.Telemetry"]) as server:
+        path = pathlib.Path({file!r})
+        path.with_suffix(".tmp").write_text(server.endpoint)
+        path.with_suffix(".tmp").rename(path)
+        await anyio.sleep_forever()
+
+anyio.run(main)
+"""
+
+
+# ---------------------------------------------------------------- mutual TLS
+
+
+def openssl(*arguments: str) -> None:
+    subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=30)
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two CAs, `ours` and `foreign`, each with one leaf for localhost."""
+    folder = tmp_path_factory.mktemp("pki")
+    (folder / "san").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1")
+    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    for name in ("ours", "foreign"):
+        ca, leaf = folder / f"{name}-ca", folder / name
+        openssl("req", "-x509", *curve, "-subj", f"/CN={name}-ca", "-keyout", f"{ca}.key", "-out", f"{ca}.pem")
+        openssl("req", *curve, "-subj", f"/CN={name}", "-keyout", f"{leaf}.key", "-out", f"{leaf}.csr")
+        signer = ["-CA", f"{ca}.pem", "-CAkey", f"{ca}.key", "-CAcreateserial", "-extfile", f"{folder}/san"]
+        openssl("x509", "-req", "-in", f"{leaf}.csr", *signer, "-out", f"{leaf}.pem")
+    return folder
+
+
+def tls(pki: Path, leaf: str, ca: str) -> Tls:
+    return Tls.load(cert=pki / f"{leaf}.pem", key=pki / f"{leaf}.key", ca=pki / f"{ca}-ca.pem")
+
+
+async def test_both_ends_of_one_ca_talk(pki: Path) -> None:
+    ours = tls(pki, "ours", "ours")
+    serving = listen("localhost:0", register, services=[NAME], tls=ours)
+    async with serving as server, open_channel(server.endpoint, ours) as channel:
+        assert await echo(channel, telemetry_pb2.Tick(seq=3)) == 3
+
+
+@pytest.mark.parametrize("client", ["foreign certificate", "foreign CA", "no TLS"])
+async def test_nobody_else_gets_in(pki: Path, client: str) -> None:
+    theirs = {
+        "foreign certificate": tls(pki, "foreign", "ours"),  # trusts us, but we do not know it
+        "foreign CA": tls(pki, "ours", "foreign"),  # does not trust us
+        "no TLS": None,
+    }[client]
+    serving = listen("localhost:0", register, services=[NAME], tls=tls(pki, "ours", "ours"))
+    async with serving as server, open_channel(server.endpoint, theirs) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await echo(channel, telemetry_pb2.Tick(seq=3))
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_key_is_not_shown(pki: Path) -> None:
+    assert "PRIVATE" not in repr(tls(pki, "ours", "ours"))

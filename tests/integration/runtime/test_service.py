@@ -1,0 +1,174 @@
+"""A service as its operator sees it: signals, exit codes and the one line that says why."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from waiting import wait_until
+
+SERVE_FOR_EVER = """
+    async def serve(settings):
+        try:
+            announce(settings.ready_file, {"pid": str(os.getpid())})
+            await anyio.sleep_forever()
+        finally:
+            sys.stderr.write("cleaned up\\n")
+"""
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Runs a service whose `serve` is the given source; waits for its ready file unless told not to."""
+    started = []
+
+    def run(source: str, *, ready: bool = True, shutdown_timeout_s: float = 10.0, **env: str) -> subprocess.Popen[str]:
+        script = tmp_path / "service.py"
+        script.write_text(
+            "import os, sys, anyio\n"
+            "from holdfast.domain.errors import Conflict, Unavailable\n"
+            "from holdfast.runtime import service\n"
+            "from holdfast.runtime.ready import announce\n"
+            "from holdfast.runtime.settings import ServiceSettings\n"
+            f"{textwrap.dedent(source)}\n"
+            f"service.main('example', ServiceSettings, serve, shutdown_timeout_s={shutdown_timeout_s})\n"
+        )
+        ready_file = tmp_path / "ready.json"
+        process = subprocess.Popen(
+            [sys.executable, str(script)],
+            env={**os.environ, "HOLDFAST_READY_FILE": str(ready_file), **env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        if ready:
+            wait_until(ready_file.exists, description="the ready file")
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def end(process: subprocess.Popen[str], *signals: signal.Signals) -> tuple[int, str]:
+    for number in signals:
+        process.send_signal(number)
+    _, errors = process.communicate(timeout=20)
+    return process.returncode, errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_a_clean_end(start: Start, number: signal.Signals) -> None:
+    code, errors = end(start(SERVE_FOR_EVER), number)
+    assert code == 0
+    assert "cleaned up" in errors
+    assert f"received {number.name}" in errors
+
+
+def test_a_service_that_ends_by_itself_is_a_bug(start: Start) -> None:
+    code, errors = end(start("async def serve(settings): pass", ready=False))
+    assert code == 1
+    assert "LoopEnded" in errors
+    assert "the loop 'example' returned" in errors
+
+
+def test_a_loop_that_ends_takes_the_service_down(start: Start) -> None:
+    source = """
+        async def serve(settings):
+            async def heartbeat(): pass
+            async with anyio.create_task_group() as tasks:
+                service.guarded(tasks, "heartbeat", heartbeat)
+                service.guarded(tasks, "other", anyio.sleep_forever)
+    """
+    code, errors = end(start(source, ready=False))
+    assert code == 1
+    assert "the loop 'heartbeat' returned" in errors
+
+
+def test_an_exception_carries_its_loops_name(start: Start) -> None:
+    source = """
+        async def serve(settings):
+            async def ingest(): raise ZeroDivisionError("oops")
+            async with anyio.create_task_group() as tasks:
+                service.guarded(tasks, "ingest", ingest)
+    """
+    code, errors = end(start(source, ready=False))
+    assert code == 1
+    assert "ZeroDivisionError: oops" in errors
+    assert "in the loop 'ingest'" in errors
+
+
+def test_what_the_operator_can_put_right_is_one_line(start: Start) -> None:
+    source = """
+        async def serve(settings):
+            async with anyio.create_task_group():
+                raise Unavailable("no Redis answers at 127.0.0.1:1")
+    """
+    code, errors = end(start(source, ready=False))
+    assert code == 2
+    assert errors == "holdfast example: no Redis answers at 127.0.0.1:1\n"
+
+
+def test_a_wrong_setting_starts_nothing(start: Start) -> None:
+    code, errors = end(start(SERVE_FOR_EVER, ready=False, HOLDFAST_LOG_LEVEL="loud"))
+    assert code == 2
+    assert errors.startswith("holdfast example: HOLDFAST_LOG_LEVEL: 'loud' is not valid")
+
+
+def test_a_clean_up_that_hangs_is_cut_short(start: Start) -> None:
+    source = """
+        async def serve(settings):
+            try:
+                announce(settings.ready_file, {})
+                await anyio.sleep_forever()
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await anyio.sleep_forever()
+    """
+    code, errors = end(start(source, shutdown_timeout_s=0.2), signal.SIGTERM)
+    assert code == 3
+    assert "not stopped 0.2 s after the signal" in errors
+
+
+def test_the_second_signal_ends_it_at_once(start: Start) -> None:
+    source = """
+        async def serve(settings):
+            try:
+                announce(settings.ready_file, {})
+                await anyio.sleep_forever()
+            finally:
+                sys.stderr.write("hanging\\n")
+                sys.stderr.flush()
+                with anyio.CancelScope(shield=True):
+                    await anyio.sleep_forever()
+    """
+    process = start(source)
+    process.send_signal(signal.SIGTERM)
+    assert process.stderr
+    wait_until(lambda: process.stderr and "hanging" in process.stderr.readline(), description="the clean-up")
+    code, _ = end(process, signal.SIGTERM)
+    assert code == -signal.SIGTERM
+
+
+def test_an_error_while_cleaning_up_is_not_swallowed(start: Start) -> None:
+    source = """
+        async def serve(settings):
+            try:
+                announce(settings.ready_file, {})
+                await anyio.sleep_forever()
+            finally:
+                raise ZeroDivisionError("while cleaning up")
+    """
+    code, errors = end(start(source), signal.SIGTERM)
+    assert code == 1
+    assert "while cleaning up" in errors
