@@ -146,7 +146,7 @@ class ControlPlane:
 
     def wait_for(self, kind: type[R], matching: Callable[[R], bool] = lambda _: True, timeout_s: float = 20.0) -> R:
         return wait_until(
-            lambda: next((r for r in self.all_of(kind) if matching(r)), None),  # type: ignore[arg-type, return-value]
+            lambda: next((r for r in self.all_of(kind) if matching(r)), None),
             description=f"a {kind.__name__}",
             timeout_s=timeout_s,
         )
@@ -155,7 +155,7 @@ class ControlPlane:
         self, kind: type[S], matching: Callable[[S], bool] = lambda _: True, timeout_s: float = 20.0
     ) -> S:
         return wait_until(
-            lambda: next((s for s in self.signals(kind) if matching(s)), None),  # type: ignore[arg-type, return-value]
+            lambda: next((s for s in self.signals(kind) if matching(s)), None),
             description=f"a {kind.__name__}",
             timeout_s=timeout_s,
         )

@@ -162,7 +162,7 @@ def test_unmodified_script_counts_as_stepping_only_after_it_has_lived(agent: Age
 def test_two_generations_never_run_at_once(agent: Agent, tmp_path: Path) -> None:
     """Every worker keeps an exclusive lock while it runs, and ignores SIGTERM: an overlap would fail to take it."""
     path, lock = script(tmp_path, "locks", HOLDS_A_LOCK), str(tmp_path / "lock")
-    pids = []
+    pids: list[int] = []
     for generation in (1, 2, 3):
         prepared = start_job(agent.plane, prepare_order("locks", path, generation=generation, args=(lock,)))
         assert all(gone(pid) for pid in pids)

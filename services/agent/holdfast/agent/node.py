@@ -95,6 +95,8 @@ class Node:
         return job
 
     async def _change_generation(self, job: _Job, order: Prepare) -> Outcome:
+        if order.generation in self._pool.generations(order.job):  # of an earlier submission under this name
+            await self._pool.stop(order.job, order.generation)
         phases = _Phases()
         forked: tuple[RunningWorker, ...] = ()
 
@@ -103,11 +105,7 @@ class Node:
             forked = await phases.timed("fork", lambda: self._pool.fork(order))
 
         async def stage() -> None:
-            # The same name submitted anew starts again at 1: then what runs here may carry any number.
-            others = max(
-                (number for number in self._pool.generations(order.job) if number != order.generation), default=0
-            )
-            await phases.timed("stop", lambda: self._pool.stop(order.job, max(others, order.generation - 1)))
+            await phases.timed("stop", lambda: self._pool.stop_all_but(order.job, order.generation))
             job.staged = await phases.timed("stage", lambda: self._stage(order))
 
         try:

@@ -15,7 +15,8 @@ FALLEN_OFF_THE_BUS = 79
 # "NVRM: Xid (PCI:0000:18:00): 79, pid=…"; NVLink5: "NVRM: Xid (PCI:0000:18:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (…)".
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)\).*?: (?P<xid>\d{1,4}),")
 # The driver also says it without a code: "NVRM: GPU 0000:18:00.0: GPU has fallen off the bus."
-_FALLEN = re.compile(r"NVRM:.*?(?P<pci>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.\d)?)?.*fallen off the bus")
+_FALLEN = re.compile(r"NVRM:.*fallen off the bus")
+_PCI = re.compile(r"\b[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.\d)?")
 _OTHERS = re.compile(
     r"Out of memory: Killed process|oom-kill:|soft lockup|blocked for more than \d+ seconds"
     r"|nvme.*(?:timeout|controller is down)|Remounting filesystem read-only|health compromised|Machine check events logged"
@@ -52,8 +53,9 @@ def recognise(text: str) -> Recognised | None:
     text = text[:TEXT_CHARS_MAX]
     if match := _XID.search(text):
         return Recognised(text, int(match["xid"]), match["pci"])
-    if match := _FALLEN.search(text):
-        return Recognised(text, FALLEN_OFF_THE_BUS, match["pci"] or "")
+    if _FALLEN.search(text):
+        address = _PCI.search(text)
+        return Recognised(text, FALLEN_OFF_THE_BUS, address[0] if address else "")
     if _OTHERS.search(text):
         return Recognised(text)
     return None

@@ -13,6 +13,7 @@ import stat
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import IO
 
 import anyio
 import structlog
@@ -78,24 +79,38 @@ class KernelLog:
             os.close(fd)
 
     async def _file(self) -> AsyncIterator[str]:
-        """Lines of a plain file, which may be rotated (another inode) or truncated at any time."""
-        offset: int | None = None
-        inode = 0
+        """Lines of a plain file. A rotated one is read to its end before its successor, a truncated one from its start."""
+        first = True
         while True:
-            status = _stat(self._path)
-            if status is not None:
-                if offset is None:
-                    inode, saved = status.st_ino, self._load(str(status.st_ino))
-                    offset = saved if saved is not None and saved <= status.st_size else status.st_size
-                    self._save(str(inode), offset)
-                elif status.st_ino != inode or status.st_size < offset:
-                    inode, offset = status.st_ino, 0
-                if status.st_size > offset:
-                    lines, offset = _read_lines(self._path, offset)
+            try:
+                file = self._path.open("rb")
+            except FileNotFoundError:  # between the two halves of a rotation
+                await anyio.sleep(FILE_POLL_S)
+                continue
+            with file:
+                inode = os.fstat(file.fileno()).st_ino
+                offset = self._offset_in(file, inode) if first else 0
+                first = False
+                self._save(str(inode), offset)
+                replaced = False
+                while not replaced:
+                    replaced = _inode(self._path) != inode  # asked before reading: what came until then is read below
+                    if os.fstat(file.fileno()).st_size < offset:
+                        offset = 0
+                        self._save(str(inode), offset)
+                    lines, end = _read_lines(file, offset)
                     for line in lines:
                         yield parse_record(line).text
-                    self._save(str(inode), offset)
-            await anyio.sleep(FILE_POLL_S)
+                    if end != offset:
+                        offset = end
+                        self._save(str(inode), offset)
+                    if not lines:
+                        await anyio.sleep(FILE_POLL_S)
+
+    def _offset_in(self, file: IO[bytes], inode: int) -> int:
+        """Where this directory's last agent stopped in this very file; else the end."""
+        size, saved = os.fstat(file.fileno()).st_size, self._load(str(inode))
+        return saved if saved is not None and saved <= size else size
 
     def _load(self, place: str) -> int | None:
         try:
@@ -131,21 +146,18 @@ def _entries(directory: Path) -> Iterator[Path]:
     return directory.iterdir() if directory.is_dir() else iter(())
 
 
-def _stat(path: Path) -> os.stat_result | None:
+def _inode(path: Path) -> int:
+    """0 when there is no such file, which is no inode's number."""
     try:
-        return os.stat(path)
-    except FileNotFoundError:  # being rotated: the new one is about to appear
-        return None
-
-
-def _read_lines(path: Path, offset: int) -> tuple[list[str], int]:
-    """Whole lines from `offset`, and where the next one begins. A line that is still being written is left for later."""
-    try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            raw = file.read(READ_BYTES_MAX)
+        return os.stat(path).st_ino
     except FileNotFoundError:
-        return [], offset
+        return 0
+
+
+def _read_lines(file: IO[bytes], offset: int) -> tuple[list[str], int]:
+    """Whole lines from `offset`, and where the next one begins. A line that is still being written is left for later."""
+    file.seek(offset)
+    raw = file.read(READ_BYTES_MAX)
     end = raw.rfind(b"\n") + 1
     if end == 0:
         if len(raw) < RECORD_BYTES_MAX:

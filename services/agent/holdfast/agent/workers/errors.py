@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from holdfast.domain.signals import WorkerError
 
@@ -27,9 +25,11 @@ def read_error_file(path: Path) -> WorkerError | None:
         return None
 
 
-def _parse(message: str | Mapping[str, Any]) -> WorkerError:
+def _parse(message: object) -> WorkerError:
     if isinstance(message, str):  # torch writes a bare string for a child that could not say more
         return WorkerError(*_split(message))
+    if not isinstance(message, dict):
+        raise TypeError(f"a message or an object, not {message!r}")
     extra = message.get("extraInfo", {})
     at = float(extra.get("timestamp", 0))
     if isinstance(ours := extra.get("exception"), dict):

@@ -152,7 +152,14 @@ class WorkerPool:
         With `grace_s` they are asked first: by the control channel, and an unmodified script, which cannot read it, by SIGTERM.
         Raises `Unavailable` when one survives SIGKILL.
         """
-        old = [each for (name, number), each in self._generations.items() if name == job and number <= through]
+        await self._end(job, lambda number: number <= through, grace_s)
+
+    async def stop_all_but(self, job: str, number: int) -> None:
+        """End the workers of every other generation: older ones, or those of an earlier submission under the same name."""
+        await self._end(job, lambda other: other != number)
+
+    async def _end(self, job: str, which: Callable[[int], bool], grace_s: float = 0.0) -> None:
+        old = [each for (name, number), each in self._generations.items() if name == job and which(number)]
         if grace_s > 0:
             for generation in old:
                 self._ask_to_stop(generation)

@@ -1,0 +1,109 @@
+"""Collectors that hang, fail or babble cost a signal, never the agent."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from pathlib import Path
+
+import anyio
+import pytest
+from waiting import wait_until_async
+
+from holdfast.agent.collectors import build_all
+from holdfast.agent.collectors.host import sample
+from holdfast.agent.collectors.nvml import NvmlCollector, parse
+from holdfast.agent.collectors.protocol import Emit, Probe, Surroundings, keep_collecting
+from holdfast.domain.signals import CollectorSilent, GpuSample, HostSample, NodeSignal
+
+pytestmark = pytest.mark.anyio
+
+GPU = {
+    "gpu": 0, "uuid": "GPU-1", "temperature_c": 41.0, "power_w": 120.5, "memory_used": 1024, "ecc_uncorrected": 0,
+    "recovery_action": -1, "lost": False,
+}  # fmt: skip
+
+
+async def test_a_probe_that_hangs_is_reported_each_interval_and_recovers() -> None:
+    seen, gate = list[NodeSignal](), threading.Event()
+    value = HostSample("n", 1.0, 0.0, 1, 0, 1)
+
+    def ask() -> tuple[HostSample]:
+        gate.wait()
+        return (value,)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(Probe("disk", "n", ask, interval_s=0.01, deadline_s=0.01).run, seen.append)
+        await wait_until_async(lambda: len(seen) >= 3, description="three misses")
+        assert [s.misses for s in seen[:3] if isinstance(s, CollectorSilent)] == [1, 2, 3]
+        gate.set()
+        await wait_until_async(lambda: value in seen, description="its answer after all")
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_failing_collector_is_reported_and_kept_running() -> None:
+    seen, runs = list[NodeSignal](), 0
+
+    class Broken:
+        name = "broken"
+
+        async def run(self, emit: Emit) -> None:
+            nonlocal runs
+            runs += 1
+            raise PermissionError("/dev/kmsg is not ours")
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(keep_collecting, Broken(), "n", seen.append)
+        await wait_until_async(lambda: runs == 2, description="a second try")
+        tasks.cancel_scope.cancel()
+    assert isinstance(seen[0], CollectorSilent)
+    assert seen[0].collector == "broken"
+    assert "not ours" in seen[0].reason
+
+
+def test_the_host_is_sampled(tmp_path: Path) -> None:
+    found = sample("n", (tmp_path,))
+    assert 0 < found.memory_used <= found.memory_total
+    assert found.disks[0][0] == str(tmp_path)
+    with pytest.raises(OSError, match="none"):
+        sample("n", (tmp_path / "none",))
+
+
+def test_a_node_without_a_driver_has_no_gpu_collector(tmp_path: Path) -> None:
+    names = {collector.name for collector in build_all(Surroundings("n", tmp_path, tmp_path, tmp_path, tmp_path / "k"))}
+    assert {"host", "kernel-log"} <= names
+    assert ("nvml" in names) == Path("/proc/driver/nvidia/version").exists()
+
+
+def test_lines_of_the_nvml_reader() -> None:
+    found = parse("n", json.dumps({"at": 5.0, "gpus": [GPU, {**GPU, "gpu": 1, "lost": True}]}).encode())
+    assert found is not None
+    assert (found.gpu, found.lost, found.recovery_action) == ((0, 1), (False, True), (-1, -1))
+    for garbage in (b"", b"warning: something", b"{}", b'{"at": 1, "gpus": [{}]}', b"[1]"):
+        assert parse("n", garbage) is None
+
+
+class ScriptedReader(NvmlCollector):
+    """Runs a few lines of Python instead of the real reader."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__("n", interval_s=0.01, deadline_s=0.3)
+        self._text = text
+
+    def _command(self) -> list[str]:
+        return [sys.executable, "-S", "-c", self._text]
+
+
+async def test_samples_arrive_and_a_wedged_reader_is_replaced() -> None:
+    seen = list[NodeSignal]()
+    line = json.dumps({"at": 5.0, "gpus": [GPU]})
+    reader = ScriptedReader(f"import time\nprint('noise')\nprint({line!r}, flush=True)\ntime.sleep(600)")
+    with pytest.raises(OSError, match="is replaced"):
+        await reader.run(seen.append)
+    assert [type(signal) for signal in seen] == [GpuSample, *[CollectorSilent] * 4]
+
+
+async def test_a_reader_that_ends_says_why() -> None:
+    with pytest.raises(OSError, match=r"code 3: NVML: Driver Not Loaded"):
+        await ScriptedReader("import sys; sys.stderr.write('NVML: Driver Not Loaded'); sys.exit(3)").run(lambda _: None)

@@ -1,0 +1,144 @@
+"""Xid lines in every form that drivers write, garbage, and a log that is rotated under the reader."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from waiting import wait_until_async
+
+from holdfast.agent.collectors.kernel_lines import parse_record, recognise
+from holdfast.agent.collectors.kernel_log import KernelLog, gpu_of
+from holdfast.domain.signals import KernelLine, NodeSignal
+
+XID_79 = "NVRM: Xid (PCI:0000:18:00): 79, GPU has fallen off the bus."
+
+
+@pytest.mark.parametrize(
+    ("text", "xid", "pci"),
+    [
+        (XID_79, 79, "0000:18:00"),
+        (
+            "NVRM: Xid (PCI:0000:3b:00): 31, pid=12, name=python, Ch 00000008, intr 00000000. MMU Fault",
+            31,
+            "0000:3b:00",
+        ),
+        ("[ 12.3] NVRM: Xid (0000:03:00): 13, Graphics Exception: ESR 0x404490=0x80000001", 13, "0000:03:00"),
+        (
+            "NVRM: Xid (PCI:0009:01:00): 149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 08 (0x004505c6 0x00000000)",
+            149,
+            "0009:01:00",
+        ),
+        (
+            "NVRM: Xid (PCI:0000:9b:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (Reset)",
+            154,
+            "0000:9b:00",
+        ),
+        ("NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.", 79, "0000:18:00.0"),
+        ("NVRM: The NVIDIA GPU has fallen off the bus and is not responding to commands.", 79, ""),
+        ("Out of memory: Killed process 4242 (python) total-vm:1kB", None, ""),
+        ("nvme nvme0: I/O 5 QID 2 timeout, aborting", None, ""),
+    ],
+)
+def test_lines_that_matter(text: str, xid: int | None, pci: str) -> None:
+    found = recognise(text)
+    assert found is not None
+    assert (found.xid, found.pci) == (xid, pci)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "usb 1-1: new device",
+        "NVRM: loading NVIDIA UNIX Module",
+        "Xid (PCI:0000:18:00): 79",
+        "NVRM: Xid (oops): 79,",
+    ],
+)
+def test_lines_that_do_not(text: str) -> None:
+    assert recognise(text) is None
+
+
+@given(st.text())
+def test_garbage_is_read_without_complaint(text: str) -> None:
+    recognise(parse_record(text).text)
+
+
+def test_records_of_the_kernel_and_bare_lines() -> None:
+    record = parse_record(f"3,812,55123,-;{XID_79}\n SUBSYSTEM=pci\n")
+    assert (record.text, record.sequence) == (XID_79, 812)
+    assert parse_record("6,339,514,-,caller=T1;a;b").text == "a;b"
+    assert parse_record(XID_79).sequence is None
+
+
+def test_a_gpu_is_found_by_its_address(tmp_path: Path) -> None:
+    for minor, pci in enumerate(("0000:18:00.0", "0000:3B:00.0")):
+        (tmp_path / pci).mkdir()
+        (tmp_path / pci / "information").write_text(f"Model: \t\t H200\nDevice Minor: \t {minor}\n")
+    assert gpu_of("0000:3b:00", tmp_path) == 1
+    assert gpu_of("0000:18:00.0", tmp_path) == 0
+    assert gpu_of("0000:99:00", tmp_path) is None
+    assert gpu_of("0000:18:00", tmp_path / "no driver") is None
+
+
+def line(xid: int) -> str:
+    return f"NVRM: Xid (PCI:0000:18:00): {xid}, words\n"
+
+
+@pytest.mark.anyio
+async def test_a_file_is_followed_from_its_end_through_rotation_truncation_and_half_lines(tmp_path: Path) -> None:
+    path, seen, position = tmp_path / "kernel.log", list[int | None](), tmp_path / "position.json"
+
+    def take(signal: NodeSignal) -> None:
+        assert isinstance(signal, KernelLine)
+        seen.append(signal.xid)
+
+    path.write_text(line(1))  # before our time
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(KernelLog("n", path, position).run, take)
+        await wait_until_async(position.exists, description="the first look")
+        with path.open("a") as log:
+            log.write("noise\n" + line(2) + line(3)[:20])
+            log.flush()
+            await wait_until_async(lambda: seen == [2], description="a whole line")
+            log.write(line(3)[20:])
+        await wait_until_async(lambda: seen == [2, 3], description="the line's other half")
+        with path.open("a") as log:
+            log.write(line(3))  # the rotation may come before it is read
+        path.rename(tmp_path / "kernel.log.1")
+        path.write_text(line(4))
+        await wait_until_async(lambda: seen == [2, 3, 3, 4], description="the rotated file's line")
+        path.write_text("")  # truncated; nobody can see that before it has grown again, unless it is looked at now
+        await wait_until_async(lambda: '"position": 0' in position.read_text(), description="the truncation to be seen")
+        path.write_text(line(5))
+        await wait_until_async(lambda: seen == [2, 3, 3, 4, 5], description="the line after truncation")
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+async def test_a_second_reader_goes_on_where_the_first_stopped(tmp_path: Path) -> None:
+    path, seen = tmp_path / "kernel.log", list[int | None]()
+    path.touch()
+
+    def take(signal: NodeSignal) -> None:
+        assert isinstance(signal, KernelLine)
+        seen.append(signal.xid)
+
+    for xid in (1, 2, 3):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(KernelLog("n", path, tmp_path / "position.json").run, take)
+            await wait_until_async((tmp_path / "position.json").exists, description="the first look")
+            with path.open("a") as log:
+                log.write(line(xid))
+            await wait_until_async(partial(seen.__contains__, xid), description=f"xid {xid}")
+            await wait_until_async(
+                lambda: f'"position": {path.stat().st_size}' in (tmp_path / "position.json").read_text(),
+                description="the position to be kept",
+            )
+            tasks.cancel_scope.cancel()
+    assert seen == [1, 2, 3]

@@ -1,0 +1,207 @@
+"""Generations of one job overtake each other; whatever the order of events, the newest wins and the old is gone first."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import anyio
+import pytest
+from waiting import VIRTUAL_TIME
+
+from holdfast.agent.node import Node, Outcome
+from holdfast.agent.workers.environment import Site
+from holdfast.agent.workers.pool import WorkerPool
+from holdfast.domain.errors import Conflict, InvalidSpec, Unavailable
+from holdfast.domain.generations import Placement, RankRestore, ShardKey
+from holdfast.domain.job import CheckpointSpec, HangSpec, LaunchSpec
+from holdfast.domain.mesh import Mesh
+from holdfast.domain.nodes import RunningWorker
+from holdfast.domain.orders import Prepare, Start, Stop
+from holdfast.domain.replication import Configure, Stage, StagedShard
+
+pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", [VIRTUAL_TIME], ids=["virtual"])]
+
+RESTORE = RankRestore(0, ShardKey(1, 40, 0), "digest", ())
+ORDER = Prepare(
+    job="gpt",
+    generation=2,
+    attempt=2,
+    mesh=Mesh.of({"dp": 1}),
+    placement=Placement(0, "n", 0, 1),
+    nnodes=1,
+    launch=LaunchSpec("/train.py"),
+    checkpoint=CheckpointSpec(),
+    hang=HangSpec(),
+    token="t",
+    restore_step=40,
+    restore=(RESTORE,),
+)
+
+
+class FakePool:
+    """Remembers what was done, in order; old workers take `dying_s` to go, new ones `forking_s` to come."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.alive: set[int] = set()
+        self.dying_s, self.forking_s = 0.02, 0.01
+        self.fork_error: Exception | None = None
+        self.started: dict[int, tuple[StagedShard, ...]] = {}
+
+    async def fork(self, order: Prepare) -> tuple[RunningWorker, ...]:
+        await anyio.sleep(self.forking_s)
+        if self.fork_error is not None:
+            raise self.fork_error
+        self.alive.add(order.generation)
+        self.done.append(f"forked {order.generation}")
+        return (RunningWorker("gpt", order.generation, 0, 99),)
+
+    async def stop(self, job: str, through: int, grace_s: float = 0.0) -> None:
+        await self._end({generation for generation in self.alive if generation <= through})
+
+    async def stop_all_but(self, job: str, number: int) -> None:
+        await self._end(self.alive - {number})
+
+    async def _end(self, generations: set[int]) -> None:
+        await anyio.sleep(self.dying_s)
+        for generation in sorted(generations):
+            if generation in self.alive:
+                self.alive.discard(generation)
+                self.done.append(f"gone {generation}")
+
+    def start(self, job: str, number: int, master: tuple[str, int], staged: tuple[StagedShard, ...]) -> None:
+        self.started[number] = staged
+
+    def generations(self, job: str) -> tuple[int, ...]:
+        return tuple(sorted(self.alive))
+
+    def master_of(self, job: str, generation: int) -> str:
+        return "host:5"
+
+
+class FakeReplicator:
+    endpoint = "host:7"
+
+    def __init__(self, pool: FakePool) -> None:
+        self.pool = pool
+        self.staging_s = 0.05
+        self.error: Exception | None = None
+        self.forgotten: list[str] = []
+        self.configured: list[int] = []
+
+    async def configure(self, request: Configure) -> None:
+        self.configured.append(request.generation)
+
+    async def stage(self, request: Stage) -> tuple[StagedShard, ...]:
+        assert not {g for g in self.pool.alive if g < self.configured[-1]}, "an old worker could still write"
+        await anyio.sleep(self.staging_s)
+        if self.error is not None:
+            raise self.error
+        return (StagedShard(0, request.shards[0].shard, f"/shm/{self.configured[-1]}", "memory"),)
+
+    async def forget(self, job: str) -> None:
+        self.forgotten.append(job)
+
+
+@asynccontextmanager
+async def node() -> AsyncIterator[tuple[Node, FakePool, FakeReplicator]]:
+    pool = FakePool()
+    replicator = FakeReplicator(pool)
+    site = Site(Path("/none"), Path("/none"), Path("/none"), "")
+    yield Node(cast(WorkerPool, pool), replicator, site), pool, replicator
+
+
+async def test_prepare_overlaps_stop_and_fork_and_stages_after_the_old_are_gone() -> None:
+    async with node() as (subject, pool, _):
+        pool.alive = {1}
+        began = anyio.current_time()
+        outcome = await subject.carry_out(ORDER)
+        assert anyio.current_time() - began == pytest.approx(0.07)
+        assert pool.done == ["forked 2", "gone 1"]
+        assert (outcome.master, outcome.workers[0].generation) == ("host:5", 2)
+        await subject.carry_out(Start("gpt", 2, "host:5"))
+        assert [shard.path for shard in pool.started[2]] == ["/shm/2"]
+
+
+async def test_a_newer_prepare_cuts_an_older_one_short() -> None:
+    async with node() as (subject, pool, replicator):
+        replicator.staging_s = 3600.0  # the peer that holds the shard does not answer
+        outcomes: dict[int, Any] = {}
+
+        async def attempt(order: Prepare) -> None:
+            try:
+                outcomes[order.generation] = await subject.carry_out(order)
+            except Conflict as error:
+                outcomes[order.generation] = str(error)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(attempt, ORDER)
+            await anyio.sleep(1.0)
+            replicator.staging_s = 0.05
+            tasks.start_soon(attempt, replace(ORDER, generation=3))
+        assert "overtaken by 3" in outcomes[2]
+        assert isinstance(outcomes[3], Outcome)
+        assert pool.alive == {3}
+        with pytest.raises(Conflict, match="generation 2 of gpt is over"):
+            await subject.carry_out(Start("gpt", 2, "host:5"))
+
+
+async def test_stop_cuts_a_preparation_short() -> None:
+    async with node() as (subject, pool, replicator):
+        replicator.staging_s = 3600.0
+        async with anyio.create_task_group() as tasks:
+
+            async def prepare() -> None:
+                with pytest.raises(Conflict):
+                    await subject.carry_out(ORDER)
+
+            tasks.start_soon(prepare)
+            await anyio.sleep(1.0)
+            await subject.carry_out(Stop("gpt", 2))
+        assert pool.alive == set()
+
+
+@pytest.mark.parametrize("part", ["fork", "stage"])
+async def test_a_failed_preparation_leaves_no_worker_and_says_why(part: str) -> None:
+    async with node() as (subject, pool, replicator):
+        error = Unavailable("no source has the shard")
+        if part == "fork":
+            pool.fork_error = error
+        else:
+            replicator.error = error
+        with pytest.raises(Unavailable, match="no source"):
+            await subject.carry_out(ORDER)
+        assert pool.alive == set()
+        pool.fork_error = replicator.error = None
+        await subject.carry_out(replace(ORDER, generation=3))
+        assert pool.alive == {3}
+
+
+async def test_the_same_name_submitted_anew_starts_again_at_one() -> None:
+    async with node() as (subject, pool, _):
+        await subject.carry_out(replace(ORDER, generation=9))
+        with pytest.raises(Conflict):
+            await subject.carry_out(replace(ORDER, generation=1))
+        await subject.carry_out(replace(ORDER, generation=1, token="another submission"))
+        assert pool.alive == {1}
+        await subject.carry_out(replace(ORDER, generation=1, token="a third one"))
+        assert pool.done[-2:] == ["gone 1", "forked 1"]
+
+
+async def test_forget_drops_the_jobs_files_and_its_past() -> None:
+    async with node() as (subject, pool, replicator):
+        await subject.carry_out(ORDER)
+        await subject.carry_out(Stop("gpt", 2, forget=True))
+        assert (pool.alive, replicator.forgotten) == (set(), ["gpt"])
+        await subject.carry_out(replace(ORDER, generation=1))
+
+
+async def test_start_wants_an_address() -> None:
+    async with node() as (subject, _, _):
+        await subject.carry_out(ORDER)
+        with pytest.raises(InvalidSpec, match="host:port"):
+            await subject.carry_out(Start("gpt", 2, "nowhere"))

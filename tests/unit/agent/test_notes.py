@@ -1,0 +1,136 @@
+"""Notes and what becomes of them. Whatever a worker writes, the agent stands."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.agent.workers.notes import MissedNote, Note, PhaseNote, StartedNote, StepNote, parse
+from holdfast.agent.workers.progress import ROWS_MAX, ProcessFacts, Progress
+from holdfast.domain import worker
+from holdfast.domain.signals import Phase
+
+WHO = {"job": "gpt", "generation": 2, "rank": 4}
+STEP: dict[str, Any] = {
+    "step": 7, "started_at": 10.0, "ended_at": 11.5, "data_s": 0.1, "stall_s": 0, "tokens": 64, "loss": 2.5, "grad_norm": None,
+}  # fmt: skip
+
+
+def note(kind: str, **fields: Any) -> Note | None:
+    return parse(worker.encode(kind, **{**WHO, **fields}))
+
+
+def step(number: int, rank: int = 4, ended_at: float = 11.5) -> StepNote:
+    parsed = note("step", **{**STEP, "rank": rank, "step": number, "ended_at": ended_at})
+    assert isinstance(parsed, StepNote)
+    return parsed
+
+
+def test_every_kind_is_understood() -> None:
+    parsed = note("step", **STEP)
+    assert isinstance(parsed, StepNote)
+    assert (parsed.step, parsed.tokens, parsed.loss, parsed.sender.rank) == (7, 64, 2.5, 4)
+    assert math.isnan(parsed.grad_norm)
+    assert isinstance(note("phase", phase="restore", at=3.0, step=0), PhaseNote)
+    started = note("started", phases_s={"first_step": 0.2})
+    assert isinstance(started, StartedNote)
+    assert started.phases_s == (("first_step", 0.2),)
+    assert isinstance(note("missed", step=50, reason="both images are being read"), MissedNote)
+    assert note("saved", step=50, attempt=1, image="/x", stall_s=0.1) is None  # the replicator's business
+    assert note("of the future") is None
+
+
+def test_a_reported_nan_is_not_an_unreported_loss() -> None:
+    parsed = note("step", **{**STEP, "loss": math.nan})
+    assert isinstance(parsed, StepNote)
+    assert parsed.loss == math.inf
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"step": -1}, {"step": 1.5}, {"step": True}, {"step": 2**63}, {"ended_at": math.nan}, {"ended_at": math.inf},
+        {"started_at": "now"}, {"tokens": None}, {"loss": "low"}, {"rank": "4"}, {"generation": -3},
+    ],
+)  # fmt: skip
+def test_a_step_that_no_library_of_ours_sends_is_refused(wrong: dict[str, Any]) -> None:
+    assert note("step", **{**STEP, **wrong}) is None
+
+
+@given(st.binary(max_size=200))
+def test_bytes_are_no_note(raw: bytes) -> None:
+    parse(raw)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+FIELDS = st.sampled_from([*WHO, *STEP, "phase", "at", "phases_s", "reason"])
+
+
+@given(st.sampled_from(["step", "phase", "started", "missed"]), st.dictionaries(FIELDS, JSON))
+def test_any_json_is_a_note_or_none(kind: str, fields: dict[str, Any]) -> None:
+    parse(json.dumps({**WHO, **fields, "type": kind}).encode())
+
+
+def progress(ranks: tuple[int, ...] = (4, 5)) -> Progress:
+    return Progress(node="n", job="gpt", generation=2, ranks=ranks, step=6, at=1.0)
+
+
+def test_steps_become_columns_once() -> None:
+    board = progress()
+    board.fold(step(7, rank=4))
+    board.fold(step(7, rank=5))
+    columns = board.take_steps(20.0)
+    assert columns is not None
+    assert (columns.rank, columns.step, columns.tokens) == ((4, 5), (7, 7), (64, 64))
+    assert board.take_steps(21.0) is None
+
+
+def test_standing_is_said_of_every_rank_also_of_silent_and_dead_ones() -> None:
+    board = progress()
+    board.fold(step(7, rank=5))
+    standing = board.sample(30.0, {5: ProcessFacts("S", 1.25)})
+    assert standing.rank == (4, 5)
+    assert standing.step == (6, 7)
+    assert standing.phase == (Phase.INIT, Phase.STEP)
+    assert standing.process_state == ("", "S")
+    assert standing.phase_at == (1.0, 11.5)
+
+
+def test_first_steps_are_complete_when_the_last_rank_has_one() -> None:
+    board = progress()
+    assert (board.silent, board.stepping_since) == (True, None)
+    board.fold(step(7, rank=4, ended_at=12.0))
+    assert (board.silent, board.stepping_since) == (False, None)
+    board.fold(step(7, rank=5, ended_at=13.0))
+    board.fold(step(8, rank=5, ended_at=14.0))
+    assert board.stepping_since == 13.0
+    assert board.newest_common_step == 7
+
+
+def test_a_late_datagram_does_not_turn_a_rank_back() -> None:
+    board = progress()
+    board.fold(step(9))
+    board.fold(step(8))
+    assert board.step_of(4) == 9
+
+
+def test_rows_are_bounded() -> None:
+    board = progress()
+    for number in range(ROWS_MAX + 2):
+        board.fold(step(number))
+    columns = board.take_steps(1.0)
+    assert columns is not None
+    assert len(columns.step) == ROWS_MAX
+    assert columns.step[0] == 2
+    assert board.dropped == 2

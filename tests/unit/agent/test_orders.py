@@ -1,0 +1,167 @@
+"""Orders are executed once, whoever repeats them; nothing told is lost or blocks the rest."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from holdfast.agent.executor import Executor
+from holdfast.agent.ledger import ANSWERS_MAX, Ledger
+from holdfast.agent.node import Outcome
+from holdfast.agent.reports import Reports
+from holdfast.domain.errors import Conflict, HoldfastError
+from holdfast.domain.nodes import NodeFacts, RunningWorker
+from holdfast.domain.orders import Hello, Inventory, Order, OrderDone, RanksFinished, Start
+
+pytestmark = pytest.mark.anyio
+
+ORDER = Start("gpt", 3, "host:1")
+HELLO = Hello(NodeFacts("n", "i", "h", "a", "z", 1, "", 1, "/d", "/k"))
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    with Ledger(tmp_path / "agent.db") as ledger:
+        yield ledger
+
+
+class Hands:
+    """Carries orders out by counting them; may be told to wait or to fail."""
+
+    def __init__(self) -> None:
+        self.done: list[Order] = []
+        self.error: Exception | None = None
+        self.gate = anyio.Event()
+        self.gate.set()
+
+    async def carry_out(self, order: Order) -> Outcome:
+        self.done.append(order)
+        await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        return Outcome(master="host:5", phases_s=(("fork", 0.25),), workers=(RunningWorker("gpt", 3, 0, 99),))
+
+
+async def test_a_repeat_is_answered_and_not_executed_also_after_a_restart(tmp_path: Path) -> None:
+    hands, answers = Hands(), list[OrderDone]()
+    for _ in range(2):  # two lives of one agent
+        with Ledger(tmp_path / "agent.db") as ledger:
+            async with anyio.create_task_group() as tasks:
+                executor = Executor(tasks=tasks, ledger=ledger, carry_out=hands.carry_out, report=answers.append)
+                executor.submit(1, "c1", ORDER)
+            executor.submit(1, "c1", ORDER)
+    assert hands.done == [ORDER]
+    assert len(answers) == 4
+    assert len(set(answers)) == 1
+    assert answers[0].ok
+    assert answers[0].workers == (RunningWorker("gpt", 3, 0, 99),)
+
+
+async def test_a_repeat_under_way_waits_for_the_one_answer(ledger: Ledger) -> None:
+    hands, answers = Hands(), list[OrderDone]()
+    hands.gate = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        executor = Executor(tasks=tasks, ledger=ledger, carry_out=hands.carry_out, report=answers.append)
+        executor.submit(1, "c1", ORDER)
+        await anyio.wait_all_tasks_blocked()
+        executor.submit(2, "c1", ORDER)  # a new leader sends what it does not know to be under way
+        hands.gate.set()
+    assert hands.done == [ORDER]
+    assert [answer.ok for answer in answers] == [True]
+
+
+async def test_a_lower_epoch_is_refused_and_the_refusal_is_not_remembered(ledger: Ledger) -> None:
+    hands, answers = Hands(), list[OrderDone]()
+    async with anyio.create_task_group() as tasks:
+        executor = Executor(tasks=tasks, ledger=ledger, carry_out=hands.carry_out, report=answers.append)
+        executor.raise_epoch(5)
+        executor.submit(4, "c1", ORDER)
+        assert hands.done == []
+        assert not answers[0].ok
+        assert "epoch 4 is over" in answers[0].reason
+        executor.submit(5, "c1", ORDER)
+    assert hands.done == [ORDER]
+    assert answers[-1].ok
+
+
+@pytest.mark.parametrize("error", [Conflict("generation 2 is over"), OSError("disk full"), KeyError("a bug")])
+async def test_a_failure_is_an_answer_with_its_reason(ledger: Ledger, error: Exception) -> None:
+    hands, answers = Hands(), list[OrderDone]()
+    hands.error = error
+    async with anyio.create_task_group() as tasks:
+        Executor(tasks=tasks, ledger=ledger, carry_out=hands.carry_out, report=answers.append).submit(1, "c1", ORDER)
+    assert not answers[0].ok
+    assert str(error) in answers[0].reason
+    assert ledger.answer("c1") == answers[0]
+
+
+async def test_an_answer_that_cannot_be_remembered_is_no_success(tmp_path: Path) -> None:
+    hands, answers = Hands(), list[OrderDone]()
+    with Ledger(tmp_path / "agent.db") as ledger:
+        ledger._database.execute("PRAGMA query_only = ON")  # what a file system turned read-only does
+        async with anyio.create_task_group() as tasks:
+            Executor(tasks=tasks, ledger=ledger, carry_out=hands.carry_out, report=answers.append).submit(
+                0, "c1", ORDER
+            )
+    assert not answers[0].ok
+    assert str(tmp_path / "agent.db") in answers[0].reason
+
+
+def test_ledger_is_bounded_and_forgets_the_oldest(ledger: Ledger) -> None:
+    for number in range(ANSWERS_MAX + 10):
+        ledger._database.execute("PRAGMA synchronous = OFF")  # a thousand fsyncs are not what is tested
+        ledger.remember(OrderDone(f"c{number}", ok=True))
+    assert ledger.answer("c9") is None
+    assert ledger.answer("c10") is not None
+
+
+def test_ledger_in_a_bad_place_names_it(tmp_path: Path) -> None:
+    (tmp_path / "agent.db").write_bytes(b"this is no database, and it is longer than a header" * 50)
+    with pytest.raises(HoldfastError, match=r"agent\.db"):
+        Ledger(tmp_path / "agent.db")
+
+
+def test_ledger_keeps_what_was_written_when_the_process_dies(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "agent.db")
+    ledger.remember(OrderDone("c1", ok=True))
+    ledger.raise_epoch(9)
+    with sqlite3.connect(tmp_path / "agent.db") as other:  # the first is not closed: as after SIGKILL
+        assert other.execute("SELECT count(*) FROM answer").fetchone() == (1,)
+    other.close()
+    with Ledger(tmp_path / "agent.db") as again:
+        assert again.epoch == 9
+    ledger.__exit__(None, None, None)
+
+
+def take_all(reports: Reports) -> list[tuple[int, str]]:
+    taken = []
+    while (numbered := reports.take()) is not None:
+        taken.append((numbered.seq, type(numbered.report).__name__))
+    return taken
+
+
+def test_a_new_session_greets_first_and_repeats_what_was_not_acknowledged_under_higher_numbers() -> None:
+    reports = Reports()
+    reports.greet(HELLO)
+    reports.add(OrderDone("c1", ok=True))
+    reports.add(RanksFinished("gpt", 1, (0,), 5.0))
+    assert take_all(reports) == [(1, "Hello"), (2, "OrderDone"), (3, "RanksFinished")]
+    reports.acknowledge(2)
+    reports.add(OrderDone("c2", ok=True))
+    reports.greet(HELLO)
+    assert take_all(reports) == [(4, "Hello"), (5, "RanksFinished"), (6, "OrderDone")]
+    reports.acknowledge(6)
+    reports.greet(HELLO)
+    assert take_all(reports) == [(7, "Hello")]
+
+
+def test_only_the_newest_inventory_of_a_job_waits() -> None:
+    reports = Reports()
+    for _ in range(3):
+        reports.add(Inventory("gpt"))
+        reports.add(Inventory("bert"))
+    assert take_all(reports) == [(1, "Inventory"), (2, "Inventory")]

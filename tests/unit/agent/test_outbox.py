@@ -1,0 +1,83 @@
+"""Telemetry: what may be dropped is, oldest first and counted; what may not be, is not."""
+
+from __future__ import annotations
+
+from holdfast.agent.outbox import DROPPABLE_MAX, KERNEL_LINES_MAX, UNACKNOWLEDGED_MAX, Outbox
+from holdfast.domain.signals import GenerationStopped, HostSample, KernelLine
+
+
+def sample(at: float) -> HostSample:
+    return HostSample("n", at, 0.0, 1, 0, 1)
+
+
+def stopped(at: float) -> GenerationStopped:
+    return GenerationStopped("n", at, "gpt", 1)
+
+
+def outbox() -> Outbox:
+    return Outbox("n", "incarnation")
+
+
+def test_a_full_buffer_drops_the_oldest_droppable_signal_and_counts() -> None:
+    box = outbox()
+    for at in range(DROPPABLE_MAX + 3):
+        box.add(sample(at))
+    box.add(stopped(0.5))
+    tick = box.compose(1.0)
+    assert tick.dropped == 3
+    assert tick.signals[0] == stopped(0.5)
+    assert tick.signals[1] == sample(3)
+    assert len(tick.signals) == DROPPABLE_MAX + 1
+
+
+def test_reliable_signals_come_again_under_the_same_number_until_acknowledged() -> None:
+    box = outbox()
+    box.add(stopped(1))
+    box.add(sample(1))
+    first = box.compose(1.0, fresh=[sample(2)])
+    assert not box.urgent
+    box.compose(2.0, fresh=[sample(3)])  # nothing in it has to be kept
+    box.add(stopped(3))
+    third = box.compose(3.0)
+    assert [(tick.seq, tick.signals) for tick in box.again()] == [
+        (first.seq, (stopped(1),)),
+        (third.seq, (stopped(3),)),
+    ]
+    box.acknowledge(2)  # covers what was before it
+    assert [tick.seq for tick in box.again()] == [3]
+    box.acknowledge(3)
+    assert box.settled
+
+
+def test_a_flood_of_kernel_lines_pushes_out_no_exit() -> None:
+    box = outbox()
+    box.add(stopped(1))
+    for number in range(KERNEL_LINES_MAX + 5):
+        box.add(KernelLine("n", float(number), "line"))
+    tick = box.compose(1.0)
+    assert tick.signals[0] == stopped(1)
+    assert tick.signals[1] == KernelLine("n", 5.0, "line")
+    assert tick.dropped == 5
+
+
+def test_without_acknowledgements_ticks_go_on_and_reliable_signals_gather() -> None:
+    box = outbox()
+    for at in range(UNACKNOWLEDGED_MAX + 5):
+        box.add(stopped(at))
+        box.compose(at)
+    assert box.urgent
+    assert box.compose(0.0, fresh=[sample(1)]).signals == (sample(1),)
+    box.acknowledge(UNACKNOWLEDGED_MAX)
+    assert len(box.compose(0.0).signals) == 5
+
+
+def test_a_tick_that_diagnostics_cannot_read_is_given_up_and_counted() -> None:
+    box = outbox()
+    assert box.give_up_oldest() is None
+    box.add(stopped(1))
+    tick = box.compose(1.0)
+    given_up = box.give_up_oldest()
+    assert given_up is not None
+    assert given_up.seq == tick.seq
+    assert box.settled
+    assert box.dropped == 1
