@@ -1,0 +1,40 @@
+"""`holdfast policy`: find out what a policy script does before the night does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.tables import console, table
+from holdfast.supervisor.policy_script import try_script
+
+app = typer.Typer(help="Policy scripts: check what they answer.", no_args_is_help=True)
+
+COLUMNS = ("incident", "answer", "reason", "problem")
+UNUSABLE = 2
+
+
+@app.command(epilog="Example: [bold]holdfast policy check examples/policy.py[/]")
+def check(script: Annotated[Path, typer.Argument(help="The policy script, a Python file with decide().")]) -> None:
+    """Load the script and ask it about one incident of every kind; every answer must be possible.
+
+    Exit code 2 when the script cannot be used: it does not import, lacks decide, answers nonsense or not at all, or decides
+    what cannot be carried out. A running job would report that and use the default policy's answer.
+    """
+    trials = try_script(script)
+    rows = [
+        {
+            "incident": trial.kind,
+            "answer": trial.action.kind if trial.action else None,
+            "reason": trial.action.reason if trial.action else None,
+            "problem": trial.problem,
+        }
+        for trial in trials
+    ]
+    console.print(table(rows, COLUMNS))
+    if any(trial.problem for trial in trials):
+        console.print(f"[red]{script}: where there is a problem, the default policy would decide[/]")
+        raise typer.Exit(UNUSABLE)
+    console.print(f"[green]{script}: every answer can be carried out[/]")
