@@ -25,8 +25,13 @@ from holdfast.runtime.backoff import Backoff
 log = structlog.get_logger("holdfast.replicator")
 
 PAUSE_MAX_S = 5.0
+LOST_RACE_PAUSE_S = 0.005  # bounds the rate at which a shard is looked for that stays away
 
 _Lane = tuple[str, str]  # (job, "disk" | "delete" | "peer <name>")
+
+
+class _LostRace(NotFound):
+    """What was planned from is not here any more."""
 
 
 class Mover:
@@ -71,10 +76,14 @@ class Mover:
     async def _carry_out(self, job: Job, step: Step, lane: _Lane) -> None:
         try:
             await self._do(job, step)
+        except _LostRace as error:
+            # Overwritten before we had it: everyday life when saves come fast. Look, and take what is newest now.
+            self._say(job, step, error)
+            await anyio.sleep(LOST_RACE_PAUSE_S)
+            await self._engine.refresh(job)
         except (HoldfastError, OSError) as error:
             pause = self._pauses.setdefault(lane, Backoff(first_s=0.05, max_s=PAUSE_MAX_S))
             self._say(job, step, error)
-            self._engine.hint(job.name)  # what was expected here is perhaps being overwritten
             if not job.gone:
                 with anyio.move_on_after(pause.next_s()):
                     await job.turned.wait()  # a new configuration may name another peer: no reason to wait any longer
@@ -150,7 +159,7 @@ class Mover:
         await self._engine.threads.background(self._engine.tiers[held.store].delete, job.name, held.key)
 
     async def _open(self, job: Job, key: ShardKey, stores: tuple[Store, ...]) -> tuple[Held, OpenShard]:
-        """The shard from the first of these stores that has it. Raises NotFound with the reasons."""
+        """The shard from the first of these stores that has it. Raises _LostRace with the reasons."""
         reasons: list[str] = []
         for held in (Held(store, key) for store in stores):
             if held not in job.held:
@@ -162,12 +171,12 @@ class Mover:
             except IntegrityError as error:
                 await self._engine.quarantine(job, held, str(error))
                 reasons.append(str(error))
-        raise NotFound("; ".join(reasons) or f"{label(key)} is not held any more")
+        raise _LostRace("; ".join(reasons) or f"{label(key)} is not held any more")
 
     @staticmethod
     def _say(job: Job, step: Step, error: Exception) -> None:
         """A superseded source is everyday life; the rest an operator should read."""
-        say = log.debug if isinstance(error, NotFound | Conflict) else log.warning
+        say = log.debug if isinstance(error, _LostRace) else log.warning
         say("not moved", job=job.name, step=type(step).__name__, shard=label(step.key), reason=str(error))
 
 
