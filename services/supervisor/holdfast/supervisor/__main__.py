@@ -1,0 +1,8 @@
+"""`python -m holdfast.supervisor`."""
+
+from holdfast.runtime.service import main
+from holdfast.supervisor.service import serve
+from holdfast.supervisor.settings import SupervisorSettings
+
+if __name__ == "__main__":
+    main("supervisor", SupervisorSettings, serve)

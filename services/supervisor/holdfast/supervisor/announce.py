@@ -1,0 +1,61 @@
+"""One line in the log for each decision: what, about whom, and why."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+import structlog
+
+from holdfast.supervisor.protocol import (
+    GenerationChanged,
+    IncidentChanged,
+    JobAccepted,
+    JobChanged,
+    NodeChanged,
+    Noted,
+)
+from holdfast.supervisor.published import LeaderChanged, OperationDone, Published
+
+log = structlog.get_logger("holdfast.supervisor")
+
+
+def decision(record: Published) -> None:
+    match record:
+        case JobAccepted():
+            log.info("job accepted", job=record.job, mesh=str(record.spec.mesh), nodes=record.spec.nodes)
+        case JobChanged():
+            log.info("job", job=record.job, phase=record.phase, reason=record.reason)
+        case GenerationChanged():
+            number = record.generation.number
+            log.info("generation", job=record.job, generation=number, stage=record.stage, reason=record.reason)
+        case IncidentChanged():
+            _incident(record)
+        case NodeChanged():
+            log.info("node", node=record.node, state=record.state.value, job=record.job, reason=record.reason)
+        case Noted():
+            log.info("noted", subject=record.subject, reason=record.text)
+        case OperationDone():
+            log.info("operation", operation=record.operation, ok=record.ok, reason=record.reason)
+        case LeaderChanged():
+            log.info("leader", supervisor=record.supervisor, epoch=record.epoch)
+        case _:
+            assert_never(record)
+
+
+def _incident(record: IncidentChanged) -> None:
+    incident = record.incident
+    action = incident.action
+    log.info(
+        "incident",
+        incident=incident.id,
+        job=incident.job,
+        state=incident.state.value,
+        kind=incident.kind,
+        cause=incident.cause,
+        node=incident.node,
+        rank=incident.rank,
+        action=action.kind.value if action else None,
+        reason=action.reason if action else None,
+        decided_by=incident.decided_by,
+        trace_id=incident.trace_id,
+    )

@@ -1,0 +1,32 @@
+"""The REST API as an ASGI application."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Depends, FastAPI
+
+from holdfast.supervisor.api import events, incidents, jobs, nodes, operations, problems
+from holdfast.supervisor.api.backend import Backend, authorize
+
+DESCRIPTION = """\
+Commands answer 202 with an operation whose `url` says what became of them; send an `Idempotency-Key` to be able to repeat
+one safely. Lists have cursors. Every error is `application/problem+json` (RFC 9457).
+"""
+
+
+def build(backend: Backend) -> FastAPI:
+    app = FastAPI(
+        title="Holdfast",
+        version=backend.identity.version,
+        description=DESCRIPTION,
+        separate_input_output_schemas=False,
+        responses=problems.RESPONSES,
+        redoc_url=None,
+    )
+    app.state.backend = backend
+    problems.install(app)
+    v1 = APIRouter(prefix="/v1", dependencies=[Depends(authorize)])
+    for part in (jobs, nodes, incidents, operations, events):
+        v1.include_router(part.router)
+    app.include_router(v1)
+    app.include_router(operations.health)
+    return app

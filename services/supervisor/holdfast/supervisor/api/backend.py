@@ -1,0 +1,169 @@
+"""What the routers stand on: the picture for reads, the history for the past, the inbox for requests."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import uuid
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import Depends, Header, Query, Request, Response
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+
+from holdfast.domain.errors import InvalidSpec, NotFound
+from holdfast.domain.job import JobSpec
+from holdfast.log.names import INBOX
+from holdfast.log.protocol import EventLog
+from holdfast.supervisor.api.models import Operation
+from holdfast.supervisor.api.problems import NotLeading, Unauthorized
+from holdfast.supervisor.history import History
+from holdfast.supervisor.inbox import request_entry
+from holdfast.supervisor.picture import Look, Picture, Progress
+from holdfast.supervisor.policy_runner import PolicyRunner
+from holdfast.supervisor.requests import OperatorEvent, OperatorRequest, check, fingerprint
+
+PENDING_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who answers here."""
+
+    supervisor: str
+    version: str
+    token: str = ""  # bearer token that requests must carry; empty = none
+
+
+class Backend:
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        log: EventLog,
+        history: History,
+        look: Look,
+        progress: Progress,
+        policies: PolicyRunner,
+    ) -> None:
+        self.identity = identity
+        self.log = log
+        self.history = history
+        self.progress = progress
+        self._look = look
+        self._policies = policies
+        self._pending: OrderedDict[str, str] = OrderedDict()  # operation → fingerprint: appended here, not folded yet
+
+    async def picture(self) -> Picture:
+        """Raises `NotLeading` when there is none to show."""
+        picture = await self._look()
+        if picture is None:
+            leader = await self.history.leader()
+            raise NotLeading(
+                "no supervisor has become the leader yet; ask again in a second", leader.api if leader else ""
+            )
+        return picture
+
+    async def check_policy(self, spec: JobSpec) -> None:
+        """Raises `InvalidSpec` naming what is wrong with the job's policy script."""
+        if spec.policy:
+            await self._policies.check(spec.policy)
+
+    async def command(self, event: OperatorEvent, key: str | None) -> Operation:
+        """Put a request into the inbox. The same key is the same operation, however often it is asked for."""
+        mark = fingerprint(event)
+        operation = f"op-{uuid.uuid4().hex}" if key is None else f"op-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
+        if key is not None and (known := await self._known(operation)) is not None:
+            answer, known_mark = known
+            if known_mark != mark:
+                raise InvalidSpec("Idempotency-Key", key, "a key that has not been used for a different request")
+            return answer
+        check((await self.picture()).state, event)
+        request = OperatorRequest(operation, event, mark)
+        await self.log.append(INBOX, request_entry(request))
+        self._pending[operation] = mark
+        if len(self._pending) > PENDING_MAX:
+            self._pending.popitem(last=False)
+        return _operation(operation, "pending")
+
+    async def operation(self, operation: str) -> Operation:
+        """Raises `NotFound`."""
+        known = await self._known(operation)
+        if known is None:
+            raise NotFound(f"there is no operation {operation}, or it is too long ago")
+        return known[0]
+
+    async def _known(self, operation: str) -> tuple[Operation, str] | None:
+        """The operation and its request's fingerprint."""
+        if (done := await self.history.operation(operation)) is not None:
+            self._pending.pop(operation, None)
+            return _operation(operation, "succeeded" if done.ok else "failed", done.reason), done.fingerprint
+        if operation in self._pending:
+            return _operation(operation, "pending"), self._pending[operation]
+        return None
+
+
+def _operation(operation: str, state: Any, reason: str = "") -> Operation:
+    return Operation(id=operation, url=f"/v1/operations/{operation}", state=state, reason=reason)
+
+
+# ---------------------------------------------------------------- what routers ask for
+
+
+def _backend(request: Request) -> Backend:
+    backend: Backend = request.app.state.backend
+    return backend
+
+
+Serving = Annotated[Backend, Depends(_backend)]
+_bearer = HTTPBearer(auto_error=False, description="The value of HOLDFAST_API_TOKEN, when the supervisor has one.")
+
+
+def authorize(
+    backend: Serving, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)] = None
+) -> None:
+    """Raises `Unauthorized` when a token is configured and the request does not carry it."""
+    wanted = backend.identity.token
+    given = credentials.credentials if credentials else ""
+    if wanted and not secrets.compare_digest(given.encode(), wanted.encode()):
+        raise Unauthorized("this API wants the header `Authorization: Bearer <token>` with its HOLDFAST_API_TOKEN")
+
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        min_length=1,
+        max_length=200,
+        description="Sent again with the same key, a request is not carried out twice.",
+    ),
+]
+Limit = Annotated[int, Query(ge=1, le=500, description="Items per page.")]
+Cursor = Annotated[str | None, Query(max_length=200, description="`next_cursor` of the page before.")]
+
+
+class Located:
+    """Sets `Location` to the operation that a command started."""
+
+    def __init__(self, backend: Serving, response: Response, key: IdempotencyKey = None) -> None:
+        self._backend = backend
+        self._response = response
+        self._key = key
+
+    async def command(self, event: OperatorEvent) -> Operation:
+        operation = await self._backend.command(event, self._key)
+        self._response.headers["Location"] = operation.url
+        return operation
+
+
+Commands = Annotated[Located, Depends()]
+
+
+def number_of(cursor: str | None) -> int | None:
+    """A cursor that is a number. Raises `InvalidSpec` for one that this API has not given out."""
+    if cursor is None:
+        return None
+    if not (cursor.isascii() and cursor.isdecimal() and len(cursor) < 19):
+        raise InvalidSpec("cursor", cursor, "the next_cursor of an earlier page")
+    return int(cursor)

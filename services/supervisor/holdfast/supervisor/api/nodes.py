@@ -1,0 +1,51 @@
+"""`/v1/nodes`."""
+
+from __future__ import annotations
+
+import time
+
+from fastapi import APIRouter
+
+from holdfast.domain.errors import NotFound
+from holdfast.supervisor.api import models, views
+from holdfast.supervisor.api.backend import Commands, Cursor, Limit, Serving
+from holdfast.supervisor.protocol import NodeCordonRequested, NodeRepaired
+
+router = APIRouter(prefix="/nodes", tags=["nodes"])
+
+
+@router.get("")
+async def list_nodes(backend: Serving, limit: Limit = 100, cursor: Cursor = None) -> models.Page[models.Node]:
+    """Every node that the supervisor knows, by name."""
+    picture = await backend.picture()
+    names = sorted(name for name in picture.state.nodes if cursor is None or name > cursor)
+    items = [views.node(picture, picture.state.nodes[name]) for name in names[:limit]]
+    return models.Page(items=items, next_cursor=names[limit - 1] if len(names) > limit else None)
+
+
+@router.get("/{name}")
+async def get_node(name: str, backend: Serving) -> models.Node:
+    picture = await backend.picture()
+    if name not in picture.state.nodes:
+        raise NotFound(f"there is no node {name}; GET /v1/nodes lists those there are")
+    return views.node(picture, picture.state.nodes[name])
+
+
+@router.post("/{name}/cordon", status_code=202)
+async def cordon(name: str, commands: Commands, body: models.ReasonBody | None = None) -> models.Operation:
+    """No more ranks for this node; a job that runs on it moves to a spare."""
+    reason = (body or models.ReasonBody()).reason
+    return await commands.command(NodeCordonRequested(time.time(), name, cordoned=True, reason=reason))
+
+
+@router.post("/{name}/uncordon", status_code=202)
+async def uncordon(name: str, commands: Commands, body: models.ReasonBody | None = None) -> models.Operation:
+    """Let a cordoned node be used again."""
+    reason = (body or models.ReasonBody()).reason
+    return await commands.command(NodeCordonRequested(time.time(), name, cordoned=False, reason=reason))
+
+
+@router.post("/{name}/repair", status_code=202)
+async def repair(name: str, commands: Commands, body: models.EmptyBody | None = None) -> models.Operation:
+    """The node's hardware is good again: what was found against it is forgotten."""
+    return await commands.command(NodeRepaired(time.time(), name))

@@ -1,0 +1,49 @@
+"""`/v1/operations`, `/v1/breaker/reset`, `/v1/version` and `/healthz`."""
+
+from __future__ import annotations
+
+import time
+
+from fastapi import APIRouter
+
+from holdfast.domain.nodes import PROTOCOL_VERSION
+from holdfast.supervisor.api import models
+from holdfast.supervisor.api.backend import Commands, Serving
+from holdfast.supervisor.protocol import BreakerResetRequested
+
+router = APIRouter(tags=["operations"])
+health = APIRouter(tags=["health"])
+
+
+@router.get("/operations/{operation}")
+async def get_operation(operation: str, backend: Serving) -> models.Operation:
+    """What became of an accepted request."""
+    return await backend.operation(operation)
+
+
+@router.post("/breaker/reset", status_code=202)
+async def reset_breaker(commands: Commands, body: models.ReasonBody | None = None) -> models.Operation:
+    """An operator has looked: act on faults again."""
+    reason = (body or models.ReasonBody()).reason
+    return await commands.command(BreakerResetRequested(time.time(), reason))
+
+
+@router.get("/version")
+async def version(backend: Serving) -> models.Version:
+    picture = await backend.picture()
+    leader = await backend.history.leader()
+    return models.Version(
+        version=backend.identity.version,
+        protocol_version=PROTOCOL_VERSION,
+        supervisor=backend.identity.supervisor,
+        leader=picture.leading,
+        leader_api=leader.api if leader else "",
+        epoch=picture.state.epoch,
+    )
+
+
+@health.get("/healthz")
+async def healthz(backend: Serving) -> models.Health:
+    """200 while the event log answers and there is a state to show; 503 with the reason otherwise."""
+    await backend.log.ping()
+    return models.Health(status="ok", leader=(await backend.picture()).leading)

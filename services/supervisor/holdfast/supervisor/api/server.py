@@ -1,0 +1,89 @@
+"""The HTTP server inside the service's own event loop."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import anyio
+import uvicorn
+from fastapi import FastAPI
+
+from holdfast.domain.errors import Conflict, InvalidSpec
+from holdfast.runtime.service import LoopEnded
+
+STOP_GRACE_S = 1.0
+BACKLOG = 512
+CONNECTIONS_MAX = 1000
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the service's business (`runtime.service`)."""
+        yield
+
+
+def bind(address: str) -> socket.socket:
+    """Raises `Conflict` when the address cannot be had, saying why."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise InvalidSpec("HOLDFAST_API_LISTEN", address, "host:port (port 0 takes any free one)")
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(place)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        raise Conflict(
+            f"cannot listen on {address}: {error.strerror or error}; stop whoever has it, or choose another "
+            "HOLDFAST_API_LISTEN (port 0 takes any free one)"
+        ) from error
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+@asynccontextmanager
+async def serving(app: FastAPI, listener: socket.socket) -> AsyncIterator[None]:
+    """Serve `app` until the block is left; open streams get `STOP_GRACE_S` to end. Closes `listener`."""
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        backlog=BACKLOG,
+        limit_concurrency=CONNECTIONS_MAX,
+        timeout_graceful_shutdown=STOP_GRACE_S,  # type: ignore[arg-type]  # whole seconds in its annotation only
+        server_header=False,
+    )
+    server = _Server(config)
+    over = anyio.Event()
+
+    async def serve() -> None:
+        # Shielded: it ends by being told to, so that its connections end in order.
+        with anyio.CancelScope(shield=True):
+            try:
+                await server.serve(sockets=[listener])
+            finally:
+                over.set()
+        if not server.should_exit:
+            raise LoopEnded("the HTTP server ended by itself")
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(serve)
+        try:
+            yield
+        finally:
+            server.should_exit = True
+            with anyio.CancelScope(shield=True):
+                await over.wait()

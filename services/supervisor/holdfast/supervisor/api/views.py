@@ -1,0 +1,160 @@
+"""Domain values → response models."""
+
+from __future__ import annotations
+
+from holdfast.domain.generations import Generation
+from holdfast.domain.incidents import Incident
+from holdfast.supervisor.api import models
+from holdfast.supervisor.core.state import Job, Node
+from holdfast.supervisor.goodput import BADPUT, Class, Ledger
+from holdfast.supervisor.history import Done
+from holdfast.supervisor.picture import Picture, Progress
+from holdfast.supervisor.protocol import JobPhase
+from holdfast.wire import jobfile
+
+
+def incident(value: Incident) -> models.Incident:
+    action = value.action
+    decision = (
+        models.Decision(kind=action.kind, reason=action.reason, nodes=list(action.nodes), dp=action.dp)
+        if action is not None
+        else None
+    )
+    return models.Incident(
+        id=value.id,
+        job=value.job,
+        kind=value.kind,
+        cause=value.cause,
+        state=value.state,
+        severity=value.severity,
+        node=value.node,
+        rank=value.rank,
+        gpu=value.gpu,
+        generation=value.generation,
+        new_generation=value.new_generation,
+        action=decision,
+        decided_by=value.decided_by,
+        t_fault=value.t_fault,
+        t_detected=value.t_detected,
+        t_decided=value.t_decided,
+        t_prepared=value.t_prepared,
+        t_first_step=value.t_first_step,
+        restored_step=value.restored_step,
+        last_step=value.last_step,
+        rework_steps=value.rework_steps,
+        outcome=value.outcome,
+        trace_id=value.trace_id,
+        findings=list(value.findings),
+        evidence=dict(value.evidence),
+    )
+
+
+def action(done: Done) -> models.Action:
+    return models.Action(
+        id=f"{done.incident.id}.{done.number}",
+        incident=done.incident.id,
+        job=done.incident.job,
+        kind=done.action.kind,
+        reason=done.action.reason,
+        decided_by=done.incident.decided_by,
+        at=done.at,
+        nodes=list(done.action.nodes),
+        dp=done.action.dp,
+        generation=done.incident.generation,
+        new_generation=done.incident.new_generation,
+    )
+
+
+def job_summary(picture: Picture, progress: Progress, job: Job) -> models.JobSummary:
+    generation = job.generation
+    open_ones = [each for each in picture.state.incidents.values() if each.job == job.name]
+    oldest = min(open_ones, key=lambda each: (each.t_detected, each.id), default=None)
+    return models.JobSummary(
+        name=job.name,
+        phase=job.phase,
+        reason=job.reason,
+        mesh=dict((generation.mesh if generation else job.spec.mesh).dims),
+        target_dp=job.target_dp,
+        min_dp=job.spec.min_dp,
+        max_dp=job.spec.max_dp,
+        generation=job.number,
+        nodes=list(generation.nodes) if generation else [],
+        step=job.step,
+        checkpoint_step=job.checkpoint_step,
+        loss=progress.loss(job.name),
+        tokens_per_s=progress.tokens_per_s(job.name) if job.phase is JobPhase.RUNNING else None,
+        submitted_at=job.submitted_at,
+        incident=incident(oldest) if oldest else None,
+    )
+
+
+def job(picture: Picture, progress: Progress, value: Job) -> models.Job:
+    summary = job_summary(picture, progress, value)
+    spec = jobfile.JobFile.model_validate(jobfile.to_body(value.spec))
+    ranks = _ranks(picture, value.name, value.generation) if value.generation and not value.phase.finished else []
+    return models.Job(**dict(summary), ranks=ranks, spec=spec)
+
+
+def _ranks(picture: Picture, name: str, generation: Generation) -> list[models.Rank]:
+    ranks = []
+    for placement in generation.placements:
+        node = picture.state.nodes.get(placement.node)
+        for rank in placement.ranks:
+            pid = picture.workers.pid(placement.node, name, generation.number, rank)
+            state = node.state.value if node else "unknown"
+            ranks.append(models.Rank(rank=rank, node=placement.node, state=state, pid=pid))
+    return ranks
+
+
+def node(picture: Picture, value: Node) -> models.Node:
+    facts = value.facts
+    return models.Node(
+        node=value.name,
+        state=value.state,
+        connected=value.connected,
+        job=_job_of(picture, value.name),
+        reason=_reason(value),
+        zone=facts.zone,
+        capacity=facts.capacity,
+        hostname=facts.hostname,
+        address=facts.address,
+        replicator_endpoint=facts.replicator_endpoint,
+        incarnation=facts.incarnation,
+        agent_pid=facts.agent_pid,
+        directory=facts.directory,
+        kernel_log=facts.kernel_log,
+        version=facts.version,
+    )
+
+
+def _job_of(picture: Picture, name: str) -> str:
+    """The unfinished job whose newest generation includes the node."""
+    for job in picture.state.jobs.values():
+        if job.generation is not None and not job.phase.finished and name in job.generation.nodes:
+            return job.name
+    return ""
+
+
+def _reason(value: Node) -> str:
+    if value.condemned:
+        return value.condemned
+    if value.lost:
+        return "lost: neither its agent nor diagnostics hears of it"
+    return "" if value.connected else "no control session at the moment"
+
+
+def goodput(job: str, started_at: float, ledger: Ledger) -> models.Goodput:
+    return models.Goodput(
+        job=job,
+        started_at=started_at,
+        wall_s=ledger.wall_s,
+        useful_s=ledger.seconds[Class.USEFUL],
+        badput_s={name.value: ledger.seconds[name] for name in BADPUT},
+        goodput_job=ledger.goodput_job,
+        goodput_paid=ledger.goodput_paid,
+        fault_free_tokens_per_s=ledger.fault_free_tokens_per_s,
+        tokens=ledger.tokens,
+        rework_steps=ledger.rework_steps,
+        world_sizes=list(ledger.world_sizes),
+        tokens_per_s=list(ledger.tokens_per_s),
+    )

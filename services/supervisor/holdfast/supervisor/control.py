@@ -1,0 +1,130 @@
+"""The gRPC adapter of the sessions: one `Control.Session` per agent.
+
+A report is acknowledged when it stands in the inbox: from then on it is not lost, whoever leads. What an agent does wrong ends
+its own session with a message that names it, and nobody else's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+
+import anyio
+import grpc
+import structlog
+
+from holdfast.domain.errors import HoldfastError, MalformedMessage
+from holdfast.domain.nodes import NodeFacts
+from holdfast.domain.orders import Hello
+from holdfast.supervisor.inbox import report_entry
+from holdfast.supervisor.protocol import NodeReported
+from holdfast.supervisor.sessions import AgentSession, Refused, Sessions
+from holdfast.v1 import control_pb2 as pb
+from holdfast.v1 import control_pb2_grpc as pb_grpc
+from holdfast.wire.control import decode_report, encode_ack, encode_welcome
+
+SERVICE = "holdfast.v1.Control"
+HELLO_TIMEOUT_S = 5.0
+NOT_THE_LEADER = "not the leader"
+
+log = structlog.get_logger("holdfast.supervisor.control")
+Context = grpc.aio.ServicerContext[pb.AgentMessage, pb.SupervisorMessage]
+Messages = AsyncIterator[pb.AgentMessage]
+
+
+class ControlServicer(pb_grpc.ControlServicer):
+    """`sessions` gives those of the present term, None when this supervisor does not lead."""
+
+    def __init__(
+        self,
+        sessions: Callable[[], Sessions | None],
+        *,
+        supervisor: str,
+        diagnostics: Sequence[str],
+        clock: Callable[[], float],
+    ) -> None:
+        self._sessions = sessions
+        self._supervisor = supervisor
+        self._diagnostics = tuple(diagnostics)
+        self._clock = clock
+
+    # A coroutine that writes, the other form that grpc.aio takes besides a generator: a task group must not hold a `yield`.
+    async def Session(  # type: ignore[override]  # noqa: N802
+        self, request_iterator: Messages, context: Context
+    ) -> None:
+        try:
+            await self._serve(request_iterator, context)
+        except Refused as refusal:
+            log.info("session refused", peer=context.peer(), reason=str(refusal))
+            await context.abort(refusal.code, str(refusal))
+
+    async def _serve(self, messages: Messages, context: Context) -> None:
+        sessions = self._sessions()
+        if sessions is None:
+            raise Refused(grpc.StatusCode.FAILED_PRECONDITION, NOT_THE_LEADER)
+        first = await _first(messages)
+        session = sessions.open(_facts(first), context.peer())
+        log.info("session", node=session.node, peer=session.peer, incarnation=session.incarnation)
+        session.offer(encode_welcome(sessions.epoch, self._supervisor, self._diagnostics))
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._read, sessions, session, first, messages)
+                tasks.start_soon(_write, session, context)
+                await session.ended.wait()
+                tasks.cancel_scope.cancel()
+        finally:
+            sessions.leave(session)
+            log.info("session ended", node=session.node, reason=session.end.message if session.end else "by the agent")
+        if session.end is not None and session.end.code is not grpc.StatusCode.OK:
+            raise Refused(session.end.code, session.end.message)
+
+    async def _read(
+        self, sessions: Sessions, session: AgentSession, first: pb.AgentMessage, messages: Messages
+    ) -> None:
+        try:
+            self._take(sessions, session, first)
+            async for message in messages:
+                session.heard()
+                if message.WhichOneof("report") != "beat":
+                    self._take(sessions, session, message)
+                    await sessions.inbox.wait_for_room()
+        except HoldfastError as error:
+            session.close(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        else:
+            session.close(grpc.StatusCode.OK, "the agent has ended it")
+
+    def _take(self, sessions: Sessions, session: AgentSession, message: pb.AgentMessage) -> None:
+        report = decode_report(message)
+        if isinstance(report, Hello) and _name(report.facts) != (session.node, session.incarnation):
+            raise MalformedMessage("hello", f"the session of {session.node} cannot become that of {report.facts.node}")
+        event = NodeReported(
+            self._clock(), session.node, session.incarnation, message.seq, report, session=session.number
+        )
+        acknowledge = partial(session.offer, encode_ack(message.seq))
+        sessions.inbox.put(report_entry(event, message.traceparent), acknowledge)
+
+
+async def _write(session: AgentSession, context: Context) -> None:
+    while True:
+        await context.write(await session.next())
+
+
+async def _first(messages: Messages) -> pb.AgentMessage:
+    with anyio.move_on_after(HELLO_TIMEOUT_S):
+        async for message in messages:
+            return message
+    raise Refused(grpc.StatusCode.INVALID_ARGUMENT, f"no Hello within {HELLO_TIMEOUT_S:g} s")
+
+
+def _facts(first: pb.AgentMessage) -> NodeFacts:
+    try:
+        report = decode_report(first)
+    except MalformedMessage as error:
+        raise Refused(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from error
+    if not isinstance(report, Hello):
+        raise Refused(grpc.StatusCode.INVALID_ARGUMENT, f"a session begins with Hello, not {type(report).__name__}")
+    return report.facts
+
+
+def _name(facts: NodeFacts) -> tuple[str, str]:
+    return facts.node, facts.incarnation

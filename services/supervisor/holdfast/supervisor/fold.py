@@ -1,0 +1,147 @@
+"""Folding inputs into the state, and what has to be written down with it. No I/O: `term` commits the result and acts on it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+import structlog
+
+from holdfast.domain.errors import HoldfastError
+from holdfast.log.names import EVENTS, SUPERVISOR_GROUP
+from holdfast.log.protocol import Commit, Delivery, Entry
+from holdfast.supervisor.core import State, step
+from holdfast.supervisor.intake import Input, epitaph
+from holdfast.supervisor.picture import Workers
+from holdfast.supervisor.protocol import Command, Event, IncidentChanged, NodeReported, Publish
+from holdfast.supervisor.published import OperationDone, Published
+from holdfast.supervisor.requests import OperatorRequest, accepted, check
+from holdfast.wire import records
+
+OPERATIONS_MAX = 10_000  # remembered as done; older ones are in the history
+
+log = structlog.get_logger("holdfast.supervisor.fold")
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What one batch came to: one commit, then these commands."""
+
+    state: State
+    changed: bool
+    commands: tuple[Command, ...]
+    published: tuple[Published, ...]
+    dead: tuple[tuple[str, Entry], ...]
+
+
+@dataclass(slots=True)
+class _Batch:
+    state: State
+    commands: list[Command] = field(default_factory=list)
+    published: list[Published] = field(default_factory=list)
+    dead: list[tuple[str, Entry]] = field(default_factory=list)
+
+
+class Folder:
+    """The state of one term. `fold` computes, `keep` makes the result the present: after it has been committed."""
+
+    def __init__(self, state: State, epoch: int) -> None:
+        self.state = state
+        self.workers = Workers()
+        self._epoch = epoch
+        self._written = 0
+        self._at = 0.0
+        self._operations: OrderedDict[str, None] = OrderedDict()
+
+    def knows(self, operation: str) -> bool:
+        return operation in self._operations
+
+    def remember(self, operation: str) -> None:
+        self._operations[operation] = None
+        if len(self._operations) > OPERATIONS_MAX:
+            self._operations.popitem(last=False)
+
+    def fold(self, inputs: Iterable[Input], now: float) -> Folded:
+        """The core learns of everything now: its time is the leader's clock, and never runs backwards."""
+        self._at = max(self._at, now)
+        batch = _Batch(self.state)
+        for each in inputs:
+            try:
+                self._fold_one(batch, each)
+            except Exception as error:
+                self._refuse(batch, each, error)
+        for command in batch.commands:
+            if isinstance(command, Publish):
+                batch.published.append(command.record)
+        return Folded(
+            state=batch.state,
+            changed=batch.state is not self.state,
+            commands=tuple(batch.commands),
+            published=tuple(batch.published),
+            dead=tuple(batch.dead),
+        )
+
+    def keep(self, folded: Folded) -> None:
+        self.state = folded.state
+
+    def commit(self, folded: Folded, acknowledge: dict[str, list[str]]) -> Commit:
+        """The one atomic write. A snapshot only when the state has changed."""
+        return Commit(
+            snapshot=records.dumps(folded.state, State) if folded.changed else None,
+            append=[*((EVENTS, self._entry(record)) for record in folded.published), *folded.dead],
+            acknowledge={(stream, SUPERVISOR_GROUP): positions for stream, positions in acknowledge.items()},
+        )
+
+    # ------------------------------------------------------------------ inside
+
+    def _fold_one(self, batch: _Batch, each: Input) -> None:
+        if isinstance(each.event, OperatorRequest):
+            self._fold_request(batch, each.event)
+            return
+        self._step(batch, each.event)
+        if isinstance(each.event, NodeReported):
+            self.workers.tell(each.event)
+
+    def _fold_request(self, batch: _Batch, request: OperatorRequest) -> None:
+        if self.knows(request.operation):
+            return  # said twice: by a client that repeats it, or by a log that lost its answer
+        self.remember(request.operation)
+        try:
+            check(batch.state, request.event)
+            self._step(batch, request.event)
+            ok, reason = True, accepted(request.event)
+        except HoldfastError as error:
+            ok, reason = False, str(error)
+        done = OperationDone(self._at, request.operation, ok, reason, request.fingerprint)
+        batch.published.append(done)
+
+    def _step(self, batch: _Batch, event: Event) -> None:
+        state, commands = step(batch.state, replace(event, at=self._at))
+        batch.state = state
+        batch.commands.extend(commands)
+
+    def _refuse(self, batch: _Batch, each: Input, error: Exception) -> None:
+        """A bug in the core must not stop the leader: the state is untouched by what could not be folded into it."""
+        log.error("an event could not be folded", event=repr(each.event), exc_info=error)
+        if isinstance(each.event, OperatorRequest):
+            reason = f"a bug in the supervisor: {error!r}; its log has the traceback"
+            request = each.event
+            batch.published.append(OperationDone(self._at, request.operation, False, reason, request.fingerprint))
+        if each.delivery is not None:
+            batch.dead.append(epitaph(each.delivery))
+
+    def bury(self, folded: Folded, poison: Iterable[tuple[Delivery, str]]) -> Folded:
+        """With what could not even be read."""
+        dead = []
+        for delivery, reason in poison:
+            log.error("an entry cannot be read", stream=delivery.stream, position=delivery.position, reason=reason)
+            dead.append(epitaph(delivery))
+        return replace(folded, dead=(*folded.dead, *dead)) if dead else folded
+
+    def _entry(self, record: Published) -> Entry:
+        self._written += 1
+        traceparent = ""
+        if isinstance(record, IncidentChanged):
+            traceparent = record.incident.evidence.get("traceparent", "")
+        return records.entry(f"{self._epoch}-{self._written}", record, Published, traceparent)

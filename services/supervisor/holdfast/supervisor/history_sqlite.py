@@ -1,0 +1,313 @@
+"""The history in one sqlite3 file. Used in worker threads, one at a time: the event loop never waits for a disk.
+
+A projection: the streams can be read again, so a crash may cost the last moments and nothing else, and a file that is
+damaged or of another layout is put aside and built anew from what the streams still hold.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, assert_never
+
+import anyio
+import anyio.to_thread
+import structlog
+
+from holdfast.domain.errors import OutOfSpace, Unavailable
+from holdfast.domain.findings import StepRecord
+from holdfast.domain.incidents import Incident
+from holdfast.supervisor.history import Done, Run, Told
+from holdfast.supervisor.protocol import (
+    GenerationChanged,
+    IncidentChanged,
+    JobAccepted,
+    JobChanged,
+    NodeChanged,
+    Noted,
+)
+from holdfast.supervisor.published import LeaderChanged, OperationDone, Published
+from holdfast.wire import records
+
+LAYOUT = 1
+STEPS_MAX = 1_000_000  # kept per job
+EVENTS_MAX = 1_000_000  # kept in all
+TRIM_EVERY = 10_000  # rows written between two looks at the limits
+
+T = TypeVar("T")
+log = structlog.get_logger("holdfast.supervisor.history")
+
+_SCHEMA = """
+CREATE TABLE cursors (stream TEXT PRIMARY KEY, position TEXT NOT NULL);
+CREATE TABLE events (
+  number INTEGER PRIMARY KEY AUTOINCREMENT, position TEXT NOT NULL UNIQUE, type TEXT NOT NULL, subject TEXT NOT NULL,
+  job TEXT NOT NULL, at REAL NOT NULL, data BLOB NOT NULL
+);
+CREATE INDEX events_by_subject ON events (type, subject);
+CREATE INDEX events_by_job ON events (job, type);
+CREATE TABLE incidents (
+  number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, job TEXT NOT NULL, data BLOB NOT NULL
+);
+CREATE INDEX incidents_by_job ON incidents (job);
+CREATE TABLE actions (
+  number INTEGER PRIMARY KEY AUTOINCREMENT, incident TEXT NOT NULL, at REAL NOT NULL, job TEXT NOT NULL, data BLOB NOT NULL,
+  UNIQUE (incident, at)
+);
+CREATE INDEX actions_by_job ON actions (job);
+CREATE TABLE steps (
+  job TEXT NOT NULL, generation INTEGER NOT NULL, step INTEGER NOT NULL, world_size INTEGER NOT NULL, started_at REAL NOT NULL,
+  ended_at REAL NOT NULL, tokens INTEGER NOT NULL, loss REAL, stall_s REAL NOT NULL,
+  PRIMARY KEY (job, ended_at, generation, step)
+) WITHOUT ROWID;
+"""
+
+
+class SqliteHistory:
+    """A `History`. Open with `await SqliteHistory.open(path)`."""
+
+    def __init__(self, database: sqlite3.Connection, *, steps_max: int, events_max: int) -> None:
+        self._database = database
+        self._steps_max = steps_max
+        self._events_max = events_max
+        self._untrimmed = 0
+        self._one_at_a_time = anyio.CapacityLimiter(1)
+
+    @classmethod
+    async def open(cls, path: Path, *, steps_max: int = STEPS_MAX, events_max: int = EVENTS_MAX) -> SqliteHistory:
+        """Raises `Unavailable` when the file cannot be written."""
+        return cls(await anyio.to_thread.run_sync(_open, path), steps_max=steps_max, events_max=events_max)
+
+    async def aclose(self) -> None:
+        await anyio.to_thread.run_sync(self._database.close, limiter=self._one_at_a_time)
+
+    # ------------------------------------------------------------------ writing
+
+    async def add_events(self, events: Sequence[Told], cursor: str) -> None:
+        await self._run(lambda: self._add_events(events, cursor))
+
+    async def add_steps(self, steps: Sequence[StepRecord], cursor: str) -> None:
+        await self._run(lambda: self._add_steps(steps, cursor))
+
+    def _add_events(self, events: Sequence[Told], cursor: str) -> None:
+        with self._database as database:
+            for told in events:
+                self._add_event(database, told)
+            _set_cursor(database, "events", cursor)
+            self._count(len(events))
+
+    def _add_event(self, database: sqlite3.Connection, told: Told) -> None:
+        record = told.record
+        subject, job = _about(record)
+        added = database.execute(
+            "INSERT OR IGNORE INTO events (position, type, subject, job, at, data) VALUES (?, ?, ?, ?, ?, ?)",
+            (told.position, type(record).__name__, subject, job, record.at, records.dumps(record, Published)),
+        )
+        if added.rowcount and isinstance(record, IncidentChanged):
+            _put_incident(database, record.incident)
+
+    def _add_steps(self, steps: Sequence[StepRecord], cursor: str) -> None:
+        with self._database as database:
+            database.executemany(
+                "INSERT OR IGNORE INTO steps VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                [
+                    (s.job, s.generation, s.step, s.world_size, s.started_at, s.ended_at, s.tokens, s.loss, s.stall_s)
+                    for s in steps
+                ],
+            )
+            _set_cursor(database, "steps", cursor)
+            self._count(len(steps))
+
+    def _count(self, rows: int) -> None:
+        self._untrimmed += rows
+        if self._untrimmed < min(TRIM_EVERY, self._steps_max, self._events_max):
+            return
+        self._untrimmed = 0
+        for (job,) in self._database.execute("SELECT DISTINCT job FROM steps").fetchall():
+            self._database.execute(
+                "DELETE FROM steps WHERE job = ?1 AND ended_at <= "
+                "(SELECT ended_at FROM steps WHERE job = ?1 ORDER BY ended_at DESC LIMIT 1 OFFSET ?2)",
+                (job, self._steps_max),
+            )
+        for table in ("events", "incidents", "actions"):
+            self._database.execute(
+                f"DELETE FROM {table} WHERE number <= (SELECT max(number) FROM {table}) - ?", (self._events_max,)
+            )
+
+    # ------------------------------------------------------------------ reading
+
+    async def cursors(self) -> tuple[str, str]:
+        rows = dict(await self._rows("SELECT stream, position FROM cursors"))
+        return rows.get("events", "0"), rows.get("steps", "0")
+
+    async def incident(self, incident_id: str) -> Incident | None:
+        rows = await self._rows("SELECT data FROM incidents WHERE id = ?", incident_id)
+        return records.loads(rows[0][0], Incident) if rows else None
+
+    async def incidents(self, *, job: str | None, before: int | None, limit: int) -> list[tuple[int, Incident]]:
+        rows = await self._page("incidents", "number, data", job, before, limit)
+        return [(number, records.loads(data, Incident)) for number, data in rows]
+
+    async def actions(self, *, job: str | None, before: int | None, limit: int) -> list[Done]:
+        rows = await self._page("actions", "number, at, data", job, before, limit)
+        done = []
+        for number, at, data in rows:
+            incident = records.loads(data, Incident)
+            assert incident.action is not None, "an action row is written with its incident's action"
+            done.append(Done(number, incident, incident.action, at))
+        return done
+
+    async def operation(self, operation: str) -> OperationDone | None:
+        rows = await self._events_of("OperationDone", operation)
+        return rows[0] if rows else None
+
+    async def leader(self) -> LeaderChanged | None:
+        rows = await self._rows("SELECT data FROM events WHERE type = 'LeaderChanged' ORDER BY number DESC LIMIT 1")
+        return records.loads(rows[0][0], Published) if rows else None
+
+    async def run(self, job: str) -> Run | None:
+        accepted = await self._events_of("JobAccepted", job)
+        return await self._run(lambda: self._read_run(accepted[-1])) if accepted else None
+
+    def _read_run(self, accepted: JobAccepted) -> Run:
+        def since(kind: str) -> list[Any]:
+            rows = self._database.execute(
+                "SELECT data FROM events WHERE job = ? AND type = ? AND at >= ? ORDER BY number",
+                (accepted.job, kind, accepted.at),
+            )
+            return [records.loads(data, Published) for (data,) in rows]
+
+        incidents = [
+            records.loads(data, Incident)
+            for (data,) in self._database.execute(
+                "SELECT data FROM incidents WHERE job = ? ORDER BY number", (accepted.job,)
+            )
+        ]
+        nodes = self._database.execute("SELECT data FROM events WHERE type = 'NodeChanged' ORDER BY number")
+        steps = self._database.execute(
+            "SELECT job, generation, step, world_size, started_at, ended_at, tokens, loss, stall_s FROM steps "
+            "WHERE job = ? AND ended_at >= ?",
+            (accepted.job, accepted.at),
+        )
+        return Run(
+            accepted=accepted,
+            changes=since("JobChanged"),
+            generations=since("GenerationChanged"),
+            incidents=[incident for incident in incidents if incident.t_detected >= accepted.at],
+            nodes=[records.loads(data, Published) for (data,) in nodes],
+            steps=[StepRecord(*row) for row in steps],
+        )
+
+    async def _events_of(self, kind: str, subject: str) -> list[Any]:
+        """Oldest first."""
+        rows = await self._rows("SELECT data FROM events WHERE type = ? AND subject = ? ORDER BY number", kind, subject)
+        return [records.loads(data, Published) for (data,) in rows]
+
+    async def _page(self, table: str, columns: str, job: str | None, before: int | None, limit: int) -> list[Any]:
+        return await self._rows(
+            f"SELECT {columns} FROM {table} WHERE (?1 IS NULL OR job = ?1) AND (?2 IS NULL OR number < ?2) "
+            "ORDER BY number DESC LIMIT ?3",
+            job,
+            before,
+            limit,
+        )
+
+    async def _rows(self, query: str, *parameters: object) -> list[Any]:
+        return await self._run(lambda: self._database.execute(query, parameters).fetchall())
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        """Raises `OutOfSpace` or `Unavailable` for what the file system does to the file."""
+        try:
+            return await anyio.to_thread.run_sync(work, limiter=self._one_at_a_time)
+        except sqlite3.OperationalError as error:
+            if "full" in str(error):
+                raise OutOfSpace(f"the history cannot be written: {error}; make room in HOLDFAST_DATA_DIR") from error
+            raise Unavailable(f"the history cannot be used: {error}; is HOLDFAST_DATA_DIR writable?") from error
+
+
+# ---------------------------------------------------------------- inside
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            return _connect(path)
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):
+                raise
+            log.warning("the history is damaged; it is built anew", path=str(path), reason=str(error))
+    except (OSError, sqlite3.OperationalError) as error:
+        raise Unavailable(
+            f"cannot open the history {path}: {error}; HOLDFAST_DATA_DIR must be a writable directory"
+        ) from error
+    return _anew(path)
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    # Used by one thread at a time, not always the same one.
+    database = sqlite3.connect(path, check_same_thread=False)
+    try:
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = NORMAL")  # the last moments are read from the streams again
+        (layout,) = database.execute("PRAGMA user_version").fetchone()
+        if layout == LAYOUT:
+            return database
+        if layout == 0:
+            with database:
+                database.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {LAYOUT};")
+            return database
+    except BaseException:
+        database.close()
+        raise
+    database.close()
+    log.warning("the history has another layout; it is built anew", path=str(path), found=layout, wanted=LAYOUT)
+    return _anew(path)
+
+
+def _anew(path: Path) -> sqlite3.Connection:
+    """Put the file aside, under a name that says so."""
+    for suffix in ("", "-wal", "-shm"):
+        old = path.with_name(path.name + suffix)
+        if old.exists():
+            old.replace(path.with_name(path.name + ".old" + suffix))
+    return _connect(path)
+
+
+def _about(record: Published) -> tuple[str, str]:
+    """(subject, job) of a record: what it is found by."""
+    match record:
+        case JobAccepted() | JobChanged() | GenerationChanged():
+            return record.job, record.job
+        case IncidentChanged():
+            return record.incident.id, record.incident.job
+        case NodeChanged():
+            return record.node, record.job
+        case Noted():
+            return record.subject, ""
+        case OperationDone():
+            return record.operation, ""
+        case LeaderChanged():
+            return record.supervisor, ""
+    assert_never(record)
+
+
+def _set_cursor(database: sqlite3.Connection, stream: str, position: str) -> None:
+    database.execute(
+        "INSERT INTO cursors VALUES (?, ?) ON CONFLICT (stream) DO UPDATE SET position = excluded.position",
+        (stream, position),
+    )
+
+
+def _put_incident(database: sqlite3.Connection, incident: Incident) -> None:
+    data = records.dumps(incident, Incident)
+    database.execute(
+        "INSERT INTO incidents (id, job, data) VALUES (?, ?, ?) ON CONFLICT (id) DO UPDATE SET data = excluded.data",
+        (incident.id, incident.job, data),
+    )
+    if incident.action is not None and incident.t_decided is not None:
+        database.execute(
+            "INSERT INTO actions (incident, at, job, data) VALUES (?, ?, ?, ?) "
+            "ON CONFLICT (incident, at) DO UPDATE SET data = excluded.data",
+            (incident.id, incident.t_decided, incident.job, data),
+        )

@@ -1,0 +1,124 @@
+"""Leadership: campaign for the lease, lead a term, and when it ends, campaign again.
+
+Losing the log means: stop acting, at once. Agents keep training, their sessions end with "not the leader", and the next term
+(here or on a standby) begins from what was committed. Each term has a new holder name, hence a new epoch: a write that an
+earlier term left in doubt is fenced off, however late the server gets to it.
+"""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Callable
+
+import anyio
+import structlog
+
+from holdfast.domain.errors import StaleEpoch, Unavailable
+from holdfast.log.names import LEADER_LEASE
+from holdfast.log.protocol import FencedLog, Lease
+from holdfast.runtime.backoff import Backoff
+from holdfast.supervisor.history import History
+from holdfast.supervisor.picture import Picture
+from holdfast.supervisor.policy_runner import PolicyRunner
+from holdfast.supervisor.sessions import Sessions
+from holdfast.supervisor.term import LeaseTimes, Term
+
+CAMPAIGN_S = 0.2  # how often a standby asks for the lease
+RELEASE_TIMEOUT_S = 0.5
+
+log = structlog.get_logger("holdfast.supervisor.leader")
+
+
+class Leader:
+    """`run` for ever; `sessions` and `picture` are None while this supervisor is a standby."""
+
+    def __init__(
+        self,
+        *,
+        event_log: FencedLog,
+        history: History,
+        policies: PolicyRunner,
+        clock: Callable[[], float],
+        supervisor: str,
+        api: str,
+        times: LeaseTimes | None = None,
+    ) -> None:
+        self._log = event_log
+        self._history = history
+        self._policies = policies
+        self._clock = clock
+        self._supervisor = supervisor
+        self._api = api
+        self._times = times or LeaseTimes()
+        self._term: Term | None = None
+
+    def sessions(self) -> Sessions | None:
+        return self._term.sessions if self._term is not None else None
+
+    def picture(self) -> Picture | None:
+        return self._term.picture if self._term is not None else None
+
+    async def run(self) -> None:
+        """Until cancelled. Raises what no other supervisor could do better with: a snapshot that cannot be read, a bug."""
+        backoff = Backoff(first_s=0.02, max_s=0.5)
+        while True:
+            lease, asked_at_s = await self._campaign()
+            try:
+                await self._lead(lease, asked_at_s)
+            except* (StaleEpoch, Unavailable) as lost:
+                log.warning("stepping down", epoch=lease.epoch, reason="; ".join(sorted(_messages(lost))))
+                if anyio.current_time() - asked_at_s > self._times.ttl_s:
+                    backoff.reset()
+            await backoff.sleep()
+
+    async def _campaign(self) -> tuple[Lease, float]:
+        """The lease, and the loop's time just before it was asked for. Waits for as long as it takes."""
+        holder = f"{self._supervisor}#{uuid.uuid4().hex[:12]}"
+        waiting = False
+        while True:
+            asked_at_s = anyio.current_time()
+            try:
+                lease = await self._log.acquire(LEADER_LEASE, holder, self._times.ttl_s)
+            except Unavailable as error:
+                log.warning("no lease", reason=str(error))
+            else:
+                if lease is not None:
+                    return lease, asked_at_s
+                if not waiting:
+                    log.info("standby", supervisor=self._supervisor, reason="another supervisor leads")
+                    waiting = True
+            await anyio.sleep(CAMPAIGN_S * random.uniform(0.75, 1.0))
+
+    async def _lead(self, lease: Lease, asked_at_s: float) -> None:
+        self._term = Term(
+            event_log=self._log,
+            lease=lease,
+            leased_at_s=asked_at_s,
+            times=self._times,
+            history=self._history,
+            policies=self._policies,
+            clock=self._clock,
+            supervisor=self._supervisor,
+            api=self._api,
+        )
+        try:
+            await self._term.run()
+        finally:
+            self._term = None
+            await self._give_back(lease)
+
+    async def _give_back(self, lease: Lease) -> None:
+        """So that a standby need not wait for it to expire. It expires if this fails."""
+        with anyio.move_on_after(RELEASE_TIMEOUT_S, shield=True):
+            try:
+                await self._log.release(lease)
+            except Unavailable as error:
+                log.info("the lease is left to expire", reason=str(error))
+
+
+def _messages(group: BaseExceptionGroup[BaseException]) -> set[str]:
+    found: set[str] = set()
+    for error in group.exceptions:
+        found |= _messages(error) if isinstance(error, BaseExceptionGroup) else {str(error)}
+    return found

@@ -1,0 +1,83 @@
+"""From a run's history to its goodput ledger. Pure but for the thread that it may run in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import anyio.to_thread
+
+from holdfast.domain.nodes import NodeState
+from holdfast.supervisor.goodput import History, Ledger, account
+from holdfast.supervisor.history import Run
+from holdfast.supervisor.protocol import GenerationChanged, JobChanged, JobPhase, NodeChanged
+
+# The job wants to run and no nodes let it.
+_WAITING = (JobPhase.WAITING, JobPhase.PENDING)
+
+
+async def account_in_thread(run: Run, *, now: float) -> Ledger:
+    """A million steps take seconds: not in the event loop."""
+    return await anyio.to_thread.run_sync(lambda: account(to_history(run, now)))
+
+
+def to_history(run: Run, now: float) -> History:
+    """`now` is the end of a run that has not ended."""
+    ended_at = next((change.at for change in run.changes if JobPhase(change.phase).finished), now)
+    spec = run.accepted.spec
+    return History(
+        started_at=run.accepted.at,
+        ended_at=ended_at,
+        full_world_size=spec.mesh.world_size,
+        full_nodes=spec.nodes,
+        steps=run.steps,
+        incidents=run.incidents,
+        waits=tuple(_waits(run.changes, ended_at)),
+        world_sizes=tuple(_world_sizes(run.generations)),
+        paid_nodes=tuple(_paid_nodes(run.nodes, run.accepted.job, run.accepted.at, ended_at)),
+    )
+
+
+def _waits(changes: Sequence[JobChanged], ended_at: float) -> Iterator[tuple[float, float]]:
+    """A moment between two other phases is no wait: the core passes through PENDING on its way to PREPARING."""
+    begun: float | None = None
+    for change in changes:
+        waiting = JobPhase(change.phase) in _WAITING
+        if waiting and begun is None:
+            begun = change.at
+        elif not waiting and begun is not None:
+            if change.at > begun:
+                yield begun, change.at
+            begun = None
+    if begun is not None and ended_at > begun:
+        yield begun, ended_at
+
+
+def _world_sizes(generations: Iterable[GenerationChanged]) -> Iterator[tuple[float, int]]:
+    """Ranks of the running generation: from its start to its end, 0 in between."""
+    running = 0
+    for change in generations:
+        if change.stage == "started":
+            running = change.generation.number
+            yield change.at, change.generation.mesh.world_size
+        elif change.stage == "ended" and change.generation.number == running:
+            yield change.at, 0
+
+
+def _paid_nodes(nodes: Iterable[NodeChanged], job: str, begin: float, end: float) -> Iterator[tuple[float, int]]:
+    """Nodes that this job is paid for: its own, and the fleet's spares, from submission on."""
+    paid: set[str] = set()
+    begun = False
+    for change in nodes:
+        if change.at > end:
+            break
+        if change.at > begin and not begun:
+            yield begin, len(paid)
+            begun = True
+        if change.state is NodeState.SPARE or (change.state is NodeState.ACTIVE and change.job == job):
+            paid.add(change.node)
+        else:
+            paid.discard(change.node)
+        if begun:
+            yield change.at, len(paid)
+    if not begun:
+        yield begin, len(paid)

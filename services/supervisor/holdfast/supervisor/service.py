@@ -1,0 +1,98 @@
+"""The composition root of the supervisor: everything is made and wired here, and runs until the service is cancelled."""
+
+from __future__ import annotations
+
+import time
+from contextlib import AsyncExitStack
+from importlib.metadata import version
+
+import anyio
+import structlog
+
+from holdfast.log.protocol import FencedLog
+from holdfast.log.redis import RedisLog
+from holdfast.runtime.grpc_server import listen
+from holdfast.runtime.ready import announce
+from holdfast.runtime.service import guarded
+from holdfast.supervisor.api.app import build
+from holdfast.supervisor.api.backend import Backend, Identity
+from holdfast.supervisor.api.server import bind, serving, url_of
+from holdfast.supervisor.control import SERVICE, ControlServicer
+from holdfast.supervisor.follower import Follower
+from holdfast.supervisor.history_sqlite import SqliteHistory
+from holdfast.supervisor.leader import Leader
+from holdfast.supervisor.picture import Progress, Viewer
+from holdfast.supervisor.policy_runner import PolicyRunner
+from holdfast.supervisor.settings import SupervisorSettings
+from holdfast.supervisor.term import LeaseTimes
+from holdfast.v1.control_pb2_grpc import add_ControlServicer_to_server
+
+HISTORY_TIMEOUT_S = 10.0  # a supervisor that is this far behind leads all the same
+
+log = structlog.get_logger("holdfast.supervisor")
+
+
+async def serve(settings: SupervisorSettings) -> None:
+    """Run on Redis. Raises `Unavailable` when it cannot be reached at the start; later it is waited for."""
+    event_log = RedisLog(settings.redis_url, settings.fleet)
+    try:
+        await event_log.ping()
+        await run(settings, event_log)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await event_log.aclose()
+
+
+async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: LeaseTimes | None = None) -> None:
+    """Run on any event log until cancelled."""
+    async with AsyncExitStack() as stack:
+        listener = stack.enter_context(bind(settings.api_listen))
+        api_url = settings.api_url or url_of(listener)
+        history = await SqliteHistory.open(settings.data_dir / "history.sqlite3")
+        stack.push_async_callback(history.aclose)
+        policies = PolicyRunner()
+        stack.push_async_callback(policies.aclose)
+        progress = Progress()
+        follower = Follower(event_log, history, progress)
+        leader = Leader(
+            event_log=event_log,
+            history=history,
+            policies=policies,
+            clock=time.time,
+            supervisor=settings.supervisor_name,
+            api=api_url,
+            times=times or LeaseTimes(),
+        )
+        control = ControlServicer(
+            leader.sessions,
+            supervisor=settings.supervisor_name,
+            diagnostics=settings.diagnostics_endpoints,
+            clock=time.time,
+        )
+        backend = Backend(
+            identity=Identity(settings.supervisor_name, version("holdfast"), settings.api_token.get_secret_value()),
+            log=event_log,
+            history=history,
+            look=Viewer(leader.picture, event_log).look,
+            progress=progress,
+            policies=policies,
+        )
+        tasks = await stack.enter_async_context(anyio.create_task_group())
+        guarded(tasks, "history of events", follower.follow_events)
+        guarded(tasks, "history of steps", follower.follow_steps)
+        listening = await stack.enter_async_context(
+            listen(
+                settings.supervisor_listen,
+                lambda server: add_ControlServicer_to_server(control, server),
+                services=(SERVICE,),
+                tls=settings.tls,
+            )
+        )
+        await stack.enter_async_context(serving(build(backend), listener))
+        # The history knows which requests have been answered: a leader asks it before it folds one.
+        with anyio.move_on_after(HISTORY_TIMEOUT_S):
+            await follower.caught_up.wait()
+        guarded(tasks, "leader", leader.run)
+        announce(settings.ready_file, {"control": listening.endpoint, "api": api_url})
+        log.info("serving", control=listening.endpoint, api=api_url)
+        await anyio.sleep_forever()

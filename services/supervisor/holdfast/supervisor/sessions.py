@@ -1,0 +1,142 @@
+"""The control sessions of one term: which agent is connected, what goes to it, and who may speak for a node."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import anyio
+import grpc
+import structlog
+
+from holdfast.domain.errors import HoldfastError
+from holdfast.domain.nodes import PROTOCOL_VERSION, NodeFacts
+from holdfast.domain.orders import Order
+from holdfast.supervisor.inbox import InboxWriter, gone_entry
+from holdfast.supervisor.protocol import NodeGone
+from holdfast.v1 import control_pb2 as pb
+from holdfast.wire.control import encode_order
+
+ALIVE_S = 1.5  # agents say something every 0.25 s; one that has been silent for this long may be replaced
+OUTGOING_MAX = 1024  # messages that an agent does not read
+NUMBERS_PER_EPOCH = 10**9  # session numbers grow over all terms: a later one of a node is always the higher
+
+log = structlog.get_logger("holdfast.supervisor.sessions")
+
+
+class Refused(HoldfastError):
+    """The session ends, with this status and message for the agent."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    code: grpc.StatusCode
+    message: str
+
+
+class AgentSession:
+    """One agent's stream. `offer` never waits; `close` ends it from this side."""
+
+    def __init__(self, facts: NodeFacts, number: int, peer: str) -> None:
+        self.node = facts.node
+        self.incarnation = facts.incarnation
+        self.number = number
+        self.peer = peer
+        self.end: End | None = None
+        self.ended = anyio.Event()
+        self.heard_at_s = anyio.current_time()
+        self._outgoing: deque[pb.SupervisorMessage] = deque()
+        self._news = anyio.Event()
+
+    def heard(self) -> None:
+        self.heard_at_s = anyio.current_time()
+
+    @property
+    def alive(self) -> bool:
+        return anyio.current_time() - self.heard_at_s < ALIVE_S
+
+    def offer(self, message: pb.SupervisorMessage) -> None:
+        if len(self._outgoing) >= OUTGOING_MAX:
+            self.close(
+                grpc.StatusCode.RESOURCE_EXHAUSTED, f"{OUTGOING_MAX} messages wait for this agent: it does not read"
+            )
+            return
+        self._outgoing.append(message)
+        self._news.set()
+
+    def close(self, code: grpc.StatusCode, message: str) -> None:
+        if self.end is None:
+            self.end = End(code, message)
+            self.ended.set()
+
+    async def next(self) -> pb.SupervisorMessage:
+        """The next message to write."""
+        while not self._outgoing:
+            await self._news.wait()
+            self._news = anyio.Event()
+        return self._outgoing.popleft()
+
+
+class Sessions:
+    """By node. The end of a session goes into the inbox, behind everything that was said in it."""
+
+    def __init__(self, epoch: int, inbox: InboxWriter, clock: Callable[[], float]) -> None:
+        self.epoch = epoch
+        self.inbox = inbox
+        self._clock = clock
+        self._numbers = itertools.count(epoch * NUMBERS_PER_EPOCH)
+        self._by_node: dict[str, AgentSession] = {}
+        self._closed: End | None = None
+
+    def open(self, facts: NodeFacts, peer: str) -> AgentSession:
+        """Raises `Refused`: another protocol version, or a node name that somebody else bears and is alive."""
+        if self._closed is not None:
+            raise Refused(self._closed.code, self._closed.message)
+        if facts.protocol_version != PROTOCOL_VERSION:
+            raise Refused(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"{facts.node} (holdfast {facts.version or '?'}) speaks protocol version {facts.protocol_version}, this "
+                f"supervisor speaks {PROTOCOL_VERSION}: install the same version of holdfast on both",
+            )
+        old = self._by_node.get(facts.node)
+        if old is not None and old.incarnation != facts.incarnation and old.alive:
+            raise Refused(
+                grpc.StatusCode.ALREADY_EXISTS,
+                f"another agent bears the name {facts.node} and is alive ({old.peer}): give this one another HOLDFAST_NODE",
+            )
+        session = AgentSession(facts, next(self._numbers), peer)
+        if old is not None:
+            old.close(grpc.StatusCode.ABORTED, f"a newer session of {facts.node} has begun ({peer})")
+        self._by_node[facts.node] = session
+        return session
+
+    def leave(self, session: AgentSession) -> None:
+        """The stream is over, from whatever side."""
+        if self._by_node.get(session.node) is session:
+            del self._by_node[session.node]
+        if self._closed is None:
+            gone = NodeGone(self._clock(), session.node, session.incarnation, session.number)
+            self.inbox.put(gone_entry(gone))
+
+    def send(self, node: str, command_id: str, order: Order) -> bool:
+        """False when the node has no session: the core sends the order again after its next Hello."""
+        session = self._by_node.get(node)
+        if session is None:
+            return False
+        session.offer(encode_order(self.epoch, command_id, order))
+        return True
+
+    def close_all(self, message: str) -> None:
+        """The term is over. Agents keep training and look for the next leader."""
+        self._closed = End(grpc.StatusCode.FAILED_PRECONDITION, message)
+        for session in list(self._by_node.values()):
+            session.close(self._closed.code, message)
+
+    def __len__(self) -> int:
+        return len(self._by_node)

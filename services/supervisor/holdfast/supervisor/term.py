@@ -1,0 +1,266 @@
+"""One term of leadership: from the lease to its loss.
+
+    findings, steps, inbox ──► fold ──► commit (state, records, acknowledgements: one fenced write) ──► act
+
+Nothing is done before it is committed, so whoever takes over knows of it: orders not answered yet, timers and questions are
+in the state and are handed out again. Whatever goes wrong with the log ends the term: its outcome may be in doubt, and the
+next term begins from what stands there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import assert_never
+
+import anyio
+import structlog
+from anyio.abc import TaskGroup
+
+from holdfast.domain.errors import HoldfastError, StaleEpoch, Unavailable
+from holdfast.log.names import LEADER_LEASE, SUPERVISOR_GROUP
+from holdfast.log.protocol import FencedLog, Lease
+from holdfast.runtime.service import guarded
+from holdfast.supervisor import announce
+from holdfast.supervisor.core import State, view
+from holdfast.supervisor.fold import Folded, Folder
+from holdfast.supervisor.history import History
+from holdfast.supervisor.inbox import InboxWriter
+from holdfast.supervisor.intake import STREAMS, Input, Intake, take
+from holdfast.supervisor.picture import Picture
+from holdfast.supervisor.policy_runner import PolicyRunner
+from holdfast.supervisor.protocol import (
+    CancelTimer,
+    Command,
+    Evaluate,
+    LeaderStarted,
+    PolicyAnswered,
+    Publish,
+    Send,
+    SetTimer,
+    TimerFired,
+)
+from holdfast.supervisor.published import LeaderChanged
+from holdfast.supervisor.requests import OperatorRequest
+from holdfast.supervisor.sessions import Sessions
+from holdfast.supervisor.timers import Timers
+from holdfast.wire import records
+
+# All leaders read as one consumer: what a dead leader took and did not acknowledge is handed to the next one at once.
+CONSUMER = "leader"
+BATCH_MAX = 256
+BATCHES_AHEAD = 2
+
+log = structlog.get_logger("holdfast.supervisor.term")
+
+
+class LeaseLost(StaleEpoch):
+    """Another supervisor may lead: nothing more is done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseTimes:
+    """A leader that cannot renew within `ttl_s` stops by itself `margin_s` before anybody else can start."""
+
+    ttl_s: float = 3.0
+    renew_s: float = 1.0
+    retry_s: float = 0.1
+    margin_s: float = 0.2
+
+
+class Term:
+    """Run once. `sessions` is open from the beginning: agents' reports wait in the inbox until they are folded."""
+
+    def __init__(
+        self,
+        *,
+        event_log: FencedLog,
+        lease: Lease,
+        leased_at_s: float,
+        times: LeaseTimes,
+        history: History,
+        policies: PolicyRunner,
+        clock: Callable[[], float],
+        supervisor: str,
+        api: str,
+    ) -> None:
+        self._log = event_log
+        self._lease = lease
+        self._leased_at_s = leased_at_s  # of the loop's clock, before the lease was asked for
+        self._times = times
+        self._history = history
+        self._policies = policies
+        self._clock = clock
+        self._supervisor = supervisor
+        self._api = api
+        self._inbox = InboxWriter(event_log)
+        self.sessions = Sessions(lease.epoch, self._inbox, clock)
+        self._timers = Timers(clock)
+        self._internal: deque[Input] = deque()  # what the shell itself has to say
+        self._read: deque[Intake] = deque()
+        self._news = anyio.Event()
+        self._room = anyio.Event()
+        self._folder: Folder | None = None
+        self._tasks: TaskGroup | None = None
+
+    @property
+    def picture(self) -> Picture | None:
+        """None until the state has been loaded."""
+        if self._folder is None:
+            return None
+        return Picture(self._folder.state, self._folder.workers, leading=True)
+
+    async def run(self) -> None:
+        """Until the lease or the log is lost: raises `LeaseLost`, `StaleEpoch` or `Unavailable`, in a group."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                self._tasks = tasks
+                guarded(tasks, "lease", self._keep_lease)
+                await self._begin()
+                guarded(tasks, "inbox", self._inbox.run)
+                guarded(tasks, "timers", lambda: self._timers.run(self._on_timer))
+                guarded(tasks, "streams", self._read_streams)
+                guarded(tasks, "fold", self._fold)
+        finally:
+            self._folder = None
+            self.sessions.close_all("not the leader any more")
+
+    # ------------------------------------------------------------------ the lease
+
+    async def _keep_lease(self) -> None:
+        times = self._times
+        good_until_s = self._leased_at_s + times.ttl_s - times.margin_s
+        pause_s = times.renew_s
+        while True:
+            await anyio.sleep(min(pause_s, max(0.0, good_until_s - anyio.current_time())))
+            asked_at_s = anyio.current_time()
+            held: bool | None = None
+            with anyio.move_on_at(good_until_s):
+                try:
+                    held = await self._log.renew(self._lease, times.ttl_s)
+                except Unavailable as error:
+                    log.warning("the lease is not renewed", reason=str(error))
+            if held is False:
+                raise LeaseLost(f"the lease of epoch {self._lease.epoch} is gone")
+            if held:
+                good_until_s = asked_at_s + times.ttl_s - times.margin_s
+            elif anyio.current_time() >= good_until_s:
+                raise LeaseLost(f"the lease of epoch {self._lease.epoch} could not be renewed for {times.ttl_s:g} s")
+            pause_s = times.renew_s if held else times.retry_s
+
+    # ------------------------------------------------------------------ begin
+
+    async def _begin(self) -> None:
+        """Load what the last leader committed, and hand out again what it may not have carried out."""
+        raw = await self._log.snapshot(LEADER_LEASE)
+        state = State() if raw is None else _load(raw)
+        folder = Folder(state, self._lease.epoch)
+        at = self._clock()
+        folded = folder.fold([Input(LeaderStarted(at, self._lease.epoch))], at)
+        if folded.state.epoch != self._lease.epoch:
+            raise RuntimeError(f"the core did not take over epoch {self._lease.epoch}; the log has the reason")
+        news = LeaderChanged(at, self._lease.epoch, self._supervisor, self._api)
+        folded = _with(folded, news)
+        await self._log.commit(self._lease, folder.commit(folded, {}))
+        folder.keep(folded)
+        self._folder = folder
+        jobs = sum(not job.phase.finished for job in state.jobs.values())
+        log.info("leading", epoch=self._lease.epoch, jobs=jobs, nodes=len(state.nodes), orders=len(state.outbox))
+        self._act(folded)
+
+    # ------------------------------------------------------------------ what comes in
+
+    async def _read_streams(self) -> None:
+        batches = self._log.subscribe(*STREAMS, group=SUPERVISOR_GROUP, consumer=CONSUMER, batch_max=BATCH_MAX)
+        async for batch in batches:
+            if not batch:
+                continue
+            self._read.append(take(batch, self._clock()))
+            self._news.set()
+            while len(self._read) >= BATCHES_AHEAD:
+                await self._room.wait()
+
+    def _say(self, each: Input) -> None:
+        self._internal.append(each)
+        self._news.set()
+
+    def _on_timer(self, name: str) -> None:
+        self._say(Input(TimerFired(self._clock(), name)))
+
+    async def _answer(self, folder: Folder, question: Evaluate) -> None:
+        """Ask the policy; its answer is an event like any other."""
+        incident = folder.state.incidents.get(question.incident)
+        if incident is None:
+            return  # closed meanwhile
+        job = folder.state.jobs[question.job]
+        seen = view(folder.state, question.job, self._clock())
+        action, decided_by = await self._policies.decide(job.spec.policy, incident, seen)
+        self._say(Input(PolicyAnswered(self._clock(), incident.id, action, decided_by)))
+
+    # ------------------------------------------------------------------ fold, commit, act
+
+    async def _fold(self) -> None:
+        assert self._folder is not None
+        while True:
+            while not (self._internal or self._read):
+                await self._news.wait()
+                self._news = anyio.Event()
+            inputs = [self._internal.popleft() for _ in range(len(self._internal))]
+            intake = self._read.popleft() if self._read else Intake()
+            self._room.set()
+            self._room = anyio.Event()
+            await self._take(self._folder, [*inputs, *intake.inputs], intake)
+
+    async def _take(self, folder: Folder, inputs: list[Input], intake: Intake) -> None:
+        await self._recall(folder, inputs)
+        folded = folder.bury(folder.fold(inputs, self._clock()), intake.poison)
+        if folded.changed or folded.published or folded.dead or intake.positions:
+            await self._log.commit(self._lease, folder.commit(folded, intake.positions))
+        folder.keep(folded)
+        self._act(folded)
+
+    async def _recall(self, folder: Folder, inputs: Iterable[Input]) -> None:
+        """A request that an earlier term answered is not folded again; a rare look into the history."""
+        for each in inputs:
+            if not isinstance(each.event, OperatorRequest) or folder.knows(each.event.operation):
+                continue
+            if await self._history.operation(each.event.operation) is not None:
+                folder.remember(each.event.operation)
+
+    def _act(self, folded: Folded) -> None:
+        for record in folded.published:
+            announce.decision(record)
+        for command in folded.commands:
+            self._carry_out(command)
+
+    def _carry_out(self, command: Command) -> None:
+        assert self._tasks is not None
+        assert self._folder is not None
+        match command:
+            case Send():
+                self.sessions.send(command.node, command.command_id, command.order)
+            case Evaluate():
+                self._tasks.start_soon(self._answer, self._folder, command)
+            case SetTimer():
+                self._timers.set(command.name, command.due)
+            case CancelTimer():
+                self._timers.cancel(command.name)
+            case Publish():
+                pass  # is in the commit
+            case _:
+                assert_never(command)
+
+
+def _with(folded: Folded, news: LeaderChanged) -> Folded:
+    return Folded(folded.state, folded.changed, folded.commands, (news, *folded.published), folded.dead)
+
+
+def _load(raw: bytes) -> State:
+    try:
+        return records.loads(raw, State)
+    except HoldfastError as error:
+        raise HoldfastError(
+            f"the supervisor's snapshot cannot be read, and starting without it could harm running jobs: {error}. "
+            "Was it written by a newer version of holdfast? Start that one"
+        ) from error

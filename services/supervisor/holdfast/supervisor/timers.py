@@ -1,0 +1,47 @@
+"""The core's timers: named, replaceable, by the clock of the events that they come back as."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+import anyio
+
+CHECK_S = 0.5  # wall clocks can be set: no sleep is longer than this without a look at the clock
+
+
+class Timers:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._due: dict[str, float] = {}
+        self._heap: list[tuple[float, str]] = []  # may hold replaced and cancelled ones
+        self._news = anyio.Event()
+
+    def set(self, name: str, due: float) -> None:
+        """A second one of the same name replaces the first."""
+        self._due[name] = due
+        heapq.heappush(self._heap, (due, name))
+        self._news.set()
+
+    def cancel(self, name: str) -> None:
+        self._due.pop(name, None)
+
+    async def run(self, fire: Callable[[str], None]) -> None:
+        """A loop for the term's task group: `fire(name)` when it is due, in order."""
+        while True:
+            for name in self._take_due():
+                fire(name)
+            wait_s = self._heap[0][0] - self._clock() if self._heap else CHECK_S
+            with anyio.move_on_after(min(max(wait_s, 0.0), CHECK_S)):
+                await self._news.wait()
+            self._news = anyio.Event()
+
+    def _take_due(self) -> list[str]:
+        due = []
+        now = self._clock()
+        while self._heap and self._heap[0][0] <= now:
+            at, name = heapq.heappop(self._heap)
+            if self._due.get(name) == at:
+                del self._due[name]
+                due.append(name)
+        return due
