@@ -49,6 +49,7 @@ class Node:
         self._env = env
         self._process: subprocess.Popen[bytes] | None = None
         self.endpoint = ""
+        self._channel: grpc.Channel | None = None
         root.mkdir(parents=True, exist_ok=True)
 
     def start(self) -> None:
@@ -86,7 +87,8 @@ class Node:
         if self._process is None:
             return 0
         process, self._process = self._process, None
-        self._channel.close()
+        if self._channel is not None:
+            self._channel.close()
         process.send_signal(how)
         return process.wait(timeout=15)
 
