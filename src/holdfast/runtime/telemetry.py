@@ -19,6 +19,7 @@ import structlog
 
 ENV_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"  # OpenTelemetry's own name, read here because its SDK reads it too
 SCOPE = "holdfast"
+EXPORT_TIMEOUT_S = 2  # retries included; a collector that is away must not hold up a service that was told to stop
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?", re.ASCII)
 log = structlog.get_logger("holdfast.telemetry")
@@ -97,7 +98,7 @@ def configure(service: str) -> None:
         )
         return
     provider = TracerProvider(resource=Resource.create({"service.name": service}))
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(timeout=EXPORT_TIMEOUT_S)))
     _tracer = provider.get_tracer(SCOPE)
 
 
