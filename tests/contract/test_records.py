@@ -36,6 +36,7 @@ class Box:
     tags: frozenset[str] = frozenset()
     report: Report | None = None
     limit: float | None = None
+    colour: Colour = Colour.RED
 
 
 BOX = Box({10: "b", 9: "a"}, {"y": ShardKey(1, 2, 3), "x": ShardKey(1, 1, 1)}, {Colour.RED: 1}, frozenset("cab"))
@@ -68,6 +69,12 @@ def test_a_record_from_a_newer_release_loses_only_what_is_new() -> None:
     assert loads(b'{"_":"TimerFired","at":1,"name":"t","colour":"red"}', Event) == TimerFired(1.0, "t")
 
 
+def test_an_enum_comes_back_as_its_member_not_as_an_equal_string() -> None:
+    assert type(loads(b'"red"', Colour)) is Colour
+    with pytest.raises(MalformedMessage, match="blue"):
+        loads(b'"blue"', Colour)
+
+
 # ---------------------------------------------------------------- canonical
 
 
@@ -82,6 +89,14 @@ def test_unions_nested_in_unions_keep_their_types() -> None:
     box = Box({}, {}, {}, report=OrderDone("c-1", ok=True))
     assert loads(dumps(box, Box), Box) == box
     assert json.loads(dumps(box, Box))["report"]["_"] == "OrderDone"
+
+
+def test_an_enum_comes_back_as_one_and_an_unknown_member_is_refused() -> None:
+    loaded = loads(dumps(BOX, Box), Box)
+    assert isinstance(loaded.colour, Colour)  # equality would not tell: a StrEnum equals its string
+    assert [type(key) for key in loaded.by_colour] == [Colour]
+    with pytest.raises(MalformedMessage, match="'blue' is not a valid Colour"):
+        loads(b'{"by_rank":{},"by_name":{},"by_colour":{},"colour":"blue"}', Box)
 
 
 def test_numbers_that_are_not_finite_survive() -> None:

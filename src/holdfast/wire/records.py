@@ -142,7 +142,9 @@ def _read_tagged(kind: Any, converter: Converter) -> Hook:
 def _strict(wanted: type, *accepted: type) -> Hook:
     allowed = {wanted, *accepted}  # exact types: a bool is no int here
 
-    def read(tree: Any, _: Any) -> Any:
+    def read(tree: Any, kind: Any) -> Any:
+        if kind is not wanted and issubclass(kind, Enum):  # cattrs hands a StrEnum to the hook of str
+            return kind(tree)
         if type(tree) in allowed:
             return tree
         raise TypeError(f"{_short(tree)} is not {'an' if wanted is int else 'a'} {wanted.__name__}")
