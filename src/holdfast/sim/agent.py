@@ -1,0 +1,305 @@
+"""A simulated node: agent, replicator and workers, as far as the supervisor can tell them from real ones.
+
+It executes an order once and remembers the answer across its own restart, refuses lower epochs, numbers its reports and sends
+them again until they are acknowledged, keeps shards in memory (gone with the node) and on disk, and copies them to its peers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from holdfast.domain.generations import ShardKey, ShardRecord
+from holdfast.domain.nodes import NodeFacts, RunningWorker
+from holdfast.domain.orders import (
+    CheckpointNow,
+    Hello,
+    Inventory,
+    Order,
+    OrderDone,
+    Prepare,
+    RanksFinished,
+    RanksStepping,
+    Report,
+    Start,
+    Stop,
+    Warm,
+)
+from holdfast.sim.world import Violation, World
+
+SHARD_STEPS_KEPT = 3
+JOB = "job"
+
+
+@dataclass(slots=True)
+class Workers:
+    """This node's ranks of one generation."""
+
+    order: Prepare
+    started: bool = False
+    ready: bool = False
+    dead: set[int] = field(default_factory=set)
+    hung: set[int] = field(default_factory=set)
+    save_at: set[int] = field(default_factory=set)
+
+    @property
+    def running(self) -> bool:
+        return self.started and not self.dead and not self.hung
+
+
+class Surroundings(Protocol):
+    """What a node needs of the rest of the world."""
+
+    def deliver(self, agent: Agent, session: int, seq: int, report: Report) -> None: ...
+    def neighbour(self, node: str) -> Agent | None: ...
+    def workers_changed(self) -> None: ...
+
+
+class Agent:
+    def __init__(self, world: World, around: Surroundings, name: str, zone: str, capacity: int) -> None:
+        self.world, self.around, self.name, self.zone, self.capacity = world, around, name, zone, capacity
+        self.life = 0
+        self.alive = False
+        self.control_cut = False  # partitions
+        self.telemetry_cut = False
+        self.session = 0  # 0 = none
+        self.epoch = 0
+        self.seq = 0
+        self.unacknowledged: list[tuple[int, Report]] = []
+        self.answers: dict[str, OrderDone] = {}  # on disk: survives a restart
+        self.in_progress: set[str] = set()
+        self.executed: dict[str, int] = {}  # for the invariant: how often each order took effect
+        self.newest = 0  # generation: older ones are refused
+        self.workers: Workers | None = None
+        self.memory: dict[ShardKey, ShardRecord] = {}
+        self.disk: dict[ShardKey, ShardRecord] = {}
+        self.slow_share = 0.02  # of Prepare orders, that take longer than their timeout
+
+    @property
+    def incarnation(self) -> str:
+        return f"{self.name}-life{self.life}"
+
+    # ------------------------------------------------------------ life and death
+
+    def boot(self) -> None:
+        self.life += 1
+        self.alive = True
+        self.session, self.seq, self.newest = 0, 0, 0
+        self.unacknowledged.clear()
+        self.in_progress.clear()
+        self.workers = None
+        self.memory = dict(self.disk) | self.memory
+        self.world.say(f"{self.name} boots ({self.incarnation})")
+
+    def die(self, *, machine: bool) -> None:
+        """The agent and all its workers; with the machine its memory, too."""
+        self.alive = False
+        self.session = 0
+        self.workers = None
+        if machine:
+            self.memory.clear()
+        self.around.workers_changed()
+
+    # ------------------------------------------------------------ reports
+
+    def connect(self, session: int) -> None:
+        self.session = session
+        workers = self.workers
+        generation = workers.order.generation if workers else 0
+        ranks = self.ranks if workers and workers.ready else ()
+        lines = tuple(RunningWorker(JOB, generation, rank, 1) for rank in ranks)
+        self.seq += 1
+        self.around.deliver(self, session, self.seq, Hello(self.facts(), lines))
+        for seq, report in list(self.unacknowledged):
+            self.seq += 1  # numbers follow the order of delivery, also after the Hello
+            self._renumber(seq, self.seq)
+            self.around.deliver(self, session, self.seq, report)
+        self._report_inventory()
+
+    def _renumber(self, old: int, new: int) -> None:
+        self.unacknowledged = [(new if seq == old else seq, report) for seq, report in self.unacknowledged]
+
+    def report(self, report: Report) -> None:
+        self.seq += 1
+        self.unacknowledged.append((self.seq, report))
+        if self.session:
+            self.around.deliver(self, self.session, self.seq, report)
+
+    def acknowledged(self, seq: int) -> None:
+        self.unacknowledged = [item for item in self.unacknowledged if item[0] != seq]
+
+    def facts(self) -> NodeFacts:
+        return NodeFacts(
+            self.name,
+            self.incarnation,
+            self.name,
+            self.name,
+            self.zone,
+            self.capacity,
+            f"{self.name}:1",
+            1,
+            "/",
+            "/kmsg",
+        )
+
+    # ------------------------------------------------------------ orders
+
+    def receive(self, epoch: int, command_id: str, order: Order) -> None:
+        if not self.alive or epoch < self.epoch:
+            return  # a leader that has been replaced
+        self.epoch = epoch
+        if command_id in self.answers:
+            self.report(self.answers[command_id])
+        elif command_id not in self.in_progress:
+            self.in_progress.add(command_id)
+            self.executed[command_id] = self.executed.get(command_id, 0) + 1
+            if self.executed[command_id] > 1 and not isinstance(order, Warm):
+                # Only an order that died unanswered with the agent may be begun again, by a new life of it.
+                raise Violation(f"{self.name} executed {command_id} ({type(order).__name__}) twice")
+            self._execute(command_id, order)
+
+    def _execute(self, command_id: str, order: Order) -> None:
+        self.world.say(f"{self.name} executes {command_id} {describe(order)}")
+        match order:
+            case Prepare():
+                self._prepare(command_id, order)
+            case Start():
+                self._answer(command_id, *self._start(order))
+            case Stop():
+                self._stop(order)
+                self.world.soon(0.001, 0.1, self._in_this_life(lambda: self._answer(command_id, True)))
+            case CheckpointNow():
+                if self.workers is not None and self.workers.order.generation == order.generation:
+                    self.workers.save_at.add(order.at_step)
+                self._answer(command_id, True)
+            case Warm():
+                self._answer(command_id, True)
+
+    def _answer(self, command_id: str, ok: bool, reason: str = "", master: str = "") -> None:
+        self.in_progress.discard(command_id)
+        self.answers[command_id] = OrderDone(command_id, ok, reason, master, self.world.now)
+        self.report(self.answers[command_id])
+
+    def _prepare(self, command_id: str, order: Prepare) -> None:
+        if order.generation <= self.newest:
+            self._answer(command_id, False, f"generation {self.newest} is newer")
+            return
+        self.newest = order.generation
+        self.workers = Workers(order)
+        self.around.workers_changed()
+        slow = self.world.chance.random() < self.slow_share
+        delay_s = self.world.chance.uniform(6.0, 9.0) if slow else self.world.chance.uniform(0.02, 0.3)
+        self.world.after(delay_s, self._in_this_life(lambda: self._prepared(command_id, order)))
+
+    def _prepared(self, command_id: str, order: Prepare) -> None:
+        workers = self.workers
+        if workers is None or workers.order is not order:
+            self._answer(command_id, False, "a newer order came")
+            return
+        for wanted in order.restore:
+            holders = [self, *(self.around.neighbour(source.node) for source in wanted.sources)]
+            found = next((h.memory[wanted.shard] for h in holders if h and h.alive and wanted.shard in h.memory), None)
+            if found is None or found.digest != wanted.digest:
+                self._answer(command_id, False, f"no holder of {wanted.shard} answers")
+                return
+            self.memory[wanted.shard] = self.disk[wanted.shard] = found
+        workers.ready = True
+        self._answer(command_id, True, master=f"{self.name}:{order.generation}")
+
+    def _start(self, order: Start) -> tuple[bool, str]:
+        workers = self.workers
+        if workers is None or not workers.ready or workers.order.generation != order.generation:
+            return False, f"generation {order.generation} is not prepared"
+        workers.started = True
+        self.around.workers_changed()
+        return True, ""
+
+    def _stop(self, order: Stop) -> None:
+        self.newest = max(self.newest, order.generation)
+        if self.workers is not None and self.workers.order.generation <= order.generation:
+            self.workers = None
+            self.around.workers_changed()
+        if order.forget:
+            self.memory.clear()
+            self.disk.clear()
+
+    def _in_this_life(self, action: Callable[[], None]) -> Callable[[], None]:
+        life = self.life
+
+        def run() -> None:
+            if self.alive and self.life == life:
+                action()
+
+        return run
+
+    # ------------------------------------------------------------ ranks and shards
+
+    @property
+    def ranks(self) -> range:
+        return self.workers.order.placement.ranks if self.workers else range(0)
+
+    def stepped(self, step: int) -> None:
+        assert self.workers is not None
+        self.report(RanksStepping(JOB, self.workers.order.generation, tuple(self.ranks), step, self.world.now))
+
+    def finished(self) -> None:
+        assert self.workers is not None
+        self.report(RanksFinished(JOB, self.workers.order.generation, tuple(self.ranks), self.world.now))
+
+    def save(self, step: int) -> None:
+        """Each rank writes its shard; a node that dies in between leaves the step torn."""
+        workers = self.workers
+        assert workers is not None
+        order = workers.order
+        for rank in self.ranks:
+            key = ShardKey(order.attempt, step, rank)
+            self.memory[key] = ShardRecord(
+                key, order.mesh, "memory", 1, f"{step}/{order.mesh.position_of(rank)}", self.name
+            )
+        self._expire()
+        self._report_inventory()
+        self.world.soon(0.05, 0.6, self._in_this_life(lambda: self._copy(order, step)))
+
+    def _copy(self, order: Prepare, step: int) -> None:
+        mine = {
+            k: s
+            for k, s in self.memory.items()
+            if k.attempt == order.attempt and k.step == step and s.owner == self.name
+        }
+        self.disk |= mine
+        for peer in order.peers:
+            other = self.around.neighbour(peer.node)
+            if other is not None and other.alive:
+                other.memory |= mine
+                other.disk |= mine
+                other._expire()
+                other._report_inventory()
+
+    def _expire(self) -> None:
+        for shards in (self.memory, self.disk):
+            for rank in {(key.rank, record.owner) for key, record in shards.items()}:
+                keys = sorted(k for k in _keys(shards) if (k[2], shards[ShardKey(*k)].owner) == rank)
+                for key in keys[:-SHARD_STEPS_KEPT]:
+                    del shards[ShardKey(*key)]
+
+    def _report_inventory(self) -> None:
+        self.unacknowledged = [item for item in self.unacknowledged if not isinstance(item[1], Inventory)]
+        self.report(Inventory(JOB, tuple(self.memory[ShardKey(*key)] for key in sorted(_keys(self.memory)))))
+
+
+def _keys(shards: dict[ShardKey, ShardRecord]) -> Iterator[tuple[int, int, int]]:
+    return ((key.attempt, key.step, key.rank) for key in shards)
+
+
+def describe(order: Order) -> str:
+    match order:
+        case Prepare():
+            ranks = f"{order.placement.first_rank}…{order.placement.first_rank + order.placement.nproc - 1}"
+            return f"Prepare g{order.generation} ranks {ranks} of {order.mesh}, restore step {order.restore_step}"
+        case Start() | Stop():
+            return f"{type(order).__name__} g{order.generation}"
+        case CheckpointNow():
+            return f"CheckpointNow step {order.at_step}"
+        case Warm():
+            return "Warm"

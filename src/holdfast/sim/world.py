@@ -1,0 +1,54 @@
+"""Virtual time: a heap of things to do and one seeded source of chance. Nothing here waits, and nothing here is shared."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+EVENTS_MAX = 200_000  # a run that needs more is a loop, not a simulation
+
+
+class Violation(AssertionError):
+    """A promise was broken. The seed and the trace say how."""
+
+
+@dataclass(slots=True)
+class World:
+    seed: int
+    tracing: bool = False
+    now: float = 1000.0
+    trace: list[str] = field(default_factory=list)
+    chance: Random = field(init=False)
+    _heap: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    _count: int = 0
+
+    def __post_init__(self) -> None:
+        self.chance = Random(self.seed)
+
+    def after(self, delay_s: float, action: Callable[[], None]) -> None:
+        self.at(self.now + delay_s, action)
+
+    def at(self, when: float, action: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._heap, (max(when, self.now), self._count, action))
+
+    def soon(self, least_s: float, most_s: float, action: Callable[[], None]) -> None:
+        """After a delay by chance: this is where reordering comes from."""
+        self.after(self.chance.uniform(least_s, most_s), action)
+
+    def say(self, text: str) -> None:
+        if self.tracing:
+            self.trace.append(f"{self.now - 1000.0:9.3f}  {text}")
+
+    def run(self, until: float, done: Callable[[], bool]) -> bool:
+        """Let time pass. Whether `done` came true before `until`."""
+        for _ in range(EVENTS_MAX):
+            if done():
+                return True
+            if not self._heap or self._heap[0][0] > until:
+                return False
+            self.now, _, action = heapq.heappop(self._heap)
+            action()
+        raise Violation(f"{EVENTS_MAX} events and no end at {self.now - 1000.0:.1f} s: something goes round in circles")
