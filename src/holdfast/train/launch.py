@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import socket
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -26,6 +27,9 @@ from holdfast.train.environment import Environment
 from holdfast.train.run import Run
 
 log = logging.getLogger("holdfast.train")
+
+RENDEZVOUS_POLL_S = 0.003
+CONNECT_TIMEOUT_S = 1.0
 
 
 def launch(
@@ -91,12 +95,29 @@ def _join(environment: Environment, backend: str, timeout_s: float) -> None:
         store: Store = HashStore()
     elif environment.job:
         host, port = environment.master
-        # Rank 0 serves; the others retry until it does. Waiting for everyone here as well would only add a round trip.
+        # Rank 0 serves, the others wait until it does. Waiting for everyone here as well would only add a round trip.
+        if world.rank != 0:
+            _wait_until_served(host, port, timeout_s)
         store = TCPStore(host, port, world.world_size, world.rank == 0, timeout, wait_for_workers=False)
     else:
         dist.init_process_group(backend, timeout=timeout)  # torchrun's own rendezvous, which may live in its agent
         return
     dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.world_size, timeout=timeout)
+
+
+def _wait_until_served(host: str, port: int, timeout_s: float) -> None:
+    """Until rank 0's store listens. A store that is refused waits half a second before it asks again: longer than all the rest.
+
+    Returns at the deadline as well: the store then says itself what it cannot reach.
+    """
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S).close()
+        except OSError:  # reserved by rank 0's agent, not listening yet
+            time.sleep(RENDEZVOUS_POLL_S)
+        else:
+            return
 
 
 def _write_error_file(path: Path, error: BaseException) -> None:
