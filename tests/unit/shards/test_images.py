@@ -309,3 +309,36 @@ def test_sigkill_anywhere_leaves_the_previous_save_whole(tmp_path: Path) -> None
                 assert set(bytes(reader.view("v"))) == {mark}
                 assert reader.extra == bytes([mark]) * 100
         last = max(whole)
+
+
+FORKER = """
+import os, sys, time
+from pathlib import Path
+from holdfast.shards import ImageSet, Plan, TensorSpec
+plan = Plan((TensorSpec("w", "uint8", (64,), 64),))
+images = ImageSet(Path(sys.argv[1]))
+images.prepare(plan)
+def fill(image):
+    child = os.fork()  # a data-loader worker, born in the middle of a save
+    if not child:
+        time.sleep(60)
+        os._exit(0)
+    print(child, flush=True)
+    time.sleep(60)
+images.stage(plan, 1, 1, 0, {"dp": 1}, fill, b"")
+"""
+
+
+def test_a_forked_child_that_outlives_its_trainer_holds_no_image(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", FORKER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout is not None
+        child = int(trainer.stdout.readline())
+        try:
+            os.kill(trainer.pid, signal.SIGKILL)
+            trainer.wait()
+            images = ImageSet(tmp_path)
+            small = Plan((TensorSpec("w", "uint8", (64,), 64),))
+            for step in (2, 3):
+                assert isinstance(images.stage(small, 1, step, 0, MESH, lambda image: None, b""), Staged)
+        finally:
+            os.kill(child, signal.SIGKILL)

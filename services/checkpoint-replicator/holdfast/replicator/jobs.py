@@ -135,14 +135,13 @@ class Remembered:
     restored: tuple[int, int] | None = None
 
     def write(self, directory: Path) -> None:
-        """Private to its owner: the configuration holds the job's secret."""
+        """Private to its owner: the configuration holds the job's secret. Atomic, but not synced: a recovery waits for this,
+        and after a power cut a lost or damaged file only means to wait for the next configuration."""
         directory.mkdir(parents=True, exist_ok=True)
         temporary = directory / f".{REMEMBERED}.tmp"
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(fd, "wb") as file:
             file.write(records.dumps(self, Remembered))
-            file.flush()
-            os.fsync(file.fileno())
         temporary.rename(directory / REMEMBERED)
 
     @classmethod
