@@ -9,6 +9,7 @@ from importlib.metadata import version
 import anyio
 import structlog
 
+from holdfast.domain.errors import Unavailable
 from holdfast.log.protocol import FencedLog
 from holdfast.log.redis import RedisLog
 from holdfast.runtime.grpc_server import listen
@@ -27,6 +28,7 @@ from holdfast.supervisor.settings import SupervisorSettings
 from holdfast.supervisor.term import LeaseTimes
 from holdfast.v1.control_pb2_grpc import add_ControlServicer_to_server
 
+PICTURE_POLL_S = 0.01
 HISTORY_TIMEOUT_S = 10.0  # a supervisor that is this far behind leads all the same
 
 log = structlog.get_logger("holdfast.supervisor")
@@ -69,11 +71,12 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
             diagnostics=settings.diagnostics_endpoints,
             clock=time.time,
         )
+        viewer = Viewer(leader.picture, event_log)
         backend = Backend(
             identity=Identity(settings.supervisor_name, version("holdfast"), settings.api_token.get_secret_value()),
             log=event_log,
             history=history,
-            look=Viewer(leader.picture, event_log).look,
+            look=viewer.look,
             progress=progress,
             policies=policies,
         )
@@ -93,6 +96,18 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
         with anyio.move_on_after(HISTORY_TIMEOUT_S):
             await follower.caught_up.wait()
         guarded(tasks, "leader", leader.run)
+        await _first_picture(viewer)
         announce(settings.ready_file, {"control": listening.endpoint, "api": api_url})
         log.info("serving", control=listening.endpoint, api=api_url)
         await anyio.sleep_forever()
+
+
+async def _first_picture(viewer: Viewer) -> None:
+    """Whoever waits for the ready file may ask at once: it is written when this supervisor leads, or has a leader to follow."""
+    while True:
+        try:
+            if await viewer.look() is not None:
+                return
+        except Unavailable:
+            pass  # the leader's loop says so in the log; a service waits for its log as long as it takes
+        await anyio.sleep(PICTURE_POLL_S)

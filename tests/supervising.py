@@ -1,0 +1,354 @@
+"""Supervisors under test: the real service on any log, logs that die at a chosen moment, and agents that only play."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import grpc
+import httpx
+from anyio.abc import TaskGroup
+from waiting import wait_until_async
+
+from holdfast.domain.errors import Unavailable
+from holdfast.domain.findings import Finding, FindingKind, Severity
+from holdfast.domain.nodes import PROTOCOL_VERSION, NodeFacts, RunningWorker
+from holdfast.domain.orders import Hello, Order, OrderDone, Prepare, RanksStepping, Report, Start, Stop
+from holdfast.log.names import FINDINGS
+from holdfast.log.protocol import Commit, Delivery, Entry, FencedLog, Lease
+from holdfast.runtime.grpc_channel import open_channel
+from holdfast.supervisor.service import run
+from holdfast.supervisor.settings import SupervisorSettings
+from holdfast.supervisor.term import LeaseTimes
+from holdfast.v1 import control_pb2 as pb
+from holdfast.v1.control_pb2_grpc import ControlStub
+from holdfast.wire.control import decode_order, encode_beat, encode_report
+from holdfast.wire.events import finding_entry
+
+QUICK = LeaseTimes(ttl_s=0.6, renew_s=0.15, retry_s=0.05, margin_s=0.1)
+BEAT_S = 0.1
+
+# ---------------------------------------------------------------- the log of a process that dies
+
+
+class MortalLog:
+    """Passes everything on until `die_at`, a number of commits, is reached; then its process is dead for the world.
+
+    `after`: the last commit still happens, and nothing that follows from it.
+    """
+
+    def __init__(self, log: FencedLog) -> None:
+        self._log = log
+        self.commits = 0
+        self.die_at: int | None = None
+        self.after = False
+        self.dead = False
+
+    def die_in(self, commits: int, *, after: bool) -> None:
+        self.die_at, self.after = self.commits + commits, after
+
+    def _alive(self) -> FencedLog:
+        if self.dead:
+            raise Unavailable("this process is dead")
+        return self._log
+
+    async def commit(self, lease: Lease, commit: Commit) -> None:
+        log = self._alive()
+        self.commits += 1
+        self.dead = self.die_at is not None and self.commits >= self.die_at
+        if not self.dead or self.after:
+            await log.commit(lease, commit)
+        self._alive()
+
+    async def append(self, stream: str, *entries: Entry) -> list[str]:
+        return await self._alive().append(stream, *entries)
+
+    async def subscribe(
+        self, *streams: str, group: str, consumer: str, batch_max: int = 256, start: str = "0"
+    ) -> AsyncIterator[list[Delivery]]:
+        batches = self._alive().subscribe(*streams, group=group, consumer=consumer, batch_max=batch_max, start=start)
+        async for batch in batches:
+            self._alive()
+            yield batch
+
+    async def acknowledge(self, stream: str, group: str, *positions: str) -> None:
+        await self._alive().acknowledge(stream, group, *positions)
+
+    async def read(
+        self, stream: str, *, after: str = "0", count: int = 1000, block_s: float | None = None
+    ) -> list[Delivery]:
+        return await self._alive().read(stream, after=after, count=count, block_s=block_s)
+
+    async def last_position(self, stream: str) -> str:
+        return await self._alive().last_position(stream)
+
+    async def ping(self) -> None:
+        await self._alive().ping()
+
+    async def aclose(self) -> None:
+        await self._log.aclose()
+
+    async def acquire(self, name: str, holder: str, ttl_s: float) -> Lease | None:
+        return await self._alive().acquire(name, holder, ttl_s)
+
+    async def renew(self, lease: Lease, ttl_s: float) -> bool:
+        return await self._alive().renew(lease, ttl_s)
+
+    async def release(self, lease: Lease) -> None:
+        await self._alive().release(lease)
+
+    async def snapshot(self, name: str) -> bytes | None:
+        return await self._alive().snapshot(name)
+
+
+# ---------------------------------------------------------------- supervisors
+
+
+@dataclass(slots=True)
+class Running:
+    """A supervisor that serves."""
+
+    control: str
+    api: str
+    scope: anyio.CancelScope
+
+    def client(self, **options: Any) -> httpx.AsyncClient:
+        return httpx.AsyncClient(base_url=self.api, timeout=10, **options)
+
+    async def get(self, path: str) -> Any:
+        async with self.client() as client:
+            answer = await client.get(path)
+        answer.raise_for_status()
+        return answer.json()
+
+    async def post(self, path: str, body: Any = None) -> Any:
+        """The finished operation."""
+        async with self.client() as client:
+            answer = await client.post(path, json=body)
+            assert answer.status_code == 202, answer.text
+
+            async def done() -> Any:
+                operation = (await client.get(answer.headers["Location"])).json()
+                return operation if operation["state"] != "pending" else None
+
+            return await wait_until_async(done, description=f"the operation of POST {path}")
+
+
+async def start_supervisor(
+    tasks: TaskGroup,
+    directory: Path,
+    log: FencedLog,
+    *,
+    name: str = "sup-1",
+    times: LeaseTimes = QUICK,
+    **settings: Any,
+) -> Running:
+    """The whole service in this process, on free ports. `scope.cancel()` ends it."""
+    await anyio.Path(directory).mkdir(parents=True, exist_ok=True)
+    ready = directory / "ready.json"
+    await anyio.Path(ready).unlink(missing_ok=True)
+    config = SupervisorSettings(
+        **{
+            "redis_url": "memory",
+            "supervisor_listen": "127.0.0.1:0",
+            "api_listen": "127.0.0.1:0",
+            "data_dir": directory,
+            "ready_file": ready,
+            "supervisor_name": name,
+            "diagnostics": "127.0.0.1:1",
+            **settings,
+        }
+    )
+    scope = anyio.CancelScope()
+
+    async def serve() -> None:
+        with scope:
+            await run(config, log, times=times)
+
+    tasks.start_soon(serve)
+    await wait_until_async(ready.exists, description=f"{name} to serve")
+    endpoints = httpx.Response(200, content=ready.read_bytes()).json()
+    return Running(endpoints["control"], endpoints["api"], scope)
+
+
+# ---------------------------------------------------------------- agents
+
+
+def facts(node: str, incarnation: str = "i1", **changes: Any) -> NodeFacts:
+    values: dict[str, Any] = {
+        "node": node,
+        "incarnation": incarnation,
+        "hostname": "host",
+        "address": "127.0.0.1",
+        "zone": "",
+        "capacity": 1,
+        "replicator_endpoint": "",
+        "agent_pid": 1,
+        "directory": f"/nodes/{node}",
+        "kernel_log": "",
+        "protocol_version": PROTOCOL_VERSION,
+    }
+    return NodeFacts(**{**values, **changes})
+
+
+@dataclass(slots=True)
+class PlayedAgent:
+    """Speaks the real protocol over real gRPC and has no workers: every order succeeds, once per id."""
+
+    node: str
+    endpoints: Sequence[str]
+    incarnation: str = "i1"
+    steps: bool = True  # its ranks step after Start
+    executed: dict[str, Order] = field(default_factory=dict)  # by command id, in order
+    answers: dict[str, OrderDone] = field(default_factory=dict)
+    repeats: int = 0
+    epochs: list[int] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
+    connected: bool = False
+    _seq: int = 0
+    _waiting: dict[int, Report] = field(default_factory=dict)  # not acknowledged
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        turn = 0
+        while True:
+            async with open_channel(self.endpoints[turn % len(self.endpoints)]) as channel:
+                try:
+                    await self._converse(ControlStub(channel).Session())
+                except* (grpc.aio.AioRpcError, asyncio.InvalidStateError) as errors:
+                    self.refusals.extend(map(_words, errors.exceptions))
+            self.connected = False
+            turn += 1
+            await anyio.sleep(0.02)
+
+    async def _converse(self, call: Any) -> None:
+        unsaid = list(self._waiting.values())
+        self._waiting.clear()
+        try:
+            async with anyio.create_task_group() as tasks:
+                for report in (Hello(facts(self.node, self.incarnation)), *unsaid):
+                    await self._say(call, report)
+                tasks.start_soon(self._beat, call)
+                while (message := await call.read()) is not grpc.aio.EOF:
+                    await self._hear(call, message)
+                tasks.cancel_scope.cancel()
+            self.refusals.append(f"{(await call.code()).name}: {await call.details()}")
+        finally:
+            call.cancel()
+
+    async def _beat(self, call: Any) -> None:
+        while True:
+            await anyio.sleep(BEAT_S)
+            await call.write(encode_beat(time.time()))
+
+    async def _say(self, call: Any, report: Report) -> None:
+        self._seq += 1
+        if not isinstance(report, Hello):
+            self._waiting[self._seq] = report
+        await call.write(encode_report(report, self._seq))
+
+    async def _hear(self, call: Any, message: pb.SupervisorMessage) -> None:
+        match message.WhichOneof("message"):
+            case "welcome":
+                self.connected = True
+                self.epochs.append(message.welcome.epoch)
+            case "ack":
+                self._waiting = {seq: report for seq, report in self._waiting.items() if seq > message.ack.seq}
+            case "command":
+                for report in self._execute(message.command):
+                    await self._say(call, report)
+
+    def _execute(self, command: pb.Command) -> list[Report]:
+        assert command.epoch >= max(self.epochs), "an order of an epoch that is over"
+        if command.command_id in self.executed:
+            self.repeats += 1
+            return [self.answers[command.command_id]]
+        order = decode_order(command)
+        self.executed[command.command_id] = order
+        done = OrderDone(command.command_id, ok=True, at=time.time())
+        reports: list[Report] = [done]
+        match order:
+            case Prepare():
+                ranks = order.placement.ranks
+                workers = tuple(RunningWorker(order.job, order.generation, rank, 1000 + rank) for rank in ranks)
+                done = OrderDone(command.command_id, ok=True, master="127.0.0.1:1", at=time.time(), workers=workers)
+                reports = [done]
+            case Start() if self.steps:
+                reports.append(RanksStepping(order.job, order.generation, self.ranks, 1, time.time()))
+            case _:
+                pass
+        self.answers[command.command_id] = done
+        return reports
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        newest = [order for order in self.executed.values() if isinstance(order, Prepare)][-1]
+        return tuple(newest.placement.ranks)
+
+    def generations(self, kind: type[Order]) -> list[int]:
+        """Of every order of this kind that it has executed."""
+        return [
+            o.generation
+            for o in self.executed.values()
+            if isinstance(o, kind) and isinstance(o, Prepare | Start | Stop)
+        ]
+
+
+def _words(error: BaseException) -> str:
+    return f"{error.code().name}: {error.details()}" if isinstance(error, grpc.aio.AioRpcError) else str(error)
+
+
+@asynccontextmanager
+async def played_agents(
+    tasks: TaskGroup, names: Sequence[str], endpoints: Sequence[str]
+) -> AsyncIterator[list[PlayedAgent]]:
+    agents = [PlayedAgent(name, endpoints) for name in names]
+    async with anyio.create_task_group() as own:
+        for agent in agents:
+            own.start_soon(agent.run)
+        await wait_until_async(lambda: all(agent.connected for agent in agents), description="a session of every agent")
+        yield agents
+        own.cancel_scope.cancel()
+
+
+# ---------------------------------------------------------------- what happens
+
+
+def job_body(name: str = "gpt", nodes: int = 2, **changes: Any) -> dict[str, Any]:
+    return {"name": name, "script": "/work/train.py", "nodes": nodes, **changes}
+
+
+async def until_phase(supervisor: Running, job: str, phase: str, *, timeout_s: float = 10) -> Any:
+    async def there() -> Any:
+        answer = await supervisor.get(f"/v1/jobs/{job}")
+        return answer if answer["phase"] == phase else None
+
+    return await wait_until_async(there, description=f"{job} to be {phase}", timeout_s=timeout_s)
+
+
+def crash(job: str, generation: int, node: str, rank: int, *, name: str = "f-1") -> Entry:
+    now = time.time()
+    return finding_entry(
+        Finding(
+            id=name,
+            kind=FindingKind.WORKER_CRASH,
+            severity=Severity.ERROR,
+            at=now,
+            since=now,
+            summary=f"rank {rank} was killed by SIGKILL",
+            node=node,
+            job=job,
+            generation=generation,
+            rank=rank,
+        )
+    )
+
+
+async def publish(log: FencedLog, *entries: Entry) -> None:
+    await log.append(FINDINGS, *entries)
