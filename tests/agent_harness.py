@@ -206,6 +206,16 @@ class Agent:
     def descendants(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
+    def running(self, word: str) -> list[int]:
+        """Pids of its living descendants whose command line has `word` as one of its words."""
+        found = []
+        for child in self.descendants():
+            try:
+                found += [child.pid] if word in child.cmdline() else []
+            except (psutil.NoSuchProcess, psutil.ZombieProcess):
+                continue
+        return found
+
     def log(self) -> str:
         return (self.root / "agent.log").read_text(errors="replace")
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 from agent_harness import Agent, ControlPlane, gone, prepare_order, running_agent, script, start_job
+from waiting import wait_until
 
 from holdfast.domain.orders import Hello, RanksFinished, Start, Stop
 from holdfast.domain.signals import KernelLine, WorkerExited
-from waiting import wait_until
 
 SLEEPER = "import time\nprint('running', flush=True)\ntime.sleep(600)\n"
 STUBBORN = """
@@ -162,7 +162,9 @@ def test_reliable_signals_are_sent_again_until_they_are_acknowledged(agent: Agen
     seqs = {tick.seq for tick in plane.ticks if exited in tick.signals}
     plane.restart_telemetry()
     plane.acknowledge_ticks = True
-    wait_until(lambda: [t.seq for t in plane.ticks if exited in t.signals] == [*seqs, *seqs], description="the same tick")
+    wait_until(
+        lambda: [t.seq for t in plane.ticks if exited in t.signals] == [*seqs, *seqs], description="the same tick"
+    )
 
 
 def _name(pid: int) -> str:

@@ -175,7 +175,7 @@ class LocalReplicator:
             await anyio.sleep(READY_POLL_S)
         try:
             described: pb.DescribeResponse = await self._call(
-                self._stub.Describe, pb.DescribeRequest(), START_TIMEOUT_S, wait_for_ready=True
+                self._stub.Describe, pb.DescribeRequest(), START_TIMEOUT_S
             )
         except Unavailable as error:
             log.error("replicator does not answer", reason=str(error))
@@ -201,9 +201,9 @@ class LocalReplicator:
                 log.warning("inventory stream broke", reason=error.details())
             await backoff.sleep()
 
-    async def _call(self, method: Any, request: Any, timeout_s: float, *, wait_for_ready: bool = False) -> Any:
-        """One call; its failure as `Unavailable`, with the replicator's own words."""
+    async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
+        """One call, which waits for a replicator that is being restarted; its failure as `Unavailable`, in its own words."""
         try:
-            return await method(request, timeout=timeout_s, wait_for_ready=wait_for_ready)
+            return await method(request, timeout=timeout_s, wait_for_ready=True)
         except grpc.aio.AioRpcError as error:
             raise Unavailable(f"checkpoint-replicator: {error.details() or error.code().name}") from error

@@ -1,0 +1,119 @@
+"""Agent, template, trainer and replicator together: what a killed worker had saved, its successor starts from."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from agent_harness import Agent, gone, prepare_order, running_agent, script, start_job
+from waiting import wait_until
+
+from holdfast.domain.generations import RankRestore, ShardKey, ShardRecord, ShardSource
+from holdfast.domain.orders import CheckpointNow, Inventory, RanksStepping, Stop
+from holdfast.domain.signals import RankProgress, WorkerExited
+
+TRAIN = """
+import torch, holdfast.train as hf
+def main(run):
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(16, 16))
+    optimizer = torch.optim.AdamW(model.parameters())
+    state = {"model": model, "optimizer": optimizer}
+    step = run.restore(state)
+    print("from step", step, flush=True)
+    while True:
+        with run.step(step) as s:
+            optimizer.zero_grad()
+            loss = model(torch.randn(4, 16)).pow(2).mean()
+            loss.backward()
+            optimizer.step()
+            s.log(loss=loss.item(), tokens=4)
+        step += 1
+        run.checkpoint(state, step)
+hf.launch(main)
+"""
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
+    with running_agent(tmp_path_factory.mktemp("node"), replicator=True) as agent:
+        yield agent
+
+
+def common_step(agent: Agent, job: str, ranks: set[int], at_least: int = 1) -> dict[int, ShardRecord]:
+    """The newest step that the node's inventory holds for every rank, as records by rank."""
+
+    def newest() -> dict[int, ShardRecord]:
+        inventories = [i for i in agent.plane.all_of(Inventory) if i.job == job]
+        steps: dict[tuple[int, int], dict[int, ShardRecord]] = {}
+        for shard in inventories[-1].shards if inventories else ():
+            steps.setdefault((shard.key.attempt, shard.key.step), {})[shard.key.rank] = shard
+        whole = [key for key, shards in steps.items() if shards.keys() == ranks and key[1] >= at_least]
+        return steps[max(whole)] if whole else {}
+
+    return wait_until(newest, description=f"a complete step of {job}")
+
+
+def test_a_killed_rank_comes_back_from_shared_memory(agent: Agent, tmp_path: Path) -> None:
+    order = prepare_order("train", script(tmp_path, "train", TRAIN), nproc=2)
+    first = start_job(agent.plane, order)
+    shards = common_step(agent, "train", {0, 1})
+    os.kill(first.workers[1].pid, signal.SIGKILL)
+    exited = agent.plane.wait_for_signal(WorkerExited, lambda e: e.job == "train" and e.rank == 1)
+    endpoint = ShardSource("node-0", agent.wait_connected().facts.replicator_endpoint)
+    step = shards[0].key.step
+    restore = tuple(RankRestore(rank, shard.key, shard.digest, (endpoint,)) for rank, shard in sorted(shards.items()))
+    again = replace(
+        order, generation=2, attempt=2, restore_step=step, restore=restore, restore_mesh=order.mesh, token=order.token
+    )
+    start_job(agent.plane, again)
+    assert all(gone(worker.pid) for worker in first.workers)
+    stepping = agent.plane.wait_for(RanksStepping, lambda r: r.generation == 2)
+    assert stepping.step >= step + 1
+    assert {"process_group", "restore", "first_step"} <= {name for name, _ in stepping.phases_s}
+    for rank in (0, 1):
+        assert f"from step {step}" in agent.worker_log("train", 2, rank)
+    assert exited.step > 0
+
+
+def test_checkpoint_now_reaches_every_rank(agent: Agent) -> None:
+    """Rank by rank the step may have passed already: then the order is missed, and that is said; here it lies ahead."""
+    standing = agent.plane.signals(RankProgress)[-1]
+    at_step = max(standing.step) + 400
+    at_step += at_step % 50 == 0  # one that the interval does not save anyway
+    assert agent.plane.ask(CheckpointNow("train", 2, at_step)).ok
+    wait_until(
+        lambda: (
+            {s.key.rank for i in agent.plane.all_of(Inventory) for s in i.shards if s.key.step == at_step} == {0, 1}
+        ),
+        description=f"step {at_step} in the inventory",
+    )
+
+
+def test_a_shard_that_nobody_has_is_a_clear_refusal(agent: Agent) -> None:
+    order = prepare_order("lost", script(agent.root, "lost", TRAIN))
+    nowhere = RankRestore(0, ShardKey(1, 50, 0), "00", (ShardSource("node-9", "127.0.0.1:1"),))
+    answer = agent.plane.ask(replace(order, generation=2, restore_step=50, restore=(nowhere,), restore_mesh=order.mesh))
+    assert not answer.ok
+    assert "node-9" in answer.reason
+    assert "from step" not in agent.worker_log("lost", 2, 0)
+
+
+def test_training_survives_the_replicators_death(agent: Agent) -> None:
+    (old,) = agent.running("holdfast.replicator")
+    before = common_step(agent, "train", {0, 1})[0].key.step
+    os.kill(old, signal.SIGKILL)
+    wait_until(lambda: [old] != agent.running("holdfast.replicator") != [], description="another replicator")
+    common_step(agent, "train", {0, 1}, at_least=before + 50)
+    assert not [e for e in agent.plane.signals(WorkerExited) if e.job == "train" and e.generation == 2]
+
+
+def test_forget_leaves_nothing_in_shared_memory(agent: Agent) -> None:
+    assert (agent.memory / "train").exists()
+    answer = agent.plane.ask(Stop("train", 2, grace_s=5.0, forget=True))
+    assert answer.ok, answer.reason
+    assert not (agent.memory / "train").exists()
