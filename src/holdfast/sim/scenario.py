@@ -87,7 +87,7 @@ class Scenario:
         self.progress: dict[int, int] = {}  # generation → newest step
         self._ticking: dict[int, int] = {}
         self._finding = 0
-        self._reported_stall: set[tuple[int, int]] = set()
+        self._doubted: set[str] = set()
 
     # ------------------------------------------------------------ the run
 
@@ -176,7 +176,9 @@ class Scenario:
         first = generation not in self.progress
         start = members[0].workers.order.restore_step if members[0].workers else 0
         step = self.progress.get(generation, start) + 1
-        if step > self.target:
+        if step > self.target:  # it was restored at its last step: nothing is left to do
+            for agent in members:
+                agent.finished()
             return
         self.progress[generation] = self.step = step
         for agent in members:
@@ -216,8 +218,13 @@ class Scenario:
         if not self.control_plane_only:
             kinds += [self._crash_worker, self._lose_node, self._hang, self._xid, self._cut_all, self._restart_agent]
             kinds += [self._crash_worker, self._lose_node, self._cordon, self._lose_finding_race]
-        for _ in range(chance.randint(1, 6)):
-            self.world.soon(3.0 if self.control_plane_only else 1.0, FAULTS_END_S, chance.choice(kinds))
+        first = 3.0 if self.control_plane_only else 1.0
+        when = chance.uniform(first, FAULTS_END_S)
+        for _ in range(chance.randint(1, 8)):
+            # Faults come in swarms: the next one likes to strike while the last one is being repaired.
+            near = min(FAULTS_END_S, when + chance.uniform(0.0, 1.5))
+            when = near if chance.random() < 0.5 else chance.uniform(first, FAULTS_END_S)
+            self.world.after(when, chance.choice(kinds))
 
     def _victim(self) -> Agent | None:
         """Most faults strike a node that runs."""
@@ -232,7 +239,7 @@ class Scenario:
             self.supervisor.crash_in = self.world.chance.randint(1, 8)
 
     def _cut_control(self) -> None:
-        if (agent := self._victim()) is not None and not agent.telemetry_cut:
+        if (agent := self._victim()) is not None and not (self.control_plane_only and agent.name in self._doubted):
             self.world.say(f"FAULT control partition of {agent.name}")
             agent.control_cut = True
             self.supervisor.hang_up(agent)
@@ -240,9 +247,10 @@ class Scenario:
 
     def _cut_telemetry(self) -> None:
         agent = self._victim()
-        if agent is None or (self.control_plane_only and (agent.control_cut or not agent.session)):
+        if agent is None or (self.control_plane_only and not agent.session):
             return
         self.world.say(f"FAULT telemetry partition of {agent.name}")
+        self._doubted.add(agent.name)  # losing both is a lost node, whatever is left of it
         agent.telemetry_cut = True
         self._node_lost(agent)
         self.world.soon(0.5, 10.0, lambda: setattr(agent, "telemetry_cut", False))

@@ -77,7 +77,7 @@ def _go(turn: Turn, job: Job, outcome: Plan | Unplannable, why: str) -> None:
         _defer(turn, job, reason, turn.at + turn.config.inventory_s)
         return
     election = elect(job.lineage, _holders(turn, job), outcome.mesh, outcome.placements)
-    if election.restore.step == 0 and job.ever_saved:
+    if election.restore.step == 0 and _much_to_lose(job):
         since = job.blocked.since if job.blocked else turn.at
         if turn.at < since + turn.config.scratch_s:
             reason = f"saved steps exist, but none is complete on the nodes at hand ({election.restore.reason})"
@@ -87,6 +87,11 @@ def _go(turn: Turn, job: Job, outcome: Plan | Unplannable, why: str) -> None:
             job.name, f"starts again from step 0 after waiting {turn.config.scratch_s:.0f} s: {election.restore.reason}"
         )
     _launch(turn, job, outcome, election)
+
+
+def _much_to_lose(job: Job) -> bool:
+    """Whether a start from step 0 would cost more than an ordinary loss: then it is worth waiting for lost holders."""
+    return job.ever_saved and job.best_step > 2 * job.spec.checkpoint.interval_steps
 
 
 def _inventories_due(turn: Turn, job: Job) -> list[str]:

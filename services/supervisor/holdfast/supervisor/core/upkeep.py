@@ -78,7 +78,11 @@ def _look_again(turn: Turn, job: Job) -> None:
     """A job waits: carry out what was deferred once it can be, ask again when there are other nodes than before."""
     blocked = job.blocked
     assert blocked is not None
-    if change.knows_enough(turn, job) if blocked.until else options(turn, job) != blocked.options:
+    if blocked.until:
+        again = turn.at >= blocked.until or change.knows_enough(turn, job)
+    else:
+        again = options(turn, job) != blocked.options
+    if again:
         retry(turn, job.name)
 
 
