@@ -18,6 +18,7 @@ from typing import IO
 import anyio
 import structlog
 
+from holdfast.agent.collectors.inotify import FileWatch
 from holdfast.agent.collectors.kernel_lines import parse_record, recognise
 from holdfast.agent.collectors.protocol import Emit, Surroundings
 from holdfast.domain.signals import KernelLine
@@ -25,7 +26,8 @@ from holdfast.domain.signals import KernelLine
 log = structlog.get_logger("holdfast.agent.kernel_log")
 
 RECORD_BYTES_MAX = 8192  # the kernel's own limit for one kmsg record
-FILE_POLL_S = 0.02
+LOOK_INTERVAL_S = 1.0  # of a plain file that does not seem to change
+ROTATION_POLL_S = 0.02
 READ_BYTES_MAX = 1 << 20  # per look at a plain file; the rest waits for the next
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 GPUS = Path("/proc/driver/nvidia/gpus")
@@ -85,9 +87,9 @@ class KernelLog:
             try:
                 file = self._path.open("rb")
             except FileNotFoundError:  # between the two halves of a rotation
-                await anyio.sleep(FILE_POLL_S)
+                await anyio.sleep(ROTATION_POLL_S)
                 continue
-            with file:
+            with file, FileWatch(Path(f"/proc/self/fd/{file.fileno()}")) as watch:
                 inode = os.fstat(file.fileno()).st_ino
                 offset = self._offset_in(file, inode) if first else 0
                 first = False
@@ -104,8 +106,8 @@ class KernelLog:
                     if end != offset:
                         offset = end
                         self._save(str(inode), offset)
-                    if not lines:
-                        await anyio.sleep(FILE_POLL_S)
+                    elif not replaced:
+                        await watch.changed(LOOK_INTERVAL_S)
 
     def _offset_in(self, file: IO[bytes], inode: int) -> int:
         """Where this directory's last agent stopped in this very file; else the end."""

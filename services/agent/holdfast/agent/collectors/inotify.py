@@ -1,0 +1,51 @@
+"""Tells when a file changes, from inotify(7): a hundred idle looks per second would cost more than everything else here."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import anyio
+
+_IN_MODIFY, _IN_ATTRIB, _IN_DELETE_SELF, _IN_MOVE_SELF = 0x002, 0x004, 0x400, 0x800
+_MASK = _IN_MODIFY | _IN_ATTRIB | _IN_DELETE_SELF | _IN_MOVE_SELF  # IN_ATTRIB: its last name was removed
+_EVENTS_BYTES_MAX = 16 << 10
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class FileWatch:
+    """One file, by inode. What happened since the watch was made, or since the last `changed`, is never missed."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError naming the path."""
+        self._fd = _checked(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC), path)
+        try:
+            _checked(_libc.inotify_add_watch(self._fd, os.fsencode(path), _MASK), path)
+        except OSError:
+            os.close(self._fd)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._fd)
+
+    async def changed(self, timeout_s: float) -> None:
+        """Wait for a change, at most `timeout_s`: a network file system tells inotify nothing of other machines' writes."""
+        with anyio.move_on_after(timeout_s):
+            await anyio.wait_readable(self._fd)
+            os.read(self._fd, _EVENTS_BYTES_MAX)
+
+
+def _checked(result: int, path: Path) -> int:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), str(path))
+    return result
