@@ -149,7 +149,7 @@ async def start_supervisor(
     times: LeaseTimes = QUICK,
     **settings: Any,
 ) -> Running:
-    """The whole service in this process, on free ports. `scope.cancel()` ends it."""
+    """The whole service in this process, on free ports. `scope.cancel()` ends it; then it closes `log`."""
     await anyio.Path(directory).mkdir(parents=True, exist_ok=True)
     ready = directory / "ready.json"
     await anyio.Path(ready).unlink(missing_ok=True)
@@ -168,8 +168,12 @@ async def start_supervisor(
     scope = anyio.CancelScope()
 
     async def serve() -> None:
-        with scope:
-            await run(config, log, times=times)
+        try:
+            with scope:
+                await run(config, log, times=times)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await log.aclose()
 
     tasks.start_soon(serve)
     await wait_until_async(ready.exists, description=f"{name} to serve")

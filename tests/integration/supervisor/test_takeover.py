@@ -46,5 +46,3 @@ async def test_a_standby_finishes_the_incident(redis_url: str, tmp_path: Path, c
                     assert all(count == 1 for count in Counter(agent.generations(kind)).values()), agent
         assert mortal.dead, "the first leader finished alone: this case tests nothing"
         tasks.cancel_scope.cancel()
-    await lasting.aclose()
-    await mortal.aclose()

@@ -1,0 +1,126 @@
+"""Other ways to lose the lead: a stale leader, a Redis that goes away and comes back, a supervisor that is replaced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+from eventlogs import FLEET, redis_log
+from redis import asyncio as aioredis
+from supervising import (
+    QUICK,
+    PlayedAgent,
+    Running,
+    crash,
+    job_body,
+    played_agents,
+    publish,
+    start_supervisor,
+    until_phase,
+)
+from waiting import wait_until_async
+
+from holdfast.domain.orders import Prepare
+from holdfast.log.embedded import EmbeddedRedis
+from holdfast.log.keys import Keys
+from holdfast.supervisor.term import LeaseTimes
+
+pytestmark = pytest.mark.anyio
+
+ABSENCE_S = 3.0
+SLOW = LeaseTimes(ttl_s=60, renew_s=30, retry_s=0.1, margin_s=0.1)
+
+
+async def resolved(supervisor: Running, count: int = 1) -> list[Any]:
+    """Every incident, once that many are there and all are resolved."""
+
+    async def there() -> list[Any] | None:
+        incidents = (await supervisor.get("/v1/incidents"))["items"]
+        done = len(incidents) >= count and all(incident["state"] == "resolved" for incident in incidents)
+        return incidents if done else None
+
+    return await wait_until_async(there, description=f"{count} resolved incidents", timeout_s=20)
+
+
+def assert_prepared_once(agents: list[PlayedAgent]) -> None:
+    for agent in agents:
+        prepared = agent.generations(Prepare)
+        assert len(prepared) == len(set(prepared)), f"{agent.node} prepared {prepared}"
+
+
+async def test_a_leader_that_does_not_know_of_its_end_writes_and_does_nothing(redis_url: str, tmp_path: Path) -> None:
+    """Its lease is taken away behind its back; it learns of it by the first thing it tries to write."""
+    log = redis_log(redis_url)
+    async with aioredis.Redis.from_url(redis_url) as redis, anyio.create_task_group() as tasks:
+        stale = await start_supervisor(tasks, tmp_path / "a", redis_log(redis_url), name="a", times=SLOW)
+        async with played_agents(tasks, ["n1", "n2"], [stale.control]) as agents:
+            await stale.post("/v1/jobs", job_body())
+            await until_phase(stale, "gpt", "running")
+            await redis.delete(Keys(FLEET).lease("supervisor"))
+            fresh = await start_supervisor(tasks, tmp_path / "b", log, name="b", times=SLOW)
+            for agent in agents:
+                agent.endpoints = [stale.control, fresh.control]
+            epoch = (await fresh.get("/v1/version"))["epoch"]
+            await publish(log, crash("gpt", 1, "n1", 0))
+            incidents = await resolved(fresh)
+            assert len(incidents) == 1
+            assert_prepared_once(agents)
+            assert all(agent.epochs[-1] == epoch for agent in agents)
+            assert not (await stale.get("/v1/version"))["leader"]
+            assert any("not the leader" in refusal for agent in agents for refusal in agent.refusals)
+        tasks.cancel_scope.cancel()
+
+
+async def test_redis_goes_away_amid_an_incident_and_comes_back(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path / "redis") as server:
+        log = redis_log(server.url)
+        async with anyio.create_task_group() as tasks:
+            supervisor = await start_supervisor(tasks, tmp_path / "a", log)
+            async with played_agents(tasks, ["n1", "n2"], [supervisor.control]) as agents:
+                await supervisor.post("/v1/jobs", job_body())
+                await until_phase(supervisor, "gpt", "running")
+                for agent in agents:
+                    agent.steps = False  # the incident stays open: its generation does not step yet
+                await publish(log, crash("gpt", 1, "n1", 0))
+                await until_phase(supervisor, "gpt", "starting")
+                before = (await supervisor.get("/v1/incidents"))["items"]
+                await anyio.to_thread.run_sync(server.stop)
+                await wait_until_async(lambda: not any(agent.connected for agent in agents), description="no leader")
+                async with supervisor.client() as client:
+                    answer = await client.get("/v1/jobs/gpt")
+                assert (answer.status_code, answer.headers["content-type"]) == (503, "application/problem+json")
+                assert "Redis" in answer.json()["detail"]
+                await anyio.sleep(ABSENCE_S)
+                await anyio.to_thread.run_sync(server.start)
+                await wait_until_async(lambda: all(agent.connected for agent in agents), description="the leader again")
+                for agent in agents:
+                    agent.steps = True
+                await publish(log, crash("gpt", 2, "n2", 1, name="f-2"))
+                after = await resolved(supervisor)
+                assert before[0]["id"] in [incident["id"] for incident in after]
+                await until_phase(supervisor, "gpt", "running")
+                assert_prepared_once(agents)
+            tasks.cancel_scope.cancel()
+
+
+async def test_a_new_supervisor_carries_on_from_what_was_committed(redis_url: str, tmp_path: Path) -> None:
+    """Stopped in order, it gives the lease back: the next one leads at once, and knows jobs, nodes and incidents."""
+    async with anyio.create_task_group() as tasks:
+        first = await start_supervisor(tasks, tmp_path / "a", redis_log(redis_url), times=SLOW)
+        async with played_agents(tasks, ["n1", "n2"], [first.control]) as agents:
+            await first.post("/v1/jobs", job_body())
+            await until_phase(first, "gpt", "running")
+            first.scope.cancel()
+            began = anyio.current_time()
+            second = await start_supervisor(tasks, tmp_path / "b", redis_log(redis_url), times=SLOW)
+            assert anyio.current_time() - began < QUICK.ttl_s + 5
+            for agent in agents:
+                agent.endpoints = [second.control]
+            await wait_until_async(lambda: all(len(a.epochs) == 2 for a in agents), description="both agents to return")
+            assert (await second.get("/v1/jobs/gpt"))["phase"] == "running"
+            assert (await second.get("/v1/jobs/gpt/goodput"))["world_sizes"][0][1] == 2, "the history is rebuilt"
+            assert_prepared_once(agents)
+        tasks.cancel_scope.cancel()
