@@ -311,9 +311,13 @@ def _cover(turn: Turn, incident: Incident, action: Action, decided_by: str) -> N
 
 
 def node_came_back(turn: Turn, node: str) -> None:
-    """The same incarnation has a session again, its workers with it: an undecided loss of it was none."""
+    """The same incarnation has a session again, its workers with it: an undecided loss of it was none.
+
+    Unless more was found meanwhile: then the run is in trouble, with or without that node.
+    """
     for incident in sorted(turn.incidents.values(), key=lambda incident: incident.id):
-        if incident.kind == FindingKind.NODE_LOST and incident.node == node and incident.action is None:
+        alone = len(incident.findings) == 1
+        if incident.kind == FindingKind.NODE_LOST and incident.node == node and incident.action is None and alone:
             turn.close_incident(
                 incident.id, IncidentState.RESOLVED, f"{node} is back with its workers: nothing was lost"
             )

@@ -86,6 +86,7 @@ def _alive_after_all(turn: Turn, job: Job, event: StepsCompleted) -> None:
             turn.cancel_timer(f"witness:{name}")
     for incident in turn.open_incidents(job.name):
         doubtful = incident.kind in (FindingKind.NODE_LOST, FindingKind.HANG) and incident.action is None
+        doubtful = doubtful and len(incident.findings) == 1  # more was found since: leave it to the policy
         if doubtful and incident.generation == event.generation and event.ended_at > incident.t_detected:
             if incident.node in turn.nodes and incident.kind == FindingKind.NODE_LOST:
                 turn.put_node(incident.node, lost=False)
