@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from agent_harness import Agent, gone, prepare_order, running_agent, script, start_job
 from waiting import wait_until
@@ -203,6 +204,41 @@ def test_what_cannot_be_prepared_says_why_and_leaves_nothing(agent: Agent, tmp_p
     assert "no workers here" in nobody.reason
     start_job(agent.plane, prepare_order("good", fine))  # the template is still there
     agent.plane.ask(Stop("good", 1))
+
+
+def test_another_template_takes_over_without_touching_running_workers(agent: Agent, tmp_path: Path) -> None:
+    path = script(tmp_path, "sleeper", SLEEPER)
+    (tmp_path / "mine.py").write_text("import os\nIMPORTED_IN = os.getpid()\n")
+    uses = script(tmp_path, "uses", "import os, mine\nprint(mine.IMPORTED_IN != os.getpid(), flush=True)\n")
+    running = start_job(agent.plane, prepare_order("stays", path))
+    before = set(agent.running("holdfast.train.template"))
+    assert agent.plane.ask(Warm("other", LaunchSpec(uses, preload=("mine",)))).ok
+    assert not gone(running.workers[0].pid)
+    start_job(agent.plane, prepare_order("other", uses, preload=("mine",)))
+    assert wait_until(lambda: agent.worker_log("other", 1, 0), description="the script's line") == "True\n"  # preloaded
+    assert agent.plane.ask(Stop("stays", 1)).ok
+    wait_until(
+        lambda: not before & set(agent.running("holdfast.train.template")), description="the old template to end"
+    )
+
+
+def test_a_template_that_dies_takes_its_workers_along_and_is_replaced(agent: Agent, tmp_path: Path) -> None:
+    path = script(tmp_path, "sleeper", SLEEPER)
+    prepared = start_job(agent.plane, prepare_order("victim", path))
+    template = psutil.Process(prepared.workers[0].pid).ppid()
+    os.kill(template, signal.SIGKILL)
+    exited = agent.plane.wait_for_signal(WorkerExited, lambda e: e.job == "victim")
+    assert (exited.signal, exited.expected) == (signal.SIGKILL, False)
+    again = start_job(agent.plane, prepare_order("victim", path, generation=2))
+    assert not gone(again.workers[0].pid)
+    assert agent.plane.ask(Stop("victim", 2)).ok
+
+
+def test_an_unwritable_log_directory_is_named(agent: Agent, tmp_path: Path) -> None:
+    (agent.directory / "logs" / "nowhere").write_text("in the way")
+    answer = agent.plane.ask(prepare_order("nowhere", script(tmp_path, "sleeper", SLEEPER)))
+    assert not answer.ok
+    assert str(agent.directory / "logs" / "nowhere") in answer.reason
 
 
 def test_grace_lets_an_unmodified_script_leave_by_itself(agent: Agent, tmp_path: Path) -> None:
