@@ -15,13 +15,15 @@ from holdfast.policy import check, default
 from holdfast.supervisor.core import breaker, change, jobs, nodes, planned
 from holdfast.supervisor.core.state import Job
 from holdfast.supervisor.core.turn import Turn
-from holdfast.supervisor.core.views import job_view
+from holdfast.supervisor.core.views import job_view, plan_for
+from holdfast.supervisor.planner import Unplannable
 from holdfast.supervisor.protocol import JobPhase, PolicyAnswered
 
 _WORKER_FAULTS = frozenset(
     {FindingKind.WORKER_CRASH, FindingKind.WORKER_EXCEPTION, FindingKind.HANG, FindingKind.RANKS_MISSING}
 )
 _TOUCH_NOTHING = (ActionKind.NOTIFY, ActionKind.CHECKPOINT_NOW)
+_CHANGES = (ActionKind.RESTART, ActionKind.HOT_SWAP, ActionKind.SCALE_DOWN, ActionKind.SCALE_UP)
 _DEFAULT = "default policy"
 
 # ---------------------------------------------------------------- findings
@@ -241,15 +243,24 @@ def on_answer(turn: Turn, event: PolicyAnswered) -> None:
         return  # answered already, or not wanted any more
     incident = turn.incidents[event.incident]
     turn.withdraw(incident.id)
-    view = job_view(turn, turn.jobs[incident.job])
     action, decided_by = event.action, event.decided_by
-    why_not = check(action, incident, view)
-    if not why_not and action.kind in _TOUCH_NOTHING and turn.jobs[incident.job].phase is not JobPhase.RUNNING:
-        why_not = "the job does not run, and that would leave it so"
-    if why_not:
-        action = default(incident, view)
+    if why_not := _why_not(turn, action, incident):
+        action = default(incident, job_view(turn, turn.jobs[incident.job]))
         decided_by = f"{_DEFAULT}, because {event.decided_by} answered {event.action.kind}: {why_not}"
     decide(turn, incident, action, decided_by)
+
+
+def _why_not(turn: Turn, action: Action, incident: Incident) -> str:
+    """Why an answer cannot be carried out; empty when it can."""
+    job = turn.jobs[incident.job]
+    if why_not := check(action, incident, job_view(turn, job)):
+        return why_not
+    if action.kind in _TOUCH_NOTHING and job.phase is not JobPhase.RUNNING:
+        return "the job does not run, and that would leave it so"
+    if action.kind in _CHANGES:
+        outcome = plan_for(turn, job, action, incident)
+        return outcome.reason if isinstance(outcome, Unplannable) else ""
+    return ""
 
 
 def decide_by_default(turn: Turn, incident: Incident, why: str) -> None:
@@ -271,12 +282,13 @@ def decide(turn: Turn, incident: Incident, action: Action, decided_by: str) -> N
     match action.kind:
         case ActionKind.STOP:
             jobs.fail(turn, name, action.reason)
-        case ActionKind.NOTIFY:
+        case ActionKind.NOTIFY | ActionKind.CHECKPOINT_NOW:
             turn.note(name, action.reason)
+            if action.kind is ActionKind.CHECKPOINT_NOW:
+                planned.save_soon(turn, turn.jobs[name])
             turn.close_incident(incident.id, IncidentState.RESOLVED, action.reason)
-        case ActionKind.CHECKPOINT_NOW:
-            planned.save_soon(turn, turn.jobs[name])
-            turn.close_incident(incident.id, IncidentState.RESOLVED, action.reason)
+            if incident.planned:
+                planned.postpone(turn, name)
         case ActionKind.WAIT if incident.planned:
             planned.wait(turn, name)
         case ActionKind.WAIT:

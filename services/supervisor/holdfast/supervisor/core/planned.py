@@ -95,5 +95,5 @@ def drop(turn: Turn, name: str, outcome: str) -> None:
     if turn.jobs[name].planned is not None:
         turn.put_job(name, planned=None)
     for incident in turn.open_incidents(name):
-        if incident.planned and incident.new_generation is None:
+        if incident.planned:
             turn.close_incident(incident.id, IncidentState.RESOLVED, outcome)

@@ -108,12 +108,12 @@ def plan_for(turn: Turn, job: Job, action: Action, incident: Incident) -> Plan |
             return reachable(turn, job, current, current)
         case ActionKind.HOT_SWAP:
             return reachable(turn, job, current, current, out)
-        case ActionKind.SCALE_DOWN if action.dp is None:
+        case ActionKind.SCALE_DOWN if action.dp is not None:
+            return reachable(turn, job, action.dp, action.dp, frozenset(action.nodes))
+        case ActionKind.SCALE_DOWN:
             return reachable(turn, job, current - _replicas_on(job, out), least, out)
-        case ActionKind.SCALE_DOWN | ActionKind.SCALE_UP:
-            named = frozenset(action.nodes)
-            dp = action.dp or job.target_dp
-            return reachable(turn, job, dp, dp if action.dp else least, named)
+        case ActionKind.SCALE_UP:
+            return reachable(turn, job, action.dp or job.target_dp, action.dp or least)
         case ActionKind.CORDON:
             return reachable(turn, job, current, least, out)
         case _:
