@@ -146,7 +146,7 @@ async def start_supervisor(
     log: FencedLog,
     *,
     name: str = "sup-1",
-    times: LeaseTimes = QUICK,
+    times: LeaseTimes | None = None,
     **settings: Any,
 ) -> Running:
     """The whole service in this process, on free ports. `scope.cancel()` ends it; then it closes `log`."""
@@ -330,8 +330,10 @@ def job_body(name: str = "gpt", nodes: int = 2, **changes: Any) -> dict[str, Any
 
 async def until_phase(supervisor: Running, job: str, phase: str, *, timeout_s: float = 10) -> Any:
     async def there() -> Any:
-        answer = await supervisor.get(f"/v1/jobs/{job}")
-        return answer if answer["phase"] == phase else None
+        async with supervisor.client() as client:
+            answer = await client.get(f"/v1/jobs/{job}")
+        # a standby may not have heard of it yet, and between two leaders nobody can say
+        return answer.json() if answer.status_code == 200 and answer.json()["phase"] == phase else None
 
     return await wait_until_async(there, description=f"{job} to be {phase}", timeout_s=timeout_s)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 from eventlogs import redis_log
-from supervising import MortalLog, crash, job_body, played_agents, publish, start_supervisor, until_phase
+from supervising import QUICK, MortalLog, crash, job_body, played_agents, publish, start_supervisor, until_phase
 from waiting import wait_until_async
 
 from holdfast.domain.orders import Prepare, Start
@@ -23,8 +23,8 @@ NODES = ("n1", "n2", "n3")
 async def test_a_standby_finishes_the_incident(redis_url: str, tmp_path: Path, commits: int, after: bool) -> None:
     mortal, lasting = MortalLog(redis_log(redis_url)), redis_log(redis_url)
     async with anyio.create_task_group() as tasks:
-        first = await start_supervisor(tasks, tmp_path / "a", mortal, name="a")
-        second = await start_supervisor(tasks, tmp_path / "b", lasting, name="b")
+        first = await start_supervisor(tasks, tmp_path / "a", mortal, name="a", times=QUICK)
+        second = await start_supervisor(tasks, tmp_path / "b", lasting, name="b", times=QUICK)
         async with played_agents(tasks, NODES, [first.control, second.control]) as agents:
             await first.post("/v1/jobs", job_body())
             await until_phase(first, "gpt", "running")

@@ -78,7 +78,7 @@ async def test_redis_goes_away_amid_an_incident_and_comes_back(tmp_path: Path) -
     with EmbeddedRedis(tmp_path / "redis") as server:
         log = redis_log(server.url)
         async with anyio.create_task_group() as tasks:
-            supervisor = await start_supervisor(tasks, tmp_path / "a", log)
+            supervisor = await start_supervisor(tasks, tmp_path / "a", log, times=QUICK)
             async with played_agents(tasks, ["n1", "n2"], [supervisor.control]) as agents:
                 await supervisor.post("/v1/jobs", job_body())
                 await until_phase(supervisor, "gpt", "running")

@@ -19,7 +19,7 @@ from holdfast.wire import records
 
 RECENT_STEPS_MAX = 32  # per job: what a rate is taken over
 JOBS_MAX = 1000
-SNAPSHOT_AGE_MAX_S = 0.5  # a standby's picture is this old at most
+SNAPSHOT_AGE_MAX_S = 0.2  # a standby's picture is this old at most
 
 
 class Workers:
