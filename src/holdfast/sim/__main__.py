@@ -32,9 +32,8 @@ def main() -> int:
             generations[result.generations] += 1
             write("".join(f"{line}\n" for line in result.trace))
             if options.trace:
-                write(
-                    f"seed {seed}: trained after {result.seconds:.1f} s, {result.generations} generations, {result.incidents} incidents\n"
-                )
+                outcome = f"{result.generations} generations, {result.incidents} incidents"
+                write(f"seed {seed}: trained after {result.seconds:.1f} s, {outcome}\n")
     spent = time.perf_counter() - begun
     spread = ", ".join(f"{count} × {number}" for number, count in sorted(generations.items()))
     write(

@@ -7,12 +7,14 @@ acknowledged input: one atomic write) before any command is carried out. A crash
 order stays in the outbox until its agent answers, every timer and every question to a policy stays in the state, and
 `LeaderStarted` hands all of them out again. Agents execute an order once, so handing out twice does no harm.
 
-    sessions.py   agents come, report and go                  finding ──► incident ──► question ──► decision
-    incidents.py  findings → incidents → decisions                                                     │
-    change.py     the two-phase generation change             RUNNING ◄── every rank steps ◄── START ◄─┘ PREPARE
-    planned.py    changes of a healthy run, after a save
-    jobs.py       submission, progress, end                   state.py    the values       turn.py  the next state in the making
-    upkeep.py     what new capacity makes possible            views.py    what others see  breaker.py  one for the fleet
+    finding ──► incident ──► question to the policy ──► decision ──► PREPARE ──► START ──► every rank steps: RUNNING
+
+    sessions.py   agents come, report and go                  state.py    the values
+    incidents.py  findings → incidents → decisions            turn.py     the next state in the making
+    change.py     a generation change begins                  views.py    what policies, planner and API see
+    handover.py   … from PREPARE to the first steps           breaker.py  one for the fleet
+    planned.py    changes of a healthy run, after a save      nodes.py    states of nodes
+    jobs.py       submission, progress, end                   upkeep.py   what new capacity makes possible
 
 The core trusts no single witness, keeps still when in doubt, and says why in every record.
 """
@@ -21,7 +23,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from holdfast.supervisor.core import breaker, change, incidents, jobs, planned, sessions, upkeep
+from holdfast.supervisor.core import breaker, handover, incidents, jobs, planned, sessions, upkeep
 from holdfast.supervisor.core.state import Breaker, Config, Job, Node, State
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import check_submission, view
@@ -105,17 +107,17 @@ def _timer(turn: Turn, name: str) -> None:
     match kind:
         case "prepare":
             job, number = rest.rsplit(":", 1)
-            change.on_prepare_timeout(turn, job, int(number))
+            handover.on_prepare_timeout(turn, job, int(number))
         case "start":
             job, number = rest.rsplit(":", 1)
-            if (finding := change.ranks_missing(turn, job, int(number))) is not None:
+            if (finding := handover.ranks_missing(turn, job, int(number))) is not None:
                 incidents.strike(turn, finding)
         case "fence":
             job, number = rest.rsplit(":", 1)
-            change.on_fence_over(turn, job, int(number))
+            handover.on_fence_over(turn, job, int(number))
         case "gone":
             job, number, node = rest.split(":", 2)
-            change.on_grace_over(turn, job, int(number), node)
+            handover.on_grace_over(turn, job, int(number), node)
         case "policy":
             if rest in turn.incidents:
                 incidents.decide_by_default(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.nodes import NodeFacts, NodeState
 from holdfast.domain.orders import Hello, Inventory, OrderDone, Prepare, RanksFinished, RanksStepping, Stop, Warm
-from holdfast.supervisor.core import change, incidents, jobs, nodes, planned
+from holdfast.supervisor.core import handover, incidents, jobs, nodes, planned
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.protocol import JobPhase, NodeChanged, NodeGone, NodeReported
@@ -24,7 +24,7 @@ def on_report(turn: Turn, event: NodeReported) -> None:
         case OrderDone():
             _order_done(turn, event.node, event.report)
         case RanksStepping():
-            change.on_ranks_stepping(turn, event.report)
+            handover.on_ranks_stepping(turn, event.report)
         case RanksFinished():
             jobs.on_ranks_finished(turn, event.report)
         case Inventory():
@@ -75,7 +75,7 @@ def _reconnected(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts) 
     _resend(turn, node.name)
     for job in sorted(turn.nodes[node.name].holds):
         if job in turn.jobs:
-            change.on_node_back(turn, job, node.name)
+            handover.on_node_back(turn, job, node.name)
 
 
 def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts) -> None:
@@ -104,7 +104,7 @@ def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts) ->
     nodes.refresh(turn, node.name, "its agent started again")
     _resend(turn, node.name)
     for other in turn.jobs_in_order():
-        change.on_node_restarted(turn, other.name, node.name)
+        handover.on_node_restarted(turn, other.name, node.name)
         _answer_stops(turn, other.name, node.name)
     if job is not None and ran and turn.jobs[job.name].change is None and job.phase is JobPhase.RUNNING:
         incidents.strike(turn, _restart_finding(turn, node, job.name, job.number))
@@ -166,7 +166,7 @@ def disconnect(turn: Turn, node: Node) -> None:
     if nodes.job_of(turn, node.name) is None:
         turn.set_timer(f"lost:{node.name}", turn.at + turn.config.lost_after_s)
     for job in turn.jobs_in_order():
-        change.on_node_gone(turn, job.name, node.name)
+        handover.on_node_gone(turn, job.name, node.name)
         _answer_stops(turn, job.name, node.name)
 
 
@@ -221,7 +221,7 @@ def _order_done(turn: Turn, node: str, done: OrderDone) -> None:
             turn.note(node, f"could not be warmed for {send.order.job}: {done.reason}")
         case _:
             pass
-    change.on_order_done(turn, send, done)
+    handover.on_order_done(turn, send, done)
     jobs.on_stop_answered(turn, done.command_id, send.order.job)
 
 
