@@ -1,17 +1,24 @@
-"""The REST API as Python calls, for the commands. Errors come back as what they are: problem+json becomes an exception."""
+"""The REST API as Python calls, for the commands. Errors come back as what they are: problem+json becomes an exception.
+
+Every command carries an Idempotency-Key, so that it can be sent again when no supervisor leads for a moment or an answer is
+lost: it is carried out once all the same. This is the one place that retries.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from ipaddress import ip_address
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import quote
 
 import httpx
 
-from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, NotFound, Unavailable
+from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, InvalidSpecs, NotFound, Unavailable
 
 DEFAULT_API_PORT = 8470
 ENV_API = "HOLDFAST_API"
@@ -19,9 +26,17 @@ ENV_TOKEN = "HOLDFAST_API_TOKEN"
 REQUEST_TIMEOUT_S = 15.0
 OPERATION_TIMEOUT_S = 60.0
 OPERATION_POLL_S = 0.05
+LEADER_TIMEOUT_S = 10.0  # a standby takes over well within this
+LEADER_POLL_S = 0.1
 PAGE_LIMIT = 200
+QUOTED_CHARS_MAX = 200  # of an answer that nobody understands
+PROBLEM = "application/problem+json"
 
 Json = dict[str, Any]
+
+
+class NoApi(Unavailable):
+    """Nothing answers at the URL, or something that is no Holdfast API. A Holdfast without a leader is not meant."""
 
 
 def default_url() -> str:
@@ -31,14 +46,26 @@ def default_url() -> str:
 class Client:
     """One API endpoint. Use as a context manager."""
 
-    def __init__(self, url: str, *, token: str | None = None, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        transport: httpx.BaseTransport | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Raises `InvalidSpec` for what is no http URL."""
         self.url = url.rstrip("/")
+        self._clock, self._sleep = clock, sleep
+        host = _host(self.url)
         token = os.environ.get(ENV_TOKEN) if token is None else token
         self._http = httpx.Client(
             base_url=self.url,
             timeout=REQUEST_TIMEOUT_S,
             headers={"Authorization": f"Bearer {token}"} if token else {},
             transport=transport,
+            trust_env=not _is_loopback(host),  # a proxy cannot reach this machine's own loopback
         )
 
     def __enter__(self) -> Self:
@@ -56,42 +83,42 @@ class Client:
         return self._command("/v1/jobs", body)
 
     def job(self, name: str) -> Json:
-        return self._get(f"/v1/jobs/{name}")
+        return self._get(_path("jobs", name))
 
     def jobs(self) -> Iterator[Json]:
         return self._pages("/v1/jobs")
 
     def stop(self, name: str, reason: str) -> Json:
-        return self._command(f"/v1/jobs/{name}/stop", {"reason": reason})
+        return self._command(_path("jobs", name, "stop"), {"reason": reason})
 
     def checkpoint(self, name: str) -> Json:
-        return self._command(f"/v1/jobs/{name}/checkpoint", {})
+        return self._command(_path("jobs", name, "checkpoint"), {})
 
     def resize(self, name: str, dp: int, reason: str) -> Json:
-        return self._command(f"/v1/jobs/{name}/resize", {"dp": dp, "reason": reason})
+        return self._command(_path("jobs", name, "resize"), {"dp": dp, "reason": reason})
 
     def goodput(self, name: str) -> Json:
-        return self._get(f"/v1/jobs/{name}/goodput")
+        return self._get(_path("jobs", name, "goodput"))
 
     # ------------------------------------------------------------------ nodes, incidents, actions
 
     def node(self, name: str) -> Json:
-        return self._get(f"/v1/nodes/{name}")
+        return self._get(_path("nodes", name))
 
     def nodes(self) -> Iterator[Json]:
         return self._pages("/v1/nodes")
 
     def cordon(self, name: str, reason: str) -> Json:
-        return self._command(f"/v1/nodes/{name}/cordon", {"reason": reason})
+        return self._command(_path("nodes", name, "cordon"), {"reason": reason})
 
     def uncordon(self, name: str, reason: str) -> Json:
-        return self._command(f"/v1/nodes/{name}/uncordon", {"reason": reason})
+        return self._command(_path("nodes", name, "uncordon"), {"reason": reason})
 
     def repaired(self, name: str) -> Json:
-        return self._command(f"/v1/nodes/{name}/repair", {})
+        return self._command(_path("nodes", name, "repair"), {})
 
     def incident(self, incident_id: str) -> Json:
-        return self._get(f"/v1/incidents/{incident_id}")
+        return self._get(_path("incidents", incident_id))
 
     def incidents(self, job: str | None = None) -> Iterator[Json]:
         return self._pages("/v1/incidents", **({"job": job} if job else {}))
@@ -100,13 +127,17 @@ class Client:
         return self._pages("/v1/actions", **({"job": job} if job else {}))
 
     def version(self) -> Json:
-        return self._get("/v1/version")
+        """Raises `NoApi` when whatever answers is no Holdfast."""
+        answer = self._get("/v1/version")
+        if "protocol_version" not in answer:
+            raise self._not_ours("its /v1/version has no protocol_version")
+        return answer
 
     def events(self) -> Iterator[tuple[str, Json]]:
         """Server-sent events from now on: (type, data). Ends when the server closes the stream."""
         try:
             with self._http.stream("GET", "/v1/events", timeout=None) as response:
-                _raise_problem(response)
+                self._raise_problem(response)
                 kind = "message"
                 for line in response.iter_lines():
                     if line.startswith("event:"):
@@ -119,7 +150,7 @@ class Client:
     # ------------------------------------------------------------------ transport
 
     def _get(self, path: str, **parameters: Any) -> Json:
-        return self._request("GET", path, params=parameters)
+        return self._led("GET", path, params=parameters)
 
     def _pages(self, path: str, **parameters: Any) -> Iterator[Json]:
         cursor: str | None = None
@@ -132,55 +163,122 @@ class Client:
 
     def _command(self, path: str, body: Mapping[str, Any]) -> Json:
         """POST and wait for the operation: 202 only says that the request is in the supervisor's inbox."""
-        operation = self._request("POST", path, json=dict(body))
-        deadline = time.monotonic() + OPERATION_TIMEOUT_S
+        operation = self._led("POST", path, json=dict(body), headers={"Idempotency-Key": uuid.uuid4().hex})
+        deadline = self._clock() + OPERATION_TIMEOUT_S
         while operation.get("state") == "pending":
-            if time.monotonic() > deadline:
+            if self._clock() > deadline:
                 raise Unavailable(
                     f"the supervisor accepted POST {path} but did not act on it within {OPERATION_TIMEOUT_S:.0f} s; "
                     f"operation {operation.get('id')} goes on there"
                 )
-            time.sleep(OPERATION_POLL_S)
-            operation = self._get(f"/v1/operations/{operation['id']}")
+            self._sleep(OPERATION_POLL_S)
+            operation = self._get(_path("operations", str(operation["id"])))
         if operation.get("state") == "failed":
             raise HoldfastError(str(operation.get("reason") or f"POST {path} failed"))
         return operation
+
+    def _led(self, method: str, path: str, **options: Any) -> Json:
+        """A request, sent again while no supervisor leads. Safe to repeat: a GET, or a POST with an Idempotency-Key."""
+        deadline = self._clock() + LEADER_TIMEOUT_S
+        while True:
+            try:
+                return self._request(method, path, **options)
+            except NoApi:
+                raise
+            except Unavailable:
+                if self._clock() > deadline:
+                    raise
+                self._sleep(LEADER_POLL_S)
 
     def _request(self, method: str, path: str, **options: Any) -> Json:
         try:
             response = self._http.request(method, path, **options)
         except httpx.TransportError as error:
             raise self._unreachable(error) from error
-        _raise_problem(response)
-        answer: Json = response.json()
+        self._raise_problem(response)
+        try:
+            answer = response.json()
+        except ValueError as error:
+            raise self._not_ours(f"{method} {path} gave no JSON") from error
+        if not isinstance(answer, dict):
+            raise self._not_ours(f"{method} {path} gave no JSON object")
         return answer
 
-    def _unreachable(self, error: Exception) -> Unavailable:
-        return Unavailable(
-            f"no Holdfast API answers at {self.url} ({error}); start one with `holdfast up` or name it with --api / {ENV_API}"
+    def _raise_problem(self, response: httpx.Response) -> None:
+        if response.is_success:
+            return
+        response.read()
+        problem = _problem(response)
+        if problem is None:
+            raise self._not_ours(f"HTTP {response.status_code}: {response.text[:QUOTED_CHARS_MAX]!r}")
+        detail = str(problem.get("detail") or problem.get("title") or f"HTTP {response.status_code}")
+        match response.status_code:
+            case 404:
+                raise NotFound(detail)
+            case 409:
+                raise Conflict(detail)
+            case 503:
+                raise Unavailable(detail)
+            case 422 if fields := _fields(problem):
+                raise fields[0] if len(fields) == 1 else InvalidSpecs(fields)
+            case _:
+                raise HoldfastError(detail)
+
+    def _unreachable(self, error: httpx.TransportError) -> Unavailable:
+        if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+            return NoApi(
+                f"no Holdfast API answers at {self.url} ({error}); "
+                f"start one with `holdfast up`, or name another with --api or {ENV_API}"
+            )
+        why = "no answer in time" if isinstance(error, httpx.TimeoutException) else str(error)
+        return Unavailable(f"the connection to the Holdfast API at {self.url} broke ({why or type(error).__name__})")
+
+    def _not_ours(self, why: str) -> NoApi:
+        return NoApi(
+            f"what answers at {self.url} is not a Holdfast API ({why}); name the right one with --api or {ENV_API}"
         )
 
 
-def _raise_problem(response: httpx.Response) -> None:
-    if response.is_success:
-        return
-    response.read()
+def _host(url: str) -> str:
+    """Raises `InvalidSpec` for what is no http URL."""
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        parsed = httpx.URL()
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise InvalidSpec("--api", url, f"a URL such as http://127.0.0.1:{DEFAULT_API_PORT}")
+    return parsed.host
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"
+
+
+def _path(collection: str, name: str, *rest: str) -> str:
+    """`/v1/<collection>/<name>/…`. A name from a command line may hold anything: it stays one part of the path."""
+    if name in ("", ".", ".."):
+        raise InvalidSpec(collection.removesuffix("s"), name, f"a name; `holdfast {collection} list` shows them")
+    return "/".join(("/v1", collection, quote(name, safe=""), *rest))
+
+
+def _problem(response: httpx.Response) -> Json | None:
+    """The RFC 9457 body; None when whoever answers does not speak it."""
+    if response.headers.get("content-type", "").partition(";")[0] != PROBLEM:
+        return None
     try:
         problem = response.json()
     except ValueError:
-        problem = {"detail": response.text[:200]}
-    detail = str(problem.get("detail") or problem.get("title") or f"HTTP {response.status_code}")
-    if errors := problem.get("errors"):
-        detail += "".join(f"\n  {e.get('field', '?')}: {e.get('detail', e)}" for e in errors)
-    match response.status_code:
-        case 404:
-            raise NotFound(detail)
-        case 409:
-            raise Conflict(detail)
-        case 503:
-            raise Unavailable(detail)
-        case 422 if len(problem.get("errors") or ()) == 1 and "value" in problem["errors"][0]:
-            only = problem["errors"][0]
-            raise InvalidSpec(str(only["field"]), only["value"], str(only.get("expected") or only.get("detail")))
-        case _:
-            raise HoldfastError(detail)
+        return None
+    return problem if isinstance(problem, dict) else None
+
+
+def _fields(problem: Json) -> list[InvalidSpec]:
+    """What is wrong with a request, field by field."""
+    return [
+        InvalidSpec(str(each.get("field", "?")), each.get("value"), str(each.get("expected") or each.get("detail")))
+        for each in problem.get("errors") or ()
+        if isinstance(each, dict)
+    ]

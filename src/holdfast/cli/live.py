@@ -10,22 +10,28 @@ from typing import Any, Self
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.cli.tables import STATE_STYLE
+from holdfast.cli.tables import STATE_STYLE, mesh
 
 MESSAGES_MAX = 8
-REFRESH_PER_S = 6
 PLAIN_EVERY_S = 5.0
+REPLICAS_SHOWN_MAX = 16
+OTHERS_SHOWN_MAX = 12
+CELL_CHARS = 24  # a rank with its node's name; where they do not fit side by side, a square per rank must do
 
 Job = Mapping[str, Any]
 
 
 class JobDisplay:
-    """Feed it `update(job, nodes)`; `say` adds a line of news. On a pipe it prints the news and a heartbeat line."""
+    """Feed it `update(job, nodes)`; `say` adds a line of news. On a pipe it prints the news and a heartbeat line.
+
+    News is markup: escape what comes from elsewhere.
+    """
 
     def __init__(
         self, console: Console, *, target_step: int | None = None, clock: Callable[[], float] = time.monotonic
@@ -57,14 +63,14 @@ class JobDisplay:
     def say(self, line: str) -> None:
         stamped = f"[dim]{self._elapsed():6.1f} s[/]  {line}"
         if self._live is None:
-            self._console.print(stamped)
+            self._console.print(_markup(stamped), soft_wrap=True)
         else:
             self._news.append(stamped)
             self._live.refresh()
 
     def print(self, line: str) -> None:
         """A line that stays in the scroll-back, such as a worker's own output."""
-        (self._live.console if self._live is not None else self._console).print(line, markup=False, highlight=False)
+        self._console.print(Text(line), soft_wrap=True)
 
     def update(self, job: Job, nodes: list[Job]) -> None:
         self._job, self._nodes = job, nodes
@@ -72,7 +78,7 @@ class JobDisplay:
             self._live.refresh()
         elif self._clock() - self._last_plain >= PLAIN_EVERY_S:
             self._last_plain = self._clock()
-            self._console.print(f"[dim]{self._elapsed():6.1f} s[/]  {self._headline()}")
+            self._console.print(_markup(f"[dim]{self._elapsed():6.1f} s[/]  {self._headline()}"), soft_wrap=True)
 
     # ------------------------------------------------------------------ pieces
 
@@ -87,12 +93,11 @@ class JobDisplay:
         step = f"step {job.get('step') or 0}" + (f"/{self._target}" if self._target else "")
         loss = f"   loss {job['loss']:.4f}" if job.get("loss") is not None else ""
         rate = f"   {job['tokens_per_s']:,.0f} tokens/s" if job.get("tokens_per_s") else ""
-        mesh = " × ".join(f"{name} {size}" for name, size in job["mesh"].items())
-        state = f"[bold]{job['name']}[/]  [{style}]{job['phase']}[/]   generation {job['generation']}   {mesh}"
-        return f"{state}   {step}{loss}{rate}"
+        state = f"[bold]{job['name']}[/]  [{style}]{job['phase']}[/]   generation {job['generation']}"
+        return f"{state}   {mesh(job['mesh'])}   {step}{loss}{rate}"
 
     def _render(self) -> Group:
-        parts: list[Any] = [Text.from_markup(self._headline())]
+        parts: list[Any] = [_markup(self._headline())]
         if self._target and self._job:
             parts.append(ProgressBar(total=self._target, completed=self._job.get("step") or 0, width=60))
         if self._job:
@@ -101,40 +106,60 @@ class JobDisplay:
             if incident := self._job.get("incident"):
                 parts.append(_incident(incident))
         if self._news:
-            parts.append(Panel(Text.from_markup("\n".join(self._news)), title="what happened", title_align="left"))
+            parts.append(Panel(_markup("\n".join(self._news)), title="what happened", title_align="left"))
         return Group(*parts)
 
     def _mesh(self) -> Table:
-        """One row per replica, one cell per position."""
+        """One row per replica, one cell per position; of a large mesh only as much as a screen holds."""
         states = {node["node"]: node["state"] for node in self._nodes}
-        size = dict(self._job["mesh"])
-        replicas = size.pop("dp", 1)
-        width = max(1, len(self._job["ranks"]) // max(1, replicas))
-        grid = Table(box=None, pad_edge=False, padding=(0, 2))
-        grid.add_column("")
-        for position in range(width):
-            grid.add_column(f"position {position}")
+        replicas = dict(self._job["mesh"]).get("dp", 1)
         ranks = sorted(self._job["ranks"], key=lambda worker: worker["rank"])
-        for start in range(0, len(ranks), width):
-            cells = [_cell(worker, states) for worker in ranks[start : start + width]]
-            grid.add_row(f"[dim]replica {start // width}[/]", *cells)
+        width = max(1, len(ranks) // max(1, replicas))
+        roomy = width * CELL_CHARS <= self._console.width - CELL_CHARS // 2
+        grid = Table(box=None, pad_edge=False, padding=(0, 2), show_header=roomy and bool(ranks))
+        grid.add_column("")
+        for position in range(width if roomy else 1):
+            grid.add_column(f"position {position}", overflow="fold")
+        rows = [ranks[start : start + width] for start in range(0, len(ranks), width)]
+        for number, row in enumerate(rows[:REPLICAS_SHOWN_MAX]):
+            cells = [_cell(worker, states) for worker in row]
+            if not roomy:
+                cells = ["".join(_square(worker, states) for worker in row)]
+            grid.add_row(f"[dim]replica {number}[/]", *cells)
+        if len(rows) > REPLICAS_SHOWN_MAX:
+            grid.add_row(f"[dim]and {len(rows) - REPLICAS_SHOWN_MAX} more[/]")
         return grid
 
     def _others(self) -> Text:
         mine = {worker["node"] for worker in self._job["ranks"]}
         rest = [node for node in self._nodes if node["node"] not in mine]
-        parts = [f"[{STATE_STYLE.get(node['state'], 'white')}]{node['node']} {node['state']}[/]" for node in rest]
-        return Text.from_markup("[dim]other nodes[/]  " + ("   ".join(parts) or "none"))
+        parts = [
+            f"[{STATE_STYLE.get(node['state'], 'white')}]{escape(node['node'])} {node['state']}[/]"
+            for node in rest[:OTHERS_SHOWN_MAX]
+        ]
+        if len(rest) > OTHERS_SHOWN_MAX:
+            parts.append(f"[dim]and {len(rest) - OTHERS_SHOWN_MAX} more[/]")
+        return _markup("[dim]other nodes[/]  " + ("   ".join(parts) or "none"))
 
 
 def _cell(worker: Mapping[str, Any], states: Mapping[str, str]) -> str:
+    return f"{_square(worker, states)} rank {worker['rank']} [dim]{escape(worker['node'])}[/]"
+
+
+def _square(worker: Mapping[str, Any], states: Mapping[str, str]) -> str:
     state = states.get(worker["node"], "lost")
-    return f"[{STATE_STYLE.get(state, 'white')}]■[/] rank {worker['rank']} [dim]{worker['node']}[/]"
+    return f"[{STATE_STYLE.get(state, 'white')}]■[/]"
 
 
 def _incident(incident: Mapping[str, Any]) -> Panel:
     action = incident.get("action") or {}
-    lines = [incident["cause"]]
+    lines = [escape(incident["cause"])]
     if action:
-        lines.append(f"[bold]{action['kind']}[/]: {action['reason']}")
-    return Panel("\n".join(lines), title=f"incident · {incident['state']}", title_align="left", border_style="yellow")
+        lines.append(f"[bold]{action['kind']}[/]: {escape(action['reason'])}")
+    return Panel(
+        _markup("\n".join(lines)), title=f"incident · {incident['state']}", title_align="left", border_style="yellow"
+    )
+
+
+def _markup(line: str) -> Text:
+    return Text.from_markup(line, emoji=False)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from holdfast.domain.errors import HoldfastError, Unavailable
 SOCKET_NAME = "stack.sock"
 LINE_BYTES_MAX = 4096
 REPLY_TIMEOUT_S = 30.0
+REQUEST_TIMEOUT_S = 2.0  # one asker is served at a time: a silent one must not hold up the rest
 
 Switch = Callable[[str], None]
 
@@ -37,6 +39,8 @@ def ask(path: Path, operation: str, node: str) -> None:
             connection.sendall(json.dumps({"operation": operation, "node": node}).encode() + b"\n")
             with connection.makefile("rb") as replies:
                 reply = json.loads(replies.readline(LINE_BYTES_MAX) or b"{}")
+        if not isinstance(reply, dict):
+            raise ValueError(f"its reply is {reply!r}")
     except (OSError, ValueError) as error:
         raise Unavailable(
             f"no local stack answers at {path} ({error}); power can only be switched for nodes that `holdfast up` started"
@@ -75,7 +79,7 @@ class MachineRoom:
             except OSError:  # closed
                 return
             with connection:
-                connection.settimeout(REPLY_TIMEOUT_S)
+                connection.settimeout(REQUEST_TIMEOUT_S)
                 try:
                     connection.sendall(json.dumps(self._answer(connection)).encode() + b"\n")
                 except OSError:
@@ -94,4 +98,6 @@ class MachineRoom:
             self._operations[operation](node)
         except HoldfastError as error:
             return {"error": str(error)}
+        except (OSError, subprocess.SubprocessError) as error:  # the asker hears it, and the switches go on working
+            return {"error": f"{operation} of {node} failed: {error}"}
         return {"ok": True}

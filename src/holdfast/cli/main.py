@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from types import FrameType
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from holdfast.cli import agent, demo, doctor, incidents, inject, jobs, nodes, policy, run, simulate, up
 from holdfast.domain.errors import HoldfastError
 
 USAGE_ERROR = 2
-INTERRUPTED = 130
+TERMINATED = 143
 
 app = typer.Typer(
     name="holdfast",
@@ -37,15 +40,20 @@ for module in (doctor, simulate):
 
 
 def main() -> None:
-    """Entry point. Exit codes: 0 done, 1 the job or check failed, 2 the input is wrong, 130 Ctrl-C."""
+    """Entry point. Exit codes: 0 done, 1 the job or check failed, 2 the input is wrong, 130 Ctrl-C, 143 SIGTERM."""
+    signal.signal(signal.SIGTERM, _terminated)
     try:
-        app()
+        app()  # turns Ctrl-C into exit code 130, after everything that was started has been stopped
     except HoldfastError as error:
-        Console(stderr=True, highlight=False).print(f"[bold red]error:[/] {error}", soft_wrap=True)
+        # as text, not markup: messages hold file:100: and [lists], which rich would read as emoji and styles
+        message = Text.assemble(("error:", "bold red"), f" {error}")
+        Console(stderr=True, highlight=False).print(message, soft_wrap=True)
         sys.exit(USAGE_ERROR)
-    except KeyboardInterrupt:
-        Console(stderr=True).print("interrupted; everything that was started has been stopped")
-        sys.exit(INTERRUPTED)
+
+
+def _terminated(_number: int, _frame: FrameType | None) -> None:
+    # Unwinds as Ctrl-C does: the default would end us at once and leave shared-memory files behind.
+    sys.exit(TERMINATED)
 
 
 if __name__ == "__main__":

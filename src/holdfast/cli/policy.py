@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.tables import console, table
-from holdfast.supervisor.policy_script import try_script
+from holdfast.domain.errors import InvalidSpec, PolicyError
+from holdfast.supervisor.policy_script import PolicyScript, sample_incidents, sample_job, try_script
 
 app = typer.Typer(help="Policy scripts: check what they answer.", no_args_is_help=True)
 
@@ -20,8 +21,9 @@ UNUSABLE = 2
 def check(script: Annotated[Path, typer.Argument(help="The policy script, a Python file with decide().")]) -> None:
     """Load the script and ask it about one incident of every kind; every answer must be possible.
 
-    Exit code 2 when the script cannot be used: it does not import, lacks decide, answers nonsense or not at all, or decides
-    what cannot be carried out. A running job would report that and use the default policy's answer.
+    Exit code 2 when it cannot be used: it does not import, lacks decide, answers nonsense, too late or impossibly.
+
+    A running job would report that, and the default policy would decide in its place.
     """
     trials = try_script(script)
     rows = [
@@ -38,3 +40,16 @@ def check(script: Annotated[Path, typer.Argument(help="The policy script, a Pyth
         console.print(f"[red]{script}: where there is a problem, the default policy would decide[/]")
         raise typer.Exit(UNUSABLE)
     console.print(f"[green]{script}: every answer can be carried out[/]")
+
+
+def require_usable(script: str) -> None:
+    """Raises `InvalidSpec` unless the script answers one incident of every kind, in time and with an action."""
+    try:
+        with PolicyScript(script) as policy:
+            policy.load()
+            for incident in sample_incidents():
+                policy.decide(incident, sample_job(incident))
+    except PolicyError as error:
+        raise InvalidSpec(
+            "policy", script, f"a script with decide(incident, job) -> Action that works ({error})"
+        ) from error

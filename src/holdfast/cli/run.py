@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
-from holdfast.cli.client import ENV_API, Client, default_url
+from holdfast.cli import torchrun
+from holdfast.cli.client import ENV_API, Client, NoApi, default_url
 from holdfast.cli.follow import follow
+from holdfast.cli.log_tail import Ranks
+from holdfast.cli.policy import require_usable
 from holdfast.cli.stack import LocalStack, StackOptions
 from holdfast.domain.errors import InvalidSpec, Unavailable
 from holdfast.domain.job import JobSpec
@@ -22,99 +26,149 @@ from holdfast.wire.jobfile import load_job, parse_job, to_body
 NODES_TIMEOUT_S = 120.0
 NODES_POLL_S = 0.1
 
+# What a job file says itself: parameter → (flag, key of the file).
+IN_JOB_FILE = {
+    "nnodes": ("--nnodes", "nodes, elastic"),
+    "nproc_per_node": ("--nproc-per-node", "nproc_per_node"),
+    "max_restarts": ("--max-restarts", "limits.restarts_without_progress_max"),
+    "name": ("--name", "name"),
+    "policy": ("--policy", "policy"),
+}
+
 
 def register(app: typer.Typer) -> None:
     app.command(
         rich_help_panel="Run",
-        context_settings={"allow_interspersed_args": False},
-        epilog="Examples: [bold]holdfast run job.yaml[/] · [bold]holdfast run --nnodes 2 --nproc-per-node 8 train.py[/]",
+        context_settings={"allow_interspersed_args": False, "token_normalize_func": torchrun.spelling},
+        epilog="Examples: [bold]holdfast run job.yaml[/] · "
+        "[bold]holdfast run --nnodes 2 --nproc-per-node 8 train.py --lr 3e-4[/]",
     )(run)
 
 
 def run(
+    context: typer.Context,
     target: Annotated[str, typer.Argument(help="A job file (.yaml) or a Python script.")],
-    arguments: Annotated[list[str] | None, typer.Argument(help="The script's own arguments.")] = None,
-    nnodes: Annotated[str, typer.Option("--nnodes", help="Nodes, N or MIN:MAX as in torchrun.")] = "1",
-    nproc_per_node: Annotated[
-        str, typer.Option("--nproc-per-node", "--nproc_per_node", help="Workers per node: a number, gpu, cpu or auto.")
-    ] = "1",
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="The script's own arguments: all that follows it.")
+    ] = None,
+    nnodes: Annotated[str, typer.Option(help="Nodes, N or MIN:MAX as in torchrun.")] = "1",
+    nproc_per_node: Annotated[str, typer.Option(help="Workers per node: a number, gpu, cpu or auto.")] = "1",
     max_restarts: Annotated[
         int | None,
-        typer.Option("--max-restarts", "--max_restarts", help="Restarts in a row without a new step.", min=0),
+        typer.Option(help="Restarts in a row without a new step.", min=0),
     ] = None,
     name: Annotated[str, typer.Option(help="Job name; default: the script's.")] = "",
-    spares: Annotated[int, typer.Option(help="Spare nodes, when a local stack is started for the job.", min=0)] = 0,
+    spares: Annotated[
+        int | None, typer.Option(help="Spare nodes, when a local stack is started for the job.", min=0)
+    ] = None,
     policy: Annotated[Path | None, typer.Option(help="Policy script of the job.")] = None,
     api: Annotated[str, typer.Option(help="API to submit to.", envvar=ENV_API, show_default=False)] = "",
     local: Annotated[
         bool, typer.Option("--local", help="Start a local stack for this job, even when an API answers.")
     ] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Submit and return.")] = False,
-    tee: Annotated[str, typer.Option(help="Ranks whose output is shown, comma-separated.")] = "0",
-    module: Annotated[bool, typer.Option("-m", "--module", hidden=True)] = False,
-    standalone: Annotated[bool, typer.Option("--standalone", hidden=True)] = False,
-    rdzv: Annotated[
-        list[str] | None,
+    show_ranks: Annotated[
+        str,
         typer.Option(
-            "--rdzv-backend",
-            "--rdzv_backend",
-            "--rdzv-endpoint",
-            "--rdzv_endpoint",
-            "--rdzv-id",
-            "--rdzv_id",
-            "--rdzv-conf",
-            "--rdzv_conf",
-            hidden=True,
+            help="Ranks whose output is shown: all, or some such as 0,7. Default: 0.",
+            show_default=False,
         ),
-    ] = None,
-    master: Annotated[
-        list[str] | None, typer.Option("--master-addr", "--master_addr", "--master-port", "--master_port", hidden=True)
-    ] = None,
+    ] = "",
+    local_ranks_filter: torchrun.LocalRanksFilter = "",
+    tee: torchrun.Tee = "",
+    unneeded: torchrun.Unneeded = None,
+    standalone: torchrun.Standalone = False,
+    module: torchrun.Module = False,
+    no_python: torchrun.NoPython = False,
+    run_path: torchrun.RunPath = False,
+    virtual_local_rank: torchrun.VirtualLocalRank = False,
+    numa_binding: torchrun.NumaBinding = "",
+    signals_to_handle: torchrun.SignalsToHandle = "",
 ) -> None:
     """Run a job: on a running Holdfast (`holdfast up`) when one answers, else on a local stack started just for it.
 
-    Takes an unmodified torchrun script with torchrun's flags. Rendezvous flags are accepted and not needed: Holdfast gives
-    every generation a rendezvous of its own.
+    Takes an unmodified torchrun script with torchrun's flags; those about rendezvous are accepted and not needed.
+
+    Exit code: 0 when the job completes, 1 when it fails or is stopped, 2 when what you typed cannot be run.
     """
-    if module:
-        raise InvalidSpec("--module", target, "a path to a script: modules cannot be launched yet")
-    del standalone, rdzv, master
+    del unneeded, standalone
+    torchrun.refuse(
+        {
+            "--module": module,
+            "--no-python": no_python,
+            "--run-path": run_path,
+            "--virtual-local-rank": virtual_local_rank,
+            "--numa-binding": numa_binding,
+            "--signals-to-handle": signals_to_handle,
+        },
+        target,
+    )
+    if local and _typed(context, "api"):
+        raise InvalidSpec("--api", api, "no --api together with --local: --local starts a Holdfast of its own")
+    ranks = torchrun.shown_ranks(show_ranks or local_ranks_filter, tee)
     if target.endswith((".yaml", ".yml")):
-        if arguments:
-            raise InvalidSpec("arguments", arguments, "none: a job file names its script's arguments itself (args:)")
+        _nothing_beside_a_job_file(context, arguments or [])
         spec = load_job(Path(target))
     else:
-        spec = parse_job(_body(target, arguments or [], nnodes, nproc_per_node, max_restarts, name, policy), Path.cwd())
-    raise typer.Exit(_run(spec, api, local, detach, spares, _ranks(tee)))
+        body = torchrun.body(
+            target,
+            arguments or [],
+            nnodes=nnodes,
+            nproc_per_node=nproc_per_node,
+            max_restarts=max_restarts,
+            name=name,
+            policy=policy,
+            spares=spares or 0,
+        )
+        spec = parse_job(body, Path.cwd())
+    _ranks_exist(ranks, spec)
+    url = _running_api(api, local)
+    if detach and not url:
+        raise Unavailable(
+            f"--detach needs a Holdfast that stays, and none answers at {default_url()}: start one with `holdfast up`"
+            if not local
+            else "--detach cannot be used with --local: the local stack ends with this command"
+        )
+    raise typer.Exit(_run(spec, url, detach, spec.spares if spares is None else spares, ranks))
 
 
-def _run(spec: JobSpec, api: str, local: bool, detach: bool, spares: int, tee: frozenset[int]) -> int:
-    console = Console(highlight=False)
+def _run(spec: JobSpec, url: str, detach: bool, spares: int, ranks: Ranks) -> int:
+    """`url` empty: on a local stack of its own."""
+    console = Console(highlight=False, emoji=False)
+    remote = bool(url)
     with ExitStack() as cleanup:
-        url = api or default_url()
-        if local or not (api or _answers(url)):
-            if detach:
-                raise Unavailable(
-                    f"--detach needs a running Holdfast; none answers at {url}: start one with `holdfast up`"
-                )
-            url = _start_stack(spec, spares, console, cleanup)
+        check: Callable[[], None] = lambda: None  # noqa: E731
+        if not remote:
+            stack = _start_stack(spec, spares, console, cleanup)
+            url, check = stack.api_url, stack.check
         client = cleanup.enter_context(Client(url))
         client.submit(to_body(spec))
-        console.print(f"[bold]{spec.name}[/] submitted to {url}")
+        console.print(f"[bold]{spec.name}[/] submitted to {url}", soft_wrap=True)
         if detach:
             return 0
-        return follow(client, spec.name, console, tee=tee)
+        try:
+            return follow(client, spec.name, console, ranks=ranks, check=check)
+        except KeyboardInterrupt:
+            if remote:
+                console.print(f"[bold]{spec.name}[/] goes on without us; `holdfast jobs stop {spec.name}` stops it")
+            raise
 
 
-def _start_stack(spec: JobSpec, spares: int, console: Console, cleanup: ExitStack) -> str:
+def _start_stack(spec: JobSpec, spares: int, console: Console, cleanup: ExitStack) -> LocalStack:
+    if spec.policy:
+        require_usable(spec.policy)  # the supervisor asks too, but by then everything would have been started
     directory = Path(tempfile.mkdtemp(prefix=f"holdfast-{spec.name}-"))
     nodes = spec.nodes + spares
-    console.print(f"no Holdfast is running here: starting one for this job with {nodes} nodes; logs in {directory}")
+    console.print(
+        f"no Holdfast is used here: starting one for this job with {nodes} {'node' if nodes == 1 else 'nodes'}; "
+        f"logs in {escape(str(directory))}",
+        soft_wrap=True,
+    )
     options = StackOptions(directory=directory, nodes=nodes, workers_per_node=spec.nproc_per_node)
-    stack = cleanup.enter_context(LocalStack(options, say=lambda text: console.print(f"[dim]{text} …[/]")))
+    stack = cleanup.enter_context(LocalStack(options, say=lambda text: console.print(f"[dim]{escape(text)} …[/]")))
     with Client(stack.api_url) as client:
         wait_for_nodes(client, stack, nodes)
-    return stack.api_url
+    return stack
 
 
 def wait_for_nodes(client: Client, stack: LocalStack, count: int) -> None:
@@ -134,62 +188,41 @@ def wait_for_nodes(client: Client, stack: LocalStack, count: int) -> None:
         time.sleep(NODES_POLL_S)
 
 
-def _answers(url: str) -> bool:
+def _running_api(api: str, local: bool) -> str:
+    """Where to submit; empty = start a local stack. One that was named must answer; a busy one is not passed over."""
+    if local:
+        return ""
+    if api:
+        return api
+    url = default_url()
     try:
         with Client(url) as client:
             client.version()
-    except Unavailable:
-        return False
-    return True
+    except NoApi:
+        return ""
+    return url
 
 
-def _ranks(tee: str) -> frozenset[int]:
-    try:
-        return frozenset(int(rank) for rank in tee.split(",") if rank.strip())
-    except ValueError:
-        raise InvalidSpec("--tee", tee, "ranks separated by commas, for example 0,7") from None
+def _nothing_beside_a_job_file(context: typer.Context, arguments: list[str]) -> None:
+    """Raises `InvalidSpec` for flags and arguments that would be silently overruled by the file."""
+    if arguments:
+        raise InvalidSpec(
+            "arguments",
+            " ".join(arguments),
+            "nothing after a job file: put flags before it, and the script's own arguments into it (args:)",
+        )
+    for parameter, (flag, key) in IN_JOB_FILE.items():
+        if _typed(context, parameter):
+            raise InvalidSpec(flag, context.params[parameter], f"no {flag} with a job file: it says so itself ({key}:)")
 
 
-def _body(
-    script: str, arguments: list[str], nnodes: str, nproc: str, max_restarts: int | None, name: str, policy: Path | None
-) -> dict[str, Any]:
-    """torchrun's flags as a job body."""
-    minimum, _, maximum = nnodes.partition(":")
-    try:
-        fewest, most = int(minimum), int(maximum or minimum)
-    except ValueError:
-        raise InvalidSpec("--nnodes", nnodes, "a number or MIN:MAX, for example 2 or 1:4") from None
-    if not 1 <= fewest <= most:
-        raise InvalidSpec("--nnodes", nnodes, "1 ≤ MIN ≤ MAX")
-    workers = _workers(nproc)
-    body: dict[str, Any] = {
-        "name": name or Path(script).stem.replace("_", "-").lower(),
-        "script": script,
-        "args": arguments,
-        "cwd": os.getcwd(),  # as torchrun: the script sees the directory that the command was typed in
-        "nodes": most,
-        "nproc_per_node": workers,
-        "mesh": {"dp": most * workers},
-        "elastic": {"min_dp": fewest * workers, "max_dp": most * workers},
-    }
-    if max_restarts is not None:
-        body["limits"] = {"restarts_without_progress_max": max_restarts}
-    if policy is not None:
-        body["policy"] = str(policy)
-    return body
+def _typed(context: typer.Context, parameter: str) -> bool:
+    """Whether the user typed the flag; a default or an environment variable does not count."""
+    source = context.get_parameter_source(parameter)
+    return source is not None and source.name == "COMMANDLINE"
 
 
-def _workers(nproc: str) -> int:
-    gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
-    match nproc:
-        case "gpu" if not gpus:
-            raise InvalidSpec("--nproc-per-node", nproc, "a number or cpu: this machine has no GPU")
-        case "gpu":
-            return gpus
-        case "cpu":
-            return os.cpu_count() or 1
-        case "auto":
-            return gpus or os.cpu_count() or 1
-        case number if number.isdigit() and int(number) > 0:
-            return int(number)
-    raise InvalidSpec("--nproc-per-node", nproc, "a number of at least 1, gpu, cpu or auto")
+def _ranks_exist(ranks: Ranks, spec: JobSpec) -> None:
+    last = spec.mesh.world_size - 1
+    if ranks is not None and (missing := sorted(rank for rank in ranks if rank > last)):
+        raise InvalidSpec("--show-ranks", missing[0], f"a rank of this job, 0 to {last}")

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from itertools import islice
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 WATCH_S = 0.5
+WATCHED_ROWS_MAX = 200
 STATE_STYLE = {
     "running": "green",
     "active": "green",
@@ -35,23 +39,37 @@ Api = Annotated[str, typer.Option(help="The API to ask.", envvar="HOLDFAST_API",
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 Row = Mapping[str, Any]
-console = Console(highlight=False)
+console = Console(highlight=False, emoji=False)  # names and messages are shown as they are: `:100:` is a line number
 
 
-def text(value: Any) -> str:
-    """A cell: seconds with two digits, lists joined, nothing as a dash."""
-    if value is None or value == "":
+def text(value: Any, name: str = "") -> str:
+    """A cell, as markup: moments as local time, floats with two digits, lists joined, nothing as a dash."""
+    if value is None or value in ("", [], {}):
         return "–"
+    if isinstance(value, float) and _is_moment(name):
+        return datetime.fromtimestamp(value).strftime("%Y-%m-%d %H:%M:%S.%f")[:-4]
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.2f}"
+    if isinstance(value, dict) and name == "mesh":
+        return mesh(value)
     if isinstance(value, dict):
-        return " × ".join(f"{key} {item}" for key, item in value.items())
+        return "\n".join(f"[dim]{escape(str(key))}[/] {text(item, str(key))}" for key, item in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(text(item) for item in value)
     style = STATE_STYLE.get(str(value))
-    return f"[{style}]{value}[/]" if style else str(value)
+    return f"[{style}]{value}[/]" if style else escape(str(value))
+
+
+def mesh(dims: Mapping[str, int]) -> str:
+    """`dp 3 × pp 3`, outermost first."""
+    return " × ".join(f"{name} {size}" for name, size in dims.items())
+
+
+def _is_moment(name: str) -> bool:
+    """The API gives moments as Unix seconds, and names them so."""
+    return name == "at" or name.startswith("t_") or name.endswith("_at")
 
 
 def table(rows: Iterable[Row], columns: Sequence[str], title: str = "") -> Table:
@@ -60,7 +78,7 @@ def table(rows: Iterable[Row], columns: Sequence[str], title: str = "") -> Table
     for column in columns:
         result.add_column(column.split(".")[-1].replace("_", " "), overflow="fold")
     for row in rows:
-        result.add_row(*(text(_reach(row, column)) for column in columns))
+        result.add_row(*(text(_reach(row, column), column) for column in columns))
     return result
 
 
@@ -85,19 +103,30 @@ def show_one(row: Row, as_json: bool) -> None:
         if isinstance(value, list) and value and isinstance(value[0], dict):
             result.add_row(key.replace("_", " "), table(value, list(value[0])))
         else:
-            result.add_row(key.replace("_", " "), text(value))
+            result.add_row(key.replace("_", " "), text(value, key))
     console.print(result)
 
 
 def watch(rows: Callable[[], Iterable[Row]], columns: Sequence[str]) -> None:
-    """Keep the table on the screen until Ctrl-C."""
-    with Live(console=console, auto_refresh=False) as live:
-        try:
-            while True:
-                live.update(table(rows(), columns), refresh=True)
-                time.sleep(WATCH_S)
-        except KeyboardInterrupt:
-            return
+    """Keep the table on the screen until Ctrl-C; on a pipe, print it whenever it has changed."""
+
+    def first() -> list[Row]:
+        return list(islice(rows(), WATCHED_ROWS_MAX))
+
+    try:
+        if console.is_terminal:
+            with Live(console=console, auto_refresh=False) as live:
+                while True:
+                    live.update(table(first(), columns), refresh=True)
+                    time.sleep(WATCH_S)
+        shown: list[Row] | None = None
+        while True:
+            if (now := first()) != shown:
+                shown = now
+                console.print(table(now, columns))
+            time.sleep(WATCH_S)
+    except KeyboardInterrupt:
+        return
 
 
 def _reach(row: Row, column: str) -> Any:

@@ -31,10 +31,11 @@ def demo(
         bool, typer.Option("--keep", help="Leave everything running until Ctrl-C at the end.")
     ] = False,
 ) -> None:
-    """Train a GPT with data parallel 3 × pipeline parallel 3 on ten local nodes and inject six real faults.
+    """Train a GPT with data parallel 3 × pipeline parallel 3 on ten local nodes, and inject six real faults.
 
-    A crash, a lost node, a hang, an uncorrectable GPU error without a spare, the repair, and a user's bug: each is made for
-    real, and the right culprit and remediation are checked. Takes a few minutes; Ctrl-C leaves nothing behind.
+    A crash, a lost node, a hang, a GPU error without a spare, the repair, and a user's bug: each is made for real.
+
+    That the right culprit and remediation are found is checked. Takes a few minutes; Ctrl-C leaves nothing behind.
     """
     console = Console(highlight=False)
     out.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,105 @@
+"""What some ranks print, read from the agents' log files as they grow, when the nodes are on this machine."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.cli.client import Client
+
+READ_BYTES_MAX = 1 << 20  # per look at one file
+LINE_BYTES_MAX = 64 << 10  # a line without an end, such as a progress bar's, is cut here
+GENERATIONS_MAX = 2  # the newest, and the one before, whose last words say why there is a new one
+
+Ranks = frozenset[int] | None
+ALL_RANKS: Ranks = None
+
+
+class LogTail:
+    """Ask `lines` with every view of the job, and `rest` once at its end."""
+
+    def __init__(self, client: Client, job: str, ranks: Ranks) -> None:
+        self._client = client
+        self._job = job
+        self._ranks = ranks
+        self._tails: dict[tuple[int, int], Tail] = {}  # (generation, rank)
+        self._directories: dict[str, Path | None] = {}
+
+    def lines(self, job: Mapping[str, Any]) -> Iterator[str]:
+        """Whole lines that were written since the last call, each with its rank."""
+        for worker in job["ranks"]:
+            self._open(worker["node"], job["generation"], worker["rank"])
+        for tail in self._tails.values():
+            yield from tail.lines()
+        for key in [key for key in self._tails if key[0] <= job["generation"] - GENERATIONS_MAX]:
+            yield from self._tails.pop(key).rest()
+
+    def rest(self) -> Iterator[str]:
+        """Everything that is left, a last line without an end included."""
+        for tail in self._tails.values():
+            yield from tail.rest()
+
+    def _open(self, node: str, generation: int, rank: int) -> None:
+        if (self._ranks is not None and rank not in self._ranks) or (generation, rank) in self._tails:
+            return
+        if node not in self._directories:
+            facts = self._client.node(node)
+            here = facts["hostname"] == socket.gethostname()
+            self._directories[node] = Path(facts["directory"]) if here else None
+        if (directory := self._directories[node]) is not None:
+            path = directory / "logs" / self._job / f"g{generation}" / f"rank-{rank}.log"
+            self._tails[generation, rank] = Tail(path, f"[rank{rank}] ")
+
+
+@dataclass(slots=True)
+class Tail:
+    """One growing file."""
+
+    path: Path
+    prefix: str
+    position: int = 0
+    partial: bytes = b""
+    unreadable: bool = False
+
+    def lines(self) -> Iterator[str]:
+        try:
+            raw = self._read()
+        except OSError as error:
+            if not self.unreadable:  # said once
+                self.unreadable = True
+                yield f"{self.prefix}(what it prints is in {self.path}, which cannot be read: {error.strerror})"
+            return
+        *whole, self.partial = (self.partial + raw).split(b"\n")
+        if len(self.partial) > LINE_BYTES_MAX:
+            whole, self.partial = [*whole, self.partial], b""
+        for line in whole:
+            yield self._shown(line)
+
+    def rest(self) -> Iterator[str]:
+        while True:
+            before = self.position
+            yield from self.lines()
+            if self.position == before:
+                break
+        if self.partial:
+            yield self._shown(self.partial)
+            self.partial = b""
+
+    def _read(self) -> bytes:
+        try:
+            with self.path.open("rb") as log:
+                if os.fstat(log.fileno()).st_size < self.position:  # emptied by its agent, which keeps it bounded
+                    self.position, self.partial = 0, b""
+                log.seek(self.position)
+                raw = log.read(READ_BYTES_MAX)
+        except FileNotFoundError:  # not written yet, or dropped with its generation
+            return b""
+        self.position += len(raw)
+        return raw.replace(b"\0", b"")  # a bounded log's oldest part reads as zeros
+
+    def _shown(self, line: bytes) -> str:
+        return self.prefix + line.removesuffix(b"\r").decode(errors="replace")

@@ -1,0 +1,136 @@
+"""torchrun's command line as a job: the same flags, spelled with - or _, and what each means here."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from holdfast.cli.log_tail import ALL_RANKS, Ranks
+from holdfast.domain.errors import InvalidSpec
+
+NAME_CHARS_MAX = 63
+GPUS = Path("/proc/driver/nvidia/gpus")  # as the kernel lists them; needs no driver library
+
+
+# Every generation gets a rendezvous of its own, every rank's output goes to its agent's log: these have nothing to say here.
+NOT_NEEDED = (
+    *("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--master-addr", "--master-port"),
+    *("--node-rank", "--local-addr", "--monitor-interval", "--start-method", "--role", "--event-log-handler"),
+    *("--log-dir", "--redirects", "--logs-specs", "--duplicate-stdout-filters", "--duplicate-stderr-filters"),
+    *("--shutdown-timeout", "-r"),
+)
+Unneeded = Annotated[list[str] | None, typer.Option(*NOT_NEEDED, hidden=True)]
+LocalRanksFilter = Annotated[str, typer.Option(hidden=True)]  # torchrun's name for --show-ranks
+Tee = Annotated[str, typer.Option("--tee", "-t", hidden=True)]
+Standalone = Annotated[bool, typer.Option("--standalone", hidden=True)]
+
+# These change what a worker is. Taking them and doing something else would be a surprise: they are refused by name.
+Module = Annotated[bool, typer.Option("-m", "--module", hidden=True)]
+NoPython = Annotated[bool, typer.Option("--no-python", hidden=True)]
+RunPath = Annotated[bool, typer.Option("--run-path", hidden=True)]
+VirtualLocalRank = Annotated[bool, typer.Option("--virtual-local-rank", hidden=True)]
+NumaBinding = Annotated[str, typer.Option("--numa-binding", hidden=True)]
+SignalsToHandle = Annotated[str, typer.Option("--signals-to-handle", hidden=True)]
+
+
+def spelling(flag: str) -> str:
+    """torchrun takes `--nproc-per-node` and `--nproc_per_node` alike."""
+    return flag.replace("_", "-")
+
+
+def refuse(flags: dict[str, bool | str], target: str) -> None:
+    """Raises `InvalidSpec` for a flag of torchrun's that cannot be honoured."""
+    if flags.pop("--module"):
+        raise InvalidSpec("--module", target, "a path to a script: modules cannot be launched, give the file's path")
+    for flag, value in flags.items():
+        if value:
+            raise InvalidSpec(flag, value, "no such flag: `holdfast run` cannot do what torchrun does with it")
+
+
+def body(
+    script: str,
+    arguments: list[str],
+    *,
+    nnodes: str,
+    nproc_per_node: str,
+    max_restarts: int | None,
+    name: str,
+    policy: Path | None,
+    spares: int,
+) -> dict[str, Any]:
+    """The job body. Raises `InvalidSpec` naming the flag."""
+    fewest, most = _nodes(nnodes)
+    workers = _workers(nproc_per_node)
+    result: dict[str, Any] = {
+        "name": name or job_name(script),
+        "script": script,
+        "args": arguments,
+        "cwd": os.getcwd(),  # as torchrun: the script sees the directory that the command was typed in
+        "nodes": most,
+        "nproc_per_node": workers,
+        "mesh": {"dp": most * workers},
+        "elastic": {"min_dp": fewest * workers, "max_dp": most * workers},
+        "spares": spares,
+    }
+    if max_restarts is not None:
+        result["limits"] = {"restarts_without_progress_max": max_restarts}
+    if policy is not None:
+        result["policy"] = str(policy)
+    return result
+
+
+def job_name(script: str) -> str:
+    """A valid job name from a script's file name."""
+    return re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower())[:NAME_CHARS_MAX].strip("-") or "job"
+
+
+def shown_ranks(show_ranks: str, tee: str) -> Ranks:
+    """Whose output is shown: `--show-ranks all` or `0,7`; else torchrun's `--tee`, whose numbers are streams and not ranks."""
+    if not show_ranks and tee:
+        return _teed(tee)
+    if show_ranks == "all":
+        return ALL_RANKS
+    parts = [part.strip() for part in (show_ranks or "0").split(",")]
+    if not all(part.isascii() and part.isdecimal() for part in parts):
+        raise InvalidSpec("--show-ranks", show_ranks, "all, or ranks separated by commas, for example 0,7")
+    return frozenset(int(part) for part in parts)
+
+
+def _teed(tee: str) -> Ranks:
+    """`3` tees both streams of every rank, `0:1,1:3` those of ranks 0 and 1. The streams are one here."""
+    if re.fullmatch(r"[0-3]", tee):
+        return frozenset() if tee == "0" else ALL_RANKS
+    if not re.fullmatch(r"[0-9]+:[0-3](,[0-9]+:[0-3])*", tee, re.ASCII):
+        raise InvalidSpec("--tee", tee, "0 to 3 or RANK:0 to 3, as in torchrun; to choose ranks use --show-ranks 0,7")
+    pairs = [part.split(":") for part in tee.split(",")]
+    return frozenset(int(rank) for rank, streams in pairs if streams != "0")
+
+
+def _nodes(nnodes: str) -> tuple[int, int]:
+    if not re.fullmatch(r"[0-9]{1,9}(:[0-9]{1,9})?", nnodes, re.ASCII):
+        raise InvalidSpec("--nnodes", nnodes, "a number or MIN:MAX, for example 2 or 1:4")
+    minimum, _, maximum = nnodes.partition(":")
+    fewest, most = int(minimum), int(maximum or minimum)
+    if not 1 <= fewest <= most:
+        raise InvalidSpec("--nnodes", nnodes, "a number of at least 1, or MIN:MAX with 1 ≤ MIN ≤ MAX")
+    return fewest, most
+
+
+def _workers(nproc: str) -> int:
+    gpus = len(list(GPUS.glob("*")))
+    match nproc:
+        case "gpu" if not gpus:
+            raise InvalidSpec("--nproc-per-node", nproc, "a number or cpu: this machine has no GPU")
+        case "gpu":
+            return gpus
+        case "cpu":
+            return os.cpu_count() or 1
+        case "auto":
+            return gpus or os.cpu_count() or 1
+        case number if re.fullmatch(r"[1-9][0-9]{0,8}", number, re.ASCII):
+            return int(number)
+    raise InvalidSpec("--nproc-per-node", nproc, "a number of at least 1, gpu, cpu or auto")
