@@ -25,6 +25,7 @@ def test_a_full_buffer_drops_the_oldest_droppable_signal_and_counts() -> None:
     box.add(stopped(0.5))
     tick = box.compose(1.0)
     assert tick.dropped == 3
+    assert box.compose(2.0, lost=4).dropped == 7
     assert tick.signals[0] == stopped(0.5)
     assert tick.signals[1] == sample(3)
     assert len(tick.signals) == DROPPABLE_MAX + 1

@@ -58,15 +58,18 @@ class Outbox:
             self.dropped += 1
         queue.append(signal)
 
-    def compose(self, at: float, fresh: Iterable[NodeSignal] = ()) -> Tick:
-        """The next tick: everything that waits, and `fresh`. Its number has not been used before."""
+    def compose(self, at: float, fresh: Iterable[NodeSignal] = (), *, lost: int = 0) -> Tick:
+        """The next tick: everything that waits, and `fresh`. Its number has not been used before.
+
+        `lost` counts what was dropped before it came here, since the start.
+        """
         self._seq += 1
         reliable: tuple[NodeSignal, ...] = ()
         if len(self._unacknowledged) < UNACKNOWLEDGED_MAX:
             reliable, self._reliable = tuple(self._reliable), deque()
         signals = (*reliable, *self._droppable, *fresh)
         self._droppable.clear()
-        tick = Tick(self._node, self._incarnation, self._seq, at, signals, self.dropped)
+        tick = Tick(self._node, self._incarnation, self._seq, at, signals, self.dropped + lost)
         if reliable:
             self._unacknowledged[tick.seq] = replace(tick, signals=reliable)
         return tick

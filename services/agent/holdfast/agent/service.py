@@ -92,7 +92,13 @@ async def _run(settings: AgentSettings, ledger: Ledger, tasks: TaskGroup) -> Non
         carry_out=Node(pool, replicator, pool.site).carry_out,
         report=report,
     )
-    uplink = Uplink(Outbox(settings.node, incarnation), sample=pool.sample, last_words=workers_ended, tls=settings.tls)
+    uplink = Uplink(
+        Outbox(settings.node, incarnation),
+        sample=pool.sample,
+        lost=lambda: pool.notes_lost,
+        last_words=workers_ended,
+        tls=settings.tls,
+    )
     session = Session(
         endpoints=settings.endpoints,
         hello=hello,

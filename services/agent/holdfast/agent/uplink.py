@@ -40,12 +40,17 @@ class Uplink:
         outbox: Outbox,
         *,
         sample: Callable[[float], Sequence[NodeSignal]],
+        lost: Callable[[], int],
         last_words: anyio.Event,
         tls: Tls | None = None,
     ) -> None:
-        """`last_words` is set when the workers are gone at the agent's end: what they left is sent before the goodbye."""
+        """`lost` tells how many steps never became a signal, since the start.
+
+        `last_words` is set when the workers are gone at the agent's end: what they left is sent before the goodbye.
+        """
         self._outbox = outbox
         self._sample = sample
+        self._lost = lost
         self._last_words = last_words
         self._tls = tls
         self._endpoints: tuple[str, ...] = ()
@@ -103,7 +108,7 @@ class Uplink:
                 async with open_channel(endpoint, self._tls) as channel:
                     await self._stream(TelemetryStub(channel).Stream(), backoff)
             except* grpc.aio.AioRpcError as group:
-                self._lost(endpoint, group)
+                self._say_lost(endpoint, group)
             if self._closing:
                 return
             await backoff.sleep()
@@ -133,7 +138,7 @@ class Uplink:
 
     async def _write_tick(self, call: _Call, *, goodbye: bool = False) -> None:
         at = time.time()
-        tick = self._outbox.compose(at, () if goodbye else self._sample(at))
+        tick = self._outbox.compose(at, () if goodbye else self._sample(at), lost=self._lost())
         await write(call, encode_tick(tick, goodbye=goodbye))
 
     async def _pause(self) -> None:
@@ -152,7 +157,7 @@ class Uplink:
         if not self._closing:
             raise await broken(call)
 
-    def _lost(self, endpoint: str, group: BaseExceptionGroup[grpc.aio.AioRpcError]) -> None:
+    def _say_lost(self, endpoint: str, group: BaseExceptionGroup[grpc.aio.AioRpcError]) -> None:
         error = first_error(group)
         log.warning("telemetry stream broke", endpoint=endpoint, code=error.code().name, reason=error.details())
         if error.code() is not grpc.StatusCode.INVALID_ARGUMENT:

@@ -62,6 +62,7 @@ class WorkerPool:
         self._logs = WorkerLogs(site.agent_dir / "logs")
         self._inbox = NotesInbox(site.notes, self._take_note)
         self._generations: dict[tuple[str, int], LocalGeneration] = {}
+        self._steps_dropped = 0  # by generations that are over
         self._tasks: TaskGroup | None = None
         self._keeper: TemplateKeeper | None = None
 
@@ -194,6 +195,19 @@ class WorkerPool:
             self._report_stepping(generation)
         return signals
 
+    @property
+    def notes_lost(self) -> int:
+        """Notes that were garbage, and steps that came faster than ticks could carry them, since the start."""
+        return (
+            self._inbox.refused
+            + self._steps_dropped
+            + sum(
+                generation.progress.dropped
+                for generation in self._generations.values()
+                if generation.progress is not None
+            )
+        )
+
     def _take_note(self, note: Note) -> None:
         generation = self._generations.get((note.sender.job, note.sender.generation))
         if generation is None or generation.stopping:
@@ -290,7 +304,9 @@ class WorkerPool:
 
     def _forget(self, generation: LocalGeneration) -> None:
         generation.release()
-        self._generations.pop((generation.order.job, generation.order.generation), None)
+        forgotten = self._generations.pop((generation.order.job, generation.order.generation), None)
+        if forgotten is not None and forgotten.progress is not None:
+            self._steps_dropped += forgotten.progress.dropped
 
     def _find(self, job: str, number: int) -> LocalGeneration:
         generation = self._generations.get((job, number))
