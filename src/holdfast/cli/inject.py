@@ -20,14 +20,16 @@ from rich.console import Console
 from holdfast.cli.client import Client, default_url
 from holdfast.cli.machine_room import ask, socket_of
 from holdfast.cli.stack import kill_tree
-from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, NotFound, Unavailable
+from holdfast.domain.errors import Conflict, HoldfastError, NotFound, Unavailable
 
 app = typer.Typer(
     help="Make a real fault, to test your set-up.",
     no_args_is_help=True,
     epilog="Example: [bold]holdfast inject crash --job gpt --rank 4[/]",
 )
-console = Console(highlight=False)
+console = Console(highlight=False, emoji=False, markup=False, soft_wrap=True)
+
+AGENT_MODULE = "holdfast.agent"
 
 Api = Annotated[str, typer.Option(help="The API to ask where things run.", envvar="HOLDFAST_API", show_default=False)]
 Job = Annotated[str, typer.Option(help="Job to hurt.")]
@@ -48,13 +50,13 @@ class Injector:
     def crash(self, job: str, rank: int) -> str:
         """SIGKILL one worker."""
         node, pid = self._worker(job, rank)
-        os.kill(pid, signal.SIGKILL)
+        _send(pid, signal.SIGKILL)
         return f"SIGKILL to rank {rank} of {job} (pid {pid} on {node})"
 
     def hang(self, job: str, rank: int) -> str:
         """SIGSTOP one worker: it stays alive and stops making progress."""
         node, pid = self._worker(job, rank)
-        os.kill(pid, signal.SIGSTOP)
+        _send(pid, signal.SIGSTOP)
         return f"SIGSTOP to rank {rank} of {job} (pid {pid} on {node})"
 
     def node_loss(self, node: str) -> str:
@@ -64,7 +66,7 @@ class Injector:
         if switchboard.exists():
             ask(switchboard, "power_off", node)
         else:
-            kill_tree(int(facts["agent_pid"]))
+            kill_tree(_agent(facts).pid)
         return f"{node} lost: SIGKILL to its agent (pid {facts['agent_pid']}) and all its processes"
 
     def node_return(self, node: str) -> str:
@@ -96,8 +98,9 @@ class Injector:
         else:
             raise NotFound(f"job {job} has no rank {rank} now; it is {view['phase']} with {len(view['ranks'])} ranks")
         node, pid = str(worker["node"]), worker.get("pid")
-        self._here(node)
-        if not pid or not psutil.pid_exists(int(pid)):
+        agent = _agent(self._here(node))
+        # The view is a moment old, and pids are used again: only a process of this very agent is a worker of ours.
+        if not pid or all(process.pid != pid for process in agent.children(recursive=True)):
             raise Conflict(f"rank {rank} of {job} has no running process on {node} now; the job is {view['phase']}")
         return node, int(pid)
 
@@ -108,6 +111,30 @@ class Injector:
                 f"{node} runs on {facts['hostname']}, this is {socket.gethostname()}; run `holdfast inject` on that machine"
             )
         return facts
+
+
+def _agent(facts: dict[str, Any]) -> psutil.Process:
+    """The node's agent. Raises `Conflict` when it does not run: its pid may be somebody else's by now."""
+    node, pid = facts["node"], int(facts["agent_pid"])
+    try:
+        process = psutil.Process(pid)
+        ours = AGENT_MODULE in process.cmdline()
+    except psutil.NoSuchProcess:
+        ours = False
+    except psutil.AccessDenied as error:
+        raise HoldfastError(f"the agent of {node} (pid {pid}) is not yours to hurt; run this as its user") from error
+    if not ours:
+        raise Conflict(f"the agent of {node} does not run (pid {pid}); the node is {facts['state']}")
+    return process
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError as error:
+        raise Conflict(f"process {pid} ended just now") from error
+    except PermissionError as error:
+        raise HoldfastError(f"process {pid} is not yours to hurt; run this as its user") from error
 
 
 def _is_device(path: Path) -> bool:
@@ -157,7 +184,5 @@ def xid(
     api: Api = "",
 ) -> None:
     """Write an NVIDIA Xid line into the node's kernel log. Expected: as the Xid catalogue says."""
-    if code < 1:
-        raise InvalidSpec("--code", code, "an Xid number from 1 to 999")
     with Client(api or default_url()) as client:
         console.print(Injector(client).xid(node, code, gpu))

@@ -18,17 +18,20 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import psutil
 
+from holdfast.cli.claim import Claim
 from holdfast.cli.machine_room import MachineRoom
-from holdfast.domain.errors import Conflict, HoldfastError, NotFound, Unavailable
+from holdfast.cli.preflight import redis_version
+from holdfast.domain.errors import Conflict, NotFound, Unavailable
 from holdfast.log.embedded import EmbeddedRedis
 from holdfast.runtime.children import tied
 
@@ -36,7 +39,6 @@ SERVICE_START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
 POLL_S = 0.02
 LOG_TAIL_LINES = 15
-SOCKET_PATH_BYTES_MAX = 60  # what the stack's own directory may take of the 107 bytes of a Unix socket's path
 MEMORY_ROOT = Path("/dev/shm")
 
 Say = Callable[[str], None]
@@ -71,7 +73,7 @@ class LocalStack:
         self._redis: EmbeddedRedis | None = None
         self._machine_room: MachineRoom | None = None
         self._memory_root: Path | None = None
-        self._short_name: Path | None = None
+        self._claim: Claim | None = None
         self._supervisor_ready: dict[str, str] = {}
         self._closing = False
         self.redis_url = options.redis_url
@@ -92,7 +94,10 @@ class LocalStack:
         self.stop()
 
     def _start(self) -> None:
-        self._claim_directory()
+        if self.redis_url:
+            redis_version(self.redis_url)
+        self._claim = Claim(self._options.directory)
+        self._directory = self._claim.path
         self._memory_root = Path(tempfile.mkdtemp(prefix="holdfast-", dir=MEMORY_ROOT))
         self._machine_room = MachineRoom(self._directory, {"power_off": self.power_off, "power_on": self.power_on})
         if not self.redis_url:
@@ -109,8 +114,8 @@ class LocalStack:
             self.power_on(node)
 
     def stop(self) -> None:
-        """End everything, nodes first; safe to call twice and after a half start. Ctrl-C is ignored meanwhile."""
-        previous = _ignore_interrupt()
+        """End everything, nodes first; safe to call twice and after a half start. Ctrl-C and SIGTERM are ignored meanwhile."""
+        previous = _ignore_signals()
         try:
             self._closing = True
             _stop_all(list(self._agents.values()))
@@ -126,13 +131,12 @@ class LocalStack:
             if self._memory_root is not None:
                 shutil.rmtree(self._memory_root, ignore_errors=True)
                 self._memory_root = None
-            if self._short_name is not None:
-                self._short_name.unlink(missing_ok=True)
-                self._short_name = None
-            (self._options.directory / "stack.pid").unlink(missing_ok=True)
+            if self._claim is not None:
+                self._claim.release()
+                self._claim = None
         finally:
-            if previous is not None:
-                signal.signal(signal.SIGINT, previous)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
 
     def check(self) -> None:
         """Raise `Unavailable`, with the end of its log, when a service has died. A dead agent is not an error here."""
@@ -272,26 +276,6 @@ class LocalStack:
                 start_new_session=True,  # Ctrl-C goes to us alone; we end the children in order
             )
 
-    # ------------------------------------------------------------------ its directory
-
-    def _claim_directory(self) -> None:
-        directory = self._options.directory
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            pid_file = directory / "stack.pid"
-            if pid_file.exists() and _is_stack(int(pid_file.read_text() or 0)):
-                raise Conflict(f"a stack is running in {directory} (pid {pid_file.read_text()}); choose another --dir")
-            pid_file.write_text(str(os.getpid()))
-        except OSError as error:
-            raise HoldfastError(f"the stack's directory {directory} cannot be used: {error}") from error
-        self._directory = directory.resolve()
-        if len(os.fsencode(self._directory)) > SOCKET_PATH_BYTES_MAX:
-            # a Unix socket's path is at most 107 bytes: give the services a short name for a deep directory
-            short = Path(tempfile.gettempdir()) / f"hf-{os.getpid()}"
-            short.unlink(missing_ok=True)
-            short.symlink_to(self._directory, target_is_directory=True)
-            self._short_name = self._directory = short
-
     def _log_tail(self, directory: Path) -> str:
         lines: list[str] = []
         for log in sorted(directory.glob("*.log")):
@@ -327,15 +311,8 @@ def _stop_all(processes: list[subprocess.Popen[bytes]]) -> None:
             process.wait()
 
 
-def _ignore_interrupt() -> Callable[..., object] | int | None:
-    try:
-        return signal.signal(signal.SIGINT, signal.SIG_IGN)
-    except ValueError:  # not the main thread: it gets no SIGINT
-        return None
-
-
-def _is_stack(pid: int) -> bool:
-    try:
-        return pid != os.getpid() and any("holdfast" in part for part in psutil.Process(pid).cmdline())
-    except psutil.NoSuchProcess:
-        return False
+def _ignore_signals() -> dict[signal.Signals, Any]:
+    """The handlers to put back."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}  # it gets no signals
+    return {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from holdfast.cli.client import DEFAULT_API_PORT
+from holdfast.cli.preflight import PORT_MAX, require_ports
 from holdfast.cli.stack import LocalStack, StackOptions
 
 CONTROL_PORT = 8471
@@ -33,10 +34,12 @@ def up(
         typer.Option(help="Redis to use, redis://host:port/db; default: an embedded one.", envvar="HOLDFAST_REDIS_URL"),
     ] = "",
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines join.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="HTTP API port; 0 = any free one.")] = DEFAULT_API_PORT,
-    control_port: Annotated[int, typer.Option(help="Port for agents; 0 = any free one.")] = CONTROL_PORT,
+    port: Annotated[int, typer.Option(help="HTTP API port; 0 = any free one.", min=0, max=PORT_MAX)] = DEFAULT_API_PORT,
+    control_port: Annotated[
+        int, typer.Option(help="Port for agents; 0 = any free one.", min=0, max=PORT_MAX)
+    ] = CONTROL_PORT,
     diagnostics_port: Annotated[
-        int, typer.Option(help="Port for agents' telemetry; 0 = any free one.")
+        int, typer.Option(help="Port for agents' telemetry; 0 = any free one.", min=0, max=PORT_MAX)
     ] = DIAGNOSTICS_PORT,
     directory: Annotated[Path, typer.Option("--dir", help="Where state and logs go.")] = Path(
         "~/.local/state/holdfast"
@@ -44,7 +47,7 @@ def up(
     fleet: Annotated[str, typer.Option(help="Name of the fleet: separates several in one Redis.")] = "main",
 ) -> None:
     """Start Redis (embedded), diagnostics and the supervisor here, and optionally local nodes. Ctrl-C stops everything."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False)
     options = StackOptions(
         directory=directory.expanduser(),
         nodes=nodes,
@@ -56,6 +59,7 @@ def up(
         control_port=control_port,
         diagnostics_port=diagnostics_port,
     )
+    require_ports(host, {"--port": port, "--control-port": control_port, "--diagnostics-port": diagnostics_port})
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     with LocalStack(options, say=lambda text: console.print(f"[dim]{text} …[/]")) as stack:

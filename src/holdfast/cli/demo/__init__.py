@@ -10,11 +10,12 @@ import typer
 from rich.console import Console
 
 from holdfast.cli.client import Client
-from holdfast.cli.demo.picture import draw
+from holdfast.cli.demo.picture import draw, require_matplotlib
 from holdfast.cli.demo.report import Report, print_summary
 from holdfast.cli.demo.scenario import Scenario, reference_losses
 from holdfast.cli.run import wait_for_nodes
 from holdfast.cli.stack import LocalStack, StackOptions
+from holdfast.domain.errors import InvalidSpec
 
 NODES = 10  # nine active and one spare
 FAILED = 1
@@ -38,7 +39,11 @@ def demo(
     That the right culprit and remediation are found is checked. Takes a few minutes; Ctrl-C leaves nothing behind.
     """
     console = Console(highlight=False)
-    out.mkdir(parents=True, exist_ok=True)
+    require_matplotlib()  # better now than after minutes of training
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidSpec("--out", str(out), f"a directory that can be made and written ({error.strerror})") from error
     began = time.time()
     options = StackOptions(directory=out / "stack", nodes=NODES)
     with (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 from holdfast.cli.demo.report import Report
@@ -11,12 +12,16 @@ FIGURE_INCHES = (11.0, 5.2)
 DPI = 130
 
 
+def require_matplotlib() -> None:
+    """Raises `Unavailable` when it is not installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise Unavailable("the picture needs matplotlib: pip install 'holdfast[demo]'")
+
+
 def draw(report: Report, path: Path) -> None:
-    """Write a PNG. Raises `Unavailable` when matplotlib is not installed (`pip install 'holdfast[demo]'`)."""
-    try:
-        import matplotlib as mpl
-    except ImportError as error:
-        raise Unavailable("the picture needs matplotlib: pip install 'holdfast[demo]'") from error
+    """Write a PNG."""
+    import matplotlib as mpl
+
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from holdfast.cli.demo.scenario import Outcome
+from holdfast.domain.errors import HoldfastError
 
 BADPUT = ("startup", "detect", "decide", "recover", "rework", "stall", "wait", "degraded", "other")
 BAR_CELLS = 30
@@ -47,6 +49,8 @@ class Report:
                 f"losses: {len(outcome.losses)} steps were logged, {len(reference)} in the reference run; expected the same"
             )
         common = sorted(set(outcome.losses) & set(reference))
+        if not common:
+            raise HoldfastError("no step's loss was logged by both the demo's job and the reference run: nothing to report")
         losses = {
             "final": outcome.losses[common[-1]],
             "reference_final": reference[common[-1]],
@@ -114,7 +118,7 @@ def print_summary(console: Console, report: Report, out: Path) -> None:
     )
     console.print(f"[bold]{out / 'report.json'}[/]   [bold]{out / 'timeline.png'}[/]   logs in {out / 'stack'}")
     for failure in report.failures:
-        console.print(f"[bold red]not as it should be:[/] {failure}")
+        console.print(f"[bold red]not as it should be:[/] {escape(failure)}")
     if not report.failures:
         console.print("[bold green]all six faults were found, named and survived as they should be[/]")
 

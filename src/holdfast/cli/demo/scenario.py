@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from holdfast.cli.client import Client
 from holdfast.cli.follow import describe
@@ -158,7 +159,7 @@ class Scenario:
     def _fault(self, expected: Expectation, make: Callable[[], str]) -> None:
         """Make one fault and wait until its incident is closed."""
         known = {incident["id"] for incident in self._client.incidents(JOB)}
-        self._display.say(f"[bold]{expected.fault}[/]: {make()}")
+        self._display.say(f"[bold]{expected.fault}[/]: {escape(make())}")
         closed: list[View] = []
 
         def resolved(_: View) -> bool:
@@ -171,7 +172,7 @@ class Scenario:
         finally:
             if failure := expected.check(next(iter(sorted(closed, key=lambda i: i["t_detected"])), None)):
                 self._failures.append(failure)
-                self._display.say(f"[red]{failure}[/]")
+                self._display.say(f"[red]{escape(failure)}[/]")
 
     def _settle(self, step: int = 0) -> None:
         """Wait until the job has made some steps since now, and has a checkpoint to go back to."""
@@ -245,7 +246,7 @@ class Scenario:
                 break
             time.sleep(POLL_S)
         incidents = sorted(self._client.incidents(FAULTY_JOB), key=lambda incident: incident["t_fault"])
-        self._console.print(f"[bold]{FAULTY_JOB}[/] {job['phase']}: {job['reason']}")
+        self._console.print(f"[bold]{FAULTY_JOB}[/] {job['phase']}: {escape(job['reason'])}")
         expected = Expectation("user bug", "repeated_exception", "stop")
         if failure := expected.check(incidents[-1] if incidents else None):
             self._failures.append(failure)

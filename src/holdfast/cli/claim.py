@@ -1,0 +1,93 @@
+"""A stack's own directory: one stack at a time, and a name short enough for Unix sockets.
+
+The claim is a file lock: it ends with the process that holds it, however that ends, and means the same to processes that do
+not see each other's pids.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from pathlib import Path
+from typing import IO
+
+from holdfast.domain.errors import Conflict, InvalidSpec
+
+PID_FILE = "stack.pid"
+SOCKET_PATH_BYTES_MAX = 60  # what the stack's own directory may take of the 107 bytes of a Unix socket's path
+
+
+class Claim:
+    """Holds `directory` until `release`. `path` is the name to use for everything inside it."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises `Conflict` when another stack runs there, `InvalidSpec` when it cannot be made or written."""
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._pid_file = directory / PID_FILE
+            self._lock = _locked(self._pid_file)
+        except OSError as error:
+            raise InvalidSpec(
+                "--dir", str(directory), f"a directory that can be made and written ({error.strerror})"
+            ) from error
+        self.path = directory.resolve()
+        self._short: Path | None = None
+        if not _fits(self.path):
+            self._short = _short_directory() / "s"
+            self._short.symlink_to(self.path, target_is_directory=True)
+            self.path = self._short
+
+    def release(self) -> None:
+        """Safe to call twice."""
+        if self._lock.closed:
+            return
+        if self._short is not None:
+            self._short.unlink(missing_ok=True)
+            self._short.parent.rmdir()
+        self._pid_file.unlink(missing_ok=True)
+        self._lock.close()
+
+
+def _fits(path: Path) -> bool:
+    return len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX
+
+
+def _short_directory() -> Path:
+    made = Path(tempfile.mkdtemp(prefix="hf-"))
+    if _fits(made / "s"):
+        return made
+    made.rmdir()  # TMPDIR is deep itself
+    return Path(tempfile.mkdtemp(prefix="hf-", dir="/tmp"))
+
+
+def _locked(path: Path) -> IO[str]:
+    """Raises `Conflict` when somebody else has it locked, `OSError` when it cannot be written."""
+    while True:
+        lock = path.open("a+")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not _is(lock, path):  # its last holder removed it between our open and our lock
+                lock.close()
+                continue
+            lock.truncate(0)
+            lock.write(f"{os.getpid()}\n")
+            lock.flush()
+        except BlockingIOError:
+            lock.seek(0)
+            holder = lock.read().strip()
+            lock.close()
+            raise Conflict(
+                f"--dir: a stack is running in {path.parent} (pid {holder}); end it, or choose another directory"
+            ) from None
+        except OSError:
+            lock.close()
+            raise
+        return lock
+
+
+def _is(file: IO[str], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False

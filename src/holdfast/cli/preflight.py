@@ -1,0 +1,82 @@
+"""What can be known to fail before anything is started, said in the words of the command line.
+
+The services check the same when they start; a port can still be taken in between. But their refusals come late, from inside,
+and in their own vocabulary.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Mapping
+
+import redis
+
+from holdfast.domain.errors import HoldfastError, InvalidSpec, Unavailable
+
+PORT_MAX = 65535
+REDIS_TIMEOUT_S = 3.0
+REDIS_VERSION_MIN = (6, 2)  # XAUTOCLAIM
+
+
+def require_ports(host: str, ports: Mapping[str, int]) -> None:
+    """`ports`: flag → port, 0 = any. Raises `InvalidSpec` for one that cannot be listened on at `host`."""
+    taken: dict[int, str] = {}
+    for flag, port in ports.items():
+        if port and port in taken:
+            raise InvalidSpec(flag, port, f"another port than {taken[port]}'s (0 takes any free one)")
+        taken[port] = flag
+        _require_port(host, flag, port)
+
+
+def _require_port(host: str, flag: str, port: int) -> None:
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+            probe.listen(1)
+    except socket.gaierror as error:
+        raise InvalidSpec("--host", host, f"an address of this machine ({error.strerror})") from error
+    except OSError as error:
+        match error.errno:
+            case errno.EADDRINUSE:
+                expected = f"a free port (something listens on {host}:{port}; 0 takes any free one)"
+            case errno.EACCES:
+                expected = f"a port that you may listen on ({error.strerror}; 0 takes any free one)"
+            case errno.EADDRNOTAVAIL:
+                raise InvalidSpec("--host", host, f"an address of this machine ({error.strerror})") from error
+            case _:
+                expected = f"a port that can be listened on ({error.strerror})"
+        raise InvalidSpec(flag, port, expected) from error
+
+
+def redis_version(url: str) -> str:
+    """The version of the server that answers at `url`.
+
+    Raises `InvalidSpec` for what is no Redis URL, `Unavailable` when none answers, `HoldfastError` when it is too old.
+    """
+    shown = without_password(url)
+    try:
+        client = redis.Redis.from_url(url, socket_connect_timeout=REDIS_TIMEOUT_S, socket_timeout=REDIS_TIMEOUT_S)
+    except ValueError as error:
+        raise InvalidSpec("--redis-url", shown, "redis://host:port/db, rediss://… or unix:///path") from error
+    with client:
+        try:
+            version = str(client.info("server")["redis_version"])
+        except (redis.RedisError, OSError) as error:
+            raise Unavailable(
+                f"--redis-url: no Redis serves at {shown} ({error}); start one there, or leave the flag out for an embedded one"
+            ) from error
+    if tuple(int(part) for part in version.split(".")[:2]) < REDIS_VERSION_MIN:
+        wanted = ".".join(map(str, REDIS_VERSION_MIN))
+        raise HoldfastError(f"--redis-url: {shown} runs Redis {version}; Holdfast needs {wanted} or newer")
+    return version
+
+
+def without_password(url: str) -> str:
+    """A Redis URL that may be shown."""
+    scheme, separator, rest = url.partition("://")
+    credentials, at, place = rest.rpartition("@")
+    user = credentials.partition(":")[0]
+    return f"{scheme}{separator}{user + ':***@' if at else ''}{place}" if separator else "***"
