@@ -123,7 +123,7 @@ class Folder:
 
     def _refuse(self, batch: _Batch, each: Input, error: Exception) -> None:
         """A bug in the core must not stop the leader: the state is untouched by what could not be folded into it."""
-        log.error("an event could not be folded", event=repr(each.event), exc_info=error)
+        log.error("an event could not be folded", what=repr(each.event), exc_info=error)
         if isinstance(each.event, OperatorRequest):
             reason = f"a bug in the supervisor: {error!r}; its log has the traceback"
             request = each.event

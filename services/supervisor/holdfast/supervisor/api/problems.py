@@ -46,7 +46,7 @@ _STATUS: tuple[tuple[type[HoldfastError], HTTPStatus], ...] = (
 )
 
 RESPONSES: dict[int | str, dict[str, Any]] = {
-    "default": {"model": Problem, "description": "What is wrong", "content": {MEDIA_TYPE: {}}},
+    "default": {"model": Problem, "description": "What is wrong"},
 }
 
 
@@ -56,6 +56,17 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(Exception, _on_bug)
+    plain = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        """FastAPI describes every answer of a route by the route's own media type; problems have another."""
+        document = plain()
+        for operation in (each for methods in document["paths"].values() for each in methods.values()):
+            [schema] = operation["responses"]["default"]["content"].values()
+            operation["responses"]["default"]["content"] = {MEDIA_TYPE: schema}
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]
 
 
 async def _on_ours(_: Request, error: Exception) -> JSONResponse:

@@ -1,0 +1,90 @@
+"""An API without a leader: a memory log, a history in a file, and a picture that the test folds together itself."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from supervising import facts, job_body
+
+from holdfast.domain.orders import Hello
+from holdfast.log.memory import MemoryLog
+from holdfast.supervisor.api.app import build
+from holdfast.supervisor.api.backend import Backend, Identity
+from holdfast.supervisor.core import State, step
+from holdfast.supervisor.history_sqlite import SqliteHistory
+from holdfast.supervisor.picture import Picture, Progress
+from holdfast.supervisor.policy_runner import PolicyRunner
+from holdfast.supervisor.protocol import Event, JobSubmitted, NodeReported
+from holdfast.wire.jobfile import parse_job
+
+
+@dataclass(slots=True)
+class Api:
+    """`http` speaks to the application; `fold` puts events into the state that it shows."""
+
+    http: httpx.AsyncClient
+    log: MemoryLog
+    history: SqliteHistory
+    progress: Progress
+    picture: Picture | None = field(default_factory=lambda: Picture(State(), leading=True))
+    folded: int = 0
+
+    def fold(self, *events: Event) -> None:
+        assert self.picture is not None
+        state = self.picture.state
+        for event in events:
+            state, _ = step(state, event)
+        self.picture = Picture(state, self.picture.workers, leading=True)
+
+    def node(self, name: str, *, at: float = 1000.0) -> None:
+        self.folded += 1
+        self.fold(NodeReported(at, name, "i1", 1, Hello(facts(name)), session=self.folded))
+
+    def job(self, *, at: float = 1000.0, **changes: Any) -> None:
+        self.fold(JobSubmitted(at, parse_job(job_body(**changes)), "secret-token"))
+
+
+MakeApi = Callable[..., Any]
+
+
+@pytest.fixture
+async def make_api(tmp_path: Path) -> AsyncIterator[MakeApi]:
+    opened: list[Api] = []
+    policies = PolicyRunner()
+
+    async def make(token: str = "") -> Api:
+        log, progress = MemoryLog(block_s=0.02), Progress()
+        history = await SqliteHistory.open(tmp_path / "history.sqlite3")
+
+        async def look() -> Picture | None:
+            return made.picture
+
+        backend = Backend(
+            identity=Identity("sup-1", "0.1.0", token),
+            log=log,
+            history=history,
+            look=look,
+            progress=progress,
+            policies=policies,
+        )
+        transport = httpx.ASGITransport(app=build(backend), raise_app_exceptions=False)
+        made = Api(httpx.AsyncClient(transport=transport, base_url="http://test"), log, history, progress)
+        opened.append(made)
+        return made
+
+    yield make
+    await policies.aclose()
+    for each in opened:
+        await each.http.aclose()
+        await each.history.aclose()
+
+
+@pytest.fixture
+async def api(make_api: MakeApi) -> Api:
+    made: Api = await make_api()
+    return made

@@ -1,0 +1,261 @@
+"""The REST API: what it answers, and the problem+json for everything that can be wrong with a request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from supervising import job_body
+
+from holdfast.domain.errors import Unavailable
+from holdfast.log.names import INBOX
+from holdfast.supervisor.inbox import InboxEvent
+from holdfast.supervisor.protocol import JobStopRequested, JobSubmitted, NodeCordonRequested, ResizeRequested
+from holdfast.supervisor.requests import OperatorRequest
+from holdfast.wire import records
+
+pytestmark = pytest.mark.anyio
+
+
+def problem(answer: httpx.Response, status: int) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    body: dict[str, Any] = answer.json()
+    assert body["status"] == status
+    assert {"type", "title", "detail"} <= set(body)
+    return body
+
+
+async def requests(api: Any) -> list[OperatorRequest]:
+    return [records.loads(delivery.entry.data, InboxEvent) for delivery in await api.log.read(INBOX)]
+
+
+# ---------------------------------------------------------------- commands
+
+
+async def test_a_submission_goes_into_the_inbox(api: Any) -> None:
+    answer = await api.http.post("/v1/jobs", json=job_body())
+    assert answer.status_code == 202
+    operation = answer.json()
+    assert answer.headers["location"] == operation["url"] == f"/v1/operations/{operation['id']}"
+    assert operation["state"] == "pending"
+    [request] = await requests(api)
+    assert request.operation == operation["id"]
+    assert isinstance(request.event, JobSubmitted)
+    assert request.event.spec.name == "gpt"
+    assert len(request.event.token) == 64
+    assert (await api.http.get(operation["url"])).json() == operation
+
+
+async def test_the_other_commands(api: Any) -> None:
+    api.node("n1")
+    api.job(nodes=2, elastic={"min_dp": 1, "max_dp": 3})
+    for path, body in [
+        ("/v1/jobs/gpt/resize", {"dp": 3, "reason": "more"}),
+        ("/v1/jobs/gpt/stop", None),
+        ("/v1/nodes/n1/cordon", {"reason": "fan"}),
+        ("/v1/nodes/n1/uncordon", {}),
+        ("/v1/nodes/n1/repair", None),
+        ("/v1/breaker/reset", {"reason": "looked"}),
+    ]:
+        assert (await api.http.post(path, json=body)).status_code == 202, path
+    assert (await api.http.delete("/v1/jobs/gpt")).status_code == 202
+    events = [request.event for request in await requests(api)]
+    assert isinstance(events[0], ResizeRequested)
+    assert (events[0].dp, events[0].reason) == (3, "more")
+    assert isinstance(events[1], JobStopRequested)
+    assert events[1].save
+    assert isinstance(events[2], NodeCordonRequested)
+    assert events[2].cordoned
+    assert isinstance(events[-1], JobStopRequested)
+    assert not events[-1].save
+
+
+async def test_an_idempotency_key_is_one_operation(api: Any) -> None:
+    headers = {"Idempotency-Key": "k1"}
+    first = await api.http.post("/v1/jobs", json=job_body(), headers=headers)
+    again = await api.http.post("/v1/jobs", json=job_body(), headers=headers)
+    assert again.json() == first.json()
+    assert len(await requests(api)) == 1
+    other = await api.http.post("/v1/jobs", json=job_body(name="another"), headers=headers)
+    assert problem(other, 422)["errors"][0]["field"] == "Idempotency-Key"
+
+
+# ---------------------------------------------------------------- what is wrong with a request
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "value"),
+    [
+        ({"nodes": "2"}, "nodes", "2"),
+        ({"nodes": 0}, "nodes", 0),
+        ({"script": "train.py"}, "script", "train.py"),
+        ({"mesh": {"dp": 3}}, "mesh", "dp 3"),
+        ({"elastic": {"min_dp": 3, "max_dp": 2}}, "elastic.min_dp", 3),
+        ({"name": "No Such Name"}, "name", "No Such Name"),
+        ({"nodez": 2}, "nodez", 2),
+        ({"policy": "/nowhere/policy.py"}, "policy", "/nowhere/policy.py"),
+    ],
+)
+async def test_a_wrong_job_is_named_field_by_field(api: Any, changes: dict[str, Any], field: str, value: Any) -> None:
+    body = problem(await api.http.post("/v1/jobs", json=job_body(**changes)), 422)
+    [error] = body["errors"]
+    assert (error["field"], error["value"]) == (field, value)
+    assert error["expected"]
+    assert await requests(api) == []
+
+
+async def test_every_mistake_at_once(api: Any) -> None:
+    body = problem(await api.http.post("/v1/jobs", json={"name": "gpt", "nodes": -1, "extra": 1}), 422)
+    assert {error["field"] for error in body["errors"]} == {"script", "nodes", "extra"}
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "field"),
+    [
+        ("/v1/jobs", b"{", "body"),
+        ("/v1/jobs", b"[]", "body"),
+        ("/v1/jobs", b"", "body"),
+        ("/v1/jobs/gpt/resize", b"{}", "dp"),
+        ("/v1/jobs/gpt/resize", b'{"dp": "2"}', "dp"),
+        ("/v1/jobs/gpt/resize", b'{"dp": 2, "because": 1}', "because"),
+        ("/v1/jobs/gpt/resize", b'{"dp": 9}', "dp"),
+        ("/v1/jobs/gpt/stop", b'{"reason": ""}', "reason"),
+        ("/v1/nodes/n1/cordon", b'{"reason": 7}', "reason"),
+    ],
+)
+async def test_a_body_of_the_wrong_shape(api: Any, path: str, content: bytes, field: str) -> None:
+    api.node("n1")
+    api.job()
+    answer = await api.http.post(path, content=content, headers={"content-type": "application/json"})
+    assert problem(answer, 422)["errors"][0]["field"] == field
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=501", "limit=x"])
+async def test_a_wrong_query_parameter(api: Any, query: str) -> None:
+    assert problem(await api.http.get(f"/v1/jobs?{query}"), 422)["errors"][0]["field"] == "limit"
+
+
+@pytest.mark.parametrize("cursor", ["x", "-1", "9" * 30])
+async def test_a_cursor_that_was_never_given_out(api: Any, cursor: str) -> None:
+    assert (
+        problem(await api.http.get("/v1/incidents", params={"cursor": cursor}), 422)["errors"][0]["field"] == "cursor"
+    )
+
+
+async def test_a_policy_that_does_not_work_is_refused_with_its_line(api: Any, tmp_path: Path) -> None:
+    script = tmp_path / "policy.py"
+    script.write_text("from holdfast.policy import restart\n\ndef decide(incident, job):\n    return no_such_thing\n")
+    body = problem(await api.http.post("/v1/jobs", json=job_body(policy=str(script))), 422)
+    assert f"{script}:4" in body["errors"][0]["expected"]
+    assert "no_such_thing" in body["detail"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/jobs/nope"),
+        ("GET", "/v1/jobs/nope/goodput"),
+        ("POST", "/v1/jobs/nope/stop"),
+        ("POST", "/v1/jobs/nope/checkpoint"),
+        ("GET", "/v1/nodes/nope"),
+        ("POST", "/v1/nodes/nope/repair"),
+        ("GET", "/v1/incidents/nope"),
+        ("GET", "/v1/operations/nope"),
+        ("GET", "/v2/jobs"),
+    ],
+)
+async def test_what_is_not_there(api: Any, method: str, path: str) -> None:
+    problem(await api.http.request(method, path), 404)
+
+
+async def test_a_method_that_is_not_possible(api: Any) -> None:
+    problem(await api.http.put("/v1/jobs"), 405)
+
+
+async def test_conflicts(api: Any) -> None:
+    api.job()
+    assert "already" not in problem(await api.http.post("/v1/jobs", json=job_body()), 409)["detail"]
+    assert "pending" in problem(await api.http.post("/v1/jobs/gpt/checkpoint"), 409)["detail"]
+
+
+# ---------------------------------------------------------------- when it cannot answer
+
+
+async def test_no_leader_yet(api: Any) -> None:
+    api.picture = None
+    answer = await api.http.get("/v1/jobs")
+    assert "no supervisor" in problem(answer, 503)["detail"]
+    assert answer.headers["retry-after"] == "1"
+
+
+async def test_a_log_that_is_away(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def away(*_: object, **__: object) -> None:
+        raise Unavailable("Redis at 127.0.0.1:1 does not answer")
+
+    for name in ("append", "ping", "last_position"):
+        monkeypatch.setattr(api.log, name, away)
+    assert "127.0.0.1:1" in problem(await api.http.post("/v1/jobs", json=job_body()), 503)["detail"]
+    problem(await api.http.get("/healthz"), 503)
+    problem(await api.http.get("/v1/events"), 503)
+
+
+async def test_a_bug_is_a_problem_too(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*_: object) -> None:
+        raise KeyError("oops")
+
+    monkeypatch.setattr(api.history, "incident", broken)
+    assert "oops" in problem(await api.http.get("/v1/incidents/x"), 500)["detail"]
+
+
+async def test_the_token(make_api: Any) -> None:
+    api = await make_api(token="s3cret")
+    answer = await api.http.get("/v1/jobs")
+    problem(answer, 401)
+    assert answer.headers["www-authenticate"] == "Bearer"
+    for wrong in ("Bearer nope", "Bearer ñ", "Basic czNjcmV0"):
+        problem(await api.http.get("/v1/jobs", headers={"Authorization": wrong.encode()}), 401)
+    assert (await api.http.get("/v1/jobs", headers={"Authorization": "Bearer s3cret"})).status_code == 200
+    assert (await api.http.get("/healthz")).status_code == 200
+
+
+# ---------------------------------------------------------------- reads
+
+
+async def test_jobs_and_nodes_in_pages(api: Any) -> None:
+    for name in ("a", "b", "c"):
+        api.job(name=name)
+        api.node(f"node-{name}")
+    for path, key in (("/v1/jobs", "name"), ("/v1/nodes", "node")):
+        first = (await api.http.get(path, params={"limit": 2})).json()
+        second = (await api.http.get(path, params={"limit": 2, "cursor": first["next_cursor"]})).json()
+        assert len(first["items"]) == 2
+        assert [item[key][-1] for item in first["items"] + second["items"]] == ["a", "b", "c"]
+        assert second["next_cursor"] is None
+
+
+async def test_a_job_shows_its_mesh_rank_by_rank_and_never_its_token(api: Any) -> None:
+    api.node("n1")
+    api.node("n2")
+    api.job(mesh={"dp": 1, "pp": 2})
+    answer = await api.http.get("/v1/jobs/gpt")
+    job = answer.json()
+    assert list(job["mesh"].items()) == [("dp", 1), ("pp", 2)]
+    assert [(rank["rank"], rank["state"]) for rank in job["ranks"]] == [(0, "active"), (1, "active")]
+    assert job["phase"] == "preparing"
+    assert job["spec"]["script"] == "/work/train.py"
+    assert "secret-token" not in answer.text
+
+
+async def test_the_openapi_document_is_whole(api: Any) -> None:
+    document = (await api.http.get("/openapi.json")).json()
+    text = str(document)
+    for reference in {part.split("'")[0] for part in text.split("#/components/schemas/")[1:]}:
+        assert reference in document["components"]["schemas"], reference
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            codes = set(operation["responses"])
+            assert codes & {"200", "202"}, (path, method)
+            assert list(operation["responses"]["default"]["content"]) == ["application/problem+json"], (path, method)

@@ -1,0 +1,245 @@
+"""The history: kept once, found again, bounded, built anew when its file is of no use."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from supervising import job_body
+from waiting import wait_until_async
+
+from holdfast.domain.errors import Unavailable
+from holdfast.domain.findings import StepRecord
+from holdfast.domain.generations import Generation, Placement
+from holdfast.domain.incidents import Action, ActionKind, Incident, IncidentState
+from holdfast.domain.mesh import Mesh
+from holdfast.domain.nodes import NodeState
+from holdfast.log.memory import MemoryLog
+from holdfast.log.names import EVENTS, STEPS
+from holdfast.log.protocol import Entry
+from holdfast.supervisor.follower import Follower
+from holdfast.supervisor.goodput import Class
+from holdfast.supervisor.history import Told
+from holdfast.supervisor.history_sqlite import SqliteHistory
+from holdfast.supervisor.ledger import account_in_thread
+from holdfast.supervisor.picture import Progress
+from holdfast.supervisor.protocol import (
+    GenerationChanged,
+    IncidentChanged,
+    JobAccepted,
+    JobChanged,
+    NodeChanged,
+)
+from holdfast.supervisor.published import LeaderChanged, OperationDone, Published
+from holdfast.wire import records
+from holdfast.wire.events import step_entries
+from holdfast.wire.jobfile import parse_job
+
+pytestmark = pytest.mark.anyio
+
+INCIDENT = Incident("i-1", "gpt", "hang", "rank 2 hangs", IncidentState.OPEN, 1, t_fault=10.0, t_detected=11.0)
+DECIDED = replace(
+    INCIDENT,
+    state=IncidentState.DECIDED,
+    action=Action(ActionKind.RESTART, "healthy nodes"),
+    decided_by="default policy",
+    t_decided=11.5,
+)
+
+
+@pytest.fixture
+async def history(tmp_path: Path) -> AsyncIterator[SqliteHistory]:
+    history = await SqliteHistory.open(tmp_path / "h.sqlite3", steps_max=50, events_max=40)
+    yield history
+    await history.aclose()
+
+
+def told(*found: Published, first: int = 1) -> list[Told]:
+    return [Told(f"{number}-0", record) for number, record in enumerate(found, start=first)]
+
+
+def steps(count: int, *, first: int = 1, generation: int = 1, begin: float = 101.0) -> list[StepRecord]:
+    return [
+        StepRecord("gpt", generation, first + i, 2, begin + i, begin + i + 1, 100, 3.5 - i, 0.0) for i in range(count)
+    ]
+
+
+async def test_an_entry_is_kept_once(history: SqliteHistory) -> None:
+    events = told(IncidentChanged(11.0, INCIDENT), IncidentChanged(11.5, DECIDED))
+    await history.add_events(events, "2-0")
+    await history.add_events(events, "2-0")
+    assert await history.incidents(job="gpt", before=None, limit=9) == [(1, DECIDED)]
+    [done] = await history.actions(job=None, before=None, limit=9)
+    assert (done.action, done.at) == (DECIDED.action, 11.5)
+    assert await history.cursors() == ("2-0", "0")
+    assert await history.incident("i-1") == DECIDED
+    assert await history.incident("i-2") is None
+
+
+async def test_an_old_record_told_again_does_not_undo_a_newer_one(history: SqliteHistory) -> None:
+    await history.add_events(told(IncidentChanged(11.0, INCIDENT), IncidentChanged(11.5, DECIDED)), "2-0")
+    await history.add_events(told(IncidentChanged(11.0, INCIDENT)), "2-0")
+    assert await history.incident("i-1") == DECIDED
+
+
+async def test_pages_are_newest_first(history: SqliteHistory) -> None:
+    found = [replace(DECIDED, id=f"i-{n}", job="a" if n % 2 else "b") for n in range(6)]
+    await history.add_events(told(*(IncidentChanged(11.5, each) for each in found)), "6-0")
+    first = await history.incidents(job="a", before=None, limit=2)
+    rest = await history.incidents(job="a", before=first[-1][0], limit=2)
+    assert [incident.id for _, incident in first + rest] == ["i-5", "i-3", "i-1"]
+    assert [done.incident.id for done in await history.actions(job="b", before=None, limit=9)] == ["i-4", "i-2", "i-0"]
+
+
+async def test_operations_and_leaders(history: SqliteHistory) -> None:
+    done = OperationDone(5.0, "op-1", False, "a job named gpt is running", "f")
+    await history.add_events(
+        told(LeaderChanged(1.0, 1, "a", "http://a"), LeaderChanged(2.0, 2, "b", "http://b"), done), "3-0"
+    )
+    assert await history.operation("op-1") == done
+    assert await history.operation("op-2") is None
+    leader = await history.leader()
+    assert leader is not None
+    assert leader.api == "http://b"
+
+
+async def test_it_stays_bounded(history: SqliteHistory) -> None:
+    for n in range(4):
+        await history.add_steps(steps(40, first=1 + 40 * n, begin=101.0 + 40 * n), "1-0")
+    for n in range(8):
+        many = [NodeChanged(1.0, "n", NodeState.SPARE, "", "") for _ in range(20)]
+        await history.add_events(told(*many, first=1 + 20 * n), "1-0")
+    await history.add_events(told(JobAccepted(100.0, "gpt", parse_job(job_body())), first=1000), "1-0")
+    run = await history.run("gpt")
+    assert run is not None
+    assert 50 <= len(run.steps) <= 90
+    assert max(record.step for record in run.steps) == 160
+    assert 39 <= len(run.nodes) <= 60
+
+
+async def test_a_run_becomes_a_ledger_whose_seconds_add_up(history: SqliteHistory) -> None:
+    spec = parse_job(job_body())
+    generation = Generation(1, 1, Mesh.of({"dp": 2}), (Placement(0, "n1", 0, 1), Placement(1, "n2", 1, 1)))
+    await history.add_events(
+        told(
+            NodeChanged(90.0, "n1", NodeState.SPARE, "", ""),
+            NodeChanged(90.0, "n2", NodeState.SPARE, "", ""),
+            NodeChanged(90.0, "n3", NodeState.SPARE, "", ""),
+            JobAccepted(100.0, "gpt", spec),
+            JobChanged(100.0, "gpt", "pending", "submitted"),
+            JobChanged(100.0, "gpt", "preparing", ""),
+            NodeChanged(100.0, "n1", NodeState.ACTIVE, "gpt", ""),
+            GenerationChanged(100.5, "gpt", "started", generation, ""),
+            NodeChanged(105.0, "n3", NodeState.LOST, "", ""),
+            GenerationChanged(111.0, "gpt", "ended", generation, ""),
+            JobChanged(111.0, "gpt", "completed", ""),
+        ),
+        "11-0",
+    )
+    await history.add_steps(steps(10), "1-0")
+    run = await history.run("gpt")
+    assert run is not None
+    ledger = await account_in_thread(run, now=500.0)
+    assert ledger.wall_s == pytest.approx(11.0)
+    assert sum(ledger.seconds.values()) == pytest.approx(11.0)
+    assert ledger.seconds[Class.USEFUL] == pytest.approx(10.0)
+    assert ledger.seconds[Class.STARTUP] == pytest.approx(1.0)
+    assert ledger.world_sizes == ((0.5, 2), (11.0, 0))
+    assert ledger.goodput_paid == pytest.approx(10.0 * 2 / (3 * 5 + 2 * 6))
+
+
+async def test_a_second_run_of_a_name_is_another_run(history: SqliteHistory) -> None:
+    spec = parse_job(job_body())
+    await history.add_events(told(JobAccepted(100.0, "gpt", spec), JobAccepted(200.0, "gpt", spec)), "2-0")
+    await history.add_steps(steps(3) + steps(2, begin=201.0), "1-0")
+    run = await history.run("gpt")
+    assert run is not None
+    assert run.accepted.at == 200.0
+    assert len(run.steps) == 2
+
+
+# ---------------------------------------------------------------- its file
+
+
+async def test_a_damaged_file_is_put_aside(tmp_path: Path) -> None:
+    path = tmp_path / "h.sqlite3"
+    path.write_bytes(b"this is no database, whatever its name says" * 100)
+    history = await SqliteHistory.open(path)
+    assert await history.cursors() == ("0", "0")
+    await history.aclose()
+    assert (tmp_path / "h.sqlite3.old").exists()
+
+
+async def test_a_file_of_another_layout_is_put_aside(tmp_path: Path) -> None:
+    database = sqlite3.connect(tmp_path / "h.sqlite3")
+    database.execute("PRAGMA user_version = 99")
+    database.close()
+    history = await SqliteHistory.open(tmp_path / "h.sqlite3")
+    assert await history.cursors() == ("0", "0")
+    await history.aclose()
+
+
+async def test_a_place_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Unavailable, match="HOLDFAST_DATA_DIR"):
+        await SqliteHistory.open(tmp_path / "file" / "h.sqlite3")
+
+
+# ---------------------------------------------------------------- the follower
+
+
+async def follow(log: MemoryLog, history: SqliteHistory, progress: Progress, until: Any) -> None:
+    follower = Follower(log, history, progress)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(follower.follow_events)
+        tasks.start_soon(follower.follow_steps)
+        await wait_until_async(until, description="the history to catch up")
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_lost_history_is_rebuilt_from_the_streams(history: SqliteHistory) -> None:
+    log, progress = MemoryLog(), Progress()
+    await log.append(
+        EVENTS,
+        records.entry("1", IncidentChanged(11.5, DECIDED), Published),
+        Entry("2", "Nonsense", b"\xff"),
+        records.entry("3", LeaderChanged(2.0, 2, "b", "http://b"), Published),
+    )
+    await log.append(STEPS, *step_entries(steps(5)), Entry("4", "StepRecords", b"\xff\xff"))
+
+    async def caught_up() -> bool:
+        return await history.cursors() == ("3-0", "5-0")
+
+    await follow(log, history, progress, caught_up)
+    assert await history.incident("i-1") == DECIDED
+    assert progress.loss("gpt") == -0.5
+    assert progress.tokens_per_s("gpt") == pytest.approx(100.0)
+    await follow(log, history, Progress(), caught_up)  # from where it ended
+    assert len(await history.incidents(job=None, before=None, limit=9)) == 1
+
+
+async def test_a_history_that_cannot_be_written_catches_up_later(
+    history: SqliteHistory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, failures = MemoryLog(), [3]
+    write = history._add_events
+
+    def flaky(events: Any, cursor: str) -> None:
+        if failures[0]:
+            failures[0] -= 1
+            raise sqlite3.OperationalError("database or disk is full")
+        write(events, cursor)
+
+    monkeypatch.setattr(history, "_add_events", flaky)
+    await log.append(EVENTS, records.entry("1", IncidentChanged(11.5, DECIDED), Published))
+
+    async def there() -> bool:
+        return await history.incident("i-1") is not None
+
+    await follow(log, history, Progress(), there)
+    assert failures == [0]

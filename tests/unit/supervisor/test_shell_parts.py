@@ -1,0 +1,267 @@
+"""The parts of the shell by themselves: timers, the inbox, intake and fold, what a bug in the core may not do, policies."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from supervising import crash, facts, job_body
+from waiting import VIRTUAL_TIME
+
+from holdfast.domain.errors import Conflict, InvalidSpec, NotFound, Unavailable
+from holdfast.domain.findings import StepRecord
+from holdfast.domain.incidents import ActionKind
+from holdfast.domain.nodes import RunningWorker
+from holdfast.domain.orders import Hello, OrderDone
+from holdfast.log.memory import MemoryLog
+from holdfast.log.names import EVENTS, FINDINGS, INBOX, STEPS, SUPERVISOR_GROUP
+from holdfast.log.protocol import Delivery, Entry
+from holdfast.supervisor.api.server import bind
+from holdfast.supervisor.core import State, step
+from holdfast.supervisor.fold import Folder
+from holdfast.supervisor.inbox import InboxWriter, request_entry
+from holdfast.supervisor.intake import Input, take
+from holdfast.supervisor.picture import Workers
+from holdfast.supervisor.policy_runner import DEFAULT, PolicyRunner
+from holdfast.supervisor.policy_script import sample_incidents, sample_job
+from holdfast.supervisor.protocol import (
+    BreakerResetRequested,
+    FindingArrived,
+    JobStopRequested,
+    JobSubmitted,
+    NodeReported,
+    ResizeRequested,
+    SetTimer,
+    StepsCompleted,
+    TimerFired,
+)
+from holdfast.supervisor.published import OperationDone
+from holdfast.supervisor.requests import OperatorEvent, OperatorRequest, check, fingerprint
+from holdfast.supervisor.timers import Timers
+from holdfast.wire.events import step_entries
+from holdfast.wire.jobfile import parse_job
+
+pytestmark = pytest.mark.anyio
+virtual = pytest.mark.parametrize("anyio_backend", [VIRTUAL_TIME], ids=["virtual"])
+
+
+# ---------------------------------------------------------------- timers
+
+
+@virtual
+async def test_timers_fire_in_order_and_once() -> None:
+    begin = anyio.current_time()
+    timers = Timers(anyio.current_time)
+    fired: list[tuple[str, float]] = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(timers.run, lambda name: fired.append((name, round(anyio.current_time() - begin, 3))))
+        for name, after_s in (("late", 30.0), ("replaced", 1.0), ("early", 2.0), ("cancelled", 3.0), ("past", -5.0)):
+            timers.set(name, begin + after_s)
+        timers.set("replaced", begin + 7.0)
+        timers.cancel("cancelled")
+        await anyio.sleep(60)
+        tasks.cancel_scope.cancel()
+    assert fired == [("past", 0.0), ("early", 2.0), ("replaced", 7.0), ("late", 30.0)]
+
+
+@virtual
+async def test_a_timer_follows_a_clock_that_is_set() -> None:
+    shift = [0.0]
+    timers = Timers(lambda: anyio.current_time() + shift[0])
+    fired: list[float] = []
+    begin = anyio.current_time()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(timers.run, lambda _: fired.append(anyio.current_time() - begin))
+        timers.set("x", begin + 100)
+        await anyio.sleep(10)
+        shift[0] = 85.0
+        await anyio.sleep(20)
+        tasks.cancel_scope.cancel()
+    assert fired == [pytest.approx(15.0, abs=0.6)]
+
+
+# ---------------------------------------------------------------- the inbox
+
+
+class LossyLog(MemoryLog):
+    """Refuses the first appends."""
+
+    failures = 3
+
+    async def append(self, stream: str, *entries: Entry) -> list[str]:
+        if self.failures:
+            self.failures -= 1
+            raise Unavailable("away")
+        return await super().append(stream, *entries)
+
+
+@virtual
+async def test_reports_wait_for_a_log_that_is_away_and_keep_their_order() -> None:
+    log = LossyLog()
+    written: list[int] = []
+    inbox = InboxWriter(log)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(inbox.run)
+        for number in range(600):
+            inbox.put(Entry(str(number), "t", b""), partial(written.append, number))
+        await anyio.sleep(10)
+        tasks.cancel_scope.cancel()
+    assert written == list(range(600))
+    assert [delivery.entry.id for delivery in await log.read(INBOX)] == [str(number) for number in written]
+
+
+# ---------------------------------------------------------------- intake and fold
+
+
+def delivery(stream: str, entry: Entry, number: int = 1) -> Delivery:
+    return Delivery(stream, f"{number}-0", entry)
+
+
+def submit(name: str = "gpt", operation: str = "op-1") -> OperatorRequest:
+    event = JobSubmitted(1.0, parse_job(job_body(name=name)), "token")
+    return OperatorRequest(operation, event, fingerprint(event))
+
+
+def test_steps_are_coalesced_to_the_newest_of_each_generation() -> None:
+    records = [StepRecord("gpt", g, s, 2, 10.0 * s, 10.0 * s + 4, 7, None, 0.0) for g in (1, 2) for s in (3, 1, 2)]
+    batch = [delivery(STEPS, each, n) for n, each in enumerate(step_entries(records))]
+    intake = take(batch, 99.0)
+    assert [each.event for each in intake.inputs] == [
+        StepsCompleted(99.0, "gpt", g, 3, ended_at=34.0, tokens=21, step_s=4.0) for g in (1, 2)
+    ]
+    assert intake.positions == {STEPS: [each.position for each in batch]}
+
+
+def test_what_cannot_be_read_is_acknowledged_and_buried() -> None:
+    good = crash("gpt", 1, "n1", 0)
+    batch = [delivery(FINDINGS, Entry("x", "?", b"\xff"), 1), delivery(FINDINGS, good, 2)]
+    intake = take(batch, 99.0)
+    assert [type(each.event) for each in intake.inputs] == [FindingArrived]
+    folder = Folder(State(), 5)
+    folded = folder.bury(folder.fold(intake.inputs, 99.0), intake.poison)
+    commit = folder.commit(folded, intake.positions)
+    assert (FINDINGS + ".dead", batch[0].entry) in commit.append
+    assert commit.acknowledge == {(FINDINGS, SUPERVISOR_GROUP): ["1-0", "2-0"]}
+
+
+def test_an_event_that_the_core_cannot_take_does_not_stop_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def buggy(state: State, event: Any) -> Any:
+        if isinstance(event, FindingArrived):
+            raise RuntimeError("a bug")
+        return step(state, event)
+
+    monkeypatch.setattr("holdfast.supervisor.fold.step", buggy)
+    bad = delivery(FINDINGS, crash("gpt", 1, "n1", 0))
+    inputs = [Input(FindingArrived(1.0, None), bad), Input(submit())]  # type: ignore[arg-type]
+    folded = Folder(State(), 5).fold(inputs, 99.0)
+    assert folded.dead == ((FINDINGS + ".dead", bad.entry),)
+    assert "gpt" in folded.state.jobs
+
+
+def test_a_request_said_twice_is_folded_once_and_a_refused_one_says_why() -> None:
+    folder = Folder(State(), 5)
+    folded = folder.fold([Input(submit()), Input(submit()), Input(submit(operation="op-2"))], 99.0)
+    answers = {record.operation: record for record in folded.published if isinstance(record, OperationDone)}
+    assert len([record for record in folded.published if isinstance(record, OperationDone)]) == 2
+    assert answers["op-1"].ok
+    assert not answers["op-2"].ok
+    assert "gpt is pending" in answers["op-2"].reason
+
+
+def test_the_state_is_kept_only_when_it_is_told_and_written_only_when_it_changed() -> None:
+    folder = Folder(State(), 5)
+    folded = folder.fold([Input(submit())], 99.0)
+    assert folder.state == State()
+    folder.keep(folded)
+    assert folder.state is folded.state
+    idle = folder.fold([Input(TimerFired(99.0, "retry:nobody"))], 99.5)
+    assert not idle.changed
+    assert folder.commit(idle, {INBOX: ["1-0"]}).snapshot is None
+    assert [name for name, _ in folder.commit(folded, {}).append] == [EVENTS] * len(folded.published)
+
+
+def test_the_cores_time_never_runs_backwards() -> None:
+    folder = Folder(State(), 5)
+    folder.keep(folder.fold([Input(submit())], 99.0))
+    folded = folder.fold([Input(submit("other", "op-2"))], 50.0)
+    assert all(record.at == 99.0 for record in folded.published)
+    assert all(command.due >= 99.0 for command in folded.commands if isinstance(command, SetTimer))
+
+
+@pytest.mark.parametrize(
+    ("event", "error"),
+    [
+        (ResizeRequested(1.0, "nope", 2, "r"), NotFound),
+        (ResizeRequested(1.0, "gpt", 3, "r"), InvalidSpec),
+        (JobStopRequested(1.0, "nope", "r"), NotFound),
+        (JobSubmitted(1.0, parse_job(job_body()), "t"), Conflict),
+        (BreakerResetRequested(1.0, "r"), None),
+    ],
+)
+def test_what_rules_a_request_out(event: OperatorEvent, error: type[Exception] | None) -> None:
+    state = Folder(State(), 5).fold([Input(submit())], 99.0).state
+    if error is None:
+        check(state, event)
+    else:
+        with pytest.raises(error):
+            check(state, event)
+
+
+def test_equal_requests_have_equal_fingerprints() -> None:
+    spec = parse_job(job_body())
+    assert fingerprint(JobSubmitted(1.0, spec, "a")) == fingerprint(JobSubmitted(2.0, spec, "b"))
+    assert fingerprint(JobStopRequested(1.0, "a", "r")) != fingerprint(JobStopRequested(1.0, "a", "r", save=False))
+    assert request_entry(submit()).id == "op-1"
+
+
+def test_pids_follow_reports() -> None:
+    workers = Workers()
+    old, new = RunningWorker("gpt", 1, 0, 10), RunningWorker("gpt", 2, 0, 20)
+    workers.tell(NodeReported(1.0, "n1", "i", 1, Hello(facts("n1"), (old, RunningWorker("other", 1, 0, 5)))))
+    workers.tell(NodeReported(1.0, "n1", "i", 2, OrderDone("c", ok=True, workers=(new,))))
+    workers.tell(NodeReported(1.0, "n1", "i", 3, OrderDone("d", ok=True)))
+    assert workers.pid("n1", "gpt", 2, 0) == 20
+    assert workers.pid("n1", "gpt", 1, 0) is None
+    assert workers.pid("n1", "other", 1, 0) == 5
+    workers.tell(NodeReported(1.0, "n1", "j", 4, Hello(facts("n1", "j"))))
+    assert workers.pid("n1", "gpt", 2, 0) is None
+
+
+# ---------------------------------------------------------------- policies
+
+
+async def test_a_script_decides_and_its_failures_fall_back_to_the_default(tmp_path: Path) -> None:
+    script = tmp_path / "policy.py"
+    script.write_text("from holdfast.policy import stop\ndef decide(incident, job):\n    return stop('always')\n")
+    incident = sample_incidents()[0]
+    job = sample_job(incident)
+    policies = PolicyRunner()
+    try:
+        await policies.check(str(script))
+        action, decided_by = await policies.decide(str(script), incident, job)
+        assert (action.kind, decided_by) == (ActionKind.STOP, str(script))
+        script.write_text("import time\ndef decide(incident, job):\n    time.sleep(60)\n")
+        began = time.monotonic()
+        action, decided_by = await policies.decide(str(script), incident, job)
+        assert time.monotonic() - began < 20
+        assert action.kind is ActionKind.RESTART
+        assert decided_by.startswith(f"{DEFAULT}, because the script failed: {script}")
+        with pytest.raises(InvalidSpec, match="policy"):
+            await policies.check(str(tmp_path / "none.py"))
+        assert await policies.decide("", incident, job) == (action, DEFAULT)
+    finally:
+        await policies.aclose()
+
+
+def test_a_port_in_use_is_said_so() -> None:
+    with bind("127.0.0.1:0") as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(Conflict, match=f"{port}.*in use"):
+            bind(f"127.0.0.1:{port}")
+    with pytest.raises(InvalidSpec, match="host:port"):
+        bind("nowhere")
