@@ -119,7 +119,7 @@ def account(history: History) -> Ledger:
         fault_free_tokens_per_s=rate,
         tokens=sum(window.record.tokens for window in windows if window.new),
         rework_steps=sum(not window.new for window in windows),
-        world_sizes=tuple((round(at - history.started_at, 3), size) for at, size in history.world_sizes),
+        world_sizes=((0.0, 0), *((round(at - history.started_at, 3), size) for at, size in history.world_sizes)),
         tokens_per_s=_rate_series(history, windows),
     )
 

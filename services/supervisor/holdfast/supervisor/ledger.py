@@ -53,13 +53,16 @@ def _waits(changes: Sequence[JobChanged], ended_at: float) -> Iterator[tuple[flo
 
 
 def _world_sizes(generations: Iterable[GenerationChanged]) -> Iterator[tuple[float, int]]:
-    """Ranks of the running generation: from its start to its end, 0 in between."""
+    """Ranks of the running generation: from its start until its workers are told to make room, 0 in between."""
     running = 0
     for change in generations:
         if change.stage == "started":
             running = change.generation.number
             yield change.at, change.generation.mesh.world_size
-        elif change.stage == "ended" and change.generation.number == running:
+        elif running and (
+            change.stage == "planned" or (change.stage == "ended" and change.generation.number == running)
+        ):
+            running = 0
             yield change.at, 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +20,7 @@ from holdfast.domain.errors import InvalidSpec
 
 NODES = 10  # nine active and one spare
 FAILED = 1
+PIPE_COLUMNS = 140
 
 
 def register(app: typer.Typer) -> None:

@@ -10,6 +10,8 @@ from holdfast.domain.errors import Unavailable
 
 FIGURE_INCHES = (11.0, 5.2)
 DPI = 130
+LABEL_ROWS = 5
+LABEL_STEP = 0.055  # of the height
 
 
 def require_matplotlib() -> None:
@@ -30,22 +32,23 @@ def draw(report: Report, path: Path) -> None:
     rate.plot(times, [point[1] for point in report.tokens_per_s], color="#2a6f97", linewidth=1.4)
     rate.fill_between(times, [point[1] for point in report.tokens_per_s], color="#2a6f97", alpha=0.15)
     rate.set_ylabel("tokens/s")
-    rate.set_ylim(bottom=0)
     steps = [*report.world_sizes, [report.wall_s, report.world_sizes[-1][1]]]
     world.step([point[0] for point in steps], [point[1] for point in steps], where="post", color="#444444")
     world.set_ylabel("ranks")
     world.set_xlabel("seconds since submission")
     world.set_ylim(0, max(point[1] for point in steps) + 1.5)
-    ceiling = rate.get_ylim()[1]
-    for incident in report.incidents:
+    ceiling = max(point[1] for point in report.tokens_per_s) * (1 + LABEL_STEP * LABEL_ROWS)
+    rate.set_ylim(0, ceiling)
+    for number, incident in enumerate(report.incidents):
         for axis in (rate, world):
             axis.axvline(incident["t_fault_s"], color="#c1121f", linewidth=0.9, linestyle="--")
             if incident["t_first_step_s"] is not None:
                 axis.axvspan(
                     incident["t_fault_s"], incident["t_first_step_s"], color="#c1121f", alpha=0.12, linewidth=0
                 )
-        label = f" {incident['kind'].replace('_', ' ')}\n → {str(incident['action']).replace('_', ' ')}"
-        rate.text(incident["t_fault_s"], ceiling, label, fontsize=8, verticalalignment="top", color="#780000")
+        label = f" {incident['kind'].replace('_', ' ')} → {str(incident['action']).replace('_', ' ')}"
+        height = ceiling * (1 - LABEL_STEP * (number % LABEL_ROWS))  # neighbours must not print over each other
+        rate.text(incident["t_fault_s"], height, label, fontsize=8, verticalalignment="top", color="#780000")
     for axis in (rate, world):
         axis.spines[["top", "right"]].set_visible(False)
         axis.margins(x=0)

@@ -50,7 +50,9 @@ class Report:
             )
         common = sorted(set(outcome.losses) & set(reference))
         if not common:
-            raise HoldfastError("no step's loss was logged by both the demo's job and the reference run: nothing to report")
+            raise HoldfastError(
+                "no step's loss was logged by both the demo's job and the reference run: nothing to report"
+            )
         losses = {
             "final": outcome.losses[common[-1]],
             "reference_final": reference[common[-1]],
@@ -126,7 +128,7 @@ def print_summary(console: Console, report: Report, out: Path) -> None:
 def _incidents_table(report: Report) -> Table:
     table = Table(box=None, pad_edge=False, title="Incidents (seconds)", title_justify="left", header_style="bold")
     for column in ("what", "who", "action"):
-        table.add_column(column)
+        table.add_column(column, no_wrap=True)
     for column in ("detect", "decide", "prepare", "first step", "total", "rework"):
         table.add_column(column, justify="right")
     for incident in [*report.incidents, *report.user_bug["incidents"][-1:]]:
