@@ -1,0 +1,70 @@
+"""`holdfast demo`, as a user types it, with fewer steps: six faults, six remediations, and a report that adds up."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+STEPS = 160
+CLASSES = {"startup", "detect", "decide", "recover", "rework", "stall", "wait", "degraded", "other"}
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    out = tmp_path_factory.mktemp("demo")
+    command = [sys.executable, "-m", "holdfast.cli.main", "demo", "--out", str(out), "--steps", str(STEPS)]
+    result = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=330, check=False)
+    assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
+    assert (out / "timeline.png").read_bytes().startswith(b"\x89PNG")
+    loaded: dict[str, Any] = json.loads((out / "report.json").read_text())
+    return loaded
+
+
+pytestmark = pytest.mark.timeout(360)
+
+
+def test_every_fault_got_its_remediation_and_the_right_culprit(report: dict[str, Any]) -> None:
+    assert report["failures"] == []
+    found = [(incident["kind"], incident["action"]) for incident in report["incidents"]]
+    assert found == [
+        ("worker_crash", "restart"),
+        ("node_lost", "hot_swap"),
+        ("hang", "restart"),
+        ("gpu_error", "scale_down"),
+        ("repair", "scale_up"),
+    ]
+    crash, lost, hang, xid, _ = report["incidents"]
+    assert (crash["rank"], hang["rank"]) == (4, 2)
+    assert lost["node"]
+    assert xid["node"]
+    assert report["user_bug"]["phase"] == "failed"
+    assert report["user_bug"]["tries"] == 2
+    assert "IndexError" in report["user_bug"]["reason"]
+    assert "step 25" in report["user_bug"]["reason"]
+
+
+def test_every_second_is_in_exactly_one_class(report: dict[str, Any]) -> None:
+    assert set(report["badput_s"]) == CLASSES
+    assert report["useful_s"] + sum(report["badput_s"].values()) == pytest.approx(report["wall_s"], rel=0.01)
+    assert 0 < report["goodput"]["paid"] < report["goodput"]["job"] < 1
+
+
+def test_the_mesh_shrinks_and_grows_and_no_work_is_lost(report: dict[str, Any]) -> None:
+    sizes = [size for _, size in report["world_sizes"] if size]
+    assert sizes == [9, 9, 9, 9, 6, 9]
+    assert report["steps"]["reached"] == report["steps"]["target"] == STEPS
+    assert all(incident["rework_steps"] <= 10 for incident in report["incidents"])  # the checkpoint interval
+    assert report["losses"]["max_abs_diff"] < 1e-4
+
+
+def test_times_of_an_incident_are_in_order(report: dict[str, Any]) -> None:
+    for incident in report["incidents"]:
+        marks = [incident[f"t_{name}_s"] for name in ("fault", "detected", "decided", "prepared", "first_step")]
+        assert marks == sorted(marks), incident
+        assert len(incident["trace_id"]) == 32
