@@ -40,7 +40,8 @@ def demo(
 
     That the right culprit and remediation are found is checked. Takes a few minutes; Ctrl-C leaves nothing behind.
     """
-    console = Console(highlight=False)
+    # a pipe has no width of its own, and the tables want some
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_COLUMNS)
     require_matplotlib()  # better now than after minutes of training
     try:
         out.mkdir(parents=True, exist_ok=True)
