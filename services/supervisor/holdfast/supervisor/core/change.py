@@ -71,11 +71,11 @@ def _go(turn: Turn, job: Job, outcome: Plan | Unplannable, why: str) -> None:
     if isinstance(outcome, Unplannable):
         hold(turn, job.name, f"{outcome.reason} ({why})", retry=bool(job.change and job.change.excluded))
         return
-    if late := _inventories_due(turn, job):
-        reason = f"{', '.join(late)} just connected: what they have saved is not known yet"
+    election = elect(job.lineage, _holders(turn, job), outcome.mesh, outcome.placements)
+    if election.restore.step < job.checkpoint_step and (late := _inventories_due(turn, job)):
+        reason = f"{', '.join(late)} just connected, and may hold newer steps than {election.restore.step}"
         _defer(turn, job, reason, turn.at + turn.config.inventory_s)
         return
-    election = elect(job.lineage, _holders(turn, job), outcome.mesh, outcome.placements)
     if election.restore.step == 0 and _much_to_lose(job):
         since = job.blocked.since if job.blocked else turn.at
         if turn.at < since + turn.config.scratch_s:

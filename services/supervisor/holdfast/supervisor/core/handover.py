@@ -40,8 +40,14 @@ def on_order_done(turn: Turn, send: Send, done: OrderDone) -> None:
             done.master if isinstance(send.order, Prepare) and send.order.placement.first_rank == 0 else change.master
         )
         waiting = {k: v for k, v in change.waiting.items() if k != send.command_id}
-        turn.put_job(job.name, change=replace(change, waiting=waiting, master=master))
+        phases_s = _slowest(change.phases_s, done.phases_s)
+        turn.put_job(job.name, change=replace(change, waiting=waiting, master=master, phases_s=phases_s))
         start_when_ready(turn, job.name)
+
+
+def _slowest(known: Mapping[str, float], reported: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """The longest that anybody has taken for each phase."""
+    return dict(known) | {name: max(seconds, known.get(name, 0.0)) for name, seconds in reported}
 
 
 def start_when_ready(turn: Turn, name: str) -> None:
@@ -119,13 +125,18 @@ def on_ranks_stepping(turn: Turn, report: RanksStepping) -> None:
     job = turn.jobs.get(report.job)
     if job is None or job.change is None or job.change.started_at is None or report.generation != job.number:
         return
-    change = replace(job.change, stepping=tuple(sorted({*job.change.stepping, *report.ranks})))
+    change = replace(
+        job.change,
+        stepping=tuple(sorted({*job.change.stepping, *report.ranks})),
+        stepped_at=max(job.change.stepped_at, report.at),
+        phases_s=_slowest(job.change.phases_s, report.phases_s),
+    )
     job = turn.put_job(job.name, change=change, blind=job.blind or report.step == 0)
     if len(change.stepping) == change.generation.mesh.world_size:
-        _complete(turn, job, change, report.at)
+        _complete(turn, job, change)
 
 
-def _complete(turn: Turn, job: Job, change: Change, stepped_at: float) -> None:
+def _complete(turn: Turn, job: Job, change: Change) -> None:
     """Every rank has stepped: the incidents are over."""
     generation = change.generation
     turn.cancel_timer(f"start:{job.name}:{generation.number}")
@@ -138,7 +149,13 @@ def _complete(turn: Turn, job: Job, change: Change, stepped_at: float) -> None:
     )
     for incident in change.incidents:
         outcome = f"generation {generation.number} steps from step {generation.restore.step} on"
-        turn.close_incident(incident, IncidentState.RESOLVED, outcome, t_first_step=stepped_at)
+        turn.close_incident(
+            incident,
+            IncidentState.RESOLVED,
+            outcome,
+            t_first_step=change.stepped_at,
+            phases_s=change.phases_s,
+        )
     warm_spares(turn, turn.jobs[job.name])
 
 

@@ -88,6 +88,8 @@ class Change:
     stepping: tuple[int, ...] = ()  # ranks, sorted
     excluded: tuple[str, ...] = ()  # nodes that failed to prepare in this change or the ones that it replaces
     fenced: bool = False  # the wait for a vanished generation is over
+    phases_s: Mapping[str, float] = field(default_factory=dict)  # slowest so far, as nodes and ranks report them
+    stepped_at: float = 0.0  # the latest first step so far
 
 
 @dataclass(frozen=True, slots=True)

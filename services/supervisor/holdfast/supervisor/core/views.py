@@ -37,7 +37,7 @@ def spares_for(turn: Turn, job: Job) -> tuple[Spare, ...]:
     strikes = Counter(incident.node for incident in turn.closed if incident.node)
     return tuple(
         Spare(node.name, node.facts.zone, strikes[node.name])
-        for node in turn.nodes.values()
+        for _, node in sorted(turn.nodes.items())
         if node.name not in members and node.name not in taken and _free(node, job)
     )
 

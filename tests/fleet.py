@@ -1,0 +1,278 @@
+"""A hand-driven fleet around the real core: agents that answer when told to, findings on demand, time that only tests move.
+
+fleet = Fleet(4)
+fleet.submit(job(dp=3))
+fleet.run()                                   # every order is answered, every rank steps
+fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+assert fleet.job.phase is JobPhase.PREPARING
+"""
+
+from __future__ import annotations
+
+from holdfast.domain.findings import Finding, FindingKind, Severity
+from holdfast.domain.generations import ShardKey, ShardRecord
+from holdfast.domain.incidents import Action, Incident
+from holdfast.domain.job import CheckpointSpec, JobSpec, LaunchSpec, LimitSpec
+from holdfast.domain.mesh import Mesh
+from holdfast.domain.nodes import NodeFacts, RunningWorker
+from holdfast.domain.orders import (
+    Hello,
+    Inventory,
+    Order,
+    OrderDone,
+    Prepare,
+    RanksFinished,
+    RanksStepping,
+    Report,
+    Start,
+)
+from holdfast.policy import JobView, default
+from holdfast.supervisor.core import Job, State, step, view
+from holdfast.supervisor.protocol import (
+    Command,
+    Evaluate,
+    Event,
+    FindingArrived,
+    JobSubmitted,
+    NodeGone,
+    NodeReported,
+    Noted,
+    PolicyAnswered,
+    Publish,
+    Record,
+    Send,
+    StepsCompleted,
+    TimerFired,
+)
+from holdfast.wire import records
+
+JOB = "job"
+
+
+def job(
+    dp: int = 3, pp: int = 1, *, nproc: int = 1, min_dp: int = 1, name: str = JOB, interval: int = 10, **limits: float
+) -> JobSpec:
+    mesh = Mesh.of({"dp": dp, "pp": pp} if pp > 1 else {"dp": dp})
+    return JobSpec(
+        name,
+        LaunchSpec("/train.py"),
+        mesh.world_size // nproc,
+        nproc,
+        mesh,
+        min_dp,
+        dp,
+        CheckpointSpec(interval, 2),
+        limits=LimitSpec(**limits),  # type: ignore[arg-type]
+    )
+
+
+class Fleet:
+    def __init__(self, nodes: int, *, zones: str = "", capacity: int = 1, decide: bool = True) -> None:
+        self.now = 1000.0
+        self.state = State()
+        self.sent: list[Send] = []  # not answered yet
+        self.records: list[Record] = []
+        self.questions: list[Evaluate] = []
+        self.decide = decide  # answer policy questions at once, by the default policy
+        self.seq: dict[str, int] = {}
+        self.life: dict[str, int] = {}
+        self.finding_count = 0
+        for index in range(nodes):
+            self.connect(f"n{index}", zone=zones[index] if zones else "", capacity=capacity)
+
+    # ------------------------------------------------------------ the core
+
+    def fold(self, event: Event) -> tuple[Command, ...]:
+        """Every fold goes through a snapshot as well: what a standby decides is what the leader decides."""
+        again = records.loads(records.dumps(self.state, State), State)
+        outcome = step(self.state, event)
+        assert step(again, event) == outcome
+        self.state, commands = outcome
+        for command in commands:
+            match command:
+                case Send():
+                    self.sent = [send for send in self.sent if send.command_id != command.command_id] + [command]
+                case Publish(record=record):
+                    self.records.append(record)
+                case Evaluate():
+                    self.questions.append(command)
+                case _:
+                    pass
+        self.sent = [send for send in self.sent if send.command_id in self.state.outbox]
+        while self.decide and self.questions:
+            self.answer()
+        return commands
+
+    def answer(self, action: Action | None = None, decided_by: str = "default policy") -> None:
+        question = self.questions.pop(0)
+        if (incident := self.state.incidents.get(question.incident)) is not None:
+            action = action or default(incident, self.view)
+            self.fold(PolicyAnswered(self.now, incident.id, action, decided_by))
+
+    def wait(self, seconds: float) -> None:
+        """Let timers fire, in order, until `seconds` have passed."""
+        end = self.now + seconds
+        while due := sorted((when, name) for name, when in self.state.timers.items() if when <= end):
+            self.now = max(self.now, due[0][0])
+            self.fold(TimerFired(self.now, due[0][1]))
+        self.now = end
+
+    # ------------------------------------------------------------ reading
+
+    @property
+    def job(self) -> Job:
+        return self.state.jobs[JOB]
+
+    @property
+    def view(self) -> JobView:
+        return view(self.state, JOB, self.now)
+
+    @property
+    def incident(self) -> Incident:
+        """The newest one, open or closed."""
+        incidents = [*self.state.incidents.values(), *self.state.closed]
+        return max(incidents, key=lambda incident: int(incident.id.rsplit("-", 1)[1]))
+
+    def nodes(self) -> tuple[str, ...]:
+        assert self.job.generation is not None
+        return self.job.generation.nodes
+
+    def notes(self) -> str:
+        return "\n".join(record.text for record in self.records if isinstance(record, Noted))
+
+    def orders(self, kind: type[Order]) -> dict[str, Order]:
+        """Unanswered orders of a kind by node."""
+        return {send.node: send.order for send in self.sent if isinstance(send.order, kind)}
+
+    # ------------------------------------------------------------ agents
+
+    def facts(self, node: str, zone: str = "", capacity: int = 1) -> NodeFacts:
+        life = f"{node}-{self.life[node]}"
+        return NodeFacts(node, life, node, node, zone, capacity, f"{node}:1", 1, "/agent", "/kmsg")
+
+    def connect(self, node: str, *, zone: str = "", capacity: int = 1, running: int = 0) -> None:
+        """A new incarnation connects; `running`: with a worker of this generation."""
+        self.life[node] = self.life.get(node, 0) + 1
+        self.seq[node] = 0
+        self.hello(node, zone=zone, capacity=capacity, running=running)
+
+    def hello(self, node: str, *, zone: str = "", capacity: int = 1, running: int = 0) -> None:
+        workers = (RunningWorker(JOB, running, 0, 1),) if running else ()
+        self.report(node, Hello(self.facts(node, zone, capacity), workers))
+
+    def gone(self, *nodes: str) -> None:
+        for node in nodes:
+            self.fold(NodeGone(self.now, node, f"{node}-{self.life[node]}"))
+
+    def report(self, node: str, report: Report) -> None:
+        self.seq[node] += 1
+        self.fold(NodeReported(self.now, node, f"{node}-{self.life[node]}", self.seq[node], report))
+
+    def done(self, node: str, kind: type[Order], *, ok: bool = True, reason: str = "") -> None:
+        """`node` answers its oldest order of this kind."""
+        send = next(send for send in self.sent if send.node == node and isinstance(send.order, kind))
+        first = isinstance(send.order, Prepare) and send.order.placement.first_rank == 0
+        self.report(node, OrderDone(send.command_id, ok, reason, f"{node}:29500" if first else "", self.now))
+
+    def answer_orders(self, *silent: str) -> None:
+        """Every order that is out is answered, and those that follow from it; `silent` nodes say nothing."""
+        while todo := [send for send in self.sent if send.node not in silent]:
+            self.done(todo[0].node, type(todo[0].order))
+
+    def step_all(self, at_step: int = 1) -> None:
+        generation = self.job.generation
+        assert generation is not None
+        for placement in generation.placements:
+            self.report(
+                placement.node, RanksStepping(JOB, generation.number, tuple(placement.ranks), at_step, self.now)
+            )
+
+    def run(self, *silent: str) -> None:
+        """Answer everything and step: the job runs."""
+        self.now += 0.1
+        self.answer_orders(*silent)
+        if any(isinstance(send.order, Start) for send in self.sent):
+            raise AssertionError("a node was silent about its Start")
+        self.step_all()
+
+    def train(self, step_number: int, *, save: bool = False) -> None:
+        """Every rank finishes steps up to this one; `save`: and saves it, with a copy on a peer."""
+        self.now += 0.5
+        self.fold(StepsCompleted(self.now, JOB, self.job.number, step_number, self.now, 10, 0.1))
+        if save:
+            self.save(step_number)
+
+    def save(self, step_number: int) -> None:
+        generation = self.job.generation
+        assert generation is not None
+        for placement, copy_on in zip(generation.placements, (*generation.nodes[1:], generation.nodes[0]), strict=True):
+            shards = tuple(
+                ShardRecord(
+                    ShardKey(generation.attempt, step_number, rank),
+                    generation.mesh,
+                    "memory",
+                    1,
+                    f"{step_number}@{generation.mesh.position_of(rank)}",
+                    placement.node,
+                )
+                for rank in placement.ranks
+            )
+            for node in {placement.node, copy_on}:
+                held = self.state.nodes[node].inventory.get(JOB, ())
+                self.report(node, Inventory(JOB, (*held, *shards)))
+
+    def finish(self) -> None:
+        generation = self.job.generation
+        assert generation is not None
+        for placement in generation.placements:
+            self.report(placement.node, RanksFinished(JOB, generation.number, tuple(placement.ranks), self.now))
+
+    # ------------------------------------------------------------ everybody else
+
+    def submit(self, spec: JobSpec) -> None:
+        self.fold(JobSubmitted(self.now, spec, "token"))
+
+    def find(
+        self,
+        kind: FindingKind,
+        node: str = "",
+        *,
+        rank: int | None = None,
+        generation: int | None = None,
+        severity: Severity = Severity.ERROR,
+        since: float | None = None,
+        name: str = "",
+        age_s: float = 0.0,
+        **evidence: str,
+    ) -> Finding:
+        self.finding_count += 1
+        finding = Finding(
+            id=name or f"f{self.finding_count}",
+            kind=kind,
+            severity=severity,
+            at=self.now - age_s,
+            since=self.now - age_s - 0.01 if since is None else since,
+            summary=f"{kind} on {node or 'nobody'}",
+            node=node,
+            job=JOB,
+            generation=self.job.number if generation is None else generation,
+            rank=rank,
+            evidence=evidence,
+        )
+        self.fold(FindingArrived(self.now, finding))
+        return finding
+
+    def lose(self, node: str) -> None:
+        """Both witnesses."""
+        self.gone(node)
+        self.find(FindingKind.NODE_LOST, node)
+
+
+def running(spec: JobSpec, spares: int = 0, *, saved: int = 0, decide: bool = True) -> Fleet:
+    """A fleet on which `spec` runs, with a complete checkpoint at step `saved`."""
+    fleet = Fleet(spec.nodes + spares, capacity=spec.nproc_per_node, decide=decide)
+    fleet.submit(spec)
+    fleet.run()
+    if saved:
+        fleet.train(saved, save=True)
+    return fleet

@@ -1,0 +1,241 @@
+"""The two-phase change: who must answer what before anything starts, and what happens when somebody does not."""
+
+from __future__ import annotations
+
+import pytest
+from fleet import Fleet, job, running
+
+from holdfast.domain.findings import FindingKind
+from holdfast.domain.incidents import ActionKind, IncidentState
+from holdfast.domain.orders import Prepare, Start, Stop, Warm
+from holdfast.supervisor.protocol import Evaluate, GenerationChanged, JobPhase, LeaderStarted, Send, SetTimer
+
+
+def test_a_job_starts_when_there_are_nodes_and_warms_the_spare() -> None:
+    fleet = Fleet(2)
+    fleet.submit(job(dp=3))
+    assert fleet.job.phase is JobPhase.PENDING
+    assert "needs 3 nodes" in fleet.job.reason
+    fleet.connect("n2")
+    fleet.connect("n3")
+    assert fleet.job.phase is JobPhase.PREPARING
+    assert set(fleet.orders(Prepare)) == {"n0", "n1", "n2"}
+    fleet.run()
+    assert fleet.job.phase is JobPhase.RUNNING
+    assert set(fleet.orders(Warm)) == {"n3"}
+
+
+def test_a_job_starts_with_fewer_replicas_after_waiting_for_its_full_mesh() -> None:
+    fleet = Fleet(2)
+    fleet.submit(job(dp=3, min_dp=2))
+    fleet.wait(61)
+    assert fleet.job.phase is JobPhase.PREPARING
+    assert len(fleet.nodes()) == 2
+
+
+def test_start_goes_out_only_after_every_prepare_and_stop_is_answered() -> None:
+    fleet = running(job(dp=3), spares=1)
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    fleet.run()
+    fleet.find(
+        FindingKind.WORKER_CRASH, "n1", rank=1
+    )  # the second on one node: the spare takes over, n1 leaves connected
+    assert fleet.incident.action is not None
+    assert fleet.incident.action.kind is ActionKind.HOT_SWAP
+    assert set(fleet.orders(Prepare)) == {"n0", "n3", "n2"}
+    assert set(fleet.orders(Stop)) == {"n1"}
+    for node in ("n0", "n2", "n3"):
+        fleet.done(node, Prepare)
+    assert not fleet.orders(Start), "n1 may still run the old generation"
+    fleet.done("n1", Stop)
+    assert set(fleet.orders(Start)) == {"n0", "n2", "n3"}
+
+
+def test_kept_nodes_keep_their_ranks() -> None:
+    fleet = running(job(dp=3), spares=1, saved=10)
+    fleet.lose("n1")
+    assert fleet.nodes() == ("n0", "n3", "n2")
+    assert fleet.job.generation is not None
+    assert fleet.job.generation.restore.step == 10
+
+
+def test_a_node_that_cannot_prepare_is_planned_around() -> None:
+    fleet = running(job(dp=3), spares=1)
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    fleet.done("n0", Prepare, ok=False, reason="disk full: /var/holdfast")
+    assert fleet.nodes() == ("n3", "n1", "n2")
+    assert fleet.job.number == 3
+    assert "disk full" in fleet.notes()
+    fleet.run()
+    assert fleet.incident.state is IncidentState.RESOLVED
+    assert fleet.incident.new_generation == 3
+
+
+def test_a_node_that_does_not_answer_in_time_is_planned_around() -> None:
+    fleet = running(job(dp=3, prepare_timeout_s=5.0), spares=1)
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    fleet.answer_orders("n2")
+    fleet.wait(5.1)
+    assert fleet.nodes() == ("n0", "n1", "n3")
+
+
+def test_a_leaver_that_does_not_stop_in_time_is_out_of_service() -> None:
+    fleet = running(job(dp=3, prepare_timeout_s=5.0), spares=1)
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    fleet.run()
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    fleet.answer_orders("n1")
+    assert not fleet.job.change or not fleet.job.change.started_at
+    fleet.wait(5.1)
+    assert "did not stop" in fleet.state.nodes["n1"].condemned
+    fleet.run("n1")
+    assert fleet.job.phase is JobPhase.RUNNING
+
+
+def test_a_node_that_vanishes_while_it_prepares_is_planned_around_within_a_second() -> None:
+    fleet = running(job(dp=3), spares=1)
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    fleet.gone("n2")
+    assert fleet.nodes() == ("n0", "n1", "n2"), "its session may come back at once"
+    fleet.wait(0.6)
+    assert fleet.nodes() == ("n0", "n1", "n3")
+
+
+def test_a_session_that_comes_back_at_once_gets_its_orders_again() -> None:
+    fleet = running(job(dp=3), spares=1)
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    before = fleet.orders(Prepare)["n2"]
+    fleet.gone("n2")
+    fleet.hello("n2", running=1)
+    fleet.wait(0.6)
+    assert fleet.orders(Prepare)["n2"] is before
+    fleet.run()
+    assert fleet.job.number == 2
+
+
+def test_an_agent_that_restarts_while_it_prepares_gets_new_orders() -> None:
+    fleet = running(job(dp=3))
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    fleet.done("n2", Prepare)
+    fleet.gone("n2")
+    fleet.connect("n2")
+    assert fleet.job.number == 3
+    fleet.run()
+    assert fleet.job.phase is JobPhase.RUNNING
+
+
+def test_ranks_that_never_step_are_an_incident() -> None:
+    fleet = running(job(dp=3, first_step_timeout_s=30.0))
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    fleet.answer_orders()
+    assert fleet.job.phase is JobPhase.STARTING
+    fleet.wait(31)
+    assert fleet.incident.kind == FindingKind.RANKS_MISSING
+    assert fleet.job.number == 3
+
+
+def test_the_incident_carries_every_time_and_the_rework() -> None:
+    fleet = running(job(dp=3), spares=1, saved=10)
+    fleet.train(14)
+    fleet.now += 1
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    fleet.run()
+    incident = fleet.incident
+    assert incident.state is IncidentState.RESOLVED
+    assert incident.t_decided is not None
+    assert incident.t_prepared is not None
+    assert incident.t_first_step is not None
+    assert incident.t_fault < incident.t_detected <= incident.t_decided < incident.t_prepared <= incident.t_first_step
+    assert (incident.last_step, incident.restored_step, incident.rework_steps) == (14, 10, 4)
+    assert len(incident.trace_id) == 32
+
+
+def test_when_all_nodes_of_a_generation_vanish_the_next_one_waits_for_a_witness() -> None:
+    fleet = running(job(dp=1), spares=1)
+    fleet.lose("n0")
+    fleet.answer_orders()
+    assert not fleet.orders(Start)
+    assert "vanished at once" in fleet.notes()
+    fleet.wait(10.1)
+    assert set(fleet.orders(Start)) == {"n1"}
+
+
+def test_a_vanished_node_that_comes_back_stops_its_workers_before_the_others_start() -> None:
+    fleet = running(job(dp=1), spares=1)
+    fleet.lose("n0")
+    fleet.answer_orders()
+    fleet.hello("n0", running=1)
+    assert set(fleet.orders(Stop)) == {"n0"}
+    fleet.done("n0", Stop)
+    assert set(fleet.orders(Start)) == {"n1"}
+
+
+def test_a_lost_node_that_comes_back_later_stops_its_workers() -> None:
+    fleet = running(job(dp=3), spares=1)
+    fleet.lose("n1")
+    fleet.run()
+    fleet.hello("n1", running=1)
+    stop = fleet.orders(Stop)["n1"]
+    assert isinstance(stop, Stop)
+    assert stop.generation == 1
+    fleet.done("n1", Stop)
+    assert fleet.view.spares == ("n1",)
+
+
+@pytest.mark.parametrize("phase", ["question", "prepare", "start"])
+def test_a_new_leader_hands_out_everything_again(phase: str) -> None:
+    fleet = running(job(dp=3), spares=1, decide=False)
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    if phase != "question":
+        fleet.answer()
+    if phase == "start":
+        for node in fleet.nodes():
+            fleet.done(node, Prepare)
+    commands = fleet.fold(LeaderStarted(fleet.now, 2))
+    again = [command for command in commands if isinstance(command, Send)]
+    assert {send.command_id for send in again} == set(fleet.state.outbox)
+    assert {type(send.order) for send in again} >= {{"question": Warm, "prepare": Prepare, "start": Start}[phase]}
+    assert [type(c) for c in commands].count(Evaluate) == (1 if phase == "question" else 0)
+    armed = {command.name for command in commands if isinstance(command, SetTimer)}
+    assert armed >= set(fleet.state.timers)
+
+
+def test_nodes_that_do_not_come_back_to_a_new_leader_have_no_session() -> None:
+    fleet = running(job(dp=3), spares=1)
+    fleet.now += 1
+    fleet.fold(LeaderStarted(fleet.now, 2))
+    fleet.now += 0.1
+    for node in ("n0", "n1", "n2"):
+        fleet.hello(node, running=1)
+    fleet.wait(5.1)
+    assert not fleet.state.nodes["n3"].connected
+    assert all(fleet.state.nodes[node].connected for node in ("n0", "n1", "n2"))
+    assert fleet.job.phase is JobPhase.RUNNING
+
+
+def test_command_ids_differ_even_when_everything_was_forgotten() -> None:
+    first, second = Fleet(1), Fleet(0)
+    second.now += 60
+    second.connect("n0")
+    for fleet in (first, second):
+        fleet.submit(job(dp=1))
+    assert not set(first.state.outbox) & set(second.state.outbox)
+
+
+def test_generations_are_published_in_order() -> None:
+    fleet = running(job(dp=2))
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    fleet.run()
+    stages = [(r.generation.number, r.stage) for r in fleet.records if isinstance(r, GenerationChanged)]
+    first = [(1, stage) for stage in ("planned", "prepared", "started", "stepping")]
+    second = [(2, "planned"), (1, "ended"), (2, "prepared"), (2, "started"), (2, "stepping")]
+    assert stages == [*first, *second]
+
+
+def test_a_report_that_was_seen_before_changes_nothing() -> None:
+    fleet = running(job(dp=2))
+    before = fleet.state
+    for node in fleet.nodes():
+        fleet.seq[node] -= 1
+    fleet.step_all()
+    assert fleet.state == before

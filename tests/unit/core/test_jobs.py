@@ -1,0 +1,273 @@
+"""A job's life: submission, scaling, planned changes, operators' requests, the end."""
+
+from __future__ import annotations
+
+import pytest
+from fleet import JOB, Fleet, job, running
+
+from holdfast.domain.errors import Conflict
+from holdfast.domain.findings import FindingKind, Severity
+from holdfast.domain.incidents import CORDONED, REPAIR, RESIZE, ActionKind, IncidentState
+from holdfast.domain.nodes import NodeState
+from holdfast.domain.orders import CheckpointNow, Prepare, Stop
+from holdfast.supervisor.core import check_submission
+from holdfast.supervisor.protocol import (
+    CheckpointRequested,
+    JobPhase,
+    JobStopRequested,
+    NodeCordonRequested,
+    NodeRepaired,
+    ResizeRequested,
+)
+
+
+def degraded() -> Fleet:
+    """dp 2 of 3 after a dead GPU, with a checkpoint at 20 and ten steps after it."""
+    fleet = running(job(dp=3), saved=10)
+    fleet.find(FindingKind.GPU_ERROR, "n2", severity=Severity.FATAL)
+    fleet.run()
+    fleet.train(20, save=True)
+    fleet.train(25)
+    return fleet
+
+
+# ---------------------------------------------------------------- submission
+
+
+def test_a_second_job_of_the_same_name_is_refused() -> None:
+    fleet = running(job(dp=2))
+    with pytest.raises(Conflict, match="a job named job is running"):
+        check_submission(fleet.state, job(dp=1))
+    before = fleet.job
+    fleet.submit(job(dp=1))
+    assert fleet.job == before
+    assert "submission refused" in fleet.notes()
+
+
+def test_a_later_run_of_the_same_name_never_restores_the_earlier_ones_checkpoints() -> None:
+    fleet = running(job(dp=2), saved=10)
+    old = fleet.job.generation
+    assert old is not None
+    fleet.fold(JobStopRequested(fleet.now, JOB, "enough", save=False))
+    fleet.answer_orders()
+    fleet.submit(job(dp=2))
+    fleet.run()
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    new = fleet.job.generation
+    assert new is not None
+    assert new.restore.step == 0
+    assert (new.number, new.attempt) > (old.number + 1, old.attempt + 1)
+
+
+def test_two_jobs_do_not_share_a_spare() -> None:
+    fleet = Fleet(5)
+    fleet.submit(job(dp=2))
+    fleet.submit(job(dp=2, name="other"))
+    used = [node for one in fleet.state.jobs.values() if one.generation for node in one.generation.nodes]
+    assert len(used) == len(set(used)) == 4
+    assert fleet.view.spares == ("n4",)
+
+
+# ---------------------------------------------------------------- scaling
+
+
+def test_without_a_spare_the_replica_leaves_and_its_healthy_nodes_become_spares() -> None:
+    fleet = running(job(dp=3, pp=2), saved=10)
+    fleet.find(FindingKind.GPU_ERROR, "n2", severity=Severity.FATAL)
+    assert fleet.incident.action is not None
+    assert fleet.incident.action.kind is ActionKind.SCALE_DOWN
+    fleet.run()
+    assert fleet.job.generation is not None
+    assert fleet.job.generation.mesh.dp == 2
+    assert fleet.job.generation.restore.step == 10
+    assert fleet.view.spares == ("n3",)
+    assert fleet.nodes() == ("n0", "n1", "n4", "n5")
+
+
+def test_below_the_fewest_replicas_the_job_waits_and_goes_on_when_a_node_comes() -> None:
+    fleet = running(job(dp=2, min_dp=2), saved=10)
+    fleet.lose("n1")
+    assert fleet.job.phase is JobPhase.WAITING
+    assert set(fleet.orders(Stop)) == {"n0"}
+    fleet.answer_orders()
+    fleet.connect("n2")
+    assert fleet.job.phase is JobPhase.PREPARING
+    fleet.run()
+    assert fleet.incident.state is IncidentState.RESOLVED
+
+
+def test_repair_waits_for_a_fresh_checkpoint_and_costs_few_steps() -> None:
+    fleet = degraded()
+    fleet.fold(NodeRepaired(fleet.now, "n2"))
+    assert fleet.incident.kind == REPAIR
+    assert fleet.job.phase is JobPhase.RUNNING
+    order = fleet.orders(CheckpointNow)["n0"]
+    assert isinstance(order, CheckpointNow)
+    assert 27 <= order.at_step <= 30
+    fleet.train(order.at_step)
+    assert not fleet.orders(Prepare)
+    fleet.save(order.at_step)
+    assert set(fleet.orders(Prepare)) == {"n0", "n1", "n2"}
+    fleet.run()
+    incident = fleet.incident
+    assert incident.action is not None
+    assert incident.action.kind is ActionKind.SCALE_UP
+    assert incident.restored_step == order.at_step
+    assert incident.rework_steps == 0
+    assert fleet.job.generation is not None
+    assert fleet.job.generation.mesh.dp == 3
+
+
+def test_a_repair_without_a_checkpoint_is_postponed_not_forced() -> None:
+    fleet = degraded()
+    fleet.train(45)  # the saves at 30 and 40 never became complete
+    fleet.fold(NodeRepaired(fleet.now, "n2"))
+    fleet.wait(12)
+    fleet.wait(12)
+    fleet.wait(12)
+    assert fleet.job.number == 2
+    assert "postponed" in next(i.outcome for i in fleet.state.closed if i.kind == REPAIR)
+
+
+def test_a_fault_overtakes_a_planned_change() -> None:
+    fleet = degraded()
+    fleet.fold(NodeRepaired(fleet.now, "n2"))
+    fleet.find(FindingKind.WORKER_CRASH, "n0", rank=0)
+    assert fleet.job.planned is None
+    fleet.run()
+    repair = next(i for i in fleet.state.closed if i.kind == REPAIR)
+    assert "overtaken" in repair.outcome
+
+
+def test_resize_down_and_up_again() -> None:
+    fleet = running(job(dp=3), saved=10)
+    fleet.fold(ResizeRequested(fleet.now, JOB, 2, "the other team needs a node"))
+    assert fleet.incident.kind == RESIZE
+    assert fleet.incident.decided_by == "operator"
+    fleet.run()
+    assert fleet.job.generation is not None
+    assert fleet.job.generation.mesh.dp == 2
+    fleet.fold(ResizeRequested(fleet.now, JOB, 3, "back"))
+    fleet.run()
+    assert fleet.job.generation is not None
+    assert fleet.job.generation.mesh.dp == 3
+
+
+def test_a_resize_outside_the_jobs_range_is_refused() -> None:
+    fleet = running(job(dp=3, min_dp=2))
+    fleet.fold(ResizeRequested(fleet.now, JOB, 1, "less"))
+    assert not fleet.state.incidents
+    assert "it accepts 2 … 3 replicas" in fleet.notes()
+
+
+# ---------------------------------------------------------------- operators
+
+
+def test_a_cordoned_active_node_is_swapped_after_a_checkpoint() -> None:
+    fleet = running(job(dp=3), spares=1, saved=10)
+    fleet.train(12)
+    fleet.fold(NodeCordonRequested(fleet.now, "n1", True, "new firmware"))
+    assert fleet.incident.kind == CORDONED
+    assert fleet.job.phase is JobPhase.RUNNING
+    fleet.train(20, save=True)
+    fleet.run()
+    assert fleet.nodes() == ("n0", "n3", "n2")
+    assert fleet.state.nodes["n1"].state is NodeState.CORDONED
+    fleet.fold(NodeCordonRequested(fleet.now, "n1", False, "done"))
+    assert fleet.view.spares == ("n1",)
+
+
+def test_a_cordon_without_a_spare_leaves_a_healthy_run_alone_until_one_comes() -> None:
+    fleet = running(job(dp=2, min_dp=2), saved=10)
+    fleet.fold(NodeCordonRequested(fleet.now, "n1", True, "new firmware"))
+    assert fleet.job.phase is JobPhase.RUNNING
+    assert fleet.incident.action is not None
+    assert fleet.incident.action.kind is ActionKind.WAIT
+    fleet.connect("n2")
+    fleet.run()
+    assert fleet.nodes() == ("n0", "n2")
+
+
+def test_checkpoint_now_reaches_every_node_at_one_step_ahead() -> None:
+    fleet = running(job(dp=3))
+    fleet.train(12)
+    fleet.fold(CheckpointRequested(fleet.now, JOB))
+    orders = fleet.orders(CheckpointNow)
+    assert set(orders) == {"n0", "n1", "n2"}
+    assert {order.at_step for order in orders.values() if isinstance(order, CheckpointNow)} == {20}
+
+
+# ---------------------------------------------------------------- the end
+
+
+def test_a_job_is_complete_when_every_rank_has_ended_well() -> None:
+    fleet = running(job(dp=2), saved=10)
+    fleet.finish()
+    assert fleet.job.phase is JobPhase.COMPLETED
+    assert all(isinstance(order, Stop) and order.forget for order in fleet.orders(Stop).values())
+    fleet.answer_orders()
+    assert {node.state for node in fleet.state.nodes.values()} == {NodeState.SPARE}
+    assert not fleet.state.outbox
+
+
+def test_a_stop_saves_first_then_stops_everyone() -> None:
+    fleet = running(job(dp=2), saved=10)
+    fleet.train(12)
+    fleet.fold(JobStopRequested(fleet.now, JOB, "enough"))
+    assert fleet.job.phase is JobPhase.STOPPING
+    assert not fleet.orders(Stop)
+    fleet.train(20, save=True)
+    assert set(fleet.orders(Stop)) == {"n0", "n1"}
+    fleet.answer_orders()
+    assert (fleet.job.phase, fleet.job.reason) == (JobPhase.STOPPED, "enough")
+
+
+def test_a_stop_does_not_wait_for_ever() -> None:
+    fleet = running(job(dp=2))
+    fleet.train(12)
+    fleet.fold(JobStopRequested(fleet.now, JOB, "enough"))
+    fleet.wait(10.1)
+    assert set(fleet.orders(Stop)) == {"n0", "n1"}
+    fleet.gone("n1")
+    fleet.answer_orders("n1")
+    assert fleet.job.phase is JobPhase.STOPPED
+    assert [send.node for send in fleet.state.outbox.values()] == ["n1"], "it is told when it comes back"
+
+
+def test_a_pending_job_stops_at_once() -> None:
+    fleet = Fleet(1)
+    fleet.submit(job(dp=2))
+    fleet.fold(JobStopRequested(fleet.now, JOB, "never mind"))
+    assert fleet.job.phase is JobPhase.STOPPED
+    fleet.connect("n1")
+    assert fleet.job.phase is JobPhase.STOPPED
+
+
+def test_a_job_that_no_node_can_prepare_fails_and_says_why() -> None:
+    fleet = Fleet(1)
+    fleet.submit(job(dp=1))
+    for _ in range(3):
+        fleet.done("n0", Prepare, ok=False, reason="/train.py does not exist")
+        fleet.answer_orders()
+        fleet.wait(10.1)
+    assert fleet.job.phase is JobPhase.FAILED
+    assert "/train.py does not exist" in fleet.job.reason
+
+
+def test_when_the_holders_of_all_saved_steps_are_away_the_job_waits_for_them() -> None:
+    fleet = running(job(dp=2), spares=2, saved=10)
+    for number in (20, 30):
+        fleet.train(number, save=True)
+    fleet.wait(5)  # the spares have had the time to say what they hold
+    fleet.decide = False
+    fleet.lose("n0")
+    fleet.lose("n1")
+    while fleet.questions:
+        fleet.answer()
+    assert fleet.job.phase is JobPhase.WAITING
+    assert "none is complete on the nodes at hand" in fleet.job.reason
+    fleet.decide = True
+    fleet.hello("n0", running=1)
+    assert fleet.job.phase is JobPhase.PREPARING
+    assert fleet.job.generation is not None
+    assert fleet.job.generation.restore.step == 30

@@ -1,0 +1,147 @@
+"""The planner: whatever breaks, the plan is a full mesh on healthy nodes, and kept nodes keep what they have."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.domain.generations import Placement
+from holdfast.domain.job import JobSpec, LaunchSpec
+from holdfast.domain.mesh import Mesh
+from holdfast.supervisor.planner import Plan, Request, Spare, Unplannable, peers, plan
+
+
+def spec(dp: int, pp: int = 1, nproc: int = 1) -> JobSpec:
+    mesh = Mesh.of({"dp": dp, "pp": pp})
+    return JobSpec("job", LaunchSpec("/train.py"), mesh.world_size // nproc, nproc, mesh, 1, dp)
+
+
+def spares(*names: str, zone: str = "") -> tuple[Spare, ...]:
+    return tuple(Spare(name, zone) for name in names)
+
+
+def first(job: JobSpec) -> Plan:
+    names = [f"n{index:02}" for index in range(job.nodes)]
+    made = plan(Request(job, job.mesh.dp, job.mesh.dp, spares=spares(*names)))
+    assert isinstance(made, Plan)
+    return made
+
+
+def again(
+    job: JobSpec, before: Plan, out: set[str], free: tuple[Spare, ...] = (), *, dp: int = 0, dp_min: int = 1
+) -> Plan:
+    made = plan(Request(job, dp or job.mesh.dp, dp_min, before.placements, frozenset(out), free))
+    assert isinstance(made, Plan), made.reason
+    return made
+
+
+def test_a_spare_takes_the_slot_and_everybody_else_stays() -> None:
+    job = spec(3, 3)
+    made = again(job, first(job), {"n04"}, spares("s1"))
+    assert made.nodes == ("n00", "n01", "n02", "n03", "s1", "n05", "n06", "n07", "n08")
+    assert made.reason == "s1 (free) takes slot 4 from n04"
+
+
+def test_a_spare_of_the_same_failure_domain_is_taken_first_and_a_suspect_one_last() -> None:
+    job = spec(3)
+    free = (Spare("s1", "b"), Spare("s2", "a"), Spare("s0", "a", strikes=2))
+    zones = {f"n0{index}": "a" for index in range(3)}
+    made = plan(Request(job, 3, 3, first(job).placements, frozenset({"n01"}), free, zones))
+    assert isinstance(made, Plan)
+    assert made.nodes == ("n00", "s2", "n02")
+
+
+def test_without_a_spare_the_broken_replica_leaves_and_the_last_one_moves_into_the_gap() -> None:
+    job = spec(3, 3)
+    made = again(job, first(job), {"n04"})
+    assert made.mesh.dp == 2
+    assert made.nodes == ("n00", "n01", "n02", "n06", "n07", "n08")
+
+
+def test_two_half_broken_replicas_make_one_whole() -> None:
+    job = spec(3, 3)
+    made = again(job, first(job), {"n01", "n04"})
+    assert made.mesh.dp == 2
+    assert set(made.nodes) == {"n00", "n02", "n03", "n06", "n07", "n08"} - {"n03"} | {"n03"}
+    assert made.nodes[0] == "n00"
+    assert made.nodes[2] == "n02"
+
+
+def test_several_replicas_on_a_node_leave_together() -> None:
+    job = spec(4, 1, nproc=2)
+    made = again(job, first(job), {"n00"})
+    assert made.mesh.dp == 2
+    assert made.nodes == ("n01",)
+
+
+def test_too_few_nodes_is_said_with_numbers() -> None:
+    job = spec(3, 3)
+    outcome = plan(Request(job, 3, 3, first(job).placements, frozenset({"n04"})))
+    assert outcome == Unplannable("job needs 9 nodes with room for 1 workers; 8 are there, 1 missing")
+
+
+def test_scale_up_brings_the_replica_back_behind_the_others() -> None:
+    job = spec(3, 3)
+    smaller = again(job, first(job), {"n04"})
+    made = again(job, smaller, set(), spares("s1", "s2", "s3"), dp_min=3)
+    assert made.mesh.dp == 3
+    assert made.nodes[:6] == smaller.nodes
+
+
+@st.composite
+def broken(draw: st.DrawFn) -> tuple[JobSpec, Plan, set[str], tuple[Spare, ...], int]:
+    dp, pp = draw(st.integers(1, 5)), draw(st.integers(1, 4))
+    nproc = draw(
+        st.sampled_from([n for n in range(1, dp * pp + 1) if (dp * pp) % n == 0 and (n % pp == 0 or pp % n == 0)])
+    )
+    job = spec(dp, pp, nproc)
+    before = first(job)
+    out = draw(st.sets(st.sampled_from(before.nodes)))
+    free = spares(*(f"s{index}" for index in range(draw(st.integers(0, 6)))))
+    return job, before, out, free, draw(st.integers(1, dp))
+
+
+@given(broken())
+def test_every_plan_is_a_full_mesh_on_healthy_distinct_nodes(
+    case: tuple[JobSpec, Plan, set[str], tuple[Spare, ...], int],
+) -> None:
+    job, before, out, free, dp_min = case
+    request = Request(job, job.mesh.dp, dp_min, before.placements, frozenset(out), free)
+    made = plan(request)
+    assert plan(request) == made
+    healthy = len(before.nodes) - len(out) + len(free)
+    if isinstance(made, Unplannable):
+        assert healthy < job.nodes_at(dp_min), "there were enough nodes"
+        return
+    assert [rank for p in made.placements for rank in p.ranks] == list(range(made.mesh.world_size))
+    assert len(set(made.nodes)) == len(made.nodes)
+    assert not out & set(made.nodes)
+    assert dp_min <= made.mesh.dp <= job.mesh.dp
+    assert made.mesh.dp == job.mesh.dp or healthy < job.nodes_at(job.mesh.dp), "it shrank although it need not"
+    if made.mesh.dp == job.mesh.dp:
+        kept = [(p, q) for p, q in zip(before.placements, made.placements, strict=True) if p.node not in out]
+        assert all(p == q for p, q in kept), "a kept node moved"
+
+
+@given(st.integers(1, 12), st.lists(st.sampled_from("abc"), min_size=12, max_size=12))
+def test_every_node_has_a_peer_and_is_somebodys_peer(count: int, zones: list[str]) -> None:
+    placements = [Placement(slot, f"n{slot}", slot, 1) for slot in range(count)]
+    zone_of = {f"n{slot}": zones[slot] for slot in range(count)}
+    partner = peers(placements, zone_of)
+    assert set(partner) == {p.node for p in placements}
+    if count == 1:
+        assert partner == {"n0": ()}
+        return
+    receivers = [peer for peer_list in partner.values() for peer in peer_list]
+    assert sorted(receivers) == sorted(partner), "everybody receives exactly one node's copies"
+    assert all(node not in peer_list for node, peer_list in partner.items())
+
+
+@pytest.mark.parametrize(
+    ("zones", "pairs"), [("aabb", {("n0", "n2"), ("n1", "n3")}), ("aaaa", {("n0", "n1"), ("n2", "n3")})]
+)
+def test_peers_are_in_another_failure_domain_where_there_is_one(zones: str, pairs: set[tuple[str, str]]) -> None:
+    placements = [Placement(slot, f"n{slot}", slot, 1) for slot in range(4)]
+    partner = peers(placements, {f"n{slot}": zone for slot, zone in enumerate(zones)})
+    assert {tuple(sorted((node, other[0]))) for node, other in partner.items()} == pairs
