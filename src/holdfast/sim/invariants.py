@@ -44,6 +44,7 @@ class Invariants:
     prepared: dict[int, tuple[object, ...]] = field(
         default_factory=dict
     )  # generation → what every Prepare of it must say
+    complete: dict[tuple[int, int], set[int]] = field(default_factory=dict)  # (attempt, step) → positions saved
     blind_takeover: set[int] = field(
         default_factory=set
     )  # generations replaced while none of their nodes could be asked
@@ -57,6 +58,7 @@ class Invariants:
                     self._full_mesh(generation)
                     self._restorable(generation)
                 case Publish(record=GenerationChanged(stage="started", generation=generation)):
+                    self._nothing_older_runs(generation, after)
                     self._branch(generation, before)
                 case Publish(record=IncidentChanged(incident=incident)):
                     self.opened.add(incident.id)
@@ -93,7 +95,7 @@ class Invariants:
             )
 
     def _restorable(self, generation: Generation) -> None:
-        """The elected step lies on the lineage, and every position of the mesh has a whole shard of it somewhere."""
+        """The elected step lies on the lineage, and every position of the mesh was saved at it."""
         point = generation.restore
         if point.step == 0:
             return
@@ -107,28 +109,27 @@ class Invariants:
             attempt, limit = ancestor.from_attempt, ancestor.from_step
         if limit is not None and point.step > limit:
             raise Violation(f"restores step {point.step} of attempt {attempt}, which was given up after step {limit}")
-        held = {
-            record.mesh.position_of(record.key.rank)
-            for agent in self.agents.values()
-            for record in agent.memory.values()
-            if (record.key.attempt, record.key.step) == (point.attempt, point.step)
-        } | {
-            record.mesh.position_of(record.key.rank)
-            for agent in self.agents.values()
-            for record in agent.disk.values()
-            if (record.key.attempt, record.key.step) == (point.attempt, point.step)
-        }
         known = self.complete.get((point.attempt, point.step), set())
-        missing = set(range(generation.mesh.replica_size)) - held - known
+        missing = set(range(generation.mesh.replica_size)) - known
         if missing:
             raise Violation(
                 f"restores step {point.step} of attempt {point.attempt}: nobody ever saved positions {sorted(missing)}"
             )
 
-    complete: dict[tuple[int, int], set[int]] = field(default_factory=dict)  # positions ever saved
-
     def saved(self, attempt: int, step: int, position: int) -> None:
         self.complete.setdefault((attempt, step), set()).add(position)
+
+    def _nothing_older_runs(self, generation: Generation, after: State) -> None:
+        """START means: every node that could be asked has stopped what it ran before."""
+        for agent in self.agents.values():
+            node = after.nodes.get(agent.name)
+            if node is None or not node.connected or not agent.session or agent.workers is None:
+                continue
+            if agent.workers.started and agent.workers.order.generation < generation.number:
+                older = agent.workers.order.generation
+                raise Violation(
+                    f"generation {generation.number} starts, and {agent.name} still runs generation {older}"
+                )
 
     def _branch(self, generation: Generation, before: State) -> None:
         self.ancestors[generation.attempt] = Ancestor(
