@@ -232,12 +232,11 @@ class PlayedAgent:
             await anyio.sleep(0.02)
 
     async def _converse(self, call: Any) -> None:
-        unsaid = list(self._waiting.values())
-        self._waiting.clear()
+        said = [self._numbered(report) for report in (Hello(facts(self.node, self.incarnation)), *self._again())]
         try:
             async with anyio.create_task_group() as tasks:
-                for report in (Hello(facts(self.node, self.incarnation)), *unsaid):
-                    await self._say(call, report)
+                for message in said:
+                    await call.write(message)
                 tasks.start_soon(self._beat, call)
                 while (message := await call.read()) is not grpc.aio.EOF:
                     await self._hear(call, message)
@@ -251,11 +250,17 @@ class PlayedAgent:
             await anyio.sleep(BEAT_S)
             await call.write(encode_beat(time.time()))
 
-    async def _say(self, call: Any, report: Report) -> None:
+    def _again(self) -> list[Report]:
+        """What was not acknowledged gets new numbers, behind those of the greeting."""
+        unsaid = list(self._waiting.values())
+        self._waiting.clear()
+        return unsaid
+
+    def _numbered(self, report: Report) -> pb.AgentMessage:
         self._seq += 1
         if not isinstance(report, Hello):
             self._waiting[self._seq] = report
-        await call.write(encode_report(report, self._seq))
+        return encode_report(report, self._seq)
 
     async def _hear(self, call: Any, message: pb.SupervisorMessage) -> None:
         match message.WhichOneof("message"):
@@ -265,8 +270,8 @@ class PlayedAgent:
             case "ack":
                 self._waiting = {seq: report for seq, report in self._waiting.items() if seq > message.ack.seq}
             case "command":
-                for report in self._execute(message.command):
-                    await self._say(call, report)
+                for said in [self._numbered(report) for report in self._execute(message.command)]:
+                    await call.write(said)
 
     def _execute(self, command: pb.Command) -> list[Report]:
         assert command.epoch >= max(self.epochs), "an order of an epoch that is over"

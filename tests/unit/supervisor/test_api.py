@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,15 @@ async def test_what_is_not_there(api: Any, method: str, path: str) -> None:
 
 async def test_a_method_that_is_not_possible(api: Any) -> None:
     problem(await api.http.put("/v1/jobs"), 405)
+
+
+async def test_a_body_beyond_all_bounds(api: Any) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(40):
+            yield b" " * 65_536
+
+    answer = await api.http.post("/v1/jobs", content=chunks(), headers={"content-type": "application/json"})
+    assert "larger than" in problem(answer, 413)["detail"]
 
 
 async def test_conflicts(api: Any) -> None:

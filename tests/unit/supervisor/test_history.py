@@ -149,7 +149,7 @@ async def test_a_run_becomes_a_ledger_whose_seconds_add_up(history: SqliteHistor
     assert sum(ledger.seconds.values()) == pytest.approx(11.0)
     assert ledger.seconds[Class.USEFUL] == pytest.approx(10.0)
     assert ledger.seconds[Class.STARTUP] == pytest.approx(1.0)
-    assert ledger.world_sizes == ((0.5, 2), (11.0, 0))
+    assert ledger.world_sizes == ((0.0, 0), (0.5, 2), (11.0, 0))
     assert ledger.goodput_paid == pytest.approx(10.0 * 2 / (3 * 5 + 2 * 6))
 
 

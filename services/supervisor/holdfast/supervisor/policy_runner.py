@@ -25,12 +25,23 @@ T = TypeVar("T")
 log = structlog.get_logger("holdfast.supervisor.policy")
 
 
+class _Script:
+    """A script's process is asked one question at a time; another script's does not wait for it."""
+
+    def __init__(self, path: str) -> None:
+        self._script = PolicyScript(path)
+        self._lock = anyio.Lock()
+
+    async def ask(self, question: Callable[[PolicyScript], T]) -> T:
+        async with self._lock:
+            return await anyio.to_thread.run_sync(question, self._script)
+
+
 class PolicyRunner:
     """Close with `aclose`: it ends the scripts' processes."""
 
     def __init__(self) -> None:
-        self._scripts: OrderedDict[str, PolicyScript] = OrderedDict()
-        self._lock = anyio.Lock()  # a script's process is asked one question at a time
+        self._scripts: OrderedDict[str, _Script] = OrderedDict()
 
     async def decide(self, path: str, incident: Incident, job: JobView) -> tuple[Action, str]:
         """(what to do, who decided and why if it was not the user's script). `path` is empty for the default policy."""
@@ -52,21 +63,20 @@ class PolicyRunner:
             ) from error
 
     async def aclose(self) -> None:
-        async with self._lock:
-            for script in self._scripts.values():
-                await anyio.to_thread.run_sync(script.close)
-            self._scripts.clear()
+        while self._scripts:
+            _, script = self._scripts.popitem()
+            await script.ask(PolicyScript.close)
 
     async def _ask(self, path: str, question: Callable[[PolicyScript], T]) -> T:
-        async with self._lock:
-            script = self._scripts.pop(path, None) or PolicyScript(path)
-            self._scripts[path] = script
-            try:
-                return await anyio.to_thread.run_sync(question, script)
-            finally:
-                while len(self._scripts) > SCRIPTS_MAX:
-                    _, oldest = self._scripts.popitem(last=False)
-                    await anyio.to_thread.run_sync(oldest.close)
+        if path not in self._scripts:
+            self._scripts[path] = _Script(path)
+        self._scripts.move_to_end(path)
+        try:
+            return await self._scripts[path].ask(question)
+        finally:
+            while len(self._scripts) > SCRIPTS_MAX:
+                _, oldest = self._scripts.popitem(last=False)
+                await oldest.ask(PolicyScript.close)
 
 
 def _try(script: PolicyScript) -> None:

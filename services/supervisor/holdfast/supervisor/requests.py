@@ -57,7 +57,7 @@ def check(state: State, event: OperatorEvent) -> None:
         case JobSubmitted():
             check_submission(state, event.spec)
         case JobStopRequested():
-            _job(state, event.job)
+            _unfinished(state, event.job)
         case CheckpointRequested():
             job = _unfinished(state, event.job)
             if job.phase is not JobPhase.RUNNING:
@@ -95,14 +95,10 @@ def accepted(event: OperatorEvent) -> str:
     assert_never(event)
 
 
-def _job(state: State, name: str) -> Job:
-    if name not in state.jobs:
-        raise NotFound(f"there is no job {name}")
-    return state.jobs[name]
-
-
 def _unfinished(state: State, name: str) -> Job:
-    job = _job(state, name)
+    job = state.jobs.get(name)
+    if job is None:
+        raise NotFound(f"there is no job {name}")
     if job.phase.finished:
         raise Conflict(f"{name} is {job.phase} already: {job.reason}")
     return job

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import AsyncExitStack
 from importlib.metadata import version
+from ipaddress import ip_address
 
 import anyio
 import structlog
@@ -95,8 +96,12 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
         # The history knows which requests have been answered: a leader asks it before it folds one.
         with anyio.move_on_after(HISTORY_TIMEOUT_S):
             await follower.caught_up.wait()
-        guarded(tasks, "leader", leader.run)
+        # Entered last, left first: a supervisor that stops gives up the lead before it ends its sessions.
+        leading = await stack.enter_async_context(anyio.create_task_group())
+        guarded(leading, "leader", leader.run)
         await _first_picture(viewer)
+        if not settings.api_token.get_secret_value() and not ip_address(listener.getsockname()[0]).is_loopback:
+            log.warning("the API is open to everybody who reaches it", api=api_url, advice="set HOLDFAST_API_TOKEN")
         announce(settings.ready_file, {"control": listening.endpoint, "api": api_url})
         log.info("serving", control=listening.endpoint, api=api_url)
         await anyio.sleep_forever()

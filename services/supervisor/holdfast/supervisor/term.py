@@ -193,9 +193,13 @@ class Term:
         incident = folder.state.incidents.get(question.incident)
         if incident is None:
             return  # closed meanwhile
-        job = folder.state.jobs[question.job]
-        seen = view(folder.state, question.job, self._clock())
-        action, decided_by = await self._policies.decide(job.spec.policy, incident, seen)
+        try:
+            seen = view(folder.state, question.job, self._clock())
+            script = folder.state.jobs[question.job].spec.policy
+            action, decided_by = await self._policies.decide(script, incident, seen)
+        except Exception as error:  # no answer is an answer too: the core's timer lets the default policy decide
+            log.error("the policy could not be asked", incident=incident.id, exc_info=error)
+            return
         self._say(Input(PolicyAnswered(self._clock(), incident.id, action, decided_by)))
 
     # ------------------------------------------------------------------ fold, commit, act

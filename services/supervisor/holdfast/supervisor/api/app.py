@@ -6,6 +6,7 @@ from fastapi import APIRouter, Depends, FastAPI
 
 from holdfast.supervisor.api import events, incidents, jobs, nodes, operations, problems
 from holdfast.supervisor.api.backend import Backend, authorize
+from holdfast.supervisor.api.limits import BodyLimit
 
 DESCRIPTION = """\
 Commands answer 202 with an operation whose `url` says what became of them; send an `Idempotency-Key` to be able to repeat
@@ -23,6 +24,7 @@ def build(backend: Backend) -> FastAPI:
         redoc_url=None,
     )
     app.state.backend = backend
+    app.add_middleware(BodyLimit)
     problems.install(app)
     v1 = APIRouter(prefix="/v1", dependencies=[Depends(authorize)])
     for part in (jobs, nodes, incidents, operations, events):

@@ -59,6 +59,10 @@ class Incident(Model):
     restored_step: int | None
     last_step: Annotated[int | None, Field(description="newest step finished before the fault")]
     rework_steps: int
+    phases_s: Annotated[
+        dict[str, float],
+        Field(description="slowest node or rank: stop, fork, stage overlap inside prepare; the others follow START"),
+    ]
     outcome: str
     trace_id: str
     findings: list[str]

@@ -42,6 +42,7 @@ def incident(value: Incident) -> models.Incident:
         restored_step=value.restored_step,
         last_step=value.last_step,
         rework_steps=value.rework_steps,
+        phases_s={name: round(seconds, 6) for name, seconds in value.phases_s.items()},
         outcome=value.outcome,
         trace_id=value.trace_id,
         findings=list(value.findings),
@@ -79,13 +80,18 @@ def job_summary(picture: Picture, progress: Progress, job: Job) -> models.JobSum
         max_dp=job.spec.max_dp,
         generation=job.number,
         nodes=list(generation.nodes) if generation else [],
-        step=job.step,
+        step=max(job.step, _last_step(progress, job)),
         checkpoint_step=job.checkpoint_step,
         loss=progress.loss(job.name),
         tokens_per_s=progress.tokens_per_s(job.name) if job.phase is JobPhase.RUNNING else None,
         submitted_at=job.submitted_at,
         incident=incident(oldest) if oldest else None,
     )
+
+
+def _last_step(progress: Progress, job: Job) -> int:
+    """The core stops listening when a job has ended; its last steps are reported a moment later."""
+    return progress.step(job.name, job.running.number, job.running_at) if job.running is not None else 0
 
 
 def job(picture: Picture, progress: Progress, value: Job) -> models.Job:
