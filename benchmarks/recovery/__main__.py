@@ -5,6 +5,7 @@
 
 Trial by trial the launchers take turns, so that a noisy machine is noisy for all. A trial that has not recovered within
 the limit is counted under `failed_trials`, not dropped. Every launcher runs the same bytes: benchmarks/recovery/train.py.
+`holdfast+library` is the same training with `holdfast.train` in it; it saves into shared memory and knows its phases.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.recovery.launchers import (
+    LIBRARY_SCRIPT,
     ONE_NODE,
     RANKS,
     TWO_NODES_AND_SPARE,
@@ -41,6 +43,7 @@ RECOVER_TIMEOUT_S = 90.0
 HEALTHY_STEPS = 300
 HEALTHY_SKIP = 50  # first steps of a healthy run: caches and clocks settle
 POLL_S = 0.005
+BOOKS_TIMEOUT_S = 15.0  # a script without the library counts as stepping after five seconds of life
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,7 @@ def main() -> None:
     for trial in range(arguments.trials):
         for name, start in launchers.items():
             for kind, layout in (("rank_kill_s", ONE_NODE), ("node_loss_s", TWO_NODES_AND_SPARE)):
-                print(f"trial {trial + 1}/{arguments.trials}  {kind:12} {name:12}", end=" ", flush=True)
+                print(f"trial {trial + 1}/{arguments.trials}  {kind:12} {name:18}", end=" ", flush=True)
                 try:
                     seconds, parts = _trial(start, layout, kill_node=kind == "node_loss_s")
                 except TrialFailed as error:
@@ -74,7 +77,8 @@ def main() -> None:
                     print(f"failed: {error}")
                     continue
                 recovery[kind][name].append(seconds)
-                phases[kind].append(parts) if parts else None
+                if parts:
+                    phases[f"{kind}:{name}"].append(parts)
                 print(f"{seconds:.2f} s")
     healthy = _healthy(launchers, arguments.trials) if not arguments.skip_healthy else {}
     result = {
@@ -99,7 +103,11 @@ def _arguments() -> argparse.Namespace:
 
 
 def _launchers(only: list[str] | None) -> dict[str, Start]:
-    launchers = {"holdfast": holdfast_launcher(), "torchrun": torchrun()}
+    launchers = {
+        "holdfast": holdfast_launcher(),
+        "torchrun": torchrun(),
+        "holdfast+library": holdfast_launcher(LIBRARY_SCRIPT),
+    }
     if peers := os.environ.get("PEERS_DIR"):
         launchers["ft_launcher"] = ft_launcher(Path(peers))
     elif only is None or "ft_launcher" in only:
@@ -125,7 +133,7 @@ def _trial(start: Start, layout: Layout, *, kill_node: bool) -> tuple[float, dic
         else:
             os.kill(victim, signal.SIGKILL)
         seconds = _wait_for_recovery(out, before, killed_at)
-        return seconds, _phases(running)
+        return seconds, _phases(running, seconds)
 
 
 def _wait_for_start(out: Path) -> dict[int, Progress]:
@@ -155,12 +163,17 @@ def _wait_for_recovery(out: Path, before: dict[int, Progress], killed_at: float)
     raise TrialFailed(f"not recovered within {RECOVER_TIMEOUT_S:.0f} s")
 
 
-def _phases(running: Running) -> dict[str, float]:
-    """The launcher's own account; it may need a moment to close its books."""
-    deadline = time.monotonic() + 10
-    while not (parts := running.phases()).get("first_step") and time.monotonic() < deadline and parts:
-        time.sleep(0.1)
-    return parts
+def _phases(running: Running, seconds: float) -> dict[str, float]:
+    """The launcher's own account of the recovery; `start` is what follows `prepare` until the last rank's first step."""
+    deadline = time.monotonic() + BOOKS_TIMEOUT_S
+    if not running.phases() and running.closed():
+        return {}  # it keeps no books
+    while "prepare" not in (parts := running.phases()) or not running.closed():
+        if time.monotonic() > deadline:
+            return {}
+        time.sleep(POLL_S)
+    known = sum(parts[name] for name in ("detect", "decide", "prepare"))
+    return {**parts, "start": seconds - known}
 
 
 def _read(out: Path, rank: int) -> list[Progress]:
@@ -191,13 +204,13 @@ def _healthy(launchers: dict[str, Start], rounds: int) -> dict[str, list[float]]
     """Median step time of a run without faults, one value per round; the launchers take turns."""
     result: dict[str, list[float]] = defaultdict(list)
     for round_ in range(rounds):
-        for name in ("holdfast", "torchrun"):
+        for name in ("holdfast", "torchrun", "holdfast+library"):
             if name not in launchers:
                 continue
             with _directory() as out, ExitStack() as cleanup:
                 launchers[name](ONE_NODE, out, ["--out", str(out), "--steps", str(HEALTHY_STEPS)], cleanup)
                 result[name].append(_step_ms(out))
-            print(f"round {round_ + 1}/{rounds}  healthy step  {name:12} {result[name][-1]:.2f} ms")
+            print(f"round {round_ + 1}/{rounds}  healthy step  {name:18} {result[name][-1]:.2f} ms")
     return result
 
 
@@ -221,7 +234,7 @@ def _medians(parts: list[dict[str, float]]) -> dict[str, float]:
 
 
 def _print(result: dict[str, object]) -> None:
-    print(f"\n{'':14}{'launcher':14}{'min':>8}{'median':>8}{'max':>8}{'n':>4}   peer ÷ holdfast")
+    print(f"\n{'':16}{'launcher':18}{'min':>8}{'median':>8}{'max':>8}{'n':>4}   peer ÷ holdfast")
     for kind in ("rank_kill_s", "node_loss_s", "healthy_step_ms"):
         by_launcher: dict[str, list[float]] = result[kind]  # type: ignore[assignment]
         ours = statistics.median(by_launcher["holdfast"]) if by_launcher.get("holdfast") else None
@@ -230,7 +243,7 @@ def _print(result: dict[str, object]) -> None:
                 continue
             middle = statistics.median(values)
             ratio = f"{middle / ours:8.2f}" if ours else ""
-            print(f"{kind:16}{name:12}{min(values):8.2f}{middle:8.2f}{max(values):8.2f}{len(values):4}   {ratio}")
+            print(f"{kind:16}{name:18}{min(values):8.2f}{middle:8.2f}{max(values):8.2f}{len(values):4}   {ratio}")
     for kind, parts in result["phases_s"].items():  # type: ignore[attr-defined]
         print(
             f"{kind} phases of holdfast (medians): " + "  ".join(f"{name} {value:.3f}" for name, value in parts.items())

@@ -18,6 +18,7 @@ from holdfast.cli.run import wait_for_nodes
 from holdfast.cli.stack import LocalStack, StackOptions, kill_tree
 
 SCRIPT = Path(__file__).with_name("train.py")
+LIBRARY_SCRIPT = Path(__file__).with_name("train_library.py")  # the same training with holdfast.train
 RANKS = 2
 PORT_TIMEOUT_S = 60.0
 MAX_RESTARTS = "100"
@@ -46,7 +47,10 @@ class Running(Protocol):
         """Kill the node that runs the worker `pid` whole, as a power failure would, and provide what replaces it."""
 
     def phases(self) -> dict[str, float]:
-        """Seconds by phase of the last recovery, when the launcher knows them."""
+        """Seconds by phase of the last recovery, as far as the launcher knows them."""
+
+    def closed(self) -> bool:
+        """Whether `phases` is final; a launcher that keeps no books has nothing to wait for."""
 
 
 Start = Callable[[Layout, Path, Sequence[str], ExitStack], Running]
@@ -96,6 +100,9 @@ class TorchElastic:
     def phases(self) -> dict[str, float]:
         return {}
 
+    def closed(self) -> bool:
+        return True
+
     def end(self) -> None:
         for agent in self.agents:
             kill_tree(agent.pid)
@@ -142,6 +149,9 @@ class HoldfastRunning:
     def lose_node(self, pid: int) -> None:
         kill_tree(_parent(_parent(pid)))  # worker ← template ← agent
 
+    def closed(self) -> bool:
+        return all(incident["state"] == "resolved" for incident in self.client.incidents(self.job))
+
     def phases(self) -> dict[str, float]:
         incidents = sorted(self.client.incidents(self.job), key=lambda incident: incident["t_fault"])
         if not incidents:
@@ -156,7 +166,7 @@ class HoldfastRunning:
         return phases | dict(last.get("phases_s") or {})
 
 
-def holdfast() -> Start:
+def holdfast(script: Path = SCRIPT) -> Start:
     def start(layout: Layout, out: Path, script_arguments: Sequence[str], cleanup: ExitStack) -> Running:
         nodes = layout.nodes + layout.spares
         stack = cleanup.enter_context(
@@ -167,11 +177,12 @@ def holdfast() -> Start:
         client.submit(
             {
                 "name": "bench",
-                "script": str(SCRIPT),
+                "script": str(script),
                 "args": list(script_arguments),
                 "nodes": layout.nodes,
                 "nproc_per_node": layout.per_node,
                 "mesh": {"dp": RANKS},
+                "checkpoint": {"interval_steps": 10, "keep": 2},
             }
         )
         return HoldfastRunning(client, "bench")

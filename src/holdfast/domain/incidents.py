@@ -72,6 +72,9 @@ class Incident:
     severity: str = ""  # of the root finding; empty for planned changes
     evidence: Mapping[str, str] = field(default_factory=dict)  # of the root finding
     outcome: str = ""  # one English sentence, once it is closed
+    # Seconds that the slowest node or rank took: stop, fork, stage (overlapping, inside prepare); process_group, build,
+    # restore, first_step (one after the other, after START). A script without the library reports none of the latter.
+    phases_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def closed(self) -> bool:

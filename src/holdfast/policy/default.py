@@ -69,7 +69,8 @@ def _node_fault(incident: Incident, job: JobView) -> Action:
 
 def _replace(out: tuple[str, ...], why: str, job: JobView) -> Action:
     if len(out) <= len(job.spares):
-        return hot_swap(f"{why}, and {len(job.spares)} spare nodes are free", *out)
+        free = "a spare node is free" if len(job.spares) == 1 else f"{len(job.spares)} spare nodes are free"
+        return hot_swap(f"{why}, and {free}", *out)
     if job.min_dp <= job.reachable_dp < job.dp:
         return scale_down(
             f"{why} and no spare is free: {job.reachable_dp} of {job.dp} replicas go on", *out, dp=job.reachable_dp
