@@ -12,6 +12,7 @@ from rich.markup import escape
 from holdfast.cli.client import Client
 from holdfast.cli.live import JobDisplay
 from holdfast.cli.log_tail import ALL_RANKS, LogTail, Ranks
+from holdfast.cli.tables import markup
 from holdfast.domain.errors import Unavailable
 
 POLL_S = 0.2
@@ -64,7 +65,7 @@ def follow(
             sleep(POLL_S)
         for line in logs.rest():
             display.print(line)
-    console.print(f"[bold]{name}[/] {job['phase']}: {escape(job['reason'])}", soft_wrap=True)
+    console.print(markup(f"[bold]{escape(name)}[/] {job['phase']}: {escape(job['reason'])}"), soft_wrap=True)
     return code
 
 

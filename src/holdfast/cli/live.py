@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
+from rich.padding import Padding
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.cli.tables import STATE_STYLE, mesh
+from holdfast.cli.tables import STATE_STYLE, markup, mesh
 
 MESSAGES_MAX = 8
 PLAIN_EVERY_S = 5.0
 REPLICAS_SHOWN_MAX = 16
 OTHERS_SHOWN_MAX = 12
-CELL_CHARS = 24  # a rank with its node's name; where they do not fit side by side, a square per rank must do
+COLUMN_GAP_CHARS = 4
+BAR_CHARS = 60
 
 Job = Mapping[str, Any]
 
@@ -42,7 +44,7 @@ class JobDisplay:
         self._started = clock()
         self._news: deque[str] = deque(maxlen=MESSAGES_MAX)
         self._job: Job = {}
-        self._nodes: list[Job] = []
+        self._nodes: Sequence[Job] = ()
         self._last_plain = -PLAIN_EVERY_S
         self._live = (
             Live(console=console, auto_refresh=False, get_renderable=self._render) if console.is_terminal else None
@@ -63,7 +65,7 @@ class JobDisplay:
     def say(self, line: str) -> None:
         stamped = f"[dim]{self._elapsed():6.1f} s[/]  {line}"
         if self._live is None:
-            self._console.print(_markup(stamped), soft_wrap=True)
+            self._console.print(markup(stamped), soft_wrap=True)
         else:
             self._news.append(stamped)
             self._live.refresh()
@@ -72,13 +74,13 @@ class JobDisplay:
         """A line that stays in the scroll-back, such as a worker's own output."""
         self._console.print(Text(line), soft_wrap=True)
 
-    def update(self, job: Job, nodes: list[Job]) -> None:
+    def update(self, job: Job, nodes: Sequence[Job]) -> None:
         self._job, self._nodes = job, nodes
         if self._live is not None:
             self._live.refresh()
         elif self._clock() - self._last_plain >= PLAIN_EVERY_S:
             self._last_plain = self._clock()
-            self._console.print(_markup(f"[dim]{self._elapsed():6.1f} s[/]  {self._headline()}"), soft_wrap=True)
+            self._console.print(markup(f"[dim]{self._elapsed():6.1f} s[/]  {self._headline()}"), soft_wrap=True)
 
     # ------------------------------------------------------------------ pieces
 
@@ -86,27 +88,35 @@ class JobDisplay:
         return self._clock() - self._started
 
     def _headline(self) -> str:
+        return f"{self._state()}   {self._progress()}" if self._job else "waiting for the job"
+
+    def _state(self) -> str:
         job = self._job
-        if not job:
-            return "waiting for the job"
         style = STATE_STYLE.get(job["phase"], "white")
+        state = f"[bold]{escape(job['name'])}[/]  [{style}]{job['phase']}[/]"
+        return f"{state}   generation {job['generation']}   {escape(mesh(job['mesh']))}"
+
+    def _progress(self) -> str:
+        job = self._job
         step = f"step {job.get('step') or 0}" + (f"/{self._target}" if self._target else "")
         loss = f"   loss {job['loss']:.4f}" if job.get("loss") is not None else ""
         rate = f"   {job['tokens_per_s']:,.0f} tokens/s" if job.get("tokens_per_s") else ""
-        state = f"[bold]{job['name']}[/]  [{style}]{job['phase']}[/]   generation {job['generation']}"
-        return f"{state}   {mesh(job['mesh'])}   {step}{loss}{rate}"
+        return f"{step}{loss}{rate}"
 
     def _render(self) -> Group:
-        parts: list[Any] = [_markup(self._headline())]
-        if self._target and self._job:
-            parts.append(ProgressBar(total=self._target, completed=self._job.get("step") or 0, width=60))
-        if self._job:
-            parts.append(self._mesh())
-            parts.append(self._others())
+        parts: list[Any] = []
+        if not self._job:
+            parts.append(markup(self._headline()))
+        else:
+            parts += [markup(self._state()), markup(self._progress())]
+            if self._target:
+                bar = ProgressBar(total=self._target, completed=self._job.get("step") or 0, width=BAR_CHARS)
+                parts.append(Padding(bar, 0))  # the bar alone does not end its line
+            parts += [self._mesh(), self._others()]
             if incident := self._job.get("incident"):
                 parts.append(_incident(incident))
         if self._news:
-            parts.append(Panel(_markup("\n".join(self._news)), title="what happened", title_align="left"))
+            parts.append(Panel(markup("\n".join(self._news)), title="what happened", title_align="left"))
         return Group(*parts)
 
     def _mesh(self) -> Table:
@@ -115,7 +125,7 @@ class JobDisplay:
         replicas = dict(self._job["mesh"]).get("dp", 1)
         ranks = sorted(self._job["ranks"], key=lambda worker: worker["rank"])
         width = max(1, len(ranks) // max(1, replicas))
-        roomy = width * CELL_CHARS <= self._console.width - CELL_CHARS // 2
+        roomy = self._roomy(width, ranks)
         grid = Table(box=None, pad_edge=False, padding=(0, 2), show_header=roomy and bool(ranks))
         grid.add_column("")
         for position in range(width if roomy else 1):
@@ -130,6 +140,12 @@ class JobDisplay:
             grid.add_row(f"[dim]and {len(rows) - REPLICAS_SHOWN_MAX} more[/]")
         return grid
 
+    def _roomy(self, width: int, ranks: list[Mapping[str, Any]]) -> bool:
+        """Whether `width` ranks fit side by side with their nodes' names; else a square each must do."""
+        longest = max((len(f"■ rank {worker['rank']} {worker['node']}") for worker in ranks), default=0)
+        first_column = len(f"replica {len(ranks)}")
+        return first_column + width * (longest + COLUMN_GAP_CHARS) <= self._console.width
+
     def _others(self) -> Text:
         mine = {worker["node"] for worker in self._job["ranks"]}
         rest = [node for node in self._nodes if node["node"] not in mine]
@@ -139,7 +155,7 @@ class JobDisplay:
         ]
         if len(rest) > OTHERS_SHOWN_MAX:
             parts.append(f"[dim]and {len(rest) - OTHERS_SHOWN_MAX} more[/]")
-        return _markup("[dim]other nodes[/]  " + ("   ".join(parts) or "none"))
+        return markup("[dim]other nodes[/]  " + ("   ".join(parts) or "none"))
 
 
 def _cell(worker: Mapping[str, Any], states: Mapping[str, str]) -> str:
@@ -157,9 +173,5 @@ def _incident(incident: Mapping[str, Any]) -> Panel:
     if action:
         lines.append(f"[bold]{action['kind']}[/]: {escape(action['reason'])}")
     return Panel(
-        _markup("\n".join(lines)), title=f"incident · {incident['state']}", title_align="left", border_style="yellow"
+        markup("\n".join(lines)), title=f"incident · {incident['state']}", title_align="left", border_style="yellow"
     )
-
-
-def _markup(line: str) -> Text:
-    return Text.from_markup(line, emoji=False)

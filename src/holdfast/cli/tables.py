@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 WATCH_S = 0.5
 WATCHED_ROWS_MAX = 200
@@ -40,6 +41,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 
 Row = Mapping[str, Any]
 console = Console(highlight=False, emoji=False)  # names and messages are shown as they are: `:100:` is a line number
+
+
+def markup(line: str) -> Text:
+    """A line of ours with styles; what comes from elsewhere must have been escaped."""
+    return Text.from_markup(line, emoji=False)
 
 
 def text(value: Any, name: str = "") -> str:

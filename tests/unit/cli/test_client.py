@@ -1,0 +1,265 @@
+"""The REST client against an API that is played: pages, operations, and what each kind of bad answer becomes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from holdfast.cli.client import LEADER_TIMEOUT_S, OPERATION_TIMEOUT_S, Client, NoApi
+from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, InvalidSpecs, NotFound, Unavailable
+
+URL = "http://127.0.0.1:8470"
+Handler = Callable[[httpx.Request], httpx.Response]
+
+
+class Clock:
+    """Time passes by sleeping alone."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def played(handler: Handler, clock: Clock | None = None, **options: Any) -> Client:
+    clock = clock or Clock()
+    return Client(URL, transport=httpx.MockTransport(handler), clock=clock, sleep=clock.sleep, **options)
+
+
+def problem(status: int, detail: str, errors: list[dict[str, Any]] | None = None) -> httpx.Response:
+    body = {
+        "type": "urn:x",
+        "title": "No",
+        "status": status,
+        "detail": detail,
+        **({"errors": errors} if errors else {}),
+    }
+    return httpx.Response(status, json=body, headers={"content-type": "application/problem+json"})
+
+
+def answers(*responses: httpx.Response) -> tuple[Handler, list[httpx.Request]]:
+    """A handler that gives `responses` in turn, and the requests that it got."""
+    requests: list[httpx.Request] = []
+    turn: Iterator[httpx.Response] = iter(responses)
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        requests.append(request)
+        return next(turn)
+
+    return handler, requests
+
+
+def test_pages_are_read_to_the_end() -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        page = int(request.url.params.get("cursor", "0"))
+        return httpx.Response(
+            200, json={"items": [{"node": f"n{page}"}], "next_cursor": str(page + 1) if page < 2 else None}
+        )
+
+    with played(handler) as client:
+        assert [node["node"] for node in client.nodes()] == ["n0", "n1", "n2"]
+
+
+def test_incidents_of_one_job_are_asked_for_by_name() -> None:
+    handler, requests = answers(httpx.Response(200, json={"items": [], "next_cursor": None}))
+    with played(handler) as client:
+        assert list(client.incidents("llm")) == []
+    assert requests[0].url.params["job"] == "llm"
+
+
+def test_a_command_waits_for_its_operation() -> None:
+    handler, requests = answers(
+        httpx.Response(202, json={"id": "op-1", "state": "pending"}),
+        httpx.Response(200, json={"id": "op-1", "state": "pending"}),
+        httpx.Response(200, json={"id": "op-1", "state": "succeeded"}),
+    )
+    with played(handler) as client:
+        assert client.submit({"name": "llm"})["state"] == "succeeded"
+    assert [request.url.path for request in requests] == ["/v1/jobs", "/v1/operations/op-1", "/v1/operations/op-1"]
+    assert json.loads(requests[0].content) == {"name": "llm"}
+
+
+def test_a_failed_operation_says_why() -> None:
+    handler, _ = answers(httpx.Response(202, json={"id": "op-1", "state": "failed", "reason": "llm is stopping"}))
+    with played(handler) as client, pytest.raises(HoldfastError, match="llm is stopping"):
+        client.checkpoint("llm")
+
+
+def test_an_operation_that_nobody_carries_out_is_not_waited_for_for_ever() -> None:
+    clock = Clock()
+    with (
+        played(lambda _: httpx.Response(202, json={"id": "op-1", "state": "pending"}), clock) as client,
+        pytest.raises(Unavailable, match="operation op-1 goes on there"),
+    ):
+        client.checkpoint("llm")
+    assert OPERATION_TIMEOUT_S < clock.now < OPERATION_TIMEOUT_S + 1
+
+
+def test_a_command_is_sent_again_with_the_same_key_while_nobody_leads() -> None:
+    handler, requests = answers(
+        problem(503, "no leader yet"), httpx.Response(202, json={"id": "op-1", "state": "succeeded"})
+    )
+    with played(handler) as client:
+        client.stop("llm", "enough")
+    first, second = (request.headers["Idempotency-Key"] for request in requests)
+    assert first == second
+
+
+def test_two_commands_have_different_keys() -> None:
+    done = httpx.Response(202, json={"id": "op-1", "state": "succeeded"})
+    handler, requests = answers(done, done)
+    with played(handler) as client:
+        client.checkpoint("llm")
+        client.checkpoint("llm")
+    assert len({request.headers["Idempotency-Key"] for request in requests}) == 2
+
+
+def test_a_lost_answer_is_asked_for_again() -> None:
+    calls: list[str] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        calls.append(request.headers["Idempotency-Key"])
+        if len(calls) == 1:
+            raise httpx.ReadTimeout("", request=request)
+        return httpx.Response(202, json={"id": "op-1", "state": "succeeded"})
+
+    with played(handler) as client:
+        client.cordon("n1", "noisy")
+    assert len(set(calls)) == 1
+
+
+def test_a_leader_that_never_comes_is_an_error_with_its_reason() -> None:
+    clock = Clock()
+    with (
+        played(lambda _: problem(503, "no leader yet"), clock) as client,
+        pytest.raises(Unavailable, match="no leader yet"),
+    ):
+        client.job("llm")
+    assert LEADER_TIMEOUT_S < clock.now < LEADER_TIMEOUT_S + 1
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (404, NotFound),
+        (409, Conflict),
+        (401, HoldfastError),
+        (400, HoldfastError),
+        (405, HoldfastError),
+        (500, HoldfastError),
+    ],
+)
+def test_every_problem_becomes_the_error_that_it_is(status: int, kind: type[HoldfastError]) -> None:
+    with played(lambda _: problem(status, "what is wrong [here]")) as client, pytest.raises(HoldfastError) as caught:
+        client.job("llm")
+    assert type(caught.value) is kind
+    assert str(caught.value) == "what is wrong [here]"
+
+
+def test_one_wrong_field_becomes_one_error_that_names_it() -> None:
+    handler, _ = answers(problem(422, "…", [{"field": "dp", "value": 9, "expected": "2 to 3", "detail": "…"}]))
+    with played(handler) as client, pytest.raises(InvalidSpec) as caught:
+        client.resize("llm", 9, "more")
+    assert str(caught.value) == "dp: 9 is not valid; expected 2 to 3"
+
+
+def test_several_wrong_fields_are_all_named_once() -> None:
+    errors = [
+        {"field": "name", "value": "X", "expected": "lower case", "detail": "…"},
+        {"field": "mesh", "expected": "a value: it is required", "detail": "missing"},
+    ]
+    handler, _ = answers(problem(422, "name: …\nmesh: …", errors))
+    with played(handler) as client, pytest.raises(InvalidSpecs) as caught:
+        client.submit({})
+    assert str(caught.value).splitlines() == [
+        "name: 'X' is not valid; expected lower case",
+        "mesh: None is not valid; expected a value: it is required",
+    ]
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        httpx.Response(404, text="<html>nginx</html>"),
+        httpx.Response(200, text="hello"),
+        httpx.Response(200, json=["a", "list"]),
+        httpx.Response(200, json={"jupyter": 7}),
+        httpx.Response(307, headers={"location": "/login"}),
+        httpx.Response(500, content=b"\xff{", headers={"content-type": "application/problem+json"}),
+        httpx.Response(500, json=["?"], headers={"content-type": "application/problem+json"}),
+    ],
+    ids=["html", "text", "list", "object", "redirect", "torn problem", "odd problem"],
+)
+def test_another_program_at_the_url_is_not_taken_for_holdfast(response: httpx.Response) -> None:
+    with played(lambda _: response) as client, pytest.raises(NoApi, match=r"not a Holdfast API.*--api"):
+        client.version()
+
+
+def test_nothing_at_the_url_says_what_to_do_at_once() -> None:
+    clock = Clock()
+
+    def refuse(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("[Errno 111] Connection refused", request=request)
+
+    with played(refuse, clock) as client, pytest.raises(NoApi, match=r"8470.*refused.*holdfast up.*--api"):
+        client.version()
+    assert clock.now == 0
+
+
+@pytest.mark.parametrize("url", ["", "localhost:8470", "ftp://x", "http://", "http://[::1", "8470"])
+def test_what_is_no_url_is_named(url: str) -> None:
+    with pytest.raises(InvalidSpec, match=r"--api: .*http://127\.0\.0\.1:8470"):
+        Client(url)
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [("a/../b", "/v1/jobs/a%2F..%2Fb"), ("a?b#c", "/v1/jobs/a%3Fb%23c"), ("ä b", "/v1/jobs/%C3%A4%20b")],
+)
+def test_a_name_stays_one_part_of_the_path(name: str, path: str) -> None:
+    handler, requests = answers(problem(404, "no such job"))
+    with played(handler) as client, pytest.raises(NotFound):
+        client.job(name)
+    assert requests[0].url.raw_path == path.encode()
+
+
+@pytest.mark.parametrize("name", ["", ".", ".."])
+def test_a_name_that_is_none_is_refused_before_it_is_sent(name: str) -> None:
+    handler, requests = answers()
+    with played(handler) as client, pytest.raises(InvalidSpec, match="holdfast nodes list"):
+        client.repaired(name)
+    assert not requests
+
+
+def test_the_token_travels() -> None:
+    handler, requests = answers(problem(401, "this API wants a token"))
+    with played(handler, token="s3cret") as client, pytest.raises(HoldfastError, match="wants a token"):
+        client.job("llm")
+    assert requests[0].headers["Authorization"] == "Bearer s3cret"
+
+
+def test_a_proxy_is_not_asked_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proxy would say that it cannot reach 127.0.0.1, or reach its own."""
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    for url in ("http://127.0.0.1:2", "http://localhost:2", "http://[::1]:2"):
+        with Client(url) as client, pytest.raises(NoApi, match=r"no Holdfast API answers at .*:2 "):
+            client.version()
+
+
+def test_events_are_read_as_they_come() -> None:
+    body = b': hello\n\nevent: job\ndata: {"n": 1}\n\nevent: node\ndata: {"n": 2}\n\n'
+    with played(lambda _: httpx.Response(200, content=body)) as client:
+        assert list(client.events()) == [("job", {"n": 1}), ("node", {"n": 2})]
+
+
+def test_events_that_are_refused_are_an_error() -> None:
+    with played(lambda _: problem(422, "…")) as client, pytest.raises(HoldfastError):
+        list(client.events())

@@ -1,0 +1,222 @@
+"""The live view on a terminal and on a pipe, following a job to its end, and the lines of news."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from holdfast.cli.follow import SILENCE_MAX_S, describe, follow
+from holdfast.cli.live import MESSAGES_MAX, REPLICAS_SHOWN_MAX, JobDisplay
+from holdfast.domain.errors import Unavailable
+
+NASTY = "rank 4 raised ValueError: [/bold] list [red] at train.py:100: :warning:"
+
+
+def incident(state: str = "decided", **changes: Any) -> dict[str, Any]:
+    action = {"kind": "hot_swap", "reason": "a spare is there [x]"}
+    base = {"id": "i1", "state": state, "cause": NASTY, "action": action, "t_fault": 10.0, "t_first_step": None}
+    return base | changes
+
+
+def job(**changes: Any) -> dict[str, Any]:
+    dp, pp = changes.pop("shape", (3, 3))
+    ranks = [{"rank": rank, "node": f"node-{rank}", "pid": 100 + rank} for rank in range(dp * pp)]
+    base = {
+        "name": "gpt",
+        "phase": "running",
+        "reason": "",
+        "mesh": {"dp": dp, "pp": pp},
+        "generation": 2,
+        "step": 41,
+        "loss": 2.34567,
+        "tokens_per_s": 12345.6,
+        "ranks": ranks,
+        "incident": None,
+    }
+    return base | changes
+
+
+def nodes(count: int, **states: str) -> list[dict[str, Any]]:
+    names = [f"node-{number}" for number in range(count)]
+    return [{"node": name, "state": states.get(name.replace("-", "_"), "active")} for name in names]
+
+
+def console(width: int = 80, *, terminal: bool) -> tuple[Console, io.StringIO]:
+    out = io.StringIO()
+    made = Console(file=out, width=width, height=40, force_terminal=terminal, color_system=None, highlight=False)
+    return made, out
+
+
+def rendered(
+    width: int, view: dict[str, Any], fleet: list[dict[str, Any]], *news: str, target: int | None = 100
+) -> str:
+    screen, _ = console(width, terminal=False)
+    display = JobDisplay(screen, target_step=target, clock=lambda: 0.0)
+    for line in news:
+        display._news.append(line)
+    display._job, display._nodes = view, fleet
+    with screen.capture() as capture:
+        screen.print(display._render())
+    return capture.get()
+
+
+def test_a_running_job_with_an_incident_at_80_columns() -> None:
+    text = rendered(80, job(incident=incident()), nodes(11, node_4="lost", node_9="spare", node_10="cordoned"))
+    assert all(len(line) <= 80 for line in text.splitlines())
+    for part in ("gpt", "running", "generation 2", "dp 3 × pp 3", "step 41/100", "2.3457", "12,346 tokens/s"):
+        assert part in " ".join(text.split()), part
+    assert "replica 2    ■ rank 6 node-6    ■ rank 7 node-7" in text
+    assert "node-9 spare   node-10 cordoned" in text
+    assert "incident · decided" in text
+    assert "hot_swap: a spare is there [x]" in text
+    assert "[/bold] list [red]" in text
+    assert ":100:" in text
+    assert ":warning:" in text
+
+
+def test_before_the_job_is_there() -> None:
+    assert rendered(80, {}, []).strip() == "waiting for the job"
+
+
+@pytest.mark.parametrize("changes", [{"ranks": []}, {"loss": None, "tokens_per_s": None}, {"phase": "never seen"}])
+def test_a_job_that_has_little_to_show(changes: dict[str, Any]) -> None:
+    assert "gpt" in rendered(80, job(**changes), [])
+
+
+@pytest.mark.parametrize("width", [40, 80, 140])
+def test_a_large_mesh_fits_the_screen(width: int) -> None:
+    view = job(shape=(40, 16))
+    text = rendered(width, view, nodes(700))
+    lines = text.splitlines()
+    assert all(len(line) <= width for line in lines)
+    assert text.count("■") == REPLICAS_SHOWN_MAX * 16
+    assert f"and {40 - REPLICAS_SHOWN_MAX} more" in text
+    assert "and 48 more" in " ".join(text.split())  # of 60 other nodes
+
+
+def test_a_pipe_gets_whole_lines_and_no_control_codes() -> None:
+    now = [0.0]
+    screen, out = console(terminal=False)
+    with JobDisplay(screen, clock=lambda: now[0]) as display:
+        display.update(job(), nodes(9))
+        now[0] = 1.0
+        display.update(job(step=42), nodes(9))  # too soon for another heartbeat
+        now[0] = 6.0
+        display.update(job(step=50), nodes(9))
+        display.say(describe(incident("open")))
+        display.print("[rank0] " + "x" * 200 + " [/red] :smile: \x1b[31mred")
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 4
+    assert "step 41" in lines[0]
+    assert "step 50" in lines[1]
+    assert "found" in lines[2]
+    assert NASTY in lines[2]
+    assert lines[3].startswith("[rank0] " + "x" * 200 + " [/red] :smile:")
+
+
+def test_a_terminal_is_drawn_and_left_in_order() -> None:
+    screen, out = console(terminal=True)
+    with JobDisplay(screen, target_step=100) as display:
+        display.update(job(), nodes(10, node_9="spare"))
+        for number in range(MESSAGES_MAX + 3):
+            display.say(f"news {number}")
+        display.print("[rank0] printed")
+    drawn = Text.from_ansi(out.getvalue()).plain
+    assert "[rank0] printed" in drawn
+    assert "what happened" in drawn
+    last = drawn[drawn.rindex("what happened") :]
+    assert "news 10" in last
+    assert "news 2" not in last
+    assert out.getvalue().rstrip().endswith("\x1b[?25h")  # the cursor is back
+
+
+@pytest.mark.parametrize(
+    ("seen", "line"),
+    [
+        (incident("open", action=None), f"found     {NASTY}"),
+        (incident("decided"), "decided   hot_swap: a spare is there [x]"),
+        (incident("recovering", action=None), f"recovering : {NASTY}"),
+        (incident("resolved", t_first_step=11.5), f"resolved  {NASTY}: hot_swap, 1.50 s from fault to first step"),
+        (incident("resolved"), "resolved  hot_swap: a spare is there [x]"),
+        (incident("failed"), f"stopped   {NASTY}: a spare is there [x]"),
+    ],
+)
+def test_news(seen: dict[str, Any], line: str) -> None:
+    assert Text.from_markup(describe(seen), emoji=False).plain == line
+
+
+class Played:
+    """A supervisor that shows `views` in turn; an exception among them is raised."""
+
+    def __init__(self, *views: dict[str, Any] | Exception) -> None:
+        self._views = list(views)
+        self.now = 0.0
+        self.found: list[dict[str, Any]] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def job(self, name: str) -> dict[str, Any]:
+        view = self._views[0] if len(self._views) == 1 else self._views.pop(0)
+        if isinstance(view, Exception):
+            raise view
+        return view
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return nodes(9)
+
+    def incidents(self, name: str) -> list[dict[str, Any]]:
+        return list(self.found)
+
+    def node(self, name: str) -> dict[str, str]:
+        return {"hostname": "elsewhere", "directory": "/nowhere"}
+
+    def follow(self, **options: Any) -> tuple[int, str]:
+        screen, out = console(terminal=False)
+        code = follow(self, "gpt", screen, clock=self.clock, sleep=self.sleep, **options)  # type: ignore[arg-type]
+        return code, out.getvalue()
+
+
+@pytest.mark.parametrize(("phase", "code"), [("completed", 0), ("stopped", 1), ("failed", 1)])
+def test_the_exit_code_is_the_jobs(phase: str, code: int) -> None:
+    ended = job(phase=phase, reason=f"because {NASTY}", ranks=[])
+    given, text = Played(job(), ended).follow()
+    assert given == code
+    assert f"gpt {phase}: because {NASTY}" in text
+
+
+def test_each_state_of_an_incident_is_told_once() -> None:
+    played = Played(job(), job(), job(phase="completed"))
+    played.found = [incident("open")]
+    _, text = played.follow()
+    assert text.count("found") == 1
+
+
+def test_a_control_plane_that_is_away_is_waited_for() -> None:
+    away = Unavailable("no Holdfast API answers [here]")
+    code, text = Played(job(), away, away, job(), job(phase="completed")).follow()
+    assert code == 0
+    assert text.count("no Holdfast API answers [here]; training goes on") == 1
+    assert text.count("the supervisor answers again") == 1
+
+
+def test_but_not_for_ever() -> None:
+    played = Played(job(), Unavailable("gone"))
+    with pytest.raises(Unavailable, match="gone"):
+        played.follow()
+    assert SILENCE_MAX_S < played.now < SILENCE_MAX_S + 1
+
+
+def test_a_local_stack_that_died_ends_the_waiting_at_once() -> None:
+    def check() -> None:
+        raise Unavailable("supervisor ended with code 1")
+
+    with pytest.raises(Unavailable, match="supervisor ended"):
+        Played(job()).follow(check=check)

@@ -1,0 +1,125 @@
+"""What ranks print, read while it is written: torn lines, missing files, emptied files, the last words of an old generation."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.cli import log_tail
+from holdfast.cli.log_tail import ALL_RANKS, LogTail, Ranks
+
+
+class Nodes:
+    """The one call of the client that a tail makes."""
+
+    def __init__(self, directory: Path, hostname: str = "") -> None:
+        self._directory, self._hostname = directory, hostname or socket.gethostname()
+
+    def node(self, name: str) -> dict[str, str]:
+        return {"node": name, "directory": str(self._directory / name), "hostname": self._hostname}
+
+
+def view(generation: int, *ranks: int) -> dict[str, Any]:
+    return {"generation": generation, "ranks": [{"rank": rank, "node": f"n{rank}"} for rank in ranks]}
+
+
+def log(directory: Path, rank: int, generation: int = 1) -> Path:
+    path = directory / f"n{rank}" / "logs" / "llm" / f"g{generation}" / f"rank-{rank}.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def append(path: Path, data: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(data)
+
+
+def tail_of(directory: Path, ranks: Ranks = ALL_RANKS, hostname: str = "") -> LogTail:
+    return LogTail(Nodes(directory, hostname), "llm", ranks)  # type: ignore[arg-type]
+
+
+def test_lines_are_shown_once_and_whole(tmp_path: Path) -> None:
+    tail, path = tail_of(tmp_path), log(tmp_path, 0)
+    append(path, b"one\ntw")
+    assert list(tail.lines(view(1, 0))) == ["[rank0] one"]
+    append(path, b"o\nthree\r\n")
+    assert list(tail.lines(view(1, 0))) == ["[rank0] two", "[rank0] three"]
+    assert list(tail.lines(view(1, 0))) == []
+
+
+def test_a_file_that_is_not_there_yet(tmp_path: Path) -> None:
+    tail = tail_of(tmp_path)
+    assert list(tail.lines(view(1, 0))) == []
+    append(log(tmp_path, 0), b"late\n")
+    assert list(tail.lines(view(1, 0))) == ["[rank0] late"]
+
+
+def test_only_the_chosen_ranks(tmp_path: Path) -> None:
+    for rank in range(3):
+        append(log(tmp_path, rank), b"x\n")
+    assert list(tail_of(tmp_path, frozenset({2})).lines(view(1, 0, 1, 2))) == ["[rank2] x"]
+    assert list(tail_of(tmp_path, frozenset()).lines(view(1, 0, 1, 2))) == []
+
+
+def test_the_last_words_when_the_job_has_ended(tmp_path: Path) -> None:
+    """A finished job has no ranks any more; what they printed last matters most."""
+    tail = tail_of(tmp_path)
+    append(log(tmp_path, 0), b"start\n")
+    assert list(tail.lines(view(1, 0))) == ["[rank0] start"]
+    append(log(tmp_path, 0), b"done\nno end")
+    assert [*tail.lines(view(1)), *tail.rest()] == ["[rank0] done", "[rank0] no end"]
+
+
+def test_the_last_words_of_the_generation_before(tmp_path: Path) -> None:
+    tail = tail_of(tmp_path)
+    assert list(tail.lines(view(1, 0))) == []
+    append(log(tmp_path, 0), b"Traceback\nValueError: x")
+    append(log(tmp_path, 0, generation=2), b"again\n")
+    assert list(tail.lines(view(2, 0))) == ["[rank0] Traceback", "[rank0] again"]
+    assert list(tail.lines(view(3, 0))) == ["[rank0] ValueError: x"]
+
+
+def test_more_than_one_look_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_tail, "READ_BYTES_MAX", 10)
+    tail = tail_of(tmp_path)
+    append(log(tmp_path, 0), b"".join(b"line %d\n" % number for number in range(20)))
+    shown = [*tail.lines(view(1, 0)), *tail.rest()]
+    assert shown == [f"[rank0] line {number}" for number in range(20)]
+
+
+def test_a_line_without_an_end_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_tail, "LINE_BYTES_MAX", 4)
+    tail = tail_of(tmp_path)
+    append(log(tmp_path, 0), b"12345")
+    assert list(tail.lines(view(1, 0))) == ["[rank0] 12345"]
+
+
+def test_an_emptied_file_is_read_from_its_start(tmp_path: Path) -> None:
+    tail, path = tail_of(tmp_path), log(tmp_path, 0)
+    append(path, b"a long first line\n")
+    assert list(tail.lines(view(1, 0))) == ["[rank0] a long first line"]
+    path.write_bytes(b"new\n")
+    assert list(tail.lines(view(1, 0))) == ["[rank0] new"]
+
+
+def test_the_hole_of_a_bounded_log_and_bytes_that_are_no_text(tmp_path: Path) -> None:
+    tail = tail_of(tmp_path)
+    append(log(tmp_path, 0), b"\0" * 4096 + b"af\xffter\n")
+    assert list(tail.lines(view(1, 0))) == ["[rank0] af�ter"]
+
+
+def test_a_log_that_cannot_be_read_is_said_once(tmp_path: Path) -> None:
+    tail = tail_of(tmp_path)
+    log(tmp_path, 0).mkdir()
+    (line,) = tail.lines(view(1, 0))
+    assert "rank-0.log" in line
+    assert "Is a directory" in line
+    assert [*tail.lines(view(1, 0)), *tail.rest()] == []
+
+
+def test_a_node_on_another_machine_is_not_looked_for_here(tmp_path: Path) -> None:
+    append(log(tmp_path, 0), b"of another stack\n")
+    assert list(tail_of(tmp_path, hostname="elsewhere").lines(view(1, 0))) == []

@@ -1,0 +1,107 @@
+"""Lists and single things as tables and as JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from holdfast.cli import incidents, jobs, nodes, tables
+
+NASTY = "[/] job.yaml:100: [red] :smile:"
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    out = io.StringIO()
+    monkeypatch.setattr(tables, "console", Console(file=out, width=140, highlight=False, emoji=False))
+    return out
+
+
+@pytest.mark.parametrize(
+    ("value", "name", "shown"),
+    [
+        (None, "", "–"),
+        ("", "", "–"),
+        ([], "", "–"),
+        ({}, "mesh", "–"),
+        (0, "rank", "0"),
+        (False, "connected", "no"),
+        (1.005, "loss", "1.00"),
+        ({"dp": 3, "pp": 2}, "mesh", "dp 3 × pp 2"),
+        (["n1", "n2"], "nodes", "n1, n2"),
+        (NASTY, "reason", NASTY),
+        ([NASTY], "findings", NASTY),
+        ({"a": NASTY}, "evidence", f"a {NASTY}"),
+        ("lost", "state", "lost"),
+    ],
+)
+def test_cells(screen: io.StringIO, value: Any, name: str, shown: str) -> None:
+    tables.console.print(tables.text(value, name))
+    assert screen.getvalue().rstrip("\n") == shown
+
+
+@pytest.mark.parametrize("name", ["at", "t_fault", "submitted_at"])
+def test_moments_are_local_time(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    try:
+        assert tables.text(1_700_000_000.257, name) == "2023-11-14 22:13:20.25"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+@pytest.mark.parametrize("columns", [jobs.COLUMNS, nodes.COLUMNS, incidents.COLUMNS, incidents.ACTION_COLUMNS])
+def test_a_list(screen: io.StringIO, columns: tuple[str, ...]) -> None:
+    row = dict.fromkeys(columns, NASTY) | {"at": 1_700_000_000.0, "mesh": {"dp": 2}, "action": None}
+    tables.show_list([row], columns, as_json=False, empty="none")
+    header, line = screen.getvalue().splitlines()[:2]
+    assert header.split() == " ".join(columns).replace("_", " ").split()
+    assert line.strip()
+
+
+def test_nested_columns_are_reached_and_missing_ones_are_a_dash(screen: io.StringIO) -> None:
+    rows: list[dict[str, Any]] = [{"action": {"kind": "restart"}}, {"action": None}, {}]
+    tables.show_list(rows, ("action.kind",), as_json=False, empty="none")
+    assert screen.getvalue().split() == ["kind", "restart", "–", "–"]
+
+
+def test_an_empty_list_says_what_to_do(screen: io.StringIO) -> None:
+    tables.show_list([], ("name",), as_json=False, empty="no jobs; start one with `holdfast run`")
+    assert screen.getvalue() == "no jobs; start one with `holdfast run`\n"
+
+
+def test_json_is_json_also_when_it_is_empty_or_nasty(capsys: pytest.CaptureFixture[str]) -> None:
+    for rows in ([], [{"reason": NASTY, "at": 1.5, "mesh": {"dp": 1}}]):
+        tables.show_list(rows, ("reason",), as_json=True, empty="none")
+        assert json.loads(capsys.readouterr().out) == rows
+    tables.show_one({"reason": NASTY}, as_json=True)
+    assert json.loads(capsys.readouterr().out) == {"reason": NASTY}
+
+
+def test_one_thing_with_a_table_in_it(screen: io.StringIO) -> None:
+    ranks = [{"rank": 0, "node": "n0", "pid": None}, {"rank": 1, "node": "n1", "pid": 7}]
+    tables.show_one({"name": "llm", "ranks": ranks, "spec": {"script": "/x", "mesh": {"dp": 2}}}, as_json=False)
+    text = screen.getvalue()
+    assert "n1" in text
+    assert "mesh dp 2" in text
+    assert "script /x" in text
+
+
+def test_watching_on_a_pipe_prints_what_changes(screen: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    views = iter([[{"name": "a"}], [{"name": "a"}], [{"name": "b"}]])
+
+    def rows() -> list[dict[str, str]]:
+        try:
+            return next(views)
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    monkeypatch.setattr(tables, "WATCH_S", 0.0)
+    tables.watch(rows, ("name",))
+    assert screen.getvalue().split() == ["name", "a", "name", "b"]
