@@ -271,3 +271,52 @@ def test_when_the_holders_of_all_saved_steps_are_away_the_job_waits_for_them() -
     assert fleet.job.phase is JobPhase.PREPARING
     assert fleet.job.generation is not None
     assert fleet.job.generation.restore.step == 30
+
+
+def test_the_wait_for_lost_holders_ends_even_when_the_breaker_was_open_at_that_moment() -> None:
+    fleet = running(job(dp=2), spares=4, saved=10)
+    for number in (20, 30):
+        fleet.train(number, save=True)
+    fleet.wait(5)
+    fleet.decide = False
+    fleet.lose("n0")
+    fleet.lose("n1")
+    while fleet.questions:
+        fleet.answer()
+    assert fleet.job.phase is JobPhase.WAITING
+    fleet.gone("n5")
+    fleet.wait(6)
+    fleet.find(FindingKind.GPU_ERROR, "n4", severity=Severity.FATAL, generation=0)
+    assert fleet.state.breaker.open_until is not None
+    fleet.wait(100)
+    assert fleet.job.phase is JobPhase.WAITING
+    fleet.decide = True
+    fleet.wait(205)
+    assert fleet.job.phase is JobPhase.PREPARING
+    assert "starts again from step 0" in fleet.notes()
+
+
+# ---------------------------------------------------------------- workers that nobody knows
+
+
+def test_workers_of_an_unknown_job_are_left_alone_until_an_operator_stops_them() -> None:
+    fleet = Fleet(1)
+    fleet.connect("n1", running=7)
+    assert not fleet.sent
+    assert "not known here: left alone" in fleet.notes()
+    fleet.submit(job(dp=2, name="other"))
+    assert fleet.state.jobs["other"].phase is JobPhase.PENDING, "n1 is not free"
+    fleet.fold(JobStopRequested(fleet.now, JOB, "clean up"))
+    assert set(fleet.orders(Stop)) == {"n1"}
+    fleet.answer_orders()
+    assert fleet.state.jobs["other"].phase is JobPhase.STARTING
+
+
+def test_workers_of_a_finished_job_are_stopped_when_their_node_comes_back() -> None:
+    fleet = running(job(dp=2))
+    fleet.gone("n1")
+    fleet.fold(JobStopRequested(fleet.now, JOB, "enough", save=False))
+    fleet.answer_orders()
+    assert fleet.job.phase is JobPhase.STOPPED
+    fleet.hello("n1", running=1)
+    assert set(fleet.orders(Stop)) == {"n1"}

@@ -79,7 +79,9 @@ def _go(turn: Turn, job: Job, outcome: Plan | Unplannable, why: str) -> None:
     if election.restore.step == 0 and _much_to_lose(job):
         since = job.blocked.since if job.blocked else turn.at
         if turn.at < since + turn.config.scratch_s:
-            reason = f"saved steps exist, but none is complete on the nodes at hand ({election.restore.reason})"
+            held = any(holder.shards for holder in _holders(turn, job))
+            detail = election.restore.reason if held else "every node that holds one is away"
+            reason = f"saved steps exist, but none is complete on the nodes at hand ({detail})"
             _defer(turn, job, reason, since + turn.config.scratch_s)
             return
         turn.note(
