@@ -13,7 +13,7 @@ from agent_harness import Agent, ControlPlane, gone, prepare_order, running_agen
 from waiting import wait_until
 
 from holdfast.domain.orders import Hello, RanksFinished, Start, Stop
-from holdfast.domain.signals import KernelLine, WorkerExited
+from holdfast.domain.signals import GenerationStarted, KernelLine, WorkerExited
 
 SLEEPER = "import time\nprint('running', flush=True)\ntime.sleep(600)\n"
 STUBBORN = """
@@ -165,6 +165,22 @@ def test_reliable_signals_are_sent_again_until_they_are_acknowledged(agent: Agen
     wait_until(
         lambda: [t.seq for t in plane.ticks if exited in t.signals] == [*seqs, *seqs], description="the same tick"
     )
+
+
+def test_a_new_telemetry_stream_begins_with_what_runs(agent: Agent, tmp_path: Path) -> None:
+    """Diagnostics may have been restarted; what it has not heard of, it cannot find a hang in."""
+    plane = agent.plane
+    start_job(plane, prepare_order("longer", script(tmp_path, "sleeper", SLEEPER)))
+    began = plane.wait_for_signal(GenerationStarted)
+    told = len(plane.signals(GenerationStarted))
+    plane.restart_telemetry()
+    wait_until(lambda: len(plane.signals(GenerationStarted)) > told, description="the generation, announced again")
+    assert plane.signals(GenerationStarted)[-1] == began
+    plane.ask(Stop("longer", 1))
+    told, ticks = len(plane.signals(GenerationStarted)), len(plane.ticks)
+    plane.restart_telemetry()
+    wait_until(lambda: len(plane.ticks) > ticks + 2, description="ticks on a third stream")
+    assert len(plane.signals(GenerationStarted)) == told
 
 
 def _name(pid: int) -> str:

@@ -94,6 +94,7 @@ async def _run(settings: AgentSettings, ledger: Ledger, tasks: TaskGroup) -> Non
     )
     uplink = Uplink(
         Outbox(settings.node, incarnation),
+        standing=pool.standing,
         sample=pool.sample,
         lost=lambda: pool.notes_lost,
         last_words=workers_ended,

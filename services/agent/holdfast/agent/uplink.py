@@ -33,12 +33,17 @@ _Call = grpc.aio.StreamStreamCall[pb.Tick, pb.TickAck]
 
 
 class Uplink:
-    """`sample(at)` is asked at every tick for signals that are only worth taking when they are about to be sent."""
+    """`sample(at)` is asked at every tick for signals that are only worth taking when they are about to be sent.
+
+    `standing()` is asked at the start of every stream for what holds on: diagnostics may have been restarted, and must know
+    what runs to find a hang in it. One that knows already takes it as a repeat.
+    """
 
     def __init__(
         self,
         outbox: Outbox,
         *,
+        standing: Callable[[], Sequence[NodeSignal]],
         sample: Callable[[float], Sequence[NodeSignal]],
         lost: Callable[[], int],
         last_words: anyio.Event,
@@ -49,6 +54,7 @@ class Uplink:
         `last_words` is set when the workers are gone at the agent's end: what they left is sent before the goodbye.
         """
         self._outbox = outbox
+        self._standing = standing
         self._sample = sample
         self._lost = lost
         self._last_words = last_words
@@ -126,6 +132,8 @@ class Uplink:
                 tasks.start_soon(self._hear, call, backoff)
                 for tick in self._outbox.again():
                     await write(call, encode_tick(tick))
+                if standing := self._standing():
+                    await write(call, encode_tick(self._outbox.compose(time.time(), standing, lost=self._lost())))
                 self._streaming = True
                 while not self._closing:
                     await self._write_tick(call)

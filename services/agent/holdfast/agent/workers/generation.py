@@ -29,10 +29,14 @@ class LocalGeneration:
     log_directory: Path
     workers: dict[int, Worker] = field(default_factory=dict)
     master: socket.socket | None = None  # the reserved rendezvous port, on the node of rank 0
-    started_at: float | None = None
+    announcement: GenerationStarted | None = None  # from `start` on
     progress: Progress | None = None  # from `start` on
     stepping_reported: bool = False
     stopping: bool = False
+
+    @property
+    def started_at(self) -> float | None:
+        return None if self.announcement is None else self.announcement.at
 
     @property
     def alive(self) -> list[Worker]:
@@ -47,11 +51,11 @@ class LocalGeneration:
         """The ranks have been told to start."""
         order = self.order
         ranks = tuple(order.placement.ranks)
-        self.started_at = at
+        self.announcement = GenerationStarted(self.node, at, order.job, order.generation, order.mesh, ranks, order.hang)
         self.progress = Progress(
             node=self.node, job=order.job, generation=order.generation, ranks=ranks, step=order.restore_step, at=at
         )
-        return GenerationStarted(self.node, at, order.job, order.generation, order.mesh, ranks, order.hang)
+        return self.announcement
 
     def stop(self, at: float) -> GenerationStopped | None:
         """From here on exits are expected. None when that has been said, or when the ranks were never started."""

@@ -187,6 +187,11 @@ class WorkerPool:
 
     # ------------------------------------------------------------------ telemetry
 
+    def standing(self) -> list[NodeSignal]:
+        """What runs here, as it was said when it began: a diagnostics that came later has not heard it."""
+        generations = [generation for generation in self._generations.values() if not generation.stopping]
+        return [each.announcement for each in generations if each.announcement is not None and each.alive]
+
     def sample(self, at: float) -> list[NodeSignal]:
         """What each tick says of the ranks; also notices first steps whose notes came late or never."""
         signals: list[NodeSignal] = []
