@@ -32,6 +32,8 @@ from holdfast.domain import worker
 ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
 MESSAGE_CHARS_MAX: Final = 4096
 FRAMES_MAX: Final = 40
+STORE_HEAD_START_S: Final = 0.25
+STORE_POLL_S: Final = 0.003
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ def run_script(launch: Launch) -> NoReturn:
         control.send(worker.encode("ready", pid=os.getpid()))
         os.environ.update(_wait_for_start(control))
         control.detach()  # the trainer library opens it again, by its number
+        _let_rank_0_open_its_store()
         code = _run(launch)
     except BaseException:  # our own failure: there is no interpreter above that would print it
         traceback.print_exc()
@@ -91,6 +94,22 @@ def _wait_for_start(control: socket.socket) -> Mapping[str, str]:
             case "stop":
                 break
     os._exit(0)
+
+
+def _let_rank_0_open_its_store() -> None:
+    """Give rank 0 a moment's head start. torch's store client, refused once, sleeps for half a second before it asks again
+    (measured with 2.13): as long as the rest of a recovery. A script that opens its store later loses the moment, no more."""
+    if os.environ.get("RANK", "0") == "0" or "MASTER_PORT" not in os.environ:
+        return
+    address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    deadline = time.monotonic() + STORE_HEAD_START_S
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection(address, STORE_HEAD_START_S).close()
+        except OSError:  # reserved by rank 0's agent, not listening yet
+            time.sleep(STORE_POLL_S)
+        else:
+            return
 
 
 def _run(launch: Launch) -> int:
