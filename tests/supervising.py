@@ -217,6 +217,7 @@ class PlayedAgent:
     connected: bool = False
     _seq: int = 0
     _waiting: dict[int, Report] = field(default_factory=dict)  # not acknowledged
+    _writing: anyio.Lock = field(default_factory=anyio.Lock)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -236,7 +237,7 @@ class PlayedAgent:
         try:
             async with anyio.create_task_group() as tasks:
                 for message in said:
-                    await call.write(message)
+                    await self._write(call, message)
                 tasks.start_soon(self._beat, call)
                 while (message := await call.read()) is not grpc.aio.EOF:
                     await self._hear(call, message)
@@ -248,7 +249,11 @@ class PlayedAgent:
     async def _beat(self, call: Any) -> None:
         while True:
             await anyio.sleep(BEAT_S)
-            await call.write(encode_beat(time.time()))
+            await self._write(call, encode_beat(time.time()))
+
+    async def _write(self, call: Any, message: pb.AgentMessage) -> None:
+        async with self._writing:
+            await call.write(message)
 
     def _again(self) -> list[Report]:
         """What was not acknowledged gets new numbers, behind those of the greeting."""
@@ -271,7 +276,7 @@ class PlayedAgent:
                 self._waiting = {seq: report for seq, report in self._waiting.items() if seq > message.ack.seq}
             case "command":
                 for said in [self._numbered(report) for report in self._execute(message.command)]:
-                    await call.write(said)
+                    await self._write(call, said)
 
     def _execute(self, command: pb.Command) -> list[Report]:
         assert command.epoch >= max(self.epochs), "an order of an epoch that is over"

@@ -135,15 +135,14 @@ async def test_a_silent_session_gives_way_to_a_new_agent(tmp_path: Path) -> None
 
 
 async def test_the_same_agent_may_come_again_before_its_old_stream_is_noticed(tmp_path: Path) -> None:
-    async with (
-        supervisor(tmp_path) as sup,
-        session(sup.control, hello(seq=1)) as old,
-        session(sup.control, hello(seq=2)) as new,
-    ):
+    async with supervisor(tmp_path) as sup, session(sup.control, hello(seq=1)) as old:
         assert (await old.read()).WhichOneof("message") == "welcome"
-        assert (await new.read()).WhichOneof("message") == "welcome"
-        node = await until_node(sup, "n1", connected=True)
-        assert node["state"] == "spare"
+        async with session(sup.control, hello(seq=2)) as new:
+            assert (await new.read()).WhichOneof("message") == "welcome"
+            code, _ = await refusal(old)
+            assert code is grpc.StatusCode.ABORTED
+            node = await until_node(sup, "n1", connected=True)
+            assert node["state"] == "spare"
 
 
 async def test_a_broken_stream_is_known_at_once_and_is_no_loss(tmp_path: Path) -> None:

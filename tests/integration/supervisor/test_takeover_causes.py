@@ -32,6 +32,7 @@ pytestmark = pytest.mark.anyio
 
 ABSENCE_S = 3.0
 SLOW = LeaseTimes(ttl_s=60, renew_s=30, retry_s=0.1, margin_s=0.1)
+STALE = LeaseTimes(ttl_s=60, renew_s=1.0, retry_s=0.1, margin_s=0.1)
 
 
 async def resolved(supervisor: Running, count: int = 1) -> list[Any]:
@@ -52,10 +53,10 @@ def assert_prepared_once(agents: list[PlayedAgent]) -> None:
 
 
 async def test_a_leader_that_does_not_know_of_its_end_writes_and_does_nothing(redis_url: str, tmp_path: Path) -> None:
-    """Its lease is taken away behind its back; it learns of it by the first thing it tries to write."""
+    """Its lease is taken away behind its back; it learns of it when it wants to write, or to renew it."""
     log = redis_log(redis_url)
     async with aioredis.Redis.from_url(redis_url) as redis, anyio.create_task_group() as tasks:
-        stale = await start_supervisor(tasks, tmp_path / "a", redis_log(redis_url), name="a", times=SLOW)
+        stale = await start_supervisor(tasks, tmp_path / "a", redis_log(redis_url), name="a", times=STALE)
         async with played_agents(tasks, ["n1", "n2"], [stale.control]) as agents:
             await stale.post("/v1/jobs", job_body())
             await until_phase(stale, "gpt", "running")
