@@ -59,7 +59,9 @@ class Cluster:
             incidents = sorted(self.client.incidents(job), key=lambda incident: incident["t_fault"])
             return [incident for incident in incidents if incident["state"] in ("resolved", "failed")]
 
-        wait_until(lambda: len(closed()) >= count, description=f"{count} closed incidents of {job}", timeout_s=STEP_TIMEOUT_S)
+        wait_until(
+            lambda: len(closed()) >= count, description=f"{count} closed incidents of {job}", timeout_s=STEP_TIMEOUT_S
+        )
         return closed()
 
     def wait_end(self, job: str) -> dict[str, Any]:

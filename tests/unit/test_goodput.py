@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from holdfast.supervisor.goodput import Class, History, account
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.domain.findings import StepRecord
 from holdfast.domain.incidents import Action, ActionKind, Incident, IncidentState
+from holdfast.supervisor.goodput import Class, History, account
 
 WORLD = 4
 
