@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from holdfast.cli.preflight import PORT_MAX
 from holdfast.domain.errors import InvalidSpec
 
 
@@ -40,7 +42,7 @@ def agent(
     """Join this machine to the fleet: watches its GPUs and host, runs workers, carries out the supervisor's orders."""
     for endpoint in supervisor.split(","):
         host, _, port = endpoint.strip().rpartition(":")
-        if not host or not port.isdigit():
+        if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) <= PORT_MAX:
             raise InvalidSpec("--supervisor", endpoint, "host:port, for example 10.0.0.5:8471")
     name = node or socket.gethostname()
     environment = {

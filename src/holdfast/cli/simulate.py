@@ -13,17 +13,15 @@ def register(app: typer.Typer) -> None:
     app.command(
         epilog="Example: [bold]holdfast simulate --seed 42 --trace[/]",
         rich_help_panel="Look",
-        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     )(simulate)
 
 
 def simulate(
-    context: typer.Context,
     seed: Annotated[int, typer.Option(help="The run to replay; the same seed gives the same run, to the byte.")] = 1,
     seeds: Annotated[int, typer.Option(help="How many consecutive seeds to run.", min=1)] = 1,
-    trace: Annotated[bool, typer.Option(help="Print every event and command of the run.")] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="Print every event and command of the run.")] = False,
 ) -> None:
     """Run the real core, planner and default policy with faults, message loss and crashes; check the promises."""
-    arguments = ["--seed", str(seed), "--seeds", str(seeds), *(["--trace"] if trace else []), *context.args]
+    arguments = ["--seed", str(seed), "--seeds", str(seeds), *(["--trace"] if trace else [])]
     sys.argv = ["holdfast simulate", *arguments]
     runpy.run_module("holdfast.sim", run_name="__main__")

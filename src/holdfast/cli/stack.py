@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -40,6 +41,7 @@ STOP_TIMEOUT_S = 15.0
 POLL_S = 0.02
 LOG_TAIL_LINES = 15
 MEMORY_ROOT = Path("/dev/shm")
+WILDCARDS = ("0.0.0.0", "[::]")
 
 Say = Callable[[str], None]
 
@@ -74,7 +76,7 @@ class LocalStack:
         self._machine_room: MachineRoom | None = None
         self._memory_root: Path | None = None
         self._claim: Claim | None = None
-        self._supervisor_ready: dict[str, str] = {}
+        self._endpoints: dict[str, dict[str, str]] = {}  # by service, as it announced them; kept over its restarts
         self._closing = False
         self.redis_url = options.redis_url
 
@@ -106,8 +108,8 @@ class LocalStack:
             self._redis.start()
             self.redis_url = self._redis.url
         self._say("starting diagnostics and supervisor")
-        diagnostics = self._start_diagnostics()
-        self._supervisor_ready = self._start_supervisor(diagnostics["endpoint"])
+        self._start_diagnostics()
+        self._start_supervisor()
         if self._options.nodes:
             self._say(f"starting {self._options.nodes} nodes")
         for node in self.node_names:
@@ -148,11 +150,11 @@ class LocalStack:
 
     @property
     def api_url(self) -> str:
-        return self._supervisor_ready["api"]
+        return self._endpoints["supervisor"]["api"]
 
     @property
     def control_endpoint(self) -> str:
-        return self._supervisor_ready["control"]
+        return self._outward(self._endpoints["supervisor"]["control"])
 
     @property
     def directory(self) -> Path:
@@ -192,7 +194,7 @@ class LocalStack:
                 "HOLDFAST_KERNEL_LOG": str(kernel_log),
                 "HOLDFAST_CAPACITY": str(self._options.workers_per_node),
                 "HOLDFAST_ZONE": f"zone-{index % self._options.zones}",
-                "HOLDFAST_ADDRESS": self._options.host,
+                "HOLDFAST_ADDRESS": self._outward(self._options.host),
                 # the nodes share this machine's cores: one compute thread per worker unless the user says otherwise
                 "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             },
@@ -221,23 +223,54 @@ class LocalStack:
 
     # ------------------------------------------------------------------ services
 
-    def _start_diagnostics(self) -> dict[str, str]:
-        listen = f"{self._options.host}:{self._options.diagnostics_port}"
-        return self._start_service("diagnostics", "holdfast.diagnostics", {"HOLDFAST_DIAGNOSTICS_LISTEN": listen})
+    def kill_service(self, name: str) -> None:
+        """SIGKILL `redis`, `diagnostics` or `supervisor`; it stays away until `start_service`."""
+        if name == "redis" and self._redis is not None:
+            os.kill(self._redis.pid, signal.SIGKILL)
+            self._redis.stop()
+            return
+        process = self._services.pop(name, None)
+        if process is None:
+            raise NotFound(f"no service {name!r} of this stack is running; these are: {', '.join(self._services)}")
+        kill_tree(process.pid)
+        process.wait(STOP_TIMEOUT_S)
 
-    def _start_supervisor(self, diagnostics: str) -> dict[str, str]:
-        return self._start_service(
+    def start_service(self, name: str) -> None:
+        """Start a service that was killed: where it was, with what it has kept. Raises `Conflict` when it is running."""
+        if name in self._services:
+            raise Conflict(f"{name} is running (pid {self._services[name].pid})")
+        match name:
+            case "redis" if self._redis is not None:
+                self._redis.start()
+            case "diagnostics":
+                self._start_diagnostics()
+            case "supervisor":
+                self._start_supervisor()
+            case _:
+                raise NotFound(f"this stack has no service {name!r} that it could start")
+
+    def _start_diagnostics(self) -> None:
+        listen = self._address("diagnostics", "endpoint", self._options.diagnostics_port)
+        self._start_service("diagnostics", "holdfast.diagnostics", {"HOLDFAST_DIAGNOSTICS_LISTEN": listen})
+
+    def _start_supervisor(self) -> None:
+        self._start_service(
             "supervisor",
             "holdfast.supervisor",
             {
-                "HOLDFAST_SUPERVISOR_LISTEN": f"{self._options.host}:{self._options.control_port}",
-                "HOLDFAST_API_LISTEN": f"{self._options.host}:{self._options.api_port}",
+                "HOLDFAST_SUPERVISOR_LISTEN": self._address("supervisor", "control", self._options.control_port),
+                "HOLDFAST_API_LISTEN": self._address("supervisor", "api", self._options.api_port),
                 "HOLDFAST_DATA_DIR": str(self._directory / "supervisor"),
-                "HOLDFAST_DIAGNOSTICS": diagnostics,
+                "HOLDFAST_DIAGNOSTICS": self._outward(self._endpoints["diagnostics"]["endpoint"]),
             },
         )
 
-    def _start_service(self, name: str, module: str, environment: Mapping[str, str]) -> dict[str, str]:
+    def _address(self, service: str, endpoint: str, port: int) -> str:
+        """Where to listen: where the service was before, so that everybody finds it again, else at `port`."""
+        known = self._endpoints.get(service, {}).get(endpoint, "")
+        return known.removeprefix("http://") or f"{self._options.host}:{port}"
+
+    def _start_service(self, name: str, module: str, environment: Mapping[str, str]) -> None:
         directory = self._directory / name
         directory.mkdir(parents=True, exist_ok=True)
         ready = directory / "ready.json"
@@ -259,8 +292,7 @@ class LocalStack:
                     f"{name} was not ready after {SERVICE_START_TIMEOUT_S:.0f} s:\n{self._log_tail(directory)}"
                 )
             time.sleep(POLL_S)
-        endpoints: dict[str, str] = json.loads(ready.read_text())
-        return endpoints
+        self._endpoints[name] = json.loads(ready.read_text())
 
     def _spawn(self, module: str, log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}

@@ -15,7 +15,7 @@ import structlog
 from holdfast.agent.executor import Executor
 from holdfast.agent.reports import Reports
 from holdfast.agent.streams import broken, first_error, write
-from holdfast.domain.errors import HoldfastError, Unavailable
+from holdfast.domain.errors import HoldfastError, IncompatibleVersion, Unavailable
 from holdfast.domain.nodes import PROTOCOL_VERSION
 from holdfast.domain.orders import Hello, OrderDone, Report
 from holdfast.runtime.backoff import Backoff
@@ -29,6 +29,7 @@ log = structlog.get_logger("holdfast.agent.session")
 
 BEAT_S = 0.25
 WELCOME_TIMEOUT_S = 3.0  # a leader welcomes at once; a supervisor that does not is as good as none
+OTHER_VERSION = "speaks protocol version"  # in the words of a supervisor that refuses ours: a status has no other place
 
 _Call = grpc.aio.StreamStreamCall[pb.AgentMessage, pb.SupervisorMessage]
 
@@ -53,6 +54,8 @@ class Session:
         self._on_diagnostics = on_diagnostics
         self._tls = tls
         self._news = anyio.Event()
+        self._welcomed = False
+        self._incompatible: set[str] = set()  # endpoints that refused our protocol version when last asked
 
     def report(self, report: Report) -> None:
         """Tell the supervisor, now or when there is one."""
@@ -60,21 +63,39 @@ class Session:
         self._news.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled. Raises `IncompatibleVersion` when no supervisor has ever spoken our version, and none does."""
         backoff = Backoff()
         turn = 0
         while True:
             endpoint = self._endpoints[turn % len(self._endpoints)]
             turn += 1
+            incompatible = ""
             try:
                 async with open_channel(endpoint, self._tls) as channel:
                     await self._converse(ControlStub(channel).Session(), backoff)
             except* grpc.aio.AioRpcError as group:
                 error = first_error(group)
                 log.warning("no session", endpoint=endpoint, code=error.code().name, reason=error.details())
+                incompatible = (error.details() or "") if OTHER_VERSION in (error.details() or "") else ""
+            except* IncompatibleVersion as versions:
+                incompatible = str(versions.exceptions[0])
+                log.warning("no session", endpoint=endpoint, reason=incompatible)
             except* Unavailable as refused:
                 log.warning("no session", endpoint=endpoint, reason=str(refused.exceptions[0]))
+            self._judge(endpoint, incompatible)
             await backoff.sleep()
+
+    def _judge(self, endpoint: str, incompatible: str) -> None:
+        """A supervisor of another version is waited for while we have something to lose, and given up when we never had.
+
+        During an upgrade an agent with running workers meets one: training goes on until the agent's own turn comes.
+        """
+        if not incompatible:
+            self._incompatible.discard(endpoint)
+            return
+        self._incompatible.add(endpoint)
+        if not self._welcomed and self._incompatible >= set(self._endpoints):
+            raise IncompatibleVersion(f"supervisor {endpoint}: {incompatible}")
 
     async def _converse(self, call: _Call, backoff: Backoff) -> None:
         """One session, until it breaks; the reason is raised, in a group."""
@@ -109,9 +130,13 @@ class Session:
             raise Unavailable(f"no welcome within {WELCOME_TIMEOUT_S:g} s")
         welcome = message.welcome
         if welcome.protocol_version != PROTOCOL_VERSION:
-            raise Unavailable(f"it speaks protocol version {welcome.protocol_version}, this agent {PROTOCOL_VERSION}")
+            raise IncompatibleVersion(
+                f"it {OTHER_VERSION} {welcome.protocol_version}, this agent {PROTOCOL_VERSION}: "
+                "install the same version of holdfast on both"
+            )
         if welcome.epoch < self._executor.epoch:
             raise Unavailable(f"it leads epoch {welcome.epoch}, and epoch {self._executor.epoch} has been seen")
+        self._welcomed = True
         log.info("session", supervisor=welcome.supervisor, epoch=welcome.epoch)
         self._on_diagnostics(tuple(welcome.diagnostics))
 

@@ -1,0 +1,79 @@
+"""The real command in a process of its own, and what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+from waiting import wait_until
+
+MEMORY = Path("/dev/shm")
+MARK = "HOLDFAST_TEST_MARK"
+TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shell:
+    """Types commands in `directory`. Everything that they start carries our mark, wherever it is in the process tree."""
+
+    directory: Path
+    environment: dict[str, str] = field(default_factory=dict)
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def __call__(self, *arguments: str, timeout_s: float = TIMEOUT_S) -> Result:
+        with self.start(*arguments) as process:
+            try:
+                out, err = process.communicate(timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+        return Result(process.returncode, out, err)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+        scratch = self.directory / "tmp"
+        scratch.mkdir(exist_ok=True)
+        return subprocess.Popen(
+            [sys.executable, "-m", "holdfast.cli.main", *arguments],
+            cwd=self.directory,
+            env={**inherited, MARK: self.mark, "TMPDIR": str(scratch), "COLUMNS": "120", **self.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def processes(self) -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def assert_nothing_runs(self) -> None:
+        wait_until(lambda: not self.processes(), description="every process of the command to be gone")
+
+
+def refused(result: Result, *parts: str) -> None:
+    """Exit code 2 and one clear error that holds every part; no traceback, and rich's frame does not count as text."""
+    said = " ".join(result.err.replace("│", " ").split())
+    assert result.code == 2, f"exit code {result.code}\n{result.out}\n{result.err}"
+    assert "Traceback" not in result.err + result.out, result.err
+    for part in parts:
+        assert part in said, f"{part!r} is not in: {said}"
