@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,20 +38,19 @@ BEAT_S = 0.1
 
 
 class MortalLog:
-    """Passes everything on until `die_at`, a number of commits, is reached; then its process is dead for the world.
+    """Passes everything on until a commit that meets `die_when`'s condition; then its process is dead for the world.
 
-    `after`: the last commit still happens, and nothing that follows from it.
+    `after`: that commit still happens, and nothing that follows from it.
     """
 
     def __init__(self, log: FencedLog) -> None:
         self._log = log
-        self.commits = 0
-        self.die_at: int | None = None
-        self.after = False
+        self._condition: Callable[[Commit], bool] = lambda _: False
+        self._after = False
         self.dead = False
 
-    def die_in(self, commits: int, *, after: bool) -> None:
-        self.die_at, self.after = self.commits + commits, after
+    def die_when(self, condition: Callable[[Commit], bool], *, after: bool) -> None:
+        self._condition, self._after = condition, after
 
     def _alive(self) -> FencedLog:
         if self.dead:
@@ -60,9 +59,8 @@ class MortalLog:
 
     async def commit(self, lease: Lease, commit: Commit) -> None:
         log = self._alive()
-        self.commits += 1
-        self.dead = self.die_at is not None and self.commits >= self.die_at
-        if not self.dead or self.after:
+        self.dead = self._condition(commit)
+        if not self.dead or self._after:
             await log.commit(lease, commit)
         self._alive()
 

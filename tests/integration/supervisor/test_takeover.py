@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
@@ -12,15 +13,31 @@ from supervising import QUICK, MortalLog, crash, job_body, played_agents, publis
 from waiting import wait_until_async
 
 from holdfast.domain.orders import Prepare, Start
+from holdfast.log.names import INBOX, SUPERVISOR_GROUP
+from holdfast.log.protocol import Commit
 
 pytestmark = pytest.mark.anyio
 
 NODES = ("n1", "n2", "n3")
 
 
+def published(words: bytes) -> Callable[[Commit], bool]:
+    return lambda commit: any(words in entry.data for _, entry in commit.append)
+
+
+# The leader dies when it writes this down.
+MOMENTS: dict[str, Callable[[Commit], bool]] = {
+    "the_incident_is_opened": published(b'"state":"open"'),
+    "the_new_generation_is_planned": published(b'"stage":"planned"'),
+    "an_order_is_answered": lambda commit: (INBOX, SUPERVISOR_GROUP) in commit.acknowledge,
+    "the_new_generation_is_started": published(b'"stage":"started"'),
+    "every_rank_has_stepped": published(b'"stage":"stepping"'),
+}
+
+
 @pytest.mark.parametrize("after", [False, True], ids=["before_the_write", "after_the_write"])
-@pytest.mark.parametrize("commits", [1, 2, 3, 4, 5])
-async def test_a_standby_finishes_the_incident(redis_url: str, tmp_path: Path, commits: int, after: bool) -> None:
+@pytest.mark.parametrize("moment", MOMENTS)
+async def test_a_standby_finishes_the_incident(redis_url: str, tmp_path: Path, moment: str, after: bool) -> None:
     mortal, lasting = MortalLog(redis_log(redis_url)), redis_log(redis_url)
     async with anyio.create_task_group() as tasks:
         first = await start_supervisor(tasks, tmp_path / "a", mortal, name="a", times=QUICK)
@@ -28,7 +45,7 @@ async def test_a_standby_finishes_the_incident(redis_url: str, tmp_path: Path, c
         async with played_agents(tasks, NODES, [first.control, second.control]) as agents:
             await first.post("/v1/jobs", job_body())
             await until_phase(first, "gpt", "running")
-            mortal.die_in(commits, after=after)
+            mortal.die_when(MOMENTS[moment], after=after)
             await publish(lasting, crash("gpt", 1, "n1", 0))
 
             async def recovered() -> bool:
