@@ -42,11 +42,14 @@ class Shell:
         return Result(process.returncode, out, err)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return self.start_python("-m", "holdfast.cli.main", *arguments)
+
+    def start_python(self, *arguments: str) -> subprocess.Popen[str]:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
         scratch = self.directory / "tmp"
         scratch.mkdir(exist_ok=True)
         return subprocess.Popen(
-            [sys.executable, "-m", "holdfast.cli.main", *arguments],
+            [sys.executable, *arguments],
             cwd=self.directory,
             env={**inherited, MARK: self.mark, "TMPDIR": str(scratch), "COLUMNS": "120", **self.environment},
             stdin=subprocess.DEVNULL,

@@ -8,26 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from bad_policies import POLICIES
 from commands import Shell, refused
 
 GOOD_POLICY = "from holdfast.policy import restart\ndef decide(incident, job):\n    return restart('why not')\n"
-POLICIES = {
-    "imports.py": ("import no_such_module\n", ("imports.py:1", "ModuleNotFoundError", "no_such_module")),
-    "syntax.py": ("def decide(\n", ("syntax.py:1", "SyntaxError")),
-    "lacks.py": ("def decided(): ...\n", ("lacks.py", "it defines no decide(incident, job)")),
-    "number.py": ("decide = 7\n", ("number.py", "decide is int, not a function")),
-    "nonsense.py": (
-        "def decide(incident, job):\n    return 'restart'\n",
-        ("decide() returned 'restart', not an Action",),
-    ),
-    "nothing.py": ("def decide(incident, job):\n    pass\n", ("decide() returned None, not an Action",)),
-    "raises.py": ("def decide(incident, job):\n    return job.no_such\n", ("raises.py:2", "AttributeError", "no_such")),
-    "exits.py": ("import sys\nsys.exit(3)\n", ("exits.py:2", "SystemExit")),
-    "arguments.py": ("def decide():\n    pass\n", ("arguments.py", "takes 0 positional arguments")),
-    "forever.py": ("def decide(incident, job):\n    while True:\n        pass\n", ("decide() took longer than 1 s",)),
-    "missing.py": (None, ("missing.py",)),
-}
-
 JOBS = {
     "unknown_key": ("nods: 2", ("job.yaml:3: nods: 2", "a known key; did you mean 'nodes'?")),
     "unknown_nested_key": ("elastic: {min: 1}", ("job.yaml:3: elastic.min: 1", "min_dp")),
@@ -115,27 +99,27 @@ def test_policy_check_of_a_good_one(shell: Shell) -> None:
         ),
         (["run", "--detach", "--local", "train.py"], ["--detach cannot be used with --local"]),
         (["jobs", "list", "--api", "http://127.0.0.1:1"], ["no Holdfast API answers at http://127.0.0.1:1", "--api"]),
-        (["inject", "crash", "--job", "x", "--rank", "-1"], ["--rank", "-1"]),
+        (["inject", "crash", "--job", "x", "--rank", "-1"], ["--rank", "0"]),
         (["inject", "hang", "--job", "x"], ["Missing option", "--rank"]),
         (
             ["up", "--redis-url", "redis://127.0.0.1:1", "--port", "0", "--dir", "up"],
             ["--redis-url", "redis://127.0.0.1:1"],
         ),
         (["up", "--redis-url", "nonsense", "--port", "0", "--dir", "up"], ["--redis-url", "redis://host:port/db"]),
-        (["up", "--port", "99999", "--dir", "up"], ["--port", "99999", "65535"]),
+        (["up", "--port", "99999", "--dir", "up"], ["--port", "65535"]),
         (
             ["up", "--port", "0", "--host", "203.0.113.7", "--dir", "up"],
             ["--host: '203.0.113.7'", "address of this machine"],
         ),
         (["up", "--port", "0", "--dir", "train.py"], ["--dir: 'train.py'", "a directory that can be made and written"]),
         (["up", "--port", "0", "--dir", "/proc/holdfast"], ["--dir: '/proc/holdfast'", "can be made and written"]),
-        (["up", "--nodes", "-1", "--dir", "up"], ["--nodes", "-1"]),
+        (["up", "--nodes", "-1", "--dir", "up"], ["--nodes", "0"]),
         (["demo", "--out", "/proc/holdfast"], ["--out: '/proc/holdfast'", "can be made and written"]),
-        (["demo", "--steps", "5"], ["--steps", "5", "120"]),
+        (["demo", "--steps", "5"], ["--steps", "120"]),
         (["agent", "--supervisor", "nonsense"], ["--supervisor: 'nonsense'", "host:port"]),
         (["agent", "--supervisor", "a:1,b:70000"], ["--supervisor: 'b:70000'", "host:port"]),
         (["agent", "--supervisor", "a:1", "--dir", "train.py"], ["train.py"]),
-        (["simulate", "--seeds", "x"], ["--seeds", "x"]),
+        (["simulate", "--seeds", "x"], ["--seeds", "integer"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value[0], str) and value[0].isalpha() else "",
 )
