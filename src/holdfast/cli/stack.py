@@ -249,6 +249,14 @@ class LocalStack:
             case _:
                 raise NotFound(f"this stack has no service {name!r} that it could start")
 
+    @staticmethod
+    def _outward(address: str) -> str:
+        """An address that others can use: a wildcard means every interface here, and nothing on another machine."""
+        for wildcard in WILDCARDS:
+            if address == wildcard or address.startswith(f"{wildcard}:"):
+                return socket.gethostname() + address.removeprefix(wildcard)
+        return address
+
     def _start_diagnostics(self) -> None:
         listen = self._address("diagnostics", "endpoint", self._options.diagnostics_port)
         self._start_service("diagnostics", "holdfast.diagnostics", {"HOLDFAST_DIAGNOSTICS_LISTEN": listen})
