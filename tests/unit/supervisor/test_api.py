@@ -269,3 +269,16 @@ async def test_the_openapi_document_is_whole(api: Any) -> None:
             codes = set(operation["responses"])
             assert codes & {"200", "202"}, (path, method)
             assert list(operation["responses"]["default"]["content"]) == ["application/problem+json"], (path, method)
+
+
+async def test_the_dashboard_is_served_and_asks_only_this_api(api: Any) -> None:
+    page = await api.http.get("/")
+    assert page.status_code == 200
+    assert page.headers["content-type"].startswith("text/html")
+    for name, kind in (("app.js", "javascript"), ("style.css", "text/css")):
+        assert name in page.text
+        answer = await api.http.get(f"/{name}")
+        assert kind in answer.headers["content-type"]
+        assert "://" not in answer.text
+        assert "innerHTML" not in answer.text
+    problem(await api.http.get("/../settings.py"), 404)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Depends, FastAPI
 
-from holdfast.supervisor.api import events, incidents, jobs, nodes, operations, problems
+from holdfast.supervisor.api import dashboard, events, incidents, jobs, nodes, operations, problems
 from holdfast.supervisor.api.backend import Backend, authorize
 from holdfast.supervisor.api.limits import BodyLimit
 
@@ -31,4 +31,5 @@ def build(backend: Backend) -> FastAPI:
         v1.include_router(part.router)
     app.include_router(v1)
     app.include_router(operations.health)
+    dashboard.mount(app)
     return app
