@@ -259,7 +259,7 @@ def _is_loopback(host: str) -> bool:
 
 def _path(collection: str, name: str, *rest: str) -> str:
     """`/v1/<collection>/<name>/…`. A name from a command line may hold anything: it stays one part of the path."""
-    if name in ("", ".", ".."):
+    if name in ("", ".", "..") or "/" in name:
         raise InvalidSpec(collection.removesuffix("s"), name, f"a name; `holdfast {collection} list` shows them")
     return "/".join(("/v1", collection, quote(name, safe=""), *rest))
 

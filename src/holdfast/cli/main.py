@@ -14,7 +14,7 @@ from holdfast.cli import agent, demo, doctor, incidents, inject, jobs, nodes, po
 from holdfast.domain.errors import HoldfastError
 
 USAGE_ERROR = 2
-TERMINATED = 143
+SIGNALLED = 128  # + the signal's number, as a shell has it
 
 app = typer.Typer(
     name="holdfast",
@@ -40,8 +40,9 @@ for module in (doctor, simulate):
 
 
 def main() -> None:
-    """Entry point. Exit codes: 0 done, 1 the job or check failed, 2 the input is wrong, 130 Ctrl-C, 143 SIGTERM."""
-    signal.signal(signal.SIGTERM, _terminated)
+    """Entry point. Exit codes: 0 done, 1 the job or check failed, 2 the input is wrong, 130 Ctrl-C, 143 SIGTERM, 129 terminal closed."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _terminated)
     try:
         app()  # turns Ctrl-C into exit code 130, after everything that was started has been stopped
     except HoldfastError as error:
@@ -51,9 +52,9 @@ def main() -> None:
         sys.exit(USAGE_ERROR)
 
 
-def _terminated(_number: int, _frame: FrameType | None) -> None:
+def _terminated(number: int, _frame: FrameType | None) -> None:
     # Unwinds as Ctrl-C does: the default would end us at once and leave shared-memory files behind.
-    sys.exit(TERMINATED)
+    sys.exit(SIGNALLED + number)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ killed whole. Everything is a child of this process and dies with it (PR_SET_PDE
 
     <directory>/redis/ diagnostics/ supervisor/     logs and state of the services
     <directory>/nodes/<node>/                       the agent's directory: agent.log, kernel.log, worker logs, disk tier
-    /dev/shm/holdfast-<id>/<node>/                  the node's memory tier; gone when the node loses power
+    /dev/shm/holdfast-stack-<pid>-<id>/<node>/                  the node's memory tier; gone when the node loses power
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ STOP_TIMEOUT_S = 15.0
 POLL_S = 0.02
 LOG_TAIL_LINES = 15
 MEMORY_ROOT = Path("/dev/shm")
+MEMORY_PREFIX = "holdfast-stack-"  # then the pid of the stack, and something random
 WILDCARDS = ("0.0.0.0", "[::]")
 
 Say = Callable[[str], None]
@@ -100,7 +101,8 @@ class LocalStack:
             redis_version(self.redis_url)
         self._claim = Claim(self._options.directory)
         self._directory = self._claim.path
-        self._memory_root = Path(tempfile.mkdtemp(prefix="holdfast-", dir=MEMORY_ROOT))
+        _sweep_memory_of_dead_stacks()
+        self._memory_root = Path(tempfile.mkdtemp(prefix=f"{MEMORY_PREFIX}{os.getpid()}-", dir=MEMORY_ROOT))
         self._machine_room = MachineRoom(self._directory, {"power_off": self.power_off, "power_on": self.power_on})
         if not self.redis_url:
             self._say("starting Redis (embedded)")
@@ -351,8 +353,16 @@ def _stop_all(processes: list[subprocess.Popen[bytes]]) -> None:
             process.wait()
 
 
+def _sweep_memory_of_dead_stacks() -> None:
+    """A stack that was killed with SIGKILL could not drop its nodes' memory tiers; the next one does it."""
+    for directory in MEMORY_ROOT.glob(f"{MEMORY_PREFIX}*-*"):
+        owner = directory.name.removeprefix(MEMORY_PREFIX).partition("-")[0]
+        if owner.isdigit() and not psutil.pid_exists(int(owner)) and directory.stat().st_uid == os.getuid():
+            shutil.rmtree(directory, ignore_errors=True)
+
+
 def _ignore_signals() -> dict[signal.Signals, Any]:
     """The handlers to put back."""
     if threading.current_thread() is not threading.main_thread():
         return {}  # it gets no signals
-    return {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    return {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
