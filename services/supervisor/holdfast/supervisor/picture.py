@@ -19,6 +19,7 @@ from holdfast.wire import records
 
 RECENT_STEPS_MAX = 32  # per job: what a rate is taken over
 JOBS_MAX = 1000
+NODES_MAX = 100_000
 SNAPSHOT_AGE_MAX_S = 0.2  # a standby's picture is this old at most
 
 
@@ -38,6 +39,8 @@ class Workers:
                 self._by_node[event.node] = (*others, *workers)
             case _:
                 pass
+        while len(self._by_node) > NODES_MAX:
+            del self._by_node[next(iter(self._by_node))]
 
     def pid(self, node: str, job: str, generation: int, rank: int) -> int | None:
         for worker in self._by_node.get(node, ()):
