@@ -40,7 +40,7 @@ for module in (doctor, simulate):
 
 
 def main() -> None:
-    """Entry point. Exit codes: 0 done, 1 the job or check failed, 2 the input is wrong, 130 Ctrl-C, 143 SIGTERM, 129 terminal closed."""
+    """Entry point. Exit codes: 0 done, 1 the job or check failed, 2 the input is wrong, 128 + N ended by signal N."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _terminated)
     try:
