@@ -10,8 +10,6 @@ import errno
 import socket
 from collections.abc import Mapping
 
-import redis
-
 from holdfast.domain.errors import HoldfastError, InvalidSpec, Unavailable
 
 PORT_MAX = 65535
@@ -56,6 +54,8 @@ def redis_version(url: str) -> str:
 
     Raises `InvalidSpec` for what is no Redis URL, `Unavailable` when none answers, `HoldfastError` when it is too old.
     """
+    import redis  # a tenth of a second, which most commands need not pay
+
     shown = without_password(url)
     try:
         client = redis.Redis.from_url(url, socket_connect_timeout=REDIS_TIMEOUT_S, socket_timeout=REDIS_TIMEOUT_S)

@@ -53,7 +53,7 @@ def waiting_job(stack: LocalStack) -> str:
         (["jobs", "show", "nope"], ["there is no job nope"]),
         (["jobs", "stop", "nope"], ["there is no job nope"]),
         (["jobs", "goodput", "nope"], ["there is no job nope"]),
-        (["jobs", "show", "../nodes"], ["there is no job ../nodes"]),
+        (["jobs", "show", "../nodes"], ["job: '../nodes'", "holdfast jobs list"]),
         (["jobs", "show", ""], ["job: ''", "holdfast jobs list"]),
         (["jobs", "resize", "waiting", "3"], ["dp: 3", "1 to 2"]),
         (["jobs", "checkpoint", "waiting"], ["only a running job can save a checkpoint"]),

@@ -222,7 +222,7 @@ def test_what_is_no_url_is_named(url: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "path"),
-    [("a/../b", "/v1/jobs/a%2F..%2Fb"), ("a?b#c", "/v1/jobs/a%3Fb%23c"), ("ä b", "/v1/jobs/%C3%A4%20b")],
+    [("a?b#c", "/v1/jobs/a%3Fb%23c"), ("ä b", "/v1/jobs/%C3%A4%20b")],
 )
 def test_a_name_stays_one_part_of_the_path(name: str, path: str) -> None:
     handler, requests = answers(problem(404, "no such job"))
@@ -231,7 +231,7 @@ def test_a_name_stays_one_part_of_the_path(name: str, path: str) -> None:
     assert requests[0].url.raw_path == path.encode()
 
 
-@pytest.mark.parametrize("name", ["", ".", ".."])
+@pytest.mark.parametrize("name", ["", ".", "..", "../nodes", "a/b"])
 def test_a_name_that_is_none_is_refused_before_it_is_sent(name: str) -> None:
     handler, requests = answers()
     with played(handler) as client, pytest.raises(InvalidSpec, match="holdfast nodes list"):

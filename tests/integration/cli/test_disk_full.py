@@ -1,0 +1,90 @@
+"""Full disks: what cannot start says so; what trains goes on training, and the tier that is full says so."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from commands import Shell, refused
+from waiting import wait_until
+
+from holdfast.cli.client import Client
+from holdfast.cli.demo.scenario import examples
+from holdfast.cli.run import wait_for_nodes
+from holdfast.cli.stack import LocalStack, StackOptions
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a small file system can only be mounted by root")
+
+SMALL_KIB = 64
+GROWING_BYTES = 4096
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB. Mounted where a test wants it: `tmp_path/small`."""
+    place = tmp_path / "small"
+    place.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={SMALL_KIB}k", "tmpfs", str(place)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if made.returncode:
+        pytest.skip(f"no file system can be mounted here: {made.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def fill(place: Path) -> None:
+    with (place / "filler").open("wb", buffering=0) as filler:
+        try:
+            while True:
+                filler.write(b"\0" * GROWING_BYTES)
+        except OSError:
+            return
+
+
+def test_a_stack_whose_directory_is_full_does_not_start(small: Path, tmp_path: Path) -> None:
+    fill(small)
+    shell = Shell(tmp_path)
+    ports = ["--port", "0", "--control-port", "0", "--diagnostics-port", "0"]
+    refused(shell("up", "--dir", str(small), *ports), "--dir", str(small), "No space left on device")
+    shell.assert_nothing_runs()
+
+
+@pytest.mark.timeout(180)
+def test_a_full_checkpoint_directory_stops_no_training(small: Path, tmp_path: Path) -> None:
+    """The disk tier of the one node is too small for a shard: memory still holds the checkpoints."""
+    pytest.importorskip("torch")
+    fill(small)
+    directory = tmp_path / "stack"
+    node = directory / "nodes" / "node-0"
+    node.mkdir(parents=True)
+    (node / "disk").symlink_to(small, target_is_directory=True)
+    job = {
+        "name": "full",
+        "script": str(examples() / "gpt" / "train.py"),
+        "args": ["--steps", "30", "--layers", "2", "--width", "32", "--seq", "32", "--out", str(tmp_path / "out")],
+        "nodes": 1,
+        "nproc_per_node": 1,
+        "checkpoint": {"interval_steps": 5, "keep": 2},
+    }
+    with LocalStack(StackOptions(directory=directory, nodes=1)) as stack, Client(stack.api_url) as client:
+        wait_for_nodes(client, stack, 1)
+        client.submit(job)
+        ended = wait_until(lambda: _ended(client), description="the job to end", timeout_s=120, poll_s=0.1)
+        wait_until(lambda: client.job("full")["step"] == 30, description="the last step to be counted")
+        said = "\n".join(path.read_text(errors="replace") for path in node.rglob("*.log") if path.is_file())
+    assert ended["phase"] == "completed", ended["reason"]
+    assert ended["checkpoint_step"] == 30
+    assert "no room for" in said
+    assert "bytes are free there" in said
+
+
+def _ended(client: Client) -> dict[str, object] | None:
+    view = client.job("full")
+    return view if view["phase"] in ("completed", "failed", "stopped") else None
