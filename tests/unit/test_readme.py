@@ -87,7 +87,7 @@ def test_python_compiles_and_imports_what_there_is(text: str) -> None:
     tree = ast.parse(text)
     if "holdfast.train" in text:
         pytest.importorskip("torch")
-    imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    imports: list[ast.stmt] = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     assert imports
     names: dict[str, object] = {}
     exec(compile(ast.Module(imports, []), "README.md", "exec"), names)
