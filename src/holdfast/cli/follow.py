@@ -80,7 +80,7 @@ def _news(client: Client, name: str, seen: set[tuple[str, str]]) -> Iterator[str
 def describe(incident: Mapping[str, Any]) -> str:
     """One line of news about an incident as it stands, as markup."""
     action = incident.get("action") or {}
-    kind, cause = action.get("kind", ""), escape(incident["cause"])
+    kind, cause = action.get("kind", ""), escape(incident["cause"].rstrip("."))
     reason = escape(action.get("reason") or incident["cause"])
     match incident["state"]:
         case "open":

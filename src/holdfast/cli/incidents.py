@@ -12,7 +12,7 @@ from holdfast.cli.tables import Api, AsJson, show_list, show_one, watch
 app = typer.Typer(help="Incidents: list, show, watch.", no_args_is_help=True)
 actions_app = typer.Typer(help="Actions: what was done, by which policy, and why.", no_args_is_help=True)
 
-COLUMNS = ("id", "job", "kind", "state", "node", "rank", "action", "generation", "cause")
+COLUMNS = ("id", "job", "kind", "state", "node", "rank", "action.kind", "generation", "cause")
 ACTION_COLUMNS = ("incident", "job", "kind", "decided_by", "at", "reason")
 OfJob = Annotated[str, typer.Option("--job", help="Only this job's.")]
 

@@ -61,11 +61,18 @@ def text(value: Any, name: str = "") -> str:
     if isinstance(value, dict) and name == "mesh":
         return mesh(value)
     if isinstance(value, dict):
-        return "\n".join(f"[dim]{escape(str(key))}[/] {text(item, str(key))}" for key, item in value.items())
+        return "\n".join(f"[dim]{escape(str(key))}[/] {_inline(item, str(key))}" for key, item in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(text(item) for item in value)
     style = STATE_STYLE.get(str(value))
     return f"[{style}]{value}[/]" if style else escape(str(value))
+
+
+def _inline(value: Any, name: str) -> str:
+    """What stands in a line of its own inside a cell."""
+    if isinstance(value, dict) and name != "mesh":
+        return ", ".join(f"{escape(str(key))} {text(item, str(key))}" for key, item in value.items()) or "–"
+    return text(value, name)
 
 
 def mesh(dims: Mapping[str, int]) -> str:
@@ -82,7 +89,7 @@ def table(rows: Iterable[Row], columns: Sequence[str], title: str = "") -> Table
     """`columns` are keys of the rows; "a.b" reaches into an object."""
     result = Table(box=None, pad_edge=False, title=title or None, title_justify="left", header_style="bold")
     for column in columns:
-        result.add_column(column.split(".")[-1].replace("_", " "), overflow="fold")
+        result.add_column(column.split(".")[0].replace("_", " "), overflow="fold")
     for row in rows:
         result.add_row(*(text(_reach(row, column), column) for column in columns))
     return result

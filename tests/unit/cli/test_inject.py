@@ -17,6 +17,7 @@ from waiting import wait_until
 
 from holdfast.agent.collectors.kernel_lines import parse_record, recognise
 from holdfast.cli.inject import AGENT_MODULE, Injector
+from holdfast.cli.stack import kill_tree
 from holdfast.domain.errors import Conflict, HoldfastError, NotFound, Unavailable
 
 AGENT = """
@@ -62,8 +63,7 @@ def played(tmp_path: Path) -> Iterator[Played]:
     ) as agent:
         assert agent.stdout is not None
         yield Played(agent.pid, int(agent.stdout.readline()), tmp_path)
-        for process in [*psutil.Process(agent.pid).children(recursive=True), agent] if agent.poll() is None else []:
-            process.kill()
+        kill_tree(agent.pid)
 
 
 @pytest.fixture

@@ -37,6 +37,11 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
         (NASTY, "reason", NASTY),
         ([NASTY], "findings", NASTY),
         ({"a": NASTY}, "evidence", f"a {NASTY}"),
+        (
+            {"elastic": {"min_dp": 1, "max_dp": None}, "mesh": {"dp": 2}},
+            "spec",
+            "elastic min_dp 1, max_dp –\nmesh dp 2",
+        ),
         ("lost", "state", "lost"),
     ],
 )
@@ -61,14 +66,14 @@ def test_a_list(screen: io.StringIO, columns: tuple[str, ...]) -> None:
     row = dict.fromkeys(columns, NASTY) | {"at": 1_700_000_000.0, "mesh": {"dp": 2}, "action": None}
     tables.show_list([row], columns, as_json=False, empty="none")
     header, line = screen.getvalue().splitlines()[:2]
-    assert header.split() == " ".join(columns).replace("_", " ").split()
+    assert header.split() == " ".join(column.split(".")[0] for column in columns).replace("_", " ").split()
     assert line.strip()
 
 
 def test_nested_columns_are_reached_and_missing_ones_are_a_dash(screen: io.StringIO) -> None:
     rows: list[dict[str, Any]] = [{"action": {"kind": "restart"}}, {"action": None}, {}]
     tables.show_list(rows, ("action.kind",), as_json=False, empty="none")
-    assert screen.getvalue().split() == ["kind", "restart", "–", "–"]
+    assert screen.getvalue().split() == ["action", "restart", "–", "–"]
 
 
 def test_an_empty_list_says_what_to_do(screen: io.StringIO) -> None:

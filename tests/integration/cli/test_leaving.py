@@ -1,0 +1,74 @@
+"""How commands are left: Ctrl-C, SIGTERM, a plain file where a terminal was expected. Nothing stays that should not."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from commands import MEMORY, Shell
+
+from holdfast.cli.client import Client, NoApi
+from holdfast.cli.stack import LocalStack, StackOptions
+
+PORTS = ["--port", "0", "--control-port", "0", "--diagnostics-port", "0"]
+
+
+def read_until(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
+    """Read the command's output up to a line; its end, or the test's time limit, ends the wait."""
+    assert process.stdout is not None
+    read = ""
+    for line in process.stdout:
+        read += line
+        if match := re.search(pattern, line):
+            return match
+    raise AssertionError(f"{pattern!r} never came; output:\n{read}")
+
+
+def test_leaving_a_job_that_runs_elsewhere_leaves_it_running(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    with LocalStack(StackOptions(directory=tmp_path / "stack")) as stack:
+        shell = Shell(tmp_path, {"HOLDFAST_API": stack.api_url})
+        with shell.start("run", "--name", "remote", "train.py") as process:
+            read_until(process, "remote submitted to")
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=30)
+        assert process.returncode == 130, out + err
+        assert "remote goes on without us; `holdfast jobs stop remote` stops it" in " ".join(out.split())
+        assert "Traceback" not in err
+        with Client(stack.api_url) as client:
+            assert client.job("remote")["phase"] not in ("stopped", "failed", "stopping")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stack_is_left_in_order(tmp_path: Path, number: signal.Signals) -> None:
+    before = set(MEMORY.iterdir())
+    shell = Shell(tmp_path)
+    with shell.start("up", "--dir", "up", "--nodes", "1", *PORTS) as process:
+        url = read_until(process, r"API\s+(http://\S+)")[1]
+        mine = {path for path in set(MEMORY.iterdir()) - before if (path / "node-0").exists()}
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == (130 if number is signal.SIGINT else 0), out + err
+    assert "Traceback" not in err
+    shell.assert_nothing_runs()
+    assert mine, "the node had no memory tier"
+    assert not [path for path in mine if path.exists()]
+    assert not (tmp_path / "up" / "stack.pid").exists()
+    assert not (tmp_path / "up" / "stack.sock").exists()
+    with Client(url) as client, pytest.raises(NoApi):
+        client.version()
+
+
+def test_a_stack_whose_service_dies_says_which_and_why(tmp_path: Path) -> None:
+    shell = Shell(tmp_path)
+    with shell.start("up", "--dir", "up", *PORTS) as process:
+        read_until(process, r"Ctrl-C stops everything")
+        (supervisor,) = [each for each in shell.processes() if "holdfast.supervisor" in each.cmdline()]
+        supervisor.kill()
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 2, out + err
+    assert "supervisor ended with code -9" in " ".join(err.split())
+    shell.assert_nothing_runs()
