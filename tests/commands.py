@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import uuid
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import psutil
 from waiting import wait_until
 
 MEMORY = Path("/dev/shm")
-MARK = "HOLDFAST_TEST_MARK"
+MARK = "HF_TEST_MARK"  # HOLDFAST_… would not reach the services: the stack gives them its own
 TIMEOUT_S = 60.0
 
 
@@ -34,21 +36,19 @@ class Shell:
 
     def __call__(self, *arguments: str, timeout_s: float = TIMEOUT_S) -> Result:
         with self.start(*arguments) as process:
-            try:
-                out, err = process.communicate(timeout=timeout_s)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                raise
+            out, err = process.communicate(timeout=timeout_s)
         return Result(process.returncode, out, err)
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
+        """A command that is killed when the block is left before its end."""
         return self.start_python("-m", "holdfast.cli.main", *arguments)
 
-    def start_python(self, *arguments: str) -> subprocess.Popen[str]:
+    @contextmanager
+    def start_python(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
         scratch = self.directory / "tmp"
         scratch.mkdir(exist_ok=True)
-        return subprocess.Popen(
+        with subprocess.Popen(
             [sys.executable, *arguments],
             cwd=self.directory,
             env={**inherited, MARK: self.mark, "TMPDIR": str(scratch), "COLUMNS": "120", **self.environment},
@@ -57,7 +57,12 @@ class Shell:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-        )
+        ) as process:
+            try:
+                yield process
+            finally:
+                if process.poll() is None:
+                    process.kill()
 
     def processes(self) -> list[psutil.Process]:
         found = []

@@ -17,7 +17,7 @@ from waiting import wait_until
 from holdfast.cli.demo.scenario import examples
 
 MEMORY = Path("/dev/shm")
-MARK = "HOLDFAST_TEST_MARK"
+MARK = "HF_TEST_MARK"  # HOLDFAST_… would not reach the services: the stack gives them its own
 
 
 def marked(mark: str) -> list[psutil.Process]:
