@@ -6,6 +6,7 @@ const AT_ONCE_MS = 50; // events come in bursts
 const PAGE = 500;
 
 const byId = (id) => document.getElementById(id);
+const count = (number, what) => `${number} ${what}${number === 1 ? "" : "s"}`;
 
 function element(tag, text = "", className = "") {
   const made = document.createElement(tag);
@@ -77,7 +78,7 @@ async function refresh() {
   const others = nodes.items.filter((node) => !node.job);
   byId("others").replaceChildren(...others.map((node) => element("span", `${node.node} ${node.state}`, `cell ${node.state}`)));
   byId("incidents").replaceChildren(...incidents.items.map(showIncident));
-  byId("status").textContent = `${jobs.items.length} jobs, ${nodes.items.length} nodes`;
+  byId("status").textContent = `${count(jobs.items, "job")}, ${count(nodes.items, "node")}`;
 }
 
 let timer;
