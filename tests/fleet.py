@@ -77,6 +77,7 @@ class Fleet:
         self.seq: dict[str, int] = {}
         self.life: dict[str, int] = {}
         self.finding_count = 0
+        self.session = 0  # of the agents that report; 0 = not told
         for index in range(nodes):
             self.connect(f"n{index}", zone=zones[index] if zones else "", capacity=capacity)
 
@@ -166,7 +167,7 @@ class Fleet:
 
     def report(self, node: str, report: Report) -> None:
         self.seq[node] += 1
-        self.fold(NodeReported(self.now, node, f"{node}-{self.life[node]}", self.seq[node], report))
+        self.fold(NodeReported(self.now, node, f"{node}-{self.life[node]}", self.seq[node], report, self.session))
 
     def done(self, node: str, kind: type[Order], *, ok: bool = True, reason: str = "") -> None:
         """`node` answers its oldest order of this kind."""

@@ -13,6 +13,7 @@ import pytest
 from agent_harness import Agent, gone, prepare_order, running_agent, script, start_job
 from waiting import wait_until
 
+from holdfast.agent.workers.worker import STATUS_TIMEOUT_S
 from holdfast.domain.job import LaunchSpec
 from holdfast.domain.orders import CheckpointNow, RanksFinished, RanksStepping, Start, Stop, Warm
 from holdfast.domain.signals import GenerationStarted, GenerationStopped, RankProgress, StepColumns, WorkerExited
@@ -226,9 +227,12 @@ def test_a_template_that_dies_takes_its_workers_along_and_is_replaced(agent: Age
     path = script(tmp_path, "sleeper", SLEEPER)
     prepared = start_job(agent.plane, prepare_order("victim", path))
     template = psutil.Process(prepared.workers[0].pid).ppid()
+    killed_at = time.time()
     os.kill(template, signal.SIGKILL)
     exited = agent.plane.wait_for_signal(WorkerExited, lambda e: e.job == "victim")
     assert (exited.signal, exited.expected) == (signal.SIGKILL, False)
+    told_at = next(tick.at for tick in agent.plane.ticks if exited in tick.signals)
+    assert told_at - killed_at < 0.8 * STATUS_TIMEOUT_S  # nobody waits for the word of a dead template
     again = start_job(agent.plane, prepare_order("victim", path, generation=2))
     assert not gone(again.workers[0].pid)
     assert agent.plane.ask(Stop("victim", 2)).ok

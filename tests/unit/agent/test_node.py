@@ -85,6 +85,7 @@ class FakePool:
 
 class FakeReplicator:
     endpoint = "host:7"
+    inventories = ()
 
     def __init__(self, pool: FakePool) -> None:
         self.pool = pool

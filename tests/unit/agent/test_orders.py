@@ -159,6 +159,15 @@ def test_a_new_session_greets_first_and_repeats_what_was_not_acknowledged_under_
     assert take_all(reports) == [(7, "Hello")]
 
 
+def test_a_new_session_tells_once_what_is_held_here() -> None:
+    reports = Reports()
+    reports.greet(HELLO)
+    reports.add(Inventory("gpt"))
+    take_all(reports)
+    reports.greet(HELLO, [Inventory("gpt"), Inventory("bert")])
+    assert take_all(reports) == [(3, "Hello"), (4, "Inventory"), (5, "Inventory")]
+
+
 def test_only_the_newest_inventory_of_a_job_waits() -> None:
     reports = Reports()
     for _ in range(3):

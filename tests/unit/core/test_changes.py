@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from fleet import Fleet, job, running
+from fleet import JOB, Fleet, job, running
 
 from holdfast.domain.findings import FindingKind
+from holdfast.domain.generations import ShardKey, ShardRecord
 from holdfast.domain.incidents import ActionKind, IncidentState
-from holdfast.domain.orders import Prepare, Start, Stop, Warm
+from holdfast.domain.orders import Inventory, Prepare, Start, Stop, Warm
 from holdfast.supervisor.protocol import Evaluate, GenerationChanged, JobPhase, LeaderStarted, Send, SetTimer
 
 
@@ -211,6 +212,58 @@ def test_nodes_that_do_not_come_back_to_a_new_leader_have_no_session() -> None:
     assert not fleet.state.nodes["n3"].connected
     assert all(fleet.state.nodes[node].connected for node in ("n0", "n1", "n2"))
     assert fleet.job.phase is JobPhase.RUNNING
+
+
+def test_a_new_leader_restores_what_was_saved_while_nobody_led() -> None:
+    """The snapshot's inventories are as old as the outage: electing from them would give up all that was saved in it."""
+    fleet = running(job(dp=2), spares=1, saved=10)
+    fleet.fold(LeaderStarted(fleet.now, 2))
+    fleet.hello("n2")  # holds nothing, and is not asked about it
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    assert fleet.job.phase == JobPhase.WAITING
+    assert "n0, n1 holds" in fleet.job.reason
+    for node in ("n0", "n1"):
+        fleet.hello(node, running=1)
+        assert fleet.job.phase == JobPhase.WAITING
+    assert fleet.job.running is not None
+    for rank, node in enumerate(("n0", "n1")):
+        key = ShardKey(fleet.job.running.attempt, 500, rank)
+        fleet.report(node, Inventory(JOB, (ShardRecord(key, fleet.job.running.mesh, "memory", 1, "same", node),)))
+    assert fleet.job.phase == JobPhase.PREPARING
+    prepare = fleet.orders(Prepare)["n0"]
+    assert isinstance(prepare, Prepare)
+    assert prepare.restore_step == 500
+
+
+def test_a_new_leader_does_not_wait_for_inventories_for_ever() -> None:
+    fleet = running(job(dp=2), saved=10)
+    fleet.fold(LeaderStarted(fleet.now, 2))
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    for node in ("n0", "n1"):
+        fleet.hello(node, running=1)
+    fleet.answer_orders()  # the old workers stop meanwhile
+    fleet.wait(5.1)
+    assert fleet.job.phase == JobPhase.PREPARING
+    assert fleet.job.generation is not None
+    assert fleet.job.generation.restore.step == 10
+
+
+def test_a_new_leader_waits_for_no_inventory_of_a_script_that_never_saves() -> None:
+    fleet = running(job(dp=2))
+    fleet.fold(LeaderStarted(fleet.now, 2))
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    assert fleet.job.phase is JobPhase.PREPARING
+
+
+def test_what_was_told_to_the_last_leader_is_no_news_for_the_next_one() -> None:
+    fleet = running(job(dp=2), saved=10)
+    fleet.session = 7
+    fleet.hello("n0", running=1)
+    fleet.hello("n1", running=1)
+    fleet.fold(LeaderStarted(fleet.now, 2))
+    fleet.save(15)  # was in the inbox
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    assert fleet.job.phase is JobPhase.WAITING
 
 
 def test_command_ids_differ_even_when_everything_was_forgotten() -> None:

@@ -39,6 +39,10 @@ class Replicator(Protocol):
     def endpoint(self) -> str:
         """`host:port` of its data plane; empty when this node has none."""
 
+    @property
+    def inventories(self) -> tuple[Inventory, ...]:
+        """What it holds, one per job, as it was last heard of."""
+
     async def configure(self, request: Configure) -> None: ...
 
     async def stage(self, request: Stage) -> tuple[StagedShard, ...]: ...
@@ -50,6 +54,7 @@ class NoReplicator:
     """A node without checkpoints: jobs start from scratch, and an order to restore is refused."""
 
     endpoint = ""
+    inventories: tuple[Inventory, ...] = ()
 
     async def configure(self, request: Configure) -> None:
         pass  # nothing is copied anywhere; the node has said so with its empty endpoint
@@ -95,10 +100,15 @@ class LocalReplicator:
         self._ready_path = places.agent_dir / "replicator.ready"
         self._listen = places.listen
         self._endpoint = ""
+        self._held: dict[str, Inventory] = {}  # by job
 
     @property
     def endpoint(self) -> str:
         return self._endpoint
+
+    @property
+    def inventories(self) -> tuple[Inventory, ...]:
+        return tuple(self._held.values())
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled. Reports `started` when the first process serves; raises `Unavailable` when that one does not."""
@@ -196,10 +206,17 @@ class LocalReplicator:
             try:
                 async for message in self._stub.WatchInventory(pb.WatchInventoryRequest(), wait_for_ready=True):
                     backoff.reset()
-                    self._on_inventory(wire.decode_inventory(message))
+                    self._take(wire.decode_inventory(message))
             except grpc.aio.AioRpcError as error:
                 log.warning("inventory stream broke", reason=error.details())
             await backoff.sleep()
+
+    def _take(self, inventory: Inventory) -> None:
+        if inventory.shards:
+            self._held[inventory.job] = inventory
+        else:
+            self._held.pop(inventory.job, None)
+        self._on_inventory(inventory)
 
     async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
         """One call, which waits for a replicator that is being restarted; its failure as `Unavailable`, in its own words."""

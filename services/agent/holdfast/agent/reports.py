@@ -8,6 +8,7 @@ acknowledgement was lost may so be told twice: every report means the same when 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from holdfast.domain.orders import Hello, Inventory, Report
@@ -57,11 +58,11 @@ class Reports:
         while self._sent and self._sent[0].seq <= seq:
             self._sent.popleft()
 
-    def greet(self, hello: Hello) -> None:
-        """A new session: `hello` first, then everything that was not acknowledged, in order."""
+    def greet(self, hello: Hello, inventories: Iterable[Inventory] = ()) -> None:
+        """A new session: `hello` first, then everything that was not acknowledged, in order, then what is held here."""
         again = [numbered.report for numbered in self._sent if not isinstance(numbered.report, Hello)]
         self._sent.clear()
         newer = list(self._waiting)
         self._waiting.clear()
-        for report in (hello, *again, *newer):
+        for report in (hello, *again, *newer, *inventories):
             self.add(report)

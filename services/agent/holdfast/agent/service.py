@@ -103,6 +103,7 @@ async def _run(settings: AgentSettings, ledger: Ledger, tasks: TaskGroup) -> Non
     session = Session(
         endpoints=settings.endpoints,
         hello=hello,
+        inventories=lambda: replicator.inventories,
         executor=executor,
         reports=Reports(),
         on_diagnostics=uplink.use,

@@ -6,7 +6,7 @@ When it breaks, training goes on. Endpoints are tried in turn: a standby answers
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import anyio
 import grpc
@@ -17,7 +17,7 @@ from holdfast.agent.reports import Reports
 from holdfast.agent.streams import broken, first_error, write
 from holdfast.domain.errors import HoldfastError, IncompatibleVersion, Unavailable
 from holdfast.domain.nodes import PROTOCOL_VERSION
-from holdfast.domain.orders import Hello, OrderDone, Report
+from holdfast.domain.orders import Hello, Inventory, OrderDone, Report
 from holdfast.runtime.backoff import Backoff
 from holdfast.runtime.grpc_channel import open_channel
 from holdfast.runtime.tls import Tls
@@ -28,6 +28,7 @@ from holdfast.wire.control import decode_order, encode_beat, encode_report
 log = structlog.get_logger("holdfast.agent.session")
 
 BEAT_S = 0.25
+RETRY_S_MAX = 1.0  # nothing is repaired while a new leader does not know who is there
 WELCOME_TIMEOUT_S = 3.0  # a leader welcomes at once; a supervisor that does not is as good as none
 OTHER_VERSION = "speaks protocol version"  # in the words of a supervisor that refuses ours: a status has no other place
 
@@ -35,13 +36,17 @@ _Call = grpc.aio.StreamStreamCall[pb.AgentMessage, pb.SupervisorMessage]
 
 
 class Session:
-    """`hello` is asked at the start of every session; `on_diagnostics` hears where telemetry goes."""
+    """`hello` and `inventories` are asked at the start of every session; `on_diagnostics` hears where telemetry goes.
+
+    What this node holds is told to every leader anew: what the last one knew may be hundreds of steps old.
+    """
 
     def __init__(
         self,
         *,
         endpoints: Sequence[str],
         hello: Callable[[], Hello],
+        inventories: Callable[[], Iterable[Inventory]],
         executor: Executor,
         reports: Reports,
         on_diagnostics: Callable[[Sequence[str]], None],
@@ -49,6 +54,7 @@ class Session:
     ) -> None:
         self._endpoints = tuple(endpoints)
         self._hello = hello
+        self._inventories = inventories
         self._executor = executor
         self._reports = reports
         self._on_diagnostics = on_diagnostics
@@ -64,7 +70,7 @@ class Session:
 
     async def run(self) -> None:
         """Until cancelled. Raises `IncompatibleVersion` when no supervisor has ever spoken our version, and none does."""
-        backoff = Backoff()
+        backoff = Backoff(max_s=RETRY_S_MAX)
         turn = 0
         while True:
             endpoint = self._endpoints[turn % len(self._endpoints)]
@@ -111,7 +117,7 @@ class Session:
 
     async def _speak(self, call: _Call) -> None:
         """Hello, then every report as it comes, and a beat when there has been none."""
-        self._reports.greet(self._hello())
+        self._reports.greet(self._hello(), self._inventories())
         while True:
             while (numbered := self._reports.take()) is not None:
                 await write(call, encode_report(numbered.report, numbered.seq))

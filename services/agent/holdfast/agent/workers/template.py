@@ -60,6 +60,9 @@ class Exit:
     signal: int | None
 
 
+OnExit = Callable[[Exit | None], None]
+
+
 @dataclass(slots=True)
 class Forked:
     """A child as the template handed it over; the pidfd is the receiver's to close."""
@@ -72,7 +75,7 @@ class Forked:
 class _Fork:
     """A fork asked for."""
 
-    on_exit: Callable[[Exit], None]
+    on_exit: OnExit
     answered: anyio.Event = field(default_factory=anyio.Event)
     child: Forked | None = None
     reason: str = ""
@@ -88,7 +91,7 @@ class Template:
         self._log_path = log_path
         self._ready = anyio.Event()
         self._forks: dict[int, _Fork] = {}
-        self._exits: dict[int, Callable[[Exit], None]] = {}
+        self._exits: dict[int, OnExit] = {}
         self._serial = 0
         self._draining = False
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -119,9 +122,11 @@ class Template:
         cwd: str,
         env: Mapping[str, str],
         fds: tuple[int, int, int],
-        on_exit: Callable[[Exit], None],
+        on_exit: OnExit,
     ) -> Forked:
         """Fork one worker on `fds` (control, stdout, stderr); `on_exit` is called once, when it has been reaped.
+
+        With None when the template has ended before it could say how: then nothing more will be heard.
 
         Raises `Unavailable`, or `InvalidSpec` for a request that does not fit a message.
         """
@@ -153,6 +158,7 @@ class Template:
         try:
             while (received := await self._receive()) is not None:
                 self._take(*received)
+            self._leave_orphans()
             code = await self._process.wait()
             self._fail(self.failure or self._epitaph(code))
         finally:
@@ -207,6 +213,11 @@ class Template:
                     fork.answered.set()
             case "exited":
                 self._exits.pop(message["pid"])(Exit(message["at"], message["exit_code"], message["signal"]))
+
+    def _leave_orphans(self) -> None:
+        while self._exits:
+            _, on_exit = self._exits.popitem()
+            on_exit(None)
 
     def _fail(self, reason: str) -> None:
         self.failure = reason

@@ -45,7 +45,7 @@ class Worker:
         self.gone = anyio.Event()
         self.exit: Exit | None = None
         self._control = control
-        self._told = anyio.Event()  # the template has said how it ended
+        self._told = anyio.Event()  # the template has said how it ended, or has itself ended
         self._pidfd = -1
 
     @classmethod
@@ -143,6 +143,6 @@ class Worker:
         except ProcessLookupError:
             pass
 
-    def _on_exit(self, how: Exit) -> None:
+    def _on_exit(self, how: Exit | None) -> None:
         self.exit = how
         self._told.set()

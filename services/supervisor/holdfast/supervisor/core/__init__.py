@@ -99,6 +99,10 @@ def _lead(turn: Turn, state: State, event: LeaderStarted) -> None:
     turn.commands.extend(turn.orders())
     if state.nodes:
         turn.set_timer(f"sessions:{event.epoch}:{event.at!r}", event.at + turn.config.session_s)
+    for node in sorted(state.nodes.values(), key=lambda node: node.name):
+        if node.connected:  # training went on meanwhile, and saved
+            until = event.at + turn.config.session_s
+            turn.put_node(node.name, stale_until=until, stale_session=node.session)
 
 
 def _timer(turn: Turn, name: str) -> None:

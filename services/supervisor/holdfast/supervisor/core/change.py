@@ -71,8 +71,12 @@ def _go(turn: Turn, job: Job, outcome: Plan | Unplannable, why: str) -> None:
     if isinstance(outcome, Unplannable):
         hold(turn, job.name, f"{outcome.reason} ({why})", retry=bool(job.change and job.change.excluded))
         return
+    if stale := _stale(turn, job):
+        reason = f"what {', '.join(stale)} holds now is not known to this leader yet"
+        _defer(turn, job, reason, max(turn.nodes[node].stale_until for node in stale))
+        return
     election = elect(job.lineage, _holders(turn, job), outcome.mesh, outcome.placements)
-    if election.restore.step < job.checkpoint_step and (late := _inventories_due(turn, job)):
+    if late := _inventories_due(turn, job, election):
         reason = f"{', '.join(late)} just connected, and may hold newer steps than {election.restore.step}"
         _defer(turn, job, reason, turn.at + turn.config.inventory_s)
         return
@@ -95,9 +99,20 @@ def _much_to_lose(job: Job) -> bool:
     return job.ever_saved and job.best_step > 2 * job.spec.checkpoint.interval_steps
 
 
-def _inventories_due(turn: Turn, job: Job) -> list[str]:
-    """Nodes that may hold shards and have not said so, while it is worth waiting for them."""
+def _stale(turn: Turn, job: Job) -> list[str]:
+    """Nodes whose shards have changed since the last leader heard of them, while it is worth waiting for them."""
     if not job.ever_saved:
+        return []
+    return sorted(
+        node.name
+        for node in turn.nodes.values()
+        if node.connected and turn.at < node.stale_until and (job.name in node.holds or job.name in node.inventory)
+    )
+
+
+def _inventories_due(turn: Turn, job: Job, election: Election) -> list[str]:
+    """Nodes that may hold newer shards and have not said so, while it is worth waiting for them."""
+    if not job.ever_saved or election.restore.step >= job.checkpoint_step:
         return []
     return sorted(
         node.name
@@ -111,10 +126,13 @@ def _inventories_due(turn: Turn, job: Job) -> list[str]:
 
 def knows_enough(turn: Turn, job: Job) -> bool:
     """Whether a job that waits for news of saved shards has them."""
-    if _inventories_due(turn, job):
-        return False
     running = job.running
-    return running is None or elect(job.lineage, _holders(turn, job), running.mesh, running.placements).restore.step > 0
+    if running is None:
+        return True
+    if _stale(turn, job):
+        return False
+    election = elect(job.lineage, _holders(turn, job), running.mesh, running.placements)
+    return election.restore.step > 0 and not _inventories_due(turn, job, election)
 
 
 def _holders(turn: Turn, job: Job) -> list[Holder]:

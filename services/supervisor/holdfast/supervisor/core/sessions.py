@@ -28,7 +28,7 @@ def on_report(turn: Turn, event: NodeReported) -> None:
         case RanksFinished():
             jobs.on_ranks_finished(turn, event.report)
         case Inventory():
-            _inventory(turn, node, event.report)
+            _inventory(turn, node, event, event.report)
 
 
 # ---------------------------------------------------------------- sessions
@@ -67,6 +67,7 @@ def _reconnected(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts) 
         connected_at=turn.at,
         last_seq=event.seq,
         lost=False,
+        stale_until=turn.at + turn.config.inventory_s if turn.at < node.stale_until else 0.0,
     )
     turn.cancel_timer(f"lost:{node.name}")
     if was_lost or not node.connected:
@@ -96,6 +97,7 @@ def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts) ->
         holds={},
         inventory={},
         inventoried=False,
+        stale_until=0.0,
         warmed=(),
         suspicion=None,
     )
@@ -225,11 +227,15 @@ def _order_done(turn: Turn, node: str, done: OrderDone) -> None:
     jobs.on_stop_answered(turn, done.command_id, send.order.job)
 
 
-def _inventory(turn: Turn, node: Node, inventory: Inventory) -> None:
+def _inventory(turn: Turn, node: Node, event: NodeReported, inventory: Inventory) -> None:
     held = {**node.inventory, inventory.job: inventory.shards}
     if not inventory.shards:
         del held[inventory.job]
-    turn.put_node(node.name, inventory=held, inventoried=True)
+    late = (
+        event.session and event.session == node.stale_session
+    )  # told to the last leader, and left for this one to read
+    stale_until = node.stale_until if late else 0.0
+    turn.put_node(node.name, inventory=held, inventoried=True, stale_until=stale_until)
     job = turn.jobs.get(inventory.job)
     if job is None or job.running is None:
         return
