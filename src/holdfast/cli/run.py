@@ -143,10 +143,10 @@ def _run(spec: JobSpec, url: str, detach: bool, spares: int, ranks: Ranks) -> in
             url, check = stack.api_url, stack.check
         client = cleanup.enter_context(Client(url))
         client.submit(to_body(spec))
-        console.print(f"[bold]{spec.name}[/] submitted to {url}", soft_wrap=True)
-        if detach:
-            return 0
         try:
+            console.print(f"[bold]{spec.name}[/] submitted to {url}", soft_wrap=True)
+            if detach:
+                return 0
             return follow(client, spec.name, console, ranks=ranks, check=check)
         except KeyboardInterrupt:
             if remote:
