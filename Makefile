@@ -3,9 +3,11 @@
 PYTHON ?= python3
 VENV ?= .venv
 PROTO_VENV ?= .venv-proto
-# JOBS: test processes at a time. SEEDS: for `make sim`. ARGS: passed on to demo, sim, bench-recovery and pytest.
+# JOBS: test processes at a time. SEEDS: for `make sim`. SEED, CAMPAIGN_S: for `make campaign`. ARGS: passed on to demo, sim, bench-recovery and pytest.
 JOBS ?= 2
 SEEDS ?= 20000
+SEED ?= 1
+CAMPAIGN_S ?= 600
 ARGS ?=
 
 # Made by an older grpcio-tools on purpose: its output runs on newer runtimes, newer output would force newer runtimes on users.
@@ -25,7 +27,7 @@ SERVICE_PROTOS := $(shell grep -l '^service ' $(PROTOS))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-fast check lint proto proto-check bench-recovery sim clean
+.PHONY: help setup demo test test-fast check lint proto proto-check bench-recovery sim campaign clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -53,6 +55,9 @@ lint: $(INSTALLED)
 
 sim: $(INSTALLED)  ## the supervisor's core against SEEDS hostile worlds
 	$(BIN)/holdfast simulate --seeds $(SEEDS) $(ARGS)
+
+campaign: $(INSTALLED)  ## real faults from SEED against real training, for CAMPAIGN_S seconds
+	HOLDFAST_CAMPAIGN_S=$(CAMPAIGN_S) HOLDFAST_CAMPAIGN_SEED=$(SEED) $(BIN)/pytest -s tests/acceptance/test_campaign.py $(ARGS)
 
 bench-recovery: $(INSTALLED) $(PEERS_DIR)/.installed  ## time from kill to the next step: Holdfast, torchrun, ft_launcher
 	PEERS_DIR=$(abspath $(PEERS_DIR)) $(BIN)/python -m benchmarks.recovery --out out/bench $(ARGS)

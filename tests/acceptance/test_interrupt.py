@@ -10,26 +10,11 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
+from leftovers import MARK, MEMORY, marked
 from waiting import wait_until
 
 from holdfast.cli.demo.scenario import examples
-
-MEMORY = Path("/dev/shm")
-MARK = "HF_TEST_MARK"  # HOLDFAST_… would not reach the services: the stack gives them its own
-
-
-def marked(mark: str) -> list[psutil.Process]:
-    """Every process that inherited our mark in its environment, wherever it is in the tree."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
 
 
 @pytest.mark.timeout(180)

@@ -1,0 +1,25 @@
+"""What a stack may leave behind: processes, found by a mark in their environment, and files in shared memory.
+
+monkeypatch.setenv(MARK, mark)  …start and end something…  assert marked(mark) == []
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+
+MEMORY = Path("/dev/shm")
+MARK = "HOLDFAST_TEST_MARK"
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Every process that inherited our mark in its environment, wherever it is in the tree."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
