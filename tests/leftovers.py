@@ -9,7 +9,8 @@ from pathlib import Path
 
 import psutil
 
-MEMORY = Path("/dev/shm")
+from holdfast.cli.stack import MEMORY_PREFIX, MEMORY_ROOT
+
 MARK = "HOLDFAST_TEST_MARK"
 
 
@@ -23,3 +24,8 @@ def marked(mark: str) -> list[psutil.Process]:
         except psutil.Error:
             continue
     return found
+
+
+def memory_of(pid: int) -> list[Path]:
+    """Shared memory of the stacks that the process `pid` has started."""
+    return list(MEMORY_ROOT.glob(f"{MEMORY_PREFIX}{pid}-*"))

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from faults import DISTURBS, FAULTS, Fault, Victim
-from leftovers import MARK, MEMORY, marked
+from leftovers import MARK, marked, memory_of
 from training import Cluster, cluster, gpt_job, losses
 from waiting import wait_until
 
@@ -100,7 +100,6 @@ def strike(victim: Victim, fault: Fault) -> None:
 def test_a_run_survives_everything_and_is_none_the_worse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mark = f"{os.getpid()}-{random.random()}"
     monkeypatch.setenv(MARK, mark)
-    memory = set(MEMORY.iterdir())
     calm, rough = tmp_path / "calm", tmp_path / "rough"
     with cluster(tmp_path / "stack", nodes=5) as run:
         run.client.submit(spec("rough", rough, STEPS_MAX))
@@ -127,4 +126,4 @@ def test_a_run_survives_everything_and_is_none_the_worse(tmp_path: Path, monkeyp
     assert max(incident["rework_steps"] or 0 for incident in incidents) <= REWORK_STEPS_MAX, incidents
     assert all(incident["state"] == "resolved" for incident in incidents), incidents
     wait_until(lambda: not marked(mark), description="every process of the stack to be gone")
-    assert set(MEMORY.iterdir()) <= memory
+    assert memory_of(os.getpid()) == []

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from leftovers import MARK, MEMORY, marked
+from leftovers import MARK, marked, memory_of
 from waiting import wait_until
 
 from holdfast.cli.demo.scenario import examples
@@ -20,7 +20,6 @@ from holdfast.cli.demo.scenario import examples
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("moment_s", [0.3, 1.5, 4.0, 9.0])
 def test_interrupting_a_local_run_leaves_nothing_behind(tmp_path: Path, moment_s: float) -> None:
-    before = set(MEMORY.iterdir())
     mark = f"{os.getpid()}-{moment_s}-{random.random()}"
     script = examples() / "gpt" / "train.py"
     command = ["run", "--local", "--nnodes", "1", "--nproc-per-node", "2", str(script), "--steps", "100000"]
@@ -35,6 +34,7 @@ def test_interrupting_a_local_run_leaves_nothing_behind(tmp_path: Path, moment_s
     time.sleep(moment_s)  # the moment is the parameter of this test, not a wait for something
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, output.decode()
+    # 130 to a shell, either way: Python itself answers while it still imports us
+    assert process.returncode in (130, -signal.SIGINT), output.decode()
     wait_until(lambda: not marked(mark), description="every process of the run to be gone", timeout_s=10)
-    assert set(MEMORY.iterdir()) - before == set()
+    assert memory_of(process.pid) == []
