@@ -39,11 +39,11 @@ demo: $(INSTALLED)  ## train a small GPT, break it six times, watch it survive; 
 
 # Acceptance tests run real training against the clock: alone, one after the other.
 test: $(INSTALLED)  ## every test
-	$(BIN)/pytest -n $(JOBS) --dist loadgroup tests/unit tests/contract tests/simulation tests/integration $(ARGS)
+	$(BIN)/pytest -n $(JOBS) --dist loadfile tests/unit tests/contract tests/simulation tests/integration $(ARGS)
 	$(BIN)/pytest tests/acceptance $(ARGS)
 
 test-fast: $(INSTALLED)  ## the tests that start no training: seconds
-	$(BIN)/pytest -n $(JOBS) --dist loadgroup tests/unit tests/contract $(ARGS)
+	$(BIN)/pytest -n $(JOBS) --dist loadfile tests/unit tests/contract $(ARGS)
 
 check: lint proto-check  ## style, types, layers, generated code up to date
 
