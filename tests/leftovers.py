@@ -11,7 +11,7 @@ import psutil
 
 from holdfast.cli.stack import MEMORY_PREFIX, MEMORY_ROOT
 
-MARK = "HOLDFAST_TEST_MARK"
+MARK = "TEST_MARK"  # not HOLDFAST_…: those are not handed down
 
 
 def marked(mark: str) -> list[psutil.Process]:

@@ -114,6 +114,7 @@ def test_a_run_survives_everything_and_is_none_the_worse(tmp_path: Path, monkeyp
             if time.monotonic() > over:
                 break
         incidents = list(run.client.incidents("rough"))
+        assert marked(mark)
         run.client.stop("rough", "the campaign is over")
         run.wait("rough", "its stop", lambda view: view["phase"] == "stopped")
         reached = losses(rough)

@@ -1,0 +1,60 @@
+"""`holdfast run` on a script that knows nothing of Holdfast: a killed rank costs a restart, no more."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from leftovers import MARK, marked, memory_of
+from waiting import wait_until
+
+from holdfast.cli.demo.scenario import examples
+
+SCRIPT = examples() / "torchrun" / "train_ddp.py"
+STEPS = 4000
+
+
+def workers(mark: str) -> list[psutil.Process]:
+    """The forked workers: processes whose parent is a template, and whose grandparent is an agent."""
+    templates = {process.pid for process in marked(mark) if "holdfast.train.template" in process.cmdline()}
+    return [process for process in marked(mark) if process.ppid() in templates]
+
+
+@pytest.mark.timeout(180)
+def test_an_unmodified_script_survives_a_killed_rank(tmp_path: Path) -> None:
+    mark = f"{os.getpid()}-{random.random()}"
+    checkpoint = tmp_path / "ddp.pt"
+    arguments = [str(SCRIPT), "--steps", str(STEPS), "--save-every", "50", "--checkpoint", str(checkpoint)]
+    with (tmp_path / "output.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "holdfast.cli.main", "run", "--local", "--nproc-per-node", "2", *arguments],
+            env={**os.environ, MARK: mark, "TMPDIR": str(tmp_path)},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    output = tmp_path / "output.log"
+    wait_until(
+        lambda: checkpoint.exists() or process.poll() is not None,
+        description="the script's first checkpoint",
+        timeout_s=60,
+    )
+    assert process.poll() is None, output.read_text()
+    before = workers(mark)
+    assert len(before) == 2
+    before[-1].send_signal(signal.SIGKILL)
+    assert process.wait(90) == 0, output.read_text()
+    text = output.read_text()
+    assert "SIGKILL" in text
+    steps = [int(step) for step in re.findall(r"step (\d+)  loss", text)]
+    assert steps[-1] == STEPS
+    assert steps.count(steps[0]) == 1  # from its own checkpoint, not from the start
+    wait_until(lambda: not marked(mark), description="every process of the run to be gone")
+    assert memory_of(process.pid) == []
