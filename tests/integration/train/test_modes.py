@@ -14,8 +14,6 @@ from train_workers import EXAMPLES, losses
 SMALL = ["--layers", "2", "--width", "16", "--heads", "2", "--seq", "16", "--global-batch", "12", "--micro-batch", "2"]
 TIMEOUT_S = 60
 
-pytestmark = pytest.mark.xdist_group("training")
-
 
 def start(*command: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(

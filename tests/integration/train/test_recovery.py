@@ -14,8 +14,6 @@ from holdfast.shards import Reader
 SMALL = ["--layers", "2", "--width", "16", "--heads", "2", "--seq", "16", "--global-batch", "12", "--micro-batch", "2"]
 STEPS = 24
 
-pytestmark = pytest.mark.xdist_group("training")  # one set of training processes at a time
-
 
 def gpt(out: Path, *more: str, steps: int = STEPS) -> list[str]:
     return [*SMALL, "--steps", str(steps), "--out", str(out), *more]
