@@ -1,0 +1,85 @@
+"""A lost control plane means: stop acting, keep training. When it is back, it sees, remembers and acts as before."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from training import Cluster, cluster, gpt_job, losses
+from waiting import wait_until
+
+pytestmark = pytest.mark.timeout(240)
+
+REDIS_AWAY_S = 5.0
+STEPS_MAX = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("out")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, out: Path) -> Iterator[Cluster]:
+    """One job that runs through all tests of this module, dp 2 on two nodes."""
+    with cluster(tmp_path_factory.mktemp("stack"), nodes=2) as run:
+        job = gpt_job("long", out, dp=2, pp=1, steps=STEPS_MAX)
+        run.client.submit({**job, "hang": {"floor_s": 2.0, "factor": 3.0, "init_s": 60.0}})
+        run.wait_step("long", 10)
+        yield run
+
+
+def goes_on(run: Cluster, out: Path) -> None:
+    """The training itself, and then what the API says of it."""
+    trained = max(losses(out))
+    wait_until(lambda: max(losses(out)) > trained + 10, description="ten more steps")
+    view = run.wait_step("long", trained + 10)
+    assert view["loss"] is not None
+
+
+def generation(run: Cluster) -> int:
+    return int(run.client.job("long")["generation"])
+
+
+def hang_is_found(run: Cluster, out: Path) -> None:
+    before, found = generation(run), len(list(run.client.incidents("long")))
+    run.inject.hang("long", 1)
+    run.wait("long", "a new generation", lambda view: view["phase"] == "running" and view["generation"] > before)
+    newest = run.wait_resolved("long", found + 1)[-1]
+    assert (newest["kind"], newest["rank"]) == ("hang", 1)
+    goes_on(run, out)
+
+
+def test_restarted_diagnostics_sees_steps_again_and_finds_a_hang(run: Cluster, out: Path) -> None:
+    before = generation(run)
+    run.stack.kill_service("diagnostics")
+    run.stack.start_service("diagnostics")
+    goes_on(run, out)
+    assert generation(run) == before
+    hang_is_found(run, out)
+
+
+def test_restarted_supervisor_knows_what_was_and_acts_on_what_comes(run: Cluster, out: Path) -> None:
+    before = generation(run)
+    history = {incident["id"] for incident in run.client.incidents("long")}
+    run.stack.kill_service("supervisor")
+    run.stack.start_service("supervisor")
+    goes_on(run, out)
+    assert generation(run) == before
+    assert {incident["id"] for incident in run.client.incidents("long")} == history
+    run.wait("long", "the processes of all ranks", lambda view: all(worker["pid"] for worker in view["ranks"]))
+    hang_is_found(run, out)
+
+
+def test_training_does_not_notice_that_redis_is_away(run: Cluster, out: Path) -> None:
+    before, trained = generation(run), max(losses(out))
+    run.stack.kill_service("redis")
+    time.sleep(REDIS_AWAY_S)  # the length of the outage
+    while_away = max(losses(out)) - trained
+    run.stack.start_service("redis")
+    assert while_away > 10
+    goes_on(run, out)
+    assert generation(run) == before
+    hang_is_found(run, out)
