@@ -112,6 +112,10 @@ def print_summary(console: Console, report: Report, out: Path) -> None:
     console.print()
     console.print(_incidents_table(report))
     console.print()
+    console.print(
+        f"[bold]Goodput {report.goodput['job']:.1%}[/] of {report.wall_s:.1f} s "
+        f"({report.goodput['paid']:.1%} of all paid node time, the spare included)"
+    )
     console.print(_goodput_table(report))
     console.print(
         f"\nsteps {report.steps['reached']}/{report.steps['target']}, {report.steps['rework']} done twice   "
@@ -151,11 +155,7 @@ def _difference(late: float | None, early: float | None) -> str:
 
 
 def _goodput_table(report: Report) -> Table:
-    title = (
-        f"Goodput {report.goodput['job']:.1%} of {report.wall_s:.1f} s "
-        f"({report.goodput['paid']:.1%} of all paid node time, the spare included)"
-    )
-    table = Table(box=None, pad_edge=False, title=title, title_justify="left", show_header=False)
+    table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column()
     table.add_column(justify="right")
     table.add_column()
