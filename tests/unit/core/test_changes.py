@@ -9,6 +9,7 @@ from holdfast.domain.findings import FindingKind
 from holdfast.domain.generations import ShardKey, ShardRecord
 from holdfast.domain.incidents import ActionKind, IncidentState
 from holdfast.domain.orders import Inventory, Prepare, Start, Stop, Warm
+from holdfast.supervisor.core.change import RETRY_RUN_S
 from holdfast.supervisor.protocol import Evaluate, GenerationChanged, JobPhase, LeaderStarted, Send, SetTimer
 
 
@@ -181,6 +182,20 @@ def test_a_lost_node_that_comes_back_later_stops_its_workers() -> None:
     assert stop.generation == 1
     fleet.done("n1", Stop)
     assert fleet.view.spares == ("n1",)
+
+
+def test_a_change_that_no_node_can_prepare_is_not_tried_in_a_tight_loop() -> None:
+    """Say that the shards' only holder is being restarted: trying at once, again and again, would open the breaker."""
+    fleet = running(job(dp=2, min_dp=2), spares=1, saved=10)
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    for node in ("n0", "n2"):
+        fleet.done(node, Prepare, ok=False, reason="the shard is not held here")
+    number = fleet.job.number
+    fleet.answer_orders()
+    assert fleet.job.phase is JobPhase.WAITING
+    assert fleet.job.number == number
+    fleet.wait(RETRY_RUN_S + 0.1)
+    assert fleet.job.number == number + 1
 
 
 @pytest.mark.parametrize("phase", ["question", "prepare", "start"])

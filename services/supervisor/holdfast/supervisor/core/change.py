@@ -29,6 +29,7 @@ from holdfast.supervisor.planner import Plan, Unplannable, peers
 from holdfast.supervisor.protocol import GenerationChanged, JobPhase
 
 RETRY_S = 10.0  # a job that could not be prepared on the nodes there are is tried again after this long
+RETRY_RUN_S = 2.0  # one that has run: a replicator that is being restarted answers by then
 
 
 # ---------------------------------------------------------------- begin
@@ -260,7 +261,7 @@ def hold(turn: Turn, name: str, reason: str, *, retry: bool = False) -> None:
     turn.put_job(name, planned=None, blocked=Blocked(since, options(turn, job)), fruitless=fruitless)
     turn.set_phase(name, JobPhase.WAITING if job.running else JobPhase.PENDING, reason)
     if retry:
-        turn.set_timer(f"retry:{name}", turn.at + RETRY_S)
+        turn.set_timer(f"retry:{name}", turn.at + (RETRY_S if job.running is None else RETRY_RUN_S))
 
 
 def _defer(turn: Turn, job: Job, reason: str, until: float) -> None:

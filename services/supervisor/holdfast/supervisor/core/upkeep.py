@@ -81,7 +81,9 @@ def _look_again(turn: Turn, job: Job) -> None:
     if blocked.until:
         again = turn.at >= blocked.until or change.knows_enough(turn, job)
     else:
-        again = options(turn, job) != blocked.options
+        # A node that was excluded is free again as soon as it has stopped: that is no news, or a change that cannot
+        # succeed would be tried many times a second, until the breaker opens.
+        again = options(turn, job) != blocked.options and f"retry:{job.name}" not in turn.timers
     if again:
         retry(turn, job.name)
 
