@@ -13,27 +13,23 @@ Both leave by `os._exit`, past the teardown of a C++ runtime whose threads may s
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import socket
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from holdfast.domain import worker
+from holdfast.train import error_file
+from holdfast.train.rendezvous import wait_until_served
 
-ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
-MESSAGE_CHARS_MAX: Final = 4096
-FRAMES_MAX: Final = 40
 STORE_HEAD_START_S: Final = 0.25
-STORE_POLL_S: Final = 0.003
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +93,12 @@ def _wait_for_start(control: socket.socket) -> Mapping[str, str]:
 
 
 def _let_rank_0_open_its_store() -> None:
-    """Give rank 0 a moment's head start. torch's store client, refused once, sleeps for half a second before it asks again
-    (measured with 2.13): as long as the rest of a recovery. A script that opens its store later loses the moment, no more."""
-    if os.environ.get("RANK", "0") == "0" or "MASTER_PORT" not in os.environ:
-        return
-    address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-    deadline = time.monotonic() + STORE_HEAD_START_S
-    while time.monotonic() < deadline:
-        try:
-            socket.create_connection(address, STORE_HEAD_START_S).close()
-        except OSError:  # reserved by rank 0's agent, not listening yet
-            time.sleep(STORE_POLL_S)
-        else:
-            return
+    """A moment's head start, so that a script that joins its process group at once finds rank 0's store listening.
+
+    One that opens its store later loses the moment and no more.
+    """
+    if os.environ.get("RANK", "0") != "0" and "MASTER_PORT" in os.environ:
+        wait_until_served(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), STORE_HEAD_START_S)
 
 
 def _run(launch: Launch) -> int:
@@ -158,7 +147,7 @@ def _exit_code(request: SystemExit) -> int:
 
 def _report(error: BaseException) -> None:
     error = error.with_traceback(_own_frames_removed(error.__traceback__))
-    write_error_file(os.environ.get(ERROR_FILE, ""), error)
+    error_file.write(os.environ.get(error_file.ENV, ""), error)
     sys.excepthook(type(error), error, error.__traceback__)
 
 
@@ -168,42 +157,6 @@ def _own_frames_removed(trace: TracebackType | None) -> TracebackType | None:
     while rest is not None and rest.tb_frame.f_code.co_filename == __file__:
         rest = rest.tb_next
     return rest
-
-
-def write_error_file(path: str, error: BaseException) -> None:
-    """torchelastic's format, which its tools read, with the exception's type and frames added for detectors."""
-    if not path:
-        return
-    frames = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
-    text = str(error)[:MESSAGE_CHARS_MAX]
-    record: dict[str, Any] = {
-        "message": {
-            "message": f"{type(error).__name__}: {text}",
-            "extraInfo": {
-                "py_callstack": "".join(traceback.format_exception(error)),
-                "timestamp": str(int(time.time())),
-                "exception": {
-                    "type": _type_name(error),
-                    "message": text,
-                    "frames": frames[-FRAMES_MAX:],
-                    "at": time.time(),
-                },
-            },
-        }
-    }
-    temporary = Path(f"{path}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(json.dumps(record))
-        temporary.replace(path)
-    except OSError as failed:  # the traceback, printed next, matters more than the file
-        print(f"holdfast: the error file {path} could not be written: {failed}", file=sys.stderr)  # noqa: T201
-
-
-def _type_name(error: BaseException) -> str:
-    kind = type(error)
-    return (
-        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
-    )
 
 
 def _flush() -> None:

@@ -6,15 +6,10 @@ before the group is formed or after the work is done. A group of one uses no net
 
 from __future__ import annotations
 
-import json
-import logging
 import os
-import socket
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -22,14 +17,11 @@ from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined] 
 from torch.distributed.distributed_c10d import Store
 
 from holdfast.domain.signals import Phase
+from holdfast.train import error_file
 from holdfast.train.channels import Control, Notes
 from holdfast.train.environment import Environment
+from holdfast.train.rendezvous import wait_until_served
 from holdfast.train.run import Run
-
-log = logging.getLogger("holdfast.train")
-
-RENDEZVOUS_POLL_S = 0.003
-CONNECT_TIMEOUT_S = 1.0
 
 
 def launch(
@@ -72,7 +64,7 @@ def launch(
         run.finish()
     except Exception as error:
         if environment.error_file and not environment.job:  # an agent's template writes it for its own workers
-            _write_error_file(Path(environment.error_file), error)
+            error_file.write(environment.error_file, error)
         raise
     finally:
         notes.close()
@@ -97,41 +89,9 @@ def _join(environment: Environment, backend: str, timeout_s: float) -> None:
         host, port = environment.master
         # Rank 0 serves, the others wait until it does. Waiting for everyone here as well would only add a round trip.
         if world.rank != 0:
-            _wait_until_served(host, port, timeout_s)
+            wait_until_served(host, port, timeout_s)
         store = TCPStore(host, port, world.world_size, world.rank == 0, timeout, wait_for_workers=False)
     else:
         dist.init_process_group(backend, timeout=timeout)  # torchrun's own rendezvous, which may live in its agent
         return
     dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.world_size, timeout=timeout)
-
-
-def _wait_until_served(host: str, port: int, timeout_s: float) -> None:
-    """Until rank 0's store listens. A store that is refused waits half a second before it asks again: longer than all the rest.
-
-    Returns at the deadline as well: the store then says itself what it cannot reach.
-    """
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        try:
-            socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S).close()
-        except OSError:  # reserved by rank 0's agent, not listening yet
-            time.sleep(RENDEZVOUS_POLL_S)
-        else:
-            return
-
-
-def _write_error_file(path: Path, error: BaseException) -> None:
-    """In torchelastic's own format, so that torchrun's failure summary shows the exception."""
-    message = {
-        "message": {
-            "message": f"{type(error).__name__}: {error}",
-            "extraInfo": {
-                "py_callstack": "".join(traceback.format_exception(error)),
-                "timestamp": str(int(time.time())),
-            },
-        }
-    }
-    try:
-        path.write_text(json.dumps(message))
-    except OSError as failed:  # the exception itself matters more than its report
-        log.warning("the error file %s could not be written: %s", path, failed)

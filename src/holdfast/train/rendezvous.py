@@ -1,0 +1,23 @@
+"""Waiting for rank 0's store. torch's own client, refused once, sleeps for half a second before it asks again (measured with
+2.13): as long as the rest of a recovery. So the others look for themselves, by milliseconds, and connect when it listens."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Final
+
+POLL_S: Final = 0.003
+CONNECT_TIMEOUT_S: Final = 5.0
+
+
+def wait_until_served(host: str, port: int, timeout_s: float) -> None:
+    """Returns at the deadline as well: the store then says itself what it cannot reach."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection((host, port), timeout=min(CONNECT_TIMEOUT_S, timeout_s)).close()
+        except OSError:  # reserved by rank 0's agent, not listening yet
+            time.sleep(POLL_S)
+        else:
+            return
