@@ -89,6 +89,31 @@ def test_exit_code_zero_finishes_the_job(agent: Agent, tmp_path: Path) -> None:
     assert agent.worker_log("ok", 1, 1) == "1 2 ['--steps', '3']\n"
 
 
+COUNTS = """
+import holdfast.train as hf
+def main(run):
+    step = run.restore({})
+    while step < 7:
+        with run.step(step) as s:
+            s.log(tokens=1)
+        step += 1
+hf.launch(main)
+"""
+
+
+def test_the_last_steps_before_the_end_are_told(agent: Agent, tmp_path: Path) -> None:
+    """All of them fall between two ticks, and the workers are gone at the second."""
+    start_job(agent.plane, prepare_order("counts", script(tmp_path, "counts", COUNTS), nproc=2))
+    agent.plane.wait_for(RanksFinished, lambda r: r.job == "counts")
+
+    def told() -> set[tuple[int, int]]:
+        columns = [c for c in agent.plane.signals(StepColumns) if c.job == "counts"]
+        return {pair for c in columns for pair in zip(c.rank, c.step, strict=True)}
+
+    every = {(rank, step) for rank in (0, 1) for step in range(1, 8)}
+    wait_until(lambda: told() == every, description="seven steps of both ranks")
+
+
 def test_sigkill_is_seen_within_milliseconds(agent: Agent, tmp_path: Path) -> None:
     prepared = start_job(agent.plane, prepare_order("kill", script(tmp_path, "sleeper", SLEEPER)))
     before = time.time()

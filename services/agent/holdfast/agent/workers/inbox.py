@@ -40,13 +40,16 @@ class NotesInbox:
         try:
             while True:
                 await anyio.wait_readable(self._socket)
-                self._drain()
+                self.drain()
                 await anyio.lowlevel.checkpoint()
         finally:
             self._socket.close()
             self._path.unlink(missing_ok=True)
 
-    def _drain(self) -> None:
+    def drain(self) -> None:
+        """Take what has arrived; called before a worker's end is judged, so that its last words count."""
+        if self._socket.fileno() < 0:
+            return  # the agent is stopping: `run` has ended before the workers do
         for _ in range(BURST_MAX):
             try:
                 raw = self._socket.recv(MESSAGE_BYTES_MAX)

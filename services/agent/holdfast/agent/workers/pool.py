@@ -272,6 +272,7 @@ class WorkerPool:
         with anyio.CancelScope(shield=True):  # ends with the process, which `run` ends before it returns
             how = await worker.watch()
         if generation.started_at is not None:
+            self._take_last_words(generation)
             self._emit(generation.exited(worker, how))
             if (finished := generation.finished()) is not None:
                 self._report(finished)
@@ -290,7 +291,15 @@ class WorkerPool:
         for worker in generation.alive:
             worker.kill()
 
+    def _take_last_words(self, generation: LocalGeneration) -> None:
+        """What the ranks finished since the last tick: there may be no other before the generation is forgotten."""
+        self._inbox.drain()
+        if (steps := generation.last_steps(time.time())) is not None:
+            self._emit(steps)
+
     def _say_stopped(self, generation: LocalGeneration) -> None:
+        if not generation.stopping:
+            self._take_last_words(generation)
         if (stopped := generation.stop(time.time())) is not None:
             self._emit(stopped)
 
