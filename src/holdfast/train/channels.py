@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import time
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +22,8 @@ log = logging.getLogger("holdfast.train")
 ORDERS_PER_POLL_MAX = 16
 
 WAITING_NOTES_MAX = 64  # per socket; about 10 kB
+LAST_NOTES_TIMEOUT_S = 0.25  # for a reader that is late at the very end
+LAST_NOTES_POLL_S = 0.002
 REASON_CHARS_MAX = 1000
 
 
@@ -63,7 +66,12 @@ class _Outbox:
         self.dropped += count
 
     def close(self) -> None:
+        """No step waits here any more: what is left gets a moment."""
+        deadline = time.monotonic() + LAST_NOTES_TIMEOUT_S
         self.flush()
+        while self._waiting and time.monotonic() < deadline:
+            time.sleep(LAST_NOTES_POLL_S)
+            self.flush()
         self._socket.close()
 
 
