@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.recovery.launchers import (
     LIBRARY_SCRIPT,
@@ -80,17 +81,23 @@ def main() -> None:
                 if parts:
                     phases[f"{kind}:{name}"].append(parts)
                 print(f"{seconds:.2f} s")
-    healthy = _healthy(launchers, arguments.trials) if not arguments.skip_healthy else {}
     result = {
         **recovery,
-        "healthy_step_ms": healthy,
+        "healthy_step_ms": {},
         "phases_s": {kind: _medians(parts) for kind, parts in phases.items()},
         "failed_trials": dict(failed),
     }
-    _print(result)
     path = arguments.out / "recovery.json"
-    path.write_text(json.dumps(result, indent=2) + "\n")
+    _write(path, result)  # already now: the healthy runs take minutes
+    if not arguments.skip_healthy:
+        result["healthy_step_ms"] = _healthy(launchers, arguments.trials)
+        _write(path, result)
+    _print(result)
     print(f"\n{path}")
+
+
+def _write(path: Path, result: dict[str, Any]) -> None:
+    path.write_text(json.dumps(result, indent=2) + "\n")
 
 
 def _arguments() -> argparse.Namespace:
@@ -233,10 +240,10 @@ def _medians(parts: list[dict[str, float]]) -> dict[str, float]:
     return {name: statistics.median(part[name] for part in parts if name in part) for name in names}
 
 
-def _print(result: dict[str, object]) -> None:
+def _print(result: dict[str, Any]) -> None:
     print(f"\n{'':16}{'launcher':18}{'min':>8}{'median':>8}{'max':>8}{'n':>4}   peer ÷ holdfast")
     for kind in ("rank_kill_s", "node_loss_s", "healthy_step_ms"):
-        by_launcher: dict[str, list[float]] = result[kind]  # type: ignore[assignment]
+        by_launcher: dict[str, list[float]] = result[kind]
         ours = statistics.median(by_launcher["holdfast"]) if by_launcher.get("holdfast") else None
         for name, values in by_launcher.items():
             if not values:
@@ -244,7 +251,7 @@ def _print(result: dict[str, object]) -> None:
             middle = statistics.median(values)
             ratio = f"{middle / ours:8.2f}" if ours else ""
             print(f"{kind:16}{name:18}{min(values):8.2f}{middle:8.2f}{max(values):8.2f}{len(values):4}   {ratio}")
-    for kind, parts in result["phases_s"].items():  # type: ignore[attr-defined]
+    for kind, parts in result["phases_s"].items():
         print(
             f"{kind} phases of holdfast (medians): " + "  ".join(f"{name} {value:.3f}" for name, value in parts.items())
         )
