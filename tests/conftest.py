@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,12 @@ import redis
 
 from holdfast.log.embedded import EmbeddedRedis
 from holdfast.log.keys import may_stay
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> None:
+    """Commands under test can be interrupted even where a shell started us in the background, with SIGINT ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

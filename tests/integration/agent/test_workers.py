@@ -83,7 +83,12 @@ def test_exit_code_zero_finishes_the_job(agent: Agent, tmp_path: Path) -> None:
     start_job(agent.plane, prepare_order("ok", path, nproc=2, args=("--steps", "3")))
     finished = agent.plane.wait_for(RanksFinished, lambda r: r.job == "ok")
     assert finished.ranks == (0, 1)
-    exits = [e for e in agent.plane.signals(WorkerExited) if e.job == "ok"]
+
+    def exits_told() -> list[WorkerExited]:  # by another stream than what has just been waited for
+        told = [e for e in agent.plane.signals(WorkerExited) if e.job == "ok"]
+        return told if len(told) == 2 else []
+
+    exits = wait_until(exits_told, description="both exits")
     assert sorted(e.rank for e in exits) == [0, 1]
     assert all(e.exit_code == 0 and not e.expected for e in exits)
     assert agent.worker_log("ok", 1, 1) == "1 2 ['--steps', '3']\n"
