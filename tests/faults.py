@@ -177,9 +177,6 @@ def _restart(victim: Victim, service: str) -> None:
 
 Fault = Callable[[Victim], str]
 
-# `node_loss_while_preparing` is an open flaw: with seed 1 the job was not healthy again within the campaign's limit, twice of
-# two. The cause is not established; the wait for a lost node's shards (`scratch_s`) is suspected.
-# HOLDFAST_CAMPAIGN_OPEN=1 strikes it too.
 DISTURBS: tuple[Fault, ...] = (
     crash,
     crash_of_two,
@@ -187,7 +184,7 @@ DISTURBS: tuple[Fault, ...] = (
     node_loss,
     node_reboot,
     crash_while_preparing,
-    *((node_loss_while_preparing,) if os.environ.get("HOLDFAST_CAMPAIGN_OPEN") else ()),
+    node_loss_while_preparing,
     template_dies,
     crash_without_diagnostics,
     supervisor_dies_in_a_recovery,

@@ -303,6 +303,34 @@ def test_nodes_that_come_back_with_their_workers_were_never_lost() -> None:
     assert [incident.outcome for incident in fleet.state.closed if "nothing was lost" in incident.outcome]
 
 
+def test_a_node_that_really_was_gone_casts_no_doubt_on_the_next_loss() -> None:
+    """Three machines of a small fleet reboot, one after the other."""
+    fleet = running(job(dp=4, min_dp=1), spares=1)
+    for name in ("n0", "n1", "n2"):
+        fleet.lose(name)
+        fleet.run()
+        fleet.connect(name)
+        assert fleet.state.breaker.condemned == ()
+    assert fleet.state.breaker.open_until is None
+    assert fleet.job.phase is JobPhase.RUNNING
+
+
+def test_nodes_that_start_again_prove_the_view_right_and_close_the_breaker() -> None:
+    fleet = running(job(dp=8, min_dp=1))
+    changes = fleet.state.breaker.changes
+    fleet.gone(*(f"n{index}" for index in range(4)))
+    for index in range(4):
+        fleet.find(FindingKind.NODE_LOST, f"n{index}")
+    assert fleet.state.breaker.open_until is not None
+    fleet.connect("n0")
+    fleet.connect("n1")
+    assert fleet.state.breaker.open_until is None
+    assert [name for _, name in fleet.state.breaker.condemned] == ["n2", "n3"]
+    assert fleet.state.breaker.changes[: len(changes)] == changes
+    fleet.run()
+    assert fleet.job.phase is JobPhase.RUNNING
+
+
 def test_an_operator_closes_the_breaker_and_the_incident_is_decided() -> None:
     fleet = running(job(dp=8, min_dp=1))
     fleet.gone(*(f"n{index}" for index in range(4)))

@@ -1,7 +1,7 @@
 """The circuit breaker of the whole fleet: when too much goes wrong at once, the view is more likely broken than the nodes.
 
 Open, it stops new changes that faults ask for. Nothing is stopped: healthy runs go on. It closes by an operator or when the
-window has passed; open incidents are then decided.
+window has passed, or when the nodes it doubted prove to have been gone; open incidents are then decided.
 """
 
 from __future__ import annotations
@@ -23,15 +23,24 @@ def count_condemned(turn: Turn, node: str) -> None:
     breaker = _recent(turn)
     condemned = (*((at, name) for at, name in breaker.condemned if name != node), (turn.at, node))
     turn.set(breaker=replace(breaker, condemned=condemned))
-    fleet = {node.name for node in turn.nodes.values() if node.connected} | {name for _, name in condemned}
-    limit = max(turn.config.condemned_min, int(turn.config.condemned_fraction_max * len(fleet)))
+    fleet, limit = _fleet_and_limit(turn)
     if len(condemned) > limit:
         names = ", ".join(sorted(name for _, name in condemned))
-        _open(
-            turn,
-            f"{len(condemned)} of {len(fleet)} nodes condemned within {turn.config.breaker_window_s:.0f} s ({names}); "
-            f"more than {limit} at once is more likely a fault of the network or of the supervisor's view",
+        reason = (
+            f"{len(condemned)} of {fleet} nodes condemned within {turn.config.breaker_window_s:.0f} s ({names}); "
+            f"more than {limit} at once is more likely a fault of the network or of the supervisor's view"
         )
+        _open(turn, reason, doubts_view=True)
+
+
+def count_reborn(turn: Turn, node: str) -> None:
+    """The agent of `node` started again: it really was gone, so its loss casts no doubt on our view."""
+    breaker = _recent(turn)
+    condemned = tuple(item for item in breaker.condemned if item[1] != node)
+    turn.set(breaker=replace(breaker, condemned=condemned))
+    _, limit = _fleet_and_limit(turn)
+    if is_open(turn) and breaker.doubts_view and len(condemned) <= limit:
+        close(turn, f"{node} started again, so what was seen of it was right", counts=turn.breaker)
 
 
 def count_change(turn: Turn) -> None:
@@ -40,17 +49,15 @@ def count_change(turn: Turn) -> None:
     changes = (*breaker.changes, turn.at)
     turn.set(breaker=replace(breaker, changes=changes))
     if len(changes) > turn.config.changes_max:
-        _open(
-            turn,
-            f"{len(changes)} generation changes within {turn.config.breaker_window_s:.0f} s: acting does not help",
-        )
+        reason = f"{len(changes)} generation changes within {turn.config.breaker_window_s:.0f} s: acting does not help"
+        _open(turn, reason, doubts_view=False)
 
 
-def close(turn: Turn, why: str) -> None:
-    """Act again, with clean counts."""
+def close(turn: Turn, why: str, *, counts: Breaker | None = None) -> None:
+    """Act again, with clean counts or these."""
     if is_open(turn):
         turn.note("breaker", f"closed: {why}")
-    turn.set(breaker=Breaker())
+    turn.set(breaker=replace(counts or Breaker(), open_until=None, reason="", doubts_view=False))
     turn.cancel_timer(TIMER)
 
 
@@ -64,11 +71,18 @@ def _recent(turn: Turn) -> Breaker:
     )
 
 
-def _open(turn: Turn, reason: str) -> None:
+def _fleet_and_limit(turn: Turn) -> tuple[int, int]:
+    """How many nodes there are, and how many of them may be condemned within the window."""
+    condemned = {name for _, name in turn.breaker.condemned}
+    fleet = len({node.name for node in turn.nodes.values() if node.connected} | condemned)
+    return fleet, max(turn.config.condemned_min, int(turn.config.condemned_fraction_max * fleet))
+
+
+def _open(turn: Turn, reason: str, *, doubts_view: bool) -> None:
     if is_open(turn):
         return
     until = turn.at + turn.config.breaker_window_s
-    turn.set(breaker=replace(turn.breaker, open_until=until, reason=reason))
+    turn.set(breaker=replace(turn.breaker, open_until=until, reason=reason, doubts_view=doubts_view))
     turn.set_timer(TIMER, until)
     turn.note(
         "breaker", f"open, no action until an operator resets it or {turn.config.breaker_window_s:.0f} s pass: {reason}"

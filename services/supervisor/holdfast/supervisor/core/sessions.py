@@ -5,7 +5,7 @@ from __future__ import annotations
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.nodes import NodeFacts, NodeState
 from holdfast.domain.orders import Hello, Inventory, OrderDone, Prepare, RanksFinished, RanksStepping, Stop, Warm
-from holdfast.supervisor.core import handover, incidents, jobs, nodes, planned
+from holdfast.supervisor.core import breaker, handover, incidents, jobs, nodes, planned
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.protocol import JobPhase, NodeChanged, NodeGone, NodeReported
@@ -110,6 +110,7 @@ def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts) ->
         _answer_stops(turn, other.name, node.name)
     if job is not None and ran and turn.jobs[job.name].change is None and job.phase is JobPhase.RUNNING:
         incidents.strike(turn, _restart_finding(turn, node, job.name, job.number))
+    breaker.count_reborn(turn, node.name)
 
 
 def _restart_finding(turn: Turn, node: Node, job: str, generation: int) -> Finding:

@@ -163,6 +163,7 @@ class Breaker:
 
     open_until: float | None = None
     reason: str = ""
+    doubts_view: bool = False  # open because too many nodes were condemned at once
     condemned: tuple[tuple[float, str], ...] = ()  # (when, node) within the window
     changes: tuple[float, ...] = ()  # when, within the window
 
