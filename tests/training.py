@@ -36,7 +36,13 @@ class Cluster:
     def node_of(self, job: str, rank: int) -> str:
         return next(str(worker["node"]) for worker in self.client.job(job)["ranks"] if worker["rank"] == rank)
 
-    def wait(self, job: str, description: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    def wait(
+        self,
+        job: str,
+        description: str,
+        condition: Callable[[dict[str, Any]], bool],
+        timeout_s: float = START_TIMEOUT_S,
+    ) -> dict[str, Any]:
         """Wait until the job's view fulfils `condition`; a service that died or a job that failed ends the wait."""
         seen: dict[str, Any] = {}
 
@@ -46,7 +52,7 @@ class Cluster:
             assert seen["phase"] != "failed" or condition(seen), f"{job} failed: {seen['reason']}"
             return condition(seen)
 
-        wait_until(holds, description=f"{job}: {description}", timeout_s=START_TIMEOUT_S)
+        wait_until(holds, description=f"{job}: {description}", timeout_s=timeout_s)
         return seen
 
     def wait_step(self, job: str, step: int) -> dict[str, Any]:
@@ -64,8 +70,8 @@ class Cluster:
         )
         return closed()
 
-    def wait_end(self, job: str) -> dict[str, Any]:
-        return self.wait(job, "the end", lambda view: view["phase"] in ENDED)
+    def wait_end(self, job: str, timeout_s: float = START_TIMEOUT_S) -> dict[str, Any]:
+        return self.wait(job, "the end", lambda view: view["phase"] in ENDED, timeout_s)
 
 
 @contextmanager

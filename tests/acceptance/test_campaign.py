@@ -31,6 +31,7 @@ NOTICE_TIMEOUT_S = 30.0
 SETTLE_TIMEOUT_S = 45.0
 # The fleet's breaker opens at 30 generations in 300 s, and rightly so: a long campaign rests before it does.
 REST_S, GENERATIONS_MAX = 300.0, 22
+CALM_STEP_S_MAX = 0.1
 STEPS_MAX = 1_000_000  # it is stopped when the campaign is over
 
 
@@ -119,7 +120,8 @@ def test_a_run_survives_everything_and_is_none_the_worse(tmp_path: Path, monkeyp
         run.wait("rough", "its stop", lambda view: view["phase"] == "stopped")
         reached = losses(rough)
         run.client.submit(spec("calm", calm, max(reached)))
-        assert run.wait_end("calm")["phase"] == "completed"
+        calm_timeout_s = 90.0 + max(reached) * CALM_STEP_S_MAX  # a long campaign rests, and trains on meanwhile
+        assert run.wait_end("calm", timeout_s=calm_timeout_s)["phase"] == "completed"
 
     assert set(reached) == set(range(1, max(reached) + 1))  # none skipped, none twice
     different = {step for step, loss in losses(calm).items() if reached[step] != loss}

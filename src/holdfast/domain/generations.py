@@ -48,8 +48,22 @@ class ShardRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredStep:
+    """A checkpoint that is complete in the job's object store: its manifest is there, and with it every shard."""
+
+    attempt: int
+    step: int
+    mesh: Mesh  # of the generation that saved it
+    sharded: bool  # over dp: replicas hold different tensors, so that a resize needs the shards of all of them
+
+
+OBJECT_STORE = "object store"  # as the node of a ShardSource: no node can be called so, for it has a space
+
+
+@dataclass(frozen=True, slots=True)
 class ShardSource:
-    """Where a shard can be fetched: a replicator's data endpoint, `host:port`."""
+    """Where a shard can be fetched: a replicator's data endpoint, `host:port`; or the job's object store, whose URL it is
+    when `node` is `OBJECT_STORE`."""
 
     node: str
     endpoint: str
@@ -57,11 +71,14 @@ class ShardSource:
 
 @dataclass(frozen=True, slots=True)
 class RankRestore:
-    """What one rank restores: a shard and its holders, nearest first (its own node leads when it holds it)."""
+    """One shard that one rank restores from, and its holders, nearest first (its own node leads when it holds it).
+
+    A rank whose state was sharded otherwise has several: it takes from each what overlaps its own part.
+    """
 
     rank: int
     shard: ShardKey
-    digest: str
+    digest: str  # empty = not known here: the manifest that comes with the shard vouches for it
     sources: tuple[ShardSource, ...]
 
 

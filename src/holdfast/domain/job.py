@@ -21,8 +21,15 @@ class LaunchSpec:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSpec:
-    interval_steps: int = 50  # run.checkpoint saves when step is a multiple of it
-    keep: int = 2  # complete steps kept per tier
+    """How often a job saves, and where to. A tier's own interval is a minimum: it takes the newest step when it is due."""
+
+    interval_steps: int = 50  # run.checkpoint saves when step is a multiple of it; 0 = auto: the supervisor chooses
+    keep: int = 2  # complete steps kept per node-local tier
+    interval_min_s: float = 1.0  # bounds of what the supervisor chooses
+    interval_max_s: float = 600.0
+    store: str = ""  # object store that takes copies: gs://bucket/prefix or file:///directory; empty = none
+    store_interval_s: float = 300.0  # no more than one step per so long goes to the object store
+    store_keep: int = 3  # complete steps kept in the object store
 
 
 @dataclass(frozen=True, slots=True)

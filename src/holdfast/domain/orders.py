@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from holdfast.domain.generations import Placement, RankRestore, ShardRecord, ShardSource
+from holdfast.domain.generations import Placement, RankRestore, ShardRecord, ShardSource, StoredStep
 from holdfast.domain.job import CheckpointSpec, HangSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import NodeFacts, RunningWorker
@@ -78,7 +78,18 @@ class CheckpointNow:
     at_step: int
 
 
-Order = Warm | Prepare | Start | Stop | CheckpointNow
+@dataclass(frozen=True, slots=True)
+class SetInterval:
+    """Save at every multiple of `interval_steps` from step `from_step` on: a step that no rank has reached yet, so that all
+    ranks change over at the same one."""
+
+    job: str
+    generation: int
+    from_step: int
+    interval_steps: int
+
+
+Order = Warm | Prepare | Start | Stop | CheckpointNow | SetInterval
 
 
 # ---------------------------------------------------------------- agent → supervisor
@@ -131,10 +142,14 @@ class RanksFinished:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """Everything that this node's replicator holds for `job`, whole and verified; replaces the previous inventory."""
+    """Everything that this node's replicator holds for `job`, whole and verified; replaces the previous inventory.
+
+    `stored` are the newest checkpoints that it knows to be complete in the object store, newest first.
+    """
 
     job: str
     shards: tuple[ShardRecord, ...] = field(default=())
+    stored: tuple[StoredStep, ...] = field(default=())
 
 
 Report = Hello | OrderDone | RanksStepping | RanksFinished | Inventory

@@ -20,6 +20,9 @@ class Configure:
     peers: tuple[ShardSource, ...]  # they get a copy of every shard committed here
     keep: int  # complete steps kept per tier
     token: str  # the job's secret: a data connection that does not present it is refused
+    store: str = ""  # URL of the object store; empty = none
+    store_interval_s: float = 300.0
+    store_keep: int = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,4 +41,4 @@ class StagedShard:
     rank: int
     shard: ShardKey
     path: str
-    source: str  # "memory", "disk" or the node it came from
+    source: str  # "memory", "disk", "object store" or the node it came from

@@ -33,7 +33,8 @@ ENV_MESH = "HOLDFAST_MESH"  # JSON object, outermost dimension first: {"dp": 3, 
 ENV_PREVIOUS_MESH = "HOLDFAST_PREVIOUS_MESH"  # of the generation that saved the restored step; for on_resize
 ENV_IMAGES = "HOLDFAST_IMAGES"  # directory on /dev/shm for this worker's shard images
 ENV_INTERVAL_STEPS = "HOLDFAST_CHECKPOINT_INTERVAL_STEPS"
-ENV_RESTORE = "HOLDFAST_RESTORE"  # JSON: {"step": 120, "attempt": 2, "path": "/dev/shm/…"}; absent = from scratch
+ENV_RESTORE = "HOLDFAST_RESTORE"  # JSON: {"step": 120, "attempt": 2, "path": "/dev/shm/…"}; absent = from scratch.
+# "paths" beside "path" when there are several: the state was sharded otherwise, and is put together from all of them
 ENV_TRACEPARENT = "TRACEPARENT"
 
 
@@ -67,6 +68,8 @@ def decode(raw: bytes) -> Mapping[str, Any]:
 #   start     (agent → worker, control)  env:{name: value}    applied before the script runs: MASTER_ADDR, MASTER_PORT,
 #                                                             HOLDFAST_RESTORE, …
 #   checkpoint_now (agent → worker)      at_step:int
+#   interval  (agent → worker)           from_step:int interval_steps:int
+#                                                             save at multiples of interval_steps from from_step on
 #   stop      (agent → worker)           save:bool            leave by hf.Interrupted: at the end of this step or, to save
 #                                                             first, in the run.checkpoint after it. Ranks may see it a step
 #                                                             apart: for one global step send checkpoint_now before

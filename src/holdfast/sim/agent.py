@@ -22,6 +22,7 @@ from holdfast.domain.orders import (
     RanksFinished,
     RanksStepping,
     Report,
+    SetInterval,
     Start,
     Stop,
     Warm,
@@ -42,6 +43,7 @@ class Workers:
     dead: set[int] = field(default_factory=set)
     hung: set[int] = field(default_factory=set)
     save_at: set[int] = field(default_factory=set)
+    intervals: list[tuple[int, int]] = field(default_factory=list)  # (from step, interval), as ordered
 
     @property
     def running(self) -> bool:
@@ -173,6 +175,10 @@ class Agent:
                 if self.workers is not None and self.workers.order.generation == order.generation:
                     self.workers.save_at.add(order.at_step)
                 self._answer(command_id, True)
+            case SetInterval():
+                if self.workers is not None and self.workers.order.generation == order.generation:
+                    self.workers.intervals.append((order.from_step, order.interval_steps))
+                self._answer(command_id, True)
             case Warm():
                 self._answer(command_id, True)
 
@@ -301,5 +307,7 @@ def describe(order: Order) -> str:
             return f"{type(order).__name__} g{order.generation}"
         case CheckpointNow():
             return f"CheckpointNow step {order.at_step}"
+        case SetInterval():
+            return f"SetInterval to {order.interval_steps} steps from step {order.from_step}"
         case Warm():
             return "Warm"

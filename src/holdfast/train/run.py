@@ -31,6 +31,8 @@ log = logging.getLogger("holdfast.train")
 
 PENDING_SAVES_MAX = 8  # checkpoint_now orders that have not come due; the earliest are kept
 
+INTERVALS_MAX = 8  # changes of the interval that may lie ahead
+
 OnResize = Callable[[World, World], None]
 
 
@@ -82,6 +84,21 @@ class Step:
             self._run._finish(self)
 
 
+class Intervals:
+    """How often to save, from which step on: an order that changes it names a step that every rank is still to reach."""
+
+    def __init__(self, interval_steps: int) -> None:
+        self._plan = [(0, interval_steps)]  # (from step, interval), by step
+
+    def change(self, from_step: int, interval_steps: int) -> None:
+        kept = [entry for entry in self._plan if entry[0] < from_step]
+        self._plan = [*kept[-INTERVALS_MAX:], (from_step, interval_steps)]
+
+    def due(self, step: int) -> bool:
+        interval = next((interval for start, interval in reversed(self._plan) if start <= step), 0)
+        return interval > 0 and step % interval == 0
+
+
 class Run:
     """One rank of one generation, from launch to its end. Made by `hf.launch`."""
 
@@ -110,6 +127,7 @@ class Run:
         self._stall_reported_s = 0.0
         self._said_unsaved = False
         self._save_after: set[int] = set()
+        self._intervals = Intervals(environment.interval_steps)
         self._stop: bool | None = None  # None = go on; otherwise whether to save first
         self._phases_s: dict[str, float] | None = {"process_group": process_group_s}  # None once `started` is said
         self._mark = time.monotonic()
@@ -184,8 +202,7 @@ class Run:
         if self._phases_s is None and step != self._done:
             raise InvalidSpec("step", step, f"{self._done}, the number of steps finished")
         leaving = self._stop is not None
-        interval = self._environment.interval_steps
-        due = force or leaving or step in self._save_after or (interval > 0 and step % interval == 0)
+        due = force or leaving or step in self._save_after or self._intervals.due(step)
         saved = due and self._save(state, step)
         self._save_after = {at for at in self._save_after if at > step}
         if leaving:
@@ -270,6 +287,8 @@ class Run:
                     self._checkpoints.miss(at_step, f"rank {self.rank} had already finished step {self._done}")
                 else:
                     self._save_after = set(sorted({*self._save_after, at_step})[:PENDING_SAVES_MAX])
+            case {"type": "interval", "from_step": int(from_step), "interval_steps": int(interval_steps)}:
+                self._intervals.change(from_step, interval_steps)
             case {"type": "stop", **more}:
                 self._stop = bool(more.get("save"))
             case _:

@@ -62,7 +62,7 @@ class Welcome(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., supervisor: _Optional[str] = ..., protocol_version: _Optional[int] = ..., diagnostics: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("epoch", "command_id", "traceparent", "warm", "prepare", "start", "stop", "checkpoint_now")
+    __slots__ = ("epoch", "command_id", "traceparent", "warm", "prepare", "start", "stop", "checkpoint_now", "set_interval")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +71,7 @@ class Command(_message.Message):
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_NOW_FIELD_NUMBER: _ClassVar[int]
+    SET_INTERVAL_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     command_id: str
     traceparent: str
@@ -79,7 +80,8 @@ class Command(_message.Message):
     start: Start
     stop: Stop
     checkpoint_now: CheckpointNow
-    def __init__(self, epoch: _Optional[int] = ..., command_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., warm: _Optional[_Union[Warm, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., checkpoint_now: _Optional[_Union[CheckpointNow, _Mapping]] = ...) -> None: ...
+    set_interval: SetInterval
+    def __init__(self, epoch: _Optional[int] = ..., command_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., warm: _Optional[_Union[Warm, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., checkpoint_now: _Optional[_Union[CheckpointNow, _Mapping]] = ..., set_interval: _Optional[_Union[SetInterval, _Mapping]] = ...) -> None: ...
 
 class LaunchSpec(_message.Message):
     __slots__ = ("script", "args", "cwd", "env", "preload")
@@ -104,12 +106,22 @@ class EnvVar(_message.Message):
     def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
 
 class CheckpointSpec(_message.Message):
-    __slots__ = ("interval_steps", "keep")
+    __slots__ = ("interval_steps", "keep", "interval_min_s", "interval_max_s", "store", "store_interval_s", "store_keep")
     INTERVAL_STEPS_FIELD_NUMBER: _ClassVar[int]
     KEEP_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_MIN_S_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_MAX_S_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    STORE_INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
+    STORE_KEEP_FIELD_NUMBER: _ClassVar[int]
     interval_steps: int
     keep: int
-    def __init__(self, interval_steps: _Optional[int] = ..., keep: _Optional[int] = ...) -> None: ...
+    interval_min_s: float
+    interval_max_s: float
+    store: str
+    store_interval_s: float
+    store_keep: int
+    def __init__(self, interval_steps: _Optional[int] = ..., keep: _Optional[int] = ..., interval_min_s: _Optional[float] = ..., interval_max_s: _Optional[float] = ..., store: _Optional[str] = ..., store_interval_s: _Optional[float] = ..., store_keep: _Optional[int] = ...) -> None: ...
 
 class Placement(_message.Message):
     __slots__ = ("slot", "node", "first_rank", "nproc")
@@ -194,6 +206,18 @@ class CheckpointNow(_message.Message):
     generation: int
     at_step: int
     def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., at_step: _Optional[int] = ...) -> None: ...
+
+class SetInterval(_message.Message):
+    __slots__ = ("job", "generation", "from_step", "interval_steps")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    FROM_STEP_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_STEPS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    generation: int
+    from_step: int
+    interval_steps: int
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., from_step: _Optional[int] = ..., interval_steps: _Optional[int] = ...) -> None: ...
 
 class RunningWorker(_message.Message):
     __slots__ = ("job", "generation", "rank", "pid")
@@ -292,9 +316,11 @@ class RanksFinished(_message.Message):
     def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., at: _Optional[float] = ...) -> None: ...
 
 class Inventory(_message.Message):
-    __slots__ = ("job", "shards")
+    __slots__ = ("job", "shards", "stored")
     JOB_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
     job: str
     shards: _containers.RepeatedCompositeFieldContainer[_types_pb2.ShardRecord]
-    def __init__(self, job: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[_types_pb2.ShardRecord, _Mapping]]] = ...) -> None: ...
+    stored: _containers.RepeatedCompositeFieldContainer[_types_pb2.StoredStep]
+    def __init__(self, job: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[_types_pb2.ShardRecord, _Mapping]]] = ..., stored: _Optional[_Iterable[_Union[_types_pb2.StoredStep, _Mapping]]] = ...) -> None: ...

@@ -20,7 +20,7 @@ class DescribeResponse(_message.Message):
     def __init__(self, endpoint: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
 
 class ConfigureRequest(_message.Message):
-    __slots__ = ("job", "generation", "attempt", "mesh", "ranks", "peers", "keep", "token")
+    __slots__ = ("job", "generation", "attempt", "mesh", "ranks", "peers", "keep", "token", "store", "store_interval_s", "store_keep")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,9 @@ class ConfigureRequest(_message.Message):
     PEERS_FIELD_NUMBER: _ClassVar[int]
     KEEP_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    STORE_INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
+    STORE_KEEP_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     attempt: int
@@ -37,7 +40,10 @@ class ConfigureRequest(_message.Message):
     peers: _containers.RepeatedCompositeFieldContainer[_types_pb2.ShardSource]
     keep: int
     token: str
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., attempt: _Optional[int] = ..., mesh: _Optional[_Union[_types_pb2.Mesh, _Mapping]] = ..., ranks: _Optional[_Iterable[int]] = ..., peers: _Optional[_Iterable[_Union[_types_pb2.ShardSource, _Mapping]]] = ..., keep: _Optional[int] = ..., token: _Optional[str] = ...) -> None: ...
+    store: str
+    store_interval_s: float
+    store_keep: int
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., attempt: _Optional[int] = ..., mesh: _Optional[_Union[_types_pb2.Mesh, _Mapping]] = ..., ranks: _Optional[_Iterable[int]] = ..., peers: _Optional[_Iterable[_Union[_types_pb2.ShardSource, _Mapping]]] = ..., keep: _Optional[int] = ..., token: _Optional[str] = ..., store: _Optional[str] = ..., store_interval_s: _Optional[float] = ..., store_keep: _Optional[int] = ...) -> None: ...
 
 class ConfigureResponse(_message.Message):
     __slots__ = ()
@@ -78,12 +84,14 @@ class WatchInventoryRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ...) -> None: ...
 
 class ReplicatorInventory(_message.Message):
-    __slots__ = ("job", "shards")
+    __slots__ = ("job", "shards", "stored")
     JOB_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
     job: str
     shards: _containers.RepeatedCompositeFieldContainer[_types_pb2.ShardRecord]
-    def __init__(self, job: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[_types_pb2.ShardRecord, _Mapping]]] = ...) -> None: ...
+    stored: _containers.RepeatedCompositeFieldContainer[_types_pb2.StoredStep]
+    def __init__(self, job: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[_types_pb2.ShardRecord, _Mapping]]] = ..., stored: _Optional[_Iterable[_Union[_types_pb2.StoredStep, _Mapping]]] = ...) -> None: ...
 
 class ForgetRequest(_message.Message):
     __slots__ = ("job",)

@@ -19,6 +19,7 @@ from holdfast.domain.orders import (
     RanksFinished,
     RanksStepping,
     Report,
+    SetInterval,
     Start,
     Stop,
     Warm,
@@ -62,6 +63,15 @@ def encode_order(epoch: int, command_id: str, order: Order, traceparent: str = "
             command.checkpoint_now.CopyFrom(
                 pb.CheckpointNow(job=order.job, generation=order.generation, at_step=order.at_step)
             )
+        case SetInterval():
+            command.set_interval.CopyFrom(
+                pb.SetInterval(
+                    job=order.job,
+                    generation=order.generation,
+                    from_step=order.from_step,
+                    interval_steps=order.interval_steps,
+                )
+            )
         case _:
             assert_never(order)
     return pb.SupervisorMessage(command=command)
@@ -85,6 +95,14 @@ def decode_order(command: pb.Command) -> Order:
         case "checkpoint_now":
             now = command.checkpoint_now
             return CheckpointNow(job=now.job, generation=now.generation, at_step=now.at_step)
+        case "set_interval":
+            change = command.set_interval
+            return SetInterval(
+                job=change.job,
+                generation=change.generation,
+                from_step=change.from_step,
+                interval_steps=change.interval_steps,
+            )
         case _:
             raise MalformedMessage("command.order", f"command {command.command_id!r} has none that is known here")
 
@@ -103,7 +121,7 @@ def _encode_prepare(order: Prepare) -> pb.Prepare:
         ),
         nnodes=order.nnodes,
         launch=_encode_launch(order.launch),
-        checkpoint=pb.CheckpointSpec(interval_steps=order.checkpoint.interval_steps, keep=order.checkpoint.keep),
+        checkpoint=_encode_checkpoint(order.checkpoint),
         hang=types.encode_hang(order.hang),
         token=order.token,
         restore_step=order.restore_step,
@@ -131,7 +149,7 @@ def _decode_prepare(message: pb.Prepare, traceparent: str) -> Prepare:
         ),
         nnodes=message.nnodes,
         launch=_decode_launch(message.launch),
-        checkpoint=CheckpointSpec(interval_steps=message.checkpoint.interval_steps, keep=message.checkpoint.keep),
+        checkpoint=_decode_checkpoint(message.checkpoint),
         hang=types.decode_hang(message.hang),
         token=message.token,
         restore_step=message.restore_step,
@@ -139,6 +157,30 @@ def _decode_prepare(message: pb.Prepare, traceparent: str) -> Prepare:
         restore=types.decode_restores(message.restore),
         peers=types.decode_sources(message.peers),
         traceparent=traceparent,
+    )
+
+
+def _encode_checkpoint(spec: CheckpointSpec) -> pb.CheckpointSpec:
+    return pb.CheckpointSpec(
+        interval_steps=spec.interval_steps,
+        keep=spec.keep,
+        interval_min_s=spec.interval_min_s,
+        interval_max_s=spec.interval_max_s,
+        store=spec.store,
+        store_interval_s=spec.store_interval_s,
+        store_keep=spec.store_keep,
+    )
+
+
+def _decode_checkpoint(message: pb.CheckpointSpec) -> CheckpointSpec:
+    return CheckpointSpec(
+        interval_steps=message.interval_steps,
+        keep=message.keep,
+        interval_min_s=message.interval_min_s,
+        interval_max_s=message.interval_max_s,
+        store=message.store,
+        store_interval_s=message.store_interval_s,
+        store_keep=message.store_keep,
     )
 
 
@@ -205,7 +247,11 @@ def encode_report(report: Report, seq: int, traceparent: str = "") -> pb.AgentMe
             )
         case Inventory():
             message.inventory.CopyFrom(
-                pb.Inventory(job=report.job, shards=[types.encode_shard_record(shard) for shard in report.shards])
+                pb.Inventory(
+                    job=report.job,
+                    shards=[types.encode_shard_record(shard) for shard in report.shards],
+                    stored=types.encode_stored(report.stored),
+                )
             )
         case _:
             assert_never(report)
@@ -249,7 +295,9 @@ def decode_report(message: pb.AgentMessage) -> Report:
         case "inventory":
             inventory = message.inventory
             return Inventory(
-                job=inventory.job, shards=tuple(types.decode_shard_record(shard) for shard in inventory.shards)
+                job=inventory.job,
+                shards=tuple(types.decode_shard_record(shard) for shard in inventory.shards),
+                stored=types.decode_stored(inventory.stored),
             )
         case kind:
             raise MalformedMessage("report", f"message {message.seq} carries {kind or 'none that is known here'}")

@@ -21,6 +21,9 @@ def encode_configure(request: Configure) -> pb.ConfigureRequest:
         peers=types.encode_sources(request.peers),
         keep=request.keep,
         token=request.token,
+        store=request.store,
+        store_interval_s=request.store_interval_s,
+        store_keep=request.store_keep,
     )
 
 
@@ -36,6 +39,9 @@ def decode_configure(message: pb.ConfigureRequest) -> Configure:
         peers=types.decode_sources(message.peers),
         keep=message.keep,
         token=message.token,
+        store=message.store,
+        store_interval_s=types.check_time(message.store_interval_s, "configure.store_interval_s"),
+        store_keep=message.store_keep,
     )
 
 
@@ -73,9 +79,15 @@ def decode_staged(message: pb.StageResponse) -> tuple[StagedShard, ...]:
 
 def encode_inventory(inventory: Inventory) -> pb.ReplicatorInventory:
     return pb.ReplicatorInventory(
-        job=inventory.job, shards=[types.encode_shard_record(shard) for shard in inventory.shards]
+        job=inventory.job,
+        shards=[types.encode_shard_record(shard) for shard in inventory.shards],
+        stored=types.encode_stored(inventory.stored),
     )
 
 
 def decode_inventory(message: pb.ReplicatorInventory) -> Inventory:
-    return Inventory(job=message.job, shards=tuple(types.decode_shard_record(shard) for shard in message.shards))
+    return Inventory(
+        job=message.job,
+        shards=tuple(types.decode_shard_record(shard) for shard in message.shards),
+        stored=types.decode_stored(message.stored),
+    )

@@ -11,7 +11,7 @@ from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message import DecodeError, Message
 
 from holdfast.domain.errors import IncompatibleVersion, InvalidSpec, MalformedMessage
-from holdfast.domain.generations import RankRestore, ShardKey, ShardRecord, ShardSource
+from holdfast.domain.generations import RankRestore, ShardKey, ShardRecord, ShardSource, StoredStep
 from holdfast.domain.job import HangSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import PROTOCOL_VERSION
@@ -132,6 +132,25 @@ def decode_shard_record(message: pb.ShardRecord) -> ShardRecord:
         size=message.size_bytes,
         digest=message.digest,
         owner=message.owner,
+    )
+
+
+def encode_stored(steps: Iterable[StoredStep]) -> list[pb.StoredStep]:
+    return [
+        pb.StoredStep(attempt=stored.attempt, step=stored.step, mesh=encode_mesh(stored.mesh), sharded=stored.sharded)
+        for stored in steps
+    ]
+
+
+def decode_stored(messages: Iterable[pb.StoredStep]) -> tuple[StoredStep, ...]:
+    return tuple(
+        StoredStep(
+            attempt=message.attempt,
+            step=message.step,
+            mesh=decode_mesh(message.mesh, "stored.mesh"),
+            sharded=message.sharded,
+        )
+        for message in messages
     )
 
 

@@ -19,7 +19,7 @@ from holdfast.agent.workers.environment import Site
 from holdfast.agent.workers.pool import WorkerPool
 from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.domain.nodes import RunningWorker
-from holdfast.domain.orders import CheckpointNow, Order, Prepare, Start, Stop, Warm
+from holdfast.domain.orders import CheckpointNow, Order, Prepare, SetInterval, Start, Stop, Warm
 from holdfast.domain.replication import Configure, Stage, StagedShard
 
 T = TypeVar("T")
@@ -70,6 +70,10 @@ class Node:
             case CheckpointNow():
                 self._refuse_older(order.job, order.generation)
                 self._pool.checkpoint_now(order.job, order.generation, order.at_step)
+                return Outcome()
+            case SetInterval():
+                self._refuse_older(order.job, order.generation)
+                self._pool.set_interval(order.job, order.generation, order.from_step, order.interval_steps)
                 return Outcome()
 
     # ------------------------------------------------------------------ prepare
@@ -132,6 +136,9 @@ class Node:
                 peers=order.peers,
                 keep=order.checkpoint.keep,
                 token=order.token,
+                store=order.checkpoint.store,
+                store_interval_s=order.checkpoint.store_interval_s,
+                store_keep=order.checkpoint.store_keep,
             )
         )
         if not order.restore:

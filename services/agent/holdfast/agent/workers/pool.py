@@ -178,6 +178,12 @@ class WorkerPool:
             if not worker.tell("checkpoint_now", at_step=at_step):
                 raise Unavailable(f"rank {worker.identity.rank} of {job} does not take orders (pid {worker.pid})")
 
+    def set_interval(self, job: str, number: int, from_step: int, interval_steps: int) -> None:
+        """Pass it on. Raises `Unavailable` when a rank does not take it."""
+        for worker in self._find(job, number).alive:
+            if not worker.tell("interval", from_step=from_step, interval_steps=interval_steps):
+                raise Unavailable(f"rank {worker.identity.rank} of {job} does not take orders (pid {worker.pid})")
+
     def running(self) -> tuple[RunningWorker, ...]:
         return tuple(worker.running for generation in self._generations.values() for worker in generation.alive)
 
