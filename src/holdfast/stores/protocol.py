@@ -1,0 +1,123 @@
+"""What Holdfast asks of an object store: seven methods, the same for a bucket, a shared file system and a test.
+
+A store holds whole objects under keys: an object appears at once and whole, or not at all. Every method is synchronous and
+safe to call from several threads; callers in an event loop run it in a worker thread. Errors:
+
+* `NotFound`        no object of that key
+* `Unavailable`     the store does not answer, or not in time: trying later may help. Methods retry by themselves first
+* `IntegrityError`  bytes are not what their checksum says
+* `OutOfSpace`      the store is full; nothing half-written stays
+* `InvalidSpec`     a URL or key that cannot mean anything, or a store that refuses us: trying again cannot help
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Protocol
+from urllib.parse import unquote, urlsplit
+
+from holdfast.domain.errors import InvalidSpec
+
+KEY_BYTES_MAX = 1024  # of Google Cloud Storage
+EXPECTED_URL = "gs://bucket/prefix, or file:///directory with an absolute path"
+
+_SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=-]{0,254}", re.ASCII)  # a leading dot is a store's own: temporaries
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]", re.ASCII)
+
+Pace = Callable[[int], None]  # called with the bytes that are to be sent next; returns when they may be
+
+
+def unpaced(_nbytes: int) -> None:
+    """No limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """One object. `crc32c` is None where the store does not keep one."""
+
+    key: str
+    size: int
+    crc32c: int | None
+    updated_at: float  # Unix s, by the store's clock
+
+
+class ObjectStore(Protocol):
+    @property
+    def url(self) -> str:
+        """As `open_store` takes it."""
+
+    def put(
+        self,
+        key: str,
+        parts: Sequence[memoryview | bytes],
+        *,
+        crc32c: int,
+        if_absent: bool = False,
+        pace: Pace = unpaced,
+    ) -> bool:
+        """Store the concatenated `parts`, verified end to end against their CRC-32C; replaces what was there.
+
+        With `if_absent`, False says that an object of that key is there already and was left as it is: of several writers
+        exactly one gets True. Raises IntegrityError when the parts are not what `crc32c` says, OutOfSpace, Unavailable.
+        """
+
+    def read_into(self, key: str, target: memoryview, offset: int = 0) -> None:
+        """Fill `target` with the object's bytes from `offset` on, straight into it.
+
+        The content is what came over the wire: the caller verifies it. Raises NotFound, IntegrityError when the object is
+        shorter than that, Unavailable.
+        """
+
+    def read(self, key: str, size_max: int) -> bytes:
+        """A small object, whole. Raises NotFound, IntegrityError when it is larger than `size_max`, Unavailable."""
+
+    def stat(self, key: str) -> ObjectInfo | None:
+        """None = no such object. Raises Unavailable."""
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Every object whose key starts with `prefix`, in the order of keys. Raises Unavailable."""
+
+    def delete(self, key: str) -> None:
+        """Remove the object; nothing happens when there is none. Raises Unavailable."""
+
+    def close(self) -> None:
+        """Give up connections. Safe to call twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUrl:
+    """A store's address, taken apart. `gs`: bucket and prefix ("" or without slashes at its ends); `file`: a directory."""
+
+    scheme: str
+    bucket: str
+    prefix: str
+
+    def __str__(self) -> str:
+        if self.scheme == "file":
+            return f"file://{self.prefix}"
+        return f"gs://{self.bucket}/{self.prefix}" if self.prefix else f"gs://{self.bucket}"
+
+
+def parse_url(url: str) -> StoreUrl:
+    """Raises InvalidSpec for what is no store's URL. Looks at the text only."""
+    parts = urlsplit(url)
+    path = unquote(parts.path)
+    if parts.query or parts.fragment or "\0" in path or ".." in PurePosixPath(path).parts:
+        raise InvalidSpec("store", url, EXPECTED_URL)
+    match parts.scheme:
+        case "file" if not parts.netloc and path.startswith("/"):
+            return StoreUrl("file", "", str(PurePosixPath("/", path.lstrip("/"))))
+        case "gs" if _BUCKET.fullmatch(parts.netloc):
+            return StoreUrl("gs", parts.netloc, path.strip("/"))
+        case _:
+            raise InvalidSpec("store", url, EXPECTED_URL)
+
+
+def check_key(key: str) -> str:
+    """`key` itself. Raises InvalidSpec for one that could lead outside of the store or collide with its temporaries."""
+    if len(key) > KEY_BYTES_MAX or not all(map(_SEGMENT.fullmatch, key.split("/"))):
+        raise InvalidSpec("key", key, "segments of letters, digits and ._=- separated by single slashes")
+    return key
