@@ -1,0 +1,354 @@
+"""What a bucket looks like, and what makes a set of objects in it a checkpoint.
+
+    {job}/a{attempt}-s{step}/p{position}-{digest}.tensors   bytes [PAGE, tensors_end) of a shard file
+    {job}/a{attempt}-s{step}/rank-{rank}.rest               its header page and extra (RNG, sampler …): never shared
+    {job}/a{attempt}-s{step}/rank-{rank}.json               its manifest, the bytes of `holdfast.shards.Manifest`
+    {job}/a{attempt}-s{step}/manifest.json                  `CheckpointManifest`: written last, and only if absent
+
+Tensors are named by their content: data-parallel replicas of one state have equal bytes there and meet in one object, which
+whoever comes first writes. The presence of manifest.json *is* the completeness of the checkpoint, so that a listing alone
+tells what can be restored; a deletion therefore takes it away first. Numbers are padded: keys sort by age.
+
+Nothing here reads or writes but the functions at the end that are given a store.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from typing import Any
+
+from holdfast.domain.errors import IncompatibleVersion, IntegrityError, InvalidSpec, NotFound
+from holdfast.domain.generations import ShardKey, StoredStep
+from holdfast.domain.mesh import Mesh
+from holdfast.shards import Manifest
+from holdfast.shards.layout import PAGE
+from holdfast.shards.manifest import MANIFEST_BYTES_MAX
+from holdfast.stores.checksum import combine, crc32c
+from holdfast.stores.protocol import ObjectInfo, ObjectStore, check_key
+
+SCHEMA_VERSION = 1
+CHECKPOINT_MANIFEST_BYTES_MAX = 64 << 20  # about 150,000 ranks
+MANIFEST_NAME = "manifest.json"
+
+_STEP = re.compile(r"a(\d{12,18})-s(\d{12,18})", re.ASCII)
+_RANK_MANIFEST = re.compile(r"rank-(\d{1,9})\.json", re.ASCII)
+_DIGEST = re.compile(r"([0-9a-f]{8})-([0-9a-f]{1,16})", re.ASCII)
+
+
+# ---------------------------------------------------------------- keys
+
+
+def step_prefix(job: str, attempt: int, step: int) -> str:
+    """Of every object of one checkpoint; ends with a slash."""
+    return f"{job}/a{attempt:012d}-s{step:012d}/"
+
+
+def manifest_key(job: str, attempt: int, step: int) -> str:
+    return step_prefix(job, attempt, step) + MANIFEST_NAME
+
+
+def tensors_key(manifest: Manifest) -> str:
+    """Where index and tensors of this shard lie, and those of every replica that holds the same."""
+    position = manifest.domain_mesh().position_of(manifest.rank)
+    return f"{step_prefix(manifest.job, manifest.attempt, manifest.step)}p{position}-{manifest.digest}.tensors"
+
+
+def rest_key(job: str, key: ShardKey) -> str:
+    return f"{step_prefix(job, key.attempt, key.step)}rank-{key.rank}.rest"
+
+
+def rank_manifest_key(job: str, key: ShardKey) -> str:
+    return f"{step_prefix(job, key.attempt, key.step)}rank-{key.rank}.json"
+
+
+def rank_of(key: str) -> int | None:
+    """The rank whose manifest lies at `key`; None for any other object."""
+    found = _RANK_MANIFEST.fullmatch(key.rpartition("/")[2])
+    return int(found[1]) if found else None
+
+
+# ---------------------------------------------------------------- how a shard is taken apart
+
+
+def tensors_part(shard: memoryview, manifest: Manifest) -> memoryview:
+    """What goes under `tensors_key`, as a view into the mapped shard file."""
+    return shard[PAGE : manifest.tensors_end]
+
+
+def rest_parts(shard: memoryview, manifest: Manifest) -> tuple[memoryview, memoryview]:
+    """What goes under `rest_key`, in this order: header page, extra."""
+    return shard[:PAGE], shard[manifest.tensors_end : manifest.size]
+
+
+def tensors_crc32c(manifest: Manifest) -> int:
+    """Of the object under `tensors_key`, as the manifest's spans have it: a wrong byte on our side shows as well."""
+    return _checksum_of_spans(manifest, tensors=True)
+
+
+def rest_crc32c(manifest: Manifest) -> int:
+    return _checksum_of_spans(manifest, tensors=False)
+
+
+def _checksum_of_spans(manifest: Manifest, *, tensors: bool) -> int:
+    spans = zip(manifest.spans, manifest.span_crc32c, strict=True)
+    return combine((value, s.size) for s, value in spans if (PAGE <= s.offset < manifest.tensors_end) == tensors)
+
+
+# ---------------------------------------------------------------- the manifest of a checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class RankEntry:
+    """One rank's share of a checkpoint. Keys are whole: relative to the store, not to the step."""
+
+    rank: int
+    size: int  # bytes of the shard file
+    tensors_end: int
+    digest: str  # of index and tensors
+    tensors: str  # key
+    rest: str  # key
+    manifest: str  # key
+    manifest_crc32c: int  # of the bytes under `manifest`
+
+    @property
+    def tensors_size(self) -> int:
+        return self.tensors_end - PAGE
+
+    @property
+    def rest_size(self) -> int:
+        return PAGE + self.size - self.tensors_end
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointManifest:
+    """A complete checkpoint in the store. Made of the ranks' manifests and of nothing else: whoever makes it, at whatever
+    time, makes the same bytes."""
+
+    job: str
+    attempt: int
+    step: int
+    parent: tuple[int, int] | None  # (attempt, step) that the lineage started from
+    mesh: tuple[tuple[str, int], ...]
+    sharded: bool  # replicas hold different tensors at some position
+    created_at: float  # Unix s, when the last rank had saved
+    ranks: tuple[RankEntry, ...]  # by rank, every one of the mesh
+    schema: int = SCHEMA_VERSION
+
+    @classmethod
+    def of(cls, rank_manifests: Iterable[bytes]) -> CheckpointManifest:
+        """From the bytes of every rank's manifest, in any order.
+
+        Raises IntegrityError when they do not belong together or a rank is missing or twice, IncompatibleVersion for a
+        newer one.
+        """
+        shards = sorted(((Manifest.decode(raw), raw) for raw in rank_manifests), key=lambda shard: shard[0].rank)
+        if not shards:
+            raise IntegrityError("a checkpoint of no ranks")
+        first = shards[0][0]
+        for manifest, _ in shards:
+            if _identity(manifest) != _identity(first):
+                raise IntegrityError(f"{manifest.key} and {first.key} are not of the same checkpoint")
+        checkpoint = cls(
+            job=first.job,
+            attempt=first.attempt,
+            step=first.step,
+            parent=first.parent,
+            mesh=first.mesh,
+            sharded=_sharded(manifest for manifest, _ in shards),
+            created_at=max(manifest.created_at for manifest, _ in shards),
+            ranks=tuple(_entry(manifest, raw) for manifest, raw in shards),
+        )
+        checkpoint._check()
+        return checkpoint
+
+    def domain_mesh(self) -> Mesh:
+        return Mesh(self.mesh)
+
+    @property
+    def stored_step(self) -> StoredStep:
+        return StoredStep(self.attempt, self.step, self.domain_mesh(), self.sharded)
+
+    @property
+    def key(self) -> str:
+        return manifest_key(self.job, self.attempt, self.step)
+
+    def entry(self, rank: int) -> RankEntry:
+        """Raises NotFound for a rank that the mesh does not have."""
+        if not 0 <= rank < len(self.ranks):
+            raise NotFound(f"step {self.step} was saved by {len(self.ranks)} ranks: there is no rank {rank}")
+        return self.ranks[rank]
+
+    def rank_manifest(self, rank: int, raw: bytes) -> Manifest:
+        """A rank's manifest from the bytes under its key. Raises IntegrityError when it is not the one that was vouched for."""
+        entry = self.entry(rank)
+        if crc32c(raw) != entry.manifest_crc32c:
+            raise IntegrityError(f"{entry.manifest} is not what {self.key} says: its checksum differs")
+        manifest = Manifest.decode(raw)
+        if _entry(manifest, raw) != entry or (manifest.job, manifest.step) != (self.job, self.step):
+            raise IntegrityError(f"{entry.manifest} is not what {self.key} says")
+        return manifest
+
+    # ------------------------------------------------------------ bytes
+
+    def encode(self) -> bytes:
+        """Canonical JSON with its own checksum."""
+        raw = json.dumps(asdict(self), sort_keys=True, separators=(",", ":")).encode()
+        return b'{"checkpoint":' + raw + b',"self":' + str(zlib.crc32(raw)).encode() + b"}\n"
+
+    @classmethod
+    def decode(cls, raw: bytes) -> CheckpointManifest:
+        """Raises IntegrityError for anything that `encode` did not write, IncompatibleVersion for a newer schema."""
+        try:
+            envelope: Any = json.loads(raw)
+            fields: dict[str, Any] = envelope["checkpoint"]
+            canonical = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+            if zlib.crc32(canonical) != envelope["self"]:
+                raise IntegrityError("the checkpoint's manifest is damaged: its own checksum does not match")
+            if fields["schema"] != SCHEMA_VERSION:
+                raise IncompatibleVersion(
+                    f"checkpoint manifest of schema {fields['schema']}; this release reads {SCHEMA_VERSION}"
+                )
+            parent = fields["parent"]
+            fields |= {
+                "mesh": tuple((str(name), int(size)) for name, size in fields["mesh"]),
+                "parent": None if parent is None else (int(parent[0]), int(parent[1])),
+                "ranks": tuple(RankEntry(**entry) for entry in fields["ranks"]),
+            }
+            checkpoint = cls(**fields)
+            checkpoint._check()
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, InvalidSpec) as error:
+            raise IntegrityError(f"not a checkpoint's manifest: {error!r}") from error
+        return checkpoint
+
+    def _check(self) -> None:
+        """What it names before it is used: numbers as amounts of memory, keys as places to read."""
+        if [entry.rank for entry in self.ranks] != list(range(world := self.domain_mesh().world_size)):
+            raise IntegrityError(f"the checkpoint of step {self.step} does not have each of its {world} ranks once")
+        prefix = step_prefix(self.job, self.attempt, self.step)
+        for entry in self.ranks:
+            numbers = (entry.size, entry.tensors_end, entry.manifest_crc32c)
+            if not all(type(number) is int for number in numbers) or not PAGE <= entry.tensors_end <= entry.size:
+                raise IntegrityError(f"the checkpoint's sizes of rank {entry.rank} are impossible: {numbers!r}")
+            for key in (entry.tensors, entry.rest, entry.manifest):
+                if not check_key(key).startswith(prefix):
+                    raise IntegrityError(f"the checkpoint of step {self.step} points outside of itself: {key!r}")
+
+
+def _identity(manifest: Manifest) -> tuple[Any, ...]:
+    """What all ranks of one checkpoint have in common."""
+    return manifest.job, manifest.attempt, manifest.step, manifest.parent, manifest.mesh
+
+
+def _sharded(manifests: Iterable[Manifest]) -> bool:
+    digests: dict[int, set[str]] = {}
+    for manifest in manifests:
+        digests.setdefault(manifest.domain_mesh().position_of(manifest.rank), set()).add(manifest.digest)
+    return any(len(different) > 1 for different in digests.values())
+
+
+def _entry(manifest: Manifest, raw: bytes) -> RankEntry:
+    if not _DIGEST.fullmatch(manifest.digest):
+        raise IntegrityError(f"the manifest of {manifest.key} has no digest that could name an object")
+    return RankEntry(
+        rank=manifest.rank,
+        size=manifest.size,
+        tensors_end=manifest.tensors_end,
+        digest=manifest.digest,
+        tensors=tensors_key(manifest),
+        rest=rest_key(manifest.job, manifest.key),
+        manifest=rank_manifest_key(manifest.job, manifest.key),
+        manifest_crc32c=crc32c(raw),
+    )
+
+
+# ---------------------------------------------------------------- with a store
+
+
+@dataclass(frozen=True, slots=True)
+class StepObjects:
+    """What a listing says of one step: complete or not, whose manifests are there, and when it was last added to."""
+
+    attempt: int
+    step: int
+    complete: bool
+    ranks: tuple[int, ...]  # whose manifests are there
+    objects: int
+    size: int  # bytes
+    updated_at: float  # Unix s, by the store's clock
+    keys: tuple[str, ...] = field(repr=False)
+
+
+def survey(store: ObjectStore, job: str) -> list[StepObjects]:
+    """Every step that has any object, newest first, from one listing. Raises Unavailable."""
+    found = [
+        _step_objects(attempt, step, list(objects))
+        for (attempt, step), objects in groupby(_objects_of(store, job), key=lambda item: item[0])
+    ]
+    return sorted(found, key=lambda objects: (objects.attempt, objects.step), reverse=True)
+
+
+def steps(store: ObjectStore, job: str) -> list[tuple[int, int]]:
+    """(attempt, step) of every complete checkpoint, newest first, from a listing alone. Raises Unavailable."""
+    return [(found.attempt, found.step) for found in survey(store, job) if found.complete]
+
+
+def load(store: ObjectStore, job: str, attempt: int, step: int) -> CheckpointManifest:
+    """Raises NotFound when there is no such complete checkpoint, IntegrityError, IncompatibleVersion, Unavailable."""
+    key = manifest_key(job, attempt, step)
+    checkpoint = CheckpointManifest.decode(store.read(key, CHECKPOINT_MANIFEST_BYTES_MAX))
+    if (checkpoint.job, checkpoint.attempt, checkpoint.step) != (job, attempt, step):
+        raise IntegrityError(f"{key} is the manifest of another checkpoint: {checkpoint.key}")
+    return checkpoint
+
+
+def load_rank(store: ObjectStore, checkpoint: CheckpointManifest, rank: int) -> Manifest:
+    """The manifest of one rank's shard. Raises NotFound, IntegrityError, IncompatibleVersion, Unavailable."""
+    return checkpoint.rank_manifest(rank, store.read(checkpoint.entry(rank).manifest, MANIFEST_BYTES_MAX))
+
+
+def delete_step(store: ObjectStore, job: str, attempt: int, step: int) -> None:
+    """Everything of one step, the manifest first: cut short anywhere, what remains is no checkpoint. Raises Unavailable.
+
+    The ranks' manifests go next, so that nobody can find the set whole and complete it again, and the manifest once more at
+    the end, for somebody who had found it whole just before.
+    """
+    store.delete(manifest_key(job, attempt, step))
+    found = [info.key for info in store.list(step_prefix(job, attempt, step))]
+    for key in sorted(found, key=lambda key: rank_of(key) is None):
+        store.delete(key)
+    store.delete(manifest_key(job, attempt, step))
+
+
+def jobs(store: ObjectStore) -> list[str]:
+    """Every job that has an object in the store. Goes through the whole listing. Raises Unavailable."""
+    return sorted({found.key.split("/")[0] for found in store.list("") if _STEP.fullmatch(_directory(found.key))})
+
+
+def _objects_of(store: ObjectStore, job: str) -> Iterator[tuple[tuple[int, int], ObjectInfo]]:
+    for found in store.list(f"{job}/"):
+        directory = _STEP.fullmatch(_directory(found.key))
+        if directory and found.key.count("/") == 2:  # whatever else lies in the bucket is none of ours
+            yield (int(directory[1]), int(directory[2])), found
+
+
+def _directory(key: str) -> str:
+    return key.rpartition("/")[0].rpartition("/")[2]
+
+
+def _step_objects(attempt: int, step: int, items: list[tuple[tuple[int, int], ObjectInfo]]) -> StepObjects:
+    objects = [info for _, info in items]
+    return StepObjects(
+        attempt=attempt,
+        step=step,
+        complete=any(info.key.endswith(f"/{MANIFEST_NAME}") for info in objects),
+        ranks=tuple(sorted(rank for info in objects if (rank := rank_of(info.key)) is not None)),
+        objects=len(objects),
+        size=sum(info.size for info in objects),
+        updated_at=max(info.updated_at for info in objects),
+        keys=tuple(info.key for info in objects),
+    )
