@@ -53,11 +53,21 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class RestoreTarget:
-    """The shard that this rank starts from: verified by the replicator, readable at `path`."""
+    """The shard that this rank starts from: verified by the replicator, readable at `path`.
+
+    `paths` are all parts, `path` among them, when the state was sharded otherwise and is put together from several;
+    empty = `path` alone.
+    """
 
     step: int
     attempt: int
     path: str
+    paths: tuple[str, ...] = ()
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Every shard to read from; the one that plain values and generators come from leads."""
+        return (self.path, *(path for path in self.paths if path != self.path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +154,10 @@ def _master(environ: Mapping[str, str]) -> tuple[str, int] | None:
 
 def _restore_target(raw: Mapping[str, Any]) -> RestoreTarget:
     try:
-        return RestoreTarget(step=int(raw["step"]), attempt=int(raw["attempt"]), path=str(raw["path"]))
+        paths = tuple(map(str, raw.get("paths") or ()))
+        return RestoreTarget(step=int(raw["step"]), attempt=int(raw["attempt"]), path=str(raw["path"]), paths=paths)
     except (KeyError, TypeError, ValueError):
-        raise InvalidSpec(worker.ENV_RESTORE, dict(raw), '{"step": int, "attempt": int, "path": str}') from None
+        raise InvalidSpec(worker.ENV_RESTORE, dict(raw), '{"step": int, "attempt": int, "path": str, "paths"?: [str]}') from None
 
 
 def _layout(mesh: Mapping[str, int] | None, world_size: int) -> Mesh:

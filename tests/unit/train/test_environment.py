@@ -27,6 +27,16 @@ AGENT = {
 }
 
 
+def test_parts_of_a_restore_lead_with_the_one_that_plain_values_come_from() -> None:
+    raw = {"step": 3, "attempt": 1, "path": "/b", "paths": ["/a", "/b", "/c"]}
+    target = Environment.read({"HOLDFAST_RESTORE": json.dumps(raw)}).restore
+    assert target is not None
+    assert target.parts == ("/b", "/a", "/c")
+    alone = Environment.read({"HOLDFAST_RESTORE": json.dumps({"step": 3, "attempt": 1, "path": "/b"})}).restore
+    assert alone is not None
+    assert alone.parts == ("/b",)
+
+
 def test_started_by_an_agent() -> None:
     environment = Environment.read(AGENT, mesh={"dp": 9})
     assert environment.world == World(Mesh.of({"dp": 3, "pp": 3}), 7, 4), "the job's mesh counts, not the script's"
