@@ -157,7 +157,8 @@ def _restore_target(raw: Mapping[str, Any]) -> RestoreTarget:
         paths = tuple(map(str, raw.get("paths") or ()))
         return RestoreTarget(step=int(raw["step"]), attempt=int(raw["attempt"]), path=str(raw["path"]), paths=paths)
     except (KeyError, TypeError, ValueError):
-        raise InvalidSpec(worker.ENV_RESTORE, dict(raw), '{"step": int, "attempt": int, "path": str, "paths"?: [str]}') from None
+        wanted = '{"step": int, "attempt": int, "path": str, "paths": [str] or absent}'
+        raise InvalidSpec(worker.ENV_RESTORE, dict(raw), wanted) from None
 
 
 def _layout(mesh: Mapping[str, int] | None, world_size: int) -> Mesh:
