@@ -6,6 +6,7 @@ HoldfastError
 ├── NotFound             a job, node, incident or shard that does not exist
 ├── Conflict             right in itself, but not now: a job of that name is running, the port is in use
 ├── Unavailable          a peer that should answer does not: Redis, a service, an agent
+│   └── Unrestorable     a shard that no source hands out whole: the node that asked for it is well
 ├── OutOfSpace           a directory that must hold something is full; says how much was needed and is free
 ├── IncompatibleVersion  two parts that do not speak the same protocol version
 ├── MalformedMessage     a message or record that no correct peer writes; refused whole, never half believed
@@ -69,6 +70,10 @@ class Conflict(HoldfastError):
 
 class Unavailable(HoldfastError):
     """A part that should answer does not."""
+
+
+class Unrestorable(Unavailable):
+    """No source of a saved shard hands it out whole: names the shard, and for each source why not."""
 
 
 class OutOfSpace(HoldfastError):

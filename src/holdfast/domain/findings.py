@@ -16,6 +16,7 @@ class FindingKind(StrEnum):
     GPU_ERROR = "gpu_error"  # an Xid or other hardware verdict; evidence carries the code and the catalogue's row
     HOST_PRESSURE = "host_pressure"  # memory, disk or load near a limit: a warning, never an eviction
     RANKS_MISSING = "ranks_missing"  # raised by the supervisor itself: a generation did not start in time
+    SILENT_CORRUPTION = "silent_corruption"  # the state is wrong without an error; evidence carries verified_step
 
 
 class Severity(StrEnum):

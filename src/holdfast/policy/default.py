@@ -3,6 +3,7 @@
 the same exception again, or no progress after N tries      stop
 crash, exception, hang                                      restart; hot_swap at the second on one node, with a spare
 node lost, GPU dead, node unusable for any reason           hot_swap; without a spare scale_down; below min_dp wait
+wrong results without an error (silent corruption)         hot_swap, else scale_down, else wait; restart if no node is named
 node back in service while the job runs degraded            scale_up
 """
 
@@ -31,6 +32,10 @@ def default(incident: Incident, job: JobView) -> Action:
             return _node_fault(incident, job)
         case FindingKind.GPU_ERROR:
             return _worker_fault(incident, job)
+        case FindingKind.SILENT_CORRUPTION if incident.node:
+            return _replace((incident.node,), f"{incident.node} computes wrongly", job)
+        case FindingKind.SILENT_CORRUPTION:
+            return restart("the state cannot be trusted: back to the last step that was verified")
         case k if k == CORDONED:
             return _replace((incident.node,), f"{incident.node} is to leave", job)
         case k if k == REPAIR:

@@ -270,7 +270,7 @@ class PhaseTime(_message.Message):
     def __init__(self, name: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class OrderDone(_message.Message):
-    __slots__ = ("command_id", "ok", "reason", "master", "at", "phases", "workers")
+    __slots__ = ("command_id", "ok", "reason", "master", "at", "phases", "workers", "unrestorable")
     COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
     OK_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -278,6 +278,7 @@ class OrderDone(_message.Message):
     AT_FIELD_NUMBER: _ClassVar[int]
     PHASES_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
+    UNRESTORABLE_FIELD_NUMBER: _ClassVar[int]
     command_id: str
     ok: bool
     reason: str
@@ -285,7 +286,8 @@ class OrderDone(_message.Message):
     at: float
     phases: _containers.RepeatedCompositeFieldContainer[PhaseTime]
     workers: _containers.RepeatedCompositeFieldContainer[RunningWorker]
-    def __init__(self, command_id: _Optional[str] = ..., ok: bool = ..., reason: _Optional[str] = ..., master: _Optional[str] = ..., at: _Optional[float] = ..., phases: _Optional[_Iterable[_Union[PhaseTime, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ...) -> None: ...
+    unrestorable: bool
+    def __init__(self, command_id: _Optional[str] = ..., ok: bool = ..., reason: _Optional[str] = ..., master: _Optional[str] = ..., at: _Optional[float] = ..., phases: _Optional[_Iterable[_Union[PhaseTime, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ..., unrestorable: bool = ...) -> None: ...
 
 class RanksStepping(_message.Message):
     __slots__ = ("job", "generation", "ranks", "step", "at", "phases")

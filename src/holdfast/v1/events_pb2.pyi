@@ -18,6 +18,7 @@ class FindingKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINDING_KIND_GPU_ERROR: _ClassVar[FindingKind]
     FINDING_KIND_HOST_PRESSURE: _ClassVar[FindingKind]
     FINDING_KIND_RANKS_MISSING: _ClassVar[FindingKind]
+    FINDING_KIND_SILENT_CORRUPTION: _ClassVar[FindingKind]
 
 class Severity(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -45,6 +46,7 @@ FINDING_KIND_HANG: FindingKind
 FINDING_KIND_GPU_ERROR: FindingKind
 FINDING_KIND_HOST_PRESSURE: FindingKind
 FINDING_KIND_RANKS_MISSING: FindingKind
+FINDING_KIND_SILENT_CORRUPTION: FindingKind
 SEVERITY_UNSPECIFIED: Severity
 SEVERITY_INFO: Severity
 SEVERITY_WARNING: Severity

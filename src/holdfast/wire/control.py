@@ -228,6 +228,7 @@ def encode_report(report: Report, seq: int, traceparent: str = "") -> pb.AgentMe
                     at=report.at,
                     phases=_encode_phases(report.phases_s),
                     workers=_encode_workers(report.workers),
+                    unrestorable=report.unrestorable,
                 )
             )
         case RanksStepping():
@@ -273,6 +274,7 @@ def decode_report(message: pb.AgentMessage) -> Report:
                 at=types.check_time(done.at, "order_done.at"),
                 phases_s=_decode_phases(done.phases),
                 workers=_decode_workers(done.workers),
+                unrestorable=done.unrestorable,
             )
         case "ranks_stepping":
             stepping = message.ranks_stepping

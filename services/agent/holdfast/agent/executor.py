@@ -18,7 +18,7 @@ from anyio.abc import TaskGroup
 
 from holdfast.agent.ledger import Ledger
 from holdfast.agent.node import Outcome
-from holdfast.domain.errors import HoldfastError
+from holdfast.domain.errors import HoldfastError, Unrestorable
 from holdfast.domain.orders import Order, OrderDone
 
 log = structlog.get_logger("holdfast.agent.orders")
@@ -97,7 +97,8 @@ class Executor:
         try:
             outcome = await self._carry_out(order)
         except (HoldfastError, OSError) as error:
-            return OrderDone(command_id, ok=False, reason=str(error), at=self._clock())
+            unrestorable = isinstance(error, Unrestorable)
+            return OrderDone(command_id, ok=False, reason=str(error), at=self._clock(), unrestorable=unrestorable)
         except Exception as error:
             # A bug of ours. Ending the agent would end healthy workers with it; the supervisor plans around the node instead.
             log.exception("order failed", order=type(order).__name__, command_id=command_id)

@@ -15,7 +15,7 @@ import structlog
 from anyio.abc import TaskStatus
 
 from holdfast.agent.workers.logs import open_log, tail
-from holdfast.domain.errors import NotFound, Unavailable
+from holdfast.domain.errors import NotFound, Unavailable, Unrestorable
 from holdfast.domain.orders import Inventory
 from holdfast.domain.replication import Configure, Stage, StagedShard
 from holdfast.runtime.backoff import Backoff
@@ -212,15 +212,17 @@ class LocalReplicator:
             await backoff.sleep()
 
     def _take(self, inventory: Inventory) -> None:
-        if inventory.shards:
+        if inventory.shards or inventory.stored:
             self._held[inventory.job] = inventory
         else:
             self._held.pop(inventory.job, None)
         self._on_inventory(inventory)
 
     async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
-        """One call, which waits for a replicator that is being restarted; its failure as `Unavailable`, in its own words."""
+        """One call, which waits for a replicator that is being restarted; its failure as `Unavailable`
+        (`Unrestorable` when it has tried every source of a shard), in its own words."""
         try:
             return await method(request, timeout=timeout_s, wait_for_ready=True)
         except grpc.aio.AioRpcError as error:
-            raise Unavailable(f"checkpoint-replicator: {error.details() or error.code().name}") from error
+            kind = Unrestorable if error.code() is grpc.StatusCode.ABORTED else Unavailable
+            raise kind(f"checkpoint-replicator: {error.details() or error.code().name}") from error

@@ -16,6 +16,7 @@ from holdfast.domain.errors import (
     MalformedMessage,
     NotFound,
     OutOfSpace,
+    Unrestorable,
 )
 from holdfast.replicator.engine import Engine
 from holdfast.replicator.mover import Mover
@@ -36,6 +37,7 @@ _STATUS: tuple[tuple[type[HoldfastError], grpc.StatusCode], ...] = (
     (Conflict, grpc.StatusCode.FAILED_PRECONDITION),
     (OutOfSpace, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (IntegrityError, grpc.StatusCode.DATA_LOSS),
+    (Unrestorable, grpc.StatusCode.ABORTED),
     (HoldfastError, grpc.StatusCode.UNAVAILABLE),
 )
 

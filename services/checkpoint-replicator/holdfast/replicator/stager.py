@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import anyio
 import structlog
 
-from holdfast.domain.errors import Conflict, HoldfastError, IntegrityError, NotFound, OutOfSpace, Unavailable
+from holdfast.domain.errors import Conflict, HoldfastError, IntegrityError, NotFound, OutOfSpace, Unrestorable
 from holdfast.domain.generations import RankRestore, ShardKey, ShardSource
 from holdfast.domain.replication import Stage, StagedShard
 from holdfast.replicator.checksum import Checksummer
@@ -42,7 +42,7 @@ class Stager:
         self._node = node
 
     async def stage(self, request: Stage) -> tuple[StagedShard, ...]:
-        """All of the shards, or Unavailable naming, for each that is missing, every place that was tried and why not."""
+        """All of the shards, or Unrestorable naming, for each that is missing, every place that was tried and why not."""
         job = self._engine.jobs.get(request.job)
         if job is None or job.config is None:
             raise Conflict(f"job {request.job!r} has not been configured here: its shards cannot be fetched")
@@ -69,7 +69,7 @@ class Stager:
             self._engine.notify()
         if len(found) < len(restores):
             late = f" (given up after {request.timeout_s:g} s)" if limit.cancelled_caught else ""
-            raise Unavailable(
+            raise Unrestorable(
                 "; ".join(_why(restores[key], missing[key]) for key in restores if key not in found) + late
             )
         return tuple(self._answer(restore, found[restore.shard]) for restore in request.shards)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,13 +74,19 @@ def worker_environment(
     return environment
 
 
-def start_environment(master: tuple[str, int], shard: StagedShard | None) -> dict[str, str]:
-    """What a worker learns with `start`: where to meet, and what to restore."""
+def start_environment(master: tuple[str, int], parts: Sequence[StagedShard]) -> dict[str, str]:
+    """What one worker learns with `start`: where to meet, and what to restore.
+
+    Of several parts `path` is the one that this rank saved itself, with its random numbers; of a new rank, the first.
+    """
     host, port = master
     environment = {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
-    if shard is not None:
-        key = shard.shard
-        environment[worker.ENV_RESTORE] = json.dumps({"step": key.step, "attempt": key.attempt, "path": shard.path})
+    if parts:
+        own = next((part for part in parts if part.shard.rank == part.rank), parts[0])
+        target: dict[str, object] = {"step": own.shard.step, "attempt": own.shard.attempt, "path": own.path}
+        if len(parts) > 1:
+            target["paths"] = [part.path for part in parts]
+        environment[worker.ENV_RESTORE] = json.dumps(target)
     return environment
 
 

@@ -138,13 +138,15 @@ class WorkerPool:
         generation = self._find(job, number)
         if generation.started_at is not None:
             raise Conflict(f"generation {number} of {job} has been started already")
-        shards = {shard.rank: shard for shard in staged}
+        parts: dict[int, list[StagedShard]] = {}
+        for shard in staged:
+            parts.setdefault(shard.rank, []).append(shard)
         if not generation.complete:
             dead = [rank for rank, worker in generation.workers.items() if not worker.alive]
             raise Conflict(f"generation {number} of {job} cannot start: rank(s) {dead} died while waiting for it")
         self._emit(generation.begin(time.time()))
         for rank, worker in generation.workers.items():
-            if not worker.tell("start", env=start_environment(master, shards.get(rank))):
+            if not worker.tell("start", env=start_environment(master, parts.get(rank, ()))):
                 raise Conflict(f"generation {number} of {job} cannot start: rank {rank} does not take its start order")
 
     async def stop(self, job: str, through: int, grace_s: float = 0.0) -> None:
