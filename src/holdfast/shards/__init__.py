@@ -2,12 +2,14 @@
 
 from holdfast.shards.image import Image
 from holdfast.shards.images import ImageSet, Skipped, Staged
-from holdfast.shards.layout import Header, Plan, Stamp, TensorSpec
+from holdfast.shards.layout import Header, Stamp
 from holdfast.shards.manifest import CHUNK_BYTES, Manifest, Span, spans_of, sync_directory
 from holdfast.shards.reader import Reader, peek
+from holdfast.shards.slots import Envelope, Plan, Slot, TensorSpec
 
 __all__ = [
     "CHUNK_BYTES",
+    "Envelope",
     "Header",
     "Image",
     "ImageSet",
@@ -15,6 +17,7 @@ __all__ = [
     "Plan",
     "Reader",
     "Skipped",
+    "Slot",
     "Span",
     "Staged",
     "Stamp",

@@ -8,6 +8,7 @@ Who may touch it when is settled by `flock` alone, so that a process that dies g
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -25,17 +26,16 @@ from holdfast.shards.layout import (
     STATE_OFFSET,
     WRITING,
     Header,
-    Layout,
-    Plan,
     Stamp,
-    lay_out,
     pack_header,
     parse_body,
     parse_header,
-    read_index,
 )
+from holdfast.shards.slots import Layout, Plan, lay_out, read_index
 
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; Python's mmap module does not name it
+_POPULATE_BYTES = 32 << 20
+_libc = ctypes.CDLL(None, use_errno=True)
 
 _open: weakref.WeakSet[Image] = weakref.WeakSet()
 
@@ -63,7 +63,7 @@ class Image:
         self._map = map_apart(fd, layout.size_max)
         self._bytes = memoryview(self._map)
         self._at = {
-            spec.fqn: (offset, spec.nbytes) for spec, offset in zip(layout.tensors, layout.offsets, strict=True)
+            spec.fqn: (slot.payload, spec.nbytes) for spec, slot in zip(layout.tensors, layout.slots, strict=True)
         }
         self._sequence = 0
         self._stamp: Stamp | None = None  # while a save is under way
@@ -84,7 +84,7 @@ class Image:
             _allocate(fd, path, layout.size_max)
             image = cls(path, fd, layout)
             image._populate(fresh=True)
-            image._bytes[PAGE : PAGE + len(layout.index)] = layout.index
+            image._write_around(layout)
             image._bytes[STATE_OFFSET:BODY_OFFSET] = WRITING
             image._bytes[: len(MAGIC)] = MAGIC
         except BaseException:
@@ -201,15 +201,30 @@ class Image:
             self._fd = -1
             _open.discard(self)
 
+    def _write_around(self, layout: Layout) -> None:
+        """Everything that no save will touch: the index, and what stands around the payloads."""
+        self._bytes[PAGE : PAGE + len(layout.index)] = layout.index
+        for spec, slot in zip(layout.tensors, layout.slots, strict=True):
+            after = slot.payload + spec.nbytes
+            self._bytes[slot.offset : slot.payload] = spec.envelope.prefix
+            self._bytes[after : slot.offset + slot.length] = spec.envelope.suffix
+
     def _populate(self, *, fresh: bool) -> None:
-        """Pay for the page faults now, not in the first save: 10× on its stall."""
-        try:
-            self._map.madvise(_MADV_POPULATE_WRITE)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
+        """Pay for the page faults now, not in the first save: 10× on its stall.
+
+        Through libc, because mmap.madvise keeps the GIL for all of it: hundreds of milliseconds per gigabyte in which a
+        training thread could not go on. In pieces, because the kernel holds the address space's lock for each.
+        """
+        start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        for offset in range(0, len(self._map), _POPULATE_BYTES):
+            size = min(_POPULATE_BYTES, len(self._map) - offset)
+            if _libc.madvise(ctypes.c_void_p(start + offset), ctypes.c_size_t(size), _MADV_POPULATE_WRITE) == 0:
+                continue
+            if (code := ctypes.get_errno()) != errno.EINVAL:
+                raise OSError(code, f"populating {self.path}: {os.strerror(code)}")
             if fresh:  # an older kernel: touch every page. What exists already only costs minor faults: leave it.
                 self._map[::PAGE] = bytes(len(range(0, len(self._map), PAGE)))
+            return
 
 
 def map_apart(fd: int, size: int, *, private: bool = False) -> mmap.mmap:
@@ -246,5 +261,5 @@ def _layout_of(fd: int, header: Header, file_size: int) -> Layout:
     index = os.pread(fd, header.index_size, PAGE)
     if file_size < header.size or zlib.crc32(index) != header.index_crc:
         raise IntegrityError("the shard is truncated or its index is damaged")
-    tensors, offsets = read_index(index, header.tensors_end)
-    return Layout(tensors, offsets, index, header.tensors_end, file_size - header.tensors_end)
+    tensors, slots = read_index(index, header.tensors_end)
+    return Layout(tensors, slots, index, header.tensors_end, file_size - header.tensors_end)

@@ -3,10 +3,14 @@
 The newest complete save is never overwritten, whatever happens: a save that finds no other image free is *skipped*, with
 the reason, and training goes on. The same holds for the save that training was restored from, until this worker has made
 a newer one.
+
+Images live in memory (`directory` on a tmpfs). Where that is full and a `fallback` directory on disk is given, an image
+is made there instead: its saves then cost what the disk's page cache costs, which is better than none.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -16,7 +20,10 @@ from holdfast.domain.errors import IncompatibleVersion, IntegrityError, OutOfSpa
 from holdfast.domain.generations import ShardKey
 from holdfast.domain.mesh import Mesh
 from holdfast.shards.image import Image
-from holdfast.shards.layout import Layout, Plan, Stamp, aligned, lay_out
+from holdfast.shards.layout import Stamp
+from holdfast.shards.slots import Layout, Plan, aligned, lay_out
+
+log = logging.getLogger("holdfast.shards")
 
 IMAGE_NAMES = ("a.image", "b.image")
 
@@ -39,18 +46,28 @@ class Skipped:
 
 
 class ImageSet:
-    """The images below `directory` (created when missing). One owner at a time: the worker.
+    """The images below `directory`, or, where that has no room, `fallback` (both created when missing). One owner at a time:
+    the worker.
 
     `restored` is the (attempt, step) that this worker started from, None = from scratch. Saves of an older attempt beyond
     it belong to a lineage that was given up: they are overwritten first.
     """
 
-    def __init__(self, directory: Path, *, restored: tuple[int, int] | None = None, producer: str = "") -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        self._directory = directory
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        restored: tuple[int, int] | None = None,
+        producer: str = "",
+        fallback: Path | None = None,
+    ) -> None:
+        self._directories = [directory] if fallback is None else [directory, fallback]
+        for each in self._directories:
+            each.mkdir(parents=True, exist_ok=True)
         self._restored = restored
         self._producer = producer
-        self._images: dict[str, Image | None] = {name: _reopen(directory / name) for name in IMAGE_NAMES}
+        self._images: dict[str, Image | None] = {name: self._reopen(name) for name in IMAGE_NAMES}
+        self._laid_out: tuple[Plan, Layout] | None = None  # the latest: it is the same from save to save
         self._attempt = 0  # of the latest save
         self._reserve = 0  # grows with the largest extra seen
 
@@ -71,7 +88,7 @@ class ImageSet:
         mesh = mesh if isinstance(mesh, Mesh) else Mesh.of(mesh)
         stamp = Stamp(ShardKey(attempt, step, rank), mesh, self._restored, time.time(), self._producer)
         self._attempt = max(self._attempt, attempt)
-        layout = lay_out(replace(plan, extra_reserve=self._reserve_for(plan, extra)))
+        layout = self._lay_out(replace(plan, extra_reserve=self._reserve_for(plan, extra)))
         image = self._take(layout)
         if isinstance(image, Skipped):
             return image
@@ -90,7 +107,7 @@ class ImageSet:
 
         Worth a call before the first step: allocating takes about ten times as long as copying.
         """
-        layout = lay_out(replace(plan, extra_reserve=self._reserve_for(plan, b"")))
+        layout = self._lay_out(replace(plan, extra_reserve=self._reserve_for(plan, b"")))
         newest = self._newest()
         for name, image in list(self._images.items()):
             if name == newest or (image is not None and image.fits(layout)):
@@ -133,19 +150,26 @@ class ImageSet:
         return Skipped("no image is free: " + "; ".join(reasons))
 
     def _replace(self, name: str, layout: Layout) -> Image:
-        """A new, locked image. The old file goes first: memory may not hold three."""
-        path, unborn = self._directory / name, self._directory / f".{name}.new"
+        """A new, locked image. The old file goes first: memory may not hold three. Raises OutOfSpace."""
         old, self._images[name] = self._images[name], None
         if old is not None:
             old.close()
-        path.unlink(missing_ok=True)
-        unborn.unlink(missing_ok=True)
-        image = Image.create(unborn, Plan(layout.tensors, layout.extra_reserve))
-        image.try_lock()  # before anybody can know its name
-        unborn.rename(path)
-        image.path = path
+        for directory in self._directories:
+            (directory / name).unlink(missing_ok=True)
+        image = self._create(name, layout)
         self._images[name] = image
         return image
+
+    def _create(self, name: str, layout: Layout) -> Image:
+        plan = Plan(layout.tensors, layout.extra_reserve)
+        first, *others = self._directories
+        try:
+            return _born(first / name, plan)
+        except OutOfSpace as error:
+            if not others:
+                raise
+            log.warning("%s; this worker's %s goes to %s instead, and saves into it are slower", error, name, others[0])
+        return _born(others[0] / name, plan)
 
     def _newest(self) -> str | None:
         held = [name for name in self._images if self._age(name)[0] > 0]
@@ -173,6 +197,20 @@ class ImageSet:
                 image.close()
                 self._images[name] = None
 
+    def _reopen(self, name: str) -> Image | None:
+        """The image that an earlier process left, if it is of any use; a torn or foreign one is replaced in its turn."""
+        for directory in self._directories:
+            try:
+                return Image.open(directory / name)
+            except (FileNotFoundError, IntegrityError, IncompatibleVersion):
+                continue
+        return None
+
+    def _lay_out(self, plan: Plan) -> Layout:
+        if self._laid_out is None or self._laid_out[0] != plan:
+            self._laid_out = (plan, lay_out(plan))
+        return self._laid_out[1]
+
     def _reserve_for(self, plan: Plan, extra: bytes) -> int:
         """Room for twice the extra that does not fit, so that slow growth does not mean a new image at each save."""
         self._reserve = max(self._reserve, plan.extra_reserve)
@@ -181,9 +219,11 @@ class ImageSet:
         return self._reserve
 
 
-def _reopen(path: Path) -> Image | None:
-    """The image that an earlier process left, if it is of any use; a torn or foreign one is replaced when its turn comes."""
-    try:
-        return Image.open(path)
-    except (FileNotFoundError, IntegrityError, IncompatibleVersion):
-        return None
+def _born(path: Path, plan: Plan) -> Image:
+    unborn = path.with_name(f".{path.name}.new")
+    unborn.unlink(missing_ok=True)
+    image = Image.create(unborn, plan)
+    image.try_lock()  # before anybody can know its name
+    unborn.rename(path)
+    image.path = path
+    return image

@@ -1,14 +1,15 @@
-"""The bytes of a shard: where everything lies, and how a torn write shows.
+"""The bytes of a shard: its sections, its header page, and how a torn write shows.
 
 A shard is one file, the same bytes as memory image, disk file and peer copy:
 
     0          header page    magic, state word, checksummed body: counters, sizes, and a JSON stamp (who, when, which step)
-    4096       index          JSON: for each tensor its name, dtype, shape, offset and size
-    aligned    tensors        64-byte aligned payloads, the gaps are zero
+    4096       index          JSON: for each tensor its name, dtype, shape, place in the whole, and slot
+    aligned    tensors        a slot each: prefix, 64-byte aligned payload, suffix; the gaps are zero
     aligned    extra          the small rest of the state, pickled by the trainer; last, because it is the only part that grows
 
-Sections start on pages, so that a file can be written with O_DIRECT and checksummed section by section. Index and tensors
-do not contain anything of the step or the rank: data-parallel replicas of one state have identical bytes there.
+Sections start on pages, so that a file can be written with O_DIRECT and checksummed section by section. `slots` knows the
+two in the middle. With the trainer's prefixes and suffixes every slot is what `torch.save` writes for one tensor: a plain
+`torch.distributed.checkpoint` reads the file, given (file, offset, length) for each.
 
 **Order of a write** (`Image`): state = WRITING → tensors, extra → header body → state = COMPLETE. A process killed anywhere
 between leaves WRITING, or (killed inside the header) a body whose checksum is wrong: both read as "nothing here". Stores of
@@ -31,10 +32,9 @@ from holdfast.domain.errors import IncompatibleVersion, IntegrityError, InvalidS
 from holdfast.domain.generations import ShardKey
 from holdfast.domain.mesh import Mesh
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2  # 1: bare payloads without slots
 PAGE = 4096
 ALIGN = 64
-INDEX_BYTES_MAX = 256 << 20
 
 MAGIC = b"HFSHARD\0"
 WRITING = b"WRITING\0"
@@ -47,89 +47,6 @@ _BODY = struct.Struct(
 )  # layout, stamp bytes, sequence, index bytes, index checksum, tensors end, extra bytes
 _STAMP_OFFSET = _PREFIX.size + _BODY.size
 STAMP_BYTES_MAX = PAGE - _STAMP_OFFSET
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """One tensor of a state: `nbytes` of contiguous elements; `dtype` is a plain name such as "float32"."""
-
-    fqn: str
-    dtype: str
-    shape: tuple[int, ...]
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a worker saves each time. `extra_reserve` bytes are set aside for the part that is not tensors."""
-
-    tensors: tuple[TensorSpec, ...]
-    extra_reserve: int = 64 << 10
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """A plan with every offset decided. `offsets` runs parallel to `tensors`."""
-
-    tensors: tuple[TensorSpec, ...]
-    offsets: tuple[int, ...]
-    index: bytes
-    tensors_end: int  # = start of extra
-    extra_reserve: int
-
-    @property
-    def size_max(self) -> int:
-        """Bytes of an image: everything, with the whole reserve."""
-        return self.tensors_end + self.extra_reserve
-
-
-def aligned(offset: int, to: int) -> int:
-    return -(-offset // to) * to
-
-
-def lay_out(plan: Plan) -> Layout:
-    """Place every tensor. Raises InvalidSpec for two tensors of one name."""
-    names = [spec.fqn for spec in plan.tensors]
-    if len(set(names)) != len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidSpec("plan.tensors", twice, "each tensor name once")
-    relative: list[int] = []  # to the start of the tensors, so that the index's own size does not move what it says
-    end = 0
-    for spec in plan.tensors:
-        relative.append(aligned(end, ALIGN))
-        end = relative[-1] + spec.nbytes
-    index = _encode_index(plan.tensors, relative)
-    start = PAGE + aligned(len(index), PAGE)
-    return Layout(
-        tensors=plan.tensors,
-        offsets=tuple(start + offset for offset in relative),
-        index=index,
-        tensors_end=aligned(start + end, PAGE),
-        extra_reserve=aligned(max(plan.extra_reserve, 1), PAGE),
-    )
-
-
-def _encode_index(tensors: tuple[TensorSpec, ...], relative: list[int]) -> bytes:
-    rows = [[t.fqn, t.dtype, list(t.shape), t.nbytes, offset] for t, offset in zip(tensors, relative, strict=True)]
-    index = json.dumps(rows, separators=(",", ":")).encode()
-    if len(index) > INDEX_BYTES_MAX:
-        raise InvalidSpec("plan.tensors", f"{len(tensors)} tensors", f"an index of at most {INDEX_BYTES_MAX} bytes")
-    return index
-
-
-def read_index(raw: bytes, tensors_end: int) -> tuple[tuple[TensorSpec, ...], tuple[int, ...]]:
-    """Tensors and their absolute offsets. Raises IntegrityError when the index does not describe what lies behind it."""
-    start = PAGE + aligned(len(raw), PAGE)
-    try:
-        rows = json.loads(raw)
-        tensors = tuple(TensorSpec(fqn, dtype, tuple(shape), nbytes) for fqn, dtype, shape, nbytes, _ in rows)
-        offsets = tuple(start + row[4] for row in rows)
-    except (ValueError, TypeError, IndexError) as error:
-        raise IntegrityError(f"the shard's index is not readable: {error}") from error
-    for spec, offset in zip(tensors, offsets, strict=True):
-        if offset < start or spec.nbytes < 0 or offset + spec.nbytes > tensors_end:
-            raise IntegrityError(f"the shard's index places tensor {spec.fqn!r} outside of the file")
-    return tensors, offsets
 
 
 @dataclass(frozen=True, slots=True)

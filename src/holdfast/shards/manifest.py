@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 from holdfast.domain.errors import IncompatibleVersion, IntegrityError
 from holdfast.domain.generations import ShardKey
 from holdfast.domain.mesh import Mesh
-from holdfast.shards.layout import PAGE, Header
+from holdfast.shards.layout import LAYOUT_VERSION, PAGE, Header
 
 SCHEMA_VERSION = 1
 CHUNK_BYTES = 8 << 20
@@ -60,7 +61,7 @@ class Manifest:
     span_crc32c: tuple[int, ...]
     created_at: float
     producer: str
-    layout: int = 1
+    layout: int = LAYOUT_VERSION
     schema: int = SCHEMA_VERSION
 
     @classmethod
@@ -112,6 +113,10 @@ class Manifest:
                 raise IntegrityError("the manifest is damaged: its own checksum does not match")
             if fields["schema"] != SCHEMA_VERSION:
                 raise IncompatibleVersion(f"manifest of schema {fields['schema']}; this release reads {SCHEMA_VERSION}")
+            if fields["layout"] != LAYOUT_VERSION:
+                raise IncompatibleVersion(
+                    f"manifest of a shard of layout {fields['layout']}; this release reads layout {LAYOUT_VERSION}"
+                )
             parent = fields["parent"]
             fields |= {
                 "mesh": tuple((str(name), int(size)) for name, size in fields["mesh"]),
@@ -135,6 +140,14 @@ class Manifest:
             )
         if len(self.span_crc32c) != (counted := len(self.spans)):
             raise IntegrityError(f"the manifest has {len(self.span_crc32c)} checksums for {counted} spans")
+
+    def verify(self, shard: memoryview, crc32c: Callable[[memoryview], int]) -> None:
+        """Compare the bytes of a whole shard with every checksum. Raises IntegrityError naming the first damaged span."""
+        if len(shard) != self.size:
+            raise IntegrityError(f"{self.key}: {len(shard)} bytes, the manifest says {self.size}")
+        for span, expected in zip(self.spans, self.span_crc32c, strict=True):
+            if crc32c(shard[span.offset : span.offset + span.size]) != expected:
+                raise IntegrityError(f"{self.key}: bytes {span.offset} to {span.offset + span.size} are damaged")
 
     def write(self, path: Path) -> None:
         """Atomic and durable: temporary name → fsync → rename → fsync of the directory."""

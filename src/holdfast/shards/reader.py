@@ -1,7 +1,8 @@
 """Reading a shard: tensors as memory views into the mapped file, without a copy and without torch.
 
 A reader holds LOCK_SH from the moment it opens until it is closed: nobody overwrites an image under it. It checks the
-structure (state, header, index, size) but not the payload's checksum: that has been done by whoever handed out the path.
+structure (state, header, index, size) but not the payload's checksums: that has been done by whoever handed out the path.
+Who has a path from elsewhere asks for `verify`.
 """
 
 from __future__ import annotations
@@ -9,14 +10,16 @@ from __future__ import annotations
 import fcntl
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
 from holdfast.domain.errors import Conflict, IntegrityError
 from holdfast.domain.generations import ShardKey
 from holdfast.shards.image import map_apart
-from holdfast.shards.layout import PAGE, Header, TensorSpec, parse_header, read_index
+from holdfast.shards.layout import PAGE, Header, parse_header
+from holdfast.shards.manifest import Manifest
+from holdfast.shards.slots import Slot, TensorSpec, read_index
 
 
 def peek(path: Path) -> Header | None:
@@ -46,11 +49,11 @@ class Reader:
             self.header = self._check(expected)
             self._map = map_apart(self._fd, self.header.size, private=True)
             self._bytes = memoryview(self._map)
-            self._specs, self._offsets = self._read_index()
+            self._specs, self._slots = self._read_index()
         except BaseException:
             os.close(self._fd)
             raise
-        self._at = {spec.fqn: (spec, offset) for spec, offset in zip(self._specs, self._offsets, strict=True)}
+        self._at = {spec.fqn: (spec, slot) for spec, slot in zip(self._specs, self._slots, strict=True)}
 
     def __enter__(self) -> Reader:
         return self
@@ -85,8 +88,16 @@ class Reader:
 
     def view(self, fqn: str) -> memoryview:
         """The bytes of one tensor. Raises KeyError when the shard has none of that name."""
-        spec, offset = self._at[fqn]
-        return self._bytes[offset : offset + spec.nbytes]
+        spec, slot = self._at[fqn]
+        return self._bytes[slot.payload : slot.payload + spec.nbytes]
+
+    def slot(self, fqn: str) -> Slot:
+        """Where the tensor lies in the file. Raises KeyError when the shard has none of that name."""
+        return self._at[fqn][1]
+
+    def spec(self, fqn: str) -> TensorSpec:
+        """Raises KeyError when the shard has none of that name."""
+        return self._at[fqn][0]
 
     def items(self) -> Iterator[tuple[TensorSpec, memoryview]]:
         for spec in self._specs:
@@ -94,6 +105,26 @@ class Reader:
 
     def __contains__(self, fqn: str) -> bool:
         return fqn in self._at
+
+    def verify(self, crc32c: Callable[[memoryview], int]) -> bool:
+        """Check every byte against the manifest beside the file; False when there is none.
+
+        The manifest of an image may be of an earlier save into it, and says nothing then. Raises IntegrityError when it
+        is damaged, of another shard, or does not agree with the bytes.
+        """
+        image = self.path.suffix == ".image"
+        beside = self.path.with_name(f"{self.path.name}.json") if image else self.path.with_suffix(".json")
+        try:
+            manifest = Manifest.read(beside)
+        except FileNotFoundError:
+            return False
+        mine = (self.key, self.header.stamp.created_at, self.header.size)
+        if (manifest.key, manifest.created_at, manifest.size) != mine:
+            if image:
+                return False
+            raise IntegrityError(f"{self.path} and its manifest are of different shards")
+        manifest.verify(self._bytes, crc32c)
+        return True
 
     def still_whole(self) -> bool:
         """Whether the file still says what it said at the start: a writer that keeps to the locks cannot change it."""
@@ -117,7 +148,7 @@ class Reader:
             raise IntegrityError(f"{self.path} is truncated: {size} of {header.size} bytes")
         return header
 
-    def _read_index(self) -> tuple[tuple[TensorSpec, ...], tuple[int, ...]]:
+    def _read_index(self) -> tuple[tuple[TensorSpec, ...], tuple[Slot, ...]]:
         raw = bytes(self._bytes[PAGE : PAGE + self.header.index_size])
         if zlib.crc32(raw) != self.header.index_crc:
             raise IntegrityError(f"{self.path}: the index is damaged, its checksum does not match")
