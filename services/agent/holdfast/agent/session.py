@@ -27,7 +27,7 @@ from holdfast.wire.control import decode_order, encode_beat, encode_report
 
 log = structlog.get_logger("holdfast.agent.session")
 
-BEAT_S = 0.25
+BEAT_S = 0.5
 RETRY_S_MAX = 1.0  # nothing is repaired while a new leader does not know who is there
 WELCOME_TIMEOUT_S = 3.0  # a leader welcomes at once; a supervisor that does not is as good as none
 OTHER_VERSION = "speaks protocol version"  # in the words of a supervisor that refuses ours: a status has no other place

@@ -21,15 +21,24 @@ from holdfast.domain.signals import (
     RELIABLE,
     ClockTick,
     GenerationStarted,
+    GpuSample,
+    HostSample,
     NodeBeat,
     NodeConnected,
     NodeDisconnected,
+    RankProgress,
     Signal,
+    StepColumns,
     Tick,
     WorkerExited,
 )
 
+# Detectors that hold something back for a moment (an exit, a broken stream) need a fine clock; while all is well a coarse
+# one will do, and costs a tenth. `ATTENTION_S` is longer than anything is held back for less than a second.
 CLOCK_TICK_S = 0.02
+CALM_CLOCK_TICK_S = 0.25
+ATTENTION_S = 2.0
+_ROUTINE = (ClockTick, NodeBeat, StepColumns, RankProgress, HostSample, GpuSample)
 # An exit may be held back by a detector for a moment; until that has passed its tick is not acknowledged, so that a crash of
 # ours in between cannot lose it.
 SETTLE_S = 0.5
@@ -99,6 +108,8 @@ class Intake:
         self._clock = clock
         self._streams: dict[str, NodeStream] = {}
         self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._attentive_until = 0.0
+        self._stirred = anyio.Event()
 
     async def tick(self, stream: NodeStream, tick: Tick) -> Receipt:
         """Fold one tick. Raises `MalformedMessage` for what must not be folded and `Replaced` for an old stream."""
@@ -135,7 +146,12 @@ class Intake:
             await self._publisher.wait_for_room()
             now = self._clock()
             self._fold(ClockTick(now), now)
-            await anyio.sleep(CLOCK_TICK_S)
+            if now < self._attentive_until:
+                await anyio.sleep(CLOCK_TICK_S)
+                continue
+            self._stirred = anyio.Event()
+            with anyio.move_on_after(CALM_CLOCK_TICK_S):
+                await self._stirred.wait()
 
     def _open(self, stream: NodeStream, tick: Tick) -> None:
         stream.node, stream.incarnation = tick.node, tick.incarnation
@@ -151,6 +167,9 @@ class Intake:
         log.info("node connected", node=tick.node, incarnation=tick.incarnation)
 
     def _fold(self, signal: Signal, now: float) -> None:
+        if not isinstance(signal, _ROUTINE):
+            self._attentive_until = now + ATTENTION_S
+            self._stirred.set()
         folded = self._engine.fold(signal, now)
         if folded.findings or folded.steps:
             self._publisher.offer(folded.findings, folded.steps)

@@ -34,7 +34,7 @@ class Publisher:
         *,
         findings_max: int = 10_000,
         steps_max: int = 100_000,
-        steps_every_s: float = 0.2,
+        steps_every_s: float = 0.5,
     ) -> None:
         self._log = event_log
         self._findings: deque[Finding] = deque()
