@@ -63,6 +63,7 @@ class Manifest:
     producer: str
     layout: int = LAYOUT_VERSION
     schema: int = SCHEMA_VERSION
+    checksum: str = "crc32c"  # the algorithm of all of them; "crc32" where a trainer alone had only zlib's
 
     @classmethod
     def of(cls, header: Header, *, job: str, node: str, digest: str, crc32c: int, spans: tuple[int, ...]) -> Manifest:
