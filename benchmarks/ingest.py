@@ -44,7 +44,7 @@ from holdfast.v1.telemetry_pb2_grpc import TelemetryStub, add_TelemetryServicer_
 from holdfast.wire.telemetry import decode_tick, encode_tick
 
 RANKS_PER_NODE = 8
-TICK_S = 0.1
+TICK_S = 1.0
 ROUNDS = 5
 T0 = 1_700_000_000.0
 

@@ -38,7 +38,7 @@ class RedisLog:
         stream_length_max: int = 100_000,
         reclaim_after_s: float = 5.0,
         deliveries_max: int = 5,
-        block_s: float = 0.5,
+        block_s: float = 2.0,
     ) -> None:
         """Connects on first use. Raises `InvalidSpec` for a malformed URL or fleet name."""
         self._keys = Keys(fleet)

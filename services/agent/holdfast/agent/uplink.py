@@ -25,7 +25,7 @@ from holdfast.wire.telemetry import encode_tick
 
 log = structlog.get_logger("holdfast.agent.uplink")
 
-TICK_S = 0.5
+TICK_S = 1.0
 GOODBYE_TIMEOUT_S = 1.0
 LAST_WORDS_TIMEOUT_S = 3.0
 

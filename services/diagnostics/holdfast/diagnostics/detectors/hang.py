@@ -94,7 +94,7 @@ class HangState:
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    fresh_s: float = 2.0  # a node not heard for longer is not judged
+    fresh_s: float = 3.0  # a node not heard for longer is not judged
 
     @property
     def reads(self) -> tuple[type[Observed], ...]:
