@@ -69,7 +69,7 @@ class InMemory:
         return absent
 
     def read_into(self, key: str, target: memoryview, offset: int = 0) -> None:
-        self._enter("read_into", key)
+        self._enter("read_into", check_key(key))
         content = self._content(key)[offset : offset + len(target)]
         if len(content) < len(target):
             raise IntegrityError(f"{key} ends before byte {offset + len(target)}")
@@ -77,7 +77,7 @@ class InMemory:
         self._leave("read_into", key)
 
     def read(self, key: str, size_max: int) -> bytes:
-        self._enter("read", key)
+        self._enter("read", check_key(key))
         content = self._content(key)
         if len(content) > size_max:
             raise IntegrityError(f"{key} has {len(content)} bytes, more than the {size_max} that it may have")
@@ -85,7 +85,7 @@ class InMemory:
         return content
 
     def stat(self, key: str) -> ObjectInfo | None:
-        self._enter("stat", key)
+        self._enter("stat", check_key(key))
         with self._lock:
             found = self._objects.get(key)
         self._leave("stat", key)
@@ -99,7 +99,7 @@ class InMemory:
         return iter(found)
 
     def delete(self, key: str) -> None:
-        self._enter("delete", key)
+        self._enter("delete", check_key(key))
         with self._lock:
             self._objects.pop(key, None)
         self._leave("delete", key)

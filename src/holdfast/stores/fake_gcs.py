@@ -1,0 +1,430 @@
+"""A small Google Cloud Storage on loopback, for tests and benchmarks: the JSON API as far as Holdfast and the client library
+use it, with preconditions honoured, CRC-32C checked, and faults to order.
+
+    with FakeGcs() as server:
+        server.fault(status=503, method="PUT", times=2)
+        os.environ["STORAGE_EMULATOR_HOST"] = server.endpoint
+
+`python -m holdfast.stores.fake_gcs` serves until it is ended and prints its endpoint first. Every bucket name exists.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Self
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from holdfast.stores.checksum import crc32c
+
+PAGE_OBJECTS = 1000
+PIECE_BYTES = 1 << 20
+REQUEST_BYTES_MAX = 16 << 30
+COMPOSE_SOURCES_MAX = 32
+
+_OBJECT = re.compile(r"/(?:download/)?storage/v1/b/([^/]+)/o/([^/]+)")
+_OBJECTS = re.compile(r"/(upload/)?storage/v1/b/([^/]+)/o")
+_COMPOSE = re.compile(r"/storage/v1/b/([^/]+)/o/([^/]+)/compose")
+_CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+)")
+
+
+@dataclass(slots=True)
+class HttpFault:
+    """What goes wrong with the next `times` requests that match.
+
+    `status`: this answer instead of the right one. Otherwise the connection is closed: after `after_bytes` of the body, sent
+    or received, or with `answer_lost` when all has been done and before the answer. `stall_s`: wait so long first.
+    """
+
+    method: str = ""
+    path_part: str = ""
+    status: int = 0
+    stall_s: float = 0.0
+    after_bytes: int | None = None
+    answer_lost: bool = False
+    times: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    content: bytearray
+    generation: int
+    crc32c: int
+    metadata: Mapping[str, str]
+    updated_at: float
+
+
+@dataclass(slots=True)
+class Session:
+    """A resumable upload."""
+
+    bucket: str
+    name: str
+    precondition: str | None
+    resource: dict[str, Any]
+    content: bytearray = field(default_factory=bytearray)
+
+
+class Refused(Exception):
+    """An answer that is an error."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+class Broken(Exception):
+    """The connection is closed without an answer, as ordered."""
+
+
+class FakeGcs:
+    """The server, in threads of its own. `requests` records (method, path with query)."""
+
+    def __init__(self, port: int = 0) -> None:
+        self.objects: dict[tuple[str, str], StoredObject] = {}
+        self.sessions: dict[str, Session] = {}
+        self.faults: list[HttpFault] = []
+        self.requests: list[tuple[str, str]] = []
+        self.page_objects = PAGE_OBJECTS
+        self.lock = threading.RLock()
+        self.stopped = threading.Event()
+        self._generation = 0
+        self._server = _Server(("127.0.0.1", port), _handler(self))
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), name="fake-gcs")
+
+    @property
+    def endpoint(self) -> str:
+        """For STORAGE_EMULATOR_HOST."""
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stopped.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.close_connections()
+        self._server.server_close()
+
+    def fault(self, **what: Any) -> None:
+        """Order a fault, see `HttpFault`."""
+        with self.lock:
+            self.faults.append(HttpFault(**what))
+
+    def take_fault(self, method: str, path: str) -> HttpFault | None:
+        with self.lock:
+            self.requests.append((method, path))
+            for fault in self.faults:
+                if fault.times and fault.method in ("", method) and fault.path_part in path:
+                    fault.times -= 1
+                    return fault
+        return None
+
+    def rot(self, bucket: str, name: str, offset: int) -> None:
+        """Flip a bit of what is stored."""
+        self.objects[bucket, name].content[offset] ^= 1
+
+    def store(
+        self, bucket: str, name: str, content: bytearray, resource: Mapping[str, Any], precondition: str | None
+    ) -> dict[str, Any]:
+        """Finish an upload. Raises Refused: 412 when the precondition fails, 400 when the checksum is wrong."""
+        value = crc32c(memoryview(content))
+        claimed = resource.get("crc32c")
+        if claimed is not None and claimed != encode_crc(value):
+            raise Refused(400, f'Provided CRC32C "{claimed}" doesn\'t match calculated CRC32C "{encode_crc(value)}".')
+        with self.lock:
+            held = self.objects.get((bucket, name))
+            if precondition is not None and int(precondition) != (held.generation if held else 0):
+                raise Refused(412, "At least one of the pre-conditions you specified did not hold.")
+            self._generation += 1
+            metadata = dict(resource.get("metadata") or {})
+            self.objects[bucket, name] = StoredObject(content, self._generation, value, metadata, time.time())
+            return self.resource(bucket, name)
+
+    def get(self, bucket: str, name: str) -> StoredObject:
+        with self.lock:
+            found = self.objects.get((bucket, name))
+        if found is None:
+            raise Refused(404, f"No such object: {bucket}/{name}")
+        return found
+
+    def resource(self, bucket: str, name: str) -> dict[str, Any]:
+        found = self.get(bucket, name)
+        moment = datetime.fromtimestamp(found.updated_at, UTC).isoformat().replace("+00:00", "Z")
+        return {
+            "kind": "storage#object",
+            "id": f"{bucket}/{name}/{found.generation}",
+            "bucket": bucket,
+            "name": name,
+            "generation": str(found.generation),
+            "metageneration": "1",
+            "size": str(len(found.content)),
+            "crc32c": encode_crc(found.crc32c),
+            "timeCreated": moment,
+            "updated": moment,
+            "metadata": dict(found.metadata),
+        }
+
+
+def encode_crc(value: int) -> str:
+    """As the JSON API has it: base64 of the big-endian bytes."""
+    return base64.b64encode(value.to_bytes(4, "big")).decode()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = True
+    request_queue_size = 64
+
+    def __init__(self, *arguments: Any) -> None:
+        self._connections: set[socket.socket] = set()
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._connections.discard(request)
+        super().shutdown_request(request)
+
+    def close_connections(self) -> None:
+        for connection in list(self._connections):
+            with suppress(OSError):  # its thread is closing it at this moment
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def _handler(server: FakeGcs) -> type[BaseHTTPRequestHandler]:
+    class Handler(_Handler):
+        gcs = server
+
+    return Handler
+
+
+class _Handler(BaseHTTPRequestHandler):
+    gcs: FakeGcs
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    rbufsize = 64 << 10
+
+    def do_GET(self) -> None:
+        self._serve()
+
+    do_POST = do_PUT = do_DELETE = do_GET  # noqa: N815
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+    def _serve(self) -> None:
+        self._fault = self.gcs.take_fault(self.command, self.path)
+        self._unread = int(self.headers.get("Content-Length") or 0)
+        try:
+            if self._fault and self._fault.stall_s:
+                self.gcs.stopped.wait(self._fault.stall_s)
+            if self._fault and self._fault.status:
+                raise Refused(self._fault.status, "as ordered")
+            self._route(urlsplit(self.path))
+        except Refused as refused:
+            self._discard()
+            self._answer(refused.status, {"error": {"code": refused.status, "message": str(refused)}})
+        except (Broken, ConnectionError):
+            self.close_connection = True
+
+    def _route(self, url: Any) -> None:
+        query = {key: values[0] for key, values in parse_qs(url.query).items()}
+        if found := _COMPOSE.fullmatch(url.path):
+            self._compose(unquote(found[1]), unquote(found[2]), query)
+        elif found := _OBJECT.fullmatch(url.path):
+            self._object(unquote(found[1]), unquote(found[2]), query)
+        elif found := _OBJECTS.fullmatch(url.path):
+            bucket = unquote(found[2])
+            if found[1]:
+                self._upload(bucket, query)
+            else:
+                self._list(bucket, query)
+        else:
+            raise Refused(501, f"the fake does not know {self.command} {url.path}")
+
+    # ------------------------------------------------------------ objects
+
+    def _object(self, bucket: str, name: str, query: Mapping[str, str]) -> None:
+        if self.command == "DELETE":
+            self.gcs.get(bucket, name)
+            with self.gcs.lock:
+                self.gcs.objects.pop((bucket, name), None)
+            self._answer(204, None)
+        elif query.get("alt") == "media":
+            self._send_content(self.gcs.get(bucket, name))
+        else:
+            self._answer(200, self.gcs.resource(bucket, name))
+
+    def _send_content(self, found: StoredObject) -> None:
+        whole = memoryview(found.content)
+        start, end = 0, len(whole)
+        if wanted := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or ""):
+            start, end = int(wanted[1]), min(int(wanted[2] or end) + 1, end)
+            if start >= len(whole):
+                raise Refused(416, "The requested range cannot be satisfied.")
+        self.send_response(206 if wanted else 200)
+        if wanted:
+            self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(whole)}")
+        self.send_header("X-Goog-Hash", f"crc32c={encode_crc(found.crc32c)}")
+        self.send_header("Content-Length", str(end - start))
+        self.end_headers()
+        broken_at = self._fault.after_bytes if self._fault else None
+        self.wfile.write(whole[start : end if broken_at is None else start + broken_at])
+        if broken_at is not None:
+            raise Broken
+
+    def _list(self, bucket: str, query: Mapping[str, str]) -> None:
+        prefix, after = query.get("prefix", ""), query.get("pageToken", "")
+        with self.gcs.lock:
+            names = sorted(n for b, n in self.gcs.objects if b == bucket and n.startswith(prefix) and n > after)
+            page = names[: min(self.gcs.page_objects, int(query.get("maxResults") or PAGE_OBJECTS))]
+            answer: dict[str, Any] = {"kind": "storage#objects", "items": [self.gcs.resource(bucket, n) for n in page]}
+        if len(page) < len(names):
+            answer["nextPageToken"] = page[-1]
+        self._answer(200, answer)
+
+    def _compose(self, bucket: str, name: str, query: Mapping[str, str]) -> None:
+        request = json.loads(bytes(self._body()))
+        sources = [str(source["name"]) for source in request["sourceObjects"]]
+        if not 1 <= len(sources) <= COMPOSE_SOURCES_MAX:
+            raise Refused(400, f"The number of source components provided ({len(sources)} > 32)")
+        content = bytearray()
+        for source in sources:
+            content += self.gcs.get(bucket, source).content
+        resource = request.get("destination") or {}
+        self._answer(200, self.gcs.store(bucket, name, content, resource, query.get("ifGenerationMatch")))
+
+    # ------------------------------------------------------------ uploads
+
+    def _upload(self, bucket: str, query: Mapping[str, str]) -> None:
+        match query.get("uploadType"):
+            case "multipart":
+                resource, content = _split(self.headers["Content-Type"], self._body())
+                name = query.get("name") or str(resource["name"])
+                self._answer(200, self.gcs.store(bucket, name, content, resource, query.get("ifGenerationMatch")))
+            case "resumable" if "upload_id" not in query:
+                self._begin(bucket, query)
+            case "resumable":
+                self._go_on(query["upload_id"])
+            case other:
+                raise Refused(501, f"the fake does not know uploads of type {other}")
+
+    def _begin(self, bucket: str, query: Mapping[str, str]) -> None:
+        resource = json.loads(bytes(self._body()) or b"{}")
+        name = query.get("name") or str(resource["name"])
+        with self.gcs.lock:
+            upload = f"upload-{len(self.gcs.sessions) + 1}"
+            self.gcs.sessions[upload] = Session(bucket, name, query.get("ifGenerationMatch"), resource)
+        at = f"{self.gcs.endpoint}/upload/storage/v1/b/{bucket}/o?uploadType=resumable&upload_id={upload}"
+        self._answer(200, None, Location=at)
+
+    def _go_on(self, upload: str) -> None:
+        session = self.gcs.sessions.get(upload)
+        stated = _CONTENT_RANGE.fullmatch(self.headers.get("Content-Range") or "")
+        if session is None or stated is None:
+            raise Refused(404 if session is None else 400, "no such upload, or no Content-Range")
+        if stated[1] is not None:
+            if int(stated[1]) != len(session.content):
+                raise Refused(503, f"expected byte {len(session.content)}, not {stated[1]}")
+            self._receive(session.content)
+        if len(session.content) == int(stated[3]):
+            self._finish(session)
+        else:
+            persisted = {"Range": f"bytes=0-{len(session.content) - 1}"} if session.content else {}
+            self._answer(308, None, **persisted)
+
+    def _finish(self, session: Session) -> None:
+        """Also for a client that asks again because the answer was lost: the same upload is not stored twice."""
+        token = dict(session.resource.get("metadata") or {})
+        held = self.gcs.objects.get((session.bucket, session.name))
+        if held is not None and held.content is session.content and held.metadata == token:
+            self._answer(200, self.gcs.resource(session.bucket, session.name))
+            return
+        stored = self.gcs.store(session.bucket, session.name, session.content, session.resource, session.precondition)
+        self._answer(200, stored)
+
+    # ------------------------------------------------------------ bytes
+
+    def _body(self) -> bytearray:
+        content = bytearray()
+        self._receive(content)
+        return content
+
+    def _receive(self, content: bytearray) -> None:
+        """Append the request's body; what came before a break stays."""
+        expected = self._unread
+        if expected > REQUEST_BYTES_MAX:
+            raise Refused(413, "too large for a fake")
+        broken_at = self._fault.after_bytes if self._fault else None
+        for piece in self._pieces(expected if broken_at is None else min(broken_at, expected)):
+            content += piece
+        if broken_at is not None:
+            raise Broken
+
+    def _pieces(self, nbytes: int) -> Iterator[memoryview]:
+        buffer = memoryview(bytearray(min(nbytes, PIECE_BYTES)))
+        while nbytes:
+            read = self.rfile.readinto(buffer[: min(nbytes, PIECE_BYTES)])
+            if not read:
+                raise ConnectionResetError("the client left in the middle of a body")
+            nbytes -= read
+            self._unread -= read
+            yield buffer[:read]
+
+    def _discard(self) -> None:
+        """What is left of a body that nobody wanted, so that the connection can be used again."""
+        for _ in self._pieces(self._unread):
+            pass
+
+    def _answer(self, status: int, body: Mapping[str, Any] | None, **headers: str) -> None:
+        if self._fault and self._fault.answer_lost:
+            raise Broken
+        raw = b"" if body is None else json.dumps(body).encode()
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        if raw:
+            self.send_header("Content-Type", "application/json")
+        if status != 204:
+            self.send_header("Content-Length", str(len(raw)))
+        self.end_headers()
+        self.wfile.write(raw)
+
+
+def _split(content_type: str, body: bytearray) -> tuple[dict[str, Any], bytearray]:
+    """The two parts of multipart/related: the object's resource and its content."""
+    found = re.search(r'boundary="?([^";]+)"?', content_type)
+    if found is None:
+        raise Refused(400, "multipart without a boundary")
+    boundary = b"--" + found[1].encode()
+    _, resource, content = bytes(body).split(boundary, 2)
+    content = content[: content.rindex(boundary)]
+    head, tail = b"\r\n\r\n", b"\r\n"
+    return json.loads(resource.partition(head)[2]), bytearray(content.partition(head)[2].removesuffix(tail))
+
+
+def main() -> None:
+    with FakeGcs(int(sys.argv[1]) if len(sys.argv) > 1 else 0) as server:
+        sys.stdout.write(f"{server.endpoint}\n")
+        sys.stdout.flush()
+        with suppress(KeyboardInterrupt):
+            server.stopped.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,321 @@
+"""`gs://`: Google Cloud Storage.
+
+Who does what: the client library signs in (application default credentials; none with STORAGE_EMULATOR_HOST), lists, looks
+up, deletes and stores what is small, commits included. What is large goes over `gcs_http`: ranged GETs straight into the map,
+several in parallel, and resumable uploads straight from it (`gcs_upload`).
+
+"Only if absent" is the precondition `ifGenerationMatch=0`. An upload carries a token in the object's metadata: when an answer
+was lost and the second try finds the object there, the token tells whether it was our own.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import uuid
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPResponse
+from threading import Event, Lock
+from typing import Any
+from urllib.parse import quote
+
+from holdfast.domain.errors import IntegrityError, InvalidSpec, NotFound, Unavailable
+from holdfast.stores.checksum import crc32c as checksum
+from holdfast.stores.checksum import of_parts
+from holdfast.stores.gcs_http import Authorize, Connections, Status, fill
+from holdfast.stores.gcs_upload import Upload, upload
+from holdfast.stores.patience import Patience, Transient
+from holdfast.stores.protocol import ObjectInfo, Pace, check_key, unpaced
+
+try:
+    import google.auth
+    import google.auth.transport.requests
+    import requests
+    from google.api_core import exceptions as answers
+    from google.auth import exceptions as auth_errors
+    from google.cloud import storage
+    from google.cloud.storage.retry import DEFAULT_RETRY
+except ImportError as error:
+    raise InvalidSpec("store", "gs://…", "the extra that it needs: pip install 'holdfast[gcs]'") from error
+
+_SCOPES = ("https://www.googleapis.com/auth/devstorage.read_write",)
+TOKEN = "holdfast-writer"  # in an object's metadata
+EMULATOR = "STORAGE_EMULATOR_HOST"  # as the library has it
+
+_RETRIED_BY_LIBRARY = (
+    answers.RetryError,
+    answers.TooManyRequests,
+    answers.ServerError,
+    requests.RequestException,
+    auth_errors.TransportError,
+)
+_REFUSALS = (answers.Forbidden, answers.Unauthorized, auth_errors.GoogleAuthError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GcsOptions:
+    """`timeout_s`: without a byte on a connection. `deadline_s`: without progress of an operation, over all its tries."""
+
+    timeout_s: float = 20.0
+    deadline_s: float = 120.0
+    streams: int = 4  # of one object, and of all downloads of this store together
+    range_bytes: int = 64 << 20  # what is larger is read in parallel ranges
+    small_bytes: int = 4 << 20  # what is smaller is stored by the library, in one request
+
+
+class GcsStore:
+    """Objects of one bucket below `prefix`."""
+
+    def __init__(self, bucket: str, prefix: str = "", options: GcsOptions | None = None) -> None:
+        """Raises InvalidSpec when there are no credentials."""
+        self._name = bucket
+        self._prefix = f"{prefix}/" if prefix else ""
+        self._options = options or GcsOptions()
+        self._client, authorize = _sign_in()
+        self._bucket = self._client.bucket(bucket)
+        self._retry = DEFAULT_RETRY.with_timeout(self._options.deadline_s)
+        self._http = Connections(self._client.api_endpoint, authorize, timeout_s=self._options.timeout_s)
+        self._pool = ThreadPoolExecutor(self._options.streams, thread_name_prefix="gcs")
+
+    @property
+    def url(self) -> str:
+        return f"gs://{self._name}/{self._prefix}".rstrip("/")
+
+    # ------------------------------------------------------------ writing
+
+    def put(
+        self,
+        key: str,
+        parts: Sequence[memoryview | bytes],
+        *,
+        crc32c: int,
+        if_absent: bool = False,
+        pace: Pace = unpaced,
+    ) -> bool:
+        check_key(key)
+        views = [memoryview(part).cast("B") for part in parts]
+        token = uuid.uuid4().hex
+        if sum(map(len, views)) <= self._options.small_bytes:
+            stored = self._put_small(key, views, crc32c, if_absent, token, pace)
+        else:
+            stored = self._put_large(key, views, crc32c, if_absent, token, pace)
+        return stored or self._is_ours(key, token)
+
+    def _put_small(
+        self, key: str, views: list[memoryview], crc32c: int, if_absent: bool, token: str, pace: Pace
+    ) -> bool:
+        if of_parts(views) != crc32c:
+            raise IntegrityError(f"{key}: the bytes to be stored are not what their checksum {crc32c:08x} says")
+        content = b"".join(views)
+        pace(len(content))
+        blob = self._blob(key)
+        blob.metadata = {TOKEN: token}
+        try:
+            with self._errors(key):
+                blob.upload_from_string(
+                    content,
+                    content_type="application/octet-stream",
+                    if_generation_match=0 if if_absent else None,
+                    checksum="crc32c",
+                    timeout=self._options.timeout_s,
+                    retry=self._retry,
+                )
+        except answers.PreconditionFailed:
+            return False
+        return True
+
+    def _put_large(
+        self, key: str, views: list[memoryview], crc32c: int, if_absent: bool, token: str, pace: Pace
+    ) -> bool:
+        what = Upload(
+            bucket=self._name,
+            name=self._prefix + key,
+            parts=tuple(views),
+            crc32c=_encode_crc(crc32c),
+            if_absent=if_absent,
+            metadata={TOKEN: token},
+        )
+        with self._errors(key):
+            return upload(self._http, what, self._patience(), pace)
+
+    def _is_ours(self, key: str, token: str) -> bool:
+        with self._errors(key):
+            blob = self._bucket.get_blob(self._prefix + key, timeout=self._options.timeout_s, retry=self._retry)
+        return blob is not None and (blob.metadata or {}).get(TOKEN) == token
+
+    def delete(self, key: str) -> None:
+        check_key(key)
+        try:
+            with self._errors(key):
+                self._blob(key).delete(timeout=self._options.timeout_s, retry=self._retry)
+        except NotFound:
+            return
+
+    # ------------------------------------------------------------ reading
+
+    def read_into(self, key: str, target: memoryview, offset: int = 0) -> None:
+        target = target.cast("B")
+        size = self._options.range_bytes
+        if len(target) <= size:
+            self._read_range(key, target, offset, Event())
+            return
+        stop = Event()
+        ranges = [
+            self._pool.submit(self._read_range, key, target[start : start + size], offset + start, stop)
+            for start in range(0, len(target), size)
+        ]
+        try:
+            done, _ = wait(ranges, return_when=FIRST_EXCEPTION)
+            for each in done:
+                each.result()
+        finally:
+            # Nobody may write to the target any more when this returns, however it returns.
+            stop.set()
+            for each in ranges:
+                each.cancel()
+            wait(ranges)
+
+    def _read_range(self, key: str, target: memoryview, offset: int, stop: Event) -> None:
+        """One connection at a time, going on where it broke."""
+        patience = self._patience()
+        done = 0
+        while done < len(target) and not stop.is_set():
+            headers = {"Range": f"bytes={offset + done}-{offset + len(target) - 1}"}
+            try:
+                with self._errors(key), self._http.receive(self._media(key), headers) as response:
+                    if response.status != 206 or _length(response) != len(target) - done:
+                        raise IntegrityError(f"{key} ends before byte {offset + len(target)}")
+                    for read in fill(response, target[done:]):
+                        done += read
+                        patience.progressed()
+                        if stop.is_set():
+                            return
+            except Transient as error:
+                patience.failed(error, f"reading {key} of {self.url}")
+
+    def read(self, key: str, size_max: int) -> bytes:
+        patience = self._patience()
+        while True:
+            try:
+                return self._read_whole(key, size_max)
+            except Transient as error:
+                patience.failed(error, f"reading {key} of {self.url}")
+
+    def _read_whole(self, key: str, size_max: int) -> bytes:
+        with self._errors(key), self._http.receive(self._media(key), {}) as response:
+            size = _length(response)
+            if size > size_max:
+                raise IntegrityError(f"{key} has {size} bytes, more than the {size_max} that it may have")
+            content = bytearray(size)
+            for _ in fill(response, memoryview(content)):
+                pass
+            stated = [item for item in (response.headers.get("X-Goog-Hash") or "").split(",") if "crc32c=" in item]
+        if stated and stated[0].strip() != f"crc32c={_encode_crc(checksum(memoryview(content)))}":
+            raise Transient("the bytes that arrived are not what their checksum says")
+        return bytes(content)
+
+    def stat(self, key: str) -> ObjectInfo | None:
+        check_key(key)
+        with self._errors(key):
+            blob = self._bucket.get_blob(self._prefix + key, timeout=self._options.timeout_s, retry=self._retry)
+        return None if blob is None else self._info(blob)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        with self._errors(prefix):
+            for blob in self._client.list_blobs(
+                self._bucket,
+                prefix=self._prefix + prefix,
+                fields="items(name,size,crc32c,updated),nextPageToken",
+                timeout=self._options.timeout_s,
+                retry=self._retry,
+            ):
+                yield self._info(blob)
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        self._http.close()
+        self._client.close()
+
+    # ------------------------------------------------------------ inside
+
+    def _patience(self) -> Patience:
+        return Patience(self._options.deadline_s)
+
+    def _blob(self, key: str) -> Any:
+        return self._bucket.blob(self._prefix + key)
+
+    def _media(self, key: str) -> str:
+        return f"/download/storage/v1/b/{self._name}/o/{quote(self._prefix + check_key(key), safe='')}?alt=media"
+
+    def _info(self, blob: Any) -> ObjectInfo:
+        crc32c = None if blob.crc32c is None else int.from_bytes(base64.b64decode(blob.crc32c), "big")
+        return ObjectInfo(blob.name.removeprefix(self._prefix), int(blob.size), crc32c, blob.updated.timestamp())
+
+    @contextmanager
+    def _errors(self, key: str) -> Iterator[None]:
+        """The library's and the server's refusals as ours. PreconditionFailed and Transient pass: they are the caller's."""
+        try:
+            yield
+        except answers.PreconditionFailed:
+            raise
+        except answers.NotFound as error:
+            raise self._absent(key, str(error)) from error
+        except Status as error:
+            if error.status == 404:
+                raise self._absent(key, str(error)) from error
+            if error.status == 416:
+                raise IntegrityError(f"{key} ends before the bytes that were asked for") from error
+            raise self._refused(error) from error
+        except _RETRIED_BY_LIBRARY as error:
+            raise Unavailable(f"{self.url} does not answer ({key}): {error}") from error
+        except (*_REFUSALS, answers.ClientError) as error:
+            raise self._refused(error) from error
+
+    def _absent(self, key: str, said: str) -> Exception:
+        if "bucket" in said.lower() and "object" not in said.lower():
+            return InvalidSpec("store", self.url, f"a bucket that exists ({said[:200]})")
+        return NotFound(f"there is no {key} in {self.url}")
+
+    def _refused(self, error: Exception) -> Exception:
+        if "CRC32C" in str(error):
+            return IntegrityError(f"{self.url} refused the upload: {str(error)[:200]}")
+        return InvalidSpec("store", self.url, f"a bucket that this account may use ({str(error)[:200]})")
+
+
+def _sign_in() -> tuple[Any, Authorize]:
+    """The library's client, and what signs requests of our own with the same credentials."""
+    if os.environ.get(EMULATOR):
+        client = storage.Client(project="emulated")
+        return client, lambda method, url, headers: None
+    credentials: Any
+    try:
+        credentials, project = google.auth.default(scopes=_SCOPES)
+    except auth_errors.DefaultCredentialsError as error:
+        raise InvalidSpec(
+            "store", "gs://…", f"application default credentials: gcloud auth application-default login ({error})"
+        ) from error
+    request = google.auth.transport.requests.Request()
+    lock = Lock()  # one refresh at a time
+
+    def authorize(method: str, url: str, headers: dict[str, str]) -> None:
+        try:
+            with lock:
+                credentials.before_request(request, method, url, headers)
+        except auth_errors.TransportError as error:
+            raise Transient(f"signing in: {error}") from error
+        except auth_errors.GoogleAuthError as error:
+            raise InvalidSpec("credentials of the object store", str(error), "ones that are valid") from error
+
+    return storage.Client(project=project or "none", credentials=credentials), authorize
+
+
+def _length(response: HTTPResponse) -> int:
+    return int(response.headers.get("Content-Length") or 0)
+
+
+def _encode_crc(value: int) -> str:
+    """As the API has it: base64 of the big-endian bytes."""
+    return base64.b64encode(value.to_bytes(4, "big")).decode()

@@ -1,0 +1,55 @@
+"""How long to go on with a store that fails now and then."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+from holdfast.domain.errors import Unavailable
+
+FIRST_S = 0.1
+DELAY_S_MAX = 8.0
+
+
+class Transient(Exception):
+    """It may work the next time: 429, 5xx, a timeout, a broken stream. Never leaves this package. Says what was seen."""
+
+    def __init__(self, why: str, *, retry_after_s: float = 0.0) -> None:
+        super().__init__(why)
+        self.retry_after_s = retry_after_s
+
+
+class Patience:
+    """For one operation: waits between tries, exponentially and with jitter, until `deadline_s` have passed without progress.
+
+    A large transfer that breaks now and then gets on all the same: `progressed` starts the time again.
+    """
+
+    def __init__(
+        self,
+        deadline_s: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        chance: random.Random | None = None,
+    ) -> None:
+        self._deadline_s = deadline_s
+        self._clock = clock
+        self._sleep = sleep
+        self._chance = chance or random.Random()
+        self._since = clock()
+        self._ceiling_s = FIRST_S
+
+    def progressed(self) -> None:
+        self._since = self._clock()
+        self._ceiling_s = FIRST_S
+
+    def failed(self, error: Transient, what: str) -> None:
+        """Returns when it is time to try again. Raises Unavailable when that would be too late."""
+        delay_s = max(self._chance.uniform(self._ceiling_s / 2, self._ceiling_s), error.retry_after_s)
+        self._ceiling_s = min(self._ceiling_s * 2, DELAY_S_MAX)
+        waited_s = self._clock() - self._since
+        if waited_s + delay_s > self._deadline_s:
+            raise Unavailable(f"{what}: given up after {waited_s:.1f} s without progress; the last try: {error}")
+        self._sleep(delay_s)

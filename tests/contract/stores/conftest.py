@@ -1,0 +1,51 @@
+"""Every store under one contract: in memory, a directory, Cloud Storage on the fake server (small and large objects both
+ways), each as a factory, because a contract between writers needs two of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.stores import ObjectStore
+from holdfast.stores.fake_gcs import FakeGcs
+from holdfast.stores.file import FileStore
+from holdfast.stores.gcs import GcsOptions, GcsStore
+from holdfast.stores.memory import InMemory
+
+Opened = Callable[[], ObjectStore]
+
+
+@pytest.fixture(params=["memory", "file", "gcs", "gcs in ranges"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
+    """Opens the same store, once more with every call."""
+    stores: list[ObjectStore] = []
+
+    def keep(store: ObjectStore) -> ObjectStore:
+        stores.append(store)
+        return store
+
+    match request.param:
+        case "memory":
+            shared = InMemory()
+            yield lambda: keep(shared)
+        case "file":
+            yield lambda: keep(FileStore(tmp_path / "store"))
+        case kind:
+            with FakeGcs() as server:
+                server.page_objects = 3
+                monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.endpoint)
+                # the same paths as in production, only at sizes that a test can afford
+                sizes = GcsOptions(small_bytes=0, range_bytes=1000) if "ranges" in kind else GcsOptions()
+                yield lambda: keep(GcsStore("bucket", "some/prefix", sizes))
+                for store in stores:
+                    store.close()
+                return
+    for store in stores:
+        store.close()
+
+
+@pytest.fixture
+def store(opened: Opened) -> ObjectStore:
+    return opened()
