@@ -1,0 +1,95 @@
+"""What a checkpoint costs, side by side: Holdfast, torch.distributed.checkpoint, nvidia-resiliency-ext, torch.save, and the
+limits that the machine sets.
+
+    make bench-checkpoint                                      5 trials each; prints, writes out/bench/checkpoint.json
+    python -m benchmarks.checkpoint --size 0.1 --trials 1      a quick look, in GB
+    python -m benchmarks.checkpoint --only holdfast,copy,network
+
+Trial by trial the contenders take turns, so that a noisy machine is noisy for all, and each trial is a process of its own.
+A trial that fails is counted under `failed_trials`, not dropped. docs/benchmarks.md says what is measured and how.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from benchmarks.checkpoint import network, saves
+from benchmarks.checkpoint.protocol import LIMIT, Request
+from benchmarks.checkpoint.results import OURS, Measured, Results, TrialFailed
+from benchmarks.checkpoint.scratch import Scratch, scratch
+
+SAVES = 3  # counted, per trial and contender
+ON_REQUEST = ("dcp_async_process",)  # only with --only: slow, and between the other two
+
+Trial = Callable[[Request, Scratch], Measured]
+
+
+def main() -> None:
+    arguments = _arguments()
+    out: Path = arguments.out
+    out.mkdir(parents=True, exist_ok=True)
+    nbytes = int(arguments.size * 1e9)
+    results = Results(about={"size": f"{arguments.size:g} GB", "trials": arguments.trials})
+    trials = _trials(arguments.only.split(",") if arguments.only else None)
+    began = time.monotonic()
+    for number in range(arguments.trials):
+        for name, trial in trials.items():
+            print(f"trial {number + 1}/{arguments.trials}  {name:18}", end=" ", flush=True)
+            try:
+                measured = _one(name, trial, nbytes, out)
+            except (TrialFailed, TimeoutError, RuntimeError, OSError) as error:
+                results.failed[name] += 1
+                print(f"failed: {error}")
+                continue
+            results.add(measured)
+            print("  ".join(f"{measure} {value:.3g}" for measure, contender, value in measured if contender == name))
+        results.about["seconds"] = round(time.monotonic() - began)
+        results.write(out / "checkpoint.json")  # already now: a run takes minutes
+    results.print()
+    print(f"\n{out / 'checkpoint.json'}")
+
+
+def _one(name: str, trial: Trial, nbytes: int, out: Path) -> Measured:
+    with scratch(out) as place:
+        directory = place.disk / name
+        directory.mkdir()
+        return trial(Request(name, nbytes, str(directory), str(place.memory), SAVES), place)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--out", type=Path, default=Path("out/bench"), help="results; the local disk measured is below it"
+    )
+    parser.add_argument("--size", type=float, default=1.1, help="GB of state (default 1.1)")
+    parser.add_argument("--trials", type=int, default=5)
+    parser.add_argument("--only", default="", help="comma-separated: contenders, network")
+    return parser.parse_args()
+
+
+def _trials(only: list[str] | None) -> dict[str, Trial]:
+    peers = os.environ.get("PEERS_DIR", "")
+    trials: dict[str, Trial] = {
+        OURS: saves.measure_holdfast,
+        **dict.fromkeys((LIMIT, "dcp_async", "dcp_async_cached", "torch_save", *ON_REQUEST), saves.measure),
+        "network": network.measure,
+    }
+    if peers:
+        trials["nvrx_local"] = partial(saves.measure, packages=peers)
+    elif only is None or "nvrx_local" in only:
+        print("PEERS_DIR is not set: measuring without nvrx_local (make bench-checkpoint sets it)")
+    if only is None:
+        return {name: trial for name, trial in trials.items() if name not in ON_REQUEST}
+    if unknown := set(only) - set(trials):
+        sys.exit(f"--only: {', '.join(sorted(unknown))} not known or not installed; there are {', '.join(trials)}")
+    return {name: trials[name] for name in only}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Holdfast, as a worker of its agent runs it: `hf.launch`, `run.step`, `run.checkpoint`, `run.restore`, nothing else.
+
+The replicator beside it belongs to the benchmark's own process, which watches its inventory and writes here, on standard
+input, when the shard of a step has come to a tier: one line `STEP TIER TIME`, looked at between steps without waiting.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import AbstractContextManager
+
+import holdfast.train as hf
+from benchmarks.checkpoint.contenders import Progress, timed
+from benchmarks.checkpoint.protocol import DISK, PEER
+from benchmarks.checkpoint.training import State
+
+
+class Skipped(Exception):
+    """The library did not save."""
+
+
+class Holdfast:
+    warm_saves = 2  # it has two images
+
+    def __init__(self, run: hf.Run, state: State) -> None:
+        self._run = run
+        self._state = state
+        self._steps = 0
+        self._saved = -1
+        self._reached: dict[tuple[int, str], float] = {}
+        self._pending = b""
+        os.set_blocking(sys.stdin.fileno(), False)
+
+    def step(self, number: int) -> AbstractContextManager[object]:
+        self._steps = number + 1
+        return self._run.step(number)
+
+    def poll(self) -> object:
+        try:
+            self._pending += os.read(sys.stdin.fileno(), 65536)
+        except BlockingIOError:
+            return None
+        *lines, self._pending = self._pending.split(b"\n")
+        for line in lines:
+            step, tier, moment = line.decode().split()
+            self._reached[int(step), tier] = float(moment)
+        return None
+
+    def tidy(self) -> None:
+        """That is the replicator's."""
+
+    def save(self, step: int) -> None:
+        if not self._run.checkpoint(self._state.tree, self._steps, force=True):
+            raise Skipped(f"run.checkpoint skipped the save of step {self._steps}")
+        self._saved = self._steps
+
+    def progress(self) -> Progress:
+        return Progress(self._reached.get((self._saved, DISK)), self._reached.get((self._saved, PEER)))
+
+    def load(self) -> float | None:
+        return None  # by a process that starts after this one has died, as it happens
+
+
+def restore(run: hf.Run, state: State) -> float:
+    """Seconds of an in-job restore."""
+    return timed(lambda: run.restore(state.tree))

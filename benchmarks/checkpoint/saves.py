@@ -1,0 +1,162 @@
+"""A contender's trial, from outside: its process, what lies around it, and what comes of it.
+
+Stall, durable, slow-down, peak memory and the in-job restore all come from here: one process per contender and trial, since
+page faults, allocator and page cache leak from one into the next.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.checkpoint.memory import Peak
+from benchmarks.checkpoint.protocol import DISK, LIMIT, PEER, RESTORE, RESULT, SEED, WARM, WARMED, Request
+from benchmarks.checkpoint.replicators import Replicator
+from benchmarks.checkpoint.results import Measured, TrialFailed
+from benchmarks.checkpoint.scratch import Scratch
+from holdfast.domain import worker
+
+TRIAL_TIMEOUT_S = 180.0
+LOG_CHARS_MAX = 600
+REPOSITORY = Path(__file__).parents[2]
+
+
+class Trial:
+    """A trial's process. A context manager; leaving it kills the process with all that it has started."""
+
+    def __init__(self, request: Request, place: Scratch, environment: Mapping[str, str]) -> None:
+        self._log = place.sockets / f"{request.contender}.log"
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.checkpoint.trial", json.dumps(asdict(request))],
+                env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+                cwd=REPOSITORY,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin.fileno(), self._process.stdout.fileno()
+
+    def __enter__(self) -> Trial:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # it had left already
+        self._process.communicate()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def tell(self, line: str) -> None:
+        try:
+            os.write(self._stdin, f"{line}\n".encode())
+        except BrokenPipeError:
+            return  # it has its result already
+
+    def messages(self) -> Iterator[dict[str, Any]]:
+        """What it says, up to its result. Raises TrialFailed with the end of its log."""
+        deadline, pending = time.monotonic() + TRIAL_TIMEOUT_S, b""
+        while True:
+            ready, _, _ = select.select([self._stdout], [], [], max(0.0, deadline - time.monotonic()))
+            data = os.read(self._stdout, 65536) if ready else b""
+            if not data:
+                why = "ended without a result" if ready else f"had no result after {TRIAL_TIMEOUT_S:.0f} s"
+                raise TrialFailed(f"{why}: {self._log.read_text(errors='replace')[-LOG_CHARS_MAX:].strip()}")
+            *lines, pending = (pending + data).split(b"\n")
+            for line in lines:
+                message: dict[str, Any] = json.loads(line)
+                yield message
+                if message["at"] == RESULT:
+                    return
+
+
+def measure(request: Request, place: Scratch, packages: str = "") -> Measured:
+    """One trial of a contender that is not Holdfast; `packages` is a further directory to import from. Raises TrialFailed."""
+    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH", ""), packages)))
+    with Trial(request, place, {"PYTHONPATH": path}) as trial:
+        return _values(request.contender, *_result(trial, [trial.pid]))
+
+
+def measure_holdfast(request: Request, place: Scratch) -> Measured:
+    """One trial of Holdfast: worker, its node's replicator, another node's that takes the copies; then the worker is killed,
+    and a new one restores from memory. Raises TrialFailed."""
+    with Replicator("a", place) as ours, Replicator("b", place) as other:
+        other.configure((1,))
+        ours.configure((0,), other)
+        with Trial(request, place, ours.worker_environment()) as trial:
+            ours.watch(
+                lambda record, at: trial.tell(f"{record.key.step} {DISK} {at}") if record.tier == "disk" else None
+            )
+            other.watch(
+                lambda record, at: trial.tell(f"{record.key.step} {PEER} {at}") if record.tier == "disk" else None
+            )
+            result, peak_bytes = _result(trial, [trial.pid, ours.pid])
+        return _values("holdfast", result, peak_bytes) + _restored(request, place, ours, result)
+
+
+def _result(trial: Trial, pids: list[int]) -> tuple[dict[str, Any], int]:
+    """The result, and the peak of memory while the first saves ran."""
+    peak, peak_bytes = Peak(pids), 0
+    message: dict[str, Any] = {}
+    for message in trial.messages():
+        match message["at"]:
+            case at if at == WARM:
+                peak.start()
+            case at if at == WARMED:
+                peak_bytes = peak.stop()
+    return message, peak_bytes
+
+
+def _values(contender: str, result: Mapping[str, Any], peak_bytes: int) -> Measured:
+    """The measured values of one trial, by measure and contender."""
+    values: Measured = [("stall_s", contender, stall_s) for stall_s in result["stall_s"]]
+    if contender != LIMIT:  # nothing of its copy is durable
+        values += [("durable_s", contender, durable_s) for durable_s in result["durable_s"]]
+        values.append(("peak_extra_bytes", contender, peak_bytes))
+    for window, name in (("durable", contender), ("settled", f"{contender}_peer")):
+        for statistic, ratio in result["slowdown"].get(window, {}).items():
+            values.append((f"slowdown_{statistic}", name, ratio))
+    if result["restore_s"] is not None:
+        values.append(("restore_local_gb_s", contender, result["state_bytes"] / result["restore_s"] / 1e9))
+    return values
+
+
+def _restored(request: Request, place: Scratch, ours: Replicator, saved: Mapping[str, Any]) -> Measured:
+    """An in-job restart: what the agent asks its replicator for, then the worker's own part, alone and both together."""
+    key = ours.newest("memory")
+    began = time.perf_counter()
+    staged = ours.stage(key, ours)
+    stage_s = time.perf_counter() - began
+    target = json.dumps({"step": key.step, "attempt": key.attempt, "path": staged.path})
+    again = replace(request, contender=RESTORE, mark=saved["mark"])
+    with Trial(again, place, {**ours.worker_environment(), worker.ENV_RESTORE: target}) as trial:
+        result, _ = _result(trial, [])
+    restore_s, state_bytes = result["restore_s"], result["state_bytes"]
+    return [
+        ("restore_local_gb_s", "holdfast", state_bytes / restore_s / 1e9),
+        ("restore_local_gb_s", "holdfast_with_verify", state_bytes / (stage_s + restore_s) / 1e9),
+    ]
+
+
+def save_once(request: Request, place: Scratch, node: Replicator) -> None:
+    """Have a worker of `node` save, and leave."""
+    once = replace(request, contender=SEED)
+    with Trial(once, place, node.worker_environment()) as trial:
+        for _ in trial.messages():
+            pass

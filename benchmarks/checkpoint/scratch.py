@@ -1,0 +1,34 @@
+"""Where a trial keeps its files: memory, local disk, and a short path for sockets. All of it goes with the trial."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+MEMORY_FILE_SYSTEM = Path("/dev/shm")
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    memory: Path
+    disk: Path
+    sockets: Path  # a Unix socket's path may have 107 characters
+
+
+@contextmanager
+def scratch(disk: Path) -> Iterator[Scratch]:
+    """New directories; the one for the disk is made below `disk`."""
+    made = Scratch(
+        memory=Path(tempfile.mkdtemp(prefix="hfb-", dir=MEMORY_FILE_SYSTEM)),
+        disk=Path(tempfile.mkdtemp(prefix="trial-", dir=disk)),
+        sockets=Path(tempfile.mkdtemp(prefix="hfb-")),
+    )
+    try:
+        yield made
+    finally:
+        for directory in (made.memory, made.disk, made.sockets):
+            shutil.rmtree(directory, ignore_errors=True)  # a process that is being killed may still write
