@@ -117,6 +117,12 @@ class Client:
     def repaired(self, name: str) -> Json:
         return self._command(_path("nodes", name, "repair"), {})
 
+    def breaker(self) -> Json:
+        return self._get("/v1/breaker")
+
+    def reset_breaker(self, reason: str) -> Json:
+        return self._command("/v1/breaker/reset", {"reason": reason})
+
     def incident(self, incident_id: str) -> Json:
         return self._get(_path("incidents", incident_id))
 

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from holdfast.cli import agent, demo, doctor, incidents, inject, jobs, nodes, policy, run, simulate, up
+from holdfast.cli import agent, breaker, demo, doctor, incidents, inject, jobs, nodes, policy, run, simulate, up
 from holdfast.domain.errors import HoldfastError
 
 USAGE_ERROR = 2
@@ -32,6 +32,7 @@ for name, group in (
     ("nodes", nodes.app),
     ("incidents", incidents.app),
     ("actions", incidents.actions_app),
+    ("breaker", breaker.app),
     ("policy", policy.app),
 ):
     app.add_typer(group, name=name, rich_help_panel="Look")

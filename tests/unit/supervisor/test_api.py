@@ -12,7 +12,9 @@ from supervising import job_body
 
 from holdfast.domain.errors import Unavailable
 from holdfast.log.names import INBOX
+from holdfast.supervisor.core.state import Breaker, State
 from holdfast.supervisor.inbox import InboxEvent
+from holdfast.supervisor.picture import Picture
 from holdfast.supervisor.protocol import JobStopRequested, JobSubmitted, NodeCordonRequested, ResizeRequested
 from holdfast.supervisor.requests import OperatorRequest
 from holdfast.wire import records
@@ -282,3 +284,18 @@ async def test_the_dashboard_is_served_and_asks_only_this_api(api: Any) -> None:
         assert "://" not in answer.text
         assert "innerHTML" not in answer.text
     problem(await api.http.get("/../settings.py"), 404)
+
+
+async def test_the_breaker_says_whether_and_why_it_holds_back(api: Any) -> None:
+    closed = (await api.http.get("/v1/breaker")).json()
+    assert closed == {"state": "closed", "reason": "", "open_until": None, "condemned": [], "changes": 0}
+    why = "3 of 5 nodes condemned within 300 s"
+    breaker = Breaker(open_until=1300.0, reason=why, doubts_view=True, condemned=((1000.0, "n1"), (1001.0, "n2")))
+    api.picture = Picture(State(breaker=breaker), leading=True)
+    assert (await api.http.get("/v1/breaker")).json() == {
+        "state": "open",
+        "reason": why,
+        "open_until": 1300.0,
+        "condemned": ["n1", "n2"],
+        "changes": 0,
+    }

@@ -19,7 +19,7 @@ from holdfast.supervisor.protocol import NodeGone
 from holdfast.v1 import control_pb2 as pb
 from holdfast.wire.control import encode_order
 
-ALIVE_S = 1.5  # agents say something every 0.25 s; one that has been silent for this long may be replaced
+ALIVE_S = 1.5  # agents say something every 0.5 s; one that has been silent for this long may be replaced
 OUTGOING_MAX = 1024  # messages that an agent does not read
 NUMBERS_PER_EPOCH = 10**9  # session numbers grow over all terms: a later one of a node is always the higher
 

@@ -168,6 +168,16 @@ class Operation(Model):
     reason: str = ""
 
 
+class Breaker(Model):
+    """One for the fleet. Open: the supervisor watches, records and does not act on faults; healthy runs go on."""
+
+    state: Literal["open", "closed"]
+    reason: str = ""
+    open_until: Annotated[float | None, Field(description="Unix seconds; it closes by itself then")] = None
+    condemned: Annotated[list[str], Field(description="nodes lost or condemned within the window")]
+    changes: Annotated[int, Field(description="generation changes within the window")]
+
+
 class Version(Model):
     version: str
     protocol_version: int

@@ -1,4 +1,4 @@
-"""`/v1/operations`, `/v1/breaker/reset`, `/v1/version` and `/healthz`."""
+"""`/v1/operations`, `/v1/breaker`, `/v1/version` and `/healthz`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,19 @@ health = APIRouter(tags=["health"])
 async def get_operation(operation: str, backend: Serving) -> models.Operation:
     """What became of an accepted request."""
     return await backend.operation(operation)
+
+
+@router.get("/breaker")
+async def get_breaker(backend: Serving) -> models.Breaker:
+    """Whether faults are acted on, and what has happened within the breaker's window."""
+    breaker = (await backend.picture()).state.breaker
+    return models.Breaker(
+        state="closed" if breaker.open_until is None else "open",
+        reason=breaker.reason,
+        open_until=breaker.open_until,
+        condemned=[name for _, name in breaker.condemned],
+        changes=len(breaker.changes),
+    )
 
 
 @router.post("/breaker/reset", status_code=202)
