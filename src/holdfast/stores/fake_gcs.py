@@ -200,6 +200,10 @@ class _Server(ThreadingHTTPServer):
         self._connections.discard(request)
         super().shutdown_request(request)
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):  # a client that leaves is none of ours
+            super().handle_error(request, client_address)
+
     def close_connections(self) -> None:
         for connection in list(self._connections):
             with suppress(OSError):  # its thread is closing it at this moment
@@ -231,6 +235,12 @@ class _Handler(BaseHTTPRequestHandler):
         self._fault = self.gcs.take_fault(self.command, self.path)
         self._unread = int(self.headers.get("Content-Length") or 0)
         try:
+            self._try()
+        except (Broken, ConnectionError):
+            self.close_connection = True
+
+    def _try(self) -> None:
+        try:
             if self._fault and self._fault.stall_s:
                 self.gcs.stopped.wait(self._fault.stall_s)
             if self._fault and self._fault.status:
@@ -239,8 +249,6 @@ class _Handler(BaseHTTPRequestHandler):
         except Refused as refused:
             self._discard()
             self._answer(refused.status, {"error": {"code": refused.status, "message": str(refused)}})
-        except (Broken, ConnectionError):
-            self.close_connection = True
 
     def _route(self, url: Any) -> None:
         query = {key: values[0] for key, values in parse_qs(url.query).items()}

@@ -1,0 +1,210 @@
+"""Checkpoints out of a store, for people: verified in place, or brought back as shard files. Blocking, bounded memory.
+
+(The replicator, which fetches for training, has its own way: it shares what the node holds, and goes on where it broke.)
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.domain.errors import IntegrityError, NotFound, OutOfSpace
+from holdfast.shards import Manifest, Span
+from holdfast.shards.layout import PAGE
+from holdfast.shards.manifest import sync_directory
+from holdfast.stores.checksum import crc32c
+from holdfast.stores.layout import CheckpointManifest, RankEntry, load_rank
+from holdfast.stores.protocol import ObjectStore
+
+PIECE_BYTES = 64 << 20  # in memory at a time while verifying
+TRIES_MAX = (
+    3  # of a piece that arrives damaged: what rots on the wire is right the next time, what rots in the store is not
+)
+
+Progress = Callable[[int], None]  # bytes more that are done
+
+
+def quiet(_nbytes: int) -> None:
+    """No progress is shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A few adjacent spans with their checksums: bytes [`offset`, `offset` + `size`) of an object."""
+
+    key: str
+    offset: int  # in the object
+    at: int  # in the shard file
+    size: int
+    spans: tuple[tuple[Span, int], ...]
+
+    def check(self, data: memoryview) -> None:
+        for span, expected in self.spans:
+            start = span.offset - self.at
+            if (found := crc32c(data[start : start + span.size])) != expected:
+                raise IntegrityError(
+                    f"{self.key} is corrupt in bytes {self.offset + start} to {self.offset + start + span.size}: "
+                    f"checksum {found:08x} instead of {expected:08x}"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """An object that is not what the checkpoint says, or not there."""
+
+    key: str
+    problem: str
+
+
+def pieces(entry: RankEntry, manifest: Manifest) -> Iterator[Piece]:
+    """The whole shard file of one rank, as ranges of its objects."""
+    spans = list(zip(manifest.spans, manifest.span_crc32c, strict=True))
+    header = [each for each in spans if each[0].offset < PAGE]
+    tensors = [each for each in spans if PAGE <= each[0].offset < manifest.tensors_end]
+    extra = [each for each in spans if each[0].offset >= manifest.tensors_end]
+    yield from _pieces(entry.rest, header, moved=0)
+    yield from _pieces(entry.tensors, tensors, moved=-PAGE)
+    yield from _pieces(entry.rest, extra, moved=PAGE - manifest.tensors_end)
+
+
+def _pieces(key: str, spans: Sequence[tuple[Span, int]], moved: int) -> Iterator[Piece]:
+    """`moved`: what is added to a place in the file to get the place in the object."""
+    together: list[tuple[Span, int]] = []
+    for each in (*spans, None):
+        size = sum(span.size for span, _ in together)
+        if together and (each is None or size + each[0].size > PIECE_BYTES):
+            at = together[0][0].offset
+            yield Piece(key, at + moved, at, size, tuple(together))
+            together = []
+        if each is not None:
+            together.append(each)
+
+
+# ---------------------------------------------------------------- verify
+
+
+def bytes_to_verify(checkpoint: CheckpointManifest) -> int:
+    shared = {entry.tensors: entry.tensors_size for entry in checkpoint.ranks}
+    return sum(shared.values()) + sum(entry.rest_size for entry in checkpoint.ranks)
+
+
+def verify(store: ObjectStore, checkpoint: CheckpointManifest, progress: Progress = quiet) -> Iterator[Damage]:
+    """Read every byte and compare it with the checksums; what replicas share is read once. Raises Unavailable."""
+    buffer = memoryview(bytearray(PIECE_BYTES))
+    seen: set[Piece] = set()
+    for entry in checkpoint.ranks:
+        try:
+            manifest = load_rank(store, checkpoint, entry.rank)
+        except (IntegrityError, NotFound) as error:
+            yield Damage(entry.manifest, str(error))
+            continue
+        damaged: set[str] = set()
+        for piece in pieces(entry, manifest):
+            if piece in seen or piece.key in damaged:  # one line per object says enough
+                continue
+            seen.add(piece)
+            try:
+                _read(store, piece, buffer[: piece.size])
+            except (IntegrityError, NotFound) as error:
+                damaged.add(piece.key)
+                yield Damage(piece.key, str(error))
+            progress(piece.size)
+
+
+def _read(store: ObjectStore, piece: Piece, target: memoryview) -> None:
+    """Raises IntegrityError when the piece arrives damaged again and again, NotFound, Unavailable."""
+    tries = 1
+    while True:
+        store.read_into(piece.key, target, piece.offset)
+        try:
+            piece.check(target)
+        except IntegrityError:
+            if tries == TRIES_MAX:
+                raise
+            tries += 1
+        else:
+            return
+
+
+# ---------------------------------------------------------------- fetch
+
+
+def shard_path(directory: Path, checkpoint: CheckpointManifest, rank: int) -> Path:
+    """As the disk tier and a directory of checkpoints have it."""
+    return directory / f"a{checkpoint.attempt}" / f"s{checkpoint.step}" / f"rank-{rank}.shard"
+
+
+def fetch(
+    store: ObjectStore,
+    checkpoint: CheckpointManifest,
+    ranks: Sequence[int],
+    directory: Path,
+    progress: Progress = quiet,
+) -> list[Path]:
+    """Bring these ranks' shards back as files below `directory`, each with its manifest beside it, verified and durable.
+
+    What replicas share is downloaded once. Raises NotFound, IntegrityError, OutOfSpace, Unavailable; a shard is there whole
+    or not at all then.
+    """
+    paths: list[Path] = []
+    at_home: dict[str, Path] = {}
+    for rank in ranks:
+        entry = checkpoint.entry(rank)
+        path = shard_path(directory, checkpoint, rank)
+        manifest = load_rank(store, checkpoint, rank)
+        with _space_errors(path, entry.size):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _fetch_one(store, entry, manifest, path, at_home.get(entry.tensors), progress)
+        at_home.setdefault(entry.tensors, path)
+        paths.append(path)
+    return paths
+
+
+def _fetch_one(
+    store: ObjectStore, entry: RankEntry, manifest: Manifest, path: Path, twin: Path | None, progress: Progress
+) -> None:
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        with temporary.open("w+b") as file:
+            os.posix_fallocate(file.fileno(), 0, manifest.size)
+            with mmap.mmap(file.fileno(), manifest.size) as mapped, memoryview(mapped) as shard:
+                for piece in pieces(entry, manifest):
+                    with shard[piece.at : piece.at + piece.size] as target:
+                        if not (twin and piece.key == entry.tensors and _copied(twin, piece, target)):
+                            _read(store, piece, target)
+                    progress(piece.size)
+                mapped.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+        manifest.write(path.with_suffix(".json"))
+        sync_directory(path.parent.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _copied(twin: Path, piece: Piece, target: memoryview) -> bool:
+    """Take a piece from a shard that was fetched just now. False when it is not what it was: the store has it."""
+    with twin.open("rb", buffering=0) as file:
+        file.seek(piece.at)
+        if file.readinto(target) != piece.size:
+            return False
+    try:
+        piece.check(target)
+    except IntegrityError:
+        return False
+    return True
+
+
+@contextmanager
+def _space_errors(path: Path, size: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OutOfSpace(f"no room for the {size} bytes of {path}") from error
