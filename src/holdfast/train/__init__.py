@@ -15,6 +15,7 @@
     hf.launch(main)
 
 The same file runs as plain `python train.py` (one process, no services), under `torchrun`, and under `holdfast run`.
+`hf.launch(main, checkpoint=hf.Checkpoints(directory="…"))` makes `run.checkpoint` save in the first two as well.
 Nothing here waits for a service: the step loop sends datagrams without blocking and goes on when nobody listens.
 """
 
@@ -30,5 +31,6 @@ from holdfast.train.environment import World
 from holdfast.train.launch import launch
 from holdfast.train.run import Interrupted, Run, Step
 from holdfast.train.sampler import ElasticSampler
+from holdfast.train.standalone import Checkpoints
 
-__all__ = ["ElasticSampler", "Interrupted", "Run", "Step", "World", "launch"]
+__all__ = ["Checkpoints", "ElasticSampler", "Interrupted", "Run", "Step", "World", "launch"]

@@ -3,7 +3,8 @@
 Three ways to be started, told apart by what is set:
 
 * `HOLDFAST_JOB`: by an agent (see `holdfast.domain.worker`). The mesh is the job's.
-* `RANK` and `WORLD_SIZE` alone: by torchrun or alike. The mesh is the script's, default `{"dp": WORLD_SIZE}`.
+* `RANK` and `WORLD_SIZE` alone: by torchrun or alike. The mesh is the script's, default `{"dp": WORLD_SIZE}`. A node is a
+  host and torchrun's `GROUP_RANK` on it.
 * neither: plain `python train.py`, a world of one.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -76,12 +78,14 @@ class Environment:
 
     world: World
     local_rank: int = 0
+    node: str = ""  # ranks of equal `node` see the same files
     job: str = ""  # empty: not started by an agent
     attempt: int = 0
     master: tuple[str, int] | None = None  # host, port of the rendezvous; None = a world of one without a network
     previous_mesh: Mesh | None = None
     restore: RestoreTarget | None = None
     images: str = ""  # empty: nowhere to save
+    images_on_disk: str = ""  # where images go that memory has no room for; empty: nowhere
     interval_steps: int = 0  # 0: only on request
     notes: str = ""
     replicator: str = ""
@@ -107,12 +111,14 @@ class Environment:
         return cls(
             world=World(layout, rank, _integer(environ, worker.ENV_GENERATION, 0)),
             local_rank=_integer(environ, "LOCAL_RANK", 0),
+            node=environ.get("HOLDFAST_NODE", "") or f"{socket.gethostname()}/{environ.get('GROUP_RANK', '0')}",
             job=environ.get(worker.ENV_JOB, ""),
             attempt=_integer(environ, worker.ENV_ATTEMPT, 0),
             master=_master(environ),
             previous_mesh=Mesh.of(previous) if previous else None,
             restore=_restore_target(restore) if restore else None,
             images=environ.get(worker.ENV_IMAGES, ""),
+            images_on_disk=environ.get(worker.ENV_IMAGES_ON_DISK, ""),
             interval_steps=_integer(environ, worker.ENV_INTERVAL_STEPS, 0),
             notes=environ.get(worker.ENV_NOTES, ""),
             replicator=environ.get(worker.ENV_REPLICATOR, ""),

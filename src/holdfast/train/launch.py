@@ -6,9 +6,10 @@ before the group is formed or after the work is done. A group of one uses no net
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 
 import torch
@@ -21,7 +22,8 @@ from holdfast.train import error_file
 from holdfast.train.channels import Control, Notes
 from holdfast.train.environment import Environment
 from holdfast.train.rendezvous import wait_until_served
-from holdfast.train.run import Run
+from holdfast.train.run import Interrupted, Run
+from holdfast.train.standalone import Checkpoints, Session, open_session
 
 
 def launch(
@@ -30,13 +32,16 @@ def launch(
     mesh: Mapping[str, int] | None = None,
     backend: str | None = None,
     timeout_s: float = 1800.0,
+    checkpoint: Checkpoints | None = None,
 ) -> None:
     """Run `main` in the process group that the environment describes.
 
     `mesh` lays out the ranks when no agent does (under torchrun): sizes outermost first, one of them may be -1.
-    `backend` is torch's; default NCCL with CUDA, else gloo. `timeout_s` bounds every collective.
+    `backend` is torch's; default NCCL with CUDA, else gloo. `timeout_s` bounds every collective. `checkpoint` says where
+    `run.checkpoint` saves when no agent runs the script; default `HOLDFAST_CHECKPOINT_DIR`, else nowhere.
     An exception of `main` propagates and ends the process with a traceback and exit code 1; under torchrun it is
-    also written to `TORCHELASTIC_ERROR_FILE`. Raises `InvalidSpec` when the environment makes no sense.
+    also written to `TORCHELASTIC_ERROR_FILE`. Raises `InvalidSpec` when the environment makes no sense, `Conflict` when
+    another run uses the directory of the checkpoints.
     """
     began = time.monotonic()
     environment = Environment.read(os.environ, mesh)
@@ -53,14 +58,17 @@ def launch(
         notes.phase(Phase.INIT, time.time(), 0)
         device = _device(environment.local_rank)
         _join(environment, backend or ("nccl" if device.type == "cuda" else "gloo"), timeout_s)
+        session = _open_session(checkpoint, environment)
         run = Run(
-            environment=environment,
+            environment=session.environment if session else environment,
             device=device,
-            notes=notes,
+            notes=session.notes if session else notes,
             control=control,
             process_group_s=time.monotonic() - began,
+            standalone=session,
         )
-        main(run)
+        with _ended_well(session):
+            main(run)
         run.finish()
     except Exception as error:
         if environment.error_file and not environment.job:  # an agent's template writes it for its own workers
@@ -70,6 +78,31 @@ def launch(
         notes.close()
         control.close()
     dist.destroy_process_group()  # only now: after an error the others may hang, and the exit itself tells them
+
+
+def _open_session(checkpoint: Checkpoints | None, environment: Environment) -> Session | None:
+    """Checkpoints of our own, if there is no agent to look after them and a place to put them."""
+    if environment.job:
+        return None
+    checkpoint = checkpoint or Checkpoints.of_environment(os.environ, environment.interval_steps)
+    return open_session(checkpoint, environment) if checkpoint else None
+
+
+@contextlib.contextmanager
+def _ended_well(session: Session | None) -> Iterator[None]:
+    """End the session in the way that the script has ended."""
+    try:
+        yield
+    except Interrupted:
+        if session is not None:
+            session.interrupt()
+        raise
+    except BaseException:
+        if session is not None:
+            session.abandon()
+        raise
+    if session is not None:
+        session.finish()
 
 
 def _device(local_rank: int) -> torch.device:

@@ -6,6 +6,8 @@ once, and orders of the agent are looked at without blocking. Orders take effect
 * `checkpoint_now` saves after the named step, which is the same on every rank.
 * `stop` ends the script by `Interrupted`: after the step it arrives in, or, if a save is wanted, after the
   `run.checkpoint` that follows.
+
+Without an agent `run.checkpoint` can save as well (`holdfast.train.standalone`); the orders are then signals.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from holdfast.domain.signals import Phase
 from holdfast.train.channels import Control, Notes
 from holdfast.train.checkpoint import Checkpointer
 from holdfast.train.environment import Environment, World
+from holdfast.train.standalone import Session
 
 log = logging.getLogger("holdfast.train")
 
@@ -37,7 +40,8 @@ OnResize = Callable[[World, World], None]
 
 
 class Interrupted(SystemExit):
-    """The agent asked this run to stop. Ends an unmodified script with `worker.EXIT_INTERRUPTED`, without a traceback."""
+    """The agent, or SIGTERM, asked this run to stop. Ends an unmodified script with `worker.EXIT_INTERRUPTED`, without a
+    traceback."""
 
     def __init__(self, step: int, saved: bool) -> None:
         super().__init__(worker.EXIT_INTERRUPTED)
@@ -45,7 +49,7 @@ class Interrupted(SystemExit):
         self.saved = saved  # whether the state of `step` was saved on the way out
 
     def __str__(self) -> str:
-        return f"interrupted by the agent after step {self.step}" + (", which is saved" if self.saved else "")
+        return f"told to stop after step {self.step}" + (", which is saved" if self.saved else "")
 
 
 class Step:
@@ -110,6 +114,7 @@ class Run:
         notes: Notes,
         control: Control,
         process_group_s: float,
+        standalone: Session | None = None,
     ) -> None:
         self.world = environment.world
         self.device = device
@@ -117,6 +122,7 @@ class Run:
         self._environment = environment
         self._notes = notes
         self._control = control
+        self._standalone = standalone
         self._checkpoints = Checkpointer(environment, device, notes)
         self._mesh: DeviceMesh | None = None
         self._resized: list[OnResize] = []
@@ -194,15 +200,17 @@ class Run:
     def checkpoint(self, state: Mapping[str, Any], step: int, *, force: bool = False) -> bool:
         """Save `state` after `step` finished steps if a save is due, and say whether one was made.
 
-        Due is every multiple of the job's interval, a step that the supervisor asked for, and `force`; every rank has to
-        decide alike. Costs one copy of the tensors to shared memory. Without an agent there is nowhere to save to: it
-        does nothing, and says so once. Raises `Interrupted` when the agent wants the run to stop, `InvalidSpec` when
-        `step` is not what the step loop has finished: a wrongly numbered checkpoint repeats or skips a step.
+        Due is every multiple of the job's interval, a step that the supervisor or a signal asked for, and `force`; every
+        rank has to decide alike. Costs one copy of the tensors to shared memory. Without an agent, and without a
+        directory for checkpoints (`hf.launch(checkpoint=…)`), there is nowhere to save to: it does nothing, and says so
+        once. Raises `Interrupted` when the agent or SIGTERM wants the run to stop, `InvalidSpec` when `step` is not what
+        the step loop has finished: a wrongly numbered checkpoint repeats or skips a step.
         """
         if self._phases_s is None and step != self._done:
             raise InvalidSpec("step", step, f"{self._done}, the number of steps finished")
-        leaving = self._stop is not None
-        due = force or leaving or step in self._save_after or self._intervals.due(step)
+        asked = self._standalone.due(step) if self._standalone is not None else None
+        leaving = self._stop is not None or (asked is not None and asked.leave)
+        due = force or leaving or asked is not None or step in self._save_after or self._intervals.due(step)
         saved = due and self._save(state, step)
         self._save_after = {at for at in self._save_after if at > step}
         if leaving:
@@ -212,7 +220,10 @@ class Run:
     def _save(self, state: Mapping[str, Any], step: int) -> bool:
         if not self._checkpoints.enabled:
             if not self._said_unsaved:
-                log.warning("run.checkpoint: no agent runs this script, so nothing is saved; save in your own way")
+                log.warning(
+                    "run.checkpoint: no agent runs this script and no directory is set (hf.launch(checkpoint=…) or "
+                    "HOLDFAST_CHECKPOINT_DIR), so nothing is saved"
+                )
                 self._said_unsaved = True
             return False
         with self.phase(Phase.CHECKPOINT):

@@ -1,0 +1,144 @@
+"""One step for all ranks to save, agreed by their background threads while training goes on.
+
+Theory. A rank that got a signal says so on the board. Rank 0 proposes a step that lies ahead. Every rank's watcher shows the
+proposal to its own training thread's `Gate`: if `run.checkpoint` has not come to that step yet, the rank votes yes and is
+bound by it; should the training thread get there before the verdict, it waits. All yes: everybody saves that step. One no
+(it was too late there): the proposal is void, nobody saves, and rank 0 proposes a later one. A number has one verdict,
+since "the last yes" and "the first no" exclude each other; so no rank saves, or leaves, alone.
+
+A signal is answered within three polls, the lead (two polls' worth of steps) and the step that is under way: with steps
+shorter than a poll in about a second, with longer ones in two steps.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast.train.standalone.board import Board
+
+log = logging.getLogger("holdfast.train")
+
+POLL_S: Final = 0.25  # one small request per rank to the store
+POLL_PENDING_S: Final = 0.02  # while a proposal is open
+LEAD_S: Final = 2 * POLL_S
+LEAD_MAX_S: Final = 60.0
+VERDICT_TIMEOUT_S: Final = 10.0  # for a training thread that has come to a proposed step
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    number: int
+    step: int
+    leave: bool  # the run is to end after the save
+
+
+class Gate:
+    """Between the training thread, which calls `due`, and the watcher, which calls the rest."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._promised: Proposal | None = None
+        self._agreed = False
+        self._last: tuple[int, float] | None = None  # step of the latest `due`, and when
+        self.step_s = 0.0  # how long a step took last
+
+    @property
+    def step(self) -> int:
+        return self._last[0] if self._last is not None else 0
+
+    def due(self, step: int, timeout_s: float = VERDICT_TIMEOUT_S) -> Proposal | None:
+        """The training thread has finished `step`: what has been agreed to do now, if anything."""
+        with self._changed:
+            now = time.monotonic()
+            if self._last is not None and step > self._last[0]:
+                self.step_s = (now - self._last[1]) / (step - self._last[0])
+            self._last = (step, now)
+            if self._promised is None or self._promised.step > step:
+                return None
+            if not self._changed.wait_for(lambda: self._agreed or self._promised is None, timeout_s):
+                log.warning("no verdict on the emergency save of step %d within %g s: going on", step, timeout_s)
+                self._promised = None
+                return None
+            proposal, self._promised, self._agreed = self._promised, None, False
+            return proposal
+
+    def promise(self, proposal: Proposal) -> bool:
+        """Bind the training thread to a proposal; False when it has passed that step."""
+        with self._changed:
+            if proposal.step <= self.step:
+                return False
+            self._promised, self._agreed = proposal, False
+            return True
+
+    def decide(self, number: int, agreed: bool) -> None:
+        with self._changed:
+            if self._promised is not None and self._promised.number == number:
+                self._agreed = agreed
+                if not agreed:
+                    self._promised = None
+                self._changed.notify_all()
+
+
+class Agreement:
+    """One rank's part in it. `poll` is called by the watcher alone."""
+
+    def __init__(self, board: Board, gate: Gate, *, rank: int, world_size: int) -> None:
+        self._board = board
+        self._gate = gate
+        self._rank = rank
+        self._world_size = world_size
+        self._seen = 0  # proposals voted on
+        self._open: int | None = None
+        self._answered = 0  # rank 0: requests that the latest proposal covers
+        self._lead_s = LEAD_S if world_size > 1 else 0.0
+
+    def ask(self, *, leave: bool) -> None:
+        """This rank was told to save, and with `leave` to end."""
+        if leave:
+            self._board.put("leave", "1")
+        self._board.count("asked", 1)
+
+    def poll(self) -> float:
+        """Look once, do what is to be done, and say for how long nothing more will be. Raises Unavailable."""
+        if self._rank == 0 and self._open is None:
+            asked = self._board.count("asked")
+            if asked > self._answered:
+                self._propose()
+                self._answered = asked
+        if self._board.count("proposals") > self._seen:
+            self._vote(self._seen + 1)
+        if self._open is None:
+            return POLL_S
+        verdict = self._board.get(f"verdict/{self._open}")
+        if verdict is None:
+            return POLL_PENDING_S
+        self._gate.decide(self._open, verdict == "save")
+        self._open = None
+        if verdict == "void" and self._rank == 0:
+            self._answered = 0  # propose again, further ahead
+            self._lead_s = min(2 * self._lead_s, LEAD_MAX_S)
+        return 0.0
+
+    def _propose(self) -> None:
+        gate = self._gate
+        lead = 1 + (math.ceil(self._lead_s / gate.step_s) if gate.step_s > 0 else 1 if self._lead_s else 0)
+        leave = self._board.get("leave") or "0"
+        self._board.put(f"proposal/{self._board.count('proposals') + 1}", f"{gate.step + lead} {leave}")
+        self._board.count("proposals", 1)
+
+    def _vote(self, number: int) -> None:
+        """Every rank votes once on each number: yes binds it."""
+        text = self._board.get(f"proposal/{number}")
+        assert text is not None  # put before it was counted
+        step, leave = text.split()
+        self._seen, self._open = number, number
+        if self._gate.promise(Proposal(number, int(step), leave == "1")):
+            if self._board.count(f"yes/{number}", 1) == self._world_size:
+                self._board.put(f"verdict/{number}", "save")
+        elif self._board.count(f"no/{number}", 1) == 1:
+            self._board.put(f"verdict/{number}", "void")

@@ -1,0 +1,54 @@
+"""A few short words and counters that all ranks of a launch share, on the store that the process group was made with.
+
+Only used by background threads, over a connection of their own, and only by calls that return at once.
+"""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]  # re-exported without saying so
+from torch.distributed.distributed_c10d import Store, _get_default_store
+
+from holdfast.domain.errors import Unavailable
+
+
+class Board:
+    """Raises Unavailable when the store is gone: rank 0 or the launcher, and with it the launch, has ended."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    @classmethod
+    def alone(cls) -> Board:
+        return cls(HashStore())
+
+    @classmethod
+    def shared(cls, launch: str) -> Board:
+        """On the process group's store; `launch` keeps a restart apart from what it finds there."""
+        store = _get_default_store()
+        if hasattr(store, "clone"):  # torch 2.8; before, a blocking call of the training thread delays ours
+            store = store.clone()
+        return cls(PrefixStore(f"holdfast/{launch}/", store))
+
+    def count(self, name: str, amount: int = 0) -> int:
+        """Add, and return the sum; 0 reads it."""
+        try:
+            return int(self._store.add(name, amount))
+        except (RuntimeError, dist.DistError) as error:
+            raise Unavailable(f"the ranks' shared store is gone: {error}") from error
+
+    def put(self, name: str, text: str) -> None:
+        try:
+            self._store.set(name, text)
+        except (RuntimeError, dist.DistError) as error:
+            raise Unavailable(f"the ranks' shared store is gone: {error}") from error
+
+    def get(self, name: str) -> str | None:
+        """None when nobody has put it yet."""
+        try:
+            if not self._store.check([name]):
+                return None
+            raw: bytes = self._store.get(name)
+            return raw.decode()
+        except (RuntimeError, dist.DistError) as error:
+            raise Unavailable(f"the ranks' shared store is gone: {error}") from error

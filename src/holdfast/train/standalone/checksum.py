@@ -1,0 +1,119 @@
+"""Checksums of a shard by what is there: CRC-32C where `google_crc32c` can be imported, else zlib's CRC-32.
+
+The trainer library must work on torch and the standard library alone, and CRC-32C in pure Python would take minutes per
+gigabyte. A manifest names the algorithm of its checksums (`checksum`), so neither is ever taken for the other.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from holdfast.domain.errors import IncompatibleVersion, IntegrityError
+from holdfast.shards import Manifest, Span
+
+PIECE_BYTES = 1 << 20  # the GIL is held while a piece is copied: short enough for a training thread not to notice
+
+_Operator = tuple[int, ...]  # a 32 × 32 matrix over GF(2), one column per int
+
+
+@dataclass(frozen=True, slots=True)
+class Checksum:
+    """One algorithm: `extend(value, data)` goes on from a checksum; `polynomial` is bit-reversed."""
+
+    name: str
+    polynomial: int
+    extend: Callable[[int, bytes], int]
+
+    def of(self, data: memoryview) -> int:
+        value = 0
+        for start in range(0, len(data), PIECE_BYTES):
+            value = self.extend(value, bytes(data[start : start + PIECE_BYTES]))
+        return value
+
+    def summarise(self, spans: Iterable[Span], sums: Iterable[int], tensors_end: int) -> tuple[str, int]:
+        """(digest of index and tensors, checksum of the file), combined from the checksums of the spans."""
+        whole = body = body_bytes = 0
+        for span, value in zip(spans, sums, strict=True):
+            whole = self._combine(whole, value, span.size)
+            if 0 < span.offset < tensors_end:
+                body = self._combine(body, value, span.size)
+                body_bytes += span.size
+        return f"{body:08x}-{body_bytes:x}", whole
+
+    def _combine(self, first: int, second: int, second_bytes: int) -> int:
+        """The checksum of two adjacent pieces from the checksums of each: `first` moved by as many zero bytes."""
+        one_bit: _Operator = (self.polynomial, *(1 << bit for bit in range(31)))
+        operator = _multiply(one_bit, one_bit)  # two zero bits; twice more is a byte
+        operator = _multiply(operator, operator)
+        operator = _multiply(operator, operator)
+        while second_bytes:
+            if second_bytes & 1:
+                first = _apply(operator, first)
+            operator = _multiply(operator, operator)
+            second_bytes >>= 1
+        return first ^ second
+
+
+def _apply(operator: _Operator, vector: int) -> int:
+    result = 0
+    for column in operator:
+        if not vector:
+            break
+        if vector & 1:
+            result ^= column
+        vector >>= 1
+    return result
+
+
+def _multiply(a: _Operator, b: _Operator) -> _Operator:
+    return tuple(_apply(a, column) for column in b)
+
+
+def _zlib_extend(value: int, data: bytes) -> int:
+    return zlib.crc32(data, value)
+
+
+CRC32 = Checksum("crc32", 0xEDB88320, _zlib_extend)
+
+
+def _crc32c() -> Checksum | None:
+    if importlib.util.find_spec("google_crc32c") is None:
+        return None
+    return Checksum("crc32c", 0x82F63B78, importlib.import_module("google_crc32c").extend)
+
+
+def best() -> Checksum:
+    """What this process writes."""
+    return _crc32c() or CRC32
+
+
+def named(name: str) -> Checksum:
+    """What a manifest was written with. Raises IncompatibleVersion when that is not to be had here."""
+    if name == CRC32.name:
+        return CRC32
+    found = _crc32c() if name == "crc32c" else None
+    if found is None:
+        raise IncompatibleVersion(f"the shard has {name} checksums, which need: pip install google-crc32c")
+    return found
+
+
+def verify(manifest: Manifest, data: memoryview) -> None:
+    """Every byte against the manifest. Raises IntegrityError naming the first span that is wrong."""
+    checksum = named(manifest.checksum)
+    if len(data) != manifest.size:
+        raise IntegrityError(f"{manifest.key} has {len(data)} bytes, its manifest says {manifest.size}")
+    if (manifest.digest, manifest.crc32c) != checksum.summarise(
+        manifest.spans, manifest.span_crc32c, manifest.tensors_end
+    ):
+        raise IntegrityError(f"the manifest of {manifest.key} contradicts itself: its checksums do not combine")
+    for span, expected in zip(manifest.spans, manifest.span_crc32c, strict=True):
+        found = checksum.of(data[span.offset : span.offset + span.size])
+        if found != expected:
+            raise IntegrityError(
+                f"{manifest.key} is corrupt in bytes {span.offset} to {span.offset + span.size}: "
+                f"checksum {found:08x} instead of {expected:08x}"
+            )

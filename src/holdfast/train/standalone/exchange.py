@@ -1,0 +1,70 @@
+"""What the ranks say to each other at the start: through the process group, on the main thread, before any other thread."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+
+T = TypeVar("T")
+
+
+class Exchange(Protocol):
+    """All ranks of one launch. Every call but `send` and `receive` is collective."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+
+    def gather(self, value: T) -> list[T]:
+        """What every rank has said, by rank."""
+        ...
+
+    def send(self, data: memoryview, to: int) -> None:
+        """Bytes to one rank, which has to `receive` as many."""
+        ...
+
+    def receive(self, nbytes: int, sender: int) -> memoryview: ...
+
+
+class Alone:
+    """A world of one."""
+
+    rank = 0
+    size = 1
+
+    def gather(self, value: T) -> list[T]:
+        return [value]
+
+    def send(self, data: memoryview, to: int) -> None:
+        raise AssertionError("a world of one has nobody to send to")
+
+    def receive(self, nbytes: int, sender: int) -> memoryview:
+        raise AssertionError("a world of one has nobody to receive from")
+
+
+class Group:
+    """The process group's ranks, by a gloo group: what is sent lies in main memory. Making one is collective."""
+
+    def __init__(self) -> None:
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+        gloo = dist.get_backend() == "gloo"
+        self._group: Any = dist.group.WORLD if gloo else dist.new_group(backend="gloo")
+
+    def gather(self, value: T) -> list[T]:
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self._group)
+        return values
+
+    def send(self, data: memoryview, to: int) -> None:
+        if data:
+            dist.send(torch.frombuffer(bytearray(data), dtype=torch.uint8), to, group=self._group)
+
+    def receive(self, nbytes: int, sender: int) -> memoryview:
+        buffer = bytearray(nbytes)
+        if nbytes:
+            dist.recv(torch.frombuffer(buffer, dtype=torch.uint8), sender, group=self._group)
+        return memoryview(buffer)

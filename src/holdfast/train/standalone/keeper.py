@@ -1,0 +1,205 @@
+"""The keeper: a thread that brings committed images to disk, and removes what is no longer needed there.
+
+It takes the newest image that waits; one that was overwritten meanwhile is passed over. A write that fails costs that
+checkpoint and is said, no more. A step is *complete* when the ranks have counted it as often as there are ranks; only then
+may older ones go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from holdfast.domain.errors import HoldfastError, Unavailable
+from holdfast.domain.generations import ShardKey
+from holdfast.shards import Reader
+from holdfast.train.standalone.board import Board
+from holdfast.train.standalone.directory import Directory
+from holdfast.train.standalone.election import Step
+
+log = logging.getLogger("holdfast.train")
+
+NICE: Final = 10
+PACE_MAX_S: Final = 0.25  # the longest pause after one piece
+SETTLE_POLL_S: Final = 0.01
+UNFINISHED_MAX: Final = 8  # own shards on disk of steps that not all ranks have finished
+
+
+class Retention:
+    """Which shards may go. Pure; steps are (attempt, step), and a newer attempt is newer whatever its steps."""
+
+    def __init__(self, keep: int, complete: Sequence[Step], *, floor: int = 0) -> None:
+        """`complete` is known from before; nothing of attempts below `floor` is ever named (they could not be restored,
+        and somebody may want to know why)."""
+        self._keep = keep
+        self._floor = floor
+        self._complete = sorted(set(complete))
+
+    def completed(self, step: Step) -> None:
+        self._complete = sorted({*self._complete, step})[-self._keep :]
+
+    @property
+    def newest(self) -> Step:
+        return self._complete[-1] if self._complete else (0, 0)
+
+    def victims(self, keys: Sequence[ShardKey]) -> list[ShardKey]:
+        """Everything older than the oldest complete step that is kept."""
+        if not self._complete:
+            return []
+        oldest = self._complete[-self._keep :][0]
+        return [key for key in keys if self._floor <= key.attempt and (key.attempt, key.step) < oldest]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank's shards go. `prunes`: this rank removes old files for its whole node."""
+
+    directory: Directory
+    run: str
+    node: str
+    world_size: int
+    prunes: bool
+    memory: Path
+    strangers: tuple[Path, ...] = ()  # images of ranks that no longer run on this node
+
+
+class Keeper:
+    def __init__(self, place: Place, board: Board, retention: Retention) -> None:
+        self._place = place
+        self._board = board
+        self._retention = retention
+        self._changed = threading.Condition()
+        self._waiting: tuple[ShardKey, Path] | None = None
+        self._busy = self._closing = self._hurry = False
+        self._seen = 0  # complete steps taken from the board
+        self._unfinished: list[ShardKey] = []
+        self.offered: ShardKey | None = None
+        self.stored: ShardKey | None = None  # the newest on disk
+        self._thread = threading.Thread(target=self._run, name="holdfast-keeper", daemon=True)
+        self._thread.start()
+
+    def offer(self, key: ShardKey, image: Path) -> None:
+        """A save is whole in memory. Never waits."""
+        with self._changed:
+            self._waiting = (key, image)
+            self.offered = key
+            self._changed.notify_all()
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until nothing is left to write, at full speed; False when time ran out."""
+        self._hurry = True
+        with self._changed:
+            done = self._changed.wait_for(lambda: not self._busy and self._waiting is None, timeout_s)
+        self._hurry = False
+        return done
+
+    def close(self, timeout_s: float) -> bool:
+        """Finish, and end the thread; False when it is still writing (it goes when the process does)."""
+        self._hurry = True
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    # ------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):  # refused by a container's policy: then with equal rights
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        while True:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._waiting is not None or self._closing)
+                if self._waiting is None:
+                    break
+                (key, image), self._waiting = self._waiting, None
+                self._busy = True
+            try:
+                self._keep(key, image)
+            except (HoldfastError, OSError) as error:
+                log.warning("step %d of rank %d is not on disk: %s", key.step, key.rank, error)
+            except Exception:  # the next save may work: a checkpoint that fails must never end the training
+                log.exception("step %d of rank %d is not on disk", key.step, key.rank)
+
+    def _keep(self, key: ShardKey, image: Path) -> None:
+        began = time.monotonic()
+
+        def pace(nbytes: int) -> None:
+            nonlocal began
+            if not self._hurry:
+                time.sleep(min(time.monotonic() - began, PACE_MAX_S))  # half of the time belongs to the training
+            began = time.monotonic()
+
+        with Reader(image, key) as reader:
+            self._place.directory.store(reader, run=self._place.run, node=self._place.node, pace=pace)
+        self.stored = key
+        self._unfinished.append(key)
+        if self._board.count(_counter(key), 1) == self._place.world_size:
+            self._board.put(f"complete/{self._board.count('completes', 1)}", f"{key.attempt} {key.step}")
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Take in what has become complete; remove what may go."""
+        while (told := self._board.get(f"complete/{self._seen + 1}")) is not None:
+            attempt, step = told.split()
+            self._retention.completed((int(attempt), int(step)))
+            self._seen += 1
+        if self._seen and self._place.prunes:
+            directory = self._place.directory
+            for key in self._retention.victims(directory.keys()):
+                directory.delete(key)
+            for stranger in self._place.strangers:
+                shutil.rmtree(stranger, ignore_errors=True)
+        self._forget_unfinished()
+
+    def _forget_unfinished(self) -> None:
+        """Steps that some rank never brought to disk must not pile up. The count is taken back first: a step that turns
+        out to be complete stays."""
+        newest = self._retention.newest
+        self._unfinished = [key for key in self._unfinished if (key.attempt, key.step) > newest]
+        while len(self._unfinished) > UNFINISHED_MAX:
+            key = self._unfinished.pop(0)
+            if self._board.count(_counter(key), -1) + 1 >= self._place.world_size:
+                self._board.count(_counter(key), 1)
+            else:
+                self._place.directory.delete(key)
+
+    def release_memory(self) -> None:
+        """The run has ended: its images are not needed once the newest is on disk."""
+        if self.offered is not None and self.offered == self.stored:
+            shutil.rmtree(self._place.memory, ignore_errors=True)
+            if not any(self._place.memory.parent.glob("rank-*")):
+                shutil.rmtree(self._place.memory.parent, ignore_errors=True)
+
+
+def _counter(key: ShardKey) -> str:
+    return f"stored/{key.attempt}/{key.step}"
+
+
+def settle(board: Board, keeper: Keeper, rank: int, world_size: int, timeout_s: float) -> None:
+    """All ranks have written: take in each other's steps once more. Rank 0, which may serve the store, goes last."""
+    deadline = time.monotonic() + timeout_s
+    try:
+        board.count("closed", 1)
+        _await(board, "closed", world_size, deadline)
+        keeper.tidy()
+        board.count("left", 1)
+        if rank == 0:
+            _await(board, "left", world_size, deadline)
+    except Unavailable as error:
+        log.warning("the end of the other ranks was not seen: %s", error)
+
+
+def _await(board: Board, counter: str, count: int, deadline: float) -> None:
+    while board.count(counter) < count and time.monotonic() < deadline:
+        time.sleep(SETTLE_POLL_S)

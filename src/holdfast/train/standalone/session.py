@@ -1,0 +1,152 @@
+"""One launch's checkpoints without services: put together here, used by `hf.launch` and `hf.Run`."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from holdfast.domain.generations import ShardKey
+from holdfast.train.channels import Notes
+from holdfast.train.environment import Environment, RestoreTarget
+from holdfast.train.standalone.agreement import Agreement, Gate, Proposal
+from holdfast.train.standalone.board import Board
+from holdfast.train.standalone.directory import Directory
+from holdfast.train.standalone.exchange import Alone, Group
+from holdfast.train.standalone.keeper import Keeper, Place, Retention, settle
+from holdfast.train.standalone.options import Checkpoints
+from holdfast.train.standalone.start import Start, Starter
+from holdfast.train.standalone.watcher import Watcher
+
+log = logging.getLogger("holdfast.train")
+
+FINISH_TIMEOUT_S: Final = 600.0  # to bring the last save to disk when the script has ended
+SETTLE_TIMEOUT_S: Final = 60.0
+STANDBY_TIMEOUT_S: Final = 5.0  # before an emergency save: an image has to be free
+
+
+class Journal(Notes):
+    """The notes of a run that nobody listens to, but for its saves, which the keeper takes."""
+
+    def __init__(self, keeper: Keeper, rank: int) -> None:
+        super().__init__(agent="", replicator="", job="", generation=0, rank=rank)
+        self._keeper = keeper
+        self._rank = rank
+
+    def saved(self, *, step: int, attempt: int, image: str, stall_s: float) -> None:
+        self._keeper.offer(ShardKey(attempt, step, self._rank), Path(image))
+
+
+@dataclass(slots=True)
+class Session:
+    """`environment` is what `Run` and the checkpointer go by: where images are, what to restore, how often to save."""
+
+    environment: Environment
+    notes: Journal
+    start: Start
+    keeper: Keeper
+    gate: Gate
+    watcher: Watcher
+    board: Board
+
+    def due(self, step: int) -> Proposal | None:
+        """Whether all ranks have agreed to save this step now. An image will be free for it."""
+        proposal = self.gate.due(step)
+        if proposal is not None:
+            self.keeper.drain(STANDBY_TIMEOUT_S)
+        return proposal
+
+    def finish(self) -> None:
+        """The script has ended well: everything to disk, then the memory is given back."""
+        if not self.keeper.close(FINISH_TIMEOUT_S):
+            log.warning("the last checkpoint was not on disk %g s after the end", FINISH_TIMEOUT_S)
+        world = self.environment.world
+        settle(self.board, self.keeper, world.rank, world.world_size, SETTLE_TIMEOUT_S)
+        self.keeper.release_memory()
+        self._close()
+
+    def interrupt(self) -> None:
+        """The run leaves because it was told to: its last save to disk, as far as the grace goes."""
+        deadline = self.watcher.deadline
+        left_s = FINISH_TIMEOUT_S if deadline is None else deadline - time.monotonic()
+        if not self.keeper.close(max(0.0, left_s)):
+            log.error("the emergency save is in memory, but not on disk: the grace was too short")
+        self._close()
+
+    def abandon(self) -> None:
+        """The script has failed: what is in memory stays there, and nobody waits."""
+        self._close()
+
+    def _close(self) -> None:
+        self.watcher.close()
+        self.start.lock.close()
+
+
+def open_session(options: Checkpoints, environment: Environment) -> Session:
+    """Agree with all other ranks on what to restore and get ready to save. Collective; the process group has been made.
+
+    Raises Conflict when the directory is in use or its checkpoints belong to different runs.
+    """
+    world = environment.world
+    exchange = Alone() if world.world_size == 1 else Group()
+    directory = Directory(Path(options.directory))
+    start = Starter(exchange, directory, environment.node, world.mesh, options.memory_of).begin()
+    elected = start.election
+    memory = options.memory_of(start.run)
+    if start.lists:
+        _sweep_memory(options, directory, start.run)
+    here = {memory / f"rank-{rank}" for rank, node in enumerate(start.nodes) if node == environment.node}
+    place = Place(
+        directory=directory,
+        run=start.run,
+        node=environment.node,
+        world_size=world.world_size,
+        prunes=start.lists,
+        memory=memory / f"rank-{world.rank}",
+        strangers=tuple(sorted(set(memory.glob("rank-*")) - here)),
+    )
+    board = Board.alone() if world.world_size == 1 else Board.shared(start.launch)
+    retention = Retention(options.keep, elected.complete, floor=0 if elected.at else start.attempt)
+    keeper = Keeper(place, board, retention)
+    gate = Gate()
+    agreement = Agreement(board, gate, rank=world.rank, world_size=world.world_size)
+    ready = replace(
+        environment,
+        attempt=start.attempt,
+        images=str(place.memory),
+        interval_steps=options.interval_steps,
+        restore=_target(start, world.rank),
+        previous_mesh=elected.mesh,
+    )
+    journal = Journal(keeper, world.rank)
+    return Session(ready, journal, start, keeper, gate, Watcher(agreement, options.grace_s), board)
+
+
+def _target(start: Start, rank: int) -> RestoreTarget | None:
+    if start.election.at is None:
+        return None
+    attempt, step = start.election.at
+    paths = tuple(map(str, start.paths))
+    if len(paths) == 1:
+        return RestoreTarget(step=step, attempt=attempt, path=paths[0])
+    leads = paths[rank] if rank < len(paths) else paths[0]  # parts are those of ranks 0, 1, …
+    return RestoreTarget(step=step, attempt=attempt, path=leads, paths=paths)
+
+
+def _sweep_memory(options: Checkpoints, directory: Directory, run: str) -> None:
+    """Give back the memory of runs whose directory is gone: nobody can go on with them."""
+    mine = options.memory_of(run)
+    mine.mkdir(parents=True, exist_ok=True)
+    (mine / "directory").write_text(str(directory.root))
+    for other in mine.parent.iterdir():
+        try:
+            home = Directory(Path((other / "directory").read_text()))
+            identity = home.identity()
+        except (OSError, ValueError):
+            continue  # being made, or not ours to judge
+        if identity is None or identity.run != other.name:
+            log.info("the images of run %s are removed: %s does not hold it any more", other.name, home.root)
+            shutil.rmtree(other, ignore_errors=True)

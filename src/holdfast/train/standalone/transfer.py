@@ -1,0 +1,114 @@
+"""Bringing shards to the ranks that lack them, at the start: from a rank whose node has one, span by span, verified.
+
+Every rank derives the same list of transfers and takes part in its own, in that order: no two ranks can wait for each other
+in a circle. A transfer always runs to its end, even if the sender's disk fails in the middle: what arrives is then not what
+its manifest says, and verification is what decides.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from holdfast.domain.errors import HoldfastError, IntegrityError
+from holdfast.shards import Manifest, Reader, spans_of
+from holdfast.train.standalone import checksum
+from holdfast.train.standalone.directory import Directory
+from holdfast.train.standalone.election import Holding
+from holdfast.train.standalone.exchange import Exchange
+
+log = logging.getLogger("holdfast.train")
+
+_LENGTH_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    holding: Holding
+    to: int  # the rank that receives it for its node
+
+
+def plan(parts: Sequence[Sequence[Holding]], nodes: Sequence[str]) -> list[Transfer]:
+    """What has to travel: each shard once to each node that needs it. Pure, and the same on every rank."""
+    wanted: dict[tuple[str, Holding], Transfer] = {}
+    for rank, those in enumerate(parts):
+        for holding in those:
+            if holding.node != nodes[rank]:
+                wanted.setdefault((nodes[rank], holding), Transfer(holding, rank))
+    return list(wanted.values())
+
+
+def fetch(
+    exchange: Exchange, directory: Directory, parts: Sequence[Sequence[Holding]], nodes: Sequence[str], run: str
+) -> tuple[dict[Holding, Path], list[tuple[int, str]]]:
+    """Carry out this rank's transfers: where fetched shards lie on this node, and (holder, path) of those that failed."""
+    fetched: dict[Holding, Path] = {}
+    lost: list[tuple[int, str]] = []
+    rank = exchange.rank
+    for transfer in plan(parts, nodes):
+        holding = transfer.holding
+        if holding.holder == rank:
+            _send(exchange, directory, transfer, run)
+        if transfer.to == rank:
+            try:
+                _receive(exchange, directory, holding, run)
+            except (HoldfastError, OSError) as error:
+                log.error("step %d of rank %d did not arrive: %s", holding.key.step, holding.key.rank, error)
+                lost.append((holding.holder, holding.path))
+        if nodes[transfer.to] == nodes[rank]:
+            fetched[holding] = directory.path(holding.key)
+    return fetched, lost
+
+
+def _send(exchange: Exchange, directory: Directory, transfer: Transfer, run: str) -> None:
+    """The manifest, then the spans. No manifest: nothing follows."""
+    holding = transfer.holding
+    try:
+        with Reader(Path(holding.path), holding.key) as reader:
+            manifest = directory.manifest(holding.key, run) or _describe(reader, run, holding.node)
+            _send_short(exchange, manifest.encode(), transfer.to)
+            for span in manifest.spans:
+                exchange.send(reader.data[span.offset : span.offset + span.size], transfer.to)
+    except (HoldfastError, OSError) as error:
+        log.error("%s cannot be sent: %s", holding.path, error)
+        _send_short(exchange, b"", transfer.to)
+
+
+def _describe(reader: Reader, run: str, node: str) -> Manifest:
+    """The manifest of an image that was never brought to disk."""
+    algorithm, header = checksum.best(), reader.header
+    spans = spans_of(header.size, header.tensors_end)
+    sums = tuple(algorithm.of(reader.data[span.offset : span.offset + span.size]) for span in spans)
+    digest, whole = algorithm.summarise(spans, sums, header.tensors_end)
+    made = Manifest.of(header, job=run, node=node, digest=digest, crc32c=whole, spans=sums)
+    return replace(made, checksum=algorithm.name)
+
+
+def _receive(exchange: Exchange, directory: Directory, holding: Holding, run: str) -> None:
+    raw = bytes(_receive_short(exchange, holding.holder))
+    manifest = Manifest.decode(raw)  # raises for an empty one, after which nothing follows
+
+    def pieces() -> Iterator[memoryview]:
+        for span in manifest.spans:
+            yield exchange.receive(span.size, holding.holder)
+
+    arriving = pieces()
+    try:
+        if (manifest.key, manifest.job) != (holding.key, run) or holding.digest not in ("", manifest.digest):
+            raise IntegrityError(f"rank {holding.holder} offers {manifest.key} instead of {holding.key}")
+        directory.receive(manifest, arriving)
+    finally:
+        for _ in arriving:  # the sender goes on to the end: so do we, whatever has failed here
+            pass
+
+
+def _send_short(exchange: Exchange, data: bytes, to: int) -> None:
+    exchange.send(memoryview(len(data).to_bytes(_LENGTH_BYTES, "little")), to)
+    exchange.send(memoryview(data), to)
+
+
+def _receive_short(exchange: Exchange, sender: int) -> memoryview:
+    length = int.from_bytes(exchange.receive(_LENGTH_BYTES, sender), "little")
+    return exchange.receive(length, sender)

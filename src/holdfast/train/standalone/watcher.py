@@ -1,0 +1,111 @@
+"""The watcher: a thread that hears signals even while the training thread is deep in a collective, and takes part in the
+agreement on a step to save.
+
+SIGTERM: save, bring it to disk, leave with `worker.EXIT_INTERRUPTED`. SIGUSR1: save and go on. A run that does not come to
+its next `run.checkpoint` within the grace is ended as SIGTERM would have ended it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Final
+
+from holdfast.domain.errors import Unavailable
+from holdfast.train.standalone.agreement import Agreement
+
+log = logging.getLogger("holdfast.train")
+
+SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1)
+DISCONNECTED_POLL_S: Final = 1.0
+
+
+class Watcher:
+    """Install it on the main thread: elsewhere Python takes no signals, and it only follows the other ranks."""
+
+    def __init__(self, agreement: Agreement, grace_s: float, end: Callable[[int], None] = os._exit) -> None:
+        self._agreement = agreement
+        self._grace_s = grace_s
+        self._end = end
+        self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._closing = False
+        self._handled: Counter[int] = Counter()  # by Python's handler, late
+        self._woken: Counter[int] = Counter()  # by the wakeup descriptor, at once
+        self._asked: Counter[int] = Counter()
+        self.deadline: float | None = None  # when the grace of a SIGTERM ends, by the monotonic clock
+        self._previous: dict[int, Any] = {}
+        self._previous_wakeup = -1
+        self._install()
+        self._thread = threading.Thread(target=self._run, name="holdfast-watcher", daemon=True)
+        self._thread.start()
+
+    def _install(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            log.warning(
+                "hf.launch runs outside of the main thread: SIGTERM and SIGUSR1 are not handled in this process"
+            )
+            return
+        for number in SIGNALS:
+            self._previous[number] = signal.signal(number, self._handle)
+        # Written to by Python's own C handler: the handler below waits for the training thread to come back from C.
+        self._previous_wakeup = signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        """For when another library has taken over the wakeup descriptor; both count, and no signal counts twice."""
+        self._handled[number] += 1
+
+    def close(self) -> None:
+        """On the thread that made it. A grace that has begun goes on."""
+        if self._previous:
+            signal.set_wakeup_fd(self._previous_wakeup)
+            for number, handler in self._previous.items():
+                signal.signal(number, handler)
+        self._closing = True
+        with contextlib.suppress(OSError):
+            os.write(self._waker, b"\0")
+        self._thread.join()
+        os.close(self._wake)
+        os.close(self._waker)
+
+    # ------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        connected = True
+        wait_s = 0.0
+        while not self._closing:
+            self._listen(wait_s)
+            if self.deadline is None and self._arrived(signal.SIGTERM):
+                self.deadline = time.monotonic() + self._grace_s
+                log.warning("SIGTERM: saving within %g s, then leaving", self._grace_s)
+            if self.deadline is not None and time.monotonic() > self.deadline:
+                log.error("the grace of %g s is over: leaving without waiting any longer", self._grace_s)
+                self._end(128 + signal.SIGTERM)
+                return
+            if not connected:
+                wait_s = DISCONNECTED_POLL_S
+                continue
+            try:
+                for number in filter(self._arrived, SIGNALS):
+                    self._agreement.ask(leave=number == signal.SIGTERM)
+                    self._asked[number] = max(self._handled[number], self._woken[number])
+                wait_s = self._agreement.poll()
+            except Unavailable as error:
+                log.warning("no emergency save from now on: %s", error)
+                connected = False
+
+    def _arrived(self, number: int) -> bool:
+        return max(self._handled[number], self._woken[number]) > self._asked[number]
+
+    def _listen(self, wait_s: float) -> None:
+        """Take in the signals that have arrived, after at most `wait_s`."""
+        select.select([self._wake], [], [], wait_s)
+        with contextlib.suppress(BlockingIOError):
+            self._woken.update(os.read(self._wake, 512))
