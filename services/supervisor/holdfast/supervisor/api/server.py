@@ -15,11 +15,26 @@ from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.runtime.service import LoopEnded
 
 STOP_GRACE_S = 1.0
+TICK_S = 1.0  # of the Date header
 BACKLOG = 512
 CONNECTIONS_MAX = 1000
 
 
 class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._leaving = anyio.Event()
+
+    def leave(self) -> None:
+        self.should_exit = True
+        self._leaving.set()
+
+    async def main_loop(self) -> None:
+        """uvicorn's own looks ten times a second whether it should end: half of what an idle supervisor does."""
+        while not await self.on_tick(0):
+            with anyio.move_on_after(TICK_S):
+                await self._leaving.wait()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Signals are the service's business (`runtime.service`)."""
@@ -84,6 +99,6 @@ async def serving(app: FastAPI, listener: socket.socket) -> AsyncIterator[None]:
         try:
             yield
         finally:
-            server.should_exit = True
+            server.leave()
             with anyio.CancelScope(shield=True):
                 await over.wait()
