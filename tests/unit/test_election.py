@@ -7,9 +7,27 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.domain.generations import Placement, RestorePoint, ShardKey, ShardRecord
+from holdfast.domain.generations import (
+    OBJECT_STORE,
+    Placement,
+    RestorePoint,
+    ShardKey,
+    ShardRecord,
+    ShardSource,
+    StoredStep,
+)
 from holdfast.domain.mesh import Mesh
-from holdfast.supervisor.election import Holder, Segment, branch, elect
+from holdfast.supervisor.election import (
+    Election,
+    Holder,
+    Knowledge,
+    ObjectStore,
+    Origin,
+    Segment,
+    Trusted,
+    branch,
+    elect,
+)
 
 MESH = Mesh.of({"dp": 2, "pp": 2})
 PLACEMENTS = tuple(Placement(slot, f"n{slot}", slot, 1) for slot in range(4))
@@ -55,18 +73,91 @@ def test_a_peers_copy_counts_and_the_own_node_comes_first() -> None:
 def test_another_number_of_replicas_takes_any_replicas_shard_when_all_agree() -> None:
     smaller = MESH.resized(1)
     holders = [holder("n2", shard(10, 2)), holder("n3", shard(10, 3))]  # the first replica's nodes are gone
-    election = elect(LINEAGE, holders, smaller, PLACEMENTS[:2])
+    election = elect(LINEAGE, holders, smaller, PLACEMENTS[:2], Knowledge(sharded=False))
     assert [restore.shard.rank for restore in election.ranks] == [2, 3]
+    unknown = elect(LINEAGE, holders, smaller, PLACEMENTS[:2])
+    assert "too few of its shards are known" in unknown.restore.reason, "half a state must not be taken for all of it"
+    holders.append(holder("s1", shard(10, 1)))  # two replicas agree at position 1
+    assert elect(LINEAGE, holders, smaller, PLACEMENTS[:2]).restore.step == 10
     larger = MESH.resized(3)
     six = tuple(Placement(slot, f"n{slot}", slot, 1) for slot in range(6))
     assert elect(LINEAGE, saved(10), larger, six).restore.step == 10
 
 
-def test_state_sharded_over_dp_is_refused_in_another_number_of_replicas() -> None:
-    holders = [*saved(10, range(2)), holder("n2", shard(10, 2, digest="other")), holder("n3", shard(10, 3))]
-    election = elect(LINEAGE, holders, MESH.resized(1), PLACEMENTS[:2])
+SHARDED = [holder(f"n{rank}", shard(10, rank, digest=f"part {rank}")) for rank in range(4)]
+
+
+def parts(election: Election) -> list[tuple[int, int]]:
+    return [(restore.rank, restore.shard.rank) for restore in election.ranks]
+
+
+def test_state_sharded_over_dp_is_put_together_from_the_parts_of_every_replica() -> None:
+    smaller = elect(LINEAGE, SHARDED, MESH.resized(1), PLACEMENTS[:2])
+    assert parts(smaller) == [(0, 0), (0, 2), (1, 1), (1, 3)]
+    assert "those of 2 replicas" in smaller.restore.reason
+    six = tuple(Placement(slot, f"n{slot}", slot, 1) for slot in range(6))
+    larger = elect(LINEAGE, SHARDED, MESH.resized(3), six)
+    assert parts(larger) == [(rank, part) for rank in range(6) for part in (rank % 2, rank % 2 + 2)]
+    assert parts(elect(LINEAGE, SHARDED, MESH, PLACEMENTS)) == [(rank, rank) for rank in range(4)]
+
+
+def test_a_part_that_nobody_holds_leaves_the_step_out() -> None:
+    election = elect(LINEAGE, SHARDED[:3], MESH.resized(1), PLACEMENTS[:2], Knowledge(sharded=True))
     assert election.restore.step == 0
-    assert "re-sharding is not available" in election.restore.reason
+    assert "no connected node holds the shard of rank 3" in election.restore.reason
+
+
+def stored(step: int, *, sharded: bool = False, attempt: int = 1) -> StoredStep:
+    return StoredStep(attempt, step, MESH, sharded)
+
+
+def store(*steps: StoredStep) -> Knowledge:
+    return Knowledge(ObjectStore("gs://b/p", steps))
+
+
+STORE = ShardSource(OBJECT_STORE, "gs://b/p")
+
+
+def test_when_every_copy_is_gone_the_object_store_has_the_step() -> None:
+    election = elect(LINEAGE, saved(10, range(2)), MESH, PLACEMENTS, store(stored(10)))
+    assert [restore.sources for restore in election.ranks[2:]] == [(STORE,), (STORE,)]
+    assert [restore.digest for restore in election.ranks] == ["10@0", "10@1", "", ""]
+    assert [source.node for source in election.ranks[0].sources] == ["n0", OBJECT_STORE], "the store is the last resort"
+    assert "2 from local memory, 2 from the object store" in election.restore.reason
+    assert election.origin is Origin.STORE
+
+
+def test_a_newer_step_is_worth_a_farther_way() -> None:
+    known = store(stored(20), stored(5))
+    assert elect(LINEAGE, saved(10), MESH, PLACEMENTS, known).restore.step == 20
+    assert elect(LINEAGE, [*saved(10), *saved(30, range(3))], MESH, PLACEMENTS, known).restore.step == 20
+
+
+def test_the_store_of_another_number_of_replicas() -> None:
+    whole = elect(LINEAGE, [], MESH.resized(1), PLACEMENTS[:2], store(stored(10)))
+    assert parts(whole) == [(0, 0), (1, 1)]
+    split = elect(LINEAGE, [], MESH.resized(1), PLACEMENTS[:2], store(stored(10, sharded=True)))
+    assert parts(split) == [(0, 0), (0, 2), (1, 1), (1, 3)]
+    mixed = elect(LINEAGE, SHARDED[:2], MESH.resized(1), PLACEMENTS[:2], store(stored(10, sharded=True)))
+    assert [restore.sources[0].node for restore in mixed.ranks] == ["n0", OBJECT_STORE, "n1", OBJECT_STORE]
+
+
+def test_the_store_gives_nothing_back_that_was_given_up() -> None:
+    lineage = branch(LINEAGE, 2, RestorePoint(1, 10), 64)
+    assert elect(lineage, saved(10), MESH, PLACEMENTS, store(stored(20), stored(10))).restore.step == 10
+    assert elect((Segment(3),), [], MESH, PLACEMENTS, store(stored(20))).restore == RestorePoint()
+
+
+def test_a_doubtful_step_is_passed_over_with_its_reason() -> None:
+    unread = elect(
+        LINEAGE, [*saved(10), *saved(20)], MESH, PLACEMENTS, Knowledge(doubts={(1, 20): "no source answers"})
+    )
+    assert unread.restore.step == 10
+    assert "step 20 of attempt 1: no source answers" in unread.restore.reason
+    known = Knowledge(trusted=Trusted(15, "n1 computes wrongly"))
+    wrong = elect(LINEAGE, [*saved(10), *saved(20)], MESH, PLACEMENTS, known)
+    assert wrong.restore.step == 10
+    assert "after step 15, the last one that was verified (n1 computes wrongly)" in wrong.restore.reason
 
 
 def test_in_the_same_mesh_only_the_ranks_own_shard_will_do() -> None:

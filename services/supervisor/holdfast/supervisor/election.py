@@ -2,24 +2,51 @@
 
 Theory. Every attempt (lineage of checkpoints) was forked from an older one at some step; the job's lineage lists, newest
 first, the attempts that led to where it is, each with the last step that counts. An (attempt, step) is *complete* for a mesh
-when each of its ranks can reach a shard of it on a connected node: in the mesh that saved it the rank's own shard; in another
-number of replicas a shard of the same position in any replica, and then only when all known shards of that position agree
-byte for byte, for if they do not, the state is sharded over dp and a shard of one replica is not the state of another.
+when each of its ranks can reach what it needs, on a connected node or in the object store:
 
-The newest complete one wins. A half-saved, mixed or branched-off step never does: it is passed over with its reason.
+* in the mesh that saved it: the rank's own shard;
+* in another number of replicas, when the replicas hold the same at every position: any replica's shard of its position;
+* … when they do not, the state is sharded over dp: the shards of *all* replicas at its position. The trainer takes from each
+  what overlaps its own part.
+
+The newest complete one wins, from wherever it comes: a newer step from a far tier costs seconds, an older one from a near
+tier costs work. A half-saved, mixed, given-up or doubtful step never does: it is passed over with its reason.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
 
-from holdfast.domain.generations import Placement, RankRestore, RestorePoint, ShardKey, ShardRecord, ShardSource
+from holdfast.domain.generations import (
+    OBJECT_STORE,
+    Placement,
+    RankRestore,
+    RestorePoint,
+    ShardKey,
+    ShardRecord,
+    ShardSource,
+    StoredStep,
+)
 from holdfast.domain.mesh import Mesh
 
 REASONS_MAX = 3
 _TIER_ORDER = {"memory": 0, "disk": 1}
+
+
+class Origin(IntEnum):
+    """Where a rank's shard comes from, nearest first."""
+
+    NOWHERE = 0  # the start from step 0
+    MEMORY = 1
+    DISK = 2
+    PEER = 3
+    STORE = 4
+
+    def __str__(self) -> str:
+        return ("nowhere", "local memory", "local disk", "another node", "the object store")[self]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +68,37 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
+class ObjectStore:
+    """The job's object store and what is known to be complete in it."""
+
+    url: str = ""
+    steps: tuple[StoredStep, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Trusted:
+    """Nothing after `step` may be restored: the state is known to have gone wrong some time after it."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Knowledge:
+    """What else is known of a job's saved steps, besides who holds them."""
+
+    store: ObjectStore = field(default_factory=ObjectStore)
+    sharded: bool | None = None  # over dp, as seen at a step of which every shard was known; None = never seen one
+    doubts: Mapping[tuple[int, int], str] = field(default_factory=dict)  # (attempt, step) → why not this one
+    trusted: Trusted | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Election:
     restore: RestorePoint
     mesh: Mesh | None = None  # that saved it; None = start from scratch
-    ranks: tuple[RankRestore, ...] = ()  # by rank
+    ranks: tuple[RankRestore, ...] = ()  # by rank; several of one rank are parts of its state
+    origin: Origin = Origin.NOWHERE  # the farthest that a rank has to go
 
 
 def branch(lineage: Sequence[Segment], attempt: int, restore: RestorePoint, length_max: int) -> tuple[Segment, ...]:
@@ -56,21 +110,37 @@ def branch(lineage: Sequence[Segment], attempt: int, restore: RestorePoint, leng
     return (Segment(attempt), *cut)[:length_max]
 
 
+class Line:
+    """The lineage, to be asked often."""
+
+    def __init__(self, lineage: Iterable[Segment]) -> None:
+        self._until = {segment.attempt: segment.until for segment in lineage}
+
+    def holds(self, attempt: int, step: int) -> bool:
+        """Whether a step that was saved by `attempt` has not been given up."""
+        if step <= 0 or attempt not in self._until:
+            return False
+        last = self._until[attempt]
+        return last is None or step <= last
+
+
 def elect(
-    lineage: Sequence[Segment], holders: Iterable[Holder], mesh: Mesh, placements: Sequence[Placement]
+    lineage: Sequence[Segment],
+    holders: Iterable[Holder],
+    mesh: Mesh,
+    placements: Sequence[Placement],
+    known: Knowledge | None = None,
 ) -> Election:
-    """The newest complete step on the lineage, and for each rank of `mesh` where its shard is, nearest first."""
-    steps = _on_lineage(lineage, holders)
+    """The newest complete step on the lineage, and for each rank of `mesh` where its shards are, nearest first."""
+    known = known or Knowledge()
     refused: list[str] = []
-    for attempt, step in sorted(steps, reverse=True):
-        found = steps[attempt, step]
-        ranks, why_not = _cover(attempt, step, found, mesh, placements)
-        if ranks:
-            reason = f"step {step} of attempt {attempt} is the newest that is complete on all {mesh.world_size} ranks"
-            if refused:
-                reason += f" (passed over: {'; '.join(refused[:REASONS_MAX])})"
-            return Election(RestorePoint(attempt, step, reason), found[0][1].mesh, ranks)
-        refused.append(f"step {step} of attempt {attempt}: {why_not}")
+    holders = sorted(holders, key=lambda holder: holder.node)
+    zones = {holder.node: holder.zone for holder in holders}
+    for saved in sorted(_on_lineage(lineage, holders, known.store), key=lambda saved: saved.key, reverse=True):
+        found = _doubt(saved, known) or _cover(saved, known, mesh, placements, zones)
+        if not isinstance(found, str):
+            return _elected(saved, found, mesh, refused)
+        refused.append(f"step {saved.step} of attempt {saved.attempt}: {found}")
     if refused:
         return Election(
             RestorePoint(reason=f"no saved step is complete: start from step 0 ({'; '.join(refused[:REASONS_MAX])})")
@@ -78,59 +148,141 @@ def elect(
     return Election(RestorePoint())
 
 
-_Found = list[tuple[Holder, ShardRecord]]
+# ---------------------------------------------------------------- what was saved
 
 
-def _on_lineage(lineage: Sequence[Segment], holders: Iterable[Holder]) -> Mapping[tuple[int, int], _Found]:
-    until = {segment.attempt: segment.until for segment in lineage}
-    steps: dict[tuple[int, int], _Found] = defaultdict(list)
-    for holder in sorted(holders, key=lambda holder: holder.node):
+_Holding = tuple[Holder, ShardRecord]
+
+
+@dataclass(slots=True)
+class _Saved:
+    """One saved step: who holds which shard of it, and whether the store has it."""
+
+    attempt: int
+    step: int
+    held: list[_Holding] = field(default_factory=list)
+    stored: StoredStep | None = None
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.attempt, self.step
+
+    @property
+    def meshes(self) -> list[Mesh]:
+        """That saved it: one, unless something is wrong."""
+        found = dict.fromkeys(record.mesh for _, record in self.held)
+        return list(found | {self.stored.mesh: None} if self.stored else found)
+
+
+def _on_lineage(lineage: Sequence[Segment], holders: Iterable[Holder], store: ObjectStore) -> list[_Saved]:
+    line = Line(lineage)
+    steps: dict[tuple[int, int], _Saved] = {}
+    for holder in holders:
         for record in holder.shards:
-            key = record.key
-            if key.attempt in until and key.step > 0:
-                last = until[key.attempt]
-                if last is None or key.step <= last:
-                    steps[key.attempt, key.step].append((holder, record))
-    return steps
+            attempt, step = record.key.attempt, record.key.step
+            if line.holds(attempt, step):
+                steps.setdefault((attempt, step), _Saved(attempt, step)).held.append((holder, record))
+    for stored in store.steps if store.url else ():
+        if line.holds(stored.attempt, stored.step):
+            key = stored.attempt, stored.step
+            steps.setdefault(key, _Saved(*key)).stored = stored
+    return list(steps.values())
+
+
+def replicas_differ(records: Iterable[ShardRecord]) -> bool:
+    """Whether these shards of one step show that its state is sharded over dp: equal positions, different tensors."""
+    digests: dict[int, set[str]] = defaultdict(set)
+    for record in records:
+        digests[record.mesh.position_of(record.key.rank)].add(record.digest)
+    return any(len(found) > 1 for found in digests.values())
+
+
+# ---------------------------------------------------------------- can it be restored
+
+
+@dataclass(frozen=True, slots=True)
+class _Pick:
+    restore: RankRestore
+    origin: Origin
+
+
+def _doubt(saved: _Saved, known: Knowledge) -> str:
+    """Why it must not be restored, although it may be complete; empty when nothing is known against it."""
+    if known.trusted is not None and saved.step > known.trusted.step:
+        return f"after step {known.trusted.step}, the last one that was verified ({known.trusted.reason})"
+    return known.doubts.get(saved.key, "")
 
 
 def _cover(
-    attempt: int, step: int, found: _Found, mesh: Mesh, placements: Sequence[Placement]
-) -> tuple[tuple[RankRestore, ...], str]:
-    """A shard for every rank, or () and why not."""
-    saved = found[0][1].mesh
-    if any(record.mesh != saved for _, record in found):
-        return (), "its shards come from different meshes"
-    if saved.resized(1) != mesh.resized(1):
-        return (), f"it was saved by the mesh {saved}, and only the number of replicas may change"
-    same = saved.world_size == mesh.world_size
-    by_place: dict[int, _Found] = defaultdict(list)
-    for holder, record in found:
-        by_place[record.key.rank if same else saved.position_of(record.key.rank)].append((holder, record))
-    ranks = []
+    saved: _Saved, known: Knowledge, mesh: Mesh, placements: Sequence[Placement], zones: Mapping[str, str]
+) -> list[_Pick] | str:
+    """What every rank restores, or why that cannot be."""
+    meshes = saved.meshes
+    if len(meshes) > 1:
+        return "its shards come from different meshes"
+    if meshes[0].resized(1) != mesh.resized(1):
+        return f"it was saved by the mesh {meshes[0]}, and only the number of replicas may change"
+    wanted = _wanted(saved, meshes[0], mesh, known.sharded)
+    if isinstance(wanted, str):
+        return wanted
+    url = known.store.url if saved.stored else ""
+    by_rank: dict[int, list[_Holding]] = defaultdict(list)
+    for holding in saved.held:
+        by_rank[holding[1].key.rank].append(holding)
+    picks: list[_Pick] = []
     for placement in placements:
         for rank in placement.ranks:
-            candidates = by_place.get(rank if same else mesh.position_of(rank), [])
-            if not candidates:
-                return (), f"no connected node holds the shard of rank {rank}"
-            if len(digests := {record.digest for _, record in candidates}) > 1:
-                return (), _disagreement(rank, same, len(digests))
-            ranks.append(_restore(rank, placement.node, candidates))
-    return tuple(sorted(ranks, key=lambda restore: restore.rank)), ""
+            for choices in wanted(rank):
+                candidates = [holding for choice in choices for holding in by_rank.get(choice, ())]
+                if not candidates and not url:
+                    return f"no connected node holds the shard of rank {choices[0]}"
+                if len(digests := {record.digest for _, record in candidates}) > 1:
+                    return f"{len(digests)} different shards claim to be that of rank {choices[0]}"
+                wanted_key = ShardKey(*saved.key, choices[0])
+                picks.append(_pick(rank, placement.node, candidates, wanted_key, zones, url))
+    return sorted(picks, key=lambda pick: (pick.restore.rank, pick.restore.shard.rank))
 
 
-def _disagreement(rank: int, same: bool, digests: int) -> str:
-    if same:
-        return f"{digests} different shards claim to be that of rank {rank}"
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Which saved ranks' shards a rank needs: all of the groups, and of each group any one. Best choice first."""
+
+    saved: Mesh
+    same: bool
+    parts: bool
+
+    def __call__(self, rank: int) -> Iterator[tuple[int, ...]]:
+        if self.same:
+            yield (rank,)
+            return
+        replicas = range(self.saved.position_of(rank), self.saved.world_size, self.saved.replica_size)
+        if self.parts:
+            yield from ((replica,) for replica in replicas)
+        else:
+            yield tuple(sorted(replicas, key=lambda replica: replica != rank))
+
+
+def _wanted(saved: _Saved, before: Mesh, mesh: Mesh, sharded: bool | None) -> _Wanted | str:
+    same = before.dp == mesh.dp
+    if same or before.dp == 1:
+        return _Wanted(before, same, parts=False)
+    if sharded or (saved.stored is not None and saved.stored.sharded) or replicas_differ(r for _, r in saved.held):
+        return _Wanted(before, same, parts=True)
+    at_position = Counter(before.position_of(rank) for rank in {record.key.rank for _, record in saved.held})
+    two_agree = max(at_position.values(), default=0) > 1  # what is sharded differs at every position
+    if sharded is False or saved.stored is not None or two_agree:
+        return _Wanted(before, same, parts=False)
     return (
-        f"the replicas hold {digests} different shards at rank {rank}'s position: the state is sharded over dp, "
-        "and re-sharding is not available"
+        f"it was saved by {before.dp} replicas, and too few of its shards are known to tell whether each of them held all "
+        "of the state"
     )
 
 
-def _restore(rank: int, node: str, candidates: _Found) -> RankRestore:
-    """All holders of one shard: the rank's own node first (memory before disk), then its failure domain, then the rest."""
-    zone = next((holder.zone for holder, _ in candidates if holder.node == node), "")
+def _pick(
+    rank: int, node: str, candidates: list[_Holding], wanted: ShardKey, zones: Mapping[str, str], url: str
+) -> _Pick:
+    """All sources of one shard: the own node first (memory before disk), then its failure domain, the rest, the store."""
+    zone = zones.get(node, "")
     ordered = sorted(
         candidates,
         key=lambda item: (
@@ -141,10 +293,41 @@ def _restore(rank: int, node: str, candidates: _Found) -> RankRestore:
             item[0].node,
         ),
     )
-    chosen = ordered[0][1]
+    store = (ShardSource(OBJECT_STORE, url),) if url else ()
+    if not ordered:
+        return _Pick(RankRestore(rank, wanted, "", store), Origin.STORE)
+    nearest, chosen = ordered[0]
     sources = {
         holder.node: ShardSource(holder.node, holder.endpoint) for holder, record in ordered if record.key == chosen.key
     }
-    return RankRestore(
-        rank, ShardKey(chosen.key.attempt, chosen.key.step, chosen.key.rank), chosen.digest, tuple(sources.values())
+    restore = RankRestore(rank, chosen.key, chosen.digest, (*sources.values(), *store))
+    if nearest.node != node:
+        return _Pick(restore, Origin.PEER)
+    return _Pick(restore, Origin.MEMORY if chosen.tier == "memory" else Origin.DISK)
+
+
+# ---------------------------------------------------------------- the answer
+
+
+def _elected(saved: _Saved, picks: list[_Pick], mesh: Mesh, refused: Sequence[str]) -> Election:
+    reason = (
+        f"step {saved.step} of attempt {saved.attempt} is the newest that is complete on all {mesh.world_size} ranks, "
+        f"{_where_from(picks)}"
     )
+    if len(picks) > mesh.world_size:
+        reason += f"; each rank's part is put together from those of {len(picks) // mesh.world_size} replicas"
+    if refused:
+        reason += f" (passed over: {'; '.join(refused[:REASONS_MAX])})"
+    return Election(
+        RestorePoint(saved.attempt, saved.step, reason),
+        saved.meshes[0],
+        tuple(pick.restore for pick in picks),
+        max(pick.origin for pick in picks),
+    )
+
+
+def _where_from(picks: Sequence[_Pick]) -> str:
+    numbers = Counter(pick.origin for pick in picks)
+    if len(numbers) == 1:
+        return f"each from {picks[0].origin}" if len(picks) > 1 else f"from {picks[0].origin}"
+    return ", ".join(f"{numbers[origin]} from {origin}" for origin in sorted(numbers))

@@ -14,9 +14,17 @@ from holdfast.log.protocol import Commit, Delivery, Entry
 from holdfast.supervisor.core import State, step
 from holdfast.supervisor.intake import Input, epitaph
 from holdfast.supervisor.picture import Workers
-from holdfast.supervisor.protocol import Command, Event, IncidentChanged, NodeReported, Publish
+from holdfast.supervisor.protocol import (
+    Answer,
+    CheckpointRequested,
+    Command,
+    Event,
+    IncidentChanged,
+    NodeReported,
+    Publish,
+)
 from holdfast.supervisor.published import OperationDone, Published
-from holdfast.supervisor.requests import OperatorRequest, accepted, check
+from holdfast.supervisor.requests import OperatorRequest, accepted, check, fingerprint
 from holdfast.wire import records
 
 OPERATIONS_MAX = 10_000  # remembered as done; older ones are in the history
@@ -72,8 +80,13 @@ class Folder:
             except Exception as error:
                 self._refuse(batch, each, error)
         for command in batch.commands:
-            if isinstance(command, Publish):
-                batch.published.append(command.record)
+            match command:
+                case Publish(record=record):
+                    batch.published.append(record)
+                case Answer(operation=operation, ok=ok, reason=reason, request=request):
+                    batch.published.append(OperationDone(self._at, operation, ok, reason, fingerprint(request)))
+                case _:
+                    pass
         return Folded(
             state=batch.state,
             changed=batch.state is not self.state,
@@ -109,8 +122,13 @@ class Folder:
         self.remember(request.operation)
         try:
             check(batch.state, request.event)
-            self._step(batch, request.event)
-            ok, reason = True, accepted(request.event)
+            event = request.event
+            if isinstance(event, CheckpointRequested):
+                event = replace(event, operation=request.operation)
+            self._step(batch, event)
+            if isinstance(event, CheckpointRequested):
+                return  # answered once it is known how far the checkpoint came
+            ok, reason = True, accepted(event)
         except HoldfastError as error:
             ok, reason = False, str(error)
         done = OperationDone(self._at, request.operation, ok, reason, request.fingerprint)

@@ -64,6 +64,7 @@ def epitaph(delivery: Delivery) -> tuple[str, Entry]:
 
 def _completed(at: float, steps: list[StepRecord]) -> StepsCompleted:
     newest = max(steps, key=lambda record: record.step)
+    stalls = [record.stall_s for record in steps if record.stall_s > 0]
     return StepsCompleted(
         at=at,
         job=newest.job,
@@ -72,4 +73,6 @@ def _completed(at: float, steps: list[StepRecord]) -> StepsCompleted:
         ended_at=newest.ended_at,
         tokens=sum(record.tokens for record in steps),
         step_s=statistics.median(max(0.0, record.ended_at - record.started_at) for record in steps),
+        saves=len(stalls),
+        stall_s=statistics.fmean(stalls) if stalls else 0.0,
     )

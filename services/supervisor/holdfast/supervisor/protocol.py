@@ -66,6 +66,7 @@ class JobStopRequested:
 class CheckpointRequested:
     at: float
     job: str
+    operation: str = ""  # answered when it is known how far the checkpoint came; empty = nobody waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,8 @@ class StepsCompleted:
     ended_at: float = 0.0  # Unix s, when the last rank finished it; 0 = not told
     tokens: int = 0  # of the coalesced steps together
     step_s: float = 0.0  # median step time of the coalesced steps; 0 = not told
+    saves: int = 0  # how many of the coalesced steps were followed by a checkpoint,
+    stall_s: float = 0.0  # and how long each stalled the slowest rank, on average
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,4 +279,14 @@ class Publish:
     record: Record
 
 
-Command = Send | Evaluate | SetTimer | CancelTimer | Publish
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of a request that took time."""
+
+    operation: str
+    ok: bool
+    reason: str  # one English sentence
+    request: CheckpointRequested
+
+
+Command = Send | Evaluate | SetTimer | CancelTimer | Publish | Answer

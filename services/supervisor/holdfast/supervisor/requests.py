@@ -47,7 +47,13 @@ class OperatorRequest:
 
 def fingerprint(event: OperatorEvent) -> str:
     """Equal for equal requests, whenever they were made: their time and a job's random token do not count."""
-    bare = replace(event, token="", at=0.0) if isinstance(event, JobSubmitted) else replace(event, at=0.0)
+    match event:
+        case JobSubmitted():
+            bare: OperatorEvent = replace(event, token="", at=0.0)
+        case CheckpointRequested():
+            bare = replace(event, operation="", at=0.0)
+        case _:
+            bare = replace(event, at=0.0)
     return hashlib.sha256(records.dumps(bare, OperatorEvent)).hexdigest()[:32]
 
 

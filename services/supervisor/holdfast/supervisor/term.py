@@ -31,6 +31,7 @@ from holdfast.supervisor.intake import STREAMS, Input, Intake, take
 from holdfast.supervisor.picture import Picture
 from holdfast.supervisor.policy_runner import PolicyRunner
 from holdfast.supervisor.protocol import (
+    Answer,
     CancelTimer,
     Command,
     Evaluate,
@@ -250,7 +251,7 @@ class Term:
                 self._timers.set(command.name, command.due)
             case CancelTimer():
                 self._timers.cancel(command.name)
-            case Publish():
+            case Publish() | Answer():
                 pass  # is in the commit
             case _:
                 assert_never(command)

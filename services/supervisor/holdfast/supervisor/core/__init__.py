@@ -15,6 +15,8 @@ order stays in the outbox until its agent answers, every timer and every questio
     handover.py   … from PREPARE to the first steps           breaker.py  one for the fleet
     planned.py    changes of a healthy run, after a save      nodes.py    states of nodes
     jobs.py       submission, progress, end                   upkeep.py   what new capacity makes possible
+    saved.py      what is known of saved steps                pacing.py   how often to save
+    reports.py    how far a checkpoint has come
 
 The core trusts no single witness, keeps still when in doubt, and says why in every record.
 """
@@ -23,7 +25,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from holdfast.supervisor.core import breaker, handover, incidents, jobs, planned, sessions, upkeep
+from holdfast.supervisor.core import breaker, handover, incidents, jobs, planned, reports, sessions, upkeep
 from holdfast.supervisor.core.state import Breaker, Config, Job, Node, State
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import check_submission, view
@@ -136,6 +138,8 @@ def _timer(turn: Turn, name: str) -> None:
             sessions.on_sessions_timer(turn, int(epoch), float(since))
         case "save":
             planned.on_save_timeout(turn, rest)
+        case "report":
+            reports.review(turn, rest)
         case "stop":
             jobs.on_stop_timer(turn, rest)
         case "defer" | "retry":

@@ -20,11 +20,11 @@ from dataclasses import replace
 from holdfast.domain.generations import Generation, Placement, RestorePoint, ShardSource
 from holdfast.domain.incidents import Action, Incident, IncidentState
 from holdfast.domain.orders import Prepare, Stop, Warm
-from holdfast.supervisor.core import breaker, nodes
+from holdfast.supervisor.core import breaker, nodes, pacing, saved
 from holdfast.supervisor.core.state import Blocked, Change, Job
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import options, plan_for, reachable
-from holdfast.supervisor.election import Election, Holder, elect
+from holdfast.supervisor.election import Election
 from holdfast.supervisor.planner import Plan, Unplannable, peers
 from holdfast.supervisor.protocol import GenerationChanged, JobPhase
 
@@ -72,19 +72,22 @@ def _go(turn: Turn, job: Job, outcome: Plan | Unplannable, why: str) -> None:
     if isinstance(outcome, Unplannable):
         hold(turn, job.name, f"{outcome.reason} ({why})", retry=bool(job.change and job.change.excluded))
         return
-    if stale := _stale(turn, job):
+    if stale := saved.stale(turn, job):
         reason = f"what {', '.join(stale)} holds now is not known to this leader yet"
         _defer(turn, job, reason, max(turn.nodes[node].stale_until for node in stale))
         return
-    election = elect(job.lineage, _holders(turn, job), outcome.mesh, outcome.placements)
-    if late := _inventories_due(turn, job, election):
+    election = saved.elect_for(turn, job, outcome.mesh, outcome.placements)
+    if late := saved.inventories_due(turn, job, election):
         reason = f"{', '.join(late)} just connected, and may hold newer steps than {election.restore.step}"
         _defer(turn, job, reason, turn.at + turn.config.inventory_s)
         return
-    if election.restore.step == 0 and _much_to_lose(job):
+    if election.restore.step == 0 and saved.much_to_lose(job):
+        if again := saved.next_try(turn, job):
+            _defer(turn, job, f"saved steps exist, and cannot be restored now ({election.restore.reason})", again)
+            return
         since = job.blocked.since if job.blocked else turn.at
         if turn.at < since + turn.config.scratch_s:
-            held = any(holder.shards for holder in _holders(turn, job))
+            held = any(holder.shards for holder in saved.holders(turn, job))
             detail = election.restore.reason if held else "every node that holds one is away"
             reason = f"saved steps exist, but none is complete on the nodes at hand ({detail})"
             _defer(turn, job, reason, since + turn.config.scratch_s)
@@ -93,55 +96,6 @@ def _go(turn: Turn, job: Job, outcome: Plan | Unplannable, why: str) -> None:
             job.name, f"starts again from step 0 after waiting {turn.config.scratch_s:.0f} s: {election.restore.reason}"
         )
     _launch(turn, job, outcome, election)
-
-
-def _much_to_lose(job: Job) -> bool:
-    """Whether a start from step 0 would cost more than an ordinary loss: then it is worth waiting for lost holders."""
-    return job.ever_saved and job.best_step > 2 * job.spec.checkpoint.interval_steps
-
-
-def _stale(turn: Turn, job: Job) -> list[str]:
-    """Nodes whose shards have changed since the last leader heard of them, while it is worth waiting for them."""
-    if not job.ever_saved:
-        return []
-    return sorted(
-        node.name
-        for node in turn.nodes.values()
-        if node.connected and turn.at < node.stale_until and (job.name in node.holds or job.name in node.inventory)
-    )
-
-
-def _inventories_due(turn: Turn, job: Job, election: Election) -> list[str]:
-    """Nodes that may hold newer shards and have not said so, while it is worth waiting for them."""
-    if not job.ever_saved or election.restore.step >= job.checkpoint_step:
-        return []
-    return sorted(
-        node.name
-        for node in turn.nodes.values()
-        if node.connected
-        and node.facts.replicator_endpoint
-        and not node.inventoried
-        and turn.at < node.connected_at + turn.config.inventory_s
-    )
-
-
-def knows_enough(turn: Turn, job: Job) -> bool:
-    """Whether a job that waits for news of saved shards has them."""
-    running = job.running
-    if running is None:
-        return True
-    if _stale(turn, job):
-        return False
-    election = elect(job.lineage, _holders(turn, job), running.mesh, running.placements)
-    return election.restore.step > 0 and not _inventories_due(turn, job, election)
-
-
-def _holders(turn: Turn, job: Job) -> list[Holder]:
-    return [
-        Holder(node.name, node.facts.replicator_endpoint, node.facts.zone, node.inventory.get(job.name, ()))
-        for node in turn.nodes.values()
-        if node.connected and node.facts.replicator_endpoint
-    ]
 
 
 def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
@@ -153,15 +107,20 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
     generation = Generation(number, job.attempt_base + number, chosen.mesh, chosen.placements, election.restore)
     incidents = tuple(incident.id for incident in turn.open_incidents(job.name) if incident.action is not None)
     traceparent = traceparent_of(turn, incidents)
+    checkpoint = pacing.resolved(turn, job.name)
     copies = peers(chosen.placements, {node: turn.nodes[node].facts.zone for node in chosen.nodes})
     waiting = {}
     for placement in chosen.placements:
-        prepare = _prepare(turn, job, generation, placement, election, copies[placement.node], traceparent)
+        prepare = replace(
+            _prepare(turn, job, generation, placement, election, copies[placement.node]),
+            checkpoint=checkpoint,
+            traceparent=traceparent,
+        )
         waiting[turn.send(placement.node, prepare)] = placement.node
         held = turn.nodes[placement.node].holds
         turn.put_node(placement.node, holds={**held, job.name: (*held.get(job.name, ()), number)})
     waiting |= stop_leavers(turn, job.name, number - 1, stay=chosen.nodes)
-    change = Change(generation, incidents, turn.at, waiting, excluded=excluded)
+    change = Change(generation, incidents, turn.at, waiting, excluded=excluded, origin=election.origin)
     turn.put_job(job.name, generation=generation, change=change, planned=None, blocked=None)
     turn.set_phase(job.name, JobPhase.PREPARING, chosen.reason)
     turn.publish(
@@ -184,7 +143,6 @@ def _prepare(
     placement: Placement,
     election: Election,
     copies: Iterable[str],
-    traceparent: str,
 ) -> Prepare:
     sources = ((node, turn.nodes[node].facts.replicator_endpoint) for node in copies)
     return Prepare(
@@ -202,7 +160,6 @@ def _prepare(
         restore_mesh=election.mesh,
         restore=tuple(rank for rank in election.ranks if rank.rank in placement.ranks),
         peers=tuple(ShardSource(node, endpoint) for node, endpoint in sources if endpoint),
-        traceparent=traceparent,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.incidents import IncidentState
 from holdfast.domain.orders import OrderDone, Prepare, RanksStepping, Start, Stop, Warm
-from holdfast.supervisor.core import nodes
+from holdfast.supervisor.core import nodes, pacing, saved
 from holdfast.supervisor.core.change import give_grace, replan, traceparent_of
 from holdfast.supervisor.core.state import Change, Job
 from holdfast.supervisor.core.turn import Turn
@@ -33,7 +33,7 @@ def on_order_done(turn: Turn, send: Send, done: OrderDone) -> None:
         turn.put_job(job.name, change=replace(change, unstarted=unstarted))
     elif send.command_id in change.waiting:
         if not done.ok and isinstance(send.order, Prepare):
-            replan(turn, job.name, f"{send.node} could not prepare: {done.reason}", exclude=send.node)
+            _not_prepared(turn, job, send.node, send.order, done)
             return
         if not done.ok:
             nodes.condemn(turn, send.node, f"could not stop its workers of {job.name}: {done.reason}")
@@ -44,6 +44,16 @@ def on_order_done(turn: Turn, send: Send, done: OrderDone) -> None:
         phases_s = _slowest(change.phases_s, done.phases_s)
         turn.put_job(job.name, change=replace(change, waiting=waiting, master=master, phases_s=phases_s))
         start_when_ready(turn, job.name)
+
+
+def _not_prepared(turn: Turn, job: Job, node: str, order: Prepare, done: OrderDone) -> None:
+    """Is it the node, or what it was to restore? A healthy node must not leave because a copy elsewhere has gone bad."""
+    if done.unrestorable and saved.sources_changed(turn, order):
+        replan(turn, job.name, f"a source of what {node} was to restore has gone: {done.reason}")
+    elif done.unrestorable and saved.pass_over(turn, job, node, done.reason):
+        replan(turn, job.name, f"step {order.restore_step} cannot be restored on {node}: {done.reason}")
+    else:
+        replan(turn, job.name, f"{node} could not prepare: {done.reason}", exclude=node)
 
 
 def _slowest(known: Mapping[str, float], reported: Iterable[tuple[str, float]]) -> dict[str, float]:
@@ -98,11 +108,13 @@ def _start(turn: Turn, job: Job, change: Change) -> None:
         lineage=branch(job.lineage, generation.attempt, generation.restore, turn.config.lineage_max),
         step=generation.restore.step,
         checkpoint_step=generation.restore.step,
+        saved_at=0.0,
         ever_saved=generation.restore.step > 0,
         progressed=False,
         blind=False,
         finished=(),
     )
+    saved.forget_doubts(turn, job.name)
     turn.publish(GenerationChanged(turn.at, job.name, "prepared", generation, f"rendezvous at {change.master}"))
     turn.publish(GenerationChanged(turn.at, job.name, "started", generation, generation.restore.reason))
     turn.set_phase(job.name, JobPhase.STARTING, generation.restore.reason)
@@ -148,6 +160,7 @@ def _complete(turn: Turn, job: Job, change: Change) -> None:
         JobPhase.RUNNING,
         f"generation {generation.number} on {len(generation.nodes)} nodes, {generation.mesh}",
     )
+    pacing.recovered(turn, job.name, change)
     for incident in change.incidents:
         outcome = f"generation {generation.number} steps from step {generation.restore.step} on"
         turn.close_incident(

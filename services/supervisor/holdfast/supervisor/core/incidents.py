@@ -12,7 +12,7 @@ from dataclasses import replace
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.incidents import Action, ActionKind, Incident, IncidentState
 from holdfast.policy import check, default
-from holdfast.supervisor.core import breaker, change, jobs, nodes, planned
+from holdfast.supervisor.core import breaker, change, jobs, nodes, planned, saved
 from holdfast.supervisor.core.state import Job
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import job_view, plan_for
@@ -96,6 +96,8 @@ def strike(turn: Turn, finding: Finding) -> None:
     if job is None or job.generation is None or job.phase.finished or job.phase is JobPhase.STOPPING:
         turn.note(finding.job or finding.node, f"ignored, no job is concerned: {finding.summary}")
         return
+    if finding.kind is FindingKind.SILENT_CORRUPTION:
+        saved.distrust(turn, job, finding)
     root = _open_root(turn, job, finding)
     if root is not None:
         _extend(turn, job, root, finding)

@@ -7,10 +7,11 @@ from dataclasses import replace
 from holdfast.domain.findings import FindingKind
 from holdfast.domain.incidents import IncidentState
 from holdfast.domain.orders import RanksFinished
-from holdfast.supervisor.core import change, nodes, planned
+from holdfast.supervisor.core import change, nodes, pacing, planned, reports
 from holdfast.supervisor.core.state import Job, Stopping
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.protocol import (
+    Answer,
     CheckpointRequested,
     GenerationChanged,
     JobAccepted,
@@ -62,6 +63,8 @@ def on_steps(turn: Turn, event: StepsCompleted) -> None:
             changes["step_s"] = event.step_s
     if changes:
         job = turn.put_job(job.name, **changes)
+    if job.running is not None and event.generation == job.running.number:
+        pacing.measure(turn, job.name, event)
     _newest_before_fault(turn, event)
     _alive_after_all(turn, job, event)
     if job.stopping is not None and job.stopping.at_step is not None and job.checkpoint_step >= job.stopping.at_step:
@@ -113,10 +116,14 @@ def on_ranks_finished(turn: Turn, report: RanksFinished) -> None:
 def request_checkpoint(turn: Turn, event: CheckpointRequested) -> None:
     job = turn.jobs.get(event.job)
     if job is None or job.phase is not JobPhase.RUNNING:
-        turn.note(event.job, f"no checkpoint: the job is {job.phase if job else 'not there'}")
+        why_not = f"no checkpoint: the job is {job.phase if job else 'not there'}"
+        turn.note(event.job, why_not)
+        if event.operation:
+            turn.commands.append(Answer(event.operation, False, why_not, event))
         return
     at_step = planned.save_soon(turn, job)
     turn.note(event.job, f"saving at step {at_step}: an operator asked for it")
+    reports.expect(turn, event, at_step, planned.patience_s(turn, job, at_step) + turn.config.report_s)
 
 
 def request_resize(turn: Turn, event: ResizeRequested) -> None:
@@ -161,6 +168,8 @@ def on_saved(turn: Turn, name: str) -> None:
     """The newest complete checkpoint has moved on: is it the one that a stop waits for?"""
     stopping = turn.jobs[name].stopping
     if stopping is not None and stopping.at_step is not None and turn.jobs[name].checkpoint_step >= stopping.at_step:
+        reach = reports.reach(turn, turn.jobs[name], stopping.at_step)
+        turn.note(name, f"step {stopping.at_step} is saved before the stop: {reach}")
         stop_now(turn, name)
 
 
@@ -209,7 +218,7 @@ def fail(turn: Turn, name: str, reason: str) -> None:
 def _end(turn: Turn, name: str, phase: JobPhase, reason: str, *, forget: bool = False) -> None:
     """Nothing of the job runs on; whoever is not connected now is told when it comes back."""
     job = turn.jobs[name]
-    for timer in ("pending", "plan", "save", "stop", "retry", "defer"):
+    for timer in ("pending", "plan", "save", "stop", "retry", "defer", "report"):
         turn.cancel_timer(f"{timer}:{name}")
     outstanding = job.stopping.waiting if job.stopping else {}
     if not outstanding:
@@ -223,6 +232,7 @@ def _end(turn: Turn, name: str, phase: JobPhase, reason: str, *, forget: bool = 
     members = job.generation.nodes if job.generation else ()
     turn.put_job(name, planned=None, blocked=None, stopping=None, change=None)
     turn.set_phase(name, phase, reason)
+    reports.review(turn, name)
     for node in members:
         if node in turn.nodes:
             nodes.refresh(turn, node, f"{name} is {phase}")

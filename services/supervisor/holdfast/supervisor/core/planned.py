@@ -27,13 +27,17 @@ def schedule(turn: Turn, incident: Incident, action: Action, tries: int = 1) -> 
         return
     at_step = save_soon(turn, job)
     turn.put_job(job.name, planned=Planned(incident.id, action, at_step, tries))
-    patience = turn.config.save_s + (at_step - job.step) * job.step_s
-    turn.set_timer(f"save:{job.name}", turn.at + patience)
+    turn.set_timer(f"save:{job.name}", turn.at + patience_s(turn, job, at_step))
+
+
+def patience_s(turn: Turn, job: Job, at_step: int) -> float:
+    """How long a checkpoint at `at_step` may take until every rank has it."""
+    return turn.config.save_s + max(0, at_step - job.step) * job.step_s
 
 
 def save_soon(turn: Turn, job: Job) -> int:
     """Ask every rank to save at one step that none has passed when the order arrives. Returns that step."""
-    interval = job.spec.checkpoint.interval_steps
+    interval = job.interval_steps
     ahead = _AHEAD_STEPS + (math.ceil(_AHEAD_S / job.step_s) if job.step_s > 0 else interval)
     due = (job.step // interval + 1) * interval  # saved in any case
     at_step = min(job.step + ahead, due) if due - job.step >= _AHEAD_STEPS else due
@@ -55,7 +59,7 @@ def on_save_timeout(turn: Turn, name: str) -> None:
     job = turn.jobs.get(name)
     if job is None or job.planned is None:
         return
-    plan, interval = job.planned, job.spec.checkpoint.interval_steps
+    plan, interval = job.planned, job.interval_steps
     incident = turn.incidents[plan.incident]
     if job.checkpoint_step > 0 and job.step - job.checkpoint_step <= interval:
         _go(turn, job, plan)

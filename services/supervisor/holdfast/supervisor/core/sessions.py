@@ -5,7 +5,7 @@ from __future__ import annotations
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.nodes import NodeFacts, NodeState
 from holdfast.domain.orders import Hello, Inventory, OrderDone, Prepare, RanksFinished, RanksStepping, Stop, Warm
-from holdfast.supervisor.core import breaker, handover, incidents, jobs, nodes, planned
+from holdfast.supervisor.core import breaker, handover, incidents, jobs, nodes, planned, reports, saved
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.protocol import JobPhase, NodeChanged, NodeGone, NodeReported
@@ -240,11 +240,15 @@ def _inventory(turn: Turn, node: Node, event: NodeReported, inventory: Inventory
     job = turn.jobs.get(inventory.job)
     if job is None or job.running is None:
         return
-    saved = _saved_step(turn, inventory.job)
-    if saved > job.checkpoint_step:
-        turn.put_job(job.name, checkpoint_step=saved, ever_saved=True)
+    step = _saved_step(turn, inventory.job)
+    if step > job.checkpoint_step:
+        turn.put_job(job.name, checkpoint_step=step, ever_saved=True, saved_at=turn.at)
+        saved.learn_sharding(turn, job.name, job.running, step)
+    saved.learn(turn, job.name, inventory)
+    if step > job.checkpoint_step:
         planned.on_saved(turn, job.name)
         jobs.on_saved(turn, job.name)
+    reports.review(turn, job.name)
 
 
 def _saved_step(turn: Turn, name: str) -> int:

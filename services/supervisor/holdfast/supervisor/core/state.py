@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from holdfast.domain.findings import Finding
-from holdfast.domain.generations import Generation, ShardRecord
+from holdfast.domain.generations import Generation, ShardRecord, StoredStep
 from holdfast.domain.incidents import Action, Incident
 from holdfast.domain.job import JobSpec
 from holdfast.domain.nodes import NodeFacts, NodeState
-from holdfast.supervisor.election import Segment
+from holdfast.supervisor.election import Origin, Segment, Trusted
+from holdfast.supervisor.interval import STEPS_UNMEASURED, Interval, Measured
 from holdfast.supervisor.protocol import JobPhase, Send
 
 
@@ -24,6 +25,7 @@ class Config:
     change_grace_s: float = 0.5  # a node that vanishes while it prepares has this long to come back
     inventory_s: float = 2.0  # a node that just connected has this long to say which shards it holds
     scratch_s: float = 60.0  # saved steps exist, none is complete on the nodes at hand: wait this long for the others
+    unrestorable_s: float = 30.0  # a step that could not be restored is passed over for this long, longer every time
     fence_s: float = 10.0  # every node of a generation vanished at once: wait this long before another one starts
     policy_s: float = 5.0  # no answer from the policy: the default decides
     merge_s: float = 1.0  # a node fault this close to a worker fault is its root
@@ -32,6 +34,7 @@ class Config:
     save_tries_max: int = 3
     planned_pause_s: float = 30.0  # after a planned change that did not come about, before the next try
     blind_progress_s: float = 300.0  # a script that reports no steps has made progress when it ran this long
+    report_s: float = 5.0  # a checkpoint that was asked for may travel on for this long before it is reported
     stop_grace_s: float = 5.0  # workers may save before they are killed, when an operator stops a job
     condemned_min: int = 2  # breaker: so many condemned nodes are always acceptable
     condemned_fraction_max: float = 0.3  # breaker: of the nodes that are connected
@@ -42,6 +45,9 @@ class Config:
     lost_nodes_max: int = 1000
     findings_per_incident_max: int = 64
     lineage_max: int = 64
+    stored_max: int = 8  # steps in the object store that are remembered per job
+    passed_over_max: int = 16
+    reports_max: int = 8  # checkpoints of a job that operators wait for
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +98,7 @@ class Change:
     fenced: bool = False  # the wait for a vanished generation is over
     phases_s: Mapping[str, float] = field(default_factory=dict)  # slowest so far, as nodes and ranks report them
     stepped_at: float = 0.0  # the latest first step so far
+    origin: Origin = Origin.NOWHERE  # the farthest that a rank goes for what it restores
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +128,27 @@ class Stopping:
 
 
 @dataclass(frozen=True, slots=True)
+class PassedOver:
+    """A step that is complete and could not be restored: no source of some shard handed it out whole."""
+
+    attempt: int
+    step: int
+    reason: str
+    until: float  # then it is tried again
+    tries: int
+    nodes: tuple[str, ...]  # that could not restore it
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """A checkpoint that somebody asked for and waits to hear of."""
+
+    operation: str
+    at_step: int
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     spec: JobSpec
     token: str
@@ -147,6 +175,21 @@ class Job:
     progressed: bool = False  # the running generation has finished a new step
     finished: tuple[int, ...] = ()  # ranks that ended with exit code 0, sorted
     planned_not_before: float = 0.0
+    stored: tuple[
+        StoredStep, ...
+    ] = ()  # complete in the object store, newest first: whoever said so may be gone by now
+    sharded: bool | None = None  # over dp, as its checkpoints show; None = not seen yet
+    passed_over: tuple[PassedOver, ...] = ()
+    trusted: Trusted | None = None
+    measured: Measured = field(default_factory=Measured)
+    interval: Interval | None = None  # None before the first start
+    saved_at: float = 0.0  # when checkpoint_step became complete on the nodes
+    awaited: tuple[Awaited, ...] = ()
+
+    @property
+    def interval_steps(self) -> int:
+        """A checkpoint is due at every multiple of it."""
+        return self.interval.steps if self.interval else self.spec.checkpoint.interval_steps or STEPS_UNMEASURED
 
     @property
     def name(self) -> str:

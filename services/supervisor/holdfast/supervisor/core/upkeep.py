@@ -8,7 +8,7 @@ than it wants grows, a change that was given up is begun again.
 from __future__ import annotations
 
 from holdfast.domain.incidents import CORDONED, PLANNED_KINDS, REPAIR, RESIZE, Incident, IncidentState
-from holdfast.supervisor.core import breaker, change, incidents, jobs, nodes, planned
+from holdfast.supervisor.core import breaker, change, incidents, jobs, nodes, planned, saved
 from holdfast.supervisor.core.state import Job
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import options, reachable
@@ -79,7 +79,7 @@ def _look_again(turn: Turn, job: Job) -> None:
     blocked = job.blocked
     assert blocked is not None
     if blocked.until:
-        again = turn.at >= blocked.until or change.knows_enough(turn, job)
+        again = turn.at >= blocked.until or saved.knows_enough(turn, job)
     else:
         # A node that was excluded is free again as soon as it has stopped: that is no news, or a change that cannot
         # succeed would be tried many times a second, until the breaker opens.

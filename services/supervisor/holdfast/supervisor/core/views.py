@@ -144,7 +144,7 @@ def job_view(turn: Turn, job: Job) -> JobView:
         reachable_dp=best.mesh.dp if isinstance(best, Plan) else 0,
         step=job.step,
         checkpoint_step=job.checkpoint_step,
-        checkpoint_interval_steps=job.spec.checkpoint.interval_steps,
+        checkpoint_interval_steps=job.interval_steps,
         restarts_without_progress=job.fruitless,
         restarts_without_progress_max=job.spec.limits.restarts_without_progress_max,
         recent=tuple(i for i in turn.closed if i.job == job.name and i.t_fault >= job.submitted_at)[-RECENT_MAX:],

@@ -1,0 +1,89 @@
+"""How often a running job saves: measured, chosen again every few saves, and announced to every rank."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from holdfast.domain.job import CheckpointSpec
+from holdfast.domain.orders import SetInterval
+from holdfast.supervisor.core.state import Change, Job
+from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.election import Origin
+from holdfast.supervisor.interval import SAVES_BETWEEN, SAVES_FIRST, Interval, Loss, choose, differs
+from holdfast.supervisor.protocol import JobPhase, StepsCompleted
+
+_AHEAD_S = 3.0  # a change is announced this long before it holds: reports lag, and an order may have to be sent again
+_AHEAD_STEPS = 4
+
+
+def resolved(turn: Turn, name: str) -> CheckpointSpec:
+    """The job's checkpoint settings with numbers in place of `auto`, for a generation that is about to be prepared."""
+    job = turn.jobs[name]
+    if job.interval is None:
+        job = turn.put_job(name, interval=_choice(turn, job))
+        assert job.interval is not None
+        if not job.spec.checkpoint.interval_steps:
+            turn.note(name, f"checkpoints {job.interval.reason}")
+    assert job.interval is not None
+    return replace(job.spec.checkpoint, interval_steps=job.interval.steps, store_interval_s=job.interval.store_s)
+
+
+def measure(turn: Turn, name: str, event: StepsCompleted) -> None:
+    """Steps of the running generation are reported: fold what saves cost, and choose again when it is time to."""
+    job = turn.jobs[name]
+    if event.saves > 0:
+        job = turn.put_job(name, measured=job.measured.saved(event.saves, event.stall_s))
+    if job.phase is JobPhase.RUNNING and job.change is None and job.interval is not None and _due(job, job.interval):
+        _review(turn, job, job.interval)
+
+
+def recovered(turn: Turn, name: str, change: Change) -> None:
+    """A fault is over: what kind was it, judged by the copies that survived it, and how long did it take?"""
+    job = turn.jobs[name]
+    faults = [turn.incidents[each] for each in change.incidents if each in turn.incidents]
+    struck = [incident.t_fault for incident in faults if not incident.planned]
+    if struck:
+        seconds = max(0.0, change.stepped_at - min(struck))
+        turn.put_job(name, measured=job.measured.recovered(_loss(change.origin), seconds))
+
+
+def _loss(origin: Origin) -> Loss:
+    match origin:
+        case Origin.PEER:
+            return Loss.NODE
+        case Origin.STORE:
+            return Loss.COPIES
+        case Origin.NOWHERE | Origin.MEMORY | Origin.DISK:
+            return Loss.LOCAL
+
+
+def _choice(turn: Turn, job: Job) -> Interval:
+    trained_s = max(0.0, turn.at - job.submitted_at)
+    return choose(job.spec.checkpoint, job.measured, step_s=job.step_s, trained_s=trained_s, nodes=job.spec.nodes)
+
+
+def _due(job: Job, interval: Interval) -> bool:
+    if job.spec.checkpoint.interval_steps and job.spec.checkpoint.store_interval_s:
+        return False
+    if not interval.timed and job.step_s > 0:
+        return True
+    return job.measured.saves >= interval.saves + (SAVES_BETWEEN if interval.saves else SAVES_FIRST)
+
+
+def _review(turn: Turn, job: Job, before: Interval) -> None:
+    choice = _choice(turn, job)
+    if not differs(choice.steps, before.steps):
+        # The store's own interval reaches the nodes with the next PREPARE.
+        reason = f"every {before.steps} steps, which is close enough to the best: {choice.reason}"
+        turn.put_job(job.name, interval=replace(choice, steps=before.steps, reason=reason))
+        return
+    turn.put_job(job.name, interval=choice)
+    generation = job.generation
+    assert generation is not None
+    ahead = _AHEAD_STEPS + (math.ceil(_AHEAD_S / job.step_s) if job.step_s > 0 else before.steps)
+    for node in generation.nodes:
+        turn.send(node, SetInterval(job.name, generation.number, job.step + ahead, choice.steps))
+    turn.note(
+        job.name, f"checkpoints from step {job.step + ahead} on {choice.reason}; it was every {before.steps} steps"
+    )

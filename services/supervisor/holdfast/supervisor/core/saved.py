@@ -1,0 +1,180 @@
+"""What is known of a job's saved steps: who holds them, what the object store has, and which must not be restored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from holdfast.domain.findings import Finding
+from holdfast.domain.generations import OBJECT_STORE, Generation, Placement, ShardRecord
+from holdfast.domain.mesh import Mesh
+from holdfast.domain.orders import Inventory, Prepare
+from holdfast.supervisor.core.state import Job, Node, PassedOver
+from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.core.views import spares_for
+from holdfast.supervisor.election import (
+    Election,
+    Holder,
+    Knowledge,
+    Line,
+    ObjectStore,
+    Trusted,
+    elect,
+    replicas_differ,
+)
+
+VERIFIED_STEP = "verified_step"  # evidence of a silent corruption: the last step whose state passed a check
+
+# ---------------------------------------------------------------- election
+
+
+def elect_for(turn: Turn, job: Job, mesh: Mesh, placements: Sequence[Placement]) -> Election:
+    """What `job` would restore on these nodes now."""
+    return elect(job.lineage, holders(turn, job), mesh, placements, _knowledge(turn, job))
+
+
+def holders(turn: Turn, job: Job) -> list[Holder]:
+    return [
+        Holder(node.name, node.facts.replicator_endpoint, node.facts.zone, node.inventory.get(job.name, ()))
+        for node in turn.nodes.values()
+        if node.connected and node.facts.replicator_endpoint
+    ]
+
+
+def _knowledge(turn: Turn, job: Job) -> Knowledge:
+    return Knowledge(
+        store=ObjectStore(job.spec.checkpoint.store, job.stored),
+        sharded=job.sharded,
+        doubts={(each.attempt, each.step): each.reason for each in job.passed_over if turn.at < each.until},
+        trusted=job.trusted,
+    )
+
+
+def knows_enough(turn: Turn, job: Job) -> bool:
+    """Whether a job that waits for news of saved shards has them."""
+    running = job.running
+    if running is None:
+        return True
+    if stale(turn, job):
+        return False
+    election = elect_for(turn, job, running.mesh, running.placements)
+    return election.restore.step > 0 and not inventories_due(turn, job, election)
+
+
+def stale(turn: Turn, job: Job) -> list[str]:
+    """Nodes whose shards have changed since the last leader heard of them, while it is worth waiting for them."""
+    if not job.ever_saved:
+        return []
+    return sorted(
+        node.name
+        for node in turn.nodes.values()
+        if node.connected and turn.at < node.stale_until and (job.name in node.holds or job.name in node.inventory)
+    )
+
+
+def inventories_due(turn: Turn, job: Job, election: Election) -> list[str]:
+    """Nodes that may hold newer shards and have not said so, while it is worth waiting for them."""
+    if not job.ever_saved or election.restore.step >= job.checkpoint_step:
+        return []
+    return sorted(
+        node.name
+        for node in turn.nodes.values()
+        if node.connected
+        and node.facts.replicator_endpoint
+        and not node.inventoried
+        and turn.at < node.connected_at + turn.config.inventory_s
+    )
+
+
+def much_to_lose(job: Job) -> bool:
+    """Whether a start from step 0 would cost more than an ordinary loss: then it is worth waiting for lost holders."""
+    return job.ever_saved and job.best_step > 2 * job.interval_steps
+
+
+# ---------------------------------------------------------------- learning
+
+
+def learn(turn: Turn, name: str, inventory: Inventory) -> None:
+    """A node has said what it holds. What it knows of the object store outlives it."""
+    job = turn.jobs[name]
+    line = Line(job.lineage)
+    known = {(each.attempt, each.step): each for each in (*job.stored, *inventory.stored)}
+    newest = sorted((key for key in known if line.holds(*key)), reverse=True)[: turn.config.stored_max]
+    stored = tuple(known[key] for key in newest)
+    if stored != job.stored:
+        turn.put_job(name, stored=stored, ever_saved=job.ever_saved or bool(stored))
+        if job.saved_at and job.checkpoint_step in {each.step for each in stored} - {each.step for each in job.stored}:
+            turn.put_job(name, measured=job.measured.uploaded(turn.at - job.saved_at))
+
+
+def learn_sharding(turn: Turn, name: str, generation: Generation, step: int) -> None:
+    """Every shard of `step` is known now: do the replicas hold the same?"""
+    job = turn.jobs[name]
+    if generation.mesh.dp > 1 and not job.sharded:
+        sharded = replicas_differ(record for _, record in held(turn, job, generation.attempt, step))
+        if sharded is not job.sharded:
+            turn.put_job(name, sharded=sharded)
+
+
+def held(turn: Turn, job: Job, attempt: int, step: int) -> Iterator[tuple[Node, ShardRecord]]:
+    """Every copy of a shard of this step that a known node has, connected or not."""
+    for _, node in sorted(turn.nodes.items()):
+        for record in node.inventory.get(job.name, ()):
+            if record.key.attempt == attempt and record.key.step == step:
+                yield node, record
+
+
+# ---------------------------------------------------------------- what must not be restored
+
+
+def distrust(turn: Turn, job: Job, finding: Finding) -> None:
+    """The state went wrong without an error: nothing after the last verified step may be restored."""
+    verified = finding.evidence.get(VERIFIED_STEP, "")
+    if not verified.isdecimal():
+        turn.note(job.name, f"no saved step is distrusted, for the finding names no {VERIFIED_STEP}: {finding.summary}")
+    elif job.trusted is None or int(verified) < job.trusted.step:
+        turn.put_job(job.name, trusted=Trusted(int(verified), finding.summary))
+
+
+def sources_changed(turn: Turn, order: Prepare) -> bool:
+    """Whether a node that was to hand out a shard for `order` cannot any more: then it is worth electing again."""
+    for restore in order.restore:
+        for source in restore.sources:
+            node = turn.nodes.get(source.node)
+            if source.node != OBJECT_STORE and (node is None or not _holds(node, order.job, restore.shard)):
+                return True
+    return False
+
+
+def _holds(node: Node, job: str, key: object) -> bool:
+    return node.connected and any(record.key == key for record in node.inventory.get(job, ()))
+
+
+def pass_over(turn: Turn, job: Job, node: str, reason: str) -> bool:
+    """No source hands out what `node` was to restore: leave that step out for a while.
+
+    False: `node` is to be left out instead. It has failed with this step before, and there is a spare to try it on.
+    """
+    assert job.change is not None
+    point = job.change.generation.restore
+    mine = [each for each in job.passed_over if (each.attempt, each.step) == (point.attempt, point.step)]
+    nodes, tries = (mine[0].nodes, mine[0].tries) if mine else ((), 0)
+    if node in nodes and spares_for(turn, job):
+        return False
+    until = turn.at + turn.config.unrestorable_s * (tries + 1)
+    each = PassedOver(point.attempt, point.step, reason, until, tries + 1, tuple(sorted({*nodes, node})))
+    rest = [other for other in job.passed_over if other not in mine]
+    turn.put_job(job.name, passed_over=(*rest, each)[-turn.config.passed_over_max :])
+    return True
+
+
+def next_try(turn: Turn, job: Job) -> float:
+    """When a step that is passed over may be tried again; 0 = there is none."""
+    return min((each.until for each in job.passed_over if turn.at < each.until), default=0.0)
+
+
+def forget_doubts(turn: Turn, name: str) -> None:
+    """A generation has started: what lies behind it is given up, what lies before it was good enough."""
+    job = turn.jobs[name]
+    line = Line(job.lineage)
+    stored = tuple(each for each in job.stored if line.holds(each.attempt, each.step))
+    turn.put_job(name, passed_over=(), trusted=None, stored=stored)
