@@ -1,17 +1,20 @@
 """Saving and restoring one rank's state as a shard image (`holdfast.shards`).
 
 A save is one copy of every tensor into shared memory; everything after that is the replicator's work. A restore reads
-the file that the replicator has verified and named in the environment. A save that cannot happen (both images are being
-read, no memory left) is skipped, counted and said: training goes on.
+the files that the replicator has verified and named in the environment: what this rank holds as it was, straight from the
+mapping; of a state that was sharded otherwise, the overlap of its pieces with everybody's (`dcp_reader`). A save that
+cannot happen (both images are being read, no memory left) is skipped, counted and said: training goes on.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
+import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +22,12 @@ from typing import Any
 import torch
 
 from holdfast.domain.errors import IntegrityError, InvalidSpec
-from holdfast.shards import Image, ImageSet, Plan, Reader, Skipped, Staged, TensorSpec
+from holdfast.shards import Image, ImageSet, Plan, Reader, Skipped, Staged
 from holdfast.train import rng, state
 from holdfast.train.channels import Notes
 from holdfast.train.environment import Environment, RestoreTarget
+from holdfast.train.sharded import Piece, is_loaded
+from holdfast.train.tensors import dtype_of, over, spec_of
 
 log = logging.getLogger("holdfast.train")
 
@@ -44,6 +49,7 @@ class Checkpointer:
         self._device = device
         self._notes = notes
         self._images: ImageSet | None = None
+        self._preparing: threading.Thread | None = None
         self.stall_s = 0.0
         self.missed = 0
 
@@ -59,6 +65,7 @@ class Checkpointer:
         """
         began = time.perf_counter()
         collected = state.collect(live, rng=rng.capture())
+        self._finish_preparing()
         outcome = self._stage(self._open_images(), collected, step)
         stall_s = time.perf_counter() - began
         self.stall_s += stall_s
@@ -78,32 +85,53 @@ class Checkpointer:
         log.warning("the save of step %d did not happen: %s", step, reason)
         self._notes.missed(step, reason)
 
+    def prepare(self, live: Mapping[str, Any]) -> None:
+        """Allocate both images in the background, once, so that no save has to: ten times the cost of a copy.
+
+        To be called when the state has all its tensors, which an optimizer's has only after a first step, and when steps
+        are under way: what it costs must not delay the first one.
+        """
+        if self._preparing is not None or self._images is not None:
+            return
+        plan = _plan(state.collect(live, rng=rng.capture()))
+        self._preparing = threading.Thread(target=self._prepare, args=(plan,), name="holdfast-images", daemon=True)
+        self._preparing.start()
+
+    def _prepare(self, plan: Plan) -> None:
+        try:
+            if reason := self._open_images().prepare(plan):
+                log.warning("not every image could be made ready: %s", reason)
+        except Exception:  # the first save will meet it again, and tell whoever asked for it
+            log.exception("making images ready failed")
+
+    def _finish_preparing(self) -> None:
+        if self._preparing is not None:
+            self._preparing.join()
+
     def _open_images(self) -> ImageSet:
-        """Opened by the first save, not at the start: mapping what is there must not delay the first step of a restart."""
+        """Opened when steps are under way: mapping what is there must not delay the first step of a restart."""
         if self._images is None:
-            target = self._environment.restore
+            environment, target = self._environment, self._environment.restore
             self._images = ImageSet(
-                Path(self._environment.images),
+                Path(environment.images),
                 restored=(target.attempt, target.step) if target else None,
                 producer=f"torch {torch.__version__}",
+                fallback=Path(environment.images_on_disk) if environment.images_on_disk else None,
             )
         return self._images
 
     def _stage(self, images: ImageSet, collected: state.Collected, step: int) -> Staged | Skipped:
-        specs = tuple(
-            TensorSpec(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), state.nbytes(tensor))
-            for name, tensor in collected.tensors.items()
-        )
+        plan = _plan(collected)
 
         def fill(image: Image) -> None:
-            for name, tensor in collected.tensors.items():
-                if tensor.numel():
-                    _as_tensor(image.view(name), tensor.dtype, tensor.shape).copy_(tensor, non_blocking=True)
+            for spec, tensor in zip(plan.tensors, collected.tensors.values(), strict=True):
+                if spec.nbytes:
+                    over(image.view(spec.fqn), spec).copy_(tensor, non_blocking=True)
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
 
         return images.stage(
-            Plan(specs, _reserve_for(len(collected.extra))),
+            plan,
             self._environment.attempt,
             step,
             self._environment.world.rank,
@@ -113,46 +141,78 @@ class Checkpointer:
         )
 
     def restore(self, live: Mapping[str, Any], target: RestoreTarget) -> Restored:
-        """Load the shard into the live objects and the random number generators.
+        """Load the shards into the live objects and the random number generators.
 
-        Raises `IntegrityError` when the file is not the shard that was promised, `InvalidSpec` when it does not fit
-        `live`.
+        Raises `IntegrityError` when a file is not the shard that was promised or the shards do not cover the state,
+        `InvalidSpec` when it does not fit `live`.
         """
-        with Reader(Path(target.path)) as shard:
-            key = shard.key
-            if (key.step, key.attempt) != (target.step, target.attempt):
-                raise IntegrityError(
-                    f"{target.path} holds step {key.step} of attempt {key.attempt}, "
-                    f"not step {target.step} of attempt {target.attempt}"
-                )
-            also = _load(shard, live)
+        with ExitStack() as stack:
+            parts = [stack.enter_context(Reader(Path(path))) for path in target.parts]
+            for part in parts:
+                if (part.key.step, part.key.attempt) != (target.step, target.attempt):
+                    raise IntegrityError(
+                        f"{part.path} holds step {part.key.step} of attempt {part.key.attempt}, "
+                        f"not step {target.step} of attempt {target.attempt}"
+                    )
+            also = _load(parts, live)
+            saved_by = parts[0].key.rank
         rank = self._environment.world.rank
-        if key.rank == rank:
+        if saved_by == rank:
             rng.restore(also["rng"])
         else:
             rng.derive(also["rng"]["seed"], target.step, rank)
-        return Restored(target.step, key.rank)
+        return Restored(target.step, saved_by)
 
 
-def _load(shard: Reader, live: Mapping[str, Any]) -> Mapping[str, Any]:
+def _plan(collected: state.Collected) -> Plan:
+    specs = tuple(spec_of(name, tensor, collected.pieces.get(name)) for name, tensor in collected.tensors.items())
+    return Plan(specs, _reserve_for(len(collected.extra)))
+
+
+def _load(parts: Sequence[Reader], live: Mapping[str, Any]) -> Mapping[str, Any]:
     """Everything into the live objects; returns the plain values saved beside the state."""
-    specs = {spec.fqn: spec for spec in shard.tensors}
-    lent: list[weakref.ref[memoryview]] = []
-
-    def tensor(name: str) -> torch.Tensor:
-        spec = specs[name]
-        dtype = getattr(torch, spec.dtype)
-        if not spec.nbytes:
-            return torch.empty(spec.shape, dtype=dtype)
-        view = shard.view(name)
-        lent.append(weakref.ref(view))
-        return _as_tensor(view, dtype, torch.Size(spec.shape))
-
-    tree, also = state.disassemble(shard.extra, tensor)
+    loading = _Loading(parts, live)
+    tree, also = state.disassemble(parts[0].extra, loading.tensor)
+    loading.fill_missing()
     state.apply(live, tree)
     del tree
-    _insist_returned(lent)
+    _insist_returned(loading.lent)
     return also
+
+
+class _Loading:
+    """Where the tensors of a restore come from: the first part's own memory where it holds exactly this rank's piece;
+    new memory, filled from all parts, elsewhere."""
+
+    def __init__(self, parts: Sequence[Reader], live: Mapping[str, Any]) -> None:
+        self._parts = parts
+        self._missing: dict[str, torch.Tensor] = {}
+        self.lent: list[weakref.ref[memoryview]] = []
+        spread = is_loaded() or any(spec.global_shape is not None for spec in parts[0].tensors)
+        self._places = state.Places(live) if spread else None
+
+    def tensor(self, name: str, described: dict[str, Any] | None) -> torch.Tensor:
+        """This rank's tensor of that name, as it is spread over the ranks of this run."""
+        own = self._parts[0]
+        spec = own.spec(name)
+        whole = spec.whole_shape
+        place = None if self._places is None else self._places.of(name, whole, described)
+        piece = Piece(whole, whole, (0,) * len(whole)) if place is None else place.piece(whole)
+        if spec.shape == piece.shape and (spec.whole_offsets == piece.offsets or not spec.nbytes):
+            view = own.view(name)
+            self.lent.append(weakref.ref(view))
+            local = over(view, spec)
+            return local if place is None else place.assemble(local, whole)
+        device = "cpu" if place is None else place.mesh.device_type
+        local = torch.empty(piece.shape, dtype=dtype_of(spec), device=device)
+        self._missing[name] = local if place is None else place.assemble(local, whole)
+        return self._missing[name]
+
+    def fill_missing(self) -> None:
+        if self._missing:
+            from holdfast.train import dcp_reader  # half a second of imports, for a resize alone
+
+            dcp_reader.fill(self._missing, self._parts)
 
 
 def _insist_returned(lent: list[weakref.ref[memoryview]]) -> None:
@@ -168,11 +228,6 @@ def _insist_returned(lent: list[weakref.ref[memoryview]]) -> None:
             "an object that kept a tensor of the checkpoint",
             "a load_state_dict that copies what it is given: the checkpoint's memory is used again",
         )
-
-
-def _as_tensor(buffer: memoryview, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
-    """A tensor over the shard's own memory: no copy."""
-    return torch.frombuffer(buffer, dtype=torch.uint8).view(dtype).reshape(shape)
 
 
 def _reserve_for(extra_bytes: int) -> int:

@@ -1,8 +1,11 @@
 """The user's state as named tensors plus one small pickle, and back.
 
 `collect` asks every stateful object for its state and walks the result: each tensor gets a name (its key path) and goes
-into the shard image as it is; what remains, containers and plain values, is pickled with the tensors left out. `apply`
-puts a restored tree back into the live objects.
+into the shard image as it is, of a sharded one (DTensor) this rank's piece; what remains, containers and plain values, is
+pickled with the tensors left out. `apply` puts a restored tree back into the live objects.
+
+Names are those that a plain `torch.distributed.checkpoint` gives to the same nested dict. Optimizers are saved by the
+names of their parameters (`optimizer_state`), so that their moments are found whoever asks, at whatever size.
 
 The pickle is this job's own, but it may have come from another node. Its bytes are checksummed and authenticated on
 the way; besides, loading accepts only the handful of types that `collect` lets through, so that a pickle can never run
@@ -24,7 +27,11 @@ import torch
 from torch import nn
 
 from holdfast.domain.errors import IntegrityError, InvalidSpec
+from holdfast.train import optimizer_state
+from holdfast.train.optimizer_state import ParameterNames
+from holdfast.train.sharded import Piece, Place, describe, find_place, is_sharded, place_of, take_apart
 
+FORMAT = 2  # of the pickle; 1 counted an optimizer's parameters through
 DEPTH_MAX = 64  # containers inside containers; deeper is a cycle
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
@@ -53,9 +60,13 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """One moment of the state: `tensors` by name still share memory with the live objects; `extra` is a copy."""
+    """One moment of the state: `tensors` by name still share memory with the live objects; `extra` is a copy.
+
+    `pieces` says of each tensor that is part of a sharded one what part it is.
+    """
 
     tensors: dict[str, torch.Tensor]
+    pieces: dict[str, Piece]
     extra: bytes
 
 
@@ -64,23 +75,27 @@ def collect(state: Mapping[str, Any], **also: Any) -> Collected:
 
     Raises `InvalidSpec` naming the key path and type of the first value that cannot be saved.
     """
-    tree = _snapshot(dict(state), "state")
+    tree = _snapshot(dict(state), ParameterNames(state))
     names = _Names()
     names.walk(tree, "", 0)
     buffer = io.BytesIO()
-    _Pickler(buffer, names.by_id).dump({"format": 1, "tree": tree, "also": also})
-    return Collected(names.tensors, buffer.getvalue())
+    _Pickler(buffer, names.by_id).dump({"format": FORMAT, "tree": tree, "also": also})
+    return Collected(names.tensors, names.pieces, buffer.getvalue())
 
 
-def disassemble(extra: bytes, tensor: Callable[[str], torch.Tensor]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`collect` undone: the tree with `tensor(name)` in every tensor's place, and the `also` values.
+# The tensor of a name. The second argument describes how it was spread over the ranks that saved it; None = it was not.
+Leaf = Callable[[str, dict[str, Any] | None], torch.Tensor]
+
+
+def disassemble(extra: bytes, tensor: Leaf) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`collect` undone: the tree with `tensor(name, …)` in every tensor's place, and the `also` values.
 
     Raises `IntegrityError` when the bytes are not what `collect` writes.
     """
     try:
         content = _Unpickler(io.BytesIO(extra), tensor).load()
-        if content["format"] != 1:
-            raise IntegrityError(f"the state was saved in format {content['format']}; this release reads format 1")
+        if content["format"] != FORMAT:
+            raise IntegrityError(f"the state is saved in format {content['format']}; this release reads {FORMAT}")
         return content["tree"], content["also"]
     except (pickle.UnpicklingError, EOFError, KeyError, TypeError, AttributeError) as error:
         raise IntegrityError(f"the saved state cannot be read: {error}") from error
@@ -91,20 +106,70 @@ def apply(state: Mapping[str, Any], tree: Mapping[str, Any]) -> None:
 
     Raises `InvalidSpec` when the tree and the state do not have the same keys or kinds.
     """
-    _apply_mapping(state, tree, "state")
+    _apply_mapping(state, tree, "state", ParameterNames(state))
 
 
-def _apply_mapping(live: Mapping[str, Any], saved: Any, path: str) -> None:
+class Places:
+    """Where each tensor of a live state belongs, also one that does not exist yet, as the moments of a new optimizer."""
+
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        names = ParameterNames(state)
+        walked = _Names()
+        walked.walk(_snapshot(dict(state), names), "", 0)
+        self._live = {name: leaf for leaf, (_, name) in zip(walked.leaves, walked.by_id.values(), strict=True)}
+        self._parameters = dict(_parameters(state, "", names))
+        spread = [leaf for leaf in (*self._parameters.values(), *self._live.values()) if is_sharded(leaf)]
+        self._meshes = list({id(leaf.device_mesh): leaf.device_mesh for leaf in spread}.values())
+
+    def of(self, name: str, global_shape: tuple[int, ...], described: dict[str, Any] | None) -> Place | None:
+        """How the tensor is to be spread over this run; None = every rank has the whole.
+
+        As the live one is; a moment of the parameter's shape as the parameter; else as it was saved.
+        """
+        live = self._live.get(name)
+        if live is None:
+            live = self._parameter_of(name, global_shape)
+        if live is not None:
+            return place_of(live) if is_sharded(live) else None
+        return None if described is None else find_place(described, self._meshes)
+
+    def _parameter_of(self, name: str, global_shape: tuple[int, ...]) -> torch.Tensor | None:
+        stem = name
+        while "." in stem:
+            stem = stem.rpartition(".")[0]
+            parameter = self._parameters.get(stem)
+            if parameter is not None:
+                return parameter if tuple(parameter.shape) == global_shape else None
+        return None
+
+
+def _parameters(value: Any, path: str, names: ParameterNames) -> list[tuple[str, torch.Tensor]]:
+    """The parameter behind each entry of an optimizer's state, by the name that `collect` gives the entry."""
+    if optimizer_state.is_plain(value):
+        parameters = optimizer_state.parameters_of(value)
+        keys = names.of(value) or range(len(parameters))
+        return [(f"{path}.state.{key}", parameter) for key, parameter in zip(keys, parameters, strict=True)]
+    if type(value) is dict:
+        below = ((f"{path}.{key}" if path else str(key), item) for key, item in value.items())
+        return [found for inner, item in below for found in _parameters(item, inner, names)]
+    return []
+
+
+def _apply_mapping(live: Mapping[str, Any], saved: Any, path: str, names: ParameterNames) -> None:
     if not isinstance(saved, Mapping) or live.keys() != saved.keys():
         have = sorted(map(str, saved)) if isinstance(saved, Mapping) else type(saved).__name__
         raise InvalidSpec(path, sorted(map(str, live)), f"the keys that the checkpoint holds: {have}")
     for key, value in live.items():
-        _apply(live, key, value, saved[key], f"{path}[{key!r}]")
+        _apply(live, key, value, saved[key], f"{path}[{key!r}]", names)
 
 
-def _apply(holder: Any, key: Any, live: Any, saved: Any, path: str) -> None:
+def _apply(holder: Any, key: Any, live: Any, saved: Any, path: str, names: ParameterNames) -> None:
     if isinstance(live, nn.Module) and type(live).load_state_dict is nn.Module.load_state_dict:
         live.load_state_dict(saved)  # copies into its own parameters: no need for a copy in between
+    elif optimizer_state.is_plain(live):
+        count = len(optimizer_state.parameters_of(live))
+        keys = names.of(live) or range(count)
+        live.load_state_dict(optimizer_state.to_numbers(_cloned(saved), keys, path))
     elif isinstance(live, Stateful):
         live.load_state_dict(_cloned(saved))  # may keep what it is given, as optimizers do
     elif isinstance(live, torch.Tensor):
@@ -113,7 +178,7 @@ def _apply(holder: Any, key: Any, live: Any, saved: Any, path: str) -> None:
         with torch.no_grad():
             live.copy_(saved)
     elif isinstance(live, dict):
-        _apply_mapping(live, saved, path)
+        _apply_mapping(live, saved, path, names)
     else:
         try:
             holder[key] = _cloned(saved)
@@ -140,12 +205,15 @@ def _cloned(value: Any) -> Any:
     return value
 
 
-def _snapshot(value: Any, path: str) -> Any:
+def _snapshot(value: Any, names: ParameterNames) -> Any:
     """Stateful objects replaced by their state dicts, through plain dicts only."""
+    if optimizer_state.is_plain(value):
+        named = names.of(value)
+        return value.state_dict() if named is None else optimizer_state.to_names(value.state_dict(), named)
     if isinstance(value, Stateful):
         return value.state_dict()
     if type(value) is dict:
-        return {key: _snapshot(item, f"{path}[{key!r}]") for key, item in value.items()}
+        return {key: _snapshot(item, names) for key, item in value.items()}
     return value
 
 
@@ -154,8 +222,9 @@ class _Names:
 
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
-        self.by_id: dict[int, tuple[str, str]] = {}  # id of the leaf → (kind, name)
-        self._keep: list[object] = []  # ids are only unique among the living
+        self.pieces: dict[str, Piece] = {}
+        self.by_id: dict[int, tuple[Any, str]] = {}  # id of the leaf → (kind, name)
+        self.leaves: list[object] = []  # parallel to by_id; and ids are only unique among the living
 
     def walk(self, value: Any, path: str, depth: int) -> None:
         if depth > DEPTH_MAX:
@@ -186,11 +255,15 @@ class _Names:
     def _tensor(self, tensor: torch.Tensor, path: str) -> None:
         if id(tensor) in self.by_id:
             return  # the same object twice: saved once, restored as one
+        if is_sharded(tensor):
+            local, piece = take_apart(tensor, path)
+            self.pieces[self._add(describe(tensor), tensor, local, path)] = piece
+            return
         if type(tensor) not in _TENSORS:  # its data is elsewhere or means something else: a plain copy would be wrong
             raise InvalidSpec(
                 f"state: {path}",
                 f"{type(tensor).__module__}.{type(tensor).__qualname__}",
-                "plain tensors: sharded state (DTensor, FSDP) and other tensor subclasses are not supported yet",
+                "a plain tensor or a DTensor: other subclasses are not supported yet",
             )
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
             raise InvalidSpec(
@@ -206,27 +279,28 @@ class _Names:
         scalar = isinstance(value, numpy.generic)
         self._add("scalar" if scalar else "array", value, torch.from_numpy(numpy.array(value)), path)
 
-    def _add(self, kind: str, leaf: object, tensor: torch.Tensor, path: str) -> None:
+    def _add(self, kind: Any, leaf: object, tensor: torch.Tensor, path: str) -> str:
         name, copies = path or "value", 1
         while name in self.tensors:  # {"a.b": …} beside {"a": {"b": …}}
             copies += 1
             name = f"{path}#{copies}"
         self.tensors[name] = tensor
         self.by_id[id(leaf)] = (kind, name)
-        self._keep.append(leaf)
+        self.leaves.append(leaf)
+        return name
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, buffer: io.BytesIO, by_id: Mapping[int, tuple[str, str]]) -> None:
+    def __init__(self, buffer: io.BytesIO, by_id: Mapping[int, tuple[Any, str]]) -> None:
         super().__init__(buffer, protocol=4)
         self._by_id = by_id
 
-    def persistent_id(self, value: Any) -> tuple[str, str] | None:
+    def persistent_id(self, value: Any) -> tuple[Any, str] | None:
         return self._by_id.get(id(value))
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, buffer: io.BytesIO, tensor: Callable[[str], torch.Tensor]) -> None:
+    def __init__(self, buffer: io.BytesIO, tensor: Leaf) -> None:
         super().__init__(buffer)
         self._tensor = tensor
         self._seen: dict[str, Any] = {}
@@ -234,17 +308,19 @@ class _Unpickler(pickle.Unpickler):
     def persistent_load(self, pid: Any) -> Any:
         kind, name = pid
         if name not in self._seen:
-            self._seen[name] = self._leaf(kind, self._tensor(name))
+            self._seen[name] = self._leaf(kind, name)
         return self._seen[name]
 
-    def _leaf(self, kind: str, tensor: torch.Tensor) -> Any:
+    def _leaf(self, kind: Any, name: str) -> Any:
         match kind:
             case "tensor":
-                return tensor
+                return self._tensor(name, None)
             case "array":
-                return tensor.clone().numpy()
+                return self._tensor(name, None).clone().numpy()
             case "scalar":
-                return tensor.clone().numpy()[()]
+                return self._tensor(name, None).clone().numpy()[()]
+            case {"mesh": tuple(), "placements": tuple()}:
+                return self._tensor(name, kind)
             case _:
                 raise pickle.UnpicklingError(f"a leaf of unknown kind {kind!r}")
 

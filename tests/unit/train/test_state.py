@@ -30,7 +30,7 @@ DTYPES = (
 
 def round_trip(state: dict[str, Any]) -> dict[str, Any]:
     collected = collect(state)
-    tree, _ = disassemble(collected.extra, lambda name: collected.tensors[name].clone())
+    tree, _ = disassemble(collected.extra, lambda name, _: collected.tensors[name].clone())
     return tree
 
 
@@ -147,14 +147,14 @@ class Evil:
 )
 def test_a_pickle_cannot_run_code_and_garbage_is_an_integrity_error(extra: bytes) -> None:
     with pytest.raises(IntegrityError):
-        disassemble(extra, lambda name: torch.empty(0))
+        disassemble(extra, lambda name, _: torch.empty(0))
 
 
 def test_every_truncation_is_noticed() -> None:
     extra = collect({"model": nn.Linear(2, 2), "text": "x" * 50}).extra
     for size in range(len(extra)):
         with pytest.raises(IntegrityError):
-            disassemble(extra[:size], lambda name: torch.empty(0))
+            disassemble(extra[:size], lambda name, _: torch.empty(0))
 
 
 def trained() -> dict[str, Any]:
@@ -189,7 +189,7 @@ def test_nothing_restored_lies_in_the_given_memory() -> None:
     saved, live = trained(), trained()
     collected = collect(saved)
     lent = {name: tensor.clone() for name, tensor in collected.tensors.items()}
-    tree, _ = disassemble(collected.extra, lent.__getitem__)
+    tree, _ = disassemble(collected.extra, lambda name, _: lent[name])
     apply(live, tree)
     expected = collect(live).tensors
     expected = {name: tensor.clone() for name, tensor in expected.items()}

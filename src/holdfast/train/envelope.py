@@ -1,0 +1,43 @@
+"""What `torch.save` writes around the bytes of one tensor, without writing the bytes.
+
+With it in front and behind, a tensor's slot in a shard is a file of its own that `torch.load`, and with it a plain
+`torch.distributed.checkpoint`, can read. It depends on the shape and the type alone, so it is written when an image is
+made, and never in a save. The archive's checksum of the payload is that of no bytes: torch does not look at it, and the
+manifest's checksums cover every byte of the shard.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zipfile
+from functools import lru_cache
+
+import torch
+
+from holdfast.domain.errors import Conflict
+from holdfast.shards import Envelope
+
+_PAYLOAD = "archive/data/0"
+_LOCAL_HEADER = struct.Struct("<26xHH")  # of a zip entry: 26 bytes, then the sizes of its name and of its extra field
+
+
+@lru_cache(maxsize=4096)
+def envelope(dtype: torch.dtype, shape: tuple[int, ...]) -> Envelope:
+    """Raises Conflict when this build of torch writes an archive that is not prefix, payload, suffix."""
+    # skip_data leaves a hole where the payload would be: no memory is used, however large the tensor is.
+    tensor = torch.empty(shape, dtype=dtype)
+    with os.fdopen(os.memfd_create("envelope", os.MFD_CLOEXEC), "w+b") as file:
+        with torch.serialization.skip_data():
+            torch.save(tensor, file)
+        file.flush()
+        size = file.seek(0, os.SEEK_END)
+        with zipfile.ZipFile(file) as archive:
+            entry = archive.getinfo(_PAYLOAD)
+        if entry.file_size != tensor.nbytes or entry.compress_type != zipfile.ZIP_STORED:
+            raise Conflict(f"torch {torch.__version__} does not store tensors as plain bytes: {entry}")
+        header = os.pread(file.fileno(), _LOCAL_HEADER.size, entry.header_offset)
+        payload = entry.header_offset + _LOCAL_HEADER.size + sum(_LOCAL_HEADER.unpack(header))
+        prefix = os.pread(file.fileno(), payload, 0)
+        after = payload + tensor.nbytes
+        return Envelope(prefix, os.pread(file.fileno(), size - after, after))

@@ -1,0 +1,88 @@
+"""An optimizer's state by the names of its parameters instead of their numbers.
+
+`Optimizer.state_dict` counts parameters through. Names say which tensor of the model a moment belongs to: it can then be
+spread over the ranks as that parameter is, and whoever loads the checkpoint elsewhere finds what
+`torch.distributed.checkpoint.state_dict.get_optimizer_state_dict` would have called it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from holdfast.domain.errors import InvalidSpec
+
+
+class ParameterNames:
+    """The names of all parameters of the modules in a state."""
+
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        self._modules = dict(_modules(state, ""))
+
+    def of(self, optimizer: torch.optim.Optimizer) -> list[str] | None:
+        """Parallel to the optimizer's parameters: the names that the one module with all of them gives, else names with
+        the module's own path in front; None when there are parameters of no module in the state, or a name occurs twice.
+        """
+        parameters = parameters_of(optimizer)
+        everywhere: dict[int, str] = {}
+        for path, module in self._modules.items():
+            names = {id(parameter): name for name, parameter in module.named_parameters()}
+            if all(id(parameter) in names for parameter in parameters):
+                return [names[id(parameter)] for parameter in parameters]
+            for key, name in names.items():
+                everywhere.setdefault(key, f"{path}.{name}")
+        named = [everywhere.get(id(parameter), "") for parameter in parameters]
+        return named if all(named) and len(set(named)) == len(named) else None
+
+
+def _modules(value: Any, path: str) -> list[tuple[str, nn.Module]]:
+    if isinstance(value, nn.Module):
+        return [(path, value)]
+    if type(value) is dict:
+        return [found for key, item in value.items() for found in _modules(item, f"{path}.{key}" if path else str(key))]
+    return []
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def is_plain(value: object) -> bool:
+    """Whether torch's own numbering is in this object's state: a subclass with a state_dict of its own keeps it."""
+    return (
+        isinstance(value, torch.optim.Optimizer)
+        and type(value).state_dict is torch.optim.Optimizer.state_dict
+        and type(value).load_state_dict is torch.optim.Optimizer.load_state_dict
+    )
+
+
+def to_names(numbered: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
+    return _translate(numbered, dict(enumerate(names)))
+
+
+def to_numbers(named: Mapping[str, Any], names: Sequence[str | int], path: str) -> dict[str, Any]:
+    """Undoes `to_names`; `names` are the numbers themselves where there are no names.
+
+    Raises InvalidSpec when the checkpoint's parameters are others than the live optimizer's.
+    """
+    saved = {name for group in named["param_groups"] for name in group["params"]}
+    if saved != set(names):
+        missing, unknown = sorted(set(names) - saved, key=str), sorted(saved - set(names), key=str)
+        raise InvalidSpec(
+            path,
+            f"an optimizer of {len(names)} parameters",
+            f"those of the checkpoint: it lacks {missing[:3]} and has besides {unknown[:3]}",
+        )
+    return _translate(named, {name: number for number, name in enumerate(names)})
+
+
+def _translate(state: Mapping[str, Any], keys: Mapping[Any, Any]) -> dict[str, Any]:
+    groups = [{**group, "params": [keys[key] for key in group["params"]]} for group in state["param_groups"]]
+    return {
+        **state,
+        "state": {keys.get(key, key): value for key, value in state["state"].items()},
+        "param_groups": groups,
+    }
