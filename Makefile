@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PROTO_VENV ?= .venv-proto
-# JOBS: test processes at a time. SEEDS: for `make sim`. SEED, CAMPAIGN_S: for `make campaign`. ARGS: passed on to demo, sim, bench-recovery and pytest.
+# JOBS: test processes at a time. SEEDS: for `make sim`. SEED, CAMPAIGN_S: for `make campaign`. ARGS: passed on to demo, sim, the benchmarks and pytest.
 JOBS ?= 2
 SEEDS ?= 20000
 SEED ?= 1
@@ -14,7 +14,7 @@ ARGS ?=
 GRPCIO_TOOLS := grpcio-tools==1.76.0
 MYPY_PROTOBUF := mypy-protobuf==5.1.0
 TORCH := $(shell grep '^torch==' constraints.txt)
-# What `make bench-recovery` measures against.
+# What the benchmarks measure against.
 PEERS := nvidia-resiliency-ext==0.4.1 defusedxml pynvml
 
 BIN := $(VENV)/bin
@@ -27,7 +27,7 @@ SERVICE_PROTOS := $(shell grep -l '^service ' $(PROTOS))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-fast check lint proto proto-check bench-recovery sim campaign clean
+.PHONY: help setup demo test test-fast check lint proto proto-check bench-recovery bench-checkpoint sim campaign clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -61,6 +61,9 @@ campaign: $(INSTALLED)  ## real faults from SEED against real training, for CAMP
 
 bench-recovery: $(INSTALLED) $(PEERS_DIR)/.installed  ## time from kill to the next step: Holdfast, torchrun, ft_launcher
 	PEERS_DIR=$(abspath $(PEERS_DIR)) $(BIN)/python -m benchmarks.recovery --out out/bench $(ARGS)
+
+bench-checkpoint: $(INSTALLED) $(PEERS_DIR)/.installed  ## stall, durability, restore: Holdfast, DCP async, NVRx, the machine's limits
+	PEERS_DIR=$(abspath $(PEERS_DIR)) $(BIN)/python -m benchmarks.checkpoint --out out/bench $(ARGS)
 
 proto: $(PROTO_INSTALLED)  ## regenerate src/holdfast/v1 from proto/
 	$(call generate,src)

@@ -19,12 +19,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from benchmarks.checkpoint import network, saves
+from benchmarks.checkpoint import network, saves, store
 from benchmarks.checkpoint.protocol import LIMIT, Request
 from benchmarks.checkpoint.results import OURS, Measured, Results, TrialFailed
 from benchmarks.checkpoint.scratch import Scratch, scratch
 
-SAVES = 3  # counted, per trial and contender
+SAVES = 2  # counted, per trial and contender
 ON_REQUEST = ("dcp_async_process",)  # only with --only: slow, and between the other two
 
 Trial = Callable[[Request, Scratch], Measured]
@@ -41,6 +41,7 @@ def main() -> None:
     for number in range(arguments.trials):
         for name, trial in trials.items():
             print(f"trial {number + 1}/{arguments.trials}  {name:18}", end=" ", flush=True)
+            started = time.monotonic()
             try:
                 measured = _one(name, trial, nbytes, out)
             except (TrialFailed, TimeoutError, RuntimeError, OSError) as error:
@@ -48,7 +49,8 @@ def main() -> None:
                 print(f"failed: {error}")
                 continue
             results.add(measured)
-            print("  ".join(f"{measure} {value:.3g}" for measure, contender, value in measured if contender == name))
+            told = [f"{measure} {value:.3g}" for measure, contender, value in measured if contender in (name, OURS)]
+            print("  ".join(told), f"({time.monotonic() - started:.0f} s)")
         results.about["seconds"] = round(time.monotonic() - began)
         results.write(out / "checkpoint.json")  # already now: a run takes minutes
     results.print()
@@ -69,7 +71,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--size", type=float, default=1.1, help="GB of state (default 1.1)")
     parser.add_argument("--trials", type=int, default=5)
-    parser.add_argument("--only", default="", help="comma-separated: contenders, network")
+    parser.add_argument("--only", default="", help="comma-separated: contenders, network, store")
     return parser.parse_args()
 
 
@@ -79,11 +81,16 @@ def _trials(only: list[str] | None) -> dict[str, Trial]:
         OURS: saves.measure_holdfast,
         **dict.fromkeys((LIMIT, "dcp_async", "dcp_async_cached", "torch_save", *ON_REQUEST), saves.measure),
         "network": network.measure,
+        "store": store.measure,
     }
     if peers:
         trials["nvrx_local"] = partial(saves.measure, packages=peers)
     elif only is None or "nvrx_local" in only:
         print("PEERS_DIR is not set: measuring without nvrx_local (make bench-checkpoint sets it)")
+    if "store" in (only or trials) and not store.installed():
+        print("google-cloud-storage is not installed (pip install 'holdfast[gcs]'): measuring file:// only")
+    if "network" in (only or trials) and not network.has_iperf3():
+        print("iperf3 is not installed (apt-get install iperf3): the limit is a bare socket's")
     if only is None:
         return {name: trial for name, trial in trials.items() if name not in ON_REQUEST}
     if unknown := set(only) - set(trials):

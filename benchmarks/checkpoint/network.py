@@ -59,9 +59,13 @@ def measure(request: Request, place: Scratch) -> Measured:
 def _limits(nbytes: int) -> dict[str, float]:
     """GB/s of one stream through the loopback, memory to nowhere."""
     limits = {"socket": bare_socket(nbytes)}
-    if shutil.which("iperf3"):
+    if has_iperf3():
         limits["iperf3"] = iperf3(nbytes)
     return limits
+
+
+def has_iperf3() -> bool:
+    return shutil.which("iperf3") is not None
 
 
 def iperf3(nbytes: int) -> float:

@@ -33,7 +33,7 @@ LIMITS = {
     "replicate_gb_s": ("iperf3", "socket"),
     "restore_peer_gb_s": ("iperf3", "socket"),
     "store_up_gb_s": ("ceiling",),
-    "store_down_gb_s": ("ceiling",),
+    "store_down_gb_s": ("ceiling_parallel",),
 }
 
 
@@ -73,7 +73,7 @@ GOALS = (
     Goal("replicate_gb_s", 0.9, ("iperf3", "socket")),
     Goal("restore_peer_gb_s", 0.8, ("iperf3", "socket")),
     Goal("store_up_gb_s", 0.9, ("ceiling",)),
-    Goal("store_down_gb_s", 0.9, ("ceiling",)),
+    Goal("store_down_gb_s", 0.9, ("ceiling_parallel",)),
 )
 
 

@@ -1,0 +1,156 @@
+"""Up to an object store and down again, one object, of the state's size but at most half a GB.
+
+* `holdfast`: `holdfast.stores` with a gs:// URL, on the fake Cloud Storage server that ships with the package;
+* `ceiling`, `ceiling_parallel`: the same server with nothing but `http.client` in front of it, one stream, and as many
+  ranges at a time as the store reads. Uploads are one stream;
+* `file`: `holdfast.stores` with a file:// URL on the local disk, fsynced, for scale.
+
+A fake server in Python sets the pace, not the network: what shows is what the client adds.
+"""
+
+from __future__ import annotations
+
+import http.client
+import importlib.util
+import json
+import mmap
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from urllib.parse import urlsplit
+
+from benchmarks.checkpoint.protocol import Request
+from benchmarks.checkpoint.results import OURS, Measured, TrialFailed
+from benchmarks.checkpoint.scratch import Scratch
+from holdfast.stores import ObjectStore, open_store
+from holdfast.stores.checksum import crc32c
+
+BYTES_MAX = 512 << 20
+BUCKET = "bench"
+KEY = "shard"
+STREAMS = 4  # GcsOptions' default
+RANGE_BYTES = 64 << 20
+EMULATOR = "STORAGE_EMULATOR_HOST"
+TIMEOUT_S = 60.0
+
+
+def installed() -> bool:
+    """Whether the extra `gcs` is there."""
+    try:
+        return importlib.util.find_spec("google.cloud.storage") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def measure(request: Request, place: Scratch) -> Measured:
+    """One round. Raises TrialFailed."""
+    nbytes = min(request.nbytes, BYTES_MAX)
+    source, target = _mapped(nbytes), _mapped(nbytes)
+    source[:] = bytes(nbytes)  # every page present
+    for start in range(0, nbytes - 8, 1 << 20):  # no two pieces alike
+        source[start : start + 8] = start.to_bytes(8, "little")
+    crc = crc32c(source)
+    values: Measured = []
+
+    def both(name: str, up: Callable[[], object], down: Callable[[], object]) -> None:
+        values.append(("store_up_gb_s", name, _rate(nbytes, up)))
+        target[:] = bytes(nbytes)  # touched, and not what is to come
+        values.append(("store_down_gb_s", name, _rate(nbytes, down)))
+        if crc32c(target) != crc:
+            raise TrialFailed(f"{name}: what came down is not what went up")
+
+    def through(store: ObjectStore) -> tuple[Callable[[], object], Callable[[], object]]:
+        return lambda: store.put(KEY, [source], crc32c=crc), lambda: store.read_into(KEY, target)
+
+    with closing(open_store(f"file://{place.disk}/store")) as store:
+        both("file", *through(store))
+    if not installed():
+        return values
+    with _fake_server(place) as endpoint:
+        both("ceiling", lambda: _put(endpoint, source), lambda: _get(endpoint, target, 1))
+    with _fake_server(place) as endpoint:  # each on a fresh one: it keeps everything in memory
+        _put(endpoint, source)
+        seconds = _rate(nbytes, lambda: _get(endpoint, target, STREAMS))
+        values.append(("store_down_gb_s", "ceiling_parallel", seconds))
+    with _fake_server(place), closing(open_store(f"gs://{BUCKET}/checkpoints")) as store:
+        both(OURS, *through(store))
+    return values
+
+
+def _mapped(nbytes: int) -> memoryview:
+    return memoryview(mmap.mmap(-1, nbytes))
+
+
+def _rate(nbytes: int, work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return nbytes / (time.perf_counter() - began) / 1e9
+
+
+@contextmanager
+def _fake_server(place: Scratch) -> Iterator[str]:
+    """In a process of its own, and in the environment, where the client library looks for it."""
+    with (
+        (place.sockets / "fake-gcs.log").open("wb") as log,
+        subprocess.Popen(
+            [sys.executable, "-m", "holdfast.stores.fake_gcs"], stdout=subprocess.PIPE, stderr=log, text=True
+        ) as server,
+    ):
+        try:
+            assert server.stdout is not None
+            endpoint = server.stdout.readline().strip()
+            if not endpoint:
+                raise TrialFailed(f"the fake server does not start: {(place.sockets / 'fake-gcs.log').read_text()}")
+            os.environ[EMULATOR] = endpoint
+            yield endpoint
+        finally:
+            os.environ.pop(EMULATOR, None)
+            server.kill()
+
+
+# ---------------------------------------------------------------- the server's own ceiling
+
+
+def _put(endpoint: str, source: memoryview) -> None:
+    """A resumable upload in one piece."""
+    with closing(_connection(endpoint)) as connection:
+        path = f"/upload/storage/v1/b/{BUCKET}/o?uploadType=resumable&name={KEY}"
+        connection.request("POST", path, body=json.dumps({"name": KEY}))
+        begun = connection.getresponse()
+        begun.read()
+        session = urlsplit(begun.headers["Location"])
+        last = len(source) - 1
+        headers = {"Content-Range": f"bytes 0-{last}/{last + 1}", "Content-Length": str(last + 1)}
+        connection.request("PUT", f"{session.path}?{session.query}", body=source, headers=headers)
+        _insist(connection.getresponse(), 200).read()
+
+
+def _get(endpoint: str, target: memoryview, streams: int) -> None:
+    """The object in `streams` ranges at a time (in one go when it is one)."""
+    piece = len(target) if streams == 1 else RANGE_BYTES
+
+    def one(start: int) -> None:
+        place = target[start : start + piece]
+        with closing(_connection(endpoint)) as connection:
+            headers = {"Range": f"bytes={start}-{start + len(place) - 1}"}
+            connection.request("GET", f"/download/storage/v1/b/{BUCKET}/o/{KEY}?alt=media", headers=headers)
+            response = _insist(connection.getresponse(), 206)
+            while place:
+                place = place[response.readinto(place) :]
+
+    with ThreadPoolExecutor(streams) as pool:
+        list(pool.map(one, range(0, len(target), piece)))
+
+
+def _connection(endpoint: str) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection(urlsplit(endpoint).netloc, timeout=TIMEOUT_S, blocksize=1 << 20)
+
+
+def _insist(response: http.client.HTTPResponse, status: int) -> http.client.HTTPResponse:
+    if response.status != status:
+        raise TrialFailed(f"the fake server answers {response.status}: {response.read(300)!r}")
+    return response
