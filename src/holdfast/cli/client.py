@@ -100,6 +100,10 @@ class Client:
     def goodput(self, name: str) -> Json:
         return self._get(_path("jobs", name, "goodput"))
 
+    def checkpoints(self, name: str) -> Iterator[Json]:
+        """What the job's nodes and its store hold, newest first."""
+        return self._pages(_path("jobs", name, "checkpoints"))
+
     # ------------------------------------------------------------------ nodes, incidents, actions
 
     def node(self, name: str) -> Json:

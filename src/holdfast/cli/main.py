@@ -10,7 +10,21 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from holdfast.cli import agent, breaker, demo, doctor, incidents, inject, jobs, nodes, policy, run, simulate, up
+from holdfast.cli import (
+    agent,
+    breaker,
+    checkpoints,
+    demo,
+    doctor,
+    incidents,
+    inject,
+    jobs,
+    nodes,
+    policy,
+    run,
+    simulate,
+    up,
+)
 from holdfast.domain.errors import HoldfastError
 
 USAGE_ERROR = 2
@@ -33,6 +47,7 @@ for name, group in (
     ("incidents", incidents.app),
     ("actions", incidents.actions_app),
     ("breaker", breaker.app),
+    ("checkpoints", checkpoints.app),
     ("policy", policy.app),
 ):
     app.add_typer(group, name=name, rich_help_panel="Look")

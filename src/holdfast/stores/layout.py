@@ -34,6 +34,7 @@ from holdfast.stores.protocol import ObjectInfo, ObjectStore, check_key
 SCHEMA_VERSION = 1
 CHECKPOINT_MANIFEST_BYTES_MAX = 64 << 20  # about 150,000 ranks
 MANIFEST_NAME = "manifest.json"
+CHECKSUM = "crc32c"
 
 _STEP = re.compile(r"a(\d{12,18})-s(\d{12,18})", re.ASCII)
 _RANK_MANIFEST = re.compile(r"rank-(\d{1,9})\.json", re.ASCII)
@@ -252,6 +253,10 @@ def _sharded(manifests: Iterable[Manifest]) -> bool:
 
 
 def _entry(manifest: Manifest, raw: bytes) -> RankEntry:
+    if manifest.checksum != CHECKSUM:
+        raise IntegrityError(
+            f"{manifest.key} has checksums of {manifest.checksum}; an object store verifies {CHECKSUM}"
+        )
     if not _DIGEST.fullmatch(manifest.digest):
         raise IntegrityError(f"the manifest of {manifest.key} has no digest that could name an object")
     return RankEntry(

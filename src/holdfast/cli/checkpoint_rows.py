@@ -1,0 +1,149 @@
+"""What `holdfast checkpoints` shows and deletes, decided from what a store and a supervisor say. No terminal here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.domain.errors import IncompatibleVersion, IntegrityError, NotFound
+from holdfast.stores import ObjectStore
+from holdfast.stores.layout import CheckpointManifest, StepObjects, jobs, load, survey
+
+ABANDONED_S = 24 * 3600.0  # an upload that has not grown for so long is not going on any more
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One step in the store. `state`: complete, incomplete (no manifest), damaged or newer (one that cannot be read)."""
+
+    objects: StepObjects
+    state: str
+    checkpoint: CheckpointManifest | None  # when complete
+    problem: str = ""
+
+    @property
+    def age(self) -> tuple[int, int]:
+        return self.objects.attempt, self.objects.step
+
+
+@dataclass(frozen=True, slots=True)
+class Pruning:
+    """What goes and what stays, oldest last, each with its reason."""
+
+    go: tuple[tuple[Stored, str], ...]
+    stay: tuple[tuple[Stored, str], ...]
+
+
+def in_store(store: ObjectStore, job: str) -> list[Stored]:
+    """Newest first. Raises NotFound when the store has nothing of the job, Unavailable."""
+    found = [_described(store, job, objects) for objects in survey(store, job)]
+    if not found:
+        others = jobs(store)
+        there = f"there are: {', '.join(others)}" if others else "there are none of any job"
+        raise NotFound(f"no checkpoints of {job} in {store.url}; {there}")
+    return found
+
+
+def _described(store: ObjectStore, job: str, objects: StepObjects) -> Stored:
+    if not objects.complete:
+        return Stored(objects, "incomplete", None, f"only {len(objects.ranks)} ranks are whole there")
+    try:
+        return Stored(objects, "complete", load(store, job, objects.attempt, objects.step))
+    except IncompatibleVersion as error:
+        return Stored(objects, "newer", None, str(error))
+    except (IntegrityError, NotFound) as error:  # NotFound: deleted since the listing
+        return Stored(objects, "damaged", None, str(error))
+
+
+def choose(store: ObjectStore, job: str, step: int | None, attempt: int | None) -> CheckpointManifest:
+    """The newest complete checkpoint, or the one meant. Raises NotFound that names what there is."""
+    found = in_store(store, job)
+    complete = [each for each in found if each.checkpoint is not None]
+    for each in complete:
+        assert each.checkpoint is not None
+        if step in (None, each.objects.step) and attempt in (None, each.objects.attempt):
+            return each.checkpoint
+    meant = "complete checkpoint" if step is None else f"complete checkpoint of step {step}"
+    meant += "" if attempt is None else f" in attempt {attempt}"
+    problem = next((f" ({each.state}: {each.problem})" for each in found if each.objects.step == step), "")
+    steps = ", ".join(f"{each.objects.step} (attempt {each.objects.attempt})" for each in complete) or "none"
+    raise NotFound(f"no {meant} of {job} in {store.url}{problem}; complete ones: {steps}")
+
+
+def rows(stored: Sequence[Stored], held: Iterable[Json]) -> list[Json]:
+    """One row per step, newest first: what the store has, and what the supervisor knows of the nodes."""
+    by_age: dict[tuple[int, int], Json] = {}
+    for item in held:
+        tiers = item.get("tiers") or {}
+        by_age[int(item["attempt"]), int(item["step"])] = {
+            "step": int(item["step"]),
+            "attempt": int(item["attempt"]),
+            "mesh": dict(item.get("mesh") or {}),
+            "memory": tiers.get("memory", 0),
+            "disk": tiers.get("disk", 0),
+            "store": "complete" if tiers.get("store") else "",
+            "complete": bool(item.get("complete")),
+            "bytes": None,
+            "saved_at": None,
+        }
+    for each in stored:
+        row = by_age.setdefault(each.age, _empty(each))
+        row |= {"store": each.state, "bytes": each.objects.size, "saved_at": each.objects.updated_at}
+        if each.checkpoint is not None:
+            row |= {
+                "mesh": dict(each.checkpoint.mesh),
+                "saved_at": each.checkpoint.created_at,
+                "complete": True,
+            }
+    newest = max((age for age, row in by_age.items() if row["complete"]), default=None)
+    return [row | {"newest": age == newest} for age, row in sorted(by_age.items(), reverse=True)]
+
+
+def _empty(each: Stored) -> Json:
+    return {
+        "step": each.objects.step,
+        "attempt": each.objects.attempt,
+        "mesh": {},
+        "memory": 0,
+        "disk": 0,
+        "store": "",
+        "complete": False,
+        "bytes": None,
+        "saved_at": None,
+    }
+
+
+def pruning(stored: Sequence[Stored], keep: int, now: float) -> Pruning:
+    """`stored`: newest first. The newest `keep` (at least 1) complete checkpoints stay, so does what cannot be judged.
+
+    Incomplete steps go once nobody has added to them for a day: an upload may be under way.
+    """
+    go: list[tuple[Stored, str]] = []
+    stay: list[tuple[Stored, str]] = []
+    kept = 0
+    for each in stored:
+        idle_s = now - each.objects.updated_at
+        match each.state:
+            case "complete" if kept < max(keep, 1):
+                kept += 1
+                stay.append((each, "the newest complete one" if kept == 1 else f"one of the newest {keep}"))
+            case "complete":
+                go.append((each, f"{keep} newer ones are complete"))
+            case "incomplete" if idle_s > ABANDONED_S:
+                go.append((each, f"incomplete, and nothing was added for {idle_s / 3600:.0f} h"))
+            case "incomplete":
+                stay.append((each, "incomplete; its upload may be under way"))
+            case state:
+                stay.append((each, f"{state}: {each.problem}"))
+    return Pruning(tuple(go), tuple(stay))
+
+
+def distinct_ranks(checkpoint: CheckpointManifest) -> tuple[int, ...]:
+    """The ranks whose shards together hold the whole state: of replicas that hold the same, the first."""
+    first: dict[str, int] = {}
+    for entry in checkpoint.ranks:
+        first.setdefault(entry.tensors, entry.rank)
+    return tuple(sorted(first.values()))

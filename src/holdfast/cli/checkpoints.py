@@ -1,0 +1,321 @@
+"""`holdfast checkpoints`: what is saved, whether it is whole, and how to get it out. Works on the object store alone."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.filesize import decimal
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from holdfast.cli import checkpoint_rows
+from holdfast.cli.checkpoint_rows import Json, Stored
+from holdfast.cli.client import Client, default_url
+from holdfast.cli.tables import Api, AsJson, console, mesh, show_list, show_one, table
+from holdfast.domain.errors import InvalidSpec, NotFound, Unavailable
+from holdfast.stores import ObjectStore, open_store, transfer
+from holdfast.stores.layout import CheckpointManifest, delete_step
+
+app = typer.Typer(
+    help="Checkpoints: list, show, verify, prune, fetch, export.",
+    epilog="The store is that of the job file (checkpoint.store): `holdfast checkpoints list gpt --store gs://bucket/dir`.",
+    no_args_is_help=True,
+)
+
+COLUMNS = ("step", "attempt", "mesh", "memory", "disk", "store", "bytes", "saved_at", "")
+notes = Console(stderr=True, highlight=False, emoji=False)
+
+Job = Annotated[str, typer.Argument(help="Job name.")]
+Store = Annotated[
+    str,
+    typer.Option(help="gs://bucket/prefix or file:///directory.", envvar="HOLDFAST_STORE", show_default=False),
+]
+Step = Annotated[int | None, typer.Option(help="Default: the newest complete one.", show_default=False)]
+Attempt = Annotated[int | None, typer.Option(help="Default: the newest that has the step.", show_default=False)]
+
+
+# ---------------------------------------------------------------- list, show
+
+
+@app.command("list", epilog="Example: holdfast checkpoints list gpt --store file:///mnt/checkpoints")
+def list_checkpoints(job: Job, store: Store = "", api: Api = "", as_json: AsJson = False) -> None:
+    """Every step that is saved, newest first: in the store, and on the nodes where a supervisor answers."""
+    held = _held(job, api or default_url(), required=not store)
+    stored: list[Stored] = []
+    if store:
+        with closing(open_store(store)) as opened:
+            try:
+                stored = checkpoint_rows.in_store(opened, job)
+            except NotFound:
+                if not held:
+                    raise
+    rows = checkpoint_rows.rows(stored, held)
+    show_list(rows if as_json else map(_shown, rows), COLUMNS, as_json, f"no checkpoints of {job} yet")
+
+
+def _held(job: str, api: str, *, required: bool) -> list[Json]:
+    """What the supervisor says of the job's nodes. Without a store to look at, that it does not answer is an error."""
+    try:
+        with Client(api) as client:
+            return list(client.checkpoints(job))
+    except (Unavailable, NotFound) as error:
+        if required:
+            raise
+        notes.print(f"[dim]what nodes hold is not shown: {escape(str(error))}[/]")
+        return []
+
+
+def _shown(row: Json) -> Json:
+    """A row for the screen: `memory` and `disk` count ranks, out of how many says the mesh."""
+    ranks = 1
+    for size in row["mesh"].values():
+        ranks *= size
+    return row | {
+        "memory": f"{row['memory']} of {ranks}" if row["memory"] else None,
+        "disk": f"{row['disk']} of {ranks}" if row["disk"] else None,
+        "bytes": None if row["bytes"] is None else decimal(row["bytes"]),
+        "": "newest complete" if row["newest"] else "" if row["complete"] else "incomplete",
+    }
+
+
+@app.command(epilog="Example: holdfast checkpoints show gpt --store gs://bucket/dir --step 1200")
+def show(job: Job, store: Store = "", step: Step = None, attempt: Attempt = None, as_json: AsJson = False) -> None:
+    """One checkpoint in the store with every rank's share."""
+    with _opened(store) as opened:
+        checkpoint = checkpoint_rows.choose(opened, job, step, attempt)
+    show_one(_described(checkpoint, screen=not as_json), as_json)
+
+
+def _described(checkpoint: CheckpointManifest, *, screen: bool) -> Json:
+    dims = checkpoint.domain_mesh()
+    return {
+        "job": checkpoint.job,
+        "step": checkpoint.step,
+        "attempt": checkpoint.attempt,
+        "continues": None
+        if checkpoint.parent is None
+        else {"attempt": checkpoint.parent[0], "step": checkpoint.parent[1]},
+        "mesh": dict(checkpoint.mesh),
+        "replicas": "sharded: each holds a part" if checkpoint.sharded else "equal: stored once",
+        "saved_at": checkpoint.created_at,
+        "bytes": _size(transfer.bytes_to_verify(checkpoint), screen=screen),
+        "ranks": [
+            {
+                "rank": entry.rank,
+                **dims.coords(entry.rank),
+                "size": _size(entry.size, screen=screen),
+                "digest": entry.digest,
+                "tensors": entry.tensors.rpartition("/")[2],
+            }
+            for entry in checkpoint.ranks
+        ],
+    }
+
+
+def _size(nbytes: int, *, screen: bool) -> str | int:
+    return decimal(nbytes) if screen else nbytes
+
+
+# ---------------------------------------------------------------- verify
+
+
+@app.command(
+    epilog="Exit code 1 when something is damaged. Example: holdfast checkpoints verify gpt --store gs://bucket/dir --all"
+)
+def verify(
+    job: Job,
+    store: Store = "",
+    step: Step = None,
+    attempt: Attempt = None,
+    every: Annotated[bool, typer.Option("--all", help="Every complete checkpoint.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Read every byte of a checkpoint in the store and compare it with its checksums."""
+    with _opened(store) as opened:
+        if every:
+            found = [each.checkpoint for each in checkpoint_rows.in_store(opened, job)]
+            meant = [checkpoint for checkpoint in found if checkpoint is not None]
+        else:
+            meant = [checkpoint_rows.choose(opened, job, step, attempt)]
+        reports = [_verified(opened, checkpoint, quiet=as_json) for checkpoint in meant]
+    if as_json:
+        print(json.dumps(reports, indent=2))
+    if any(report["damaged"] for report in reports):
+        raise typer.Exit(1)
+
+
+def _verified(store: ObjectStore, checkpoint: CheckpointManifest, *, quiet: bool) -> Json:
+    total = transfer.bytes_to_verify(checkpoint)
+    with _bar(f"step {checkpoint.step}", total) as advance:
+        damaged = list(transfer.verify(store, checkpoint, advance))
+    if not quiet:
+        name = f"step {checkpoint.step} (attempt {checkpoint.attempt})"
+        verdict = "[red]damaged[/]" if damaged else f"[green]whole[/], {decimal(total)} verified"
+        console.print(f"{name}: {verdict}")
+        for each in damaged:
+            console.print(f"  {escape(each.key)}: {escape(each.problem)}", soft_wrap=True)
+    return {
+        "attempt": checkpoint.attempt,
+        "step": checkpoint.step,
+        "bytes": total,
+        "damaged": [{"key": each.key, "problem": each.problem} for each in damaged],
+    }
+
+
+# ---------------------------------------------------------------- prune
+
+
+@app.command(epilog="Example: holdfast checkpoints prune gpt --store gs://bucket/dir --keep 3")
+def prune(
+    job: Job,
+    keep: Annotated[int, typer.Option(help="Complete checkpoints that stay.", min=1)],
+    store: Store = "",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete old checkpoints from the store, after asking; never the newest complete one."""
+    with _opened(store) as opened:
+        plan = checkpoint_rows.pruning(checkpoint_rows.in_store(opened, job), keep, time.time())
+        if not as_json:
+            _show_plan(job, plan)
+        if plan.go and not yes:
+            if as_json:
+                raise InvalidSpec("--yes", False, "given together with --json: nothing is asked then")
+            typer.confirm(f"Delete {len(plan.go)} of {len(plan.go) + len(plan.stay)}?", abort=True)
+        for each, _ in plan.go:
+            delete_step(opened, job, *each.age)
+            if not as_json:
+                console.print(f"deleted step {each.objects.step} (attempt {each.objects.attempt})")
+    if as_json:
+        print(json.dumps({"deleted": _plan_rows(plan.go), "kept": _plan_rows(plan.stay)}, indent=2))
+
+
+def _show_plan(job: str, plan: checkpoint_rows.Pruning) -> None:
+    if not plan.go:
+        console.print(f"{job}: nothing to delete; {len(plan.stay)} stay")
+        return
+    result = table((), ("step", "attempt", "bytes", "plan", "reason"))
+    for word, part in (("[red]delete[/]", plan.go), ("keep", plan.stay)):
+        for row in _plan_rows(part):
+            result.add_row(str(row["step"]), str(row["attempt"]), decimal(row["bytes"]), word, escape(row["reason"]))
+    console.print(result)
+
+
+def _plan_rows(part: tuple[tuple[Stored, str], ...]) -> list[Json]:
+    return [
+        {
+            "step": each.objects.step,
+            "attempt": each.objects.attempt,
+            "bytes": each.objects.size,
+            "state": each.state,
+            "reason": reason,
+        }
+        for each, reason in part
+    ]
+
+
+# ---------------------------------------------------------------- fetch, export
+
+
+@app.command(epilog="Example: holdfast checkpoints fetch gpt --store gs://bucket/dir --step 1200 --to ./checkpoints")
+def fetch(
+    job: Job,
+    to: Annotated[Path, typer.Option(help="Directory; made when it is not there.", file_okay=False)],
+    store: Store = "",
+    step: Step = None,
+    attempt: Attempt = None,
+    rank: Annotated[list[int] | None, typer.Option(help="Only this rank; can be repeated.", show_default=False)] = None,
+) -> None:
+    """Bring shard files back from the store, each with its manifest, every byte verified."""
+    with _opened(store) as opened:
+        checkpoint = checkpoint_rows.choose(opened, job, step, attempt)
+        paths = _fetched(opened, checkpoint, tuple(rank or range(len(checkpoint.ranks))), to)
+    console.print(
+        f"step {checkpoint.step} (attempt {checkpoint.attempt}): {len(paths)} shards in {escape(str(paths[0].parent))}"
+    )
+
+
+@app.command(epilog="Example: holdfast checkpoints export gpt --store gs://bucket/dir --to ./step-1200")
+def export(
+    job: Job,
+    to: Annotated[Path, typer.Option(help="Directory of the export; must not be there or be empty.", file_okay=False)],
+    store: Store = "",
+    step: Step = None,
+    attempt: Attempt = None,
+) -> None:
+    """Write a checkpoint as a plain torch.distributed.checkpoint directory, which torch loads without Holdfast."""
+    if importlib.util.find_spec("torch") is None:
+        raise InvalidSpec("export", "this Python", "one with torch: pip install 'holdfast[train]'")
+    if to.exists() and any(to.iterdir()):
+        raise InvalidSpec("--to", str(to), "a directory that is not there yet, or is empty")
+    shards = to.with_name(f".{to.name}.shards")  # on the same file system: the export links what it can
+    with _opened(store) as opened:
+        checkpoint = checkpoint_rows.choose(opened, job, step, attempt)
+        try:
+            paths = _fetched(opened, checkpoint, checkpoint_rows.distinct_ranks(checkpoint), shards)
+            _write_dcp(paths, to)
+        finally:
+            shutil.rmtree(shards, ignore_errors=True)
+    console.print(f"step {checkpoint.step} ({mesh(dict(checkpoint.mesh))}) exported to {escape(str(to))}")
+
+
+def _write_dcp(shards: list[Path], to: Path) -> None:
+    from holdfast.train import dcp  # torch is imported only when it is needed
+
+    done = 0
+    with _bar("export", sum(path.stat().st_size for path in shards)) as advance:
+
+        def progress(now: int, _total: int) -> None:
+            nonlocal done
+            advance(now - done)
+            done = now
+
+        dcp.export(shards, to, progress=progress)
+
+
+def _fetched(store: ObjectStore, checkpoint: CheckpointManifest, ranks: tuple[int, ...], to: Path) -> list[Path]:
+    total = sum(checkpoint.entry(rank).size for rank in ranks)
+    with _bar(f"step {checkpoint.step}", total) as advance:
+        return transfer.fetch(store, checkpoint, ranks, to, advance)
+
+
+# ---------------------------------------------------------------- shared
+
+
+@contextmanager
+def _opened(store: str) -> Iterator[ObjectStore]:
+    if not store:
+        raise InvalidSpec("--store", store, "the URL of the object store: gs://bucket/prefix or file:///directory")
+    with closing(open_store(store)) as opened:
+        yield opened
+
+
+@contextmanager
+def _bar(what: str, total: int) -> Iterator[transfer.Progress]:
+    """A bar on the terminal while the block runs; on a pipe, nothing."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda nbytes: progress.advance(task, nbytes)
