@@ -86,7 +86,6 @@ class Environment:
     restore: RestoreTarget | None = None
     images: str = ""  # empty: nowhere to save
     images_on_disk: str = ""  # where images go that memory has no room for; empty: nowhere
-    images_on_disk: str = ""  # where images go that memory has no room for; empty: nowhere
     interval_steps: int = 0  # 0: only on request
     notes: str = ""
     replicator: str = ""
