@@ -212,6 +212,8 @@ class Run:
         leaving = self._stop is not None or (asked is not None and asked.leave)
         due = force or leaving or asked is not None or step in self._save_after or self._intervals.due(step)
         saved = due and self._save(state, step)
+        if not saved and self._checkpoints.enabled:
+            self._checkpoints.prepare(state)
         self._save_after = {at for at in self._save_after if at > step}
         if leaving:
             raise Interrupted(step, saved)
