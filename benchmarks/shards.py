@@ -22,7 +22,7 @@ import torch
 
 from holdfast.domain.generations import ShardSource
 from holdfast.replicator.checksum import Checksummer
-from holdfast.replicator.plan import Held, Store
+from holdfast.replicator.view import Held, Store
 from holdfast.replicator.sockets import OpenSockets
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.tiers.images import ImageTier

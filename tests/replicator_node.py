@@ -15,8 +15,9 @@ from pathlib import Path
 import grpc
 from waiting import wait_until
 
-from holdfast.domain.generations import RankRestore, ShardKey, ShardRecord, ShardSource
+from holdfast.domain.generations import OBJECT_STORE, RankRestore, ShardKey, ShardRecord, ShardSource, StoredStep
 from holdfast.domain.mesh import Mesh
+from holdfast.domain.orders import Inventory
 from holdfast.domain.replication import Configure, Stage, StagedShard
 from holdfast.domain.worker import encode
 from holdfast.shards import Image, ImageSet, Plan, Staged, TensorSpec
@@ -97,16 +98,20 @@ class Node:
     def configure(
         self, *, generation: int = 1, attempt: int = 1, ranks: tuple[int, ...] = (0,), peers: tuple[Node, ...] = (),
         keep: int = 2, token: str = TOKEN, world: int = 2, job: str = JOB,
+        store: str = "", store_interval_s: float = 0.001, store_keep: int = 2,
     ) -> None:  # fmt: skip
         request = Configure(
-            job, generation, attempt, Mesh.of({"dp": world}), ranks, tuple(p.source for p in peers), keep, token
-        )
+            job, generation, attempt, Mesh.of({"dp": world}), ranks, tuple(p.source for p in peers), keep, token,
+            store, store_interval_s, store_keep,
+        )  # fmt: skip
         self._stub.Configure(wire.encode_configure(request), timeout=10)
 
     def stage(
-        self, key: ShardKey, *sources: Node, digest: str = "", timeout_s: float = 10.0, rank: int | None = None
-    ) -> StagedShard:
-        restore = RankRestore(key.rank if rank is None else rank, key, digest, tuple(s.source for s in sources))
+        self, key: ShardKey, *sources: Node, digest: str = "", timeout_s: float = 10.0, rank: int | None = None,
+        store: str = "",
+    ) -> StagedShard:  # fmt: skip
+        places = [source.source for source in sources] + ([ShardSource(OBJECT_STORE, store)] if store else [])
+        restore = RankRestore(key.rank if rank is None else rank, key, digest, tuple(places))
         answer = self._stub.Stage(wire.encode_stage(Stage(JOB, (restore,), timeout_s)), timeout=timeout_s + 5)
         (staged,) = wire.decode_staged(answer)
         return staged
@@ -114,9 +119,24 @@ class Node:
     def forget(self, job: str = JOB) -> None:
         self._stub.Forget(pb.ForgetRequest(job=job), timeout=10)
 
-    def watch(self, job: str = JOB) -> Iterator[tuple[ShardRecord, ...]]:
+    def stage_all(self, *restores: RankRestore, timeout_s: float = 10.0) -> tuple[StagedShard, ...]:
+        answer = self._stub.Stage(wire.encode_stage(Stage(JOB, restores, timeout_s)), timeout=timeout_s + 5)
+        return wire.decode_staged(answer)
+
+    def inventories(self, job: str = JOB) -> Iterator[Inventory]:
         for message in self._stub.WatchInventory(pb.WatchInventoryRequest(job=job), timeout=30):
-            yield wire.decode_inventory(message).shards
+            yield wire.decode_inventory(message)
+
+    def watch(self, job: str = JOB) -> Iterator[tuple[ShardRecord, ...]]:
+        for inventory in self.inventories(job):
+            yield inventory.shards
+
+    def wait_stored(self, *steps: int) -> tuple[StoredStep, ...]:
+        """Follow the inventory until exactly these steps, newest first, are known complete in the object store."""
+        for inventory in self.inventories():
+            if tuple(stored.step for stored in inventory.stored) == steps:
+                return inventory.stored
+        raise AssertionError(f"the object store never had {steps}: {self.log}")
 
     def wait_for(self, key: ShardKey, tier: str) -> ShardRecord:
         """Follow the inventory until the shard is listed in this tier."""

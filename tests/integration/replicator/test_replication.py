@@ -119,7 +119,7 @@ def test_when_every_source_fails_each_is_named_with_its_reason(tmp_path: Path) -
         b.configure(ranks=(1,), token="another secret")
         with pytest.raises(grpc.RpcError) as raised:
             a.stage(ShardKey(1, 10, 0), a, b, c)
-        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert raised.value.code() is grpc.StatusCode.ABORTED
         text = str(raised.value.details())
         assert "rank 0 cannot restore step 10 of rank 0 (attempt 1)" in text
         assert "not held here" in text

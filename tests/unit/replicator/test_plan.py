@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from holdfast.domain.generations import ShardKey
-from holdfast.replicator.plan import BACKLOG_STEPS_MAX, CopyToDisk, Delete, Held, Push, Store, View, age, plan
+from holdfast.replicator.plan import BACKLOG_STEPS_MAX, plan
+from holdfast.replicator.view import CopyToDisk, Delete, Held, Push, Store, View, age
 
 
 def image(step: int, rank: int = 0, attempt: int = 1) -> Held:

@@ -19,11 +19,11 @@ from holdfast.domain.orders import Inventory
 from holdfast.domain.replication import Configure
 from holdfast.replicator.jobs import Job, Remembered, held_of
 from holdfast.replicator.names import job_name, label
-from holdfast.replicator.plan import Held, Store
 from holdfast.replicator.threads import Threads
 from holdfast.replicator.tiers import Tier
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.tiers.images import ImageTier, Seen
+from holdfast.replicator.view import Held, Store
 from holdfast.shards import Manifest
 
 log = structlog.get_logger("holdfast.replicator")
@@ -155,7 +155,12 @@ class Engine:
                 job.config, job.restored = remembered.config, remembered.restored
             for store, tier in ((Store.STAGED, self.tiers.staged), (Store.DISK, self.tiers.disk)):
                 swept = await self.threads.urgent(tier.sweep, name)
-                job.held |= held_of(store, await self.threads.urgent(tier.shards, name))
+                manifests = await self.threads.urgent(tier.shards, name)
+                job.held |= held_of(store, manifests)
+                if store is Store.DISK and job.config is not None:
+                    for manifest in manifests:
+                        if manifest.rank in job.config.ranks:
+                            job.archive.saved(manifest)
                 if swept:
                     log.info("half-written files removed", job=name, tier=store.value, files=swept)
             await self.refresh(job)
@@ -223,6 +228,7 @@ class Engine:
             self._last_trouble = trouble
         else:
             job.held[Held(Store.IMAGE, key)] = manifest
+            job.archive.saved(manifest)
 
     # ------------------------------------------------------------ changes made by others
 

@@ -12,8 +12,9 @@ import anyio
 from holdfast.domain.generations import ShardKey, ShardRecord
 from holdfast.domain.orders import Inventory
 from holdfast.domain.replication import Configure
-from holdfast.replicator.plan import Held, Store, View, age
+from holdfast.replicator.archive import JobArchive
 from holdfast.replicator.tiers import OpenShard
+from holdfast.replicator.view import Held, Store, View, age
 from holdfast.shards import Manifest
 from holdfast.wire import records
 
@@ -32,6 +33,7 @@ class Job:
     pushed: dict[tuple[int, str], ShardKey] = field(default_factory=dict)  # (rank, peer) → the last shard it took
     pins: dict[Held, OpenShard] = field(default_factory=dict)
     wanted: set[ShardKey] = field(default_factory=set)  # being staged right now: not to be deleted
+    archive: JobArchive = field(default_factory=JobArchive)
     disk_full: bool = False
     gone: bool = False  # forgotten
     turned: anyio.Event = field(
@@ -42,6 +44,7 @@ class Job:
     def configure(self, config: Configure) -> None:
         """A newer generation lets go of what the previous one was restored from."""
         before, self.config = self.config, config
+        self.archive.configured(before, config)
         self._turn()
         if before is None or config.generation > before.generation:
             self.release_pins()
@@ -105,6 +108,7 @@ class Job:
             pushed=frozenset((key, peer) for (_, peer), key in self.pushed.items()),
             pinned=frozenset(self.pins) | {Held(store, key) for key in self.wanted for store in Store},
             disk_full=self.disk_full,
+            archive=self.archive.view(config) if config else None,
         )
 
     def inventory(self) -> Inventory:
@@ -123,7 +127,8 @@ class Job:
         ordered = sorted(
             records.items(), key=lambda item: (item[0][1].attempt, item[0][1].step, item[0][1].rank, item[0][0])
         )
-        return Inventory(self.name, tuple(record for _, record in ordered))
+        stored = self.archive.told(self.config.store_keep) if self.config else ()
+        return Inventory(self.name, tuple(record for _, record in ordered), stored)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ A step that fails is not retried as such: its lane pauses, and then the plan is 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import assert_never
 
 import anyio
 import structlog
@@ -13,21 +14,37 @@ from anyio.abc import TaskGroup
 
 from holdfast.domain.errors import Conflict, HoldfastError, IntegrityError, NotFound, OutOfSpace
 from holdfast.domain.generations import ShardKey
+from holdfast.replicator.archivist import Archivist, NotYet
 from holdfast.replicator.checksum import Checksummer
 from holdfast.replicator.engine import Engine
 from holdfast.replicator.jobs import Job
 from holdfast.replicator.names import label
-from holdfast.replicator.plan import CopyToDisk, Delete, Held, Push, Step, Store, plan
+from holdfast.replicator.plan import plan
 from holdfast.replicator.tiers import OpenShard
 from holdfast.replicator.transport.client import Client
+from holdfast.replicator.view import (
+    Complete,
+    CopyToDisk,
+    Delete,
+    Discard,
+    Held,
+    Push,
+    Step,
+    Store,
+    Survey,
+    Upload,
+    what,
+)
 from holdfast.runtime.backoff import Backoff
 
 log = structlog.get_logger("holdfast.replicator")
 
 PAUSE_MAX_S = 5.0
+ARCHIVE_PAUSE_MAX_S = 30.0  # its steps are minutes apart, and looking costs money
 LOST_RACE_PAUSE_S = 0.005  # bounds the rate at which a shard is looked for that stays away
 
-_Lane = tuple[str, str]  # (job, "disk" | "delete" | "peer <name>")
+_ARCHIVE = "store: "  # begins the names of the object store's lanes
+_Lane = tuple[str, str]  # (job, "disk" | "delete" | "peer <name>" | "store: <what>")
 
 
 class _LostRace(NotFound):
@@ -40,6 +57,7 @@ class Mover:
         engine: Engine,
         client: Client,
         checksummer: Checksummer,
+        archivist: Archivist,
         *,
         disk_pace: Callable[[int], None],
         peer_pace: Callable[[int], None],
@@ -49,6 +67,7 @@ class Mover:
         self._disk_pace = disk_pace
         self._peer_pace = peer_pace
         self._checksummer = checksummer
+        self._archivist = archivist
         self._busy: set[_Lane] = set()
         self._pauses: dict[_Lane, Backoff] = {}
 
@@ -62,8 +81,8 @@ class Mover:
                 await changed.wait()
 
     async def idle(self, name: str) -> None:
-        """Wait until nothing of this job is being moved."""
-        while any(lane[0] == name for lane in self._busy):
+        """Wait until nothing of this job is being moved on this node. The object store may take its time: it only reads."""
+        while any(lane[0] == name and not lane[1].startswith(_ARCHIVE) for lane in self._busy):
             await self._engine.changed.wait()
 
     def _start(self, tasks: TaskGroup, job: Job) -> None:
@@ -82,7 +101,7 @@ class Mover:
             await anyio.sleep(LOST_RACE_PAUSE_S)
             await self._engine.refresh(job)
         except (HoldfastError, OSError) as error:
-            pause = self._pauses.setdefault(lane, Backoff(first_s=0.05, max_s=PAUSE_MAX_S))
+            pause = self._pauses.setdefault(lane, _backoff(lane))
             self._say(job, step, error)
             if not job.gone:
                 with anyio.move_on_after(pause.next_s()):
@@ -102,7 +121,13 @@ class Mover:
                 await self._push(job, key, peer)
             case Delete(store, key):
                 await self._delete(job, Held(store, key))
-        log.debug("moved", job=job.name, step=type(step).__name__, shard=label(step.key), reason=step.reason)
+            case Upload(key):
+                await self._upload(job, key)
+            case Survey() | Complete() | Discard():
+                await self._archivist.carry_out(job, step)
+            case _:
+                assert_never(step)
+        log.debug("moved", job=job.name, step=type(step).__name__, what=what(step), reason=step.reason)
 
     async def _copy(self, job: Job, key: ShardKey) -> None:
         held, shard = await self._open(job, key, (Store.IMAGE, Store.STAGED))
@@ -141,6 +166,17 @@ class Mover:
             raise
         job.pushed[key.rank, peer_name] = key
 
+    async def _upload(self, job: Job, key: ShardKey) -> None:
+        await self._archivist.wait_for_replica(job, key)
+        stores = tuple(Store) if job.disk_full else (Store.DISK,)  # an image that is read cannot be saved into
+        held, shard = await self._open(job, key, stores)
+        try:
+            await self._archivist.upload(job, shard)
+        except IntegrityError:
+            await self._verify(job, held)
+            raise
+        job.archive.uploaded.add(key)
+
     async def _verify(self, job: Job, held: Held) -> None:
         def verify() -> None:
             with self._engine.tiers[held.store].open(job.name, held.key) as shard:
@@ -175,9 +211,9 @@ class Mover:
 
     @staticmethod
     def _say(job: Job, step: Step, error: Exception) -> None:
-        """A superseded source is everyday life; the rest an operator should read."""
-        say = log.debug if isinstance(error, _LostRace) else log.warning
-        say("not moved", job=job.name, step=type(step).__name__, shard=label(step.key), reason=str(error))
+        """A superseded source or a step that others still upload is everyday life; the rest an operator should read."""
+        say = log.debug if isinstance(error, _LostRace | NotYet) else log.warning
+        say("not moved", job=job.name, step=type(step).__name__, what=what(step), reason=str(error))
 
 
 def _lane_of(job: Job, step: Step) -> _Lane:
@@ -188,3 +224,15 @@ def _lane_of(job: Job, step: Step) -> _Lane:
             return (job.name, f"peer {peer}")
         case Delete():
             return (job.name, "delete")
+        case Upload(key):
+            return (job.name, f"{_ARCHIVE}rank {key.rank}")
+        case Survey() | Complete() | Discard():
+            return (job.name, f"{_ARCHIVE}{type(step).__name__}")
+        case _:
+            assert_never(step)
+
+
+def _backoff(lane: _Lane) -> Backoff:
+    if lane[1].startswith(_ARCHIVE):
+        return Backoff(first_s=0.25, max_s=ARCHIVE_PAUSE_MAX_S)
+    return Backoff(first_s=0.05, max_s=PAUSE_MAX_S)

@@ -6,92 +6,44 @@ copied at all); then space. Three facts make the difference between "old" and "s
 * **lineage**: going back to a step starts a new attempt. Saves of older attempts beyond that step are *given up*: nobody
   will restore them while the new attempt has steps, but until it does they may yet be the best there is.
 * **whole**: a step counts as held only when the shards of *all* of this node's ranks are there.
-* **the next tier**: a disk copy goes only when a newer step is also with a peer (as long as there are peers, and up to
-  `BACKLOG_STEPS_MAX` steps: a peer that never answers must not fill the disk).
+* **the next tier**: a disk copy goes only when a newer step is also one tier further: with a peer or, where there are none,
+  complete in the object store. Up to `BACKLOG_STEPS_MAX` steps: a tier that never answers must not fill the disk.
+
+What goes to the object store is decided in `archive_plan`; the step that it is taken from stays on disk meanwhile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from enum import StrEnum
 
 from holdfast.domain.generations import ShardKey
+from holdfast.replicator.archive_plan import archive_steps, chosen, due_soon
+from holdfast.replicator.view import (
+    CopyToDisk,
+    Delete,
+    Held,
+    Push,
+    Step,
+    Store,
+    View,
+    age,
+    given_up,
+    whole_steps,
+)
 
 KEEP_MIN = 2
 BACKLOG_STEPS_MAX = 8
 
 
-class Store(StrEnum):
-    """Where on this node: two of them are the memory tier."""
-
-    IMAGE = "image"  # a worker's own image
-    STAGED = "staged"  # a shard fetched for a restore, in memory
-    DISK = "disk"
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """One verified shard in one store."""
-
-    store: Store
-    key: ShardKey
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """All that a plan depends on. `attempt` 0 with no `ranks` = nobody has configured this job yet."""
-
-    attempt: int
-    ranks: tuple[int, ...]  # this node's, in the current generation
-    world_size: int
-    keep: int
-    peers: tuple[str, ...]  # node names
-    held: tuple[Held, ...]
-    restored: tuple[int, int] | None = None  # (attempt, step) that the current attempt started from
-    pushed: frozenset[tuple[ShardKey, str]] = frozenset()  # (shard, peer) known to be there
-    pinned: frozenset[Held] = frozenset()  # handed out for a restore
-    disk_full: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class CopyToDisk:
-    key: ShardKey
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Push:
-    key: ShardKey
-    peer: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Delete:
-    store: Store
-    key: ShardKey
-    reason: str
-
-
-Step = CopyToDisk | Push | Delete
-
-
 def plan(view: View) -> tuple[Step, ...]:
     """Everything that is to be done now, most urgent first. Nothing of it depends on another step having been done."""
-    return (*_copies(view), *_pushes(view), *_disk_deletions(view), *_staged_deletions(view))
-
-
-def age(key: ShardKey) -> tuple[int, int]:
-    """Sorts shards of one rank, oldest first."""
-    return (key.attempt, key.step)
-
-
-def given_up(view: View, key: ShardKey) -> bool:
-    """Saved by an older attempt, beyond the step that the current one started from."""
-    if key.attempt >= view.attempt:
-        return False
-    return view.restored is None or age(key) > view.restored
+    return (
+        *_copies(view),
+        *_pushes(view),
+        *archive_steps(view),
+        *_disk_deletions(view),
+        *_staged_deletions(view),
+    )
 
 
 # ---------------------------------------------------------------- forward
@@ -103,7 +55,18 @@ def _copies(view: View) -> list[Step]:
     in_memory = _newest_by_rank(view, (Store.IMAGE, Store.STAGED))
     on_disk = _newest_by_rank(view, (Store.DISK,))
     wanted = [key for rank, key in in_memory.items() if (there := on_disk.get(rank)) is None or age(there) < age(key)]
-    return [CopyToDisk(key, "newest in memory, not yet on disk") for key in _newest_first(wanted)]
+    newest: list[Step] = [CopyToDisk(key, "newest in memory, not yet on disk") for key in _newest_first(wanted)]
+    return [*_copies_for_archive(view, wanted), *newest]
+
+
+def _copies_for_archive(view: View, wanted: list[ShardKey]) -> list[Step]:
+    """First what the object store takes of a step that is not the newest any more: the next save may overwrite it."""
+    due = due_soon(view)
+    here = {held for held in view.held if held.key.rank in view.ranks and age(held.key) == due}
+    late = [
+        h.key for h in here if h.store is Store.IMAGE and Held(Store.DISK, h.key) not in here and h.key not in wanted
+    ]
+    return [CopyToDisk(key, "the object store takes it from the disk") for key in _newest_first(late)]
 
 
 def _pushes(view: View) -> list[Step]:
@@ -119,7 +82,7 @@ def _newest_by_rank(view: View, stores: tuple[Store, ...]) -> dict[int, ShardKey
     newest: dict[int, ShardKey] = {}
     for held in view.held:
         key = held.key
-        if held.store not in stores or (view.attempt and given_up(view, key)):
+        if held.store not in stores or (view.attempt and given_up(view, age(key))):
             continue
         if key.rank not in newest or age(newest[key.rank]) < age(key):
             newest[key.rank] = key
@@ -137,10 +100,11 @@ def _disk_deletions(view: View) -> list[Step]:
     if not view.attempt:
         return []  # nobody has said what is being trained: what is here may be all there is
     disk = [held.key for held in view.held if held.store is Store.DISK]
-    whole = _whole_steps(view, disk)
+    whole = whole_steps(view, (Store.DISK,))
+    on_its_way = chosen(view)
     steps: list[Step] = []
     for key in sorted(disk, key=lambda key: (age(key), key.rank)):
-        if Held(Store.DISK, key) in view.pinned:
+        if Held(Store.DISK, key) in view.pinned or (age(key) == on_its_way and key.rank in view.ranks):
             continue
         if (reason := _superseded(view, key, disk, whole)) is not None:
             steps.append(Delete(Store.DISK, key, reason))
@@ -153,44 +117,38 @@ def _superseded(view: View, key: ShardKey, disk: list[ShardKey], whole: list[tup
     if key.rank in view.ranks or key.rank >= view.world_size:
         counted = whole  # a rank that no longer exists is measured by this node's own progress
     else:
-        counted = sorted({age(other) for other in disk if other.rank == key.rank and not given_up(view, other)})
+        counted = sorted({age(other) for other in disk if other.rank == key.rank and not given_up(view, age(other))})
     newer = [step for step in counted if step > age(key)]
     current = [step for step in counted if step[0] == view.attempt]
-    if given_up(view, key):
+    if given_up(view, age(key)):
         return f"of a lineage given up; {len(current)} newer steps are complete" if len(current) >= keep else None
     if key.rank >= view.world_size and len(current) < keep:
         return None
     if len(newer) < keep:
         return None
-    if key.rank in view.ranks and not _with_a_peer(view, key) and len(newer) < keep + BACKLOG_STEPS_MAX:
+    if key.rank in view.ranks and not _one_tier_further(view, key) and len(newer) < keep + BACKLOG_STEPS_MAX:
         return None
     return f"superseded by {len(newer)} complete newer steps; {keep} are kept"
 
 
-def _whole_steps(view: View, disk: list[ShardKey]) -> list[tuple[int, int]]:
-    """Live steps of which every rank of this node is on disk."""
-    ranks_at: dict[tuple[int, int], set[int]] = {}
-    for key in disk:
-        if not given_up(view, key):
-            ranks_at.setdefault(age(key), set()).add(key.rank)
-    mine = set(view.ranks)
-    return sorted(step for step, ranks in ranks_at.items() if mine and mine <= ranks)
-
-
-def _with_a_peer(view: View, key: ShardKey) -> bool:
+def _one_tier_further(view: View, key: ShardKey) -> bool:
     """Whether a newer step of this rank has reached the next tier."""
-    if not view.peers:
-        return True
-    return any(
-        pushed.rank == key.rank and age(pushed) > age(key) and peer in view.peers for pushed, peer in view.pushed
-    )
+    if view.peers:
+        return any(
+            pushed.rank == key.rank and age(pushed) > age(key) and peer in view.peers for pushed, peer in view.pushed
+        )
+    if view.archive is not None:
+        return any(
+            step.complete and step.age > age(key) and not given_up(view, step.age) for step in view.archive.steps
+        )
+    return True
 
 
 def _staged_deletions(view: View) -> list[Step]:
     """Memory is dear: what was fetched for a restore goes when this node has saved, and stored, something newer."""
     if not view.attempt:
         return []
-    whole = _whole_steps(view, [held.key for held in view.held if held.store is Store.DISK])
+    whole = whole_steps(view, (Store.DISK,))
     return [
         Delete(Store.STAGED, held.key, "restored from and superseded on disk")
         for held in sorted(view.held, key=lambda held: (age(held.key), held.key.rank))

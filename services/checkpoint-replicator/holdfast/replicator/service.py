@@ -11,11 +11,11 @@ import structlog
 
 from holdfast.domain.errors import Conflict, IntegrityError, NotFound
 from holdfast.replicator import listener
+from holdfast.replicator.archivist import Archivist, OpenStores
 from holdfast.replicator.checksum import Checksummer
 from holdfast.replicator.engine import Engine, Tiers
 from holdfast.replicator.mover import Mover
 from holdfast.replicator.notes import listen_to_notes
-from holdfast.replicator.plan import Held, Store
 from holdfast.replicator.servicer import SERVICE, Servicer
 from holdfast.replicator.settings import ReplicatorSettings
 from holdfast.replicator.sockets import OpenSockets
@@ -26,6 +26,7 @@ from holdfast.replicator.tiers.images import ImageTier
 from holdfast.replicator.transport.client import Client
 from holdfast.replicator.transport.frames import Limits
 from holdfast.replicator.transport.server import Server
+from holdfast.replicator.view import Held, Store
 from holdfast.runtime.grpc_server import listen
 from holdfast.runtime.ready import announce
 from holdfast.runtime.service import guarded
@@ -35,6 +36,8 @@ from holdfast.v1 import replicator_pb2_grpc as rpc
 URGENT_THREADS = 8
 TRANSFER_THREADS = 16
 BACKGROUND_THREADS = 8
+ARCHIVE_THREADS = 4
+RETRIEVAL_THREADS = 8
 
 log = structlog.get_logger("holdfast.replicator")
 
@@ -43,10 +46,19 @@ async def serve(settings: ReplicatorSettings) -> None:
     """Runs until cancelled."""
     for directory in (settings.memory_dir, settings.disk_dir):
         directory.mkdir(parents=True, exist_ok=True)
-    threads = Threads(urgent=URGENT_THREADS, transfers=TRANSFER_THREADS, background=BACKGROUND_THREADS)
+    threads = Threads(
+        urgent=URGENT_THREADS,
+        transfers=TRANSFER_THREADS,
+        background=BACKGROUND_THREADS,
+        archive=ARCHIVE_THREADS,
+        retrievals=RETRIEVAL_THREADS,
+    )
     checksummer = Checksummer(settings.replicator_checksum_threads)
     sockets = OpenSockets()
-    paces = [Pace(settings.replicator_disk_bytes_per_s_max), Pace(settings.replicator_peer_bytes_per_s_max)]
+    disk_pace = Pace(settings.replicator_disk_bytes_per_s_max)
+    peer_pace = Pace(settings.replicator_peer_bytes_per_s_max)
+    store_pace = Pace(settings.replicator_store_bytes_per_s_max)
+    stores = OpenStores()
     tiers = Tiers(
         images=ImageTier(settings.memory_dir, settings.node, checksummer),
         staged=FileTier("memory", settings.memory_dir, "staged"),
@@ -55,12 +67,13 @@ async def serve(settings: ReplicatorSettings) -> None:
     limits = Limits(settings.replicator_connect_timeout_s, settings.replicator_io_timeout_s)
     client = Client(limits, sockets)
     engine = Engine(tiers, settings.disk_dir, threads)
-    mover = Mover(engine, client, checksummer, disk_pace=paces[0], peer_pace=paces[1])
+    archivist = Archivist(engine, stores, store_pace)
+    mover = Mover(engine, client, checksummer, archivist, disk_pace=disk_pace, peer_pace=peer_pace)
     server = _data_server(engine, checksummer, limits, sockets)
     door = listener.bind(settings.replicator_listen)
     try:
         endpoint = listener.endpoint(door, settings.address)
-        servicer = Servicer(engine, Stager(engine, client, checksummer, settings.node), mover, endpoint)
+        servicer = Servicer(engine, Stager(engine, client, archivist, checksummer, settings.node), mover, endpoint)
         await engine.start()
         async with (
             anyio.create_task_group() as tasks,
@@ -83,8 +96,9 @@ async def serve(settings: ReplicatorSettings) -> None:
                 await anyio.sleep_forever()
             finally:  # runs as soon as we are told to stop, so that no task waits for a thread that waits for a peer
                 sockets.close_all()
-                for pace in paces:
+                for pace in (disk_pace, peer_pace, store_pace):
                     pace.stop()
+                stores.close()
     finally:
         door.close()
         threads.close()

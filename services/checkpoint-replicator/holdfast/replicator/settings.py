@@ -23,6 +23,7 @@ class ReplicatorSettings(ServiceSettings):
     replicator_rescan_interval_s: float = Field(0.5, gt=0)
     replicator_disk_bytes_per_s_max: int = Field(2 << 30, ge=0)
     replicator_peer_bytes_per_s_max: int = Field(1 << 30, ge=0)
+    replicator_store_bytes_per_s_max: int = Field(512 << 20, ge=0)
     replicator_connections_max: int = Field(32, ge=1, le=1024)
     replicator_checksum_threads: int = Field(4, ge=1, le=64)
     replicator_connect_timeout_s: float = Field(3.0, gt=0)

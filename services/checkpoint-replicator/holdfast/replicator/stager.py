@@ -8,21 +8,22 @@ before it is written. The lock is then kept until training has gone on, so that 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import anyio
 import structlog
 
 from holdfast.domain.errors import Conflict, HoldfastError, IntegrityError, NotFound, OutOfSpace, Unrestorable
-from holdfast.domain.generations import RankRestore, ShardKey, ShardSource
+from holdfast.domain.generations import OBJECT_STORE, RankRestore, ShardKey, ShardSource
 from holdfast.domain.replication import Stage, StagedShard
+from holdfast.replicator.archivist import Archivist
 from holdfast.replicator.checksum import Checksummer
 from holdfast.replicator.engine import Engine
 from holdfast.replicator.jobs import Job
 from holdfast.replicator.names import label
-from holdfast.replicator.plan import Held, Store
 from holdfast.replicator.tiers import OpenShard, Tier
 from holdfast.replicator.transport.client import Client
+from holdfast.replicator.view import Held, Store
 
 log = structlog.get_logger("holdfast.replicator")
 
@@ -35,9 +36,12 @@ class _Found:
 
 
 class Stager:
-    def __init__(self, engine: Engine, client: Client, checksummer: Checksummer, node: str) -> None:
+    def __init__(
+        self, engine: Engine, client: Client, archivist: Archivist, checksummer: Checksummer, node: str
+    ) -> None:
         self._engine = engine
         self._client = client
+        self._archivist = archivist
         self._checksummer = checksummer
         self._node = node
 
@@ -52,7 +56,7 @@ class Stager:
         first = request.shards[0].shard
         job.restored = (first.attempt, first.step)
         await self._engine.threads.urgent(self._engine.tiers.staged.drop_unfinished, job.name, job.restored)
-        restores = {restore.shard: restore for restore in request.shards}  # several ranks may restore from one shard
+        restores = _by_shard(request.shards)
         found: dict[ShardKey, _Found] = {}
         missing: dict[ShardKey, list[str]] = {key: [] for key in restores}
         job.wanted |= set(restores)
@@ -113,7 +117,10 @@ class Stager:
         tier = self._engine.tiers.staged if store is Store.STAGED else self._engine.tiers.disk
         threads = self._engine.threads
         held = Held(store, restore.shard)
-        await threads.transfer(self._client.fetch, source, job.name, job.token, restore.shard, restore.digest, tier)
+        if source.node == OBJECT_STORE:
+            await self._archivist.retrieve(job, restore, source, tier)
+        else:
+            await threads.transfer(self._client.fetch, source, job.name, job.token, restore.shard, restore.digest, tier)
         shard = await threads.urgent(tier.open, job.name, restore.shard)
         log.info("shard fetched", job=job.name, shard=label(restore.shard), source=source.node, store=store.value)
         job.held[held] = shard.manifest
@@ -140,6 +147,16 @@ class Stager:
     @staticmethod
     def _answer(restore: RankRestore, item: _Found) -> StagedShard:
         return StagedShard(rank=restore.rank, shard=restore.shard, path=str(item.shard.path), source=item.source)
+
+
+def _by_shard(restores: Sequence[RankRestore]) -> dict[ShardKey, RankRestore]:
+    """Several ranks may restore from one shard, and one rank from several: each is staged once, from anybody's sources."""
+    merged: dict[ShardKey, RankRestore] = {}
+    for restore in restores:
+        known = merged.setdefault(restore.shard, restore)
+        sources = dict.fromkeys((*known.sources, *restore.sources))
+        merged[restore.shard] = replace(known, digest=known.digest or restore.digest, sources=tuple(sources))
+    return merged
 
 
 def _why(restore: RankRestore, reasons: Sequence[str]) -> str:

@@ -1,7 +1,9 @@
 """Where blocking work is done: *urgent* threads for looks and checks, *transfer* threads for the shards that a restore
-fetches (they may take long, and must not keep the others waiting), *background* ones, niced, for the rest.
+fetches (they may take long, and must not keep the others waiting), *background* ones, niced, for the rest. The object store
+has two pools of its own: *archive*, niced, for what goes up, and *retrieval* for what a restore takes from it. A store that
+does not answer can keep only those busy.
 
-Background copies are also paced, by a bucket of bytes per second each for disk and network.
+Background copies are also paced, by a bucket of bytes per second each for disk, network and object store.
 """
 
 from __future__ import annotations
@@ -24,16 +26,18 @@ T = TypeVar("T")
 
 
 class Threads:
-    """Three pools. `close` does not wait: see `Pace` and `OpenSockets` for how their work is made to end.
+    """The pools. `close` does not wait: see `Pace` and `OpenSockets` for how their work is made to end.
 
     A thread cannot be cancelled. `urgent` therefore waits for it whatever happens, so that what it returns (an open, locked
     shard) always reaches somebody who closes it; `transfer` and `background` work must clean up after itself.
     """
 
-    def __init__(self, *, urgent: int, transfers: int, background: int) -> None:
+    def __init__(self, *, urgent: int, transfers: int, background: int, archive: int = 1, retrievals: int = 1) -> None:
         self._urgent = ThreadPoolExecutor(urgent, "urgent")
         self._transfers = ThreadPoolExecutor(transfers, "transfer")
-        self._background = ThreadPoolExecutor(background, "background", initializer=_be_nice)
+        self._background = ThreadPoolExecutor(background, "background", initializer=be_nice)
+        self._archive = ThreadPoolExecutor(archive, "archive", initializer=be_nice)
+        self._retrievals = ThreadPoolExecutor(retrievals, "retrieval")
 
     async def urgent(self, work: Callable[..., T], *args: object) -> T:
         future = asyncio.get_running_loop().run_in_executor(self._urgent, work, *args)
@@ -47,8 +51,14 @@ class Threads:
     async def background(self, work: Callable[..., T], *args: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._background, work, *args)
 
+    async def archive(self, work: Callable[..., T], *args: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._archive, work, *args)
+
+    async def retrieval(self, work: Callable[..., T], *args: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._retrievals, work, *args)
+
     def close(self) -> None:
-        for pool in (self._urgent, self._transfers, self._background):
+        for pool in (self._urgent, self._transfers, self._background, self._archive, self._retrievals):
             pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -81,6 +91,7 @@ class Pace:
         self._stopped.set()
 
 
-def _be_nice() -> None:
+def be_nice() -> None:
+    """Lower the calling thread's priority, for good."""
     # On Linux priority belongs to the thread; an executor's threads are not shared with urgent work.
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)

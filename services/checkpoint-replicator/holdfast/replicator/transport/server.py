@@ -20,12 +20,12 @@ from holdfast.domain.errors import (
     Unavailable,
 )
 from holdfast.replicator.names import job_name, label
-from holdfast.replicator.plan import Held, Store
 from holdfast.replicator.sockets import OpenSockets
 from holdfast.replicator.tiers import OpenShard, Tier
 from holdfast.replicator.tiers.files import FileTier, aligned_buffer
 from holdfast.replicator.transport import frames
 from holdfast.replicator.transport.frames import Limits
+from holdfast.replicator.view import Held, Store
 from holdfast.shards import Manifest
 
 log = structlog.get_logger("holdfast.replicator.transport")

@@ -1,0 +1,186 @@
+"""Which steps go to the object store, and which leave it: a pure function that every node follows alone.
+
+**The choice.** A checkpoint in the store needs the same step from every rank, and no more than one step per
+`store_interval_s`; but nodes do not talk, their clocks differ, and each may have missed a save. So the choice hangs on step
+numbers. Let a *slot* be 2^j steps, with the smallest j for which that takes at least the interval at the pace of the latest
+saves; the first step saved in a slot is chosen. What the clock decides is j alone, and it is a difference of times of one
+clock. Nodes that round differently still meet, because slots nest: the first step of a slot is also the first of the smaller
+slot that begins there, so who takes smaller slots chooses *more* steps, never others. The same holds for a node that missed
+the save before: it chooses the next one in addition.
+
+**The order.** Of the steps chosen, the one that begins the largest slot goes first: all others have chosen that one too, so a
+node that has fallen behind, or whose clock has jumped, works first on what can become complete. A chosen step that misses
+a rank stays incomplete; nothing waits for it, the next slot is another chance, and it is swept when a newer one is
+complete. A step that somebody else has begun is joined when it is here: a replicator that starts anew finds what it was doing.
+
+Times are Unix seconds as values; nothing here looks at a clock.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from statistics import median
+
+from holdfast.domain.generations import ShardKey
+from holdfast.replicator.view import (
+    Archive,
+    Archived,
+    ArchiveStep,
+    Complete,
+    Discard,
+    Save,
+    Store,
+    Survey,
+    Upload,
+    View,
+    given_up,
+    whole_steps,
+)
+
+PACE_SAVES_MAX = (
+    9  # the latest ones: a pace is the median of their distances, so that one jump of a clock means nothing
+)
+LEVEL_MAX = 64  # of the first save of a run: it begins every slot
+WAITING_MAX = 4  # steps that may still become complete
+ABANDONED_S = 3600.0  # without a new object, an incomplete step will not become complete any more
+
+_Age = tuple[int, int]
+
+
+def archive_steps(view: View) -> list[ArchiveStep]:
+    """Everything that is to be done with the object store now. Nothing of it depends on another step having been done."""
+    archive = view.archive
+    if archive is None or not view.attempt:
+        return []
+    steps: list[ArchiveStep] = []
+    if not archive.surveyed:
+        steps.append(Survey("not listed since this generation began, or since a step became complete"))
+    return [*steps, *_uploads(view), *_completions(view, archive), *_discards(view, archive)]
+
+
+# ---------------------------------------------------------------- the choice
+
+
+def level(step: int, before: int | None) -> int:
+    """The largest j for which `step` is the first save in its slot of 2^j steps, when the save before it was at `before`."""
+    return LEVEL_MAX if before is None else (step ^ before).bit_length() - 1
+
+
+def level_wanted(saves: tuple[Save, ...], interval_s: float) -> int:
+    """The smallest j for which 2^j steps take at least the interval. 0 as long as the pace is not known: rather a step too
+    many than none."""
+    latest = saves[-PACE_SAVES_MAX:]
+    paces = [
+        (later.created_at - earlier.created_at) / (later.step - earlier.step)
+        for earlier, later in pairwise(latest)
+        if earlier.attempt == later.attempt and earlier.step < later.step
+    ]
+    pace_s = median(paces) if paces else 0.0
+    if pace_s <= 0 or interval_s <= pace_s:
+        return 0
+    return min(LEVEL_MAX, math.ceil(math.log2(interval_s / pace_s)))
+
+
+def chosen(view: View) -> _Age | None:
+    """The (attempt, step) that this node should be uploading now, or None. It must stay where it is until it is uploaded."""
+    archive = view.archive
+    if archive is None or not view.ranks:
+        return None
+    wanted = level_wanted(archive.saves, archive.interval_s)
+    begun = {step.age for step in archive.steps if not step.complete}
+    newest = _newest_complete(view, archive)
+    candidates = []
+    for held in _whole(view):
+        if held[0] != view.attempt or (newest is not None and held <= newest) or _all_uploaded(view, archive, held):
+            continue
+        reached = _level_of(view, archive, held)
+        if reached >= wanted or held in begun:
+            candidates.append((reached, held))
+    return max(candidates)[1] if candidates else None
+
+
+def due_soon(view: View) -> _Age | None:
+    """The newest step saved that the store wants: it has to reach the disk, even if a newer one is waiting, too."""
+    archive = view.archive
+    if archive is None:
+        return None
+    wanted = level_wanted(archive.saves, archive.interval_s)
+    newest = _newest_complete(view, archive)
+    saved = [
+        (_level_of(view, archive, age), age)
+        for save in archive.saves
+        if (age := (save.attempt, save.step))[0] == view.attempt and (newest is None or age > newest)
+    ]
+    return max((found for found in saved if found[0] >= wanted), default=(0, None))[1]
+
+
+def _level_of(view: View, archive: Archive, held: _Age) -> int:
+    """A save of the attempt that is not known counts as none: the level comes out higher then, never lower."""
+    before = [save.step for save in archive.saves if save.attempt == held[0] and save.step < held[1]]
+    if before:
+        return level(held[1], max(before))
+    return level(held[1], view.restored[1] if view.restored is not None else None)
+
+
+def _whole(view: View) -> list[_Age]:
+    return whole_steps(view, tuple(Store) if view.disk_full else (Store.DISK,))
+
+
+def _newest_complete(view: View, archive: Archive) -> _Age | None:
+    live = [step.age for step in archive.steps if step.complete and not given_up(view, step.age)]
+    return max(live, default=None)
+
+
+def _all_uploaded(view: View, archive: Archive, held: _Age) -> bool:
+    return all(ShardKey(*held, rank) in archive.uploaded for rank in view.ranks)
+
+
+# ---------------------------------------------------------------- forward
+
+
+def _uploads(view: View) -> list[ArchiveStep]:
+    archive, step = view.archive, chosen(view)
+    if archive is None or step is None:
+        return []
+    keys = [ShardKey(*step, rank) for rank in sorted(view.ranks)]
+    why = f"first step of its slot: at most one per {archive.interval_s:g} s goes to the object store"
+    return [Upload(key, why) for key in keys if key not in archive.uploaded]
+
+
+def _completions(view: View, archive: Archive) -> list[ArchiveStep]:
+    newest = _newest_complete(view, archive)
+    ages = sorted({(key.attempt, key.step) for key in archive.uploaded if key.attempt == view.attempt}, reverse=True)
+    waiting = [age for age in ages if (newest is None or age > newest) and _all_uploaded(view, archive, age)]
+    if not waiting or not view.ranks:
+        return []
+    return [Complete(tuple(waiting[:WAITING_MAX]), "this node's share is there")]
+
+
+# ---------------------------------------------------------------- deletions
+
+
+def _discards(view: View, archive: Archive) -> list[ArchiveStep]:
+    """Decided by the node of rank 0 alone, and only right after it has listed the bucket: what it has not seen it cannot
+    weigh."""
+    if 0 not in view.ranks or not archive.surveyed:
+        return []
+    complete = sorted(
+        (step.age for step in archive.steps if step.complete and not given_up(view, step.age)), reverse=True
+    )
+    found = ((step, _why_not_kept(view, archive, step, complete)) for step in archive.steps)
+    return [Discard(step.age, reason) for step, reason in found if reason]
+
+
+def _why_not_kept(view: View, archive: Archive, step: Archived, complete: list[_Age]) -> str:
+    """`complete` are the live ones, newest first. "" = it stays."""
+    keep = max(archive.keep, 1)
+    if step.complete and given_up(view, step.age):
+        mine = sum(1 for age in complete if age[0] == view.attempt)
+        return f"of a lineage given up; {mine} newer steps are complete" if mine >= keep else ""
+    newer = sum(1 for age in complete if age > step.age)
+    if step.complete:
+        return f"superseded by {newer} complete newer steps; {keep} are kept" if newer >= keep else ""
+    if newer and step.idle_s > max(ABANDONED_S, 4 * archive.interval_s):
+        return f"never became complete, and nothing was added for {step.idle_s:.0f} s"
+    return ""

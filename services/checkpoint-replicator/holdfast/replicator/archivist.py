@@ -1,0 +1,160 @@
+"""The object store's side of the mover and of the stager: finds the job's bucket, calls it from threads of its own, and keeps
+what comes of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+import anyio
+import structlog
+
+from holdfast.domain.errors import Conflict, HoldfastError, NotFound
+from holdfast.domain.generations import RankRestore, ShardKey, ShardSource
+from holdfast.replicator.archive import TOLD_EXTRA
+from holdfast.replicator.bucket import Bucket
+from holdfast.replicator.engine import Engine
+from holdfast.replicator.jobs import Job
+from holdfast.replicator.names import label
+from holdfast.replicator.tiers import OpenShard
+from holdfast.replicator.tiers.files import FileTier
+from holdfast.replicator.view import Complete, Discard, Survey
+from holdfast.shards import Manifest
+from holdfast.stores import ObjectStore, Pace, open_store
+
+# How long another replica may take before we upload the same tensors ourselves. Without its own share the step will not
+# become complete anyway, so this is for state that is sharded and not yet known to be.
+REPLICA_GRACE_S = 20.0
+REPLICA_GRACE_BYTES_PER_S = 100e6
+REPLICA_POLL_S = 0.5
+
+log = structlog.get_logger("holdfast.replicator")
+
+
+class NotYet(NotFound):
+    """Other ranks' shares are still on their way: look again later."""
+
+
+class OpenStores:
+    """Every object store in use, opened once. Thread-safe."""
+
+    def __init__(self, opener: Callable[[str], ObjectStore] = open_store) -> None:
+        self._opener = opener
+        self._lock = threading.Lock()
+        self._stores: dict[str, ObjectStore] = {}
+
+    def __getitem__(self, url: str) -> ObjectStore:
+        """Raises InvalidSpec for a URL that cannot mean anything here."""
+        with self._lock:
+            if url not in self._stores:
+                self._stores[url] = self._opener(url)
+            return self._stores[url]
+
+    def close(self) -> None:
+        with self._lock:
+            for store in self._stores.values():
+                store.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Archivist:
+    """`pace` is called with the bytes of each piece before it goes up."""
+
+    engine: Engine
+    stores: OpenStores
+    pace: Pace
+    _locks: WeakValueDictionary[str, anyio.Lock] = field(default_factory=WeakValueDictionary)
+
+    # ------------------------------------------------------------ up
+
+    async def wait_for_replica(self, job: Job, key: ShardKey) -> None:
+        """Return when the tensors of this shard are in the store, or are ours to upload."""
+        held = next(iter(job.holders(key)), None)
+        if held is None or job.archive.newest_is_sharded:
+            return
+        manifest = job.held[held]
+        bucket = await self._bucket(job)
+        with anyio.move_on_after(REPLICA_GRACE_S + manifest.size / REPLICA_GRACE_BYTES_PER_S):
+            while await self.engine.threads.archive(bucket.another_uploads, manifest):  # noqa: ASYNC110 - of another node
+                await anyio.sleep(REPLICA_POLL_S)
+
+    async def upload(self, job: Job, shard: OpenShard) -> None:
+        """Closes the shard."""
+
+        def upload() -> None:
+            with shard:
+                bucket.upload(shard, self.pace)
+
+        bucket = await self._bucket(job)
+        await self.engine.threads.archive(upload)
+        log.info("shard stored", job=job.name, shard=label(shard.manifest.key), store=bucket.store.url)
+
+    async def carry_out(self, job: Job, step: Survey | Complete | Discard) -> None:
+        bucket = await self._bucket(job)
+        match step:
+            case Survey():
+                await self._survey(job, bucket)
+            case Complete(ages):
+                await self._complete(job, bucket, ages)
+            case Discard(age):
+                await self.engine.threads.archive(bucket.discard, *age)
+                job.archive.discarded(age)
+                log.info("removed from the object store", job=job.name, step=age[1], attempt=age[0], reason=step.reason)
+
+    async def _survey(self, job: Job, bucket: Bucket) -> None:
+        newest = (job.config.store_keep if job.config else 0) + TOLD_EXTRA
+        known = tuple(job.archive.stored.values())
+        job.archive.found(await self.engine.threads.archive(bucket.survey, known, newest))
+
+    async def _complete(self, job: Job, bucket: Bucket, ages: tuple[tuple[int, int], ...]) -> None:
+        config = job.config
+        if config is None:
+            return
+        for age in ages:
+            checkpoint = await self.engine.threads.archive(bucket.complete, *age, config.mesh.world_size)
+            if checkpoint is not None:
+                job.archive.completed(checkpoint.stored_step, owner=0 in config.ranks)
+                log.info("checkpoint complete in the object store", job=job.name, step=age[1], attempt=age[0])
+                return  # the newest first: what is older does not count any more
+        raise NotYet(f"not every rank's share is in {bucket.store.url} yet")
+
+    # ------------------------------------------------------------ down
+
+    async def retrieve(self, job: Job, restore: RankRestore, source: ShardSource, into: FileTier) -> Path:
+        """Bring a shard here from the object store, verified and committed in `into`.
+
+        Tensors that several ranks of this node have in common come once; the others take them from the first.
+        """
+        threads = self.engine.threads
+        bucket = Bucket(await threads.retrieval(self.stores.__getitem__, source.endpoint), job.name)
+        manifest = await threads.retrieval(bucket.manifest_of, restore.shard, restore.digest)
+        lock = self._locks.setdefault(f"{source.endpoint} {job.name} {manifest.digest}", anyio.Lock())
+        async with lock:
+            donor = await self._donor(job, manifest)
+
+            def fetch() -> Path:
+                if donor is None:
+                    return bucket.fetch(manifest, into, None)
+                with donor:
+                    return bucket.fetch(manifest, into, donor)
+
+            return await threads.retrieval(fetch)
+
+    async def _donor(self, job: Job, manifest: Manifest) -> OpenShard | None:
+        """A shard on this node with the same tensors. What it gives is verified like everything that arrives."""
+        for held, candidate in list(job.held.items()):
+            if (candidate.digest, candidate.tensors_end) != (manifest.digest, manifest.tensors_end):
+                continue
+            try:
+                return await self.engine.threads.urgent(self.engine.tiers[held.store].open, job.name, held.key)
+            except (HoldfastError, OSError) as error:
+                log.debug("not taken from here", shard=label(held.key), reason=str(error))
+        return None
+
+    async def _bucket(self, job: Job) -> Bucket:
+        if job.config is None or not job.config.store:
+            raise Conflict(f"job {job.name} has no object store")
+        return Bucket(await self.engine.threads.archive(self.stores.__getitem__, job.config.store), job.name)

@@ -1,0 +1,239 @@
+"""One job's part of an object store: shards go up and come down, steps become complete and go. Blocking; call from a thread.
+
+Order of an upload: tensors, rest, the rank's manifest. Whoever finds the manifests of all ranks, and every object that they
+name, writes the checkpoint's manifest, if absent: it follows from the ranks' manifests alone, so that all who race write
+the same bytes. A crash between any two of these leaves objects that count for nothing and are found again, or swept.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import deque
+from collections.abc import Collection, Generator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from holdfast.domain.errors import Conflict, IncompatibleVersion, IntegrityError, NotFound
+from holdfast.domain.generations import ShardKey, StoredStep
+from holdfast.replicator.checksum import crc32c
+from holdfast.replicator.names import label
+from holdfast.replicator.tiers import OpenShard
+from holdfast.replicator.tiers.files import FileTier, Incoming
+from holdfast.replicator.view import Archived
+from holdfast.shards import CHUNK_BYTES, Manifest
+from holdfast.shards.layout import PAGE
+from holdfast.shards.manifest import MANIFEST_BYTES_MAX
+from holdfast.stores import ObjectStore, Pace, layout
+from holdfast.stores.layout import CheckpointManifest, StepObjects
+
+READ_STREAMS = 3  # per shard that is fetched; each holds two spans, so that a fetch takes 4 × 16 MiB at most
+READ_BYTES = 2 * CHUNK_BYTES
+READ_TRIES_MAX = 3  # per piece, when what arrives is damaged; the store itself repeats what fails
+MANIFEST_STREAMS = 8
+
+log = structlog.get_logger("holdfast.replicator.bucket")
+
+_Age = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Surveyed:
+    """A listing: every step, the newest of the complete ones as the manifest describes them, and whose shares are there."""
+
+    steps: tuple[Archived, ...]  # newest first
+    stored: Mapping[_Age, StoredStep]
+    uploaded: frozenset[ShardKey]
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    store: ObjectStore
+    job: str
+
+    # ------------------------------------------------------------ up
+
+    def another_uploads(self, manifest: Manifest) -> bool:
+        """Whether the tensors are to come from another replica that holds the same, and has not finished yet.
+
+        Replicas of a position take turns with the step, so that over time each uploads as much as the others.
+        """
+        mesh = manifest.domain_mesh()
+        position = mesh.position_of(manifest.rank)
+        rank = (position + manifest.step) % mesh.dp * mesh.replica_size + position
+        if rank == manifest.rank or self.store.stat(layout.tensors_key(manifest)) is not None:
+            return False
+        # When its manifest is there and the tensors are not, it holds others: the state is sharded over dp.
+        finished = layout.rank_manifest_key(self.job, ShardKey(manifest.attempt, manifest.step, rank))
+        return self.store.stat(finished) is None
+
+    def upload(self, shard: OpenShard, pace: Pace) -> None:
+        """Raises IntegrityError when the shard is not what its manifest says, Conflict when another save has this place."""
+        manifest, key = shard.manifest, shard.manifest.key
+        tensors = layout.tensors_key(manifest)
+        if self.store.stat(tensors) is None:
+            parts = [layout.tensors_part(shard.data, manifest)]
+            self.store.put(tensors, parts, crc32c=layout.tensors_crc32c(manifest), if_absent=True, pace=pace)
+        rest = layout.rest_parts(shard.data, manifest)
+        self.store.put(
+            layout.rest_key(self.job, key), rest, crc32c=layout.rest_crc32c(manifest), if_absent=True, pace=pace
+        )
+        self._put_once(layout.rank_manifest_key(self.job, key), manifest.encode(), MANIFEST_BYTES_MAX)
+
+    def complete(self, attempt: int, step: int, world_size: int) -> CheckpointManifest | None:
+        """The checkpoint, written now if need be; None while something of it is missing.
+
+        Raises IntegrityError when the ranks' shares do not belong together.
+        """
+        if self.store.stat(layout.manifest_key(self.job, attempt, step)) is not None:
+            return layout.load(self.store, self.job, attempt, step)
+        sizes = {info.key: info.size for info in self.store.list(layout.step_prefix(self.job, attempt, step))}
+        keys = [layout.rank_manifest_key(self.job, ShardKey(attempt, step, rank)) for rank in range(world_size)]
+        if not all(key in sizes for key in keys):
+            return None
+        with ThreadPoolExecutor(min(MANIFEST_STREAMS, world_size), "manifests") as pool:
+            raw = list(pool.map(lambda key: self.store.read(key, MANIFEST_BYTES_MAX), keys))
+        checkpoint = CheckpointManifest.of(raw)
+        for entry in checkpoint.ranks:
+            if (sizes.get(entry.tensors), sizes.get(entry.rest)) != (entry.tensors_size, entry.rest_size):
+                raise IntegrityError(f"the share of rank {entry.rank} in step {step} is not whole in {self.store.url}")
+        self._put_once(checkpoint.key, checkpoint.encode(), layout.CHECKPOINT_MANIFEST_BYTES_MAX)
+        return checkpoint
+
+    def _put_once(self, key: str, content: bytes, size_max: int) -> None:
+        if self.store.put(key, [content], crc32c=crc32c(content), if_absent=True):
+            return
+        if self.store.read(key, size_max) != content:
+            raise Conflict(f"{self.store.url} holds another {key}: two runs of one name save into the same store")
+
+    # ------------------------------------------------------------ what is there
+
+    def survey(self, known: Collection[StoredStep], newest: int) -> Surveyed:
+        """From one listing. Of the `newest` complete steps the manifests are read, unless they are `known`."""
+        found = layout.survey(self.store, self.job)
+        descriptions = {(step.attempt, step.step): step for step in known}
+        stored: dict[_Age, StoredStep] = {}
+        damaged: set[_Age] = set()
+        for each in found:
+            age = (each.attempt, each.step)
+            if not each.complete or len(stored) == newest:
+                continue
+            try:
+                stored[age] = descriptions.get(age) or layout.load(self.store, self.job, *age).stored_step
+            except (IntegrityError, IncompatibleVersion, NotFound) as error:
+                damaged.add(age)  # of no use to us: counts as not complete
+                log.warning("checkpoint passed over", job=self.job, store=self.store.url, reason=str(error))
+        last = max((each.updated_at for each in found), default=0.0)
+        return Surveyed(
+            steps=tuple(_archived(each, last, damaged) for each in found),
+            stored=stored,
+            uploaded=frozenset(ShardKey(each.attempt, each.step, rank) for each in found for rank in each.ranks),
+        )
+
+    def discard(self, attempt: int, step: int) -> None:
+        layout.delete_step(self.store, self.job, attempt, step)
+
+    # ------------------------------------------------------------ down
+
+    def manifest_of(self, key: ShardKey, digest: str) -> Manifest:
+        """The manifest of one shard of a complete step. Raises NotFound, IntegrityError, IncompatibleVersion, Unavailable."""
+        checkpoint = layout.load(self.store, self.job, key.attempt, key.step)
+        manifest = layout.load_rank(self.store, checkpoint, key.rank)
+        if manifest.key != key or (digest and manifest.digest != digest):
+            raise IntegrityError(
+                f"{self.store.url} has {label(manifest.key)} with digest {manifest.digest}, not {digest}"
+            )
+        return manifest
+
+    def fetch(self, manifest: Manifest, into: FileTier, donor: OpenShard | None) -> Path:
+        """Bring a shard here, every span verified, committed in `into`; an interrupted fetch goes on where it was.
+
+        What `donor`, a shard with equal tensors on this node, can give is not fetched again. Raises as `FileTier.receive` and
+        the store do.
+        """
+        with into.receive(self.job, manifest) as incoming:
+            with closing(self._read_ahead(_pieces(manifest, incoming.next_span), donor)) as pieces:
+                for piece, content in pieces:
+                    self._take_in(incoming, piece, content)
+            return incoming.commit()
+
+    def _read_ahead(
+        self, pieces: list[_Piece], donor: OpenShard | None
+    ) -> Generator[tuple[_Piece, memoryview], None, None]:
+        """The pieces in order, a few of them read at the same time. A content is valid until the next one is asked for."""
+        free = [memoryview(mmap.mmap(-1, READ_BYTES)) for _ in range(min(READ_STREAMS + 1, len(pieces)))]
+        coming: deque[tuple[_Piece, memoryview, Future[None]]] = deque()
+        todo = iter(pieces)
+        with ThreadPoolExecutor(READ_STREAMS, "retrieve") as pool:
+            while True:
+                while free and (piece := next(todo, None)) is not None:
+                    buffer = free.pop()
+                    coming.append((piece, buffer, pool.submit(self._read, piece, buffer[: piece.size], donor)))
+                if not coming:
+                    return
+                piece, buffer, read = coming.popleft()
+                read.result()
+                yield piece, buffer[: piece.size]
+                free.append(buffer)
+
+    def _read(self, piece: _Piece, content: memoryview, donor: OpenShard | None) -> None:
+        if donor is not None and piece.of_tensors:
+            content[:] = donor.data[piece.start : piece.start + piece.size]
+        else:
+            self.store.read_into(piece.key, content, piece.offset)
+
+    def _take_in(self, incoming: Incoming, piece: _Piece, content: memoryview) -> None:
+        for tries in range(1, READ_TRIES_MAX + 1):
+            try:
+                while incoming.next_span < piece.end_span:
+                    span = incoming.manifest.spans[incoming.next_span]
+                    start = span.offset - piece.start
+                    incoming.write(content[start : start + span.size])
+            except IntegrityError as error:  # on the way, or in the store? What a donor gave is fetched now.
+                if tries == READ_TRIES_MAX:
+                    raise IntegrityError(f"{self.store.url}: {error}") from error
+                self.store.read_into(piece.key, content, piece.offset)
+            else:
+                return
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Adjacent spans of a shard, up to `end_span`, that lie in one object at `offset`."""
+
+    start: int  # in the shard
+    size: int
+    end_span: int
+    key: str
+    offset: int
+    of_tensors: bool
+
+
+def _pieces(manifest: Manifest, first_span: int) -> list[_Piece]:
+    pieces: list[_Piece] = []
+    for number, span in enumerate(manifest.spans[first_span:], first_span):
+        key, offset = _place_of(manifest, span.offset)
+        last = pieces[-1] if pieces else None
+        if last and last.key == key and last.offset + last.size == offset and last.size + span.size <= READ_BYTES:
+            pieces[-1] = _Piece(last.start, last.size + span.size, number + 1, key, last.offset, last.of_tensors)
+        else:
+            tensors = PAGE <= span.offset < manifest.tensors_end
+            pieces.append(_Piece(span.offset, span.size, number + 1, key, offset, tensors))
+    return pieces
+
+
+def _place_of(manifest: Manifest, offset: int) -> tuple[str, int]:
+    """Where in the store a byte of the shard lies."""
+    if PAGE <= offset < manifest.tensors_end:
+        return layout.tensors_key(manifest), offset - PAGE
+    return layout.rest_key(
+        manifest.job, manifest.key
+    ), offset if offset < PAGE else PAGE + offset - manifest.tensors_end
+
+
+def _archived(found: StepObjects, last: float, damaged: set[_Age]) -> Archived:
+    age = (found.attempt, found.step)
+    return Archived(*age, complete=found.complete and age not in damaged, idle_s=max(0.0, last - found.updated_at))

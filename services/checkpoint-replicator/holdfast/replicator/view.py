@@ -1,0 +1,180 @@
+"""The vocabulary of the plan: what a node sees of one job, and the steps that can follow from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import assert_never
+
+from holdfast.domain.generations import ShardKey
+from holdfast.replicator.names import label
+
+
+class Store(StrEnum):
+    """Where on this node: two of them are the memory tier."""
+
+    IMAGE = "image"  # a worker's own image
+    STAGED = "staged"  # a shard fetched for a restore, in memory
+    DISK = "disk"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One verified shard in one store."""
+
+    store: Store
+    key: ShardKey
+
+
+# ---------------------------------------------------------------- the object store
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """This node's workers saved this step, at this time (Unix s, by their clock)."""
+
+    attempt: int
+    step: int
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """One step in the object store. `idle_s`: for how long nothing had been added to it when the bucket was last listed, by
+    the store's own clock (against the newest object of the job, so rather less than more)."""
+
+    attempt: int
+    step: int
+    complete: bool
+    idle_s: float = 0.0
+
+    @property
+    def age(self) -> tuple[int, int]:
+        return (self.attempt, self.step)
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """The object store as it is known here; `surveyed` = the bucket has been listed since the last change."""
+
+    interval_s: float
+    keep: int
+    surveyed: bool
+    saves: tuple[Save, ...] = ()  # oldest first
+    steps: tuple[Archived, ...] = ()  # newest first
+    uploaded: frozenset[ShardKey] = frozenset()  # shards of this node's ranks that are there
+
+    def is_complete(self, age: tuple[int, int]) -> bool:
+        return any(step.complete and step.age == age for step in self.steps)
+
+
+# ---------------------------------------------------------------- everything
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All that a plan depends on. `attempt` 0 with no `ranks` = nobody has configured this job yet."""
+
+    attempt: int
+    ranks: tuple[int, ...]  # this node's, in the current generation
+    world_size: int
+    keep: int
+    peers: tuple[str, ...]  # node names
+    held: tuple[Held, ...]
+    restored: tuple[int, int] | None = None  # (attempt, step) that the current attempt started from
+    pushed: frozenset[tuple[ShardKey, str]] = frozenset()  # (shard, peer) known to be there
+    pinned: frozenset[Held] = frozenset()  # handed out for a restore
+    disk_full: bool = False
+    archive: Archive | None = None  # None = the job has no object store
+
+
+@dataclass(frozen=True, slots=True)
+class CopyToDisk:
+    key: ShardKey
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    key: ShardKey
+    peer: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    store: Store
+    key: ShardKey
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """List what the object store holds of the job."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """Have one rank's share of a step in the object store."""
+
+    key: ShardKey
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """See whether every rank's share of these steps is there, and if so write the manifest that makes it a checkpoint."""
+
+    ages: tuple[tuple[int, int], ...]  # (attempt, step), newest first
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Remove a step from the object store."""
+
+    age: tuple[int, int]  # (attempt, step)
+    reason: str
+
+
+ArchiveStep = Survey | Upload | Complete | Discard
+Step = CopyToDisk | Push | Delete | ArchiveStep
+
+
+def what(step: Step) -> str:
+    """What a step is about, for logs."""
+    match step:
+        case CopyToDisk(key) | Push(key) | Delete(_, key) | Upload(key):
+            return label(key)
+        case Complete(ages):
+            return ", ".join(f"step {number} (attempt {attempt})" for attempt, number in ages)
+        case Discard((attempt, number)):
+            return f"step {number} (attempt {attempt})"
+        case Survey():
+            return "all steps"
+        case _:
+            assert_never(step)
+
+
+def age(key: ShardKey) -> tuple[int, int]:
+    """Sorts shards of one rank, oldest first."""
+    return (key.attempt, key.step)
+
+
+def given_up(view: View, key: tuple[int, int]) -> bool:
+    """Whether (attempt, step) was saved by an older attempt, beyond the step that the current one started from."""
+    if key[0] >= view.attempt:
+        return False
+    return view.restored is None or key > view.restored
+
+
+def whole_steps(view: View, stores: tuple[Store, ...]) -> list[tuple[int, int]]:
+    """Live steps of which every rank of this node is in these stores, oldest first."""
+    ranks_at: dict[tuple[int, int], set[int]] = {}
+    for held in view.held:
+        if held.store in stores and not given_up(view, age(held.key)):
+            ranks_at.setdefault(age(held.key), set()).add(held.key.rank)
+    mine = set(view.ranks)
+    return sorted(step for step, ranks in ranks_at.items() if mine and mine <= ranks)
