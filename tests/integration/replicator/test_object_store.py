@@ -108,7 +108,7 @@ def test_rot_in_the_store_is_never_handed_out(tmp_path: Path) -> None:
             (victim,) = Path(tmp_path, "bucket").rglob(pattern)
             whole = victim.read_bytes()
             middle = len(whole) // 2
-            for broken in (b"", whole[:-1], whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]):
+            for broken in (b"", whole[:-2], whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]):
                 victim.write_bytes(broken)
                 for part in c.root.rglob("*.part"):  # what an earlier try has verified would not be fetched again
                     part.unlink()
