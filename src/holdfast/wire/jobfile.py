@@ -7,16 +7,27 @@ One pydantic model describes the format, and `schema` exports it as JSON Schema 
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    WithJsonSchema,
+)
 
 from holdfast.domain.errors import InvalidSpec, InvalidSpecs
 from holdfast.domain.job import CheckpointSpec, HangSpec, JobSpec, LaunchSpec, LimitSpec
 from holdfast.domain.mesh import DATA_PARALLEL, Mesh
+from holdfast.stores.protocol import parse_url
 from holdfast.wire import yamlfile
 from holdfast.wire.yamlfile import KeyPath, dotted
 
@@ -66,11 +77,72 @@ class Elastic(_Part):
     max_dp: Count | None = None
 
 
+AUTO = "auto"  # in the file; 0 in a spec
+
+
+def _steps(value: object) -> object:
+    if value == AUTO:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError("auto, or a number of steps of at least 1")
+    return value
+
+
+def _seconds(value: object) -> object:
+    if value == AUTO:
+        return 0.0
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ValueError("auto, or a number of seconds greater than 0")
+    return float(value)
+
+
+def _auto(value: float) -> float | str:
+    return value or AUTO
+
+
+def _or_auto(check: Callable[[object], object], kind: str) -> tuple[Any, ...]:
+    """A number for which `auto` may stand: what it is checked by, and how it looks in the schema and in answers."""
+    known = {"anyOf": [{"const": AUTO}, {"type": kind, "exclusiveMinimum": 0}], "default": AUTO}
+    return BeforeValidator(check), PlainSerializer(_auto), WithJsonSchema(known)
+
+
+def _store(url: str) -> str:
+    if not url:
+        return url
+    try:
+        return str(parse_url(url))
+    except InvalidSpec as error:
+        raise ValueError(error.expected) from error
+
+
 class Checkpoint(_Part):
-    interval_steps: Annotated[Count, Field(description="run.checkpoint saves when the step is a multiple of it")] = (
-        CheckpointSpec().interval_steps
-    )
+    """How often to save and where to. `auto` intervals are chosen from what saves cost and how often faults come."""
+
+    interval_steps: Annotated[
+        int,
+        *_or_auto(_steps, "integer"),
+        Field(description="run.checkpoint saves when the step is a multiple of it; auto = the supervisor chooses"),
+    ] = 0
     keep: Annotated[int, Field(ge=2, description="complete steps kept per tier")] = CheckpointSpec().keep
+    interval_min_s: Annotated[Seconds, Field(description="auto saves no more often than this")] = (
+        CheckpointSpec().interval_min_s
+    )
+    interval_max_s: Annotated[Seconds, Field(description="auto saves no less often than this")] = (
+        CheckpointSpec().interval_max_s
+    )
+    store: Annotated[
+        str,
+        AfterValidator(_store),
+        Field(description="object store that takes copies: gs://bucket/prefix or file:///directory; absent = none"),
+    ] = ""
+    store_interval_s: Annotated[
+        float,
+        *_or_auto(_seconds, "number"),
+        Field(description="at most one step per so long goes to the object store"),
+    ] = CheckpointSpec().store_interval_s
+    store_keep: Annotated[int, Field(ge=1, description="complete steps kept in the object store")] = (
+        CheckpointSpec().store_keep
+    )
 
 
 class Hang(_Part):
@@ -157,7 +229,7 @@ def to_body(spec: JobSpec) -> dict[str, Any]:
         "nproc_per_node": spec.nproc_per_node,
         "mesh": dict(spec.mesh.dims),
         "elastic": {"min_dp": spec.min_dp, "max_dp": spec.max_dp},
-        "checkpoint": {"interval_steps": spec.checkpoint.interval_steps, "keep": spec.checkpoint.keep},
+        "checkpoint": _checkpoint_body(spec.checkpoint),
         "hang": {"floor_s": spec.hang.floor_s, "factor": spec.hang.factor, "init_s": spec.hang.init_s},
         "limits": {
             "prepare_timeout_s": spec.limits.prepare_timeout_s,
@@ -167,6 +239,18 @@ def to_body(spec: JobSpec) -> dict[str, Any]:
         },
         "policy": spec.policy,
         "spares": spec.spares,
+    }
+
+
+def _checkpoint_body(spec: CheckpointSpec) -> dict[str, Any]:
+    return {
+        "interval_steps": _auto(spec.interval_steps),
+        "keep": spec.keep,
+        "interval_min_s": spec.interval_min_s,
+        "interval_max_s": spec.interval_max_s,
+        "store": spec.store,
+        "store_interval_s": _auto(spec.store_interval_s),
+        "store_keep": spec.store_keep,
     }
 
 
@@ -217,12 +301,20 @@ def _spec(job: JobFile, launch: LaunchSpec, policy: str) -> JobSpec:
         mesh=mesh,
         min_dp=mesh.dp if job.elastic.min_dp is None else job.elastic.min_dp,
         max_dp=mesh.dp if job.elastic.max_dp is None else job.elastic.max_dp,
-        checkpoint=CheckpointSpec(**job.checkpoint.model_dump()),
+        checkpoint=_checkpoint(job.checkpoint),
         hang=HangSpec(**job.hang.model_dump()),
         limits=LimitSpec(**job.limits.model_dump()),
         policy=policy,
         spares=job.spares,
     )
+
+
+def _checkpoint(given: Checkpoint) -> CheckpointSpec:
+    if given.interval_min_s > given.interval_max_s:
+        raise InvalidSpec(
+            "checkpoint.interval_min_s", given.interval_min_s, f"at most interval_max_s ({given.interval_max_s:g})"
+        )
+    return CheckpointSpec(**{name: getattr(given, name) for name in Checkpoint.model_fields})
 
 
 def _path(field: str, value: str, base: Path | None, *, directory: bool) -> str:

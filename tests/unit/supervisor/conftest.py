@@ -11,7 +11,7 @@ import httpx
 import pytest
 from supervising import facts, job_body
 
-from holdfast.domain.orders import Hello
+from holdfast.domain.orders import Hello, Inventory
 from holdfast.log.memory import MemoryLog
 from holdfast.supervisor.api.app import build
 from holdfast.supervisor.api.backend import Backend, Identity
@@ -44,6 +44,10 @@ class Api:
     def node(self, name: str, *, at: float = 1000.0) -> None:
         self.folded += 1
         self.fold(NodeReported(at, name, "i1", 1, Hello(facts(name)), session=self.folded))
+
+    def report(self, name: str, report: Inventory, *, at: float = 1000.0) -> None:
+        """`name` reports once."""
+        self.fold(NodeReported(at, name, "i1", 2, report))
 
     def job(self, *, at: float = 1000.0, **changes: Any) -> None:
         self.fold(JobSubmitted(at, parse_job(job_body(**changes)), "secret-token"))

@@ -11,6 +11,9 @@ import pytest
 from supervising import job_body
 
 from holdfast.domain.errors import Unavailable
+from holdfast.domain.generations import ShardKey, ShardRecord, StoredStep
+from holdfast.domain.mesh import Mesh
+from holdfast.domain.orders import Inventory
 from holdfast.log.names import INBOX
 from holdfast.supervisor.core.state import Breaker, State
 from holdfast.supervisor.inbox import InboxEvent
@@ -259,6 +262,30 @@ async def test_a_job_shows_its_mesh_rank_by_rank_and_never_its_token(api: Any) -
     assert job["phase"] == "preparing"
     assert job["spec"]["script"] == "/work/train.py"
     assert "secret-token" not in answer.text
+
+
+async def test_what_is_saved_of_a_job(api: Any) -> None:
+    for node in ("n1", "n2"):
+        api.node(node)
+    api.job(nodes=2, checkpoint={"store": "file:///s"})
+    body = (await api.http.get("/v1/jobs/gpt")).json()
+    assert body["interval"]["auto"]
+    assert "nothing is measured yet" in body["interval"]["reason"]
+    assert (await api.http.get("/v1/jobs/gpt/checkpoints")).json()["items"] == []
+    mesh = Mesh.of({"dp": 2})
+    attempt = 1001
+    api.report("n1", Inventory("gpt", tuple(record(attempt, 20, rank, mesh, "memory") for rank in (0, 1))))
+    api.report("n2", Inventory("gpt", (record(attempt, 30, 1, mesh, "disk"),), (StoredStep(attempt, 10, mesh, False),)))
+    items = (await api.http.get("/v1/jobs/gpt/checkpoints")).json()["items"]
+    assert [(each["step"], each["tiers"], each["complete"]) for each in items] == [
+        (30, {"memory": 0, "disk": 1, "store": False}, False),
+        (20, {"memory": 2, "disk": 0, "store": False}, True),
+    ], "the stored step belongs to no attempt of this run"
+    problem(await api.http.get("/v1/jobs/none/checkpoints"), 404)
+
+
+def record(attempt: int, step: int, rank: int, mesh: Mesh, tier: str) -> ShardRecord:
+    return ShardRecord(ShardKey(attempt, step, rank), mesh, tier, 1, f"{step}")
 
 
 async def test_the_openapi_document_is_whole(api: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ from hypothesis import strategies as st
 from values import jobs
 
 from holdfast.domain.errors import InvalidSpec, InvalidSpecs
-from holdfast.domain.job import JobSpec
+from holdfast.domain.job import CheckpointSpec, JobSpec
 from holdfast.domain.mesh import Mesh
-from holdfast.wire.jobfile import load_job, parse_job, schema, to_body
+from holdfast.wire.jobfile import JobFile, load_job, parse_job, schema, to_body
 
 
 @pytest.fixture
@@ -180,6 +181,44 @@ def test_a_body_is_the_spec_again(spec: JobSpec, name: str) -> None:
     }
     assert parse_job(to_body(parse_job(json.loads(json.dumps(body))))) == parse_job(body)
     assert (parse_job(body).mesh, parse_job(body).launch.args) == (spec.mesh, spec.launch.args)
+
+
+def checkpoint(**settings: Any) -> CheckpointSpec:
+    return parse_job({"name": "gpt", "script": "/x.py", "checkpoint": settings}).checkpoint
+
+
+def test_the_interval_is_chosen_unless_the_job_says_a_number() -> None:
+    assert checkpoint().interval_steps == 0
+    assert checkpoint(interval_steps="auto").interval_steps == 0
+    assert checkpoint(interval_steps=7, store_interval_s="auto").store_interval_s == 0.0
+    body = to_body(parse_job({"name": "gpt", "script": "/x.py"}))["checkpoint"]
+    assert (body["interval_steps"], body["store_interval_s"]) == ("auto", 300.0)
+    assert (
+        JobFile.model_validate({"name": "gpt", "script": "/x"}).model_dump()["checkpoint"]["interval_steps"] == "auto"
+    )
+
+
+def test_where_the_object_store_is() -> None:
+    assert checkpoint(store="gs://bucket/a/b/", store_keep=5).store == "gs://bucket/a/b"
+    assert checkpoint(store="file:///mnt/nfs/ckpt").store == "file:///mnt/nfs/ckpt"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"interval_steps": 0}, "checkpoint.interval_steps: 0 is not valid; expected auto, or a number of steps"),
+        ({"interval_steps": "often"}, "checkpoint.interval_steps: 'often' is not valid; expected auto, or a number"),
+        ({"interval_steps": True}, "checkpoint.interval_steps: True is not valid; expected auto, or a number of steps"),
+        ({"store_interval_s": -1}, "checkpoint.store_interval_s: -1 is not valid; expected auto, or a number of sec"),
+        ({"store": "s3://bucket"}, "checkpoint.store: 's3://bucket' is not valid; expected gs://bucket/prefix, or"),
+        ({"store": "file://relative"}, "checkpoint.store: 'file://relative' is not valid; expected gs://bucket/pre"),
+        ({"interval_min_s": 9.0, "interval_max_s": 2.0}, "checkpoint.interval_min_s: 9.0 is not valid; expected at m"),
+        ({"store_keep": 0}, "checkpoint.store_keep: 0 is not valid; expected at least 1"),
+    ],
+)
+def test_what_a_checkpoint_cannot_be(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidSpec, match=re.escape(said)):
+        checkpoint(**settings)
 
 
 def test_a_body_names_the_nodes_paths() -> None:

@@ -12,6 +12,7 @@ from holdfast.domain.errors import NotFound
 from holdfast.supervisor import ledger
 from holdfast.supervisor.api import models, views
 from holdfast.supervisor.api.backend import Backend, Commands, Cursor, Limit, Serving
+from holdfast.supervisor.core import saved_steps
 from holdfast.supervisor.core.state import Job
 from holdfast.supervisor.picture import Picture
 from holdfast.supervisor.protocol import CheckpointRequested, JobStopRequested, JobSubmitted, ResizeRequested
@@ -62,7 +63,7 @@ async def delete(name: str, commands: Commands) -> models.Operation:
 
 @router.post("/{name}/checkpoint", status_code=202)
 async def checkpoint(name: str, commands: Commands, body: models.EmptyBody | None = None) -> models.Operation:
-    """Save within the next few steps."""
+    """Save within the next few steps. The operation ends when every copy is made, and says how far the checkpoint came."""
     return await commands.command(CheckpointRequested(time.time(), name))
 
 
@@ -70,6 +71,13 @@ async def checkpoint(name: str, commands: Commands, body: models.EmptyBody | Non
 async def resize(name: str, body: models.ResizeBody, commands: Commands) -> models.Operation:
     """Run with another number of data-parallel replicas, within the job's range."""
     return await commands.command(ResizeRequested(time.time(), name, body.dp, body.reason))
+
+
+@router.get("/{name}/checkpoints")
+async def checkpoints(name: str, backend: Serving) -> models.Page[models.Checkpoint]:
+    """Every saved step that connected nodes or the object store hold, newest first."""
+    picture, job = await _find(backend, name)
+    return models.Page(items=[views.checkpoint(step) for step in saved_steps(picture.state, job.name)])
 
 
 @router.get("/{name}/goodput")

@@ -113,7 +113,36 @@ class JobSummary(Model):
     incident: Annotated[Incident | None, Field(description="the open one; the oldest of several")]
 
 
+class Interval(Model):
+    """How often the job saves, and why so often."""
+
+    steps: int
+    auto: Annotated[bool, Field(description="chosen by the supervisor, and chosen again while the job runs")]
+    store_s: Annotated[float, Field(description="at most one step per so many seconds goes to the object store")]
+    reason: str
+
+
+class Tiers(Model):
+    """Where a checkpoint is: the number of ranks whose shard some node holds, and whether the object store has it whole."""
+
+    memory: int
+    disk: int
+    store: bool
+
+
+class Checkpoint(Model):
+    """One saved step, as far as connected nodes and the object store tell."""
+
+    attempt: Annotated[int, Field(description="its lineage: every return to a saved step begins a new one")]
+    step: int
+    mesh: Annotated[dict[str, int], Field(description="of the generation that saved it, outermost dimension first")]
+    tiers: Tiers
+    complete: Annotated[bool, Field(description="every rank's shard is in reach")]
+    newest: Annotated[bool, Field(description="the newest complete one of the run: a restart would begin here")]
+
+
 class Job(JobSummary):
+    interval: Annotated[Interval | None, Field(description="null before the first start")]
     ranks: list[Rank]
     spec: JobFile
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from holdfast.domain.generations import Generation
 from holdfast.domain.incidents import Incident
 from holdfast.supervisor.api import models
+from holdfast.supervisor.core import SavedStep
 from holdfast.supervisor.core.state import Job, Node
 from holdfast.supervisor.goodput import BADPUT, Class, Ledger
 from holdfast.supervisor.history import Done
@@ -98,7 +99,27 @@ def job(picture: Picture, progress: Progress, value: Job) -> models.Job:
     summary = job_summary(picture, progress, value)
     spec = jobfile.JobFile.model_validate(jobfile.to_body(value.spec))
     ranks = _ranks(picture, value.name, value.generation) if value.generation and not value.phase.finished else []
-    return models.Job(**dict(summary), ranks=ranks, spec=spec)
+    return models.Job(**dict(summary), interval=_interval(value), ranks=ranks, spec=spec)
+
+
+def _interval(value: Job) -> models.Interval | None:
+    chosen = value.interval
+    if chosen is None:
+        return None
+    auto = not value.spec.checkpoint.interval_steps
+    return models.Interval(steps=chosen.steps, auto=auto, store_s=chosen.store_s, reason=chosen.reason)
+
+
+def checkpoint(step: SavedStep) -> models.Checkpoint:
+    tiers = models.Tiers(memory=step.memory, disk=step.disk, store=step.stored)
+    return models.Checkpoint(
+        attempt=step.attempt,
+        step=step.step,
+        mesh=dict(step.mesh.dims),
+        tiers=tiers,
+        complete=step.complete,
+        newest=step.newest,
+    )
 
 
 def _ranks(picture: Picture, name: str, generation: Generation) -> list[models.Rank]:

@@ -16,7 +16,7 @@ order stays in the outbox until its agent answers, every timer and every questio
     planned.py    changes of a healthy run, after a save      nodes.py    states of nodes
     jobs.py       submission, progress, end                   upkeep.py   what new capacity makes possible
     saved.py      what is known of saved steps                pacing.py   how often to save
-    reports.py    how far a checkpoint has come
+    reports.py    how far a checkpoint has come               catalogue.py what is saved, for those who ask
 
 The core trusts no single witness, keeps still when in doubt, and says why in every record.
 """
@@ -26,6 +26,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from holdfast.supervisor.core import breaker, handover, incidents, jobs, planned, reports, sessions, upkeep
+from holdfast.supervisor.core.catalogue import SavedStep, saved_steps
 from holdfast.supervisor.core.state import Breaker, Config, Job, Node, State
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import check_submission, view
@@ -50,7 +51,18 @@ from holdfast.supervisor.protocol import (
     TimerFired,
 )
 
-__all__ = ["Breaker", "Config", "Job", "Node", "State", "check_submission", "step", "view"]
+__all__ = [
+    "Breaker",
+    "Config",
+    "Job",
+    "Node",
+    "SavedStep",
+    "State",
+    "check_submission",
+    "saved_steps",
+    "step",
+    "view",
+]
 
 
 def step(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:

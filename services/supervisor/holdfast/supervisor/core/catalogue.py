@@ -1,0 +1,64 @@
+"""What is saved of a job, for those who ask: one line per step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from holdfast.domain.errors import NotFound
+from holdfast.domain.mesh import Mesh
+from holdfast.supervisor.core.state import State
+from holdfast.supervisor.election import Line
+
+
+@dataclass(frozen=True, slots=True)
+class SavedStep:
+    """`memory` and `disk` count the ranks whose shard some connected node holds there, its own or a peer."""
+
+    attempt: int
+    step: int
+    mesh: Mesh
+    memory: int
+    disk: int
+    stored: bool
+    complete: bool
+    newest: bool = False  # the newest complete one on the lineage
+
+
+@dataclass(slots=True)
+class _Copies:
+    mesh: Mesh
+    stored: bool = False
+    ranks: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))  # by tier
+
+
+def saved_steps(state: State, name: str) -> Sequence[SavedStep]:
+    """Newest first. Raises `NotFound`."""
+    if name not in state.jobs:
+        raise NotFound(f"there is no job {name}")
+    job = state.jobs[name]
+    found: dict[tuple[int, int], _Copies] = {}
+    for node in state.nodes.values():
+        for record in node.inventory.get(name, ()) if node.connected else ():
+            copies = found.setdefault((record.key.attempt, record.key.step), _Copies(record.mesh))
+            copies.ranks[record.tier].add(record.key.rank)
+    for stored in job.stored:
+        found.setdefault((stored.attempt, stored.step), _Copies(stored.mesh)).stored = True
+    steps = [_step(key, found[key]) for key in sorted(found, reverse=True)]
+    line = Line(job.lineage)
+    newest = next((each for each in steps if each.complete and line.holds(each.attempt, each.step)), None)
+    return [replace(each, newest=each is newest) for each in steps]
+
+
+def _step(key: tuple[int, int], copies: _Copies) -> SavedStep:
+    everywhere = set().union(*copies.ranks.values())
+    return SavedStep(
+        attempt=key[0],
+        step=key[1],
+        mesh=copies.mesh,
+        memory=len(copies.ranks["memory"]),
+        disk=len(copies.ranks["disk"]),
+        stored=copies.stored,
+        complete=copies.stored or len(everywhere) == copies.mesh.world_size,
+    )
