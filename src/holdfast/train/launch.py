@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,7 @@ from torch.distributed.distributed_c10d import Store
 from holdfast.domain.signals import Phase
 from holdfast.train import error_file
 from holdfast.train.channels import Control, Notes
+from holdfast.train.compile_cache import CompileCache, Key
 from holdfast.train.environment import Environment
 from holdfast.train.rendezvous import wait_until_served
 from holdfast.train.run import Interrupted, Run
@@ -59,13 +61,15 @@ def launch(
         device = _device(environment.local_rank)
         _join(environment, backend or ("nccl" if device.type == "cuda" else "gloo"), timeout_s)
         session = _open_session(checkpoint, environment)
+        environment = session.environment if session else environment
         run = Run(
-            environment=session.environment if session else environment,
+            environment=environment,
             device=device,
             notes=session.notes if session else notes,
             control=control,
             process_group_s=time.monotonic() - began,
             standalone=session,
+            compile_cache=_compile_cache(session.place.directory.root if session else None, environment, device),
         )
         with _ended_well(session):
             main(run)
@@ -86,6 +90,17 @@ def _open_session(checkpoint: Checkpoints | None, environment: Environment) -> S
         return None
     checkpoint = checkpoint or Checkpoints.of_environment(os.environ, environment.interval_steps)
     return open_session(checkpoint, environment) if checkpoint else None
+
+
+def _compile_cache(directory: Path | None, environment: Environment, device: torch.device) -> CompileCache | None:
+    """Beside the checkpoints: in their directory, or under an agent beside the images, which outlive a worker."""
+    where = directory / "compile" if directory else Path(environment.images) if environment.images else None
+    if where is None or not hasattr(torch.compiler, "load_cache_artifacts"):
+        return None
+    world = environment.world
+    cache = CompileCache(where, Key.of(device, world.mesh, world.rank), torch.compiler)
+    cache.load()
+    return cache
 
 
 @contextlib.contextmanager

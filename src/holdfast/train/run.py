@@ -27,6 +27,7 @@ from holdfast.domain.mesh import Mesh
 from holdfast.domain.signals import Phase
 from holdfast.train.channels import Control, Notes
 from holdfast.train.checkpoint import Checkpointer
+from holdfast.train.compile_cache import CompileCache
 from holdfast.train.environment import Environment, World
 from holdfast.train.standalone import Session
 
@@ -115,6 +116,7 @@ class Run:
         control: Control,
         process_group_s: float,
         standalone: Session | None = None,
+        compile_cache: CompileCache | None = None,
     ) -> None:
         self.world = environment.world
         self.device = device
@@ -123,6 +125,7 @@ class Run:
         self._notes = notes
         self._control = control
         self._standalone = standalone
+        self._compile_cache = compile_cache
         self._checkpoints = Checkpointer(environment, device, notes)
         self._mesh: DeviceMesh | None = None
         self._resized: list[OnResize] = []
@@ -266,6 +269,8 @@ class Run:
 
     def finish(self) -> None:
         """The script has ended normally."""
+        if self._compile_cache is not None:
+            self._compile_cache.close()
         self._notes.phase(Phase.DONE, time.time(), self._done)
 
     def _finish(self, finished: Step) -> None:
@@ -288,6 +293,8 @@ class Run:
             self._lap("first_step")
             self._notes.started(self._phases_s)
             self._phases_s = None
+        if self._compile_cache is not None:
+            self._compile_cache.step()
         for order in self._control.poll():
             self._obey(order)
         if self._stop is False:

@@ -47,6 +47,7 @@ class Session:
     environment: Environment
     notes: Journal
     start: Start
+    place: Place
     keeper: Keeper
     gate: Gate
     watcher: Watcher
@@ -122,7 +123,7 @@ def open_session(options: Checkpoints, environment: Environment) -> Session:
         previous_mesh=elected.mesh,
     )
     journal = Journal(keeper, world.rank)
-    return Session(ready, journal, start, keeper, gate, Watcher(agreement, options.grace_s), board)
+    return Session(ready, journal, start, place, keeper, gate, Watcher(agreement, options.grace_s), board)
 
 
 def _target(start: Start, rank: int) -> RestoreTarget | None:
