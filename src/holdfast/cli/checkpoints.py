@@ -26,9 +26,9 @@ from rich.progress import (
 
 from holdfast.cli import checkpoint_rows
 from holdfast.cli.checkpoint_rows import Json, Stored
-from holdfast.cli.client import Client, default_url
+from holdfast.cli.client import Client, NoApi, default_url
 from holdfast.cli.tables import Api, AsJson, console, mesh, show_list, show_one, table
-from holdfast.domain.errors import InvalidSpec, NotFound, Unavailable
+from holdfast.domain.errors import HoldfastError, InvalidSpec, NotFound, Unavailable
 from holdfast.stores import ObjectStore, open_store, transfer
 from holdfast.stores.layout import CheckpointManifest, delete_step
 
@@ -56,7 +56,9 @@ Attempt = Annotated[int | None, typer.Option(help="Default: the newest that has 
 @app.command("list", epilog="Example: holdfast checkpoints list gpt --store file:///mnt/checkpoints")
 def list_checkpoints(job: Job, store: Store = "", api: Api = "", as_json: AsJson = False) -> None:
     """Every step that is saved, newest first: in the store, and on the nodes where a supervisor answers."""
-    held = _held(job, api or default_url(), required=not store)
+    held, silent = _held(job, api or default_url())
+    if silent is not None and not store:
+        raise type(silent)(f"{silent}; or look into the object store with --store URL") from silent
     stored: list[Stored] = []
     if store:
         with closing(open_store(store)) as opened:
@@ -67,18 +69,19 @@ def list_checkpoints(job: Job, store: Store = "", api: Api = "", as_json: AsJson
                     raise
     rows = checkpoint_rows.rows(stored, held)
     show_list(rows if as_json else map(_shown, rows), COLUMNS, as_json, f"no checkpoints of {job} yet")
+    if silent is not None:
+        notes.print(f"[dim]what nodes hold is not shown: {escape(str(silent))}[/]", soft_wrap=True)
 
 
-def _held(job: str, api: str, *, required: bool) -> list[Json]:
-    """What the supervisor says of the job's nodes. Without a store to look at, that it does not answer is an error."""
+def _held(job: str, api: str) -> tuple[list[Json], HoldfastError | None]:
+    """What the supervisor says of the job's nodes, or why it says nothing."""
     try:
         with Client(api) as client:
-            return list(client.checkpoints(job))
+            return list(client.checkpoints(job)), None
+    except NoApi:
+        return [], NoApi(f"no supervisor answers at {api}")
     except (Unavailable, NotFound) as error:
-        if required:
-            raise
-        notes.print(f"[dim]what nodes hold is not shown: {escape(str(error))}[/]")
-        return []
+        return [], error
 
 
 def _shown(row: Json) -> Json:
@@ -112,7 +115,7 @@ def _described(checkpoint: CheckpointManifest, *, screen: bool) -> Json:
         if checkpoint.parent is None
         else {"attempt": checkpoint.parent[0], "step": checkpoint.parent[1]},
         "mesh": dict(checkpoint.mesh),
-        "replicas": "sharded: each holds a part" if checkpoint.sharded else "equal: stored once",
+        "sharded": checkpoint.sharded,
         "saved_at": checkpoint.created_at,
         "bytes": _size(transfer.bytes_to_verify(checkpoint), screen=screen),
         "ranks": [
