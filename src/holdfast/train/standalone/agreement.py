@@ -16,6 +16,7 @@ import logging
 import math
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -40,7 +41,8 @@ class Proposal:
 class Gate:
     """Between the training thread, which calls `due`, and the watcher, which calls the rest."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._changed = threading.Condition()
         self._promised: Proposal | None = None
         self._agreed = False
@@ -51,10 +53,20 @@ class Gate:
     def step(self) -> int:
         return self._last[0] if self._last is not None else 0
 
+    @property
+    def bound(self) -> bool:
+        """Whether a promise is still to be kept."""
+        return self._promised is not None
+
+    def blocks(self, step: int) -> bool:
+        """Whether `due(step)` would have to wait for a verdict now."""
+        with self._changed:
+            return self._promised is not None and self._promised.step <= step and not self._agreed
+
     def due(self, step: int, timeout_s: float = VERDICT_TIMEOUT_S) -> Proposal | None:
         """The training thread has finished `step`: what has been agreed to do now, if anything."""
         with self._changed:
-            now = time.monotonic()
+            now = self._clock()
             if self._last is not None and step > self._last[0]:
                 self.step_s = (now - self._last[1]) / (step - self._last[0])
             self._last = (step, now)
@@ -68,9 +80,9 @@ class Gate:
             return proposal
 
     def promise(self, proposal: Proposal) -> bool:
-        """Bind the training thread to a proposal; False when it has passed that step."""
+        """Bind the training thread to a proposal; False when it has passed that step, or is still to keep a promise."""
         with self._changed:
-            if proposal.step <= self.step:
+            if proposal.step <= self.step or self._promised is not None:
                 return False
             self._promised, self._agreed = proposal, False
             return True
@@ -105,7 +117,7 @@ class Agreement:
 
     def poll(self) -> float:
         """Look once, do what is to be done, and say for how long nothing more will be. Raises Unavailable."""
-        if self._rank == 0 and self._open is None:
+        if self._rank == 0 and self._open is None and not self._gate.bound:
             asked = self._board.count("asked")
             if asked > self._answered:
                 self._propose()
@@ -122,7 +134,7 @@ class Agreement:
         if verdict == "void" and self._rank == 0:
             self._answered = 0  # propose again, further ahead
             self._lead_s = min(2 * self._lead_s, LEAD_MAX_S)
-        return 0.0
+        return POLL_PENDING_S
 
     def _propose(self) -> None:
         gate = self._gate
