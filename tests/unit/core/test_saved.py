@@ -1,0 +1,174 @@
+"""What was saved and cannot be restored: another step before another node, and never a start from scratch in a hurry."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fleet import JOB, Fleet, job, running
+
+from holdfast.domain.findings import FindingKind, Severity
+from holdfast.domain.generations import OBJECT_STORE, ShardKey, ShardRecord, StoredStep
+from holdfast.domain.orders import Inventory, OrderDone, Prepare
+from holdfast.supervisor.protocol import JobPhase
+
+STORE = "gs://bucket/p"
+
+
+def with_store(**more: int) -> Fleet:
+    """A job of three nodes, a spare, steps 10 to 30 saved; 20 is in the object store."""
+    spec = job(dp=3, **more)
+    fleet = running(replace(spec, checkpoint=replace(spec.checkpoint, store=STORE)), spares=1)
+    for step in (10, 20, 30):
+        fleet.train(step, save=True)
+    generation = fleet.job.running
+    assert generation is not None
+    stored = StoredStep(generation.attempt, 20, generation.mesh, False)
+    held = fleet.state.nodes["n2"].inventory[JOB]
+    fleet.report("n2", Inventory(JOB, held, (stored,)))
+    fleet.report("n3", Inventory(JOB))
+    return fleet
+
+
+def refuse(fleet: Fleet, node: str, *, unrestorable: bool = True) -> None:
+    send = next(send for send in fleet.sent if send.node == node and isinstance(send.order, Prepare))
+    reason = "rank 0 cannot restore step 30: n0: its checksum is wrong"
+    fleet.report(node, OrderDone(send.command_id, False, reason, at=fleet.now, unrestorable=unrestorable))
+
+
+def restored(fleet: Fleet) -> int:
+    assert fleet.job.generation is not None
+    return fleet.job.generation.restore.step
+
+
+def test_a_step_that_cannot_be_restored_is_passed_over_and_its_node_stays() -> None:
+    fleet = with_store()
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    assert restored(fleet) == 30
+    refuse(fleet, "n1")
+    assert restored(fleet) == 20
+    assert fleet.nodes() == ("n0", "n1", "n2"), "a healthy node must not leave because a copy has gone bad"
+    assert fleet.job.generation is not None
+    assert "its checksum is wrong" in fleet.job.generation.restore.reason
+    fleet.run()
+    assert fleet.job.phase is JobPhase.RUNNING
+    assert fleet.job.passed_over == ()
+
+
+def test_a_node_that_cannot_prepare_for_another_reason_leaves() -> None:
+    fleet = with_store()
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    refuse(fleet, "n1", unrestorable=False)
+    assert (restored(fleet), fleet.nodes()) == (30, ("n0", "n3", "n2"))
+
+
+def test_when_a_source_has_gone_meanwhile_the_same_step_is_elected_again() -> None:
+    fleet = with_store()
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    fleet.report("n2", Inventory(JOB, ()))
+    refuse(fleet, "n1")
+    assert restored(fleet) == 30
+    assert fleet.job.passed_over == ()
+
+
+def test_when_the_holders_are_lost_the_store_has_it() -> None:
+    fleet = with_store()
+    for node in ("n0", "n1", "n2"):
+        fleet.report(node, Inventory(JOB, ()))
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    assert restored(fleet) == 20
+    sources = {s.node for prepare in fleet.orders(Prepare).values() for r in prepare.restore for s in r.sources}  # type: ignore[union-attr]
+    assert sources == {OBJECT_STORE}
+    assert fleet.job.generation is not None
+    assert "from the object store" in fleet.job.generation.restore.reason
+    fleet.run()
+    assert fleet.job.measured.faults == {"copies": 1}
+
+
+def test_a_store_that_is_away_is_waited_for_and_nothing_is_given_up() -> None:
+    fleet = with_store()
+    fleet.train(45)
+    for node in ("n0", "n1", "n2", "n3"):
+        fleet.report(node, Inventory(JOB, ()))
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    for round_number in range(1, 6):
+        assert restored(fleet) == 20
+        refuse(fleet, fleet.nodes()[0])
+        if fleet.job.phase is JobPhase.PREPARING:  # a node that failed twice: a spare tries
+            assert round_number > 1
+            refuse(fleet, fleet.nodes()[0])
+        assert fleet.job.phase is JobPhase.WAITING, "not from scratch, and not over and over"
+        assert "cannot be restored now" in fleet.job.reason
+        fleet.answer_orders()
+        fleet.wait(fleet.state.config.unrestorable_s * round_number + 1)
+    assert restored(fleet) == 20
+    fleet.run()
+    assert (fleet.job.phase, fleet.job.step) == (JobPhase.RUNNING, 20)
+
+
+def test_a_second_failure_of_one_node_is_tried_on_a_spare() -> None:
+    fleet = with_store()
+    fleet.train(45)
+    for node in ("n0", "n1", "n2"):
+        fleet.report(node, Inventory(JOB, ()))
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    refuse(fleet, "n1")
+    fleet.answer_orders()
+    fleet.wait(fleet.state.config.unrestorable_s + 1)
+    assert restored(fleet) == 20
+    refuse(fleet, "n1")
+    assert fleet.nodes() == ("n0", "n3", "n2")
+    assert restored(fleet) == 20
+
+
+def test_what_the_store_holds_is_remembered_without_the_node_that_said_so() -> None:
+    fleet = with_store()
+    fleet.lose("n2")
+    assert [stored.step for stored in fleet.job.stored] == [20]
+    fleet.run()
+    assert restored(fleet) == 30
+    assert [stored.step for stored in fleet.job.stored] == [20]
+
+
+def test_steps_after_the_last_verified_one_are_given_up_when_the_state_is_corrupt() -> None:
+    fleet = with_store()
+    fleet.find(
+        FindingKind.SILENT_CORRUPTION, "n1", severity=Severity.FATAL, verified_step="25", name="odd gradient norm"
+    )
+    assert restored(fleet) == 20
+    assert "n1" not in fleet.nodes()
+    assert fleet.job.generation is not None
+    assert "after step 25, the last one that was verified" in fleet.job.generation.restore.reason
+    fleet.run()
+    assert fleet.job.trusted is None
+    assert [segment.until for segment in fleet.job.lineage] == [None, 20], "30 can never come back"
+
+
+def test_a_corruption_without_a_verified_step_distrusts_nothing() -> None:
+    fleet = with_store()
+    fleet.find(FindingKind.SILENT_CORRUPTION, "n1", severity=Severity.FATAL)
+    assert restored(fleet) == 30
+    assert "names no verified_step" in fleet.notes()
+
+
+def test_sharded_state_is_put_together_when_a_replica_leaves() -> None:
+    fleet = running(job(dp=3), saved=10)
+    generation = fleet.job.running
+    assert generation is not None
+    for step in (10, 20):
+        for rank, copy in ((0, 1), (1, 2), (2, 0)):
+            shard = ShardRecord(
+                ShardKey(generation.attempt, step, rank), generation.mesh, "memory", 1, f"{step}/{rank}", f"n{rank}"
+            )
+            for node in (f"n{rank}", f"n{copy}"):
+                held = fleet.state.nodes[node].inventory.get(JOB, ())
+                held = tuple(each for each in held if each.key != shard.key)
+                fleet.report(node, Inventory(JOB, (*held, shard)))
+    assert fleet.job.sharded is True
+    fleet.train(25)
+    fleet.lose("n2")
+    assert (restored(fleet), fleet.nodes()) == (20, ("n0", "n1"))
+    orders = fleet.orders(Prepare)
+    for node in ("n0", "n1"):
+        prepare = orders[node]
+        assert isinstance(prepare, Prepare)
+        assert [restore.shard.rank for restore in prepare.restore] == [0, 1, 2]
