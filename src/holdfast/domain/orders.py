@@ -114,6 +114,7 @@ class OrderDone:
     at: float = 0.0
     phases_s: tuple[tuple[str, float], ...] = ()  # for Prepare: ("stop", s), ("fork", s), ("stage", s)
     workers: tuple[RunningWorker, ...] = ()  # for Prepare: the processes that it forked
+    restored_from: tuple[tuple[str, int], ...] = ()  # for Prepare: ("memory" | "disk" | "peer" | "object store", shards)
     unrestorable: bool = False  # for Prepare: no source hands out what was to be restored; nothing is said of the node
 
 

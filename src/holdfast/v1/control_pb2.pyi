@@ -269,8 +269,16 @@ class PhaseTime(_message.Message):
     seconds: float
     def __init__(self, name: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
+class Restored(_message.Message):
+    __slots__ = ("source", "shards")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    shards: int
+    def __init__(self, source: _Optional[str] = ..., shards: _Optional[int] = ...) -> None: ...
+
 class OrderDone(_message.Message):
-    __slots__ = ("command_id", "ok", "reason", "master", "at", "phases", "workers", "unrestorable")
+    __slots__ = ("command_id", "ok", "reason", "master", "at", "phases", "workers", "unrestorable", "restored")
     COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
     OK_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -279,6 +287,7 @@ class OrderDone(_message.Message):
     PHASES_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     UNRESTORABLE_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_FIELD_NUMBER: _ClassVar[int]
     command_id: str
     ok: bool
     reason: str
@@ -287,7 +296,8 @@ class OrderDone(_message.Message):
     phases: _containers.RepeatedCompositeFieldContainer[PhaseTime]
     workers: _containers.RepeatedCompositeFieldContainer[RunningWorker]
     unrestorable: bool
-    def __init__(self, command_id: _Optional[str] = ..., ok: bool = ..., reason: _Optional[str] = ..., master: _Optional[str] = ..., at: _Optional[float] = ..., phases: _Optional[_Iterable[_Union[PhaseTime, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ..., unrestorable: bool = ...) -> None: ...
+    restored: _containers.RepeatedCompositeFieldContainer[Restored]
+    def __init__(self, command_id: _Optional[str] = ..., ok: bool = ..., reason: _Optional[str] = ..., master: _Optional[str] = ..., at: _Optional[float] = ..., phases: _Optional[_Iterable[_Union[PhaseTime, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ..., unrestorable: bool = ..., restored: _Optional[_Iterable[_Union[Restored, _Mapping]]] = ...) -> None: ...
 
 class RanksStepping(_message.Message):
     __slots__ = ("job", "generation", "ranks", "step", "at", "phases")

@@ -229,6 +229,7 @@ def encode_report(report: Report, seq: int, traceparent: str = "") -> pb.AgentMe
                     phases=_encode_phases(report.phases_s),
                     workers=_encode_workers(report.workers),
                     unrestorable=report.unrestorable,
+                    restored=[pb.Restored(source=source, shards=count) for source, count in report.restored_from],
                 )
             )
         case RanksStepping():
@@ -275,6 +276,7 @@ def decode_report(message: pb.AgentMessage) -> Report:
                 phases_s=_decode_phases(done.phases),
                 workers=_decode_workers(done.workers),
                 unrestorable=done.unrestorable,
+                restored_from=tuple((restored.source, restored.shards) for restored in done.restored),
             )
         case "ranks_stepping":
             stepping = message.ranks_stepping

@@ -112,4 +112,5 @@ class Executor:
             at=self._clock(),
             phases_s=outcome.phases_s,
             workers=outcome.workers,
+            restored_from=outcome.restored_from,
         )

@@ -7,7 +7,8 @@ ones are killed; what the new ones restore is staged when no old one can write a
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -18,6 +19,7 @@ from holdfast.agent.replicator import Replicator
 from holdfast.agent.workers.environment import Site
 from holdfast.agent.workers.pool import WorkerPool
 from holdfast.domain.errors import Conflict, InvalidSpec
+from holdfast.domain.generations import OBJECT_STORE
 from holdfast.domain.nodes import RunningWorker
 from holdfast.domain.orders import CheckpointNow, Order, Prepare, SetInterval, Start, Stop, Warm
 from holdfast.domain.replication import Configure, Stage, StagedShard
@@ -34,6 +36,7 @@ class Outcome:
     master: str = ""
     phases_s: tuple[tuple[str, float], ...] = ()
     workers: tuple[RunningWorker, ...] = ()
+    restored_from: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(slots=True)
@@ -123,7 +126,8 @@ class Node:
         finally:
             if job.generation == order.generation:  # else a newer one is being prepared, and the scope is its own
                 job.preparing = None
-        return Outcome(self._pool.master_of(order.job, order.generation), phases.taken, forked)
+        master = self._pool.master_of(order.job, order.generation)
+        return Outcome(master, phases.taken, forked, _sources(job.staged))
 
     async def _stage(self, order: Prepare) -> tuple[StagedShard, ...]:
         await self._replicator.configure(
@@ -195,3 +199,10 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The exception that ended the group; a second one is only its echo."""
     error = group.exceptions[0]
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
+
+
+def _sources(staged: Sequence[StagedShard]) -> tuple[tuple[str, int], ...]:
+    """How many shards came from where; every node that is not this one is a peer."""
+    here = ("memory", "disk", OBJECT_STORE)
+    counted = Counter(shard.source if shard.source in here else "peer" for shard in staged)
+    return tuple(sorted(counted.items()))

@@ -63,6 +63,9 @@ class Incident(Model):
         dict[str, float],
         Field(description="slowest node or rank: stop, fork, stage overlap inside prepare; the others follow START"),
     ]
+    restored_from: Annotated[
+        dict[str, int], Field(description="shards by where they were: memory, disk, peer, object store")
+    ]
     outcome: str
     trace_id: str
     findings: list[str]

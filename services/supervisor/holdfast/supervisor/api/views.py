@@ -44,6 +44,7 @@ def incident(value: Incident) -> models.Incident:
         last_step=value.last_step,
         rework_steps=value.rework_steps,
         phases_s={name: round(seconds, 6) for name, seconds in value.phases_s.items()},
+        restored_from=dict(value.restored_from),
         outcome=value.outcome,
         trace_id=value.trace_id,
         findings=list(value.findings),

@@ -42,7 +42,11 @@ def on_order_done(turn: Turn, send: Send, done: OrderDone) -> None:
         )
         waiting = {k: v for k, v in change.waiting.items() if k != send.command_id}
         phases_s = _slowest(change.phases_s, done.phases_s)
-        turn.put_job(job.name, change=replace(change, waiting=waiting, master=master, phases_s=phases_s))
+        restored = {**change.restored_from}
+        for source, shards in done.restored_from:
+            restored[source] = restored.get(source, 0) + shards
+        change = replace(change, waiting=waiting, master=master, phases_s=phases_s, restored_from=restored)
+        turn.put_job(job.name, change=change)
         start_when_ready(turn, job.name)
 
 
@@ -169,6 +173,7 @@ def _complete(turn: Turn, job: Job, change: Change) -> None:
             outcome,
             t_first_step=change.stepped_at,
             phases_s=change.phases_s,
+            restored_from=change.restored_from,
         )
     warm_spares(turn, turn.jobs[job.name])
 

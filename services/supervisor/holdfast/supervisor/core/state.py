@@ -97,6 +97,7 @@ class Change:
     excluded: tuple[str, ...] = ()  # nodes that failed to prepare in this change or the ones that it replaces
     fenced: bool = False  # the wait for a vanished generation is over
     phases_s: Mapping[str, float] = field(default_factory=dict)  # slowest so far, as nodes and ranks report them
+    restored_from: Mapping[str, int] = field(default_factory=dict)  # shards by source, as nodes report them
     stepped_at: float = 0.0  # the latest first step so far
     origin: Origin = Origin.NOWHERE  # the farthest that a rank goes for what it restores
 
