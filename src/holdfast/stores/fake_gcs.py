@@ -400,7 +400,7 @@ class _Handler(BaseHTTPRequestHandler):
             pass
 
     def _answer(self, status: int, body: Mapping[str, Any] | None, **headers: str) -> None:
-        if self._fault and self._fault.answer_lost:
+        if self._fault and (self._fault.answer_lost or self._fault.after_bytes is not None):
             raise Broken
         raw = b"" if body is None else json.dumps(body).encode()
         self.send_response(status)

@@ -1,0 +1,248 @@
+"""Cloud Storage at its worst, on the fake server: what is passing is got over, what is not is said."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import psutil
+import pytest
+from waiting import wait_until
+
+from holdfast.domain.errors import IntegrityError, InvalidSpec, NotFound, Unavailable
+from holdfast.stores.checksum import of_parts
+from holdfast.stores.fake_gcs import FakeGcs
+from holdfast.stores.gcs import GcsOptions, GcsStore
+
+MIB = 1 << 20
+LARGE = random.Random(1).randbytes(5 * MIB + 3)
+SMALL = LARGE[:1000]
+OPTIONS = GcsOptions(timeout_s=0.5, deadline_s=20.0, range_bytes=2 * MIB, small_bytes=1 * MIB)
+MEDIA = "alt=media"
+SESSION = "upload_id="
+
+
+@pytest.fixture
+def server() -> Iterator[FakeGcs]:
+    with FakeGcs() as server:
+        yield server
+
+
+@pytest.fixture
+def store(server: FakeGcs, monkeypatch: pytest.MonkeyPatch) -> Iterator[GcsStore]:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.endpoint)
+    store = GcsStore("bucket", "runs", OPTIONS)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def hasty(store: GcsStore) -> Iterator[GcsStore]:
+    """Gives up soon."""
+    store = GcsStore("bucket", "runs", replace(OPTIONS, deadline_s=0.6))
+    yield store
+    store.close()
+
+
+def put(store: GcsStore, content: bytes, **options: Any) -> bool:
+    return store.put("job/object", [content], crc32c=of_parts([content]), **options)
+
+
+def read_back(store: GcsStore, size: int) -> bytes:
+    target = bytearray(size)
+    store.read_into("job/object", memoryview(target))
+    return bytes(target)
+
+
+def requests(server: FakeGcs, method: str, part: str) -> int:
+    return sum(made == method and part in path for made, path in server.requests)
+
+
+PASSING: dict[str, dict[str, Any]] = {
+    "429": {"status": 429},
+    "503": {"status": 503, "times": 2},
+    "500": {"status": 500},
+    "stall": {"stall_s": 1.0},
+    "closed": {"after_bytes": 0},
+}
+
+
+@pytest.mark.parametrize("kind", PASSING)
+@pytest.mark.parametrize("content", [SMALL, LARGE], ids=["small", "large"])
+def test_writing_gets_over_it(server: FakeGcs, store: GcsStore, kind: str, content: bytes) -> None:
+    for method in ("POST", "PUT"):
+        server.fault(method=method, **PASSING[kind])
+    assert put(store, content)
+    assert read_back(store, len(content)) == content
+
+
+@pytest.mark.parametrize("kind", PASSING)
+def test_reading_gets_over_it(server: FakeGcs, store: GcsStore, kind: str) -> None:
+    put(store, LARGE)
+    for _ in range(2):
+        server.fault(method="GET", path_part=MEDIA, **PASSING[kind])
+    assert read_back(store, len(LARGE)) == LARGE
+    server.fault(method="GET", path_part=MEDIA, **PASSING[kind])
+    assert store.read("job/object", len(LARGE)) == LARGE
+
+
+@pytest.mark.parametrize("kind", ["429", "503", "closed"])
+def test_looking_gets_over_it(server: FakeGcs, store: GcsStore, kind: str) -> None:
+    put(store, SMALL)
+    server.fault(method="GET", **PASSING[kind])
+    found = store.stat("job/object")
+    assert found is not None
+    server.fault(method="GET", **PASSING[kind])
+    assert list(store.list("job/")) == [found]
+    server.fault(method="DELETE", **PASSING[kind])
+    store.delete("job/object")
+    assert store.stat("job/object") is None
+
+
+def test_a_broken_upload_goes_on_where_it_broke(server: FakeGcs, store: GcsStore) -> None:
+    sent: list[int] = []
+    server.fault(method="PUT", path_part=SESSION, after_bytes=2 * MIB)
+    server.fault(method="PUT", path_part=SESSION, after_bytes=0, times=0)
+    assert store.put("job/object", [LARGE[: 3 * MIB], LARGE[3 * MIB :]], crc32c=of_parts([LARGE]), pace=sent.append)
+    assert read_back(store, len(LARGE)) == LARGE
+    assert requests(server, "POST", "uploadType=resumable") == 1
+    assert sum(sent) < 2 * len(LARGE)
+
+
+def test_a_broken_download_goes_on_where_it_broke(server: FakeGcs, store: GcsStore) -> None:
+    put(store, LARGE[: 2 * MIB])
+    server.requests.clear()
+    server.fault(method="GET", path_part=MEDIA, after_bytes=MIB)
+    assert read_back(store, 2 * MIB) == LARGE[: 2 * MIB]
+    assert requests(server, "GET", MEDIA) == 2
+
+
+@pytest.mark.parametrize("content", [SMALL, LARGE], ids=["small", "large"])
+@pytest.mark.parametrize("if_absent", [False, True])
+def test_a_lost_answer_is_no_failure(server: FakeGcs, store: GcsStore, content: bytes, if_absent: bool) -> None:
+    """It was we who wrote it, so the answer is True: otherwise nobody would think that the commit was theirs."""
+    path_part = SESSION if content is LARGE else "uploadType"
+    server.fault(path_part=path_part, answer_lost=True)
+    assert put(store, content, if_absent=if_absent)
+    assert not put(store, content, if_absent=True)
+    assert read_back(store, len(content)) == content
+
+
+def test_a_forgotten_session_starts_again(server: FakeGcs, store: GcsStore) -> None:
+    server.fault(method="PUT", path_part=SESSION, after_bytes=2 * MIB)
+    server.fault(method="PUT", path_part=SESSION, status=410)
+    assert put(store, LARGE, if_absent=True)
+    assert requests(server, "POST", "uploadType=resumable") == 2
+    assert read_back(store, len(LARGE)) == LARGE
+
+
+@pytest.mark.parametrize(
+    "fault", [{"status": 503}, {"stall_s": 30.0}, {"after_bytes": 0}], ids=["503", "stall", "closed"]
+)
+def test_given_up_in_time(server: FakeGcs, hasty: GcsStore, fault: dict[str, Any]) -> None:
+    put(hasty, LARGE)
+    server.fault(times=10_000, **fault)
+    for call in (
+        lambda: put(hasty, LARGE),
+        lambda: put(hasty, SMALL),
+        lambda: read_back(hasty, len(LARGE)),
+        lambda: hasty.read("job/object", len(LARGE)),
+        lambda: hasty.stat("job/object"),
+        lambda: list(hasty.list("")),
+        lambda: hasty.delete("job/object"),
+    ):
+        started = time.monotonic()
+        with pytest.raises(Unavailable):
+            call()
+        assert time.monotonic() - started < 10
+
+
+def test_nobody_there(store: GcsStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
+    lonely = GcsStore("bucket", "", replace(OPTIONS, deadline_s=0.5))
+    for call in (lambda: put(lonely, SMALL), lambda: put(lonely, LARGE), lambda: lonely.stat("job/object")):
+        with pytest.raises(Unavailable):
+            call()
+    lonely.close()
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_refused_is_not_tried_again(server: FakeGcs, store: GcsStore, status: int) -> None:
+    server.fault(status=status, times=10_000)
+    for call in (
+        lambda: put(store, SMALL),
+        lambda: put(store, LARGE),
+        lambda: read_back(store, 10),
+        lambda: list(store.list("")),
+        lambda: store.delete("job/object"),
+    ):
+        server.requests.clear()
+        with pytest.raises(InvalidSpec):
+            call()
+        assert sum("/o" in path for _, path in server.requests) == 1  # the library looks at the bucket besides
+
+
+@pytest.mark.parametrize("content", [SMALL, LARGE], ids=["small", "large"])
+def test_bytes_that_change_on_the_way_are_refused(server: FakeGcs, store: GcsStore, content: bytes) -> None:
+    """The sum that travels with the upload is the caller's, so the server sees what the wire did."""
+    receive = server.store
+
+    def harmed(bucket: str, name: str, body: bytearray, *rest: Any) -> dict[str, Any]:
+        body[7] ^= 1
+        return receive(bucket, name, body, *rest)
+
+    server.store = harmed  # type: ignore[method-assign, assignment]
+    with pytest.raises(IntegrityError):
+        put(store, content)
+    assert server.objects == {}
+
+
+def test_a_small_read_is_verified(server: FakeGcs, hasty: GcsStore) -> None:
+    put(hasty, SMALL)
+    server.rot("bucket", "runs/job/object", 3)
+    with pytest.raises(Unavailable, match="checksum"):
+        hasty.read("job/object", 10_000)
+
+
+def test_deleted_while_it_is_read(server: FakeGcs, store: GcsStore) -> None:
+    put(store, LARGE)
+    server.fault(method="GET", path_part=MEDIA, after_bytes=10, times=3)
+    with server.lock:
+        kept = dict(server.objects)
+    target = memoryview(bytearray(2 * MIB))
+    server.objects.clear()
+    with pytest.raises(NotFound):
+        store.read_into("job/object", target)
+    server.objects.update(kept)
+
+
+def test_nobody_writes_to_the_target_after_a_failure(server: FakeGcs, store: GcsStore) -> None:
+    """One range fails for good while others stall: when the call raises, the memory is the caller's again."""
+    put(store, LARGE)
+    server.fault(method="GET", path_part=MEDIA, status=403)
+    server.fault(method="GET", path_part=MEDIA, stall_s=0.3, times=2)
+    target = bytearray(len(LARGE))
+    with pytest.raises(InvalidSpec):
+        store.read_into("job/object", memoryview(target))
+    before = bytes(target)
+    wait_until(lambda: all(not fault.times for fault in server.faults), description="the stalled ranges were asked for")
+    time.sleep(0.4)  # longer than they stall: this is what must not matter
+    assert bytes(target) == before
+
+
+def test_connections_are_used_again(server: FakeGcs, store: GcsStore) -> None:
+    """A stream that broke is closed, the others are kept: what is open stays bounded."""
+    port = int(server.endpoint.rpartition(":")[2])
+
+    def open_connections() -> int:
+        peers = [each.raddr for each in psutil.Process().net_connections(kind="tcp4") if each.status == "ESTABLISHED"]
+        return sum(bool(peer) and peer[1] == port for peer in peers)
+
+    put(store, LARGE)
+    for _ in range(30):
+        server.fault(method="GET", path_part=MEDIA, after_bytes=10)
+        assert read_back(store, len(LARGE)) == LARGE
+    assert open_connections() <= OPTIONS.streams + 2
