@@ -189,7 +189,7 @@ def test_shards_of_different_steps_are_a_mixed_state(tmp_path: Path) -> None:
 def test_stages_that_name_their_layers_alike_are_not_taken_for_one(tmp_path: Path) -> None:
     mesh = {"dp": 1, "pp": 2}
     stages = [save(tmp_path / f"{r}", {"w": torch.full((9,), float(r))}, rank=r, mesh=mesh) for r in range(2)]
-    with pytest.raises(InvalidSpec, match="one tensor on rank 0 and another on rank 1.*one pipeline stage at a time"):
+    with pytest.raises(InvalidSpec, match=r"one tensor on rank 0 and another on rank 1.*one pipeline stage at a time"):
         export(stages, tmp_path / "plain")
     export(stages[1:], tmp_path / "second")
     assert same(load({"w": torch.zeros(9)}, checkpoint_id=tmp_path / "second"), {"w": torch.ones(9)})
