@@ -227,7 +227,7 @@ class Directory:
             with contextlib.suppress(OSError):  # not empty, or gone: another rank's
                 directory.rmdir()
 
-    def keys(self) -> list[ShardKey]:
+    def present(self) -> list[ShardKey]:
         """Every shard that has a file here, whole or not."""
         found = {self._key(path) for path in self.root.glob("a*/s*/rank-*")}
         return sorted((key for key in found if key is not None), key=lambda key: (key.attempt, key.step, key.rank))

@@ -60,7 +60,8 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank's shards go. `prunes`: this rank removes old files for its whole node."""
+    """Where a rank's shards go. `prunes`: this rank removes old files for its whole node. `staging` takes images when memory
+    is full; what is left there is never restored from, since a disk may lose what was not synced."""
 
     directory: Directory
     run: str
@@ -68,6 +69,7 @@ class Place:
     world_size: int
     prunes: bool
     memory: Path
+    staging: Path
     strangers: tuple[Path, ...] = ()  # images of ranks that no longer run on this node
 
 
@@ -156,7 +158,7 @@ class Keeper:
             self._seen += 1
         if self._seen and self._place.prunes:
             directory = self._place.directory
-            for key in self._retention.victims(directory.keys()):
+            for key in self._retention.victims(directory.present()):
                 directory.delete(key)
             for stranger in self._place.strangers:
                 shutil.rmtree(stranger, ignore_errors=True)
@@ -177,7 +179,8 @@ class Keeper:
     def release_memory(self) -> None:
         """The run has ended: its images are not needed once the newest is on disk."""
         if self.offered is not None and self.offered == self.stored:
-            shutil.rmtree(self._place.memory, ignore_errors=True)
+            for images in (self._place.memory, self._place.staging):
+                shutil.rmtree(images, ignore_errors=True)
             if not any(self._place.memory.parent.glob("rank-*")):
                 shutil.rmtree(self._place.memory.parent, ignore_errors=True)
 

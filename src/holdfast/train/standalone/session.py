@@ -107,6 +107,7 @@ def open_session(options: Checkpoints, environment: Environment) -> Session:
         world_size=world.world_size,
         prunes=start.lists,
         memory=memory / f"rank-{world.rank}",
+        staging=directory.root / "images" / f"rank-{world.rank}",
         strangers=tuple(sorted(set(memory.glob("rank-*")) - here)),
     )
     board = Board.alone() if world.world_size == 1 else Board.shared(start.launch)
@@ -118,6 +119,7 @@ def open_session(options: Checkpoints, environment: Environment) -> Session:
         environment,
         attempt=start.attempt,
         images=str(place.memory),
+        images_on_disk=str(place.staging),
         interval_steps=options.interval_steps,
         restore=_target(start, world.rank),
         previous_mesh=elected.mesh,

@@ -149,7 +149,7 @@ class Starter:
             left = [holding for holding in holdings if (holding.holder, holding.path) not in self.bad]
             elected = election.elect(left, self.mesh, nodes)
             if not elected.parts:
-                return elected, ()
+                return elected if left or not holdings else Election(None, "no copy of any shard verifies"), ()
             mine = elected.parts[self.exchange.rank]
             here = [holding for holding in mine if holding.node == self.node]
             self._cross_out([(it.holder, it.path) for it in here if not self._verifies(it, run)])

@@ -47,7 +47,9 @@ def test_the_newest_step_that_every_rank_has_wins_and_the_reason_names_what_was_
 
 
 def test_memory_on_the_own_node_comes_before_disk_and_before_other_nodes() -> None:
-    there = [held(1, 10, rank, node=node, tier=tier) for rank in (0, 1) for node in NODES for tier in ("disk", "memory")]
+    there = [
+        held(1, 10, rank, node=node, tier=tier) for rank in (0, 1) for node in NODES for tier in ("disk", "memory")
+    ]
     elected = elect(there, DP2, NODES)
     assert [(part.node, part.tier) for (part,) in elected.parts] == [("n0", "memory"), ("n1", "memory")]
 
@@ -96,7 +98,9 @@ def test_a_resize_of_sharded_state_takes_every_part_or_nothing() -> None:
     elected = elect(there, Mesh.of({"dp": 1}), ["n0"])
     assert [[part.key.rank for part in parts] for parts in elected.parts] == [[0, 1]]
     assert elect(there[:1], Mesh.of({"dp": 4}), ["n0"] * 4).at == (1, 10)  # one replica alone, as far as anybody knows
-    assert elect([held(1, 10, 0)], Mesh.of({"dp": 4}), ["n0"] * 4).at is None  # and nothing is known of what is in memory
+    assert (
+        elect([held(1, 10, 0)], Mesh.of({"dp": 4}), ["n0"] * 4).at is None
+    )  # and nothing is known of what is in memory
 
 
 def test_another_replicas_state_is_only_taken_when_nothing_is_exact() -> None:
@@ -122,7 +126,15 @@ def test_every_rank_elects_the_same_whatever_the_order(
 ) -> None:
     mesh = Mesh.of({"dp": 4})
     there = [
-        held(attempt, step, rank, node=f"n{node}", mesh=mesh, digest=digest, parent=(attempt - 1, 2) if attempt > 1 else None)
+        held(
+            attempt,
+            step,
+            rank,
+            node=f"n{node}",
+            mesh=mesh,
+            digest=digest,
+            parent=(attempt - 1, 2) if attempt > 1 else None,
+        )
         for attempt, step, rank, node, digest in raw
     ]
     target = Mesh.of({"dp": dp})
