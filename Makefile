@@ -34,7 +34,7 @@ help:  ## this list
 
 setup: $(INSTALLED)  ## virtual environment with everything that demo, test and check need
 
-demo: $(INSTALLED)  ## train a small GPT, break it six times, watch it survive; writes out/demo/
+demo: $(INSTALLED)  ## train a small GPT, break it seven times, watch it survive; writes out/demo/
 	$(BIN)/holdfast demo --out out/demo $(ARGS)
 
 # Acceptance tests run real training against the clock: alone, one after the other.

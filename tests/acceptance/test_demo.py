@@ -1,4 +1,4 @@
-"""`holdfast demo`, as a user types it, with fewer steps: six faults, six remediations, and a report that adds up."""
+"""`holdfast demo`, as a user types it, with fewer steps: seven faults, seven remediations, and a report that adds up."""
 
 from __future__ import annotations
 
@@ -42,6 +42,12 @@ def test_every_fault_got_its_remediation_and_the_right_culprit(report: dict[str,
     assert (crash["rank"], hang["rank"]) == (4, 2)
     assert lost["node"]
     assert xid["node"]
+    assert crash["restored_from"] == {"memory": 9}
+    assert lost["restored_from"]["peer"] == 1
+    assert xid["restored_from"]
+    bereft = report["both_copies_lost"]["incidents"]
+    assert {(incident["kind"], incident["action"]) for incident in bereft} == {("node_lost", "hot_swap")}
+    assert all(incident["restored_from"]["object store"] >= 1 for incident in bereft)
     assert report["user_bug"]["phase"] == "failed"
     assert report["user_bug"]["tries"] == 2
     assert "IndexError" in report["user_bug"]["reason"]

@@ -104,6 +104,11 @@ class Client:
         """What the job's nodes and its store hold, newest first."""
         return self._pages(_path("jobs", name, "checkpoints"))
 
+    def checkpoint_holders(self, name: str, attempt: int, step: int) -> dict[int, list[str]]:
+        """rank → connected nodes that hold its shard."""
+        answer = self._get(_path("jobs", name, "checkpoints", str(attempt), str(step)))
+        return {int(rank): list(nodes) for rank, nodes in answer["ranks"].items()}
+
     # ------------------------------------------------------------------ nodes, incidents, actions
 
     def node(self, name: str) -> Json:

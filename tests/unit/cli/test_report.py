@@ -31,7 +31,7 @@ INCIDENT_KEYS = {
         "t_detected_s",
         "t_decided_s",
     ),
-    *("t_prepared_s", "t_first_step_s", "rework_steps", "trace_id"),
+    *("t_prepared_s", "t_first_step_s", "rework_steps", "restored_from", "trace_id"),
 }
 BADPUT_S = dict(zip(BADPUT, (3.0, 0.5, 0.1, 2.0, 1.4, 0.5, 0.5, 1.0, 1.0), strict=True))
 
@@ -53,6 +53,7 @@ def incident(**changes: Any) -> dict[str, Any]:
         "t_first_step": ZERO + 10.6,
         "rework_steps": 3,
         "trace_id": "ab" * 16,
+        "restored_from": {"memory": 9},
     }
     return base | changes
 
@@ -80,6 +81,8 @@ def outcome() -> Outcome:
             incident(id="i2", kind="gpu_error", rank=None, action=None, t_prepared=None, t_first_step=None),
         ],
         losses={0: 5.5, 1: 4.5},
+        bereft_job={"name": "bereft", "phase": "running", "step": 60},
+        bereft_incidents=[incident(id="i2", kind="node_lost", restored_from={"memory": 1, "object store": 2})],
         faulty_job=ended,
         faulty_incidents=[incident(id="i3", kind="repeated_exception", action={"kind": "stop", "reason": "twice"})],
         failures=[],
@@ -129,7 +132,7 @@ def test_the_summary(outcome: Outcome, width: int, failures: list[str]) -> None:
     unfinished = next(line for line in text.splitlines() if line.startswith("gpu_error"))
     assert unfinished.split()[-4:] == ["–", "–", "–", "3"]
     assert "Goodput 80.0% of 50.0 s" in text
-    assert ("all six faults" in text) is (not failures)
+    assert ("all seven faults" in text) is (not failures)
     for failure in failures:
         assert failure in " ".join(text.split())
 

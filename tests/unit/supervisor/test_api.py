@@ -281,7 +281,10 @@ async def test_what_is_saved_of_a_job(api: Any) -> None:
         (30, {"memory": 0, "disk": 1, "store": False}, False),
         (20, {"memory": 2, "disk": 0, "store": False}, True),
     ], "the stored step belongs to no attempt of this run"
+    holders = (await api.http.get(f"/v1/jobs/gpt/checkpoints/{attempt}/20")).json()
+    assert holders == {"attempt": attempt, "step": 20, "ranks": {"0": ["n1"], "1": ["n1"]}}
     problem(await api.http.get("/v1/jobs/none/checkpoints"), 404)
+    problem(await api.http.get("/v1/jobs/none/checkpoints/1/1"), 404)
 
 
 def record(attempt: int, step: int, rank: int, mesh: Mesh, tier: str) -> ShardRecord:

@@ -1,4 +1,4 @@
-"""`holdfast demo`: train a small GPT on this machine, break it six times, and watch it survive."""
+"""`holdfast demo`: train a small GPT on this machine, break it seven times, and watch it survive."""
 
 from __future__ import annotations
 

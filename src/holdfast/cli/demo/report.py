@@ -35,6 +35,7 @@ class Report:
     world_sizes: list[list[float]]
     tokens_per_s: list[list[float]]
     incidents: list[dict[str, Any]]
+    both_copies_lost: dict[str, Any]
     user_bug: dict[str, Any]
     losses: dict[str, float]
     failures: list[str]
@@ -68,6 +69,10 @@ class Report:
             world_sizes=[list(point) for point in goodput["world_sizes"]],
             tokens_per_s=[list(point) for point in goodput["tokens_per_s"]],
             incidents=[_incident(incident, zero) for incident in outcome.incidents],
+            both_copies_lost={
+                "step": outcome.bereft_job["step"],
+                "incidents": [_incident(incident, zero) for incident in outcome.bereft_incidents],
+            },
             user_bug={
                 "phase": outcome.faulty_job["phase"],
                 "reason": outcome.faulty_job["reason"],
@@ -104,6 +109,7 @@ def _incident(incident: View, zero: float) -> dict[str, Any]:
         "t_prepared_s": since("t_prepared"),
         "t_first_step_s": since("t_first_step"),
         "rework_steps": incident.get("rework_steps", 0),
+        "restored_from": incident["restored_from"],
         "trace_id": incident.get("trace_id"),
     }
 
@@ -126,7 +132,7 @@ def print_summary(console: Console, report: Report, out: Path) -> None:
     for failure in report.failures:
         console.print(f"[bold red]not as it should be:[/] {escape(failure)}")
     if not report.failures:
-        console.print("[bold green]all six faults were found, named and survived as they should be[/]")
+        console.print("[bold green]all seven faults were found, named and survived as they should be[/]")
 
 
 def _incidents_table(report: Report) -> Table:

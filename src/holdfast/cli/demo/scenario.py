@@ -1,4 +1,5 @@
-"""The demo's story: which fault when, what must come of it, and the second job with the user's bug.
+"""The demo's story: which fault when, what must come of it, and two short jobs: one that loses every copy of a shard at once,
+and one with a bug in the user's own script.
 
 Faults are addressed by condition ("the job runs, a checkpoint is behind it, the last incident is closed"), never by time.
 """
@@ -24,6 +25,7 @@ from holdfast.cli.live import JobDisplay
 from holdfast.domain.errors import HoldfastError, NotFound, Unavailable
 
 JOB = "gpt"
+BEREFT_JOB = "bereft"
 FAULTY_JOB = "faulty"
 CHECKPOINT_STEPS = 10
 FIRST_FAULT_STEP = 25
@@ -37,6 +39,9 @@ CRASH_RANK = 4
 LOST_RANK = 7
 HUNG_RANK = 2
 XID_RANK = 5
+BEREFT_RANK = 0
+BEREFT_STEPS_AFTER = 20
+STORE_INTERVAL_S = 1.0
 
 View = dict[str, Any]
 
@@ -50,6 +55,7 @@ class Expectation:
     action: str
     node: str = ""
     rank: int | None = None
+    source: str = ""  # where at least one shard must have been restored from
 
     def check(self, incident: View | None) -> str:
         """Empty when it came as it should; else one sentence."""
@@ -66,6 +72,8 @@ class Expectation:
             )
             if found != wanted
         ]
+        if self.source and self.source not in incident["restored_from"]:
+            wrong.append(f"restored from {incident['restored_from']}, nothing from the {self.source}")
         return f"{self.fault}: {', '.join(wrong)} ({incident['cause']})" if wrong else ""
 
 
@@ -78,6 +86,8 @@ class Outcome:
     goodput: View
     incidents: list[View]
     losses: dict[int, float]
+    bereft_job: View
+    bereft_incidents: list[View]
     faulty_job: View
     faulty_incidents: list[View]
     failures: list[str] = field(default_factory=list)
@@ -116,6 +126,7 @@ class Scenario:
             job = self._last_steps_counted()
         goodput = self._client.goodput(JOB)
         incidents = sorted(self._client.incidents(JOB), key=lambda incident: incident["t_fault"])
+        bereft, bereft_incidents = self._both_copies_lost()
         faulty, faulty_incidents = self._user_bug()
         return Outcome(
             target=self._steps,
@@ -123,6 +134,8 @@ class Scenario:
             goodput=goodput,
             incidents=incidents,
             losses=read_losses(self._out / "train"),
+            bereft_job=bereft,
+            bereft_incidents=bereft_incidents,
             faulty_job=faulty,
             faulty_incidents=faulty_incidents,
             failures=self._failures,
@@ -140,13 +153,14 @@ class Scenario:
     def _break_it(self) -> None:
         self._settle(FIRST_FAULT_STEP)
         self._fault(
-            Expectation("worker crash", "worker_crash", "restart", rank=CRASH_RANK),
+            Expectation("worker crash", "worker_crash", "restart", rank=CRASH_RANK, source="memory"),
             lambda: self._injector.crash(JOB, CRASH_RANK),
         )
         self._settle()
         lost = self._node_of(LOST_RANK)
         self._fault(
-            Expectation("node loss", "node_lost", "hot_swap", node=lost), lambda: self._injector.node_loss(lost)
+            Expectation("node loss", "node_lost", "hot_swap", node=lost, source="peer"),
+            lambda: self._injector.node_loss(lost),
         )
         self._settle()
         self._fault(Expectation("hang", "hang", "restart", rank=HUNG_RANK), lambda: self._injector.hang(JOB, HUNG_RANK))
@@ -237,9 +251,72 @@ class Scenario:
             "checkpoint": {"interval_steps": CHECKPOINT_STEPS, "keep": 2},
         }
 
+    def _both_copies_lost(self) -> tuple[View, list[View]]:
+        """The two nodes that hold all copies of a rank's shards are lost at once: only the object store has it now."""
+        self._console.print("[dim]a second job, whose nodes are lost two at a time …[/]")
+        out = self._out / "bereft"
+        out.mkdir(parents=True, exist_ok=True)
+        self._client.submit(
+            {
+                "name": BEREFT_JOB,
+                "script": str(examples() / "gpt" / "train.py"),
+                "args": training_arguments(out, self._steps),
+                "nodes": 3,
+                "nproc_per_node": 1,
+                "mesh": {"dp": 1, "pp": 3},
+                "checkpoint": {
+                    "interval_steps": CHECKPOINT_STEPS,
+                    "keep": 2,
+                    "store": f"file://{(self._out / 'store').resolve()}",
+                    "store_interval_s": STORE_INTERVAL_S,
+                },
+            }
+        )
+        job = self._wait_for(BEREFT_JOB, "a checkpoint in the object store", lambda _: self._stored(BEREFT_JOB))
+        pair = self._holders(BEREFT_JOB, BEREFT_RANK)
+        for node in pair:
+            self._injector.node_loss(node)
+        what = f"{' and '.join(pair)} lost at once, and with them every copy of rank {BEREFT_RANK}'s shards"
+        self._console.print(f"[bold]loss of both copies[/]: {escape(what)}")
+
+        def recovered(job: View) -> bool:
+            return job["incident"] is None and job["generation"] > 1 and job["phase"] == "running"
+
+        job = self._wait_for(BEREFT_JOB, "it to run again", recovered)
+        target = (job["step"] or 0) + BEREFT_STEPS_AFTER
+        job = self._wait_for(BEREFT_JOB, f"step {target}", lambda job: (job["step"] or 0) >= target)
+        self._client.stop(BEREFT_JOB, "the demo has seen enough of it")
+        incidents = sorted(self._client.incidents(BEREFT_JOB), key=lambda incident: incident["t_fault"])
+        expected = Expectation("loss of both copies", "node_lost", "hot_swap", source="object store")
+        if failure := expected.check(incidents[0] if incidents else None):
+            self._failures.append(failure)
+        else:
+            self._console.print(
+                f"[bold]{BEREFT_JOB}[/] goes on from the object store: {escape(incidents[0]['outcome'])}"
+            )
+        return job, incidents
+
+    def _wait_for(self, name: str, what: str, condition: Callable[[View], bool]) -> View:
+        """Raises when it does not come to pass in time, or when the job ends before."""
+        deadline = time.monotonic() + PROGRESS_TIMEOUT_S
+        while not condition(job := self._client.job(name)):
+            if time.monotonic() > deadline or job["phase"] in ("failed", "stopped", "completed"):
+                raise Unavailable(f"{name} is {job['phase']} while waiting for {what}: {job['reason']}")
+            time.sleep(POLL_S)
+        return job
+
+    def _stored(self, name: str) -> bool:
+        return any(each["tiers"]["store"] for each in self._client.checkpoints(name))
+
+    def _holders(self, name: str, rank: int) -> list[str]:
+        """Every node that holds a shard of `rank`."""
+        steps = [(each["attempt"], each["step"]) for each in self._client.checkpoints(name)]
+        held = (self._client.checkpoint_holders(name, *step).get(rank, []) for step in steps)
+        return sorted({node for nodes in held for node in nodes})
+
     def _user_bug(self) -> tuple[View, list[View]]:
         """A script that raises the same exception at the same step: it must be stopped at the second try."""
-        self._console.print("[dim]a second job, with a bug in the user's own script …[/]")
+        self._console.print("[dim]a third job, with a bug in the user's own script …[/]")
         self._client.submit(
             {
                 "name": FAULTY_JOB,

@@ -12,7 +12,7 @@ from holdfast.domain.errors import NotFound
 from holdfast.supervisor import ledger
 from holdfast.supervisor.api import models, views
 from holdfast.supervisor.api.backend import Backend, Commands, Cursor, Limit, Serving
-from holdfast.supervisor.core import saved_steps
+from holdfast.supervisor.core import holders, saved_steps
 from holdfast.supervisor.core.state import Job
 from holdfast.supervisor.picture import Picture
 from holdfast.supervisor.protocol import CheckpointRequested, JobStopRequested, JobSubmitted, ResizeRequested
@@ -78,6 +78,14 @@ async def checkpoints(name: str, backend: Serving) -> models.Page[models.Checkpo
     """Every saved step that connected nodes or the object store hold, newest first."""
     picture, job = await _find(backend, name)
     return models.Page(items=[views.checkpoint(step) for step in saved_steps(picture.state, job.name)])
+
+
+@router.get("/{name}/checkpoints/{attempt}/{step}")
+async def checkpoint_holders(name: str, attempt: int, step: int, backend: Serving) -> models.CheckpointHolders:
+    """Which connected nodes hold the shards of one saved step."""
+    picture, job = await _find(backend, name)
+    ranks = {rank: list(nodes) for rank, nodes in holders(picture.state, job.name, attempt, step).items()}
+    return models.CheckpointHolders(attempt=attempt, step=step, ranks=ranks)
 
 
 @router.get("/{name}/goodput")

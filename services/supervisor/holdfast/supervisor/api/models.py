@@ -144,6 +144,14 @@ class Checkpoint(Model):
     newest: Annotated[bool, Field(description="the newest complete one of the run: a restart would begin here")]
 
 
+class CheckpointHolders(Model):
+    """Who has the shards of one saved step."""
+
+    attempt: int
+    step: int
+    ranks: Annotated[dict[int, list[str]], Field(description="rank → connected nodes that hold its shard")]
+
+
 class Job(JobSummary):
     interval: Annotated[Interval | None, Field(description="null before the first start")]
     ranks: list[Rank]

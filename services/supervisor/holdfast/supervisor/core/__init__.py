@@ -26,7 +26,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from holdfast.supervisor.core import breaker, handover, incidents, jobs, planned, reports, sessions, upkeep
-from holdfast.supervisor.core.catalogue import SavedStep, saved_steps
+from holdfast.supervisor.core.catalogue import SavedStep, holders, saved_steps
 from holdfast.supervisor.core.state import Breaker, Config, Job, Node, State
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import check_submission, view
@@ -59,6 +59,7 @@ __all__ = [
     "SavedStep",
     "State",
     "check_submission",
+    "holders",
     "saved_steps",
     "step",
     "view",

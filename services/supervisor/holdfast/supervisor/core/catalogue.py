@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from holdfast.domain.errors import NotFound
@@ -49,6 +49,18 @@ def saved_steps(state: State, name: str) -> Sequence[SavedStep]:
     line = Line(job.lineage)
     newest = next((each for each in steps if each.complete and line.holds(each.attempt, each.step)), None)
     return [replace(each, newest=each is newest) for each in steps]
+
+
+def holders(state: State, name: str, attempt: int, step: int) -> Mapping[int, Sequence[str]]:
+    """Connected nodes that hold each rank's shard of one saved step, in memory or on disk. Raises `NotFound`."""
+    if name not in state.jobs:
+        raise NotFound(f"there is no job {name}")
+    found: dict[int, set[str]] = defaultdict(set)
+    for node in state.nodes.values():
+        for record in node.inventory.get(name, ()) if node.connected else ():
+            if (record.key.attempt, record.key.step) == (attempt, step):
+                found[record.key.rank].add(node.name)
+    return {rank: sorted(found[rank]) for rank in sorted(found)}
 
 
 def _step(key: tuple[int, int], copies: _Copies) -> SavedStep:
