@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from holdfast.domain.generations import RestorePoint
-from holdfast.domain.orders import Prepare, Stop
+from holdfast.domain.generations import RestorePoint, StoredStep
+from holdfast.domain.orders import Inventory, Prepare, Stop
 from holdfast.sim.scenario import simulate
 from holdfast.sim.supervisor import Step
 from holdfast.sim.world import Violation
 from holdfast.supervisor.core import State, step
-from holdfast.supervisor.protocol import Command, Event, FindingArrived, PolicyAnswered, Send
+from holdfast.supervisor.protocol import Command, Event, FindingArrived, NodeReported, PolicyAnswered, Send
 
 SEEDS = int(os.environ.get("HOLDFAST_SIM_SEEDS", "2000"))
 BATCHES = 20
@@ -109,6 +110,53 @@ def _double_orders(state: State, event: Event) -> tuple[State, tuple[Command, ..
     )
 
 
+def _each_prepare(
+    state: State, event: Event, change: Callable[[Prepare], Prepare]
+) -> tuple[State, tuple[Command, ...]]:
+    after, commands = step(state, event)
+    return after, tuple(
+        replace(c, order=change(c.order)) if isinstance(c, Send) and isinstance(c.order, Prepare) else c
+        for c in commands
+    )
+
+
+def _half_a_state(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
+    """Planted: of a state that several shards make up, every rank is given one."""
+
+    def halve(order: Prepare) -> Prepare:
+        return replace(order, restore=tuple({restore.rank: restore for restore in order.restore}.values()))
+
+    return _each_prepare(state, event, halve)
+
+
+def _mixed_steps(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
+    """Planted: rank 0 goes on from an older step than the others."""
+
+    def mix(order: Prepare) -> Prepare:
+        return replace(
+            order,
+            restore=tuple(
+                replace(restore, shard=replace(restore.shard, step=restore.shard.step - 1))
+                if not restore.rank
+                else restore
+                for restore in order.restore
+            ),
+        )
+
+    return _each_prepare(state, event, mix)
+
+
+def _hopeful_store(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
+    """Planted: whatever one rank has saved is believed to be whole in the object store."""
+    if isinstance(event, NodeReported) and isinstance(event.report, Inventory):
+        held = {
+            (r.key.attempt, r.key.step): StoredStep(r.key.attempt, r.key.step, r.mesh, False)
+            for r in event.report.shards
+        }
+        event = replace(event, report=replace(event.report, stored=tuple(held.values())))
+    return step(state, event)
+
+
 @pytest.mark.parametrize(
     ("planted", "said"),
     [
@@ -117,6 +165,9 @@ def _double_orders(state: State, event: Event) -> tuple[State, tuple[Command, ..
         (_ask_nobody, "no faults any more, but the job is"),
         (_restore_anything, "nobody ever saved|was given up|not its ancestor"),
         (_double_orders, "two different generations"),
+        (_half_a_state, "not its whole state"),
+        (_mixed_steps, "and rank 0 ShardKey"),
+        (_hopeful_store, "is not whole in the object store|nobody ever saved"),
     ],
     ids=lambda value: value.__name__.strip("_") if callable(value) else "",
 )

@@ -50,10 +50,10 @@ def stop(
 
 @app.command()
 def checkpoint(name: Name, api: Api = "") -> None:
-    """Save a checkpoint within the next few steps."""
+    """Save a checkpoint within the next few steps, and say how far it came: memory, disk, a peer, the object store."""
     with Client(api or default_url()) as client:
-        client.checkpoint(name)
-    console.print(f"{name}: checkpoint asked for")
+        operation = client.checkpoint(name)
+    console.print(str(operation.get("reason") or f"{name}: checkpoint asked for"))
 
 
 @app.command()

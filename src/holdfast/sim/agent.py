@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from holdfast.domain.generations import ShardKey, ShardRecord
+from holdfast.domain.generations import OBJECT_STORE, RankRestore, ShardKey, ShardRecord, StoredStep
 from holdfast.domain.nodes import NodeFacts, RunningWorker
 from holdfast.domain.orders import (
     CheckpointNow,
@@ -27,6 +27,7 @@ from holdfast.domain.orders import (
     Stop,
     Warm,
 )
+from holdfast.sim.store import LATE_S, RETRY_S, Store
 from holdfast.sim.world import Violation, World
 
 SHARD_STEPS_KEPT = 3
@@ -45,6 +46,16 @@ class Workers:
     save_at: set[int] = field(default_factory=set)
     intervals: list[tuple[int, int]] = field(default_factory=list)  # (from step, interval), as ordered
 
+    def due(self, step: int) -> bool:
+        """Whether these ranks save after `step`."""
+        changes = [interval for start, interval in self.intervals if start <= step]
+        interval = changes[-1] if changes else self.order.checkpoint.interval_steps
+        return step in self.save_at or (interval > 0 and step % interval == 0)
+
+    def change_interval(self, order: SetInterval) -> None:
+        self.intervals = [entry for entry in self.intervals if entry[0] < order.from_step]
+        self.intervals.append((order.from_step, order.interval_steps))
+
     @property
     def running(self) -> bool:
         return self.started and not self.dead and not self.hung
@@ -56,6 +67,10 @@ class Surroundings(Protocol):
     def deliver(self, agent: Agent, session: int, seq: int, report: Report) -> None: ...
     def neighbour(self, node: str) -> Agent | None: ...
     def workers_changed(self) -> None: ...
+    @property
+    def store(self) -> Store | None: ...
+    @property
+    def sharded(self) -> bool: ...
 
 
 class Agent:
@@ -76,6 +91,8 @@ class Agent:
         self.workers: Workers | None = None
         self.memory: dict[ShardKey, ShardRecord] = {}
         self.disk: dict[ShardKey, ShardRecord] = {}
+        self.rotten: set[ShardKey] = set()  # copies that nobody can read any more
+        self.stored: tuple[StoredStep, ...] = ()  # as far as it has heard
         self.slow_share = 0.02  # of Prepare orders, that take longer than their timeout
 
     @property
@@ -94,13 +111,16 @@ class Agent:
         self.memory = dict(self.disk) | self.memory
         self.world.say(f"{self.name} boots ({self.incarnation})")
 
-    def die(self, *, machine: bool) -> None:
-        """The agent and all its workers; with the machine its memory, too."""
+    def die(self, *, machine: bool, disk: bool = False) -> None:
+        """The agent and all its workers; with the machine its memory, too, and with its disk all that it had."""
         self.alive = False
         self.session = 0
         self.workers = None
         if machine:
             self.memory.clear()
+        if disk:
+            self.disk.clear()
+            self.stored = ()
         self.around.workers_changed()
 
     # ------------------------------------------------------------ reports
@@ -177,14 +197,17 @@ class Agent:
                 self._answer(command_id, True)
             case SetInterval():
                 if self.workers is not None and self.workers.order.generation == order.generation:
-                    self.workers.intervals.append((order.from_step, order.interval_steps))
+                    self.workers.change_interval(order)
                 self._answer(command_id, True)
             case Warm():
                 self._answer(command_id, True)
 
-    def _answer(self, command_id: str, ok: bool, reason: str = "", master: str = "") -> None:
+    def _answer(
+        self, command_id: str, ok: bool, reason: str = "", master: str = "", *, unrestorable: bool = False
+    ) -> None:
         self.in_progress.discard(command_id)
-        self.answers[command_id] = OrderDone(command_id, ok, reason, master, self.world.now)
+        done = OrderDone(command_id, ok, reason, master, self.world.now, unrestorable=unrestorable)
+        self.answers[command_id] = done
         self.report(self.answers[command_id])
 
     def _prepare(self, command_id: str, order: Prepare) -> None:
@@ -204,14 +227,37 @@ class Agent:
             self._answer(command_id, False, "a newer order came")
             return
         for wanted in order.restore:
-            holders = [self, *(self.around.neighbour(source.node) for source in wanted.sources)]
-            found = next((h.memory[wanted.shard] for h in holders if h and h.alive and wanted.shard in h.memory), None)
-            if found is None or found.digest != wanted.digest:
-                self._answer(command_id, False, f"no holder of {wanted.shard} answers")
+            found = self._fetch(wanted)
+            if found is None:
+                self._answer(command_id, False, f"no holder of {wanted.shard} answers", unrestorable=True)
                 return
             self.memory[wanted.shard] = self.disk[wanted.shard] = found
         workers.ready = True
         self._answer(command_id, True, master=f"{self.name}:{order.generation}")
+
+    def _fetch(self, wanted: RankRestore) -> ShardRecord | None:
+        """From this node, or the nearest source that has it whole."""
+        for node in (self.name, *(source.node for source in wanted.sources)):
+            if node == OBJECT_STORE:
+                found = self.around.store.get(wanted.shard) if self.around.store else None
+            else:
+                holder = self.around.neighbour(node)
+                found = holder.read(wanted.shard) if holder is not None else None
+            if found is not None and wanted.digest in ("", found.digest):
+                return found
+        return None
+
+    def read(self, key: ShardKey) -> ShardRecord | None:
+        """Verified; a rotten copy is dropped, and the supervisor hears of it."""
+        if not self.alive or key not in self.memory:
+            return None
+        if key not in self.rotten:
+            return self.memory[key]
+        self.rotten.discard(key)
+        self.memory.pop(key, None)
+        self.disk.pop(key, None)
+        self._report_inventory()
+        return None
 
     def _start(self, order: Start) -> tuple[bool, str]:
         workers = self.workers
@@ -260,11 +306,12 @@ class Agent:
         order = workers.order
         for rank in self.ranks:
             key = ShardKey(order.attempt, step, rank)
-            self.memory[key] = ShardRecord(
-                key, order.mesh, "memory", 1, f"{step}/{order.mesh.position_of(rank)}", self.name
-            )
+            share = rank if self.around.sharded else order.mesh.position_of(rank)
+            self.memory[key] = ShardRecord(key, order.mesh, "memory", 1, f"{step}/{share}", self.name)
         self._expire()
         self._report_inventory()
+        if self.around.store is not None and self.around.store.takes(step):
+            self.world.soon(*LATE_S, self._in_this_life(lambda: self._upload(order, step)))
         self.world.soon(0.05, 0.6, self._in_this_life(lambda: self._copy(order, step)))
 
     def _copy(self, order: Prepare, step: int) -> None:
@@ -282,6 +329,16 @@ class Agent:
                 other._expire()
                 other._report_inventory()
 
+    def _upload(self, order: Prepare, step: int) -> None:
+        """Its own shards; what has been dropped meanwhile never arrives, and the step stays incomplete there."""
+        store = self.around.store
+        assert store is not None
+        mine = [self.memory.get(ShardKey(order.attempt, step, rank)) for rank in order.placement.ranks]
+        if all(store.put(record) for record in mine if record is not None):
+            self._report_inventory()
+        else:
+            self.world.soon(*RETRY_S, self._in_this_life(lambda: self._upload(order, step)))
+
     def _expire(self) -> None:
         for shards in (self.memory, self.disk):
             for rank in {(key.rank, record.owner) for key, record in shards.items()}:
@@ -291,7 +348,10 @@ class Agent:
 
     def _report_inventory(self) -> None:
         self.unacknowledged = [item for item in self.unacknowledged if not isinstance(item[1], Inventory)]
-        self.report(Inventory(JOB, tuple(self.memory[ShardKey(*key)] for key in sorted(_keys(self.memory)))))
+        if self.around.store is not None:
+            self.stored = self.around.store.listing() or self.stored
+        shards = tuple(self.memory[ShardKey(*key)] for key in sorted(_keys(self.memory)))
+        self.report(Inventory(JOB, shards, self.stored))
 
 
 def _keys(shards: dict[ShardKey, ShardRecord]) -> Iterator[tuple[int, int, int]]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from holdfast.domain.generations import Generation
+from holdfast.domain.generations import OBJECT_STORE, Generation
 from holdfast.domain.incidents import Incident
-from holdfast.domain.orders import Prepare
+from holdfast.domain.mesh import Mesh
+from holdfast.domain.orders import Prepare, SetInterval
 from holdfast.sim.agent import Agent
+from holdfast.sim.store import Store
 from holdfast.sim.world import Violation
 from holdfast.supervisor.core import State
 from holdfast.supervisor.protocol import (
@@ -37,6 +39,8 @@ class Invariants:
     min_dp: int
     max_dp: int
     checkpoint_interval: int
+    store: Store | None = None
+    sharded: bool = False  # over dp: half of the replicas' shards are half of the state
     opened: set[str] = field(default_factory=set)
     closed: set[str] = field(default_factory=set)
     ancestors: dict[int, Ancestor] = field(default_factory=dict)  # by attempt
@@ -44,7 +48,10 @@ class Invariants:
     prepared: dict[int, tuple[object, ...]] = field(
         default_factory=dict
     )  # generation → what every Prepare of it must say
-    complete: dict[tuple[int, int], set[int]] = field(default_factory=dict)  # (attempt, step) → positions saved
+    complete: dict[tuple[int, int], set[int]] = field(default_factory=dict)  # (attempt, step) → ranks that saved it
+    meshes: dict[tuple[int, int], Mesh] = field(default_factory=dict)  # … and of which mesh
+    points: dict[int, tuple[int, int]] = field(default_factory=dict)  # generation → (attempt, step) that it restores
+    announced: dict[tuple[int, int], int] = field(default_factory=dict)  # (generation, from step) → interval
     blind_takeover: set[int] = field(
         default_factory=set
     )  # generations replaced while none of their nodes could be asked
@@ -67,8 +74,16 @@ class Invariants:
                         self._cheap_when_planned(incident)
                 case Send(order=Prepare() as order):
                     self._same_generation_everywhere(order)
+                case Send(order=SetInterval() as order):
+                    if self.announced.setdefault((order.generation, order.from_step), order.interval_steps) != (
+                        order.interval_steps
+                    ):
+                        raise Violation(f"two intervals from step {order.from_step} on: {order}")
                 case _:
                     pass
+        for command in commands:  # the record of a generation follows its orders
+            if isinstance(command, Send) and isinstance(command.order, Prepare):
+                self._one_whole_step(command.order)
         if isinstance(event, FindingArrived):
             self._recorded(event, after, commands)
         self._no_incident_vanished(after)
@@ -97,6 +112,7 @@ class Invariants:
     def _restorable(self, generation: Generation) -> None:
         """The elected step lies on the lineage, and every position of the mesh was saved at it."""
         point = generation.restore
+        self.points[generation.number] = (point.attempt, point.step)
         if point.step == 0:
             return
         attempt, limit = self.newest_attempt, None
@@ -110,14 +126,46 @@ class Invariants:
         if limit is not None and point.step > limit:
             raise Violation(f"restores step {point.step} of attempt {attempt}, which was given up after step {limit}")
         known = self.complete.get((point.attempt, point.step), set())
-        missing = set(range(generation.mesh.replica_size)) - known
+        mesh = self.meshes.get((point.attempt, point.step), generation.mesh)
+        if self.sharded or mesh.dp == generation.mesh.dp:
+            missing = set(range(mesh.world_size)) - known
+        else:
+            missing = set(range(mesh.replica_size)) - {mesh.position_of(rank) for rank in known}
         if missing:
             raise Violation(
-                f"restores step {point.step} of attempt {point.attempt}: nobody ever saved positions {sorted(missing)}"
+                f"restores step {point.step} of attempt {point.attempt}: nobody ever saved ranks {sorted(missing)}"
             )
 
-    def saved(self, attempt: int, step: int, position: int) -> None:
-        self.complete.setdefault((attempt, step), set()).add(position)
+    def saved(self, attempt: int, step: int, rank: int, mesh: Mesh) -> None:
+        self.complete.setdefault((attempt, step), set()).add(rank)
+        self.meshes[attempt, step] = mesh
+
+    def _one_whole_step(self, order: Prepare) -> None:
+        """Every rank gets all of its state, and all of it from the one elected step."""
+        point = self.points.get(order.generation)
+        for restore in order.restore:
+            if (restore.shard.attempt, restore.shard.step) != point:
+                raise Violation(
+                    f"generation {order.generation} restores {point}, and rank {restore.rank} {restore.shard}"
+                )
+            in_store = any(source.node == OBJECT_STORE for source in restore.sources)
+            if in_store and (self.store is None or point not in self.store.complete):
+                raise Violation(f"{point} is not whole in the object store, and rank {restore.rank} is sent there")
+        if order.restore_step:
+            for rank in order.placement.ranks:
+                self._whole_state(order, rank, sorted(r.shard.rank for r in order.restore if r.rank == rank))
+
+    def _whole_state(self, order: Prepare, rank: int, given: list[int]) -> None:
+        saved = order.restore_mesh
+        assert saved is not None
+        if saved.dp == order.mesh.dp:
+            right = given == [rank]
+        elif self.sharded:
+            right = given == list(range(order.mesh.position_of(rank), saved.world_size, saved.replica_size))
+        else:
+            right = len(given) == 1 and saved.position_of(given[0]) == order.mesh.position_of(rank)
+        if not right:
+            raise Violation(f"rank {rank} of {order.mesh} is given the shards {given} of {saved}: not its whole state")
 
     def _nothing_older_runs(self, generation: Generation, after: State) -> None:
         """START means: every node that could be asked has stopped what it ran before."""

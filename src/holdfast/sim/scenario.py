@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from random import Random
 
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.incidents import Action, ActionKind, Incident
@@ -13,9 +14,11 @@ from holdfast.domain.orders import Report
 from holdfast.policy import JobView, default
 from holdfast.sim.agent import JOB, Agent
 from holdfast.sim.invariants import Invariants
+from holdfast.sim.store import URL, Store
 from holdfast.sim.supervisor import Policy, Step, Supervisor
 from holdfast.sim.world import Violation, World
 from holdfast.supervisor.core import step
+from holdfast.supervisor.interval import STEPS_UNMEASURED
 from holdfast.supervisor.protocol import (
     FindingArrived,
     JobPhase,
@@ -26,6 +29,7 @@ from holdfast.supervisor.protocol import (
 )
 
 STEP_S = 0.5
+STALL_S = 1e-4  # so little that the best interval lies between the bounds
 INTERVAL = 5
 HANG_S = 5.0
 RECONNECT_S = (0.05, 0.5)
@@ -53,11 +57,36 @@ class Result:
     trace: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """How the job saves. Three of five seeds replay as they did before there was an object store."""
+
+    store: bool = False
+    sharded: bool = False  # over dp
+    auto: bool = False  # the supervisor chooses the interval
+    rot: bool = False  # copies go bad, disks are lost with their nodes
+
+    @classmethod
+    def of(cls, seed: int) -> Checkpoints:
+        if seed % 5 > 1:
+            return cls()
+        chance = Random(f"checkpoints of {seed}")
+        return cls(chance.random() < 0.8, chance.random() < 0.5, chance.random() < 0.5, chance.random() < 0.7)
+
+    @property
+    def spec(self) -> CheckpointSpec:
+        interval, store = 0 if self.auto else INTERVAL, URL if self.store else ""
+        return CheckpointSpec(interval, 2, 2 * STEP_S, INTERVAL * STEP_S, store)
+
+
 class Scenario:
     """Agents, network, diagnostics and the user's job around a supervisor."""
 
     def __init__(self, seed: int, *, tracing: bool = False, fold: Step = step) -> None:
         self.world = World(seed, tracing)
+        self.checkpoints = Checkpoints.of(seed)
+        self.store = Store(self.world) if self.checkpoints.store else None
+        self.sharded = self.checkpoints.sharded
         chance = self.world.chance
         dims, width, spares, capacity = chance.choice(_MESHES)
         mesh = Mesh.of(dims)
@@ -70,7 +99,7 @@ class Scenario:
             mesh,
             min_dp=chance.randint(1, mesh.dp),
             max_dp=mesh.dp,
-            checkpoint=CheckpointSpec(INTERVAL, 2),
+            checkpoint=self.checkpoints.spec,
             limits=LimitSpec(prepare_timeout_s=5.0, first_step_timeout_s=20.0, restarts_without_progress_max=1000),
         )
         self.target = chance.randint(25, 45)
@@ -80,7 +109,10 @@ class Scenario:
         for index in range(nodes + spares):
             name = f"n{index}"
             self.agents[name] = Agent(self.world, self, name, chance.choice(("a", "b", "")), capacity)
-        self.invariants = Invariants(self.agents, self.spec.min_dp, self.spec.max_dp, INTERVAL)
+        interval = STEPS_UNMEASURED if self.checkpoints.auto else INTERVAL
+        self.invariants = Invariants(
+            self.agents, self.spec.min_dp, self.spec.max_dp, interval, self.store, self.sharded
+        )
         policy: Policy = default if chance.random() < 0.8 else self._whimsical
         self.supervisor = Supervisor(self.world, self.agents, self.invariants, policy, fold)
         self.step = 0  # of the newest generation that ran
@@ -181,15 +213,17 @@ class Scenario:
                 agent.finished()
             return
         self.progress[generation] = self.step = step
+        saves = 0
         for agent in members:
             if first:
                 agent.stepped(step)
-            if step % INTERVAL == 0 or (agent.workers is not None and step in agent.workers.save_at):
+            if agent.workers is not None and agent.workers.due(step):
+                saves = 1
                 self.world.soon(0.0, 0.1, self._saving(agent, generation, step))
         if all(not agent.telemetry_cut for agent in members):
             ended_at = self.world.now
             done = lambda: self.supervisor.append(  # noqa: E731
-                StepsCompleted(self.world.now, JOB, generation, step, ended_at, 1, STEP_S)
+                StepsCompleted(self.world.now, JOB, generation, step, ended_at, 1, STEP_S, saves, saves * STALL_S)
             )
             self.world.soon(0.1, 0.4, done)
         if step == self.target:
@@ -206,7 +240,7 @@ class Scenario:
                 order = workers.order
                 agent.save(step)
                 for rank in agent.ranks:
-                    self.invariants.saved(order.attempt, step, order.mesh.position_of(rank))
+                    self.invariants.saved(order.attempt, step, rank, order.mesh)
 
         return save
 
@@ -218,6 +252,10 @@ class Scenario:
         if not self.control_plane_only:
             kinds += [self._crash_worker, self._lose_node, self._hang, self._xid, self._cut_all, self._restart_agent]
             kinds += [self._crash_worker, self._lose_node, self._cordon, self._lose_finding_race]
+        if self.store is not None:
+            kinds.append(self._store_goes)
+        if self.checkpoints.rot and not self.control_plane_only:
+            kinds += [self._rot, self._rot, self._lose_node_and_disk]
         first = 3.0 if self.control_plane_only else 1.0
         when = chance.uniform(first, FAULTS_END_S)
         for _ in range(chance.randint(1, 8)):
@@ -275,6 +313,31 @@ class Scenario:
             self._node_lost(agent)
             agent.die(machine=True)
             self.world.soon(5.0, 30.0, agent.boot)
+
+    def _lose_node_and_disk(self) -> None:
+        """Two of them at once take both copies of a shard: what is left is in the object store."""
+        for _ in range(self.world.chance.randint(1, 2)):
+            if (agent := self._victim()) is not None:
+                self.world.say(f"FAULT node loss with its disk: {agent.name}")
+                self.supervisor.hang_up(agent)
+                self._node_lost(agent)
+                agent.die(machine=True, disk=True)
+                self.world.soon(5.0, 30.0, agent.boot)
+
+    def _rot(self) -> None:
+        """Some copies on one node cannot be read any more, and nobody knows until somebody wants them."""
+        if (agent := self._victim()) is not None and agent.memory:
+            keys = sorted(agent.memory, key=lambda key: (key.attempt, key.step, key.rank))
+            spoilt = self.world.chance.sample(keys, k=self.world.chance.randint(1, len(keys)))
+            self.world.say(f"FAULT {len(spoilt)} copies rot on {agent.name}")
+            agent.rotten.update(spoilt)
+
+    def _store_goes(self) -> None:
+        store = self.store
+        assert store is not None
+        self.world.say("FAULT the object store is away")
+        store.away = True
+        self.world.soon(1.0, 40.0, lambda: setattr(store, "away", False))
 
     def _restart_agent(self) -> None:
         if (agent := self._victim()) is not None:
