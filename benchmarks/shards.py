@@ -16,19 +16,20 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
 from holdfast.domain.generations import ShardSource
 from holdfast.replicator.checksum import Checksummer
-from holdfast.replicator.view import Held, Store
 from holdfast.replicator.sockets import OpenSockets
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.tiers.images import ImageTier
 from holdfast.replicator.transport.client import Client
 from holdfast.replicator.transport.frames import Limits
 from holdfast.replicator.transport.server import Server
+from holdfast.replicator.view import Held, Store
 from holdfast.shards import Image, ImageSet, Manifest, Plan, Staged, TensorSpec
 
 ROUNDS = 5
@@ -83,6 +84,7 @@ def transport(root: Path, staged: Staged, total: int) -> None:
         sockets=OpenSockets(),
         tiers=((Store.IMAGE, images),),
         inbox=FileTier("disk", root / "inbox"),
+        takers=ThreadPoolExecutor(1),
         token_of=lambda job: TOKEN,
         arrived=_unexpected_arrival,
         suspect=_unexpected_suspect,

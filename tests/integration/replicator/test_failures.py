@@ -315,3 +315,27 @@ def test_sigterm_during_a_copy_is_prompt_and_leaves_nothing_visible(tmp_path: Pa
         assert not a.notes.exists()
         a.start()
         assert (key, "memory") in a.holdings()
+
+
+def test_a_copy_that_rots_on_disk_is_found_reported_and_replaced_from_the_peer(tmp_path: Path) -> None:
+    scrub = {"HOLDFAST_REPLICATOR_SCRUB_INTERVAL_S": "0.3", "HOLDFAST_REPLICATOR_SCRUB_BYTES_PER_S_MAX": "0"}
+    with nodes(tmp_path, "a", "b", **scrub) as (a, b):
+        b.configure(ranks=(1,), peers=(a,))
+        a.configure(peers=(b,))
+        key = a.save(a.images(), 10)
+        a.wait_for(key, "disk")
+        b.wait_for(key, "disk")
+        for holder in (b, a):  # the copy, then the original: its memory has it as well
+            whole = holder.shard_file(key).read_bytes()
+            with holder.shard_file(key).open("r+b") as file:
+                file.seek(5 << 20)
+                file.write(b"\xff")
+            wait_until(lambda holder=holder: "found while scrubbing" in holder.log, description="the report")
+            wait_until(
+                lambda holder=holder, whole=whole: (
+                    holder.shard_file(key).exists() and holder.shard_file(key).read_bytes() == whole
+                ),
+                description="a good copy",
+            )
+            holder.wait_for(key, "disk")
+            assert list(holder.disk.rglob("*.corrupt"))

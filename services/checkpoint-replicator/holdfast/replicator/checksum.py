@@ -13,6 +13,7 @@ import google_crc32c
 import numpy as np
 
 from holdfast.domain.errors import IntegrityError
+from holdfast.replicator.threads import be_nice
 from holdfast.shards import Manifest, Span, spans_of
 
 _POLYNOMIAL = 0x82F63B78  # Castagnoli, bit-reversed
@@ -50,10 +51,13 @@ def require_consistent(manifest: Manifest) -> None:
 
 
 class Checksummer:
-    """Computes and verifies, with `threads` threads for what is large. Call from any thread but its own."""
+    """Computes and verifies, with `threads` threads for what is large. Call from any thread but its own.
 
-    def __init__(self, threads: int) -> None:
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="checksum")
+    `nice`: as background work, so that training feels little of it.
+    """
+
+    def __init__(self, threads: int, *, nice: bool = False) -> None:
+        self._pool = ThreadPoolExecutor(threads, "checksum", initializer=be_nice if nice else None)
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)

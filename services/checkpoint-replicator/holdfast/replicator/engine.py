@@ -216,7 +216,7 @@ class Engine:
     async def _commit(self, job: Job, seen: Seen) -> None:
         key = seen.header.stamp.key
         try:
-            manifest = await self.threads.urgent(self.tiers.images.commit, job.name, seen)
+            manifest = await self.threads.commit(self.tiers.images.commit, job.name, seen)
         except (Conflict, FileNotFoundError) as error:
             log.debug("not committed", job=job.name, shard=label(key), reason=str(error))  # overwritten already
         except IntegrityError as error:

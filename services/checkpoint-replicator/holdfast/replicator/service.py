@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 
@@ -16,11 +17,12 @@ from holdfast.replicator.checksum import Checksummer
 from holdfast.replicator.engine import Engine, Tiers
 from holdfast.replicator.mover import Mover
 from holdfast.replicator.notes import listen_to_notes
+from holdfast.replicator.scrub import Scrubber
 from holdfast.replicator.servicer import SERVICE, Servicer
 from holdfast.replicator.settings import ReplicatorSettings
 from holdfast.replicator.sockets import OpenSockets
 from holdfast.replicator.stager import Stager
-from holdfast.replicator.threads import Pace, Threads
+from holdfast.replicator.threads import Pace, Threads, be_nice
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.tiers.images import ImageTier
 from holdfast.replicator.transport.client import Client
@@ -36,6 +38,7 @@ from holdfast.v1 import replicator_pb2_grpc as rpc
 URGENT_THREADS = 8
 TRANSFER_THREADS = 16
 BACKGROUND_THREADS = 8
+COMMIT_THREADS = 4
 ARCHIVE_THREADS = 4
 RETRIEVAL_THREADS = 8
 
@@ -50,17 +53,20 @@ async def serve(settings: ReplicatorSettings) -> None:
         urgent=URGENT_THREADS,
         transfers=TRANSFER_THREADS,
         background=BACKGROUND_THREADS,
+        commits=COMMIT_THREADS,
         archive=ARCHIVE_THREADS,
         retrievals=RETRIEVAL_THREADS,
     )
     checksummer = Checksummer(settings.replicator_checksum_threads)
+    commit_checksummer = Checksummer(settings.replicator_checksum_threads, nice=True)
     sockets = OpenSockets()
     disk_pace = Pace(settings.replicator_disk_bytes_per_s_max)
     peer_pace = Pace(settings.replicator_peer_bytes_per_s_max)
     store_pace = Pace(settings.replicator_store_bytes_per_s_max)
+    scrub_pace = Pace(settings.replicator_scrub_bytes_per_s_max)
     stores = OpenStores()
     tiers = Tiers(
-        images=ImageTier(settings.memory_dir, settings.node, checksummer),
+        images=ImageTier(settings.memory_dir, settings.node, commit_checksummer),
         staged=FileTier("memory", settings.memory_dir, "staged"),
         disk=FileTier("disk", settings.disk_dir),
     )
@@ -69,7 +75,9 @@ async def serve(settings: ReplicatorSettings) -> None:
     engine = Engine(tiers, settings.disk_dir, threads)
     archivist = Archivist(engine, stores, store_pace)
     mover = Mover(engine, client, checksummer, archivist, disk_pace=disk_pace, peer_pace=peer_pace)
-    server = _data_server(engine, checksummer, limits, sockets)
+    takers = ThreadPoolExecutor(settings.replicator_connections_max, "take", initializer=be_nice)
+    server = _data_server(engine, checksummer, limits, sockets, takers)
+    scrubber = Scrubber(engine, client, interval_s=settings.replicator_scrub_interval_s, pace=scrub_pace)
     door = listener.bind(settings.replicator_listen)
     try:
         endpoint = listener.endpoint(door, settings.address)
@@ -87,6 +95,7 @@ async def serve(settings: ReplicatorSettings) -> None:
             guarded(tasks, "hints", engine.follow_hints)
             guarded(tasks, "rescan", partial(engine.rescan, settings.replicator_rescan_interval_s))
             guarded(tasks, "mover", mover.run)
+            guarded(tasks, "scrubber", scrubber.run)
             guarded(
                 tasks, "connections", partial(listener.accept, door, server.serve, settings.replicator_connections_max)
             )
@@ -96,19 +105,23 @@ async def serve(settings: ReplicatorSettings) -> None:
                 await anyio.sleep_forever()
             finally:  # runs as soon as we are told to stop, so that no task waits for a thread that waits for a peer
                 sockets.close_all()
-                for pace in (disk_pace, peer_pace, store_pace):
+                for pace in (disk_pace, peer_pace, store_pace, scrub_pace):
                     pace.stop()
                 stores.close()
     finally:
         door.close()
         threads.close()
+        takers.shutdown(wait=False, cancel_futures=True)
         checksummer.close()
+        commit_checksummer.close()
         for path in (settings.replicator_notes, settings.replicator_socket):
             with suppress(FileNotFoundError):
                 path.unlink()
 
 
-def _data_server(engine: Engine, checksummer: Checksummer, limits: Limits, sockets: OpenSockets) -> Server:
+def _data_server(
+    engine: Engine, checksummer: Checksummer, limits: Limits, sockets: OpenSockets, takers: Executor
+) -> Server:
     """The server's threads hand news to the loop, where all state lives."""
     loop = asyncio.get_running_loop()
 
@@ -130,6 +143,7 @@ def _data_server(engine: Engine, checksummer: Checksummer, limits: Limits, socke
         sockets=sockets,
         tiers=tuple((store, engine.tiers[store]) for store in Store),
         inbox=engine.tiers.disk,
+        takers=takers,
         token_of=engine.token_of,
         arrived=arrived,
         suspect=suspect,

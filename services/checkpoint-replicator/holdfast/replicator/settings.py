@@ -20,10 +20,13 @@ class ReplicatorSettings(ServiceSettings):
     replicator_listen: str = "127.0.0.1:0"  # data plane
     address: str = ""  # where peers reach this node, when `replicator_listen` is a wildcard
 
-    replicator_rescan_interval_s: float = Field(0.5, gt=0)
+    # Workers tell of every save; this finds what a lost datagram did not tell, and images that a killed worker left torn.
+    replicator_rescan_interval_s: float = Field(5.0, gt=0)
     replicator_disk_bytes_per_s_max: int = Field(2 << 30, ge=0)
     replicator_peer_bytes_per_s_max: int = Field(1 << 30, ge=0)
     replicator_store_bytes_per_s_max: int = Field(512 << 20, ge=0)
+    replicator_scrub_bytes_per_s_max: int = Field(16 << 20, ge=0)
+    replicator_scrub_interval_s: float = Field(6 * 3600.0, gt=0)  # for each shard on disk
     replicator_connections_max: int = Field(32, ge=1, le=1024)
     replicator_checksum_threads: int = Field(4, ge=1, le=64)
     replicator_connect_timeout_s: float = Field(3.0, gt=0)

@@ -1,7 +1,8 @@
-"""Where blocking work is done: *urgent* threads for looks and checks, *transfer* threads for the shards that a restore
-fetches (they may take long, and must not keep the others waiting), *background* ones, niced, for the rest. The object store
-has two pools of its own: *archive*, niced, for what goes up, and *retrieval* for what a restore takes from it. A store that
-does not answer can keep only those busy.
+"""Where blocking work is done. What a recovery waits for has the priority of the service: *urgent* threads for looks and
+checks, *transfer* threads for the shards that a restore fetches from peers (they may take long, and must not keep the others
+waiting), *retrieval* threads for those from the object store. What goes on beside training is niced: *commit* threads for the
+checksums of new saves, *background* ones for disk and peers, *archive* ones for what goes up to the object store, a
+*scrub* one that reads what is stored. A store that does not answer can keep only its own two pools busy.
 
 Background copies are also paced, by a bucket of bytes per second each for disk, network and object store.
 """
@@ -29,15 +30,19 @@ class Threads:
     """The pools. `close` does not wait: see `Pace` and `OpenSockets` for how their work is made to end.
 
     A thread cannot be cancelled. `urgent` therefore waits for it whatever happens, so that what it returns (an open, locked
-    shard) always reaches somebody who closes it; `transfer` and `background` work must clean up after itself.
+    shard) always reaches somebody who closes it; the work of the other pools must clean up after itself.
     """
 
-    def __init__(self, *, urgent: int, transfers: int, background: int, archive: int = 1, retrievals: int = 1) -> None:
+    def __init__(
+        self, *, urgent: int, transfers: int, background: int, commits: int = 1, archive: int = 1, retrievals: int = 1
+    ) -> None:
         self._urgent = ThreadPoolExecutor(urgent, "urgent")
         self._transfers = ThreadPoolExecutor(transfers, "transfer")
+        self._retrievals = ThreadPoolExecutor(retrievals, "retrieval")
+        self._commits = ThreadPoolExecutor(commits, "commit", initializer=be_nice)
         self._background = ThreadPoolExecutor(background, "background", initializer=be_nice)
         self._archive = ThreadPoolExecutor(archive, "archive", initializer=be_nice)
-        self._retrievals = ThreadPoolExecutor(retrievals, "retrieval")
+        self._scrub = ThreadPoolExecutor(1, "scrub", initializer=be_nice)
 
     async def urgent(self, work: Callable[..., T], *args: object) -> T:
         future = asyncio.get_running_loop().run_in_executor(self._urgent, work, *args)
@@ -48,17 +53,24 @@ class Threads:
     async def transfer(self, work: Callable[..., T], *args: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._transfers, work, *args)
 
+    async def retrieval(self, work: Callable[..., T], *args: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._retrievals, work, *args)
+
+    async def commit(self, work: Callable[..., T], *args: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._commits, work, *args)
+
     async def background(self, work: Callable[..., T], *args: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._background, work, *args)
 
     async def archive(self, work: Callable[..., T], *args: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._archive, work, *args)
 
-    async def retrieval(self, work: Callable[..., T], *args: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._retrievals, work, *args)
+    async def scrub(self, work: Callable[..., T], *args: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._scrub, work, *args)
 
     def close(self) -> None:
-        for pool in (self._urgent, self._transfers, self._background, self._archive, self._retrievals):
+        recovering = (self._urgent, self._transfers, self._retrievals)
+        for pool in (*recovering, self._commits, self._background, self._archive, self._scrub):
             pool.shutdown(wait=False, cancel_futures=True)
 
 

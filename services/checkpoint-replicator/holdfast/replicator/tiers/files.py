@@ -138,8 +138,11 @@ class FileTier:
                 found.append(manifest)
         return found
 
+    def path(self, job: str, key: ShardKey) -> Path:
+        return self._directory(job) / shard_path(key)
+
     def open(self, job: str, key: ShardKey) -> OpenShard:
-        path = self._directory(job) / shard_path(key)
+        path = self.path(job, key)
         try:
             manifest = Manifest.read(manifest_path(path))
             reader = Reader(path, key)
@@ -156,7 +159,7 @@ class FileTier:
         if manifest.job != job:
             raise IntegrityError(f"a manifest of job {manifest.job!r} offered for job {job!r}")
         require_consistent(manifest)
-        path = self._directory(job) / shard_path(manifest.key)
+        path = self.path(job, manifest.key)
         try:
             _make_directories(self._root, path.parent)
             incoming = Incoming(path, manifest)
@@ -178,11 +181,11 @@ class FileTier:
             return incoming.commit()
 
     def quarantine(self, job: str, key: ShardKey) -> None:
-        path = self._directory(job) / shard_path(key)
+        path = self.path(job, key)
         set_aside(path, manifest_path(path))
 
     def delete(self, job: str, key: ShardKey) -> None:
-        path = self._directory(job) / shard_path(key)
+        path = self.path(job, key)
         manifest_path(path).unlink(missing_ok=True)  # first: a shard without a manifest is none
         path.unlink(missing_ok=True)
         for left in find(path.parent, f".{path.name}.*"):

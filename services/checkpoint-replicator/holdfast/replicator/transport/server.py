@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import structlog
@@ -40,7 +41,8 @@ _ERRORS: tuple[tuple[type[HoldfastError], str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """`tiers` are asked in order; copies go to `inbox`. `token_of` answers "" for an unknown job; In
+    """`tiers` are asked in order; copies go to `inbox`, by the niced threads of `takers`: a peer's copy can wait for our own
+    training, what a peer restores from us cannot. `token_of` answers "" for an unknown job. In
     the connection's thread, `arrived` is called for each copy taken in, `suspect` for a shard that a peer found damaged or
     did not take to its end."""
 
@@ -48,6 +50,7 @@ class Server:
     sockets: OpenSockets
     tiers: tuple[tuple[Store, Tier], ...]
     inbox: FileTier
+    takers: Executor
     token_of: Callable[[str], str]
     arrived: Callable[[str, Manifest], None]
     suspect: Callable[[str, Held], None]
@@ -108,6 +111,11 @@ class Server:
         if self._have(job, manifest):
             exchange.answer(ok=True, have=True)
             return
+        self.takers.submit(self._take_in, exchange, job, manifest).result()
+        self.arrived(job, manifest)
+        exchange.answer(ok=True)
+
+    def _take_in(self, exchange: _Exchange, job: str, manifest: Manifest) -> None:
         with self.inbox.receive(job, manifest) as incoming:
             exchange.answer(ok=True, **{"from": incoming.next_span})
             buffer = aligned_buffer()
@@ -116,8 +124,6 @@ class Server:
                 frames.fill(exchange.sock, place)
                 incoming.write(place)
             incoming.commit()
-        self.arrived(job, manifest)
-        exchange.answer(ok=True)
 
     def _have(self, job: str, manifest: Manifest) -> bool:
         try:

@@ -1,0 +1,117 @@
+"""Stored shards are read again in the background: a copy that rots unseen would be missed only when it is needed.
+
+The bytes are read from the medium, not from the page cache, at a bounded rate and with low priority. A rotten copy is
+set aside, reported and left out of the inventory; a good one comes from a peer that has it, or from the memory of this node,
+as the plan copies what is newest.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import structlog
+
+from holdfast.domain.errors import HoldfastError, IntegrityError
+from holdfast.replicator.checksum import crc32c, require_consistent
+from holdfast.replicator.engine import Engine
+from holdfast.replicator.jobs import Job
+from holdfast.replicator.names import label
+from holdfast.replicator.tiers.files import aligned_buffer
+from holdfast.replicator.transport.client import Client
+from holdfast.replicator.view import Held, Store
+from holdfast.shards import Manifest
+
+log = structlog.get_logger("holdfast.replicator.scrub")
+
+_Due = tuple[str, Held]  # job, shard
+
+
+class Scrubber:
+    """`interval_s`: how long a shard that was good is believed. `clock` counts seconds."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        client: Client,
+        *,
+        interval_s: float,
+        pace: Callable[[int], None],
+        clock: Callable[[], float] = anyio.current_time,
+    ) -> None:
+        self._engine = engine
+        self._client = client
+        self._interval_s = interval_s
+        self._pace = pace
+        self._clock = clock
+        self._good_at: dict[_Due, float] = {}  # since when it is known to be good; verified when it was written
+
+    async def run(self) -> None:
+        """Runs for ever."""
+        while True:
+            due, wait_s = self._next()
+            if due is None:
+                await anyio.sleep(wait_s)
+                continue
+            await self._check(*due)
+
+    def _next(self) -> tuple[_Due | None, float]:
+        """The shard to look at now, or how long there is nothing to do. Everything is verified when it is written, so a shard
+        that is new here counts as just seen."""
+        now = self._clock()
+        here = {(job.name, held) for job in self._engine.jobs.values() for held in job.held if held.store is Store.DISK}
+        self._good_at = {due: self._good_at.get(due, now) for due in here}
+        oldest = min(self._good_at, key=lambda due: self._good_at[due], default=None)
+        if oldest is None:
+            return None, self._interval_s
+        wait_s = self._good_at[oldest] + self._interval_s - now
+        return (oldest, 0.0) if wait_s <= 0 else (None, wait_s)
+
+    async def _check(self, name: str, held: Held) -> None:
+        job = self._engine.jobs.get(name)
+        manifest = job.held.get(held) if job else None
+        if job is None or manifest is None:
+            return
+        path = self._engine.tiers.disk.path(name, held.key)
+        self._good_at[name, held] = self._clock()
+        try:
+            await self._engine.threads.scrub(verify_on_medium, path, manifest, self._pace)
+        except FileNotFoundError:
+            return  # retention was faster
+        except OSError as error:  # the medium itself fails to read: as bad as a wrong byte
+            await self._replace(job, held, manifest, f"cannot be read: {error}")
+        except IntegrityError as error:
+            await self._replace(job, held, manifest, str(error))
+
+    async def _replace(self, job: Job, held: Held, manifest: Manifest, reason: str) -> None:
+        await self._engine.quarantine(job, held, f"found while scrubbing: {reason}")
+        for peer in job.config.peers if job.config else ():
+            try:
+                await self._engine.threads.background(
+                    self._client.fetch, peer, job.name, job.token, held.key, manifest.digest, self._engine.tiers.disk
+                )
+            except (HoldfastError, OSError) as error:
+                log.info("no good copy there", job=job.name, shard=label(held.key), peer=peer.node, reason=str(error))
+            else:
+                self._engine.arrived(job.name, manifest)
+                log.info("replaced", job=job.name, shard=label(held.key), peer=peer.node)
+                return
+
+
+def verify_on_medium(path: Path, manifest: Manifest, pace: Callable[[int], None]) -> None:
+    """Raises IntegrityError naming the first span that is not what the manifest says, OSError, FileNotFoundError."""
+    require_consistent(manifest)
+    buffer = aligned_buffer()
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # what the cache holds says nothing about the disk
+        for span, expected in zip(manifest.spans, manifest.span_crc32c, strict=True):
+            pace(span.size)
+            place = buffer[: span.size]
+            if os.preadv(fd, [place], span.offset) != span.size or crc32c(place) != expected:
+                raise IntegrityError(f"{path} is corrupt in bytes {span.offset} to {span.offset + span.size}")
+            os.posix_fadvise(fd, span.offset, span.size, os.POSIX_FADV_DONTNEED)  # nor does training need it there
+    finally:
+        os.close(fd)
