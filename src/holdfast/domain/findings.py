@@ -16,6 +16,14 @@ class FindingKind(StrEnum):
     GPU_ERROR = "gpu_error"  # an Xid or other hardware verdict; evidence carries the code and the catalogue's row
     HOST_PRESSURE = "host_pressure"  # memory, disk or load near a limit: a warning, never an eviction
     RANKS_MISSING = "ranks_missing"  # raised by the supervisor itself: a generation did not start in time
+    HOST_OOM = "host_oom"  # the kernel killed a process because the machine had no memory left
+    KERNEL_STALL = "kernel_stall"  # soft lockup or hung task: the kernel itself says that something does not come back
+    STORAGE_FAULT = "storage_fault"  # a local disk times out, or its file system became read-only
+    NETWORK_FAULT = "network_fault"  # an InfiniBand or RoCE port is down, flaps, or its adapter says that it is broken
+    MAINTENANCE = "maintenance"  # the owner of the machine will take it: leave before
+    STRAGGLER = "straggler"  # a rank that is slower than its peers, step after step; a warning
+    IMBALANCE = "imbalance"  # data, or a stage, makes some ranks work longer: nobody is to blame
+    SLOW_COLLECTIVE = "slow_collective"  # even the last rank waits longer than it used to: the network
     SILENT_CORRUPTION = "silent_corruption"  # the state is wrong without an error; evidence carries verified_step
 
 

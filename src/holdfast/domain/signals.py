@@ -107,9 +107,29 @@ class WorkerExited:
     log_tail: tuple[str, ...] = ()
 
 
+class KernelEvent(StrEnum):
+    """What a recognised kernel line is about. Diagnostics decides what that means."""
+
+    XID = "xid"
+    OFF_THE_BUS = "off_the_bus"  # the driver says it in words, without a code
+    OOM_KILL = "oom_kill"
+    SOFT_LOCKUP = "soft_lockup"
+    HUNG_TASK = "hung_task"
+    NVME_TIMEOUT = "nvme_timeout"
+    READ_ONLY = "read_only"  # a file system was remounted read-only
+    MLX5_HEALTH = "mlx5_health"
+    MLX5_COMMAND = "mlx5_command"  # the adapter's firmware does not answer commands
+    MACHINE_CHECK = "machine_check"
+    NCCL_SEGFAULT = "nccl_segfault"
+    OTHER = "other"  # from an agent that does not say, or says what is not known here
+
+
 @dataclass(frozen=True, slots=True)
 class KernelLine:
-    """One kernel-log line that a collector recognised; `gpu` is resolved from the PCI address when possible."""
+    """One kernel-log line that a collector recognised, or an Xid that NVML reported by itself (its text says so).
+
+    `gpu` is resolved from the PCI address when possible.
+    """
 
     node: str
     at: float
@@ -117,6 +137,7 @@ class KernelLine:
     xid: int | None = None
     pci: str = ""
     gpu: int | None = None
+    event: KernelEvent = KernelEvent.OTHER
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +149,9 @@ class HostSample:
     memory_used: int  # bytes
     memory_total: int
     disks: tuple[tuple[str, int, int], ...] = ()  # (path, used bytes, total bytes)
+    disk_latency: tuple[tuple[str, float], ...] = ()  # (path, seconds for one small write with fsync)
+    blocked: int | None = None  # tasks in uninterruptible sleep (D)
+    clock_offset_s: float | None = None  # of the kernel's clock discipline; None = it is not synchronised
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +168,71 @@ class GpuSample:
     ecc_uncorrected: tuple[int, ...]  # volatile
     recovery_action: tuple[int, ...]
     lost: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuHealth:
+    """What changes slowly about the GPUs of a node, read less often than `GpuSample`. Columns; -1 = not known.
+
+    Counters are cumulative as the driver keeps them; a driver that is loaded again starts them again.
+    """
+
+    node: str
+    at: float
+    expected: int  # devices that this node should have; 0 = nobody said
+    gpu: tuple[int, ...]
+    uuid: tuple[str, ...]
+    ecc_corrected: tuple[int, ...]  # volatile: since the driver was loaded
+    ecc_uncorrected_ever: tuple[int, ...]  # aggregate: over the life of the board
+    remapped_rows: tuple[int, ...]  # for uncorrectable errors
+    remap_pending: tuple[int, ...]  # 1 = a reset is needed to finish it
+    remap_failed: tuple[int, ...]  # 1 = no spare row is left: the board is to be returned
+    nvlinks_up: tuple[int, ...]
+    nvlinks_down: tuple[int, ...]
+    nvlink_errors: tuple[int, ...]  # data link: replay + recovery + CRC
+    pcie_replays: tuple[int, ...]
+    pcie_width: tuple[int, ...]  # lanes now
+    pcie_width_max: tuple[int, ...]
+    pcie_gen: tuple[int, ...]  # now; idle GPUs shift down, so compare under load
+    pcie_gen_max: tuple[int, ...]
+    utilization: tuple[int, ...]  # percent
+    thermal_slowdown_ns: tuple[int, ...]  # software + hardware
+    power_brake_ns: tuple[int, ...]
+    margin_c: tuple[float, ...]  # degrees below the first slowdown; +inf = not known
+    fabric_state: tuple[int, ...]  # NVML: 1 not started, 2 in progress, 3 completed, 0 = has none
+    fabric_health: tuple[int, ...]  # NVML's mask
+    rejected: tuple[int, ...]  # NVML calls of this reading that failed for another reason than "not supported"
+
+
+@dataclass(frozen=True, slots=True)
+class NicSample:
+    """InfiniBand and RoCE ports of a node, from /sys/class/infiniband. Columns; counters are cumulative, -1 = not there."""
+
+    node: str
+    at: float
+    device: tuple[str, ...]
+    port: tuple[int, ...]
+    link_layer: tuple[str, ...]  # "InfiniBand" or "Ethernet"
+    state: tuple[str, ...]  # "ACTIVE", "DOWN", "INIT", "ARMED"
+    phys_state: tuple[str, ...]  # "LinkUp", "Disabled", "Polling" …
+    symbol_errors: tuple[int, ...]
+    link_downed: tuple[int, ...]
+    link_recoveries: tuple[int, ...]
+    buffer_overruns: tuple[int, ...]
+    integrity_errors: tuple[int, ...]
+    rnr_retries: tuple[int, ...]  # rnr_nak_retry_err
+    slow_restarts: tuple[int, ...]  # roce_slow_restart
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceNotice:
+    """The owner of the machine announces that it will be taken, or (`event` empty) that it will not after all."""
+
+    node: str
+    at: float
+    source: str  # "file", "gce"
+    event: str  # as announced: "TERMINATE_ON_HOST_MAINTENANCE", or what the file says
+    starts_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,12 +288,15 @@ NodeSignal = (
     | KernelLine
     | HostSample
     | GpuSample
+    | GpuHealth
+    | NicSample
+    | MaintenanceNotice
     | CollectorSilent
 )
 Signal = NodeSignal | NodeConnected | NodeBeat | NodeDisconnected | ClockTick
 
 # Never dropped, sent again until acknowledged; the rest is dropped oldest-first when a buffer is full.
-RELIABLE = (GenerationStarted, GenerationStopped, WorkerExited, KernelLine)
+RELIABLE = (GenerationStarted, GenerationStopped, WorkerExited, KernelLine, MaintenanceNotice)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,11 @@ class FindingKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINDING_KIND_HOST_PRESSURE: _ClassVar[FindingKind]
     FINDING_KIND_RANKS_MISSING: _ClassVar[FindingKind]
     FINDING_KIND_SILENT_CORRUPTION: _ClassVar[FindingKind]
+    FINDING_KIND_HOST_OOM: _ClassVar[FindingKind]
+    FINDING_KIND_KERNEL_STALL: _ClassVar[FindingKind]
+    FINDING_KIND_STORAGE_FAULT: _ClassVar[FindingKind]
+    FINDING_KIND_NETWORK_FAULT: _ClassVar[FindingKind]
+    FINDING_KIND_MAINTENANCE: _ClassVar[FindingKind]
 
 class Severity(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -47,6 +52,11 @@ FINDING_KIND_GPU_ERROR: FindingKind
 FINDING_KIND_HOST_PRESSURE: FindingKind
 FINDING_KIND_RANKS_MISSING: FindingKind
 FINDING_KIND_SILENT_CORRUPTION: FindingKind
+FINDING_KIND_HOST_OOM: FindingKind
+FINDING_KIND_KERNEL_STALL: FindingKind
+FINDING_KIND_STORAGE_FAULT: FindingKind
+FINDING_KIND_NETWORK_FAULT: FindingKind
+FINDING_KIND_MAINTENANCE: FindingKind
 SEVERITY_UNSPECIFIED: Severity
 SEVERITY_INFO: Severity
 SEVERITY_WARNING: Severity

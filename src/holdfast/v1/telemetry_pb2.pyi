@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Tick(_message.Message):
-    __slots__ = ("node", "incarnation", "seq", "at", "dropped", "protocol_version", "traceparent", "goodbye", "generation_started", "generation_stopped", "steps", "progress", "worker_exited", "kernel_lines", "host", "gpus", "collectors_silent")
+    __slots__ = ("node", "incarnation", "seq", "at", "dropped", "protocol_version", "traceparent", "goodbye", "generation_started", "generation_stopped", "steps", "progress", "worker_exited", "kernel_lines", "host", "gpus", "collectors_silent", "gpu_health", "nics", "maintenance")
     NODE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,9 @@ class Tick(_message.Message):
     HOST_FIELD_NUMBER: _ClassVar[int]
     GPUS_FIELD_NUMBER: _ClassVar[int]
     COLLECTORS_SILENT_FIELD_NUMBER: _ClassVar[int]
+    GPU_HEALTH_FIELD_NUMBER: _ClassVar[int]
+    NICS_FIELD_NUMBER: _ClassVar[int]
+    MAINTENANCE_FIELD_NUMBER: _ClassVar[int]
     node: str
     incarnation: str
     seq: int
@@ -43,7 +46,10 @@ class Tick(_message.Message):
     host: _containers.RepeatedCompositeFieldContainer[HostSample]
     gpus: _containers.RepeatedCompositeFieldContainer[GpuSample]
     collectors_silent: _containers.RepeatedCompositeFieldContainer[CollectorSilent]
-    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., seq: _Optional[int] = ..., at: _Optional[float] = ..., dropped: _Optional[int] = ..., protocol_version: _Optional[int] = ..., traceparent: _Optional[str] = ..., goodbye: bool = ..., generation_started: _Optional[_Iterable[_Union[GenerationStarted, _Mapping]]] = ..., generation_stopped: _Optional[_Iterable[_Union[GenerationStopped, _Mapping]]] = ..., steps: _Optional[_Iterable[_Union[StepColumns, _Mapping]]] = ..., progress: _Optional[_Iterable[_Union[RankProgress, _Mapping]]] = ..., worker_exited: _Optional[_Iterable[_Union[WorkerExited, _Mapping]]] = ..., kernel_lines: _Optional[_Iterable[_Union[KernelLine, _Mapping]]] = ..., host: _Optional[_Iterable[_Union[HostSample, _Mapping]]] = ..., gpus: _Optional[_Iterable[_Union[GpuSample, _Mapping]]] = ..., collectors_silent: _Optional[_Iterable[_Union[CollectorSilent, _Mapping]]] = ...) -> None: ...
+    gpu_health: _containers.RepeatedCompositeFieldContainer[GpuHealth]
+    nics: _containers.RepeatedCompositeFieldContainer[NicSample]
+    maintenance: _containers.RepeatedCompositeFieldContainer[MaintenanceNotice]
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., seq: _Optional[int] = ..., at: _Optional[float] = ..., dropped: _Optional[int] = ..., protocol_version: _Optional[int] = ..., traceparent: _Optional[str] = ..., goodbye: bool = ..., generation_started: _Optional[_Iterable[_Union[GenerationStarted, _Mapping]]] = ..., generation_stopped: _Optional[_Iterable[_Union[GenerationStopped, _Mapping]]] = ..., steps: _Optional[_Iterable[_Union[StepColumns, _Mapping]]] = ..., progress: _Optional[_Iterable[_Union[RankProgress, _Mapping]]] = ..., worker_exited: _Optional[_Iterable[_Union[WorkerExited, _Mapping]]] = ..., kernel_lines: _Optional[_Iterable[_Union[KernelLine, _Mapping]]] = ..., host: _Optional[_Iterable[_Union[HostSample, _Mapping]]] = ..., gpus: _Optional[_Iterable[_Union[GpuSample, _Mapping]]] = ..., collectors_silent: _Optional[_Iterable[_Union[CollectorSilent, _Mapping]]] = ..., gpu_health: _Optional[_Iterable[_Union[GpuHealth, _Mapping]]] = ..., nics: _Optional[_Iterable[_Union[NicSample, _Mapping]]] = ..., maintenance: _Optional[_Iterable[_Union[MaintenanceNotice, _Mapping]]] = ...) -> None: ...
 
 class TickAck(_message.Message):
     __slots__ = ("seq",)
@@ -168,18 +174,20 @@ class WorkerExited(_message.Message):
     def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., step: _Optional[int] = ..., expected: bool = ..., error: _Optional[_Union[WorkerError, _Mapping]] = ..., log_tail: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class KernelLine(_message.Message):
-    __slots__ = ("at", "text", "xid", "pci", "gpu")
+    __slots__ = ("at", "text", "xid", "pci", "gpu", "event")
     AT_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     XID_FIELD_NUMBER: _ClassVar[int]
     PCI_FIELD_NUMBER: _ClassVar[int]
     GPU_FIELD_NUMBER: _ClassVar[int]
+    EVENT_FIELD_NUMBER: _ClassVar[int]
     at: float
     text: str
     xid: int
     pci: str
     gpu: int
-    def __init__(self, at: _Optional[float] = ..., text: _Optional[str] = ..., xid: _Optional[int] = ..., pci: _Optional[str] = ..., gpu: _Optional[int] = ...) -> None: ...
+    event: str
+    def __init__(self, at: _Optional[float] = ..., text: _Optional[str] = ..., xid: _Optional[int] = ..., pci: _Optional[str] = ..., gpu: _Optional[int] = ..., event: _Optional[str] = ...) -> None: ...
 
 class Disk(_message.Message):
     __slots__ = ("path", "used_bytes", "total_bytes")
@@ -191,21 +199,35 @@ class Disk(_message.Message):
     total_bytes: int
     def __init__(self, path: _Optional[str] = ..., used_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ...) -> None: ...
 
+class DiskLatency(_message.Message):
+    __slots__ = ("path", "write_s")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    WRITE_S_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    write_s: float
+    def __init__(self, path: _Optional[str] = ..., write_s: _Optional[float] = ...) -> None: ...
+
 class HostSample(_message.Message):
-    __slots__ = ("at", "load1", "cpus", "memory_used_bytes", "memory_total_bytes", "disks")
+    __slots__ = ("at", "load1", "cpus", "memory_used_bytes", "memory_total_bytes", "disks", "disk_latency", "blocked", "clock_offset_s")
     AT_FIELD_NUMBER: _ClassVar[int]
     LOAD1_FIELD_NUMBER: _ClassVar[int]
     CPUS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
     MEMORY_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     DISKS_FIELD_NUMBER: _ClassVar[int]
+    DISK_LATENCY_FIELD_NUMBER: _ClassVar[int]
+    BLOCKED_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_OFFSET_S_FIELD_NUMBER: _ClassVar[int]
     at: float
     load1: float
     cpus: int
     memory_used_bytes: int
     memory_total_bytes: int
     disks: _containers.RepeatedCompositeFieldContainer[Disk]
-    def __init__(self, at: _Optional[float] = ..., load1: _Optional[float] = ..., cpus: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., memory_total_bytes: _Optional[int] = ..., disks: _Optional[_Iterable[_Union[Disk, _Mapping]]] = ...) -> None: ...
+    disk_latency: _containers.RepeatedCompositeFieldContainer[DiskLatency]
+    blocked: int
+    clock_offset_s: float
+    def __init__(self, at: _Optional[float] = ..., load1: _Optional[float] = ..., cpus: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., memory_total_bytes: _Optional[int] = ..., disks: _Optional[_Iterable[_Union[Disk, _Mapping]]] = ..., disk_latency: _Optional[_Iterable[_Union[DiskLatency, _Mapping]]] = ..., blocked: _Optional[int] = ..., clock_offset_s: _Optional[float] = ...) -> None: ...
 
 class GpuSample(_message.Message):
     __slots__ = ("at", "gpu", "uuid", "temperature_c", "power_w", "memory_used_bytes", "ecc_uncorrected", "recovery_action", "lost")
@@ -228,6 +250,100 @@ class GpuSample(_message.Message):
     recovery_action: _containers.RepeatedScalarFieldContainer[int]
     lost: _containers.RepeatedScalarFieldContainer[bool]
     def __init__(self, at: _Optional[float] = ..., gpu: _Optional[_Iterable[int]] = ..., uuid: _Optional[_Iterable[str]] = ..., temperature_c: _Optional[_Iterable[float]] = ..., power_w: _Optional[_Iterable[float]] = ..., memory_used_bytes: _Optional[_Iterable[int]] = ..., ecc_uncorrected: _Optional[_Iterable[int]] = ..., recovery_action: _Optional[_Iterable[int]] = ..., lost: _Optional[_Iterable[bool]] = ...) -> None: ...
+
+class GpuHealth(_message.Message):
+    __slots__ = ("at", "expected", "gpu", "uuid", "ecc_corrected", "ecc_uncorrected_ever", "remapped_rows", "remap_pending", "remap_failed", "nvlinks_up", "nvlinks_down", "nvlink_errors", "pcie_replays", "pcie_width", "pcie_width_max", "pcie_gen", "pcie_gen_max", "utilization", "thermal_slowdown_ns", "power_brake_ns", "margin_c", "fabric_state", "fabric_health", "rejected")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    GPU_FIELD_NUMBER: _ClassVar[int]
+    UUID_FIELD_NUMBER: _ClassVar[int]
+    ECC_CORRECTED_FIELD_NUMBER: _ClassVar[int]
+    ECC_UNCORRECTED_EVER_FIELD_NUMBER: _ClassVar[int]
+    REMAPPED_ROWS_FIELD_NUMBER: _ClassVar[int]
+    REMAP_PENDING_FIELD_NUMBER: _ClassVar[int]
+    REMAP_FAILED_FIELD_NUMBER: _ClassVar[int]
+    NVLINKS_UP_FIELD_NUMBER: _ClassVar[int]
+    NVLINKS_DOWN_FIELD_NUMBER: _ClassVar[int]
+    NVLINK_ERRORS_FIELD_NUMBER: _ClassVar[int]
+    PCIE_REPLAYS_FIELD_NUMBER: _ClassVar[int]
+    PCIE_WIDTH_FIELD_NUMBER: _ClassVar[int]
+    PCIE_WIDTH_MAX_FIELD_NUMBER: _ClassVar[int]
+    PCIE_GEN_FIELD_NUMBER: _ClassVar[int]
+    PCIE_GEN_MAX_FIELD_NUMBER: _ClassVar[int]
+    UTILIZATION_FIELD_NUMBER: _ClassVar[int]
+    THERMAL_SLOWDOWN_NS_FIELD_NUMBER: _ClassVar[int]
+    POWER_BRAKE_NS_FIELD_NUMBER: _ClassVar[int]
+    MARGIN_C_FIELD_NUMBER: _ClassVar[int]
+    FABRIC_STATE_FIELD_NUMBER: _ClassVar[int]
+    FABRIC_HEALTH_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_FIELD_NUMBER: _ClassVar[int]
+    at: float
+    expected: int
+    gpu: _containers.RepeatedScalarFieldContainer[int]
+    uuid: _containers.RepeatedScalarFieldContainer[str]
+    ecc_corrected: _containers.RepeatedScalarFieldContainer[int]
+    ecc_uncorrected_ever: _containers.RepeatedScalarFieldContainer[int]
+    remapped_rows: _containers.RepeatedScalarFieldContainer[int]
+    remap_pending: _containers.RepeatedScalarFieldContainer[int]
+    remap_failed: _containers.RepeatedScalarFieldContainer[int]
+    nvlinks_up: _containers.RepeatedScalarFieldContainer[int]
+    nvlinks_down: _containers.RepeatedScalarFieldContainer[int]
+    nvlink_errors: _containers.RepeatedScalarFieldContainer[int]
+    pcie_replays: _containers.RepeatedScalarFieldContainer[int]
+    pcie_width: _containers.RepeatedScalarFieldContainer[int]
+    pcie_width_max: _containers.RepeatedScalarFieldContainer[int]
+    pcie_gen: _containers.RepeatedScalarFieldContainer[int]
+    pcie_gen_max: _containers.RepeatedScalarFieldContainer[int]
+    utilization: _containers.RepeatedScalarFieldContainer[int]
+    thermal_slowdown_ns: _containers.RepeatedScalarFieldContainer[int]
+    power_brake_ns: _containers.RepeatedScalarFieldContainer[int]
+    margin_c: _containers.RepeatedScalarFieldContainer[float]
+    fabric_state: _containers.RepeatedScalarFieldContainer[int]
+    fabric_health: _containers.RepeatedScalarFieldContainer[int]
+    rejected: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, at: _Optional[float] = ..., expected: _Optional[int] = ..., gpu: _Optional[_Iterable[int]] = ..., uuid: _Optional[_Iterable[str]] = ..., ecc_corrected: _Optional[_Iterable[int]] = ..., ecc_uncorrected_ever: _Optional[_Iterable[int]] = ..., remapped_rows: _Optional[_Iterable[int]] = ..., remap_pending: _Optional[_Iterable[int]] = ..., remap_failed: _Optional[_Iterable[int]] = ..., nvlinks_up: _Optional[_Iterable[int]] = ..., nvlinks_down: _Optional[_Iterable[int]] = ..., nvlink_errors: _Optional[_Iterable[int]] = ..., pcie_replays: _Optional[_Iterable[int]] = ..., pcie_width: _Optional[_Iterable[int]] = ..., pcie_width_max: _Optional[_Iterable[int]] = ..., pcie_gen: _Optional[_Iterable[int]] = ..., pcie_gen_max: _Optional[_Iterable[int]] = ..., utilization: _Optional[_Iterable[int]] = ..., thermal_slowdown_ns: _Optional[_Iterable[int]] = ..., power_brake_ns: _Optional[_Iterable[int]] = ..., margin_c: _Optional[_Iterable[float]] = ..., fabric_state: _Optional[_Iterable[int]] = ..., fabric_health: _Optional[_Iterable[int]] = ..., rejected: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class NicSample(_message.Message):
+    __slots__ = ("at", "device", "port", "link_layer", "state", "phys_state", "symbol_errors", "link_downed", "link_recoveries", "buffer_overruns", "integrity_errors", "rnr_retries", "slow_restarts")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    LINK_LAYER_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PHYS_STATE_FIELD_NUMBER: _ClassVar[int]
+    SYMBOL_ERRORS_FIELD_NUMBER: _ClassVar[int]
+    LINK_DOWNED_FIELD_NUMBER: _ClassVar[int]
+    LINK_RECOVERIES_FIELD_NUMBER: _ClassVar[int]
+    BUFFER_OVERRUNS_FIELD_NUMBER: _ClassVar[int]
+    INTEGRITY_ERRORS_FIELD_NUMBER: _ClassVar[int]
+    RNR_RETRIES_FIELD_NUMBER: _ClassVar[int]
+    SLOW_RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    at: float
+    device: _containers.RepeatedScalarFieldContainer[str]
+    port: _containers.RepeatedScalarFieldContainer[int]
+    link_layer: _containers.RepeatedScalarFieldContainer[str]
+    state: _containers.RepeatedScalarFieldContainer[str]
+    phys_state: _containers.RepeatedScalarFieldContainer[str]
+    symbol_errors: _containers.RepeatedScalarFieldContainer[int]
+    link_downed: _containers.RepeatedScalarFieldContainer[int]
+    link_recoveries: _containers.RepeatedScalarFieldContainer[int]
+    buffer_overruns: _containers.RepeatedScalarFieldContainer[int]
+    integrity_errors: _containers.RepeatedScalarFieldContainer[int]
+    rnr_retries: _containers.RepeatedScalarFieldContainer[int]
+    slow_restarts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, at: _Optional[float] = ..., device: _Optional[_Iterable[str]] = ..., port: _Optional[_Iterable[int]] = ..., link_layer: _Optional[_Iterable[str]] = ..., state: _Optional[_Iterable[str]] = ..., phys_state: _Optional[_Iterable[str]] = ..., symbol_errors: _Optional[_Iterable[int]] = ..., link_downed: _Optional[_Iterable[int]] = ..., link_recoveries: _Optional[_Iterable[int]] = ..., buffer_overruns: _Optional[_Iterable[int]] = ..., integrity_errors: _Optional[_Iterable[int]] = ..., rnr_retries: _Optional[_Iterable[int]] = ..., slow_restarts: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class MaintenanceNotice(_message.Message):
+    __slots__ = ("at", "source", "event", "starts_at")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    STARTS_AT_FIELD_NUMBER: _ClassVar[int]
+    at: float
+    source: str
+    event: str
+    starts_at: float
+    def __init__(self, at: _Optional[float] = ..., source: _Optional[str] = ..., event: _Optional[str] = ..., starts_at: _Optional[float] = ...) -> None: ...
 
 class CollectorSilent(_message.Message):
     __slots__ = ("at", "collector", "misses", "reason")

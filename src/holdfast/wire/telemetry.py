@@ -16,9 +16,12 @@ from holdfast.domain.signals import (
     CollectorSilent,
     GenerationStarted,
     GenerationStopped,
+    GpuHealth,
     GpuSample,
     HostSample,
     KernelLine,
+    MaintenanceNotice,
+    NicSample,
     NodeSignal,
     RankProgress,
     StepColumns,
@@ -27,7 +30,7 @@ from holdfast.domain.signals import (
     WorkerExited,
 )
 from holdfast.v1 import telemetry_pb2 as pb
-from holdfast.wire import types
+from holdfast.wire import machine, types
 
 _by_time: Callable[[NodeSignal], float] = attrgetter("at")
 
@@ -85,11 +88,17 @@ def _add(tick: pb.Tick, signal: NodeSignal) -> None:
         case WorkerExited():
             tick.worker_exited.append(_encode_exit(signal))
         case KernelLine():
-            tick.kernel_lines.add(at=signal.at, text=signal.text, xid=signal.xid, pci=signal.pci, gpu=signal.gpu)
+            tick.kernel_lines.append(machine.encode_line(signal))
         case HostSample():
-            tick.host.append(_encode_host(signal))
+            tick.host.append(machine.encode_host(signal))
         case GpuSample():
-            tick.gpus.append(_encode_gpus(signal))
+            tick.gpus.append(machine.encode_gpus(signal))
+        case GpuHealth():
+            tick.gpu_health.append(machine.encode_gpu_health(signal))
+        case NicSample():
+            tick.nics.append(machine.encode_nics(signal))
+        case MaintenanceNotice():
+            tick.maintenance.add(at=signal.at, source=signal.source, event=signal.event, starts_at=signal.starts_at)
         case CollectorSilent():
             tick.collectors_silent.add(
                 at=signal.at, collector=signal.collector, misses=signal.misses, reason=signal.reason
@@ -112,18 +121,17 @@ def _signals(tick: pb.Tick) -> Iterator[NodeSignal]:
     for exited in tick.worker_exited:
         yield _decode_exit(node, exited)
     for line in tick.kernel_lines:
-        yield KernelLine(
-            node=node,
-            at=line.at,
-            text=line.text,
-            xid=line.xid if line.HasField("xid") else None,
-            pci=line.pci,
-            gpu=line.gpu if line.HasField("gpu") else None,
-        )
+        yield machine.decode_line(node, line)
     for host in tick.host:
-        yield _decode_host(node, host)
+        yield machine.decode_host(node, host)
     for gpus in tick.gpus:
-        yield _decode_gpus(node, gpus)
+        yield machine.decode_gpus(node, gpus)
+    for health in tick.gpu_health:
+        yield machine.decode_gpu_health(node, health)
+    for nics in tick.nics:
+        yield machine.decode_nics(node, nics)
+    for notice in tick.maintenance:
+        yield machine.decode_notice(node, notice)
     for silent in tick.collectors_silent:
         yield CollectorSilent(
             node=node, at=silent.at, collector=silent.collector, misses=silent.misses, reason=silent.reason
@@ -302,76 +310,4 @@ def _decode_exit(node: str, message: pb.WorkerExited) -> WorkerExited:
         expected=message.expected,
         error=error,
         log_tail=tuple(message.log_tail),
-    )
-
-
-# ---------------------------------------------------------------- host and GPUs
-
-
-def _encode_host(signal: HostSample) -> pb.HostSample:
-    return pb.HostSample(
-        at=signal.at,
-        load1=signal.load1,
-        cpus=signal.cpus,
-        memory_used_bytes=signal.memory_used,
-        memory_total_bytes=signal.memory_total,
-        disks=[pb.Disk(path=path, used_bytes=used, total_bytes=total) for path, used, total in signal.disks],
-    )
-
-
-def _decode_host(node: str, message: pb.HostSample) -> HostSample:
-    return HostSample(
-        node=node,
-        at=message.at,
-        load1=message.load1,
-        cpus=message.cpus,
-        memory_used=message.memory_used_bytes,
-        memory_total=message.memory_total_bytes,
-        disks=tuple((disk.path, disk.used_bytes, disk.total_bytes) for disk in message.disks),
-    )
-
-
-def _encode_gpus(signal: GpuSample) -> pb.GpuSample:
-    message = pb.GpuSample(
-        at=signal.at,
-        gpu=signal.gpu,
-        uuid=signal.uuid,
-        temperature_c=signal.temperature_c,
-        power_w=signal.power_w,
-        memory_used_bytes=signal.memory_used,
-        ecc_uncorrected=signal.ecc_uncorrected,
-        recovery_action=signal.recovery_action,
-        lost=signal.lost,
-    )
-    _check_gpu_columns(message)
-    return message
-
-
-def _check_gpu_columns(message: pb.GpuSample) -> None:
-    types.check_columns(
-        "gpus",
-        gpu=message.gpu,
-        uuid=message.uuid,
-        temperature_c=message.temperature_c,
-        power_w=message.power_w,
-        memory_used=message.memory_used_bytes,
-        ecc_uncorrected=message.ecc_uncorrected,
-        recovery_action=message.recovery_action,
-        lost=message.lost,
-    )
-
-
-def _decode_gpus(node: str, message: pb.GpuSample) -> GpuSample:
-    _check_gpu_columns(message)
-    return GpuSample(
-        node=node,
-        at=message.at,
-        gpu=tuple(message.gpu),
-        uuid=tuple(message.uuid),
-        temperature_c=tuple(message.temperature_c),
-        power_w=tuple(message.power_w),
-        memory_used=tuple(message.memory_used_bytes),
-        ecc_uncorrected=tuple(message.ecc_uncorrected),
-        recovery_action=tuple(message.recovery_action),
-        lost=tuple(message.lost),
     )

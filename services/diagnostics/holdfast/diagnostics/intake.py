@@ -21,8 +21,10 @@ from holdfast.domain.signals import (
     RELIABLE,
     ClockTick,
     GenerationStarted,
+    GpuHealth,
     GpuSample,
     HostSample,
+    NicSample,
     NodeBeat,
     NodeConnected,
     NodeDisconnected,
@@ -38,7 +40,7 @@ from holdfast.domain.signals import (
 CLOCK_TICK_S = 0.02
 CALM_CLOCK_TICK_S = 0.25
 ATTENTION_S = 2.0
-_ROUTINE = (ClockTick, NodeBeat, StepColumns, RankProgress, HostSample, GpuSample)
+_ROUTINE = (ClockTick, NodeBeat, StepColumns, RankProgress, HostSample, GpuSample, GpuHealth, NicSample)
 # An exit may be held back by a detector for a moment; until that has passed its tick is not acknowledged, so that a crash of
 # ours in between cannot lose it.
 SETTLE_S = 0.5
