@@ -25,6 +25,7 @@ from holdfast.domain.errors import IntegrityError, InvalidSpec
 from holdfast.shards import Image, ImageSet, Plan, Reader, Skipped, Staged
 from holdfast.train import rng, state
 from holdfast.train.channels import Notes
+from holdfast.train.copying import copy_all
 from holdfast.train.environment import Environment, RestoreTarget
 from holdfast.train.sharded import Piece, is_loaded
 from holdfast.train.tensors import dtype_of, over, spec_of
@@ -50,6 +51,7 @@ class Checkpointer:
         self._notes = notes
         self._images: ImageSet | None = None
         self._preparing: threading.Thread | None = None
+        self._targets: weakref.WeakKeyDictionary[Image, list[torch.Tensor]] = weakref.WeakKeyDictionary()
         self.stall_s = 0.0
         self.missed = 0
 
@@ -124,9 +126,10 @@ class Checkpointer:
         plan = _plan(collected)
 
         def fill(image: Image) -> None:
-            for spec, tensor in zip(plan.tensors, collected.tensors.values(), strict=True):
-                if spec.nbytes:
-                    over(image.view(spec.fqn), spec).copy_(tensor, non_blocking=True)
+            if image not in self._targets:
+                self._targets[image] = [over(image.view(spec.fqn), spec) for spec in plan.tensors]
+            sources = list(collected.tensors.values())
+            copy_all(self._targets[image], sources, self._environment.copy_threads)
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
 

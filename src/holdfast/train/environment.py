@@ -21,6 +21,8 @@ from holdfast.domain import worker
 from holdfast.domain.errors import InvalidSpec
 from holdfast.domain.mesh import DATA_PARALLEL, Mesh
 
+COPY_THREADS_MAX = 16  # more do not make memory faster
+
 
 @dataclass(frozen=True, slots=True)
 class World:
@@ -86,6 +88,7 @@ class Environment:
     restore: RestoreTarget | None = None
     images: str = ""  # empty: nowhere to save
     images_on_disk: str = ""  # where images go that memory has no room for; empty: nowhere
+    copy_threads: int = 1  # of a save
     interval_steps: int = 0  # 0: only on request
     notes: str = ""
     replicator: str = ""
@@ -118,6 +121,7 @@ class Environment:
             previous_mesh=Mesh.of(previous) if previous else None,
             restore=_restore_target(restore) if restore else None,
             images=environ.get(worker.ENV_IMAGES, ""),
+            copy_threads=_copy_threads(environ),
             images_on_disk=environ.get(worker.ENV_IMAGES_ON_DISK, ""),
             interval_steps=_integer(environ, worker.ENV_INTERVAL_STEPS, 0),
             notes=environ.get(worker.ENV_NOTES, ""),
@@ -135,6 +139,13 @@ def _integer(environ: Mapping[str, str], name: str, default: int) -> int:
         return int(raw)
     except ValueError:
         raise InvalidSpec(name, raw, "an integer") from None
+
+
+def _copy_threads(environ: Mapping[str, str]) -> int:
+    threads = _integer(environ, worker.ENV_COPY_THREADS, 1)
+    if not 1 <= threads <= COPY_THREADS_MAX:
+        raise InvalidSpec(worker.ENV_COPY_THREADS, threads, f"1 to {COPY_THREADS_MAX}")
+    return threads
 
 
 def _json_object(environ: Mapping[str, str], name: str) -> dict[str, Any]:

