@@ -75,7 +75,8 @@ class Incident:
     # Seconds that the slowest node or rank took: stop, fork, stage (overlapping, inside prepare); process_group, build,
     # restore, first_step (one after the other, after START). A script without the library reports none of the latter.
     phases_s: Mapping[str, float] = field(default_factory=dict)
-    restored_from: Mapping[str, int] = field(default_factory=dict)  # where the shards were: memory, disk, peer, object store
+    # How many shards came from "memory", "disk", "peer", "object store".
+    restored_from: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def closed(self) -> bool:

@@ -114,7 +114,8 @@ class OrderDone:
     at: float = 0.0
     phases_s: tuple[tuple[str, float], ...] = ()  # for Prepare: ("stop", s), ("fork", s), ("stage", s)
     workers: tuple[RunningWorker, ...] = ()  # for Prepare: the processes that it forked
-    restored_from: tuple[tuple[str, int], ...] = ()  # for Prepare: ("memory" | "disk" | "peer" | "object store", shards)
+    # For Prepare: how many shards came from "memory", "disk", "peer", "object store".
+    restored_from: tuple[tuple[str, int], ...] = ()
     unrestorable: bool = False  # for Prepare: no source hands out what was to be restored; nothing is said of the node
 
 
