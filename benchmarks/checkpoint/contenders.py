@@ -25,10 +25,8 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, async_save
 
+from benchmarks.checkpoint.pages import PAGE, populate
 from benchmarks.checkpoint.training import State
-
-PAGE = 4096
-MADV_POPULATE_WRITE = 23  # Linux 5.14; Python's mmap module does not name it
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +94,7 @@ class Copy(Sequential):
         with tempfile.TemporaryFile(dir=memory) as file:
             os.posix_fallocate(file.fileno(), 0, end)
             self._map = mmap.mmap(file.fileno(), end)
-        self._map.madvise(MADV_POPULATE_WRITE)
+        populate(self._map)
         whole = torch.frombuffer(self._map, dtype=torch.uint8)
         self._places = [
             whole[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape)

@@ -17,6 +17,7 @@ import time
 
 import psutil
 
+from benchmarks.checkpoint.pages import recall
 from benchmarks.checkpoint.protocol import Request
 from benchmarks.checkpoint.replicators import Replicator
 from benchmarks.checkpoint.results import Measured, TrialFailed
@@ -35,8 +36,9 @@ def measure(request: Request, place: Scratch) -> Measured:
         other.configure((1,))
         save_once(request, place, holder)
         record = holder.wait_for("disk")
-        limits = _limits(max(record.size, LIMIT_BYTES_MIN))
+        limits = _limits(max(record.size, LIMIT_BYTES_MIN))  # before and after: loopback swings by half
 
+        recall(record.size)
         began = time.perf_counter()
         holder.configure((0,), other)
         other.wait_for("disk", record.key)
@@ -44,24 +46,24 @@ def measure(request: Request, place: Scratch) -> Measured:
 
         other.forget()
         other.configure((1,))
+        recall(record.size)
         began = time.perf_counter()
         staged = other.stage(record.key, holder)
         restore_s = time.perf_counter() - began
         if staged.source != holder.node:
             raise TrialFailed(f"the shard was staged from {staged.source}, not from the peer")
+    limits += _limits(max(record.size, LIMIT_BYTES_MIN))
     values = [("replicate_gb_s", replicate_s), ("restore_peer_gb_s", restore_s)]
     return [
         *((measure, "holdfast", record.size / seconds / 1e9) for measure, seconds in values),
-        *((measure, name, gb_s) for measure, _ in values for name, gb_s in limits.items()),
+        *((measure, name, gb_s) for measure, _ in values for name, gb_s in limits),
     ]
 
 
-def _limits(nbytes: int) -> dict[str, float]:
+def _limits(nbytes: int) -> list[tuple[str, float]]:
     """GB/s of one stream through the loopback, memory to nowhere."""
-    limits = {"socket": bare_socket(nbytes)}
-    if has_iperf3():
-        limits["iperf3"] = iperf3(nbytes)
-    return limits
+    limits = [("socket", bare_socket(nbytes))]
+    return [*limits, ("iperf3", iperf3(nbytes))] if has_iperf3() else limits
 
 
 def has_iperf3() -> bool:

@@ -20,13 +20,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from urllib.parse import urlsplit
 
 from benchmarks.checkpoint.protocol import Request
 from benchmarks.checkpoint.results import OURS, Measured, TrialFailed
 from benchmarks.checkpoint.scratch import Scratch
-from holdfast.stores import ObjectStore, open_store
+from holdfast.stores import open_store
 from holdfast.stores.checksum import crc32c
 
 BYTES_MAX = 512 << 20
@@ -36,6 +36,11 @@ STREAMS = 4  # GcsOptions' default
 RANGE_BYTES = 64 << 20
 EMULATOR = "STORAGE_EMULATOR_HOST"
 TIMEOUT_S = 60.0
+ROUNDS = 3
+UP = "store_up_gb_s"
+DOWN = "store_down_gb_s"
+
+Way = tuple[str, str, Callable[[], object]]  # measure, contender, what is timed
 
 
 def installed() -> bool:
@@ -47,7 +52,7 @@ def installed() -> bool:
 
 
 def measure(request: Request, place: Scratch) -> Measured:
-    """One round. Raises TrialFailed."""
+    """One trial: the ways take turns, `ROUNDS` times. Raises TrialFailed."""
     nbytes = min(request.nbytes, BYTES_MAX)
     source, target = _mapped(nbytes), _mapped(nbytes)
     source[:] = bytes(nbytes)  # every page present
@@ -55,30 +60,37 @@ def measure(request: Request, place: Scratch) -> Measured:
         source[start : start + 8] = start.to_bytes(8, "little")
     crc = crc32c(source)
     values: Measured = []
-
-    def both(name: str, up: Callable[[], object], down: Callable[[], object]) -> None:
-        values.append(("store_up_gb_s", name, _rate(nbytes, up)))
-        target[:] = bytes(nbytes)  # touched, and not what is to come
-        values.append(("store_down_gb_s", name, _rate(nbytes, down)))
-        if crc32c(target) != crc:
-            raise TrialFailed(f"{name}: what came down is not what went up")
-
-    def through(store: ObjectStore) -> tuple[Callable[[], object], Callable[[], object]]:
-        return lambda: store.put(KEY, [source], crc32c=crc), lambda: store.read_into(KEY, target)
-
-    with closing(open_store(f"file://{place.disk}/store")) as store:
-        both("file", *through(store))
-    if not installed():
-        return values
-    with _fake_server(place) as endpoint:
-        both("ceiling", lambda: _put(endpoint, source), lambda: _get(endpoint, target, 1))
-    with _fake_server(place) as endpoint:  # each on a fresh one: it keeps everything in memory
-        _put(endpoint, source)
-        seconds = _rate(nbytes, lambda: _get(endpoint, target, STREAMS))
-        values.append(("store_down_gb_s", "ceiling_parallel", seconds))
-    with _fake_server(place), closing(open_store(f"gs://{BUCKET}/checkpoints")) as store:
-        both(OURS, *through(store))
+    with ExitStack() as stack:
+        ways = _ways(stack, place, source, target, crc)
+        for measure, name, work in ROUNDS * ways:
+            if measure == DOWN:
+                target[:] = bytes(nbytes)
+            values.append((measure, name, _rate(nbytes, work)))
+            if measure == DOWN and crc32c(target) != crc:
+                raise TrialFailed(f"{name}: what came down is not what went up")
     return values
+
+
+def _ways(stack: ExitStack, place: Scratch, source: memoryview, target: memoryview, crc: int) -> list[Way]:
+    """In an order in which everything goes up before it comes down."""
+
+    def through(name: str, url: str) -> list[Way]:
+        store = stack.enter_context(closing(open_store(url)))
+        return [
+            (UP, name, lambda: store.put(KEY, [source], crc32c=crc)),
+            (DOWN, name, lambda: store.read_into(KEY, target)),
+        ]
+
+    ways = through("file", f"file://{place.disk}/store")
+    if installed():
+        endpoint = stack.enter_context(_fake_server(place))
+        ways += [
+            (UP, "ceiling", lambda: _put(endpoint, source)),
+            (DOWN, "ceiling", lambda: _get(endpoint, target, 1)),
+            (DOWN, "ceiling_parallel", lambda: _get(endpoint, target, STREAMS)),
+            *through(OURS, f"gs://{BUCKET}/checkpoints"),
+        ]
+    return ways
 
 
 def _mapped(nbytes: int) -> memoryview:

@@ -22,6 +22,7 @@ import torch
 import holdfast.train as hf
 from benchmarks.checkpoint import contenders, ours
 from benchmarks.checkpoint.contenders import Contender, timed
+from benchmarks.checkpoint.pages import recall
 from benchmarks.checkpoint.protocol import RESTORE, RESULT, SEED, WARM, WARMED, Request
 from benchmarks.checkpoint.training import Loop, State, StepTime
 
@@ -139,6 +140,7 @@ def _measure(contender: Contender, state: State, request: Request) -> None:
     _say(WARMED)
     for save in range(request.saves):
         contender.tidy()
+        recall(state.nbytes)
         windows.before += [step.took_s for step in loop.steps(request.before_steps)]
         _save(contender, state, loop, request, 1 + contender.warm_saves + save, result, windows)
     result.restore_s = contender.load()
