@@ -5,7 +5,8 @@ use it, with preconditions honoured, CRC-32C checked, and faults to order.
         server.fault(status=503, method="PUT", times=2)
         os.environ["STORAGE_EMULATOR_HOST"] = server.endpoint
 
-`python -m holdfast.stores.fake_gcs` serves until it is ended and prints its endpoint first. Every bucket name exists.
+`python -m holdfast.stores.fake_gcs` serves until it is ended and prints its endpoint first. Every bucket exists but those in
+`missing_buckets`.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ class Session:
     name: str
     precondition: str | None
     resource: dict[str, Any]
-    content: bytearray = field(default_factory=bytearray)
+    content: bytearray = field(default_factory=bytearray)  # of the whole object's size, once that is known
+    received: int = 0
+    finished: dict[str, Any] | None = None  # the resource that it became
 
 
 class Refused(Exception):
@@ -96,6 +99,7 @@ class FakeGcs:
         self.faults: list[HttpFault] = []
         self.requests: list[tuple[str, str]] = []
         self.page_objects = PAGE_OBJECTS
+        self.missing_buckets: set[str] = set()
         self.lock = threading.RLock()
         self.stopped = threading.Event()
         self._generation = 0
@@ -252,6 +256,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _route(self, url: Any) -> None:
         query = {key: values[0] for key, values in parse_qs(url.query).items()}
+        if any(f"/b/{bucket}/" in url.path for bucket in self.gcs.missing_buckets):
+            raise Refused(404, "The specified bucket does not exist.")
         if found := _COMPOSE.fullmatch(url.path):
             self._compose(unquote(found[1]), unquote(found[2]), query)
         elif found := _OBJECT.fullmatch(url.path):
@@ -346,58 +352,62 @@ class _Handler(BaseHTTPRequestHandler):
         stated = _CONTENT_RANGE.fullmatch(self.headers.get("Content-Range") or "")
         if session is None or stated is None:
             raise Refused(404 if session is None else 400, "no such upload, or no Content-Range")
+        size = int(stated[3])
         if stated[1] is not None:
-            if int(stated[1]) != len(session.content):
-                raise Refused(503, f"expected byte {len(session.content)}, not {stated[1]}")
-            self._receive(session.content)
-        if len(session.content) == int(stated[3]):
+            if int(stated[1]) != session.received or size > REQUEST_BYTES_MAX:
+                raise Refused(503, f"expected byte {session.received}, not {stated[1]}")
+            session.content = session.content or bytearray(size)
+            for read in self._receive(memoryview(session.content)[session.received :]):
+                session.received += read
+        if session.received == size:
             self._finish(session)
         else:
-            persisted = {"Range": f"bytes=0-{len(session.content) - 1}"} if session.content else {}
+            persisted = {"Range": f"bytes=0-{session.received - 1}"} if session.received else {}
             self._answer(308, None, **persisted)
 
     def _finish(self, session: Session) -> None:
         """Also for a client that asks again because the answer was lost: the same upload is not stored twice."""
-        token = dict(session.resource.get("metadata") or {})
-        held = self.gcs.objects.get((session.bucket, session.name))
-        if held is not None and held.content is session.content and held.metadata == token:
-            self._answer(200, self.gcs.resource(session.bucket, session.name))
-            return
-        stored = self.gcs.store(session.bucket, session.name, session.content, session.resource, session.precondition)
-        self._answer(200, stored)
+        if session.finished is None:
+            session.finished = self.gcs.store(
+                session.bucket, session.name, session.content, session.resource, session.precondition
+            )
+            session.content = bytearray()
+        self._answer(200, session.finished)
 
     # ------------------------------------------------------------ bytes
 
     def _body(self) -> bytearray:
-        content = bytearray()
-        self._receive(content)
+        if self._unread > REQUEST_BYTES_MAX:
+            raise Refused(413, "too large for a fake")
+        content = bytearray(self._unread)
+        for _ in self._receive(memoryview(content)):
+            pass
         return content
 
-    def _receive(self, content: bytearray) -> None:
-        """Append the request's body; what came before a break stays."""
-        expected = self._unread
-        if expected > REQUEST_BYTES_MAX:
-            raise Refused(413, "too large for a fake")
+    def _receive(self, target: memoryview) -> Iterator[int]:
+        """Read the request's body straight into `target`; yields the bytes of each piece, up to an ordered break."""
+        expected = min(self._unread, len(target))
         broken_at = self._fault.after_bytes if self._fault else None
-        for piece in self._pieces(expected if broken_at is None else min(broken_at, expected)):
-            content += piece
+        yield from self._read(target[: expected if broken_at is None else min(broken_at, expected)])
         if broken_at is not None:
             raise Broken
 
-    def _pieces(self, nbytes: int) -> Iterator[memoryview]:
-        buffer = memoryview(bytearray(min(nbytes, PIECE_BYTES)))
-        while nbytes:
-            read = self.rfile.readinto(buffer[: min(nbytes, PIECE_BYTES)])
+    def _read(self, target: memoryview) -> Iterator[int]:
+        done = 0
+        while done < len(target):
+            read = self.rfile.readinto(target[done : done + PIECE_BYTES])
             if not read:
                 raise ConnectionResetError("the client left in the middle of a body")
-            nbytes -= read
+            done += read
             self._unread -= read
-            yield buffer[:read]
+            yield read
 
     def _discard(self) -> None:
         """What is left of a body that nobody wanted, so that the connection can be used again."""
-        for _ in self._pieces(self._unread):
-            pass
+        buffer = memoryview(bytearray(min(self._unread, PIECE_BYTES)))
+        while self._unread:
+            for _ in self._read(buffer[: self._unread]):
+                pass
 
     def _answer(self, status: int, body: Mapping[str, Any] | None, **headers: str) -> None:
         if self._fault and (self._fault.answer_lost or self._fault.after_bytes is not None):

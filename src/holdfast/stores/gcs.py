@@ -275,8 +275,8 @@ class GcsStore:
             raise self._refused(error) from error
 
     def _absent(self, key: str, said: str) -> Exception:
-        if "bucket" in said.lower() and "object" not in said.lower():
-            return InvalidSpec("store", self.url, f"a bucket that exists ({said[:200]})")
+        if "bucket does not exist" in said:
+            return InvalidSpec("store", self.url, "a bucket that exists")
         return NotFound(f"there is no {key} in {self.url}")
 
     def _refused(self, error: Exception) -> Exception:

@@ -185,6 +185,20 @@ def test_refused_is_not_tried_again(server: FakeGcs, store: GcsStore, status: in
         assert sum("/o" in path for _, path in server.requests) == 1  # the library looks at the bucket besides
 
 
+def test_no_such_bucket(server: FakeGcs, store: GcsStore) -> None:
+    """It is the job file that is wrong; an object that is not there would be nothing to worry about."""
+    server.missing_buckets.add("bucket")
+    for call in (
+        lambda: put(store, SMALL),
+        lambda: put(store, LARGE),
+        lambda: read_back(store, 10),
+        lambda: store.read("job/object", 10),
+        lambda: list(store.list("")),
+    ):
+        with pytest.raises(InvalidSpec, match="a bucket that exists"):
+            call()
+
+
 @pytest.mark.parametrize("content", [SMALL, LARGE], ids=["small", "large"])
 def test_bytes_that_change_on_the_way_are_refused(server: FakeGcs, store: GcsStore, content: bytes) -> None:
     """The sum that travels with the upload is the caller's, so the server sees what the wire did."""
