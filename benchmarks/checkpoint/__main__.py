@@ -13,19 +13,26 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import grpc
+
 from benchmarks.checkpoint import network, saves, store
 from benchmarks.checkpoint.protocol import LIMIT, Request
 from benchmarks.checkpoint.results import OURS, Measured, Results, TrialFailed
 from benchmarks.checkpoint.scratch import Scratch, scratch
+from holdfast.domain.errors import HoldfastError
 
 SAVES = 2  # counted, per trial and contender
 ON_REQUEST = ("dcp_async_process",)  # only with --only: slow, and between the other two
+
+# Of what is measured; an error of another kind is one of ours, and ends the run.
+FAILURES = (TrialFailed, HoldfastError, grpc.RpcError, OSError, RuntimeError, subprocess.TimeoutExpired)
 
 Trial = Callable[[Request, Scratch], Measured]
 
@@ -44,7 +51,7 @@ def main() -> None:
             started = time.monotonic()
             try:
                 measured = _one(name, trial, nbytes, out)
-            except (TrialFailed, TimeoutError, RuntimeError, OSError) as error:
+            except FAILURES as error:
                 results.failed[name] += 1
                 print(f"failed: {error}")
                 continue

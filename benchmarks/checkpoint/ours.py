@@ -56,7 +56,8 @@ class Holdfast:
         self._saved = self._steps
 
     def progress(self) -> Progress:
-        return Progress(self._reached.get((self._saved, DISK)), self._reached.get((self._saved, PEER)))
+        disk, peer = (self._reached.get((self._saved, tier)) for tier in (DISK, PEER))
+        return Progress(disk, max(disk, peer) if disk and peer else None)
 
     def load(self) -> float | None:
         return None  # by a process that starts after this one has died, as it happens

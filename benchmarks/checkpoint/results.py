@@ -34,6 +34,7 @@ LIMITS = {
     "restore_peer_gb_s": ("iperf3", "socket"),
     "store_up_gb_s": ("ceiling",),
     "store_down_gb_s": ("ceiling_parallel",),
+    "peak_extra_bytes": ("state",),
 }
 
 
@@ -74,6 +75,7 @@ GOALS = (
     Goal("restore_peer_gb_s", 0.8, ("iperf3", "socket")),
     Goal("store_up_gb_s", 0.9, ("ceiling",)),
     Goal("store_down_gb_s", 0.9, ("ceiling_parallel",)),
+    Goal("peak_extra_bytes", 2.1, ("state",)),  # two slots, and the processes' own
 )
 
 

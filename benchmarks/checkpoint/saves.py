@@ -12,8 +12,10 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -43,20 +45,20 @@ class Trial:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
+                bufsize=0,
                 start_new_session=True,
             )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._stdin, self._stdout = self._process.stdin.fileno(), self._process.stdout.fileno()
+        self._telling = threading.Lock()
+        self._over = False
 
     def __enter__(self) -> Trial:
         return self
 
     def __exit__(self, *error: object) -> None:
-        try:
+        with self._telling:
+            self._over = True
+        with suppress(ProcessLookupError):  # it has left already
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # it had left already
         self._process.communicate()
 
     @property
@@ -64,17 +66,21 @@ class Trial:
         return self._process.pid
 
     def tell(self, line: str) -> None:
-        try:
-            os.write(self._stdin, f"{line}\n".encode())
-        except BrokenPipeError:
-            return  # it has its result already
+        """From any thread; what comes too late is nobody's business any more."""
+        assert self._process.stdin is not None
+        with self._telling:
+            if not self._over:
+                with suppress(BrokenPipeError):
+                    self._process.stdin.write(f"{line}\n".encode())
 
     def messages(self) -> Iterator[dict[str, Any]]:
         """What it says, up to its result. Raises TrialFailed with the end of its log."""
+        assert self._process.stdout is not None
+        stdout = self._process.stdout.fileno()
         deadline, pending = time.monotonic() + TRIAL_TIMEOUT_S, b""
         while True:
-            ready, _, _ = select.select([self._stdout], [], [], max(0.0, deadline - time.monotonic()))
-            data = os.read(self._stdout, 65536) if ready else b""
+            ready, _, _ = select.select([stdout], [], [], max(0.0, deadline - time.monotonic()))
+            data = os.read(stdout, 65536) if ready else b""
             if not data:
                 why = "ended without a result" if ready else f"had no result after {TRIAL_TIMEOUT_S:.0f} s"
                 raise TrialFailed(f"{why}: {self._log.read_text(errors='replace')[-LOG_CHARS_MAX:].strip()}")
@@ -128,7 +134,7 @@ def _values(contender: str, result: Mapping[str, Any], peak_bytes: int) -> Measu
     values: Measured = [("stall_s", contender, stall_s) for stall_s in result["stall_s"]]
     if contender != LIMIT:  # nothing of its copy is durable
         values += [("durable_s", contender, durable_s) for durable_s in result["durable_s"]]
-        values.append(("peak_extra_bytes", contender, peak_bytes))
+        values += [("peak_extra_bytes", contender, peak_bytes), ("peak_extra_bytes", "state", result["state_bytes"])]
     for window, name in (("durable", contender), ("settled", f"{contender}_peer")):
         for statistic, ratio in result["slowdown"].get(window, {}).items():
             values.append((f"slowdown_{statistic}", name, ratio))
