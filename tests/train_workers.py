@@ -190,6 +190,18 @@ def elect(
     return {rank: held[source][newest] for rank, source in sources.items()}
 
 
+def elect_parts(
+    directory: Path, mesh: Mapping[str, int], *, target: Mapping[str, int] | None = None
+) -> dict[int, dict[str, Any]]:
+    """`elect` for a state that is sharded over dp: every rank gets what all replicas have saved at its position."""
+    saved = Mesh.of(mesh)
+    own, elected = elect(directory, mesh), elect(directory, mesh, target=target)
+    for rank, restore in elected.items():
+        position = Mesh.of(target or mesh).position_of(rank)
+        restore["paths"] = [own[each]["path"] for each in own if saved.position_of(each) == position]
+    return elected
+
+
 def losses(path: Path) -> dict[int, float]:
     """The GPT's loss log: step → loss, exactly as written."""
     return {row["step"]: row["loss"] for row in map(json.loads, (path / "loss.jsonl").read_text().splitlines())}
