@@ -1,0 +1,255 @@
+"""Checkpoints without services, under the real torchrun: kills, signals, other numbers of ranks, other nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+from waiting import wait_until
+
+from holdfast.cli.demo.scenario import examples
+from holdfast.domain.worker import EXIT_INTERRUPTED
+
+SCRIPT = examples() / "torchrun" / "train_checkpoints.py"
+STEPS = 60
+TIMEOUT_S = 90.0
+
+
+class Launch:
+    """One torchrun (or plain python) with everything below it."""
+
+    def __init__(self, command: Sequence[str], output: Path, **environ: str) -> None:
+        self.output = output
+        with output.open("wb") as log:
+            self.process = subprocess.Popen(
+                command,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **environ},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def text(self) -> str:
+        return self.output.read_text(errors="replace")
+
+    def wait(self) -> int:
+        return self.process.wait(TIMEOUT_S)
+
+    def workers(self) -> list[psutil.Process]:
+        """Ordered by pid: rank 0 first."""
+        children = psutil.Process(self.process.pid).children()
+        return sorted((child for child in children if SCRIPT.name in " ".join(child.cmdline())), key=lambda it: it.pid)
+
+    def reaches(self, pattern: str) -> None:
+        wait_until(
+            lambda: re.search(pattern, self.text) is not None or self.process.poll() is not None,
+            description=f"{pattern!r} in the output",
+            timeout_s=TIMEOUT_S,
+        )
+        assert re.search(pattern, self.text), self.text
+
+    def kill(self) -> None:
+        """SIGKILL for all of it, in no particular order."""
+        if self.process.poll() is not None:
+            return
+        mine = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
+        for process in mine:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        psutil.wait_procs(mine, TIMEOUT_S)
+        self.process.wait(TIMEOUT_S)
+
+
+StartLaunch = Callable[..., Launch]
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[StartLaunch]:
+    started: list[Launch] = []
+
+    def start(
+        *,
+        ranks: int = 2,
+        directory: str = "ckpt",
+        steps: int = STEPS,
+        step_s: float = 0.0,
+        nodes: int = 1,
+        node: int = 0,
+        port: int = 0,
+        **environ: str,
+    ) -> Launch:
+        arguments = [
+            str(SCRIPT),
+            "--steps",
+            str(steps),
+            "--step-s",
+            str(step_s),
+            "--directory",
+            str(tmp_path / directory),
+        ]
+        run = (
+            [sys.executable]
+            if ranks == 0
+            else [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--nproc-per-node",
+                str(ranks),
+                "--nnodes",
+                str(nodes),
+                "--node-rank",
+                str(node),
+                "--master-addr",
+                "127.0.0.1",
+                "--master-port",
+                str(port or free_port()),
+            ]
+        )
+        begun = Launch([*run, *arguments], tmp_path / f"output-{len(started)}.log", **environ)
+        started.append(begun)
+        return begun
+
+    yield start
+    for each in started:
+        each.kill()
+    for record in tmp_path.glob("*/run.json"):  # the images that killed runs have left
+        shutil.rmtree(images_of(record.parent), ignore_errors=True)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def images_of(directory: Path) -> Path:
+    return Path("/dev/shm", f"holdfast-{os.getuid()}", json.loads((directory / "run.json").read_text())["run"])
+
+
+def losses(*launches: Launch) -> dict[int, str]:
+    """The last word on each step, digit for digit."""
+    return {int(step): loss for each in launches for step, loss in re.findall(r"step (\d+)  loss (\S+)", each.text)}
+
+
+def saved_steps(directory: Path) -> set[int]:
+    return {int(path.parent.name[1:]) for path in directory.glob("a*/s*/rank-*.json")}
+
+
+def undisturbed(launch: StartLaunch, steps: int = STEPS) -> dict[int, str]:
+    calm = launch(directory="calm", steps=steps)
+    assert calm.wait() == 0, calm.text
+    return losses(calm)
+
+
+@pytest.mark.timeout(300)
+def test_a_run_killed_in_the_middle_goes_on_bit_for_bit(launch: StartLaunch, tmp_path: Path) -> None:
+    expected = undisturbed(launch)
+    first = launch(step_s=0.05)
+    first.reaches("step 30 ")
+    first.kill()
+    assert images_of(tmp_path / "ckpt").exists()
+    second = launch()
+    assert second.wait() == 0, second.text
+    found = re.search(r"starts at step (\d+)", second.text)
+    assert found is not None
+    assert int(found[1]) >= 20
+    assert losses(first, second) == expected
+    assert saved_steps(tmp_path / "ckpt") == {50, 60}
+    assert not images_of(tmp_path / "ckpt").exists()  # all is on disk: the memory was given back
+
+
+@pytest.mark.timeout(300)
+def test_with_its_memory_lost_a_run_goes_on_from_disk(launch: StartLaunch, tmp_path: Path) -> None:
+    expected = undisturbed(launch)
+    first = launch(step_s=0.05)
+    wait_until(
+        lambda: len(list((tmp_path / "ckpt").glob("a1/s[2-9]0/rank-*.json"))) >= 2,
+        description="a checkpoint of both ranks on disk",
+        timeout_s=TIMEOUT_S,
+    )
+    first.kill()
+    shutil.rmtree(images_of(tmp_path / "ckpt"))
+    second = launch()
+    assert second.wait() == 0, second.text
+    assert "starts at step 0" not in second.text
+    assert losses(first, second) == expected
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_sigterm_to_one_rank_saves_one_step_of_all_and_leaves(launch: StartLaunch, tmp_path: Path, rank: int) -> None:
+    first = launch(steps=100_000, step_s=0.02)
+    first.reaches("step 10 ")
+    first.workers()[rank].send_signal(signal.SIGTERM)
+    assert first.wait() != 0
+    assert f"exitcode  : {EXIT_INTERRUPTED}" in first.text
+    newest = max(saved_steps(tmp_path / "ckpt"))
+    assert {path.name for path in (tmp_path / "ckpt").glob(f"a1/s{newest}/*.json")} == {"rank-0.json", "rank-1.json"}
+    second = launch(steps=newest + 10)
+    assert second.wait() == 0, second.text
+    assert f"starts at step {newest}" in second.text
+
+
+@pytest.mark.timeout(300)
+def test_sigusr1_saves_and_training_goes_on(launch: StartLaunch, tmp_path: Path) -> None:
+    first = launch(steps=100_000, step_s=0.02)
+    first.reaches("step 10 ")
+    first.workers()[1].send_signal(signal.SIGUSR1)
+    wait_until(
+        lambda: any(step % 10 for step in saved_steps(tmp_path / "ckpt")),
+        description="a step that is no multiple of the interval",
+        timeout_s=TIMEOUT_S,
+        poll_s=0.001,
+    )
+    reached = max(losses(first))
+    first.reaches(f"step {reached + 20} ")
+    assert first.process.poll() is None
+
+
+@pytest.mark.timeout(300)
+def test_fewer_and_more_ranks_take_the_state_of_a_replica(launch: StartLaunch) -> None:
+    for ranks, steps, start in ((2, 20, 0), (0, 40, 20), (4, 60, 40)):
+        each = launch(ranks=ranks, steps=steps)
+        assert each.wait() == 0, each.text
+        assert f"starts at step {start}\n" in each.text
+
+
+@pytest.mark.timeout(300)
+def test_a_second_run_in_the_directory_is_refused_and_the_first_goes_on(launch: StartLaunch) -> None:
+    first = launch(steps=100_000, step_s=0.02)
+    first.reaches("step 10 ")
+    second = launch(ranks=0)
+    assert second.wait() == 1
+    assert "Conflict" in second.text
+    assert "another run is using" in second.text
+    reached = max(losses(first))
+    first.reaches(f"step {reached + 20} ")
+
+
+@pytest.mark.timeout(300)
+def test_ranks_that_have_changed_places_find_their_shards_on_the_other_node(launch: StartLaunch) -> None:
+    """Two nodes with a directory each; the second time each has the other's directory and memory."""
+    for steps, order in ((20, ("a", "b")), (40, ("b", "a"))):
+        port = free_port()
+        both = [
+            launch(ranks=1, nodes=2, node=i, port=port, steps=steps, directory=f"disk-{name}", HOLDFAST_NODE=name)
+            for i, name in enumerate(order)
+        ]
+        for each in both:
+            assert each.wait() == 0, each.text
+    assert "starts at step 20\n" in both[0].text
