@@ -2,7 +2,7 @@
 
 Who does what: the client library signs in (application default credentials; none with STORAGE_EMULATOR_HOST), lists, looks
 up, deletes and stores what is small, commits included. What is large goes over `gcs_http`: ranged GETs straight into the map,
-several in parallel, and resumable uploads straight from it (`gcs_upload`).
+several in parallel, and resumable uploads straight from it (`gcs_upload`), the largest in parts (`gcs_compose`).
 
 "Only if absent" is the precondition `ifGenerationMatch=0`. An upload carries a token in the object's metadata: when an answer
 was lost and the second try finds the object there, the token tells whether it was our own.
@@ -25,8 +25,9 @@ from urllib.parse import quote
 from holdfast.domain.errors import IntegrityError, InvalidSpec, NotFound, Unavailable
 from holdfast.stores.checksum import crc32c as checksum
 from holdfast.stores.checksum import of_parts
+from holdfast.stores.gcs_compose import Composer
 from holdfast.stores.gcs_http import Authorize, Connections, Status, fill
-from holdfast.stores.gcs_upload import Upload, upload
+from holdfast.stores.gcs_upload import Upload, encode_crc, upload
 from holdfast.stores.patience import Patience, Transient
 from holdfast.stores.protocol import ObjectInfo, Pace, check_key, unpaced
 
@@ -61,9 +62,11 @@ class GcsOptions:
 
     timeout_s: float = 20.0
     deadline_s: float = 120.0
-    streams: int = 4  # of one object, and of all downloads of this store together
+    streams: int = 4  # for large downloads, and as many for large uploads
     range_bytes: int = 64 << 20  # what is larger is read in parallel ranges
     small_bytes: int = 4 << 20  # what is smaller is stored by the library, in one request
+    composed_bytes: int = 2 << 30  # what is larger is stored in parts, in parallel: one stream would take 10 s and more
+    part_bytes: int = 64 << 20  # at least
 
 
 class GcsStore:
@@ -78,7 +81,13 @@ class GcsStore:
         self._bucket = self._client.bucket(bucket)
         self._retry = DEFAULT_RETRY.with_timeout(self._options.deadline_s)
         self._http = Connections(self._client.api_endpoint, authorize, timeout_s=self._options.timeout_s)
-        self._pool = ThreadPoolExecutor(self._options.streams, thread_name_prefix="gcs")
+        self._pool = ThreadPoolExecutor(self._options.streams, thread_name_prefix="gcs-download")
+        self._composer = Composer(
+            self._http,
+            streams=self._options.streams,
+            deadline_s=self._options.deadline_s,
+            part_bytes_min=self._options.part_bytes,
+        )
 
     @property
     def url(self) -> str:
@@ -134,11 +143,13 @@ class GcsStore:
             bucket=self._name,
             name=self._prefix + key,
             parts=tuple(views),
-            crc32c=_encode_crc(crc32c),
+            crc32c=encode_crc(crc32c),
             if_absent=if_absent,
             metadata={TOKEN: token},
         )
         with self._errors(key):
+            if what.size > self._options.composed_bytes:
+                return self._composer.upload(what, token, pace)
             return upload(self._http, what, self._patience(), pace)
 
     def _is_ours(self, key: str, token: str) -> bool:
@@ -213,7 +224,7 @@ class GcsStore:
             for _ in fill(response, memoryview(content)):
                 pass
             stated = [item for item in (response.headers.get("X-Goog-Hash") or "").split(",") if "crc32c=" in item]
-        if stated and stated[0].strip() != f"crc32c={_encode_crc(checksum(memoryview(content)))}":
+        if stated and stated[0].strip() != f"crc32c={encode_crc(checksum(memoryview(content)))}":
             raise Transient("the bytes that arrived are not what their checksum says")
         return bytes(content)
 
@@ -236,6 +247,7 @@ class GcsStore:
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
+        self._composer.close()
         self._http.close()
         self._client.close()
 
@@ -314,8 +326,3 @@ def _sign_in() -> tuple[Any, Authorize]:
 
 def _length(response: HTTPResponse) -> int:
     return int(response.headers.get("Content-Length") or 0)
-
-
-def _encode_crc(value: int) -> str:
-    """As the API has it: base64 of the big-endian bytes."""
-    return base64.b64encode(value.to_bytes(4, "big")).decode()

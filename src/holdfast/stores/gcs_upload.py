@@ -7,6 +7,7 @@ settles a lost answer: an upload that was finished says so, so nothing is stored
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -116,3 +117,8 @@ def _pieces(parts: tuple[memoryview, ...], start: int, pace: Pace) -> Iterator[m
 
 def _header(answer: Answer, name: str) -> str:
     return next((value for key, value in answer.headers.items() if key.lower() == name.lower()), "")
+
+
+def encode_crc(value: int) -> str:
+    """As the API has it: base64 of the big-endian bytes."""
+    return base64.b64encode(value.to_bytes(4, "big")).decode()

@@ -17,7 +17,7 @@ from holdfast.stores.memory import InMemory
 Opened = Callable[[], ObjectStore]
 
 
-@pytest.fixture(params=["memory", "file", "gcs", "gcs in ranges"])
+@pytest.fixture(params=["memory", "file", "gcs", "gcs in ranges", "gcs in parts"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
     """Opens the same store, once more with every call."""
     stores: list[ObjectStore] = []
@@ -37,7 +37,11 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
                 server.page_objects = 3
                 monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.endpoint)
                 # the same paths as in production, only at sizes that a test can afford
-                sizes = GcsOptions(small_bytes=0, range_bytes=1000) if "ranges" in kind else GcsOptions()
+                sizes = {
+                    "gcs": GcsOptions(),
+                    "gcs in ranges": GcsOptions(small_bytes=0, range_bytes=1000),
+                    "gcs in parts": GcsOptions(small_bytes=0, composed_bytes=2000, part_bytes=700),
+                }[kind]
                 yield lambda: keep(GcsStore("bucket", "some/prefix", sizes))
                 for store in stores:
                     store.close()

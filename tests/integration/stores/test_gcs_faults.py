@@ -131,6 +131,43 @@ def test_a_lost_answer_is_no_failure(server: FakeGcs, store: GcsStore, content: 
     assert read_back(store, len(content)) == content
 
 
+@pytest.fixture
+def in_parts(store: GcsStore) -> Iterator[GcsStore]:
+    store = GcsStore("bucket", "runs", replace(OPTIONS, deadline_s=2.0, composed_bytes=2 * MIB, part_bytes=MIB))
+    yield store
+    store.close()
+
+
+@pytest.mark.parametrize("kind", PASSING)
+def test_parts_get_over_it(server: FakeGcs, in_parts: GcsStore, kind: str) -> None:
+    for which in ({"method": "PUT"}, {"path_part": "/compose"}):
+        server.fault(**which, **PASSING[kind])
+    assert put(in_parts, LARGE, if_absent=True)
+    assert not put(in_parts, LARGE, if_absent=True)
+    assert read_back(in_parts, len(LARGE)) == LARGE
+    assert [name for _, name in server.objects] == ["runs/job/object"]
+
+
+def test_a_lost_answer_to_a_compose(server: FakeGcs, in_parts: GcsStore) -> None:
+    server.fault(path_part="/compose", answer_lost=True)
+    assert put(in_parts, LARGE, if_absent=True)
+    assert [name for _, name in server.objects] == ["runs/job/object"]
+
+
+@pytest.mark.parametrize("part", ["part-", "/compose"])
+def test_a_part_that_cannot_be_stored(server: FakeGcs, in_parts: GcsStore, part: str) -> None:
+    server.fault(path_part=part, status=403, times=1)
+    with pytest.raises(InvalidSpec):
+        put(in_parts, LARGE)
+    assert server.objects == {}
+    server.fault(path_part=part, status=503, times=10_000)
+    with pytest.raises(Unavailable):
+        put(in_parts, LARGE)
+    server.faults.clear()
+    assert put(in_parts, LARGE)
+    assert in_parts.read("job/object", len(LARGE)) == LARGE
+
+
 def test_a_forgotten_session_starts_again(server: FakeGcs, store: GcsStore) -> None:
     server.fault(method="PUT", path_part=SESSION, after_bytes=2 * MIB)
     server.fault(method="PUT", path_part=SESSION, status=410)
@@ -197,6 +234,12 @@ def test_no_such_bucket(server: FakeGcs, store: GcsStore) -> None:
     ):
         with pytest.raises(InvalidSpec, match="a bucket that exists"):
             call()
+
+
+def test_wrong_parts_are_not_composed(server: FakeGcs, in_parts: GcsStore) -> None:
+    with pytest.raises(IntegrityError):
+        in_parts.put("job/object", [LARGE], crc32c=of_parts([LARGE]) ^ 1)
+    assert server.objects == {}
 
 
 @pytest.mark.parametrize("content", [SMALL, LARGE], ids=["small", "large"])
