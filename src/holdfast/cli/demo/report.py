@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,6 +18,7 @@ from holdfast.domain.errors import HoldfastError
 
 BADPUT = ("startup", "detect", "decide", "recover", "rework", "stall", "wait", "degraded", "other")
 BAR_CELLS = 30
+FARTHEST = (("object store", "store"), ("peer", "peer"), ("disk", "disk"), ("memory", "memory"))
 
 View = Mapping[str, Any]
 
@@ -136,12 +137,15 @@ def print_summary(console: Console, report: Report, out: Path) -> None:
 
 
 def _incidents_table(report: Report) -> Table:
-    table = Table(box=None, pad_edge=False, title="Incidents (seconds)", title_justify="left", header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 1), collapse_padding=True, header_style="bold")
+    table.title, table.title_justify = "Incidents (seconds)", "left"
     for column in ("what", "who", "action"):
         table.add_column(column, no_wrap=True)
     for column in ("detect", "decide", "prepare", "first step", "total", "rework"):
-        table.add_column(column, justify="right")
-    for incident in [*report.incidents, *report.user_bug["incidents"][-1:]]:
+        table.add_column(column, justify="right", min_width=5)
+    table.add_column("from", no_wrap=True)
+    jobs = (report.incidents, report.both_copies_lost["incidents"][:1], report.user_bug["incidents"][-1:])
+    for incident in chain.from_iterable(jobs):
         who = f"rank {incident['rank']}" if incident["rank"] is not None else incident["node"] or "–"
         times = [incident[f"t_{name}_s"] for name in ("fault", "detected", "decided", "prepared", "first_step")]
         cells = [_difference(late, early) for early, late in pairwise(times)]
@@ -152,6 +156,7 @@ def _incidents_table(report: Report) -> Table:
             *cells,
             _difference(times[-1], times[0]),
             str(incident["rework_steps"]),
+            next((short for source, short in FARTHEST if source in incident["restored_from"]), "–"),
         )
     return table
 
