@@ -22,7 +22,8 @@ from holdfast.domain.generations import ShardKey, StoredStep
 from holdfast.replicator.checksum import crc32c
 from holdfast.replicator.names import label
 from holdfast.replicator.tiers import OpenShard
-from holdfast.replicator.tiers.files import FileTier, Incoming
+from holdfast.replicator.tiers.files import FileTier
+from holdfast.replicator.tiers.incoming import Incoming
 from holdfast.replicator.view import Archived
 from holdfast.shards import CHUNK_BYTES, Manifest
 from holdfast.shards.layout import PAGE

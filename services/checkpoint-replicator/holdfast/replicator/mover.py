@@ -5,6 +5,7 @@ A step that fails is not retried as such: its lane pauses, and then the plan is 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import assert_never
 
@@ -40,6 +41,8 @@ from holdfast.runtime.backoff import Backoff
 log = structlog.get_logger("holdfast.replicator")
 
 PAUSE_MAX_S = 5.0
+IMAGE_READ_S_MAX = 2.0  # keeping an image busy for longer than that could cost a save
+PUSH_BYTES_PER_S = 1e9  # until one has been measured
 ARCHIVE_PAUSE_MAX_S = 30.0  # its steps are minutes apart, and looking costs money
 LOST_RACE_PAUSE_S = 0.005  # bounds the rate at which a shard is looked for that stays away
 
@@ -68,6 +71,7 @@ class Mover:
         self._peer_pace = peer_pace
         self._checksummer = checksummer
         self._archivist = archivist
+        self._push_rate: dict[tuple[str, str], float] = {}  # (job, peer) → bytes per second of the latest push
         self._busy: set[_Lane] = set()
         self._pauses: dict[_Lane, Backoff] = {}
 
@@ -153,11 +157,13 @@ class Mover:
         peer = next((peer for peer in job.config.peers if peer.node == peer_name), None) if job.config else None
         if peer is None:
             return  # configured away in the meantime
-        held, shard = await self._open(job, key, (Store.DISK, Store.IMAGE, Store.STAGED))
+        held, shard = await self._open(job, key, self._push_from(job, peer_name, key))
 
         def push() -> None:
             with shard:
+                began = time.monotonic()
                 self._client.push(peer, job.name, job.token, shard, self._peer_pace)
+                self._push_rate[job.name, peer_name] = shard.manifest.size / max(time.monotonic() - began, 1e-6)
 
         try:
             await self._engine.threads.background(push)
@@ -165,6 +171,12 @@ class Mover:
             await self._verify(job, held)
             raise
         job.pushed[key.rank, peer_name] = key
+
+    def _push_from(self, job: Job, peer: str, key: ShardKey) -> tuple[Store, ...]:
+        """From memory, where the bytes are warm, if that is quick: an image that is being read cannot be saved into."""
+        size = next((job.held[held].size for held in job.holders(key)), 0)
+        quick = size <= IMAGE_READ_S_MAX * self._push_rate.get((job.name, peer), PUSH_BYTES_PER_S)
+        return (Store.IMAGE, Store.DISK, Store.STAGED) if quick else (Store.DISK, Store.IMAGE, Store.STAGED)
 
     async def _upload(self, job: Job, key: ShardKey) -> None:
         await self._archivist.wait_for_replica(job, key)

@@ -67,7 +67,7 @@ async def serve(settings: ReplicatorSettings) -> None:
     stores = OpenStores()
     tiers = Tiers(
         images=ImageTier(settings.memory_dir, settings.node, commit_checksummer),
-        staged=FileTier("memory", settings.memory_dir, "staged"),
+        staged=FileTier("memory", settings.memory_dir, "staged", reserve=False),
         disk=FileTier("disk", settings.disk_dir),
     )
     limits = Limits(settings.replicator_connect_timeout_s, settings.replicator_io_timeout_s)

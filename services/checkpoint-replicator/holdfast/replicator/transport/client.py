@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from holdfast.domain.generations import ShardKey, ShardSource
 from holdfast.replicator.names import label
 from holdfast.replicator.sockets import OpenSockets
 from holdfast.replicator.tiers import OpenShard
-from holdfast.replicator.tiers.files import FileTier, Incoming, aligned_buffer
+from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.transport import frames
 from holdfast.replicator.transport.frames import Limits
 from holdfast.shards import Manifest
@@ -72,7 +72,8 @@ class Client:
             with into.receive(job, manifest) as incoming:
                 frames.send(sock, {"from": incoming.next_span}, token=token, challenge=challenge)
                 try:
-                    _take_in(sock, incoming)
+                    with closing(frames.spans(sock, manifest.spans[incoming.next_span :])) as contents:
+                        incoming.write_all(contents)
                 except IntegrityError:
                     frames.send(sock, {"ok": False, "error": "corrupt"})  # so that its holder looks, too
                     raise
@@ -110,14 +111,6 @@ class Client:
             greeting = frames.receive(sock).fields
             sock.settimeout(self.limits.io_timeout_s)
             yield sock, str(greeting.get("nonce", ""))
-
-
-def _take_in(sock: socket.socket, incoming: Incoming) -> None:
-    buffer = aligned_buffer()
-    for span in incoming.manifest.spans[incoming.next_span :]:
-        place = buffer[: span.size]
-        frames.fill(sock, place)
-        incoming.write(place)
 
 
 def _accepted(answer: frames.Received, peer: ShardSource, token: str, own_nonce: str) -> Any:

@@ -8,16 +8,21 @@ import json
 import secrets
 import socket
 import struct
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from holdfast.domain.errors import IncompatibleVersion, MalformedMessage, Unavailable
 from holdfast.domain.generations import ShardKey
+from holdfast.replicator.tiers.incoming import WRITES_AHEAD, aligned_buffer
+from holdfast.shards import Span
 from holdfast.shards.manifest import MANIFEST_BYTES_MAX
 
 PROTOCOL_VERSION = 1
 MESSAGE_BYTES_MAX = 2 * MANIFEST_BYTES_MAX  # a manifest travels as a JSON string inside a message
+RECEIVES_AHEAD = 2  # spans per transfer
 _PREFIX = struct.Struct("!4sI")
 _MAGIC = b"HFD1"
 
@@ -89,6 +94,26 @@ def span_number(fields: Mapping[str, Any]) -> int:
     if type(value) is not int or value < 0:
         raise MalformedMessage("data plane resumption", f"{value!r}; a span number is expected")
     return value
+
+
+def spans(sock: socket.socket, coming: Sequence[Span]) -> Generator[memoryview, None, None]:
+    """The contents of these spans as they arrive, received ahead in a thread of its own, into buffers that are used again in
+    turn: as `Incoming.write_all` takes them. Raises Unavailable when the peer hangs up, TimeoutError."""
+    count = min(RECEIVES_AHEAD + WRITES_AHEAD + 1, len(coming))
+    buffers = [aligned_buffer() for _ in range(count)]
+    waiting: deque[tuple[memoryview, Future[None]]] = deque()
+    todo = iter(enumerate(coming))
+    with ThreadPoolExecutor(1, "receive") as receiver:
+        while True:
+            while len(waiting) < RECEIVES_AHEAD and (following := next(todo, None)) is not None:
+                number, span = following
+                place = buffers[number % count][: span.size]
+                waiting.append((place, receiver.submit(fill, sock, place)))
+            if not waiting:
+                return
+            place, received = waiting.popleft()
+            received.result()
+            yield place
 
 
 def fill(sock: socket.socket, buffer: memoryview) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from concurrent.futures import Executor
+from contextlib import closing
 from dataclasses import dataclass
 
 import structlog
@@ -23,7 +24,7 @@ from holdfast.domain.errors import (
 from holdfast.replicator.names import job_name, label
 from holdfast.replicator.sockets import OpenSockets
 from holdfast.replicator.tiers import OpenShard, Tier
-from holdfast.replicator.tiers.files import FileTier, aligned_buffer
+from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.transport import frames
 from holdfast.replicator.transport.frames import Limits
 from holdfast.replicator.view import Held, Store
@@ -118,11 +119,8 @@ class Server:
     def _take_in(self, exchange: _Exchange, job: str, manifest: Manifest) -> None:
         with self.inbox.receive(job, manifest) as incoming:
             exchange.answer(ok=True, **{"from": incoming.next_span})
-            buffer = aligned_buffer()
-            for span in manifest.spans[incoming.next_span :]:
-                place = buffer[: span.size]
-                frames.fill(exchange.sock, place)
-                incoming.write(place)
+            with closing(frames.spans(exchange.sock, manifest.spans[incoming.next_span :])) as contents:
+                incoming.write_all(contents)
             incoming.commit()
 
     def _have(self, job: str, manifest: Manifest) -> bool:
