@@ -262,6 +262,32 @@ def test_a_full_tmpfs_is_a_skip_with_numbers_and_no_sigbus(tmp_path: Path) -> No
         subprocess.run(["umount", "-l", room], check=True)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs takes root")
+def test_images_that_memory_has_no_room_for_go_to_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    room, disk = tmp_path / "small", tmp_path / "disk"
+    room.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", room], check=False).returncode:
+        pytest.skip("this machine does not let root mount a tmpfs")
+    try:
+        large = Plan((TensorSpec("w", "uint8", (2 << 20,), 2 << 20),))
+        images = ImageSet(room, fallback=disk)
+        for step in (1, 2, 3):
+            staged = images.stage(large, 1, step, 0, MESH, lambda image: None, b"")
+            assert isinstance(staged, Staged)
+        assert "no room for a shard image of" in caplog.text
+        assert "are free there" in caplog.text
+        assert caplog.text.count("goes to") == 1, "said when it is made, not at every save"
+        assert steps_in(room) | steps_in(disk) == {2, 3}
+        images.close()
+        again = ImageSet(room, fallback=disk)
+        assert isinstance(again.stage(large, 1, 4, 0, MESH, lambda image: None, b""), Staged)
+        assert steps_in(room) | steps_in(disk) == {3, 4}, "both are found again by the next process"
+        again.close()
+        del images, again
+    finally:
+        subprocess.run(["umount", "-l", room], check=True)
+
+
 WRITER = """
 import sys
 from pathlib import Path

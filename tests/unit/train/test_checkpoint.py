@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import random
+import threading
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ from torch import nn
 from holdfast.domain.errors import IntegrityError, InvalidSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.shards import ImageSet, Reader, peek
+from holdfast.train import copying
 from holdfast.train.channels import Notes
 from holdfast.train.checkpoint import Checkpointer
 from holdfast.train.environment import Environment, RestoreTarget, World
@@ -135,6 +140,78 @@ def test_a_module_that_keeps_the_checkpoints_memory_is_found_out(tmp_path: Path)
     checkpointer(tmp_path).save({"model": Keeper(2, 2)}, 1)
     with pytest.raises(InvalidSpec, match="kept a tensor of the checkpoint"):
         checkpointer(tmp_path).restore({"model": Keeper(2, 2)}, newest(tmp_path))
+
+
+def test_values_changed_after_the_call_are_not_in_the_save(tmp_path: Path) -> None:
+    """Named after an asynchronous save elsewhere that stored what came later."""
+    live: dict[str, Any] = {
+        "tensor": torch.zeros(3),
+        "array": np.zeros(3),
+        "nested": {"list": [1, 2], "moments": OrderedDict(a=torch.zeros(()))},
+        "parameter": nn.Parameter(torch.zeros(3)),
+    }
+    assert checkpointer(tmp_path).save(live, 1)
+    live["tensor"].fill_(1)
+    live["array"][:] = 1
+    live["nested"]["list"].append(3)
+    live["nested"]["moments"]["a"].fill_(1)
+    live["parameter"].data.fill_(1)
+    checkpointer(tmp_path).restore(live, newest(tmp_path))
+    assert live["tensor"].tolist() == live["parameter"].tolist() == live["array"].tolist() == [0, 0, 0]
+    assert live["nested"] == {"list": [1, 2], "moments": OrderedDict(a=torch.zeros(()))}
+
+
+def test_images_are_made_ready_before_the_first_save_wants_them(tmp_path: Path) -> None:
+    saver, state = checkpointer(tmp_path), job(1)
+    train(state, 1)
+    saver.prepare(state)
+    saver.prepare(state)
+    assert saver.save(state, 1), "waits for the preparation"
+    ready = {path.name: path.stat().st_ino for path in tmp_path.iterdir()}
+    assert sorted(ready) == ["a.image", "b.image"]
+    assert saver.save(state, 2)
+    assert {path.name: path.stat().st_ino for path in tmp_path.iterdir()} == ready, "neither save made one"
+
+
+def test_two_threads_copy_what_one_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying, "PIECE_BYTES", 64)
+    environment = Environment(World(Mesh.of({"dp": 2}), 0, 1), job="t", attempt=1, images=str(tmp_path), copy_threads=2)
+    state = {**job(1), "strided": torch.arange(600.0).reshape(20, 30).t(), "flags": torch.rand(999) > 0.5}
+    notes = Notes(agent="", replicator="", job="t", generation=1, rank=0)
+    assert Checkpointer(environment, torch.device("cpu"), notes).save(state, 1)
+    other = {**job(2), "strided": torch.zeros(30, 20), "flags": torch.zeros(999, dtype=torch.bool)}
+    checkpointer(tmp_path).restore(other, newest(tmp_path))
+    assert torch.equal(other["strided"], state["strided"])
+    assert torch.equal(other["flags"], state["flags"])
+    assert torch.equal(other["model"][0].weight, state["model"][0].weight)
+
+
+def test_a_thread_that_cannot_copy_fails_the_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying, "PIECE_BYTES", 64)
+    good, bad = torch.zeros(4096), torch.zeros(3)
+    with pytest.raises(RuntimeError, match="size"):
+        copying.copy_all([good, bad, good], [good, torch.zeros(4), good], 2)
+
+
+def test_a_thousand_saves_leak_no_byte_no_file_and_no_descriptor(tmp_path: Path) -> None:
+    saver, state = checkpointer(tmp_path), job(1)
+
+    def footprint() -> tuple[int, int, int, list[str]]:
+        gc.collect()
+        maps = Path("/proc/self/maps").read_text().count(str(tmp_path))
+        files = sorted(f"{path.name} {path.stat().st_size}" for path in tmp_path.iterdir())
+        return len(os.listdir("/proc/self/fd")), maps, threading.active_count(), files
+
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    for step in range(50):
+        assert saver.save(state, step)
+    before, resident = footprint(), resident_bytes()
+    for step in range(50, 1050):
+        assert saver.save(state, step)
+    assert footprint() == before
+    assert resident_bytes() - resident < 2 << 20, "less than 2 kB per save, which is the allocator's noise"
 
 
 def test_a_save_that_finds_no_image_free_is_skipped_and_counted(tmp_path: Path) -> None:
