@@ -90,6 +90,9 @@ def peers(placements: Sequence[Placement], zones: Mapping[str, str]) -> dict[str
     """Who gets a copy of whose shards: mutual pairs across failure domains, an odd last node in a ring of three.
 
     One node has no peer. Stable: a swap within a failure domain changes only the pairs of the slot concerned.
+
+    A replica in another domain that holds the same tensors is not counted as the copy: a shard also carries what is the
+    rank's own (random numbers, its place in the data), and a run that went on without it would not be the same run.
     """
     nodes = [p.node for p in sorted(placements, key=lambda p: (zones.get(p.node, ""), p.slot))]
     if len(nodes) < 2:
