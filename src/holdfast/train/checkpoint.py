@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import threading
 import time
 import weakref
@@ -34,6 +35,8 @@ log = logging.getLogger("holdfast.train")
 
 # Room for the non-tensor part of the state to grow without a new image (a longer history, one more entry).
 EXTRA_RESERVE_MIN = 64 * 1024
+
+PREPARING_NICENESS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,7 @@ class Checkpointer:
         self._preparing.start()
 
     def _prepare(self, plan: Plan) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PREPARING_NICENESS)  # Linux: of this thread alone
         try:
             if reason := self._open_images().prepare(plan):
                 log.warning("not every image could be made ready: %s", reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -99,3 +100,12 @@ def test_a_world_knows_its_coordinates() -> None:
     assert (world.world_size, world.dp_size, world.dp_index) == (6, 3, 2)
     assert (world.size("pp"), world.index("pp")) == (2, 1)
     assert (world.size("tp"), world.index("tp")) == (1, 0), "a dimension that the mesh does not have"
+
+
+def test_saves_are_copied_on_two_threads_where_each_rank_has_two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert Environment.read({"LOCAL_WORLD_SIZE": "4"}).copy_threads == 2
+    assert Environment.read({"LOCAL_WORLD_SIZE": "8"}).copy_threads == 1
+    assert Environment.read({"HOLDFAST_COPY_THREADS": "3", "LOCAL_WORLD_SIZE": "8"}).copy_threads == 3
+    with pytest.raises(InvalidSpec, match="HOLDFAST_COPY_THREADS"):
+        Environment.read({"HOLDFAST_COPY_THREADS": "0"})
