@@ -1,22 +1,26 @@
-"""The Xid catalogue: what an NVIDIA driver error means and what to do first. Data, with operators' overrides on top.
+"""The Xid catalogue: what an NVIDIA driver error means and what to do. Data, with operators' overrides on top.
 
-`xid.csv` is documented in `ORIGIN.md`. Sources disagree on many codes, so the table can be corrected without a release: rows
-of the file named by `HOLDFAST_XID_OVERRIDES` replace rows of ours.
+Three tables, documented in `ORIGIN.md`: `xid.csv` (each code, its class and first action), `rules.csv` (bursts and
+escalations) and `nvlink5.csv` (sub-codes whose line says less than is known). Sources disagree on many codes, so the table
+can be corrected without a release: rows of the file named by `HOLDFAST_XID_OVERRIDES` replace rows of ours.
 """
 
 from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from importlib import resources
 from pathlib import Path
+from typing import TypeVar
 
 from holdfast.domain.errors import InvalidSpec
 
 _ROWS_MAX = 10_000
+BURST_S = 60.0  # lines of one fault, where rules.csv says nothing else
+_VERSION = re.compile(r"#\s*version\s+(\S+)")
 
 
 class FirstAction(StrEnum):
@@ -36,6 +40,45 @@ class FirstAction(StrEnum):
     FOLLOW_NVML_RECOVERY_ACTION = "FOLLOW_NVML_RECOVERY_ACTION"  # the driver states the action
 
 
+JOB_GOES_ON = frozenset(
+    {
+        FirstAction.IGNORE,
+        FirstAction.REPORT,
+        FirstAction.WATCH,
+        FirstAction.DIAG,
+        FirstAction.DRAIN_THEN_GPU_RESET,
+    }
+)
+
+
+class Role(StrEnum):
+    """What a code says about who is at fault."""
+
+    HARDWARE = "hardware"  # the machine or its firmware
+    APPLICATION = "application"  # the program's own error as a rule
+    AFTERMATH = "aftermath"  # follows another fault, or a killed process
+    VERDICT = "verdict"  # the driver says what it wants; speaks on every GPU of a node after one fault
+    NOTE = "note"  # unused, informational or unknown
+
+
+class Scope(StrEnum):
+    """What must be the same for two faults to count as a repetition. Always the same GPU."""
+
+    GPU = "gpu"
+    LINK = "link"
+    UNIT = "unit"  # GPC and TPC
+    JOBS = "jobs"  # in other jobs, each of which had the error on this GPU alone
+
+
+@dataclass(frozen=True, slots=True)
+class Escalation:
+    count: int  # including the fault at hand
+    window_s: float
+    scope: Scope
+    then: FirstAction
+    source: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class XidRow:
     xid: int
@@ -43,65 +86,190 @@ class XidRow:
     class_: str  # proposed_class, e.g. "hw_bus", "app"
     first_action: FirstAction
     usual_cause: str = ""
-    on_repeat: FirstAction | None = None  # the second time within a day on the same GPU
     source: str = "catalogue"
+    role: Role = Role.NOTE
+    burst_s: float = BURST_S
+    escalations: tuple[Escalation, ...] = ()  # the highest count first
 
     @property
     def is_hardware(self) -> bool:
-        """Its class speaks of the machine (or its firmware), not of the program."""
-        return not self.class_.startswith(("app", "driver_or_app", "side_effect", "info", "unused", "unknown"))
+        """It speaks of the machine (or its firmware), not of the program."""
+        return self.role in (Role.HARDWARE, Role.VERDICT)
 
 
-Catalogue = Mapping[int, XidRow]
+@dataclass(frozen=True, slots=True)
+class LinkRule:
+    xid: int
+    unit: str  # how the unit's name begins
+    subcodes: range
+    first_action: FirstAction
+    blame: str
 
-_REPEAT = re.compile(r"(?:\brepeat\b|>=\s*2)[^;]*?->\s*(RESTART_PROCESS|GPU_RESET|NODE_REBOOT|REPLACE_NODE)\b")
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Catalogue(Mapping[int, XidRow]):
+    """Rows by code. `version` names the shipped data, and the file of overrides when there is one."""
+
+    rows: Mapping[int, XidRow]
+    links: tuple[LinkRule, ...] = ()
+    version: str = ""
+
+    def __getitem__(self, xid: int) -> XidRow:
+        return self.rows[xid]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def row(self, xid: int) -> XidRow:
+        """Its row; an unknown code is reported and nothing else."""
+        return self.rows.get(xid) or XidRow(xid, "not in the catalogue", "unknown", FirstAction.REPORT)
+
+    def link_rule(self, xid: int, unit: str, subcode: int) -> LinkRule | None:
+        return next(
+            (
+                rule
+                for rule in self.links
+                if rule.xid == xid and unit.startswith(rule.unit) and subcode in rule.subcodes
+            ),
+            None,
+        )
+
+
+@dataclass(slots=True)
+class _Rules:
+    """Of one code, or of all codes of a role."""
+
+    role: Role | None = None
+    burst_s: float | None = None
+    escalations: list[Escalation] = field(default_factory=list)
 
 
 def load(overrides: Path | None = None) -> Catalogue:
-    """The shipped table with the operator's rows on top. Raises `InvalidSpec` naming file, line and value."""
-    shipped = resources.files(__package__).joinpath("xid.csv").read_text(encoding="utf-8")
-    rows = {row.xid: row for row in _parse(shipped.splitlines(), "xid.csv")}
+    """The shipped tables with the operator's rows on top. Raises `InvalidSpec` naming file, line and value."""
+    text = _shipped("xid.csv")
+    rows = {row.xid: row for row in _parse(text, "xid.csv")}
+    version = found[1] if (found := _VERSION.match(text)) else "unversioned"
     if overrides is not None:
         try:
             text = overrides.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidSpec("HOLDFAST_XID_OVERRIDES", str(overrides), f"a readable CSV file ({error})") from error
-        for row in _parse(text.splitlines(), str(overrides)):
+        for row in _parse(text, str(overrides)):
             known = rows.get(row.xid)
             if known is not None:
                 row = replace(row, name=row.name or known.name, class_=row.class_ or known.class_)
             rows[row.xid] = row
-    return rows
+        version = f"{version}+{overrides.name}"
+    rules = _parse_rules(_shipped("rules.csv"), "rules.csv")
+    return Catalogue(
+        rows={xid: _ruled(row, rules) for xid, row in rows.items()},
+        links=tuple(_parse_links(_shipped("nvlink5.csv"), "nvlink5.csv")),
+        version=version,
+    )
 
 
-def _parse(lines: Iterable[str], origin: str) -> list[XidRow]:
-    reader = csv.DictReader(lines)
-    missing = {"xid", "proposed_first_action"} - set(reader.fieldnames or ())
+def _ruled(row: XidRow, rules: Mapping[str, _Rules]) -> XidRow:
+    own = rules.get(str(row.xid), _Rules())
+    role = own.role or _role(row.class_)
+    general = rules.get(role.value, _Rules())
+    escalations = sorted([*own.escalations, *general.escalations], key=lambda rule: -rule.count)
+    return replace(row, role=role, burst_s=own.burst_s or general.burst_s or BURST_S, escalations=tuple(escalations))
+
+
+def _role(class_: str) -> Role:
+    if class_.startswith(("app", "driver_or_app")):
+        return Role.APPLICATION
+    if class_.startswith("side_effect"):
+        return Role.AFTERMATH
+    if class_.startswith("authoritative"):
+        return Role.VERDICT
+    if class_.startswith(("info", "unused", "unknown")) or not class_:
+        return Role.NOTE
+    return Role.HARDWARE
+
+
+# ---------------------------------------------------------------- reading the tables
+
+
+def _shipped(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _table(text: str, origin: str, *required: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """(where, cells) of each row; lines that begin with # are comments. Every cell is a stripped string."""
+    lines = text.splitlines()
+    skipped = next((index for index, line in enumerate(lines) if not line.startswith("#")), len(lines))
+    reader = csv.DictReader(lines[skipped:])
+    missing = set(required) - set(reader.fieldnames or ())
     if missing:
         raise InvalidSpec(origin, reader.fieldnames, f"a header with the columns {', '.join(sorted(missing))}")
-    rows: list[XidRow] = []
-    for fields in reader:
-        where = f"{origin}:{reader.line_num}"
-        if len(rows) >= _ROWS_MAX:
-            raise InvalidSpec(where, len(rows), f"at most {_ROWS_MAX} rows")
-        rows.append(_row({key: value or "" for key, value in fields.items() if key}, where, origin))
-    return rows
+    for count, cells in enumerate(reader):
+        where = f"{origin}:{reader.line_num + skipped}"
+        if count >= _ROWS_MAX:
+            raise InvalidSpec(where, count, f"at most {_ROWS_MAX} rows")
+        yield where, {key: (value or "").strip() for key, value in cells.items() if isinstance(key, str)}
 
 
-def _row(fields: Mapping[str, str], where: str, origin: str) -> XidRow:
-    code = fields["xid"].strip()
-    if not code.isdecimal():
-        raise InvalidSpec(f"{where}: xid", code, "a number")
-    action = fields["proposed_first_action"].strip()
-    if action not in FirstAction.__members__:
-        raise InvalidSpec(f"{where}: proposed_first_action", action, f"one of {', '.join(FirstAction.__members__)}")
-    repeat = _REPEAT.search(fields.get("escalation", ""))
-    return XidRow(
-        xid=int(code),
-        name=fields.get("name", "").strip(),
-        class_=fields.get("proposed_class", "").strip(),
-        first_action=FirstAction(action),
-        usual_cause=fields.get("usual_cause", "").strip(),
-        on_repeat=FirstAction(repeat[1]) if repeat else None,
-        source="catalogue" if origin == "xid.csv" else origin,
-    )
+def _parse(text: str, origin: str) -> Iterable[XidRow]:
+    for where, cells in _table(text, origin, "xid", "proposed_first_action"):
+        yield XidRow(
+            xid=int(_number(cells["xid"], f"{where}: xid")),
+            name=cells.get("name", ""),
+            class_=cells.get("proposed_class", ""),
+            first_action=_member(FirstAction, cells["proposed_first_action"], f"{where}: proposed_first_action"),
+            usual_cause=cells.get("usual_cause", ""),
+            source="catalogue" if origin == "xid.csv" else origin,
+        )
+
+
+def _parse_rules(text: str, origin: str) -> Mapping[str, _Rules]:
+    found: dict[str, _Rules] = {}
+    for where, cells in _table(text, origin, "xid", "role", "burst_s", "count", "window_s", "scope", "then", "source"):
+        rules = found.setdefault(cells["xid"], _Rules())
+        if cells["role"]:
+            rules.role = _member(Role, cells["role"], f"{where}: role")
+        if cells["burst_s"]:
+            rules.burst_s = float(_number(cells["burst_s"], f"{where}: burst_s"))
+        if cells["count"]:
+            rules.escalations.append(
+                Escalation(
+                    count=_number(cells["count"], f"{where}: count"),
+                    window_s=float(_number(cells["window_s"], f"{where}: window_s")),
+                    scope=_member(Scope, cells["scope"], f"{where}: scope"),
+                    then=_member(FirstAction, cells["then"], f"{where}: then"),
+                    source=cells["source"],
+                )
+            )
+    return found
+
+
+def _parse_links(text: str, origin: str) -> Iterable[LinkRule]:
+    for where, cells in _table(text, origin, "xid", "unit", "subcode", "first_action", "blame"):
+        first, _, last = cells["subcode"].partition("-")
+        low, high = (0, 63) if first == "*" else (_number(first, where), _number(last or first, where))
+        yield LinkRule(
+            xid=_number(cells["xid"], f"{where}: xid"),
+            unit=cells["unit"],
+            subcodes=range(low, high + 1),
+            first_action=_member(FirstAction, cells["first_action"], f"{where}: first_action"),
+            blame=cells["blame"],
+        )
+
+
+def _number(cell: str, where: str) -> int:
+    if not cell.isdecimal():
+        raise InvalidSpec(where, cell, "a number")
+    return int(cell)
+
+
+E = TypeVar("E", bound=StrEnum)
+
+
+def _member(kind: type[E], cell: str, where: str) -> E:
+    try:
+        return kind(cell)
+    except ValueError:
+        raise InvalidSpec(where, cell, f"one of {', '.join(kind)}") from None

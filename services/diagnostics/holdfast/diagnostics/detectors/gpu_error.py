@@ -1,71 +1,72 @@
 """GPU errors: Xid lines judged by the catalogue, and the driver's own verdict (NVML's recovery action, a lost GPU).
 
-One finding per physical fault. A fault makes many lines: a burst of the same code, 43 and 45 as aftermath, 154 on all eight
-GPUs of a node after one 79. Within `burst_s` the same code on the same GPU says nothing new; side effects say nothing new
-while any other hardware fault of the node is that fresh; and killing a process that uses a GPU makes a 45 by itself.
+One finding per physical fault. A fault makes many lines: a burst of the same code, others of the same GPU as it goes down,
+43 and 45 as aftermath, 154 on all eight GPUs of a node after one 79. Within a burst a line of the same GPU that asks for no
+more than what is known says nothing new; one that asks for more replaces the finding (`supersedes`). And killing a process
+that uses a GPU makes a 45 by itself.
 
-Codes of the application class never condemn a node, however often they come.
+Errors of the application class never condemn a node, however often they come in one job: a bug hits the same rank, and so the
+same GPU, each time. They count against a GPU when they come there under *another* job, and each of those jobs had them on
+no other GPU.
 """
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from holdfast.diagnostics.catalogue.xid import Catalogue, FirstAction, XidRow
-from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.diagnostics.catalogue.xid import (
+    JOB_GOES_ON,
+    Catalogue,
+    Escalation,
+    FirstAction,
+    Role,
+    Scope,
+    XidRow,
+)
+from holdfast.diagnostics.detectors.protocol import JobBegan, Observed
+from holdfast.diagnostics.detectors.xid_verdict import (
+    JUDGEMENTS,
+    RANK,
+    RECOVERY,
+    Details,
+    details_of,
+    gpu_key,
+    ladder_in_words,
+    recovery_in,
+)
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.signals import (
     CollectorSilent,
+    GenerationStarted,
     GenerationStopped,
     GpuSample,
+    KernelEvent,
     KernelLine,
     WorkerExited,
 )
 
 _NODES_MAX = 20_000
+_JOBS_MAX = 4096
+_PLACES_MAX = 64  # GPUs remembered per job
 _FAULTS_PER_NODE_MAX = 64
-_SIDE_EFFECTS = frozenset({43, 45, 137})
 _AFTER_A_KILL = 45
 _OFF_THE_BUS = 79
 _REMAP_FAILED = 64
 _DOUBLE_BIT = 48
-_RECOVERY_CHANGED = 154
-_NONFATAL = re.compile(r"\bnon-?fatal\b", re.IGNORECASE)
-
-Judgement = tuple[Severity, tuple[Remedy, ...]]
-
-_JUDGEMENTS: dict[FirstAction, Judgement] = {
-    FirstAction.IGNORE: (Severity.INFO, (Remedy.WATCH,)),
-    FirstAction.REPORT: (Severity.WARNING, (Remedy.WATCH,)),
-    FirstAction.WATCH: (Severity.WARNING, (Remedy.WATCH,)),
-    FirstAction.DIAG: (Severity.WARNING, (Remedy.WATCH,)),
-    FirstAction.RESTART_PROCESS: (Severity.ERROR, (Remedy.RESTART_PROCESS, Remedy.RESET_GPU)),
-    FirstAction.GPU_RESET: (Severity.ERROR, (Remedy.RESET_GPU, Remedy.REBOOT_NODE, Remedy.REPLACE_NODE)),
-    FirstAction.DRAIN_THEN_GPU_RESET: (Severity.WARNING, (Remedy.WATCH, Remedy.RESET_GPU)),
-    FirstAction.NODE_REBOOT: (Severity.FATAL, (Remedy.REBOOT_NODE, Remedy.REPLACE_NODE)),
-    FirstAction.REPLACE_NODE: (Severity.FATAL, (Remedy.REPLACE_NODE,)),
-}
-# NVML field 230, and the words that Xid 154 uses for it. None = nothing to do.
-_RECOVERY: dict[int, tuple[str, FirstAction | None]] = {
-    0: ("none", None),
-    1: ("GPU reset required", FirstAction.GPU_RESET),
-    2: ("node reboot required", FirstAction.NODE_REBOOT),
-    3: ("drain P2P", FirstAction.WATCH),
-    4: ("drain and reset", FirstAction.DRAIN_THEN_GPU_RESET),
-    5: ("recover the IMEX domain", FirstAction.WATCH),
-    6: ("bus reset", FirstAction.GPU_RESET),
-    7: ("system reboot", FirstAction.NODE_REBOOT),
-}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Fault:
     xid: int  # 0 = not from an Xid
+    role: Role
     gpu: str
     at: float  # agent's clock, newest line of the burst
-    hardware: bool
+    severity: Severity
+    finding: str
+    job: str = ""
+    link: str = ""
+    unit: str = ""
 
 
 @dataclass(slots=True)
@@ -74,22 +75,36 @@ class _Node:
     killed_at: float = float("-inf")  # agent's clock: a worker of ours was killed
     lost: frozenset[str] = frozenset()
     recovery: dict[str, int] = field(default_factory=dict)
+    job: str = ""  # whose ranks run here, or ran here last
 
 
 @dataclass(slots=True)
 class GpuState:
     nodes: OrderedDict[str, _Node] = field(default_factory=OrderedDict)
+    places: OrderedDict[str, set[tuple[str, str]]] = field(default_factory=OrderedDict)
+    """Job → where application errors came in it, (node, GPU)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    action: FirstAction
+    severity: Severity
+    ladder: tuple[Remedy, ...]
+    why: str
+    blame: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuError:
     catalogue: Catalogue
-    burst_s: float = 60.0
-    memory_s: float = 86_400.0  # a second fault of the same code on the same GPU within this is a repeat
+    burst_s: float = (
+        60.0  # lines of different codes that belong to one fault; the reference: ±60 s around the first failure
+    )
+    memory_s: float = 86_400.0  # faults remembered: the longest window of rules.csv
 
     @property
     def reads(self) -> tuple[type[Observed], ...]:
-        return (KernelLine, GpuSample, WorkerExited, GenerationStopped, CollectorSilent)
+        return (KernelLine, GpuSample, WorkerExited, GenerationStarted, GenerationStopped, CollectorSilent, JobBegan)
 
     def initial(self) -> GpuState:
         return GpuState()
@@ -98,125 +113,231 @@ class GpuError:
         findings: tuple[Finding, ...] = ()
         match item:
             case KernelLine():
-                findings = self._line(_node(state, item.node), item, now)
+                findings = self._line(state, item, now)
             case GpuSample():
                 findings = self._sample(_node(state, item.node), item, now)
             case WorkerExited() if item.signal is not None:
                 node = _node(state, item.node)
                 node.killed_at = max(node.killed_at, item.at)
+            case GenerationStarted():
+                _node(state, item.node).job = item.job
             case GenerationStopped():
                 node = _node(state, item.node)
                 node.killed_at = max(node.killed_at, item.at)
+            case JobBegan():
+                state.places.pop(item.job, None)
             case CollectorSilent(collector="nvml"):
                 findings = (_silent(item, now),)
             case _:
                 pass
         return state, findings
 
-    def _line(self, node: _Node, line: KernelLine, now: float) -> tuple[Finding, ...]:
+    # ---------------------------------------------------------------- lines
+
+    def _line(self, state: GpuState, line: KernelLine, now: float) -> tuple[Finding, ...]:
         xid = line.xid
         if xid is None:
-            if "fallen off the bus" not in line.text:
+            if line.event is not KernelEvent.OFF_THE_BUS and "fallen off the bus" not in line.text:
                 return ()
             xid = _OFF_THE_BUS
-        row = self.catalogue.get(xid) or XidRow(xid, "not in the catalogue", "unknown", FirstAction.REPORT)
-        gpu = line.pci or (str(line.gpu) if line.gpu is not None else "")
-        if self._is_echo(node, line, xid, gpu):
+        node, row, details = _node(state, line.node), self.catalogue.row(xid), details_of(line.text)
+        gpu = gpu_key(line.pci, line.gpu)
+        recent = [fault for fault in node.faults if abs(line.at - fault.at) <= max(self.burst_s, row.burst_s)]
+        if self._is_echo(node, row, line, gpu, details, recent):
             return ()
-        action, why = self._action(node, row, line, gpu)
-        if action is None:
+        if row.role is Role.APPLICATION and node.job:
+            _remember_place(state, node.job, (line.node, gpu))
+        node.faults = [known for known in node.faults if line.at - known.at <= self.memory_s]
+        judged = self._judge(state, node, row, line, gpu, details)
+        if judged is None:
             return ()
-        earlier = self._remember(node, _Fault(xid, gpu, line.at, row.is_hardware))
-        severity, ladder = _JUDGEMENTS[action]
-        if not row.is_hardware and severity in (Severity.ERROR, Severity.FATAL) and row.source == "catalogue":
-            severity, ladder, why = Severity.INFO, (Remedy.WATCH,), "the program's own error as a rule"
-        name = row.name.replace("ROBUST_CHANNEL_", "").replace("_", " ").lower()
-        unit = f"GPU {line.gpu}" if line.gpu is not None else (f"GPU {line.pci}" if line.pci else "a GPU")
-        cause = f", {row.usual_cause}" if row.usual_cause else ""
-        return (
-            Finding(
-                id=f"xid:{line.node}:{gpu}:{xid}:{line.at:.0f}",
-                kind=FindingKind.GPU_ERROR,
-                severity=severity,
-                at=now,
-                since=min(line.at, now),
-                summary=f"Xid {xid} ({name}) on {unit} of {line.node}{cause}: {why}.",
-                node=line.node,
-                gpu=line.gpu,
-                confidence=0.95 if row.is_hardware else 0.6,
-                evidence={
-                    "xid": str(xid),
-                    "line": line.text[:500],
-                    "class": row.class_,
-                    "first_action": action.value,
-                    "source": row.source,
-                    "earlier_in_24h": str(earlier),
-                },
-                ladder=ladder,
-            ),
+        same = [fault for fault in recent if fault.gpu == gpu or fault.role is Role.VERDICT]
+        superseded = max(same, key=lambda fault: RANK[fault.severity], default=None)
+        verdict_first = superseded is not None and superseded.role is Role.VERDICT and row.role is Role.HARDWARE
+        if superseded is not None and RANK[judged.severity] <= RANK[superseded.severity] and not verdict_first:
+            return ()  # the same fault, which has already asked for as much
+        earlier = sum(known.xid == xid and known.gpu == gpu for known in node.faults)
+        id_ = f"xid:{line.node}:{gpu}:{xid}:{line.at:.0f}"
+        node.faults.append(
+            _Fault(xid, row.role, gpu, line.at, judged.severity, id_, node.job, details.link, details.unit)
         )
+        del node.faults[:-_FAULTS_PER_NODE_MAX]
+        evidence = self._evidence(row, line, details, judged, earlier)
+        if superseded is not None:
+            evidence["supersedes"] = superseded.finding
+        return (_finding(id_, row, line, judged, evidence, now),)
 
-    def _is_echo(self, node: _Node, line: KernelLine, xid: int, gpu: str) -> bool:
+    def _is_echo(
+        self, node: _Node, row: XidRow, line: KernelLine, gpu: str, details: Details, recent: list[_Fault]
+    ) -> bool:
         """A line that belongs to a fault already known. A burst keeps itself alive."""
-        recent = [fault for fault in node.faults if abs(line.at - fault.at) <= self.burst_s]
         for fault in recent:
-            if fault.xid == xid and fault.gpu == gpu:
-                node.faults.remove(fault)
-                node.faults.append(_Fault(xid, gpu, max(fault.at, line.at), fault.hardware))
+            same_link = fault.link == details.link or not details.link
+            close = abs(line.at - fault.at) <= row.burst_s
+            if close and (fault.xid, fault.gpu) == (row.xid, gpu) and same_link:
+                fault.at = max(fault.at, line.at)
                 return True
-        if xid == _AFTER_A_KILL and abs(line.at - node.killed_at) <= self.burst_s:
+        if row.xid == _AFTER_A_KILL and abs(line.at - node.killed_at) <= self.burst_s:
             return True
-        if xid == _RECOVERY_CHANGED:
-            return any(fault.hardware for fault in recent)  # it speaks on every GPU of the node
-        return xid in _SIDE_EFFECTS and any(fault.xid not in _SIDE_EFFECTS for fault in recent)
+        if row.role is Role.VERDICT:
+            return any(fault.role in (Role.HARDWARE, Role.VERDICT) for fault in recent)
+        return row.role is Role.AFTERMATH and any(fault.role is not Role.AFTERMATH for fault in recent)
 
-    def _action(self, node: _Node, row: XidRow, line: KernelLine, gpu: str) -> tuple[FirstAction | None, str]:
-        """What the catalogue says, made concrete by the line and by what this GPU did before."""
-        before = [fault for fault in node.faults if fault.gpu == gpu]
-        if row.xid == _DOUBLE_BIT and any(fault.xid == _REMAP_FAILED for fault in before):
-            return FirstAction.REPLACE_NODE, "its memory could not be remapped before, so it must be replaced"
-        again = any(fault.xid == row.xid and line.at - fault.at <= self.memory_s for fault in before)
-        if row.is_hardware and row.on_repeat is not None and again:
-            return row.on_repeat, "the second time within a day on this GPU"
+    def _judge(
+        self, state: GpuState, node: _Node, row: XidRow, line: KernelLine, gpu: str, details: Details
+    ) -> _Judged | None:
+        """What the catalogue says, made concrete by the line and by what this GPU did before. None = nothing to do."""
+        action, why, blame = self._first_action(row, line, details)
+        if action is None:
+            return None
+        severity, ladder = JUDGEMENTS[action]
+        if row.source != "catalogue":
+            return _Judged(action, severity, ladder, f"{row.source} says so", blame)
+        if blame:
+            why = f"{why}; the fault is the {blame}'s" if blame != "cable" else f"{why}; look at the cable"
+            return _Judged(action, severity, ladder[:1], why, blame)
+        if row.xid == _DOUBLE_BIT and any(fault.xid == _REMAP_FAILED and fault.gpu == gpu for fault in node.faults):
+            why = "its memory could not be remapped before, so it must be replaced"
+            return _Judged(FirstAction.REPLACE_NODE, *JUDGEMENTS[FirstAction.REPLACE_NODE], why)
+        if row.role not in (Role.HARDWARE, Role.VERDICT):
+            severity, ladder = Severity.INFO, (Remedy.WATCH,)
+            if row.first_action is FirstAction.REPORT:
+                severity = Severity.WARNING
+            if row.first_action is FirstAction.RESTART_PROCESS:
+                ladder = (Remedy.RESTART_PROCESS,)
+            if row.role is Role.APPLICATION:
+                why = _programs_own(state, node, line.node, gpu)
+        for rule in row.escalations:
+            count = self._count(state, node, row, rule, line, gpu, details)
+            if count >= rule.count:
+                action = rule.then
+                worse, ladder = JUDGEMENTS[action]
+                if row.first_action in JOB_GOES_ON and row.role is Role.HARDWARE:
+                    worse = Severity.WARNING  # it stops nothing today: at the next boundary
+                scope = {Scope.JOBS: "job with it on this GPU alone"}.get(
+                    rule.scope, f"time on this {rule.scope.value}"
+                )
+                why = f"the {_nth(count)} {scope} within {rule.window_s / 3600:.0f} h ({rule.source})"
+                return _Judged(action, worse, ladder, why)
+        return _Judged(action, severity, ladder, why)
+
+    def _first_action(self, row: XidRow, line: KernelLine, details: Details) -> tuple[FirstAction | None, str, str]:
+        """(action, why, whom to blame instead)."""
+        rule = self.catalogue.link_rule(row.xid, details.unit, details.subcode)
+        if rule is not None and row.first_action is FirstAction.BY_SUBCODE and not details.nonfatal:
+            return rule.first_action, f"sub-code {details.subcode} of {details.unit}", rule.blame
         match row.first_action:
             case FirstAction.FOLLOW_NVML_RECOVERY_ACTION:
-                return _recovery_in(line.text)
-            case FirstAction.BY_SUBCODE if _NONFATAL.search(line.text):
-                return FirstAction.IGNORE, "the line says that it is not fatal"
+                return *recovery_in(line.text), ""
+            case FirstAction.BY_SUBCODE if details.nonfatal:
+                return FirstAction.IGNORE, "the line says that it is not fatal", ""
             case FirstAction.BY_SUBCODE:
-                return FirstAction.GPU_RESET, "a fatal link error"
+                return FirstAction.GPU_RESET, "a fatal link error", ""
             case FirstAction.FOLLOW_48:
-                return FirstAction.GPU_RESET, "the detail of a double-bit error"
+                return FirstAction.GPU_RESET, "the detail of a double-bit error", ""
             case action:
-                return action, f"first action {action.value.lower().replace('_', ' ')}"
+                return action, f"first action {action.value.lower().replace('_', ' ')}", ""
 
-    def _remember(self, node: _Node, fault: _Fault) -> int:
-        """Keep the fault; returns how many of the same code and GPU the last day has seen before it."""
-        node.faults = [known for known in node.faults if fault.at - known.at <= self.memory_s]
-        earlier = sum(known.xid == fault.xid and known.gpu == fault.gpu for known in node.faults)
-        node.faults.append(fault)
-        del node.faults[:-_FAULTS_PER_NODE_MAX]
-        return earlier
+    def _count(
+        self,
+        state: GpuState,
+        node: _Node,
+        row: XidRow,
+        rule: Escalation,
+        line: KernelLine,
+        gpu: str,
+        details: Details,
+    ) -> int:
+        """How often it has now happened in the rule's scope, this time included."""
+        before = [fault for fault in node.faults if fault.gpu == gpu and line.at - fault.at <= rule.window_s]
+        match rule.scope:
+            case Scope.JOBS:
+                jobs = {fault.job for fault in before if fault.role is Role.APPLICATION} | {node.job}
+                return sum(_only_here(state, job, (line.node, gpu)) for job in jobs if job)
+            case Scope.LINK:
+                return 1 + sum((fault.xid, fault.link) == (row.xid, details.link) for fault in before)
+            case Scope.UNIT:
+                same = [f for f in before if f.xid == row.xid and f.unit == details.unit]
+                return 1 + len(same) if details.unit else 1
+            case Scope.GPU:
+                return 1 + sum(fault.xid == row.xid for fault in before)
+
+    def _evidence(
+        self, row: XidRow, line: KernelLine, details: Details, judged: _Judged, earlier: int
+    ) -> dict[str, str]:
+        evidence = {
+            "xid": str(row.xid),
+            "line": line.text[:500],
+            "class": row.class_,
+            "role": row.role.value,
+            "first_action": judged.action.value,
+            "ladder": ladder_in_words(judged.ladder),
+            "rule": judged.why,
+            "source": row.source,
+            "catalogue": self.catalogue.version,
+            "earlier_in_24h": str(earlier),
+        }
+        if line.pci:
+            evidence["pci"] = line.pci
+        if details.link:
+            evidence["link"] = details.link
+        if details.unit:
+            evidence["unit"] = details.unit
+        if details.subcode >= 0:
+            evidence["subcode"] = str(details.subcode)
+        if judged.blame:
+            evidence["blame"] = judged.blame
+        return evidence
+
+    # ---------------------------------------------------------------- the driver's own word
 
     def _sample(self, node: _Node, sample: GpuSample, now: float) -> tuple[Finding, ...]:
         findings = []
         lost = frozenset(uuid for uuid, gone in zip(sample.uuid, sample.lost, strict=True) if gone)
-        fresh = any(fault.hardware and abs(sample.at - fault.at) <= self.burst_s for fault in node.faults)
+        fresh = any(
+            fault.role in (Role.HARDWARE, Role.VERDICT) and abs(sample.at - fault.at) <= self.burst_s
+            for fault in node.faults
+        )
         for gpu, uuid, code in zip(sample.gpu, sample.uuid, sample.recovery_action, strict=True):
             before, node.recovery[uuid] = node.recovery.get(uuid, 0), code
             if uuid in lost and uuid not in node.lost:
                 action, what = FirstAction.REPLACE_NODE, "the driver has lost it"
             elif code > 0 and code != before:
-                what, known = _RECOVERY.get(code, (f"recovery action {code}, not known here", FirstAction.WATCH))
+                what, known = RECOVERY.get(code, (f"recovery action {code}, not known here", FirstAction.WATCH))
                 action, what = known or FirstAction.IGNORE, f"the driver asks: {what}"
             else:
                 continue
             if fresh:
                 continue  # the Xid line of the same fault has already been judged
-            self._remember(node, _Fault(0, uuid, sample.at, hardware=True))
-            findings.append(_verdict(sample, gpu, uuid, action, what, now))
+            finding = _verdict(sample, gpu, uuid, action, what, now)
+            findings.append(finding)
+            node.faults.append(_Fault(0, Role.HARDWARE, uuid, sample.at, finding.severity, finding.id, node.job))
+            del node.faults[:-_FAULTS_PER_NODE_MAX]
         node.lost = lost
         return tuple(findings)
+
+
+# ---------------------------------------------------------------- whose error it is
+
+
+def _remember_place(state: GpuState, job: str, place: tuple[str, str]) -> None:
+    places = state.places.setdefault(job, set())
+    state.places.move_to_end(job)
+    if len(places) < _PLACES_MAX:
+        places.add(place)
+    while len(state.places) > _JOBS_MAX:
+        state.places.popitem(last=False)
+
+
+def _only_here(state: GpuState, job: str, place: tuple[str, str]) -> bool:
+    return state.places.get(job) == {place}
+
+
+def _programs_own(state: GpuState, node: _Node, name: str, gpu: str) -> str:
+    count = len(state.places.get(node.job, ())) if node.job else 0
+    if count > 1:
+        return f"the program's own error: it came on {count} GPUs"
+    return "the program's own error as a rule"
 
 
 def _node(state: GpuState, name: str) -> _Node:
@@ -228,28 +349,31 @@ def _node(state: GpuState, name: str) -> _Node:
     return node
 
 
-def _recovery_in(text: str) -> tuple[FirstAction | None, str]:
-    """The action that an Xid 154 line names; without words it is only worth a look."""
-    words = text.lower().rpartition(" to ")[2]  # "… changed from 0x0 (None) to 0x1 (GPU Reset Required)"
-    if "(none)" in words:
-        return None, ""
-    both = "drain" in words and "reset" in words
-    for sign, code in (
-        ("drain p2p", 3),
-        ("imex", 5),
-        ("bus reset", 6),
-        ("system reboot", 7),
-        ("reboot", 2),
-        ("reset", 1),
-    ):
-        if sign in words:
-            what, action = _RECOVERY[4 if both else code]
-            return action, f"the driver asks: {what}"
-    return FirstAction.WATCH, "the driver's recovery action changed"
+# ---------------------------------------------------------------- findings
+
+
+def _finding(id_: str, row: XidRow, line: KernelLine, judged: _Judged, evidence: dict[str, str], now: float) -> Finding:
+    name = row.name.replace("ROBUST_CHANNEL_", "").replace("_", " ").lower()
+    unit = f"GPU {line.gpu}" if line.gpu is not None else (f"GPU {line.pci}" if line.pci else "a GPU")
+    cause = f", {row.usual_cause}" if row.usual_cause else ""
+    confidence = 0.95 if row.is_hardware else 0.6
+    return Finding(
+        id=id_,
+        kind=FindingKind.GPU_ERROR,
+        severity=judged.severity,
+        at=now,
+        since=min(line.at, now),
+        summary=f"Xid {row.xid} ({name}) on {unit} of {line.node}{cause}: {judged.why}.",
+        node=line.node,
+        gpu=line.gpu,
+        confidence=0.4 if judged.blame else confidence,
+        evidence=evidence,
+        ladder=judged.ladder,
+    )
 
 
 def _verdict(sample: GpuSample, gpu: int, uuid: str, action: FirstAction, what: str, now: float) -> Finding:
-    severity, ladder = _JUDGEMENTS[action]
+    severity, ladder = JUDGEMENTS[action]
     return Finding(
         id=f"gpu:{sample.node}:{uuid or gpu}:{action.value.lower()}:{sample.at:.0f}",
         kind=FindingKind.GPU_ERROR,
@@ -259,7 +383,12 @@ def _verdict(sample: GpuSample, gpu: int, uuid: str, action: FirstAction, what: 
         summary=f"GPU {gpu} of {sample.node}: {what}.",
         node=sample.node,
         gpu=gpu,
-        evidence={"uuid": uuid, "first_action": action.value, "source": "NVML"},
+        evidence={
+            "uuid": uuid,
+            "first_action": action.value,
+            "ladder": ladder_in_words(ladder),
+            "source": "NVML",
+        },
         ladder=ladder,
     )
 
@@ -277,3 +406,7 @@ def _silent(item: CollectorSilent, now: float) -> Finding:
         evidence={"collector": item.collector, "misses": str(item.misses), "reason": item.reason[:500]},
         ladder=(Remedy.WATCH,),
     )
+
+
+def _nth(n: int) -> str:
+    return {2: "second", 3: "third"}.get(n, f"{n}th")

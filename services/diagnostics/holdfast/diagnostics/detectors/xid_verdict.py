@@ -1,0 +1,102 @@
+"""What an Xid line says beyond its code, and what follows from an action: severity, ladder, words. Pure functions.
+
+Not a detector: `gpu_error` asks it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from holdfast.diagnostics.catalogue.xid import FirstAction
+from holdfast.domain.findings import Remedy, Severity
+
+Judgement = tuple[Severity, tuple[Remedy, ...]]
+
+_UPWARDS = (Remedy.RESTART_PROCESS, Remedy.RESET_GPU, Remedy.REBOOT_NODE, Remedy.REPLACE_NODE)
+JUDGEMENTS: dict[FirstAction, Judgement] = {
+    FirstAction.IGNORE: (Severity.INFO, (Remedy.WATCH,)),
+    FirstAction.REPORT: (Severity.WARNING, (Remedy.WATCH,)),
+    FirstAction.WATCH: (Severity.WARNING, (Remedy.WATCH,)),
+    FirstAction.DIAG: (Severity.WARNING, (Remedy.WATCH,)),
+    FirstAction.RESTART_PROCESS: (Severity.ERROR, _UPWARDS),
+    FirstAction.GPU_RESET: (Severity.ERROR, _UPWARDS[1:]),
+    FirstAction.DRAIN_THEN_GPU_RESET: (Severity.WARNING, (Remedy.WATCH, Remedy.RESET_GPU)),
+    FirstAction.NODE_REBOOT: (Severity.FATAL, _UPWARDS[2:]),
+    FirstAction.REPLACE_NODE: (Severity.FATAL, _UPWARDS[3:]),
+}
+RANK = {Severity.INFO: 0, Severity.WARNING: 1, Severity.ERROR: 2, Severity.FATAL: 3}
+
+# NVML field 230, and the words that Xid 154 uses for it. None = nothing to do.
+RECOVERY: dict[int, tuple[str, FirstAction | None]] = {
+    0: ("none", None),
+    1: ("GPU reset required", FirstAction.GPU_RESET),
+    2: ("node reboot required", FirstAction.NODE_REBOOT),
+    3: ("drain P2P", FirstAction.WATCH),
+    4: ("drain and reset", FirstAction.DRAIN_THEN_GPU_RESET),
+    5: ("recover the IMEX domain", FirstAction.WATCH),
+    6: ("bus reset", FirstAction.GPU_RESET),
+    7: ("system reboot", FirstAction.NODE_REBOOT),
+}
+
+# "149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 08 (0x004505c6 0x00000000 …)"; drivers before R575: "XC 1 i 2 Link 01 [0x0000000a]".
+_NVLINK5 = re.compile(
+    r":\s*\d{1,4},?\s+(?P<unit>[A-Z][A-Z0-9_/]*)\s+(?:Link\s+)?(?P<fatal>Non-?_?fatal|Fatal)\b"
+    r"(?:.*?\bLink\s+(?P<link>-?\d+))?(?:.*?[(\[](?P<info>0x[0-9a-fA-F]{1,8}))?",
+    re.IGNORECASE,
+)
+_NONFATAL = re.compile(r"\bnon[-_]?fatal\b", re.IGNORECASE)
+_LINK = re.compile(r"\blink\s+(-?\d{1,3})\b", re.IGNORECASE)
+_UNIT = re.compile(r"\bGPC\s*(\d+)\W+TPC\s*(\d+)", re.IGNORECASE)
+_PCI = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})")
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """`link` and `unit` are empty when the line names none; `subcode` is -1."""
+
+    link: str = ""
+    unit: str = ""
+    subcode: int = -1
+    nonfatal: bool = False
+
+
+def details_of(text: str) -> Details:
+    if match := _NVLINK5.search(text):
+        subcode = int(match["info"], 16) >> 20 & 0x3F if match["info"] else -1
+        return Details(match["link"] or "", match["unit"], subcode, nonfatal=match["fatal"].lower().startswith("non"))
+    link, unit = _LINK.search(text), _UNIT.search(text)
+    where = f"GPC {unit[1]} TPC {unit[2]}" if unit else ""
+    return Details(link[1] if link else "", where, -1, nonfatal=_NONFATAL.search(text) is not None)
+
+
+def gpu_key(pci: str, gpu: int | None) -> str:
+    """One name for a GPU, however its PCI address was written: "PCI:0000:3b:00", "00000000:3B:00.0"."""
+    if match := _PCI.search(pci):
+        domain, bus, device = match.groups()
+        return f"{domain[-4:]}:{bus}:{device}".lower()
+    return pci or (str(gpu) if gpu is not None else "")
+
+
+def recovery_in(text: str) -> tuple[FirstAction | None, str]:
+    """The action that an Xid 154 line names; without words it is only worth a look."""
+    words = text.lower().rpartition(" to ")[2]  # "… changed from 0x0 (None) to 0x1 (GPU Reset Required)"
+    if "(none)" in words:
+        return None, ""
+    both = "drain" in words and "reset" in words
+    for sign, code in (
+        ("drain p2p", 3),
+        ("imex", 5),
+        ("bus reset", 6),
+        ("system reboot", 7),
+        ("reboot", 2),
+        ("reset", 1),
+    ):
+        if sign in words:
+            what, action = RECOVERY[4 if both else code]
+            return action, f"the driver asks: {what}"
+    return FirstAction.WATCH, "the driver's recovery action changed"
+
+
+def ladder_in_words(ladder: tuple[Remedy, ...]) -> str:
+    return " → ".join(remedy.value.replace("_", " ") for remedy in ladder)
