@@ -8,7 +8,7 @@ from pathlib import Path
 
 from holdfast.domain.generations import ShardKey
 from holdfast.domain.mesh import Mesh
-from holdfast.shards import Image, Manifest, Plan, Reader, Stamp, TensorSpec, spans_of
+from holdfast.shards import Header, Image, Manifest, Plan, Reader, Stamp, TensorSpec, spans_of
 from holdfast.shards.layout import PAGE
 from holdfast.stores import ObjectStore, layout
 from holdfast.stores.checksum import combine, crc32c, of_parts
@@ -31,16 +31,17 @@ def shard(
         image.close()
         with Reader(path) as reader:
             data, header = bytes(reader.data), reader.header
-    view = memoryview(data)
+    return data, manifest_of(memoryview(data), header, job)
+
+
+def manifest_of(data: memoryview, header: Header, job: str) -> Manifest:
     spans = spans_of(len(data), header.tensors_end)
-    sums = [crc32c(view[span.offset : span.offset + span.size]) for span in spans]
-    body = [
-        (value, span.size) for span, value in zip(spans, sums, strict=True) if PAGE <= span.offset < header.tensors_end
-    ]
+    sums = [crc32c(data[span.offset : span.offset + span.size]) for span in spans]
+    pairs = zip(spans, sums, strict=True)
+    body = [(value, span.size) for span, value in pairs if PAGE <= span.offset < header.tensors_end]
     digest = f"{combine(body):08x}-{sum(size for _, size in body):x}"
-    return data, Manifest.of(
-        header, job=job, node=f"n{key.rank}", digest=digest, crc32c=crc32c(view), spans=tuple(sums)
-    )
+    rank = header.stamp.key.rank
+    return Manifest.of(header, job=job, node=f"n{rank}", digest=digest, crc32c=crc32c(data), spans=tuple(sums))
 
 
 def upload_rank(store: ObjectStore, data: bytes, manifest: Manifest) -> None:

@@ -76,7 +76,10 @@ def choose(store: ObjectStore, job: str, step: int | None, attempt: int | None) 
 def rows(stored: Sequence[Stored], held: Iterable[Json]) -> list[Json]:
     """One row per step, newest first: what the store has, and what the supervisor knows of the nodes."""
     by_age: dict[tuple[int, int], Json] = {}
+    newest = None
     for item in held:
+        if item.get("newest"):  # the supervisor knows which lineages were given up; the store does not
+            newest = int(item["attempt"]), int(item["step"])
         tiers = item.get("tiers") or {}
         by_age[int(item["attempt"]), int(item["step"])] = {
             "step": int(item["step"]),
@@ -98,7 +101,7 @@ def rows(stored: Sequence[Stored], held: Iterable[Json]) -> list[Json]:
                 "saved_at": each.checkpoint.created_at,
                 "complete": True,
             }
-    newest = max((age for age, row in by_age.items() if row["complete"]), default=None)
+    newest = newest or max((age for age, row in by_age.items() if row["complete"]), default=None)
     return [row | {"newest": age == newest} for age, row in sorted(by_age.items(), reverse=True)]
 
 

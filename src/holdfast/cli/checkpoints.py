@@ -34,7 +34,8 @@ from holdfast.stores.layout import CheckpointManifest, delete_step
 
 app = typer.Typer(
     help="Checkpoints: list, show, verify, prune, fetch, export.",
-    epilog="The store is that of the job file (checkpoint.store): `holdfast checkpoints list gpt --store gs://bucket/dir`.",
+    epilog="Without --store, a supervisor is asked for the job's own. With it, nothing but the store is needed: "
+    "`holdfast checkpoints list gpt --store gs://bucket/dir`.",
     no_args_is_help=True,
 )
 
@@ -57,20 +58,21 @@ Attempt = Annotated[int | None, typer.Option(help="Default: the newest that has 
 def list_checkpoints(job: Job, store: Store = "", api: Api = "", as_json: AsJson = False) -> None:
     """Every step that is saved, newest first: in the store, and on the nodes where a supervisor answers."""
     held, silent = _held(job, api or default_url())
-    if silent is not None and not store:
-        raise type(silent)(f"{silent}; or look into the object store with --store URL") from silent
+    if not store and isinstance(silent, NoApi):
+        raise NoApi(f"{silent}; or look into the object store with --store URL") from silent
     stored: list[Stored] = []
-    if store:
-        with closing(open_store(store)) as opened:
-            try:
-                stored = checkpoint_rows.in_store(opened, job)
-            except NotFound:
-                if not held:
-                    raise
+    try:
+        with _opened(job, store, api) as opened:
+            stored = checkpoint_rows.in_store(opened, job)
+    except HoldfastError as error:
+        if not held:
+            raise
+        silent = error
     rows = checkpoint_rows.rows(stored, held)
     show_list(rows if as_json else map(_shown, rows), COLUMNS, as_json, f"no checkpoints of {job} yet")
     if silent is not None:
-        notes.print(f"[dim]what nodes hold is not shown: {escape(str(silent))}[/]", soft_wrap=True)
+        missing = "what the store holds" if held else "what nodes hold"
+        notes.print(f"[dim]{missing} is not shown: {escape(str(silent))}[/]", soft_wrap=True)
 
 
 def _held(job: str, api: str) -> tuple[list[Json], HoldfastError | None]:
@@ -98,9 +100,11 @@ def _shown(row: Json) -> Json:
 
 
 @app.command(epilog="Example: holdfast checkpoints show gpt --store gs://bucket/dir --step 1200")
-def show(job: Job, store: Store = "", step: Step = None, attempt: Attempt = None, as_json: AsJson = False) -> None:
+def show(
+    job: Job, store: Store = "", api: Api = "", step: Step = None, attempt: Attempt = None, as_json: AsJson = False
+) -> None:
     """One checkpoint in the store with every rank's share."""
-    with _opened(store) as opened:
+    with _opened(job, store, api) as opened:
         checkpoint = checkpoint_rows.choose(opened, job, step, attempt)
     show_one(_described(checkpoint, screen=not as_json), as_json)
 
@@ -144,13 +148,14 @@ def _size(nbytes: int, *, screen: bool) -> str | int:
 def verify(
     job: Job,
     store: Store = "",
+    api: Api = "",
     step: Step = None,
     attempt: Attempt = None,
     every: Annotated[bool, typer.Option("--all", help="Every complete checkpoint.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Read every byte of a checkpoint in the store and compare it with its checksums."""
-    with _opened(store) as opened:
+    with _opened(job, store, api) as opened:
         if every:
             found = [each.checkpoint for each in checkpoint_rows.in_store(opened, job)]
             meant = [checkpoint for checkpoint in found if checkpoint is not None]
@@ -189,11 +194,12 @@ def prune(
     job: Job,
     keep: Annotated[int, typer.Option(help="Complete checkpoints that stay.", min=1)],
     store: Store = "",
+    api: Api = "",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete old checkpoints from the store, after asking; never the newest complete one."""
-    with _opened(store) as opened:
+    with _opened(job, store, api) as opened:
         plan = checkpoint_rows.pruning(checkpoint_rows.in_store(opened, job), keep, time.time())
         if not as_json:
             _show_plan(job, plan)
@@ -241,12 +247,13 @@ def fetch(
     job: Job,
     to: Annotated[Path, typer.Option(help="Directory; made when it is not there.", file_okay=False)],
     store: Store = "",
+    api: Api = "",
     step: Step = None,
     attempt: Attempt = None,
     rank: Annotated[list[int] | None, typer.Option(help="Only this rank; can be repeated.", show_default=False)] = None,
 ) -> None:
     """Bring shard files back from the store, each with its manifest, every byte verified."""
-    with _opened(store) as opened:
+    with _opened(job, store, api) as opened:
         checkpoint = checkpoint_rows.choose(opened, job, step, attempt)
         paths = _fetched(opened, checkpoint, tuple(rank or range(len(checkpoint.ranks))), to)
     console.print(
@@ -259,6 +266,7 @@ def export(
     job: Job,
     to: Annotated[Path, typer.Option(help="Directory of the export; must not be there or be empty.", file_okay=False)],
     store: Store = "",
+    api: Api = "",
     step: Step = None,
     attempt: Attempt = None,
 ) -> None:
@@ -268,7 +276,7 @@ def export(
     if to.exists() and any(to.iterdir()):
         raise InvalidSpec("--to", str(to), "a directory that is not there yet, or is empty")
     shards = to.with_name(f".{to.name}.shards")  # on the same file system: the export links what it can
-    with _opened(store) as opened:
+    with _opened(job, store, api) as opened:
         checkpoint = checkpoint_rows.choose(opened, job, step, attempt)
         try:
             paths = _fetched(opened, checkpoint, checkpoint_rows.distinct_ranks(checkpoint), shards)
@@ -302,11 +310,24 @@ def _fetched(store: ObjectStore, checkpoint: CheckpointManifest, ranks: tuple[in
 
 
 @contextmanager
-def _opened(store: str) -> Iterator[ObjectStore]:
-    if not store:
-        raise InvalidSpec("--store", store, "the URL of the object store: gs://bucket/prefix or file:///directory")
-    with closing(open_store(store)) as opened:
+def _opened(job: str, store: str, api: str) -> Iterator[ObjectStore]:
+    """The store that was named, or the job's own, which a supervisor knows."""
+    with closing(open_store(store or _store_of(job, api or default_url()))) as opened:
         yield opened
+
+
+def _store_of(job: str, api: str) -> str:
+    try:
+        with Client(api) as client:
+            spec = client.job(job).get("spec") or {}
+    except NoApi as error:
+        raise NoApi(
+            f"no supervisor answers at {api} that could say where {job} is stored; name it with --store"
+        ) from error
+    url = str((spec.get("checkpoint") or {}).get("store") or "")
+    if not url:
+        raise NotFound(f"{job} has no object store: its job file has no checkpoint.store; name another with --store")
+    return url
 
 
 @contextmanager

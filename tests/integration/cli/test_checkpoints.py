@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
 import pytest
 import stored
@@ -174,7 +173,7 @@ def test_cloud_storage(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.fixture
-def api() -> Iterator[str]:
+def api(tmp_path: Path) -> Iterator[str]:
     """A supervisor that knows what the nodes of gpt hold."""
     items = [
         {
@@ -195,15 +194,18 @@ def api() -> Iterator[str]:
         },
     ]
 
+    answers = {
+        "/v1/jobs/gpt/checkpoints": {"items": items, "next_cursor": None},
+        "/v1/jobs/gpt": {"name": "gpt", "spec": {"checkpoint": {"store": f"file://{tmp_path}/store"}}},
+        "/v1/jobs/bare": {"name": "bare", "spec": {"checkpoint": {"store": None}}},
+    }
+
     class Supervisor(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            known = self.path.startswith("/v1/jobs/gpt/checkpoints")
-            body: dict[str, Any] = (
-                {"items": items, "next_cursor": None} if known else {"detail": "there is no such job"}
-            )
-            raw = json.dumps(body).encode()
-            self.send_response(200 if known else 404)
-            self.send_header("Content-Type", "application/json" if known else "application/problem+json")
+            body = answers.get(self.path.partition("?")[0])
+            raw = json.dumps(body or {"detail": "there is no such job"}).encode()
+            self.send_response(200 if body else 404)
+            self.send_header("Content-Type", "application/json" if body else "application/problem+json")
             self.send_header("Content-Length", str(len(raw)))
             self.end_headers()
             self.wfile.write(raw)
@@ -234,6 +236,22 @@ def test_nodes_alone(shell: Shell, api: str) -> None:
     result = shell("checkpoints", "list", "gpt", "--api", api)
     assert result.code == 0, result.err
     assert "350" in result.out
+    assert "what the store holds is not shown: no checkpoints of gpt" in result.err
+
+
+def test_the_job_s_own_store(saved: FileStore, tmp_path: Path, api: str) -> None:
+    shell = Shell(tmp_path, {"HOLDFAST_API": api})
+    assert [row["step"] for row in json.loads(shell("checkpoints", "list", "gpt", "--json").out)] == [
+        350,
+        300,
+        400,
+        200,
+        100,
+    ]
+    assert "step 300 (attempt 2): whole" in shell("checkpoints", "verify", "gpt").out
+    result = shell("checkpoints", "verify", "bare")
+    assert result.code == 2
+    assert "bare has no object store" in result.err
 
 
 def test_a_job_that_the_supervisor_has_forgotten(shell: Shell, saved: FileStore, api: str) -> None:
