@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import wait_until_async
 
-from holdfast.agent.collectors.kernel_lines import parse_record, recognise
+from holdfast.agent.collectors.kernel_lines import is_garbled, parse_record, recognise
 from holdfast.agent.collectors.kernel_log import KernelLog, gpu_of
 from holdfast.domain.signals import KernelLine, NodeSignal
 
@@ -62,6 +63,28 @@ def test_lines_that_matter(text: str, xid: int | None, pci: str) -> None:
 )
 def test_lines_that_do_not(text: str) -> None:
     assert recognise(text) is None
+
+
+DATA = Path(__file__).parents[2] / "data/kernel/lines.csv"
+LINES = list(csv.DictReader(DATA.read_text(encoding="utf-8").splitlines()))
+
+
+@pytest.mark.parametrize("row", LINES, ids=[row["text"][:40] for row in LINES])
+def test_recorded_lines(row: dict[str, str]) -> None:
+    found = recognise(row["text"])
+    if not row["event"]:
+        assert found is None
+        return
+    assert found is not None
+    assert (found.event.value, str(found.xid or ""), found.pci) == (row["event"], row["xid"], row["pci"])
+
+
+def test_what_cannot_be_read_is_told_from_what_is_not_ours() -> None:
+    for garbled in ("NVRM: Xid (oops): 79,", "\ufffd\ufffd", "a\x00b", "NVRM: Xid (PCI:0000:18:00): lost"):
+        assert is_garbled(garbled)
+        assert recognise(garbled) is None
+    for row in LINES:
+        assert not is_garbled(row["text"])
 
 
 @given(st.text())
@@ -118,6 +141,21 @@ async def test_a_file_is_followed_from_its_end_through_rotation_truncation_and_h
         path.write_text(line(5))
         await wait_until_async(lambda: seen == [2, 3, 3, 4, 5], description="the line after truncation")
         tasks.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+async def test_garbage_is_counted_and_the_next_line_still_read(tmp_path: Path) -> None:
+    path, seen = tmp_path / "kernel.log", list[NodeSignal]()
+    path.touch()
+    log = KernelLog("n", path, tmp_path / "position.json")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(log.run, seen.append)
+        await wait_until_async((tmp_path / "position.json").exists, description="the first look")
+        with path.open("ab") as file:
+            file.write(b"\xff\xfe\x00\n" + b"NVRM: Xid (oops): 79,\n" + b"z" * 20_000 + b"\n" + line(5).encode())
+        await wait_until_async(lambda: len(seen) == 1, description="the line after the garbage")
+        tasks.cancel_scope.cancel()
+    assert log.garbled == 2
 
 
 @pytest.mark.anyio

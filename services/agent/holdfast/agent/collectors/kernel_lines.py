@@ -1,7 +1,7 @@
-"""Which kernel-log lines matter, and what they say. Pure.
+"""Which kernel-log lines matter, and what they are about. Pure.
 
-The forms are the NVIDIA driver's (NVRM); regular expressions after gpud's and NVSentinel's, which are fed by whole fleets. What
-a code *means* is diagnostics' catalogue; here it is only read.
+The forms are the NVIDIA driver's (NVRM) and the kernel's own; regular expressions after gpud's and NVSentinel's, which are fed
+by whole fleets. What a line *means* is for diagnostics to say; here it is only read.
 """
 
 from __future__ import annotations
@@ -9,17 +9,35 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from holdfast.domain.signals import KernelEvent
+
 TEXT_CHARS_MAX = 1024
 FALLEN_OFF_THE_BUS = 79
 
-# "NVRM: Xid (PCI:0000:18:00): 79, pid=…"; NVLink5: "NVRM: Xid (PCI:0000:18:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (…)".
-_XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)\).*?: (?P<xid>\d{1,4}),")
-# The driver also says it without a code: "NVRM: GPU 0000:18:00.0: GPU has fallen off the bus."
+# "NVRM: Xid (PCI:0000:18:00): 79, pid=…"; with MIG "(PCI:0000:18:00 GPU-I:05)"; NVLink5: "…: 149, NETIR_LINK_EVT Fatal XC0 i0
+# Link 08 (0x004505c6 …)", which some drivers write without the comma.
+_XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)[^)]{0,32}\).*?: (?P<xid>\d{1,4})(?:,|\s|$)")
+_XID_MARK = "NVRM: Xid"
+# The driver also says it without a code: "NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.", or on lines of their own:
+# "NVRM: The NVIDIA GPU 0000:18:00.0" and "NVRM: (PCI ID: 10de:2330) installed in this system has fallen off the bus …".
 _FALLEN = re.compile(r"NVRM:.*fallen off the bus")
 _PCI = re.compile(r"\b[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.\d)?")
-_OTHERS = re.compile(
-    r"Out of memory: Killed process|oom-kill:|soft lockup|blocked for more than \d+ seconds"
-    r"|nvme.*(?:timeout|controller is down)|Remounting filesystem read-only|health compromised|Machine check events logged"
+_OTHERS: tuple[tuple[KernelEvent, re.Pattern[str]], ...] = (
+    (KernelEvent.OOM_KILL, re.compile(r"Out of memory: Kill(?:ed)? process|Memory cgroup out of memory|oom-kill:")),
+    (KernelEvent.SOFT_LOCKUP, re.compile(r"BUG: soft lockup|watchdog: .*(?:soft|hard) (?:lockup|LOCKUP)")),
+    (KernelEvent.HUNG_TASK, re.compile(r"task .{1,64} blocked for more than \d+ seconds")),
+    (
+        KernelEvent.NVME_TIMEOUT,
+        re.compile(r"\bnvme\S*:? .*(?:timeout|controller is down|not ready|Device not responding)"),
+    ),
+    (KernelEvent.READ_ONLY, re.compile(r"[Rr]emounting filesystem read-only|Remounting file ?system read-only")),
+    (
+        KernelEvent.MLX5_HEALTH,
+        re.compile(r"\bmlx5_\w+.*(?:health compromised|device's health|poll_health.*(?:fatal|miss))"),
+    ),
+    (KernelEvent.MLX5_COMMAND, re.compile(r"\bmlx5_\w+.*[Ww]ill cause a leak of a command resource")),
+    (KernelEvent.MACHINE_CHECK, re.compile(r"Machine check events logged|\[Hardware Error\]: .*Machine check")),
+    (KernelEvent.NCCL_SEGFAULT, re.compile(r"segfault at .* in libnccl")),
 )
 # /dev/kmsg: "priority,sequence,microseconds,flags[,…];text", then indented lines that repeat structured fields.
 _RECORD = re.compile(r"^(?P<priority>\d+),(?P<sequence>\d+),(?P<microseconds>\d+),[^;]*;(?P<text>.*)", re.DOTALL)
@@ -28,6 +46,7 @@ _RECORD = re.compile(r"^(?P<priority>\d+),(?P<sequence>\d+),(?P<microseconds>\d+
 @dataclass(frozen=True, slots=True)
 class Recognised:
     text: str
+    event: KernelEvent
     xid: int | None = None
     pci: str = ""  # "0000:18:00" or "0000:18:00.0", as the driver wrote it
 
@@ -52,10 +71,17 @@ def recognise(text: str) -> Recognised | None:
     """What the line says of this node's health; None for the thousands that say nothing of it."""
     text = text[:TEXT_CHARS_MAX]
     if match := _XID.search(text):
-        return Recognised(text, int(match["xid"]), match["pci"])
+        return Recognised(text, KernelEvent.XID, int(match["xid"]), match["pci"])
     if _FALLEN.search(text):
         address = _PCI.search(text)
-        return Recognised(text, FALLEN_OFF_THE_BUS, address[0] if address else "")
-    if _OTHERS.search(text):
-        return Recognised(text)
+        return Recognised(text, KernelEvent.OFF_THE_BUS, FALLEN_OFF_THE_BUS, address[0] if address else "")
+    for event, pattern in _OTHERS:
+        if pattern.search(text):
+            return Recognised(text, event)
     return None
+
+
+def is_garbled(text: str) -> bool:
+    """It claims to be what must not be missed, or is no text at all: to be counted, never passed over in silence."""
+    text = text[:TEXT_CHARS_MAX]
+    return "\x00" in text or "\ufffd" in text or (_XID_MARK in text and _XID.search(text) is None)

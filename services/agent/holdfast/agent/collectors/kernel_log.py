@@ -19,7 +19,7 @@ import anyio
 import structlog
 
 from holdfast.agent.collectors.inotify import FileWatch
-from holdfast.agent.collectors.kernel_lines import parse_record, recognise
+from holdfast.agent.collectors.kernel_lines import is_garbled, parse_record, recognise
 from holdfast.agent.collectors.protocol import Emit, Surroundings
 from holdfast.domain.signals import KernelLine
 
@@ -43,13 +43,19 @@ class KernelLog:
     def __init__(self, node: str, path: Path, position: Path) -> None:
         self._node, self._path = node, path
         self._position = position
+        self.garbled = 0  # lines that nobody can read, since the start
 
     async def run(self, emit: Emit) -> None:
         device = stat.S_ISCHR(os.stat(self._path).st_mode)
         async for text in self._device() if device else self._file():
             if (found := recognise(text)) is not None:
-                log.info("kernel line", text=found.text, xid=found.xid)
-                emit(KernelLine(self._node, time.time(), found.text, found.xid, found.pci, gpu_of(found.pci)))
+                log.info("kernel line", text=found.text, about=found.event.value, xid=found.xid)
+                gpu = gpu_of(found.pci)
+                emit(KernelLine(self._node, time.time(), found.text, found.xid, found.pci, gpu, found.event))
+            elif is_garbled(text):
+                self.garbled += 1
+                if self.garbled.bit_count() == 1:  # the 1st, 2nd, 4th, 8th …: a flood of garbage must not become ours
+                    log.warning("kernel line that cannot be read", text=text[:200], so_far=self.garbled)
 
     async def _device(self) -> AsyncIterator[str]:
         """Records of /dev/kmsg: each read gives one whole record."""

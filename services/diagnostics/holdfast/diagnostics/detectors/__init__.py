@@ -8,8 +8,10 @@ from holdfast.diagnostics.catalogue.xid import Catalogue
 from holdfast.diagnostics.detectors.gpu_error import GpuError
 from holdfast.diagnostics.detectors.hang import Hang
 from holdfast.diagnostics.detectors.host_pressure import HostPressure
+from holdfast.diagnostics.detectors.kernel_fault import KernelFault
 from holdfast.diagnostics.detectors.liveness import Liveness
 from holdfast.diagnostics.detectors.protocol import Blind, Detector, JobBegan, Observed
+from holdfast.diagnostics.detectors.stragglers import Stragglers
 from holdfast.diagnostics.detectors.worker_exit import WorkerExit
 
 __all__ = ["Blind", "Detector", "JobBegan", "Observed", "standard"]
@@ -20,7 +22,9 @@ def standard(catalogue: Catalogue, *, liveness: Liveness | None = None) -> tuple
     return (
         liveness or Liveness(),
         GpuError(catalogue),
+        KernelFault(),
         WorkerExit(),
         Hang(),
         HostPressure(),
+        Stragglers(),
     )

@@ -1,0 +1,144 @@
+"""What the kernel says of its own machine: memory gone, stalls, disks and network adapters that fail.
+
+One finding per node, event and subject (the process, the disk, the adapter) until nothing was said for `quiet_s`. All are
+warnings: what stops a run shows as an exit, a hang or a lost node in its own right, and this is then the reason to be read
+beside it. A line of the kernel alone has stopped healthy runs elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
+from holdfast.domain.signals import KernelEvent, KernelLine
+
+_SAID_MAX = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Meaning:
+    kind: FindingKind
+    severity: Severity
+    words: str
+    ladder: tuple[Remedy, ...]
+    subject: re.Pattern[str] | None = None  # its first group tells two faults of one node apart
+
+
+_NODE = (Remedy.REBOOT_NODE, Remedy.REPLACE_NODE)
+_MEANINGS: dict[KernelEvent, _Meaning] = {
+    KernelEvent.OOM_KILL: _Meaning(
+        FindingKind.HOST_OOM,
+        Severity.WARNING,
+        "ran out of memory and the kernel killed a process",
+        (Remedy.RESTART_PROCESS,),
+        re.compile(r"[Pp]rocess (\d+)|pid=(\d+)"),
+    ),
+    KernelEvent.SOFT_LOCKUP: _Meaning(
+        FindingKind.KERNEL_STALL,
+        Severity.WARNING,
+        "has a CPU that its kernel cannot schedule on",
+        _NODE,
+        re.compile(r"CPU#?\s*(\d+)"),
+    ),
+    KernelEvent.HUNG_TASK: _Meaning(
+        FindingKind.KERNEL_STALL,
+        Severity.WARNING,
+        "has a task that has not come back from the kernel for minutes",
+        _NODE,
+        re.compile(r"task (\S+?):\d+"),
+    ),
+    KernelEvent.NVME_TIMEOUT: _Meaning(
+        FindingKind.STORAGE_FAULT,
+        Severity.WARNING,
+        "has a disk that answers late or not at all",
+        (Remedy.WATCH, Remedy.REPLACE_NODE),
+        re.compile(r"\b(nvme\d+)"),
+    ),
+    KernelEvent.READ_ONLY: _Meaning(
+        FindingKind.STORAGE_FAULT,
+        Severity.WARNING,
+        "has a file system that became read-only: nothing can be saved there",
+        _NODE,
+        re.compile(r"\(([\w-]+)\)"),
+    ),
+    KernelEvent.MLX5_HEALTH: _Meaning(
+        FindingKind.NETWORK_FAULT,
+        Severity.WARNING,
+        "has a network adapter whose driver has given it up",
+        _NODE,
+        re.compile(r"\b([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d)"),
+    ),
+    KernelEvent.MLX5_COMMAND: _Meaning(
+        FindingKind.NETWORK_FAULT,
+        Severity.WARNING,
+        "has a network adapter whose firmware does not answer commands",
+        _NODE,
+        re.compile(r"\b([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d)"),
+    ),
+    KernelEvent.MACHINE_CHECK: _Meaning(
+        FindingKind.HOST_PRESSURE,
+        Severity.WARNING,
+        "has logged machine check events: memory or CPU errors",
+        (Remedy.WATCH, Remedy.REPLACE_NODE),
+    ),
+    KernelEvent.NCCL_SEGFAULT: _Meaning(
+        FindingKind.HOST_PRESSURE,
+        Severity.INFO,
+        "had a process die inside libnccl",
+        (Remedy.RESTART_PROCESS,),
+    ),
+}
+
+
+@dataclass(slots=True)
+class KernelState:
+    said: OrderedDict[tuple[str, KernelEvent, str], tuple[str, float]] = field(default_factory=OrderedDict)
+    """(node, event, subject) → (finding's id, agent's clock of the newest line)."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelFault:
+    quiet_s: float = 600.0  # the kernel repeats a hung task every 120 s, a soft lockup every 20 s
+
+    @property
+    def reads(self) -> tuple[type[Observed], ...]:
+        return (KernelLine,)
+
+    def initial(self) -> KernelState:
+        return KernelState()
+
+    def observe(self, state: KernelState, item: Observed, now: float) -> tuple[KernelState, tuple[Finding, ...]]:
+        if not isinstance(item, KernelLine) or (meaning := _MEANINGS.get(item.event)) is None:
+            return state, ()
+        match = meaning.subject.search(item.text) if meaning.subject else None
+        subject = next((group for group in match.groups() if group), "") if match else ""
+        key = (item.node, item.event, subject)
+        known = state.said.get(key)
+        if known is not None and abs(item.at - known[1]) <= self.quiet_s:
+            state.said[key] = (known[0], max(known[1], item.at))
+            return state, ()
+        finding = _finding(item, meaning, subject, now)
+        state.said[key] = (finding.id, item.at)
+        state.said.move_to_end(key)
+        while len(state.said) > _SAID_MAX:
+            state.said.popitem(last=False)
+        return state, (finding,)
+
+
+def _finding(line: KernelLine, meaning: _Meaning, subject: str, now: float) -> Finding:
+    about = f" ({subject})" if subject else ""
+    return Finding(
+        id=f"kernel:{line.node}:{line.event.value}:{subject}:{line.at:.0f}",
+        kind=meaning.kind,
+        severity=meaning.severity,
+        at=now,
+        since=min(line.at, now),
+        summary=f"{line.node} {meaning.words}{about}.",
+        node=line.node,
+        confidence=0.9,
+        evidence={"line": line.text[:500], "event": line.event.value, "subject": subject},
+        ladder=meaning.ladder,
+    )
