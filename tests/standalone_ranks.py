@@ -39,6 +39,7 @@ class ThreadExchange:
     size: int
     spoil: Callable[[bytes], bytes] = bytes
     sent: int = 0
+    timeout_s: float = TIMEOUT_S
 
     def gather(self, value: T) -> list[T]:
         self.hall.values[self.rank] = value
@@ -52,7 +53,10 @@ class ThreadExchange:
         self.hall.pipes[self.rank, to].put(self.spoil(bytes(data)))
 
     def receive(self, nbytes: int, sender: int) -> memoryview:
-        data = self.hall.pipes[sender, self.rank].get(timeout=TIMEOUT_S)
+        try:
+            data = self.hall.pipes[sender, self.rank].get(timeout=self.timeout_s)
+        except queue.Empty:
+            raise RuntimeError(f"rank {sender} sent nothing for {self.timeout_s} s") from None  # as gloo would
         assert len(data) == nbytes
         return memoryview(data)
 

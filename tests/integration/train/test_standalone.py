@@ -244,12 +244,40 @@ def test_a_second_run_in_the_directory_is_refused_and_the_first_goes_on(launch: 
 @pytest.mark.timeout(300)
 def test_ranks_that_have_changed_places_find_their_shards_on_the_other_node(launch: StartLaunch) -> None:
     """Two nodes with a directory each; the second time each has the other's directory and memory."""
-    for steps, order in ((20, ("a", "b")), (40, ("b", "a"))):
-        port = free_port()
-        both = [
-            launch(ranks=1, nodes=2, node=i, port=port, steps=steps, directory=f"disk-{name}", HOLDFAST_NODE=name)
-            for i, name in enumerate(order)
-        ]
+    for steps, names in ((20, ("a", "b")), (40, ("b", "a"))):
+        both = two_nodes(launch, names, steps=steps)
         for each in both:
             assert each.wait() == 0, each.text
     assert "starts at step 20\n" in both[0].text
+
+
+def two_nodes(launch: StartLaunch, names: Sequence[str], *, steps: int, step_s: float = 0.0) -> list[Launch]:
+    """One rank each, with a directory each."""
+    port = free_port()
+    return [
+        launch(ranks=1, nodes=2, node=i, port=port, steps=steps, step_s=step_s, directory=name, HOLDFAST_NODE=name)
+        for i, name in enumerate(names)
+    ]
+
+
+@pytest.mark.timeout(300)
+def test_a_node_that_is_replaced_gets_its_shard_from_its_partner(launch: StartLaunch, tmp_path: Path) -> None:
+    expected = undisturbed(launch)
+    first = two_nodes(launch, ("a", "b"), steps=STEPS, step_s=0.05)
+    wait_until(
+        lambda: (
+            list((tmp_path / "a").glob("a1/s[2-9]0/rank-1.json"))
+            and list((tmp_path / "b").glob("a1/s[2-9]0/rank-0.json"))
+        ),
+        description="a copy on either node",
+        timeout_s=TIMEOUT_S,
+    )
+    for each in first:
+        each.kill()
+    shutil.rmtree(images_of(tmp_path / "b"))  # on this one machine both nodes' images lie there
+    shutil.rmtree(tmp_path / "b")
+    second = two_nodes(launch, ("a", "c"), steps=STEPS)
+    for each in second:
+        assert each.wait() == 0, each.text
+    assert "starts at step 0" not in second[0].text
+    assert losses(*first, *second) == expected

@@ -232,9 +232,24 @@ class Directory:
         found = {self._key(path) for path in self.root.glob("a*/s*/rank-*")}
         return sorted((key for key in found if key is not None), key=lambda key: (key.attempt, key.step, key.rank))
 
-    def sweep(self) -> int:
+    def mark(self, launch: str, rank: int) -> Path:
+        """A file by which ranks find out whether they share the directory."""
+        return self.root / f".seen-{launch}-{rank}"
+
+    def marked(self, launch: str) -> int:
+        """Which directory this is: the lowest rank whose mark is here."""
+        prefix = f".seen-{launch}-"
+        return min(int(path.name.removeprefix(prefix)) for path in self.root.glob(f"{prefix}*"))
+
+    def sweep(self, launch: str = "") -> int:
         """Remove what a crash has left: only at a start, before anybody writes. Returns the number of files."""
-        left = [*self.root.glob(".run.*.part"), *self.root.glob("a*/s*/.*.part"), *self.root.glob("a*/s*/.*.tmp")]
+        marks = [path for path in self.root.glob(".seen-*") if not launch or launch not in path.name]
+        left = [
+            *self.root.glob(".run.*.part"),
+            *marks,
+            *self.root.glob("a*/s*/.*.part"),
+            *self.root.glob("a*/s*/.*.tmp"),
+        ]
         left += [shard for shard in self.root.glob("a*/s*/rank-*.shard") if not shard.with_suffix(".json").exists()]
         for path in left:
             path.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -46,13 +47,19 @@ class Alone:
 
 
 class Group:
-    """The process group's ranks, by a gloo group: what is sent lies in main memory. Making one is collective."""
+    """The process group's ranks, by a gloo group: what is sent lies in main memory. Making one is collective.
 
-    def __init__(self) -> None:
+    With `timeout_s` it is a group of its own, for other threads than the training's; no call may wait longer.
+    """
+
+    def __init__(self, timeout_s: float | None = None) -> None:
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
-        gloo = dist.get_backend() == "gloo"
-        self._group: Any = dist.group.WORLD if gloo else dist.new_group(backend="gloo")
+        self._group: Any = dist.group.WORLD
+        if timeout_s is not None:
+            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        elif dist.get_backend() != "gloo":
+            self._group = dist.new_group(backend="gloo")
 
     def gather(self, value: T) -> list[T]:
         values: list[Any] = [None] * self.size

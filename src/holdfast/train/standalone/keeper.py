@@ -24,6 +24,7 @@ from holdfast.shards import Reader
 from holdfast.train.standalone.board import Board
 from holdfast.train.standalone.directory import Directory
 from holdfast.train.standalone.election import Step
+from holdfast.train.standalone.peers import Peers
 
 log = logging.getLogger("holdfast.train")
 
@@ -74,9 +75,10 @@ class Place:
 
 
 class Keeper:
-    def __init__(self, place: Place, board: Board, retention: Retention) -> None:
+    def __init__(self, place: Place, board: Board, retention: Retention, peers: Peers | None = None) -> None:
         self._place = place
         self._board = board
+        self._peers = peers
         self._retention = retention
         self._changed = threading.Condition()
         self._waiting: tuple[ShardKey, Path] | None = None
@@ -149,6 +151,8 @@ class Keeper:
         if self._board.count(_counter(key), 1) == self._place.world_size:
             self._board.put(f"complete/{self._board.count('completes', 1)}", f"{key.attempt} {key.step}")
         self.tidy()
+        if self._peers is not None:
+            self._peers.send(key, pace)
 
     def tidy(self) -> None:
         """Take in what has become complete; remove what may go."""

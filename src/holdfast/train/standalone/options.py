@@ -18,7 +18,8 @@ class Checkpoints:
     """Checkpoints without services, for `hf.launch(main, checkpoint=…)`. Under an agent the job's own settings count.
 
     `directory` is on a disk of the node or shared between nodes; one run at a time. `interval_steps` 0 saves only when
-    `force` or a signal asks for it. `keep` complete checkpoints stay on disk, at least one. `memory` holds two images per
+    `force` or a signal asks for it. `keep` complete checkpoints stay on disk, at least one. With `peers`, nodes with
+    directories of their own keep a copy of each other's shards, in pairs. `memory` holds two images per
     rank for the time of the run. `grace_s` is what a SIGTERM leaves for saving: end before the launcher loses patience
     (torchrun: 30 s).
     """
@@ -26,6 +27,7 @@ class Checkpoints:
     directory: str | Path
     interval_steps: int = 100
     keep: int = 2
+    peers: bool = True
     memory: str | Path = "/dev/shm"
     grace_s: float = 25.0
 

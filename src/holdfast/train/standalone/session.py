@@ -16,8 +16,9 @@ from holdfast.train.standalone.agreement import Agreement, Gate, Proposal
 from holdfast.train.standalone.board import Board
 from holdfast.train.standalone.directory import Directory
 from holdfast.train.standalone.exchange import Alone, Group
-from holdfast.train.standalone.keeper import Keeper, Place, Retention, settle
+from holdfast.train.standalone.keeper import UNFINISHED_MAX, Keeper, Place, Retention, settle
 from holdfast.train.standalone.options import Checkpoints
+from holdfast.train.standalone.peers import TRANSFER_TIMEOUT_S, Peers, targets
 from holdfast.train.standalone.start import Start, Starter
 from holdfast.train.standalone.watcher import Watcher
 
@@ -25,6 +26,7 @@ log = logging.getLogger("holdfast.train")
 
 FINISH_TIMEOUT_S: Final = 600.0  # to bring the last save to disk when the script has ended
 SETTLE_TIMEOUT_S: Final = 60.0
+PEERS_TIMEOUT_S: Final = 10.0  # of the grace, for copies on other nodes
 STANDBY_TIMEOUT_S: Final = 5.0  # before an emergency save: an image has to be free
 
 
@@ -49,6 +51,7 @@ class Session:
     start: Start
     place: Place
     keeper: Keeper
+    peers: Peers | None
     gate: Gate
     watcher: Watcher
     board: Board
@@ -64,6 +67,8 @@ class Session:
         """The script has ended well: everything to disk, then the memory is given back."""
         if not self.keeper.close(FINISH_TIMEOUT_S):
             log.warning("the last checkpoint was not on disk %g s after the end", FINISH_TIMEOUT_S)
+        if self.peers is not None and not self.peers.close(FINISH_TIMEOUT_S):
+            log.warning("other ranks' copies were still coming %g s after the end", FINISH_TIMEOUT_S)
         world = self.environment.world
         settle(self.board, self.keeper, world.rank, world.world_size, SETTLE_TIMEOUT_S)
         self.keeper.release_memory()
@@ -75,6 +80,8 @@ class Session:
         left_s = FINISH_TIMEOUT_S if deadline is None else deadline - time.monotonic()
         if not self.keeper.close(max(0.0, left_s)):
             log.error("the emergency save is in memory, but not on disk: the grace was too short")
+        elif self.peers is not None:
+            self.peers.close(min(PEERS_TIMEOUT_S, max(0.0, left_s)))
         self._close()
 
     def abandon(self) -> None:
@@ -112,7 +119,8 @@ def open_session(options: Checkpoints, environment: Environment) -> Session:
     )
     board = Board.alone() if world.world_size == 1 else Board.shared(start.launch)
     retention = Retention(options.keep, elected.complete, floor=0 if elected.at else start.attempt)
-    keeper = Keeper(place, board, retention)
+    peers = _peers(options, start, board, directory)
+    keeper = Keeper(place, board, retention, peers)
     gate = Gate()
     agreement = Agreement(board, gate, rank=world.rank, world_size=world.world_size)
     ready = replace(
@@ -125,7 +133,16 @@ def open_session(options: Checkpoints, environment: Environment) -> Session:
         previous_mesh=elected.mesh,
     )
     journal = Journal(keeper, world.rank)
-    return Session(ready, journal, start, place, keeper, gate, Watcher(agreement, options.grace_s), board)
+    return Session(ready, journal, start, place, keeper, peers, gate, Watcher(agreement, options.grace_s), board)
+
+
+def _peers(options: Checkpoints, start: Start, board: Board, directory: Directory) -> Peers | None:
+    """Collective where there are several directories, which all ranks know."""
+    chosen = targets(start.volumes)
+    if not options.peers or all(to is None for to in chosen):
+        return None
+    group = Group(timeout_s=TRANSFER_TIMEOUT_S)
+    return Peers(group, board, directory, start.run, chosen, options.keep + UNFINISHED_MAX)
 
 
 def _target(start: Start, rank: int) -> RestoreTarget | None:

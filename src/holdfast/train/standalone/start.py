@@ -44,6 +44,7 @@ class Start:
     run: str
     attempt: int
     nodes: tuple[str, ...]
+    volumes: tuple[int, ...]  # by rank: equal numbers share a directory
     lists: bool  # this rank speaks for its node
     election: Election
     paths: tuple[Path, ...]  # of this rank's parts, verified, readable here; empty = from scratch
@@ -81,14 +82,15 @@ class Starter:
         def claim() -> list[Holding]:
             locks.append(Lock(self.directory.root, launch))
             if lists:
-                self.directory.sweep()
+                self.directory.sweep(launch)
+            self.directory.mark(launch, self.exchange.rank).touch()
             return self._holdings(run) if lists else []
 
         try:
             holdings = [holding for found in self._together(claim) for holding in found]
             known = max((hello.identity.attempt for hello in hellos if hello.identity), default=0)
             attempt = max(known, election.attempts(holdings)) + 1
-            self._together(lambda: self._record(Identity(run, attempt), lists))
+            volumes = tuple(self._together(lambda: self._record(Identity(run, attempt), launch, lists)))
             elected, paths = self._agree(holdings, nodes, run)
         except BaseException:
             for lock in locks:
@@ -98,15 +100,18 @@ class Starter:
             log.info("attempt %d: %s", attempt, elected.reason)
         if self.exchange.rank == 0 and elected.at is None and holdings:
             log.warning("attempt %d starts from step 0 although something is saved: %s", attempt, elected.reason)
-        return Start(launch, run, attempt, nodes, lists, elected, paths, locks[0])
+        self.directory.mark(launch, self.exchange.rank).unlink(missing_ok=True)
+        return Start(launch, run, attempt, nodes, volumes, lists, elected, paths, locks[0])
 
     def _hello(self) -> Hello:
         self.directory.create()
         return Hello(uuid.uuid4().hex, self.node, self.directory.identity())
 
-    def _record(self, identity: Identity, lists: bool) -> None:
+    def _record(self, identity: Identity, launch: str, lists: bool) -> int:
+        """Make the attempt known to later starts; returns which directory this is."""
         if lists:
             self.directory.begin(identity)
+        return self.directory.marked(launch)
 
     # ------------------------------------------------------------ what is there
 

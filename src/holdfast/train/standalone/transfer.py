@@ -8,11 +8,12 @@ its manifest says, and verification is what decides.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from holdfast.domain.errors import HoldfastError, IntegrityError
+from holdfast.domain.generations import ShardKey
 from holdfast.shards import Manifest, Reader, spans_of
 from holdfast.train.standalone import checksum
 from holdfast.train.standalone.directory import Directory
@@ -53,7 +54,7 @@ def fetch(
             _send(exchange, directory, transfer, run)
         if transfer.to == rank:
             try:
-                _receive(exchange, directory, holding, run)
+                receive_shard(exchange, directory, holding.holder, run, holding)
             except (HoldfastError, OSError) as error:
                 log.error("step %d of rank %d did not arrive: %s", holding.key.step, holding.key.rank, error)
                 lost.append((holding.holder, holding.path))
@@ -63,17 +64,23 @@ def fetch(
 
 
 def _send(exchange: Exchange, directory: Directory, transfer: Transfer, run: str) -> None:
-    """The manifest, then the spans. No manifest: nothing follows."""
+    """An empty manifest says that nothing follows."""
     holding = transfer.holding
     try:
         with Reader(Path(holding.path), holding.key) as reader:
             manifest = directory.manifest(holding.key, run) or _describe(reader, run, holding.node)
-            _send_short(exchange, manifest.encode(), transfer.to)
-            for span in manifest.spans:
-                exchange.send(reader.data[span.offset : span.offset + span.size], transfer.to)
+            send_shard(exchange, manifest, reader, transfer.to, lambda _: None)
     except (HoldfastError, OSError) as error:
         log.error("%s cannot be sent: %s", holding.path, error)
         _send_short(exchange, b"", transfer.to)
+
+
+def send_shard(exchange: Exchange, manifest: Manifest, reader: Reader, to: int, pace: Callable[[int], None]) -> None:
+    """The manifest, then every span. `pace(nbytes)` is called after each."""
+    _send_short(exchange, manifest.encode(), to)
+    for span in manifest.spans:
+        exchange.send(reader.data[span.offset : span.offset + span.size], to)
+        pace(span.size)
 
 
 def _describe(reader: Reader, run: str, node: str) -> Manifest:
@@ -86,22 +93,28 @@ def _describe(reader: Reader, run: str, node: str) -> Manifest:
     return replace(made, checksum=algorithm.name)
 
 
-def _receive(exchange: Exchange, directory: Directory, holding: Holding, run: str) -> None:
-    raw = bytes(_receive_short(exchange, holding.holder))
-    manifest = Manifest.decode(raw)  # raises for an empty one, after which nothing follows
+def receive_shard(
+    exchange: Exchange, directory: Directory, sender: int, run: str, expected: Holding | None = None
+) -> ShardKey:
+    """What `send_shard` sends, into the directory. Raises IntegrityError when it is not whole or not what was expected; the
+    sender goes on to the end then, and so do we."""
+    manifest = Manifest.decode(bytes(_receive_short(exchange, sender)))  # raises for an empty one: nothing follows
 
     def pieces() -> Iterator[memoryview]:
         for span in manifest.spans:
-            yield exchange.receive(span.size, holding.holder)
+            yield exchange.receive(span.size, sender)
 
     arriving = pieces()
     try:
-        if (manifest.key, manifest.job) != (holding.key, run) or holding.digest not in ("", manifest.digest):
-            raise IntegrityError(f"rank {holding.holder} offers {manifest.key} instead of {holding.key}")
+        if manifest.job != run:
+            raise IntegrityError(f"rank {sender} sends a shard of run {manifest.job}")
+        if expected is not None and (manifest.key != expected.key or expected.digest not in ("", manifest.digest)):
+            raise IntegrityError(f"rank {sender} sends {manifest.key} instead of {expected.key}")
         directory.receive(manifest, arriving)
     finally:
-        for _ in arriving:  # the sender goes on to the end: so do we, whatever has failed here
+        for _ in arriving:
             pass
+    return manifest.key
 
 
 def _send_short(exchange: Exchange, data: bytes, to: int) -> None:
