@@ -62,6 +62,8 @@ class StepColumns:
     tokens: tuple[int, ...]
     loss: tuple[float, ...]  # NaN = not reported by this rank; a reported NaN travels as +inf
     grad_norm: tuple[float, ...]  # NaN = not reported
+    # Time inside the step in which this rank waited for others: NaN, or no column at all, = not measured.
+    comm_wait_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,12 @@ class FindingKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINDING_KIND_STORAGE_FAULT: _ClassVar[FindingKind]
     FINDING_KIND_NETWORK_FAULT: _ClassVar[FindingKind]
     FINDING_KIND_MAINTENANCE: _ClassVar[FindingKind]
+    FINDING_KIND_STRAGGLER: _ClassVar[FindingKind]
+    FINDING_KIND_IMBALANCE: _ClassVar[FindingKind]
+    FINDING_KIND_SLOW_COLLECTIVE: _ClassVar[FindingKind]
+    FINDING_KIND_NUMERICAL: _ClassVar[FindingKind]
+    FINDING_KIND_DEGRADATION: _ClassVar[FindingKind]
+    FINDING_KIND_DEVICE_OOM: _ClassVar[FindingKind]
 
 class Severity(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -57,6 +63,12 @@ FINDING_KIND_KERNEL_STALL: FindingKind
 FINDING_KIND_STORAGE_FAULT: FindingKind
 FINDING_KIND_NETWORK_FAULT: FindingKind
 FINDING_KIND_MAINTENANCE: FindingKind
+FINDING_KIND_STRAGGLER: FindingKind
+FINDING_KIND_IMBALANCE: FindingKind
+FINDING_KIND_SLOW_COLLECTIVE: FindingKind
+FINDING_KIND_NUMERICAL: FindingKind
+FINDING_KIND_DEGRADATION: FindingKind
+FINDING_KIND_DEVICE_OOM: FindingKind
 SEVERITY_UNSPECIFIED: Severity
 SEVERITY_INFO: Severity
 SEVERITY_WARNING: Severity

@@ -84,7 +84,7 @@ class GenerationStopped(_message.Message):
     def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class StepColumns(_message.Message):
-    __slots__ = ("at", "job", "generation", "rank", "step", "started_at", "ended_at", "data_s", "stall_s", "tokens", "loss", "grad_norm")
+    __slots__ = ("at", "job", "generation", "rank", "step", "started_at", "ended_at", "data_s", "stall_s", "tokens", "loss", "grad_norm", "comm_wait_s")
     AT_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -97,6 +97,7 @@ class StepColumns(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     GRAD_NORM_FIELD_NUMBER: _ClassVar[int]
+    COMM_WAIT_S_FIELD_NUMBER: _ClassVar[int]
     at: float
     job: str
     generation: int
@@ -109,7 +110,8 @@ class StepColumns(_message.Message):
     tokens: _containers.RepeatedScalarFieldContainer[int]
     loss: _containers.RepeatedScalarFieldContainer[float]
     grad_norm: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[_Iterable[int]] = ..., step: _Optional[_Iterable[int]] = ..., started_at: _Optional[_Iterable[float]] = ..., ended_at: _Optional[_Iterable[float]] = ..., data_s: _Optional[_Iterable[float]] = ..., stall_s: _Optional[_Iterable[float]] = ..., tokens: _Optional[_Iterable[int]] = ..., loss: _Optional[_Iterable[float]] = ..., grad_norm: _Optional[_Iterable[float]] = ...) -> None: ...
+    comm_wait_s: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[_Iterable[int]] = ..., step: _Optional[_Iterable[int]] = ..., started_at: _Optional[_Iterable[float]] = ..., ended_at: _Optional[_Iterable[float]] = ..., data_s: _Optional[_Iterable[float]] = ..., stall_s: _Optional[_Iterable[float]] = ..., tokens: _Optional[_Iterable[int]] = ..., loss: _Optional[_Iterable[float]] = ..., grad_norm: _Optional[_Iterable[float]] = ..., comm_wait_s: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class RankProgress(_message.Message):
     __slots__ = ("at", "job", "generation", "rank", "step", "phase", "phase_at", "process_state", "cpu_s", "collective_seq")

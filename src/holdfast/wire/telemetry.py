@@ -1,7 +1,7 @@
 """Telemetry: one agent's tick ↔ `holdfast/v1/telemetry.proto`.
 
 A tick groups its signals by kind, so their order across kinds does not travel; `decode_tick` puts them back in the order of
-their times. `data_s`, `stall_s`, temperature and power travel as 32-bit floats.
+their times. `data_s`, `stall_s`, `comm_wait_s`, temperature and power travel as 32-bit floats.
 """
 
 from __future__ import annotations
@@ -183,6 +183,7 @@ def _encode_steps(signal: StepColumns) -> pb.StepColumns:
         tokens=signal.tokens,
         loss=signal.loss,
         grad_norm=signal.grad_norm,
+        comm_wait_s=signal.comm_wait_s,
     )
     _check_step_columns(message)
     return message
@@ -200,6 +201,7 @@ def _check_step_columns(message: pb.StepColumns) -> None:
         tokens=message.tokens,
         loss=message.loss,
         grad_norm=message.grad_norm,
+        comm_wait_s=message.comm_wait_s or message.rank,  # absent: nobody measured it
     )
 
 
@@ -219,6 +221,7 @@ def _decode_steps(node: str, message: pb.StepColumns) -> StepColumns:
         tokens=tuple(message.tokens),
         loss=tuple(message.loss),
         grad_norm=tuple(message.grad_norm),
+        comm_wait_s=tuple(message.comm_wait_s),
     )
 
 

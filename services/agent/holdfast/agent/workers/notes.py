@@ -35,6 +35,7 @@ class StepNote:
     tokens: int
     loss: float  # NaN = not reported, +inf = reported as NaN
     grad_norm: float
+    comm_wait_s: float = math.nan  # NaN = not measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ def parse(raw: bytes) -> Note | None:
                     tokens=_integer(message, "tokens"),
                     loss=_reported(message, "loss"),
                     grad_norm=_reported(message, "grad_norm"),
+                    comm_wait_s=math.nan if message.get("comm_wait_s") is None else _finite(message, "comm_wait_s"),
                 )
             case "phase":
                 return PhaseNote(sender, Phase(message["phase"]), _finite(message, "at"), _integer(message, "step"))

@@ -114,6 +114,7 @@ class Progress:
             tokens=tuple(note.tokens for note in notes),
             loss=tuple(note.loss for note in notes),
             grad_norm=tuple(note.grad_norm for note in notes),
+            comm_wait_s=tuple(note.comm_wait_s for note in notes),
         )
 
     def sample(self, at: float, processes: Mapping[int, ProcessFacts]) -> RankProgress:

@@ -1,0 +1,170 @@
+"""Who is slower than its peers? Columnar arithmetic over one number per rank and step, and nothing else.
+
+*Peers* are the ranks of the same pipeline stage: they hold the same layers, while stages legitimately differ. A rank's
+*excess* in a step is its own work over the median of its peers' work without itself, minus one: 0.2 is 20 % slower. The
+median leaves the rank out because with two or three peers it would otherwise judge itself.
+
+Much of what makes a rank slow in a step is its data: long sequences. All stages of a replica work on the same samples, so
+the excess of the *other* stages is a measure of the data; without stages the rank's tokens are. What this covariate explains
+(one slope per stage, least squares over the window) is taken away before a rank is judged. On a real job with sequence
+imbalance it explains nearly everything.
+
+A rank is an outlier when its mean excess over the window is above both a floor and `z` standard errors, the error being the
+largest of its own noise, its stage's usual noise, and the spread of all ranks' means: ranks that differ for good, a little
+and by nature, raise the bar for each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.diagnostics.thresholds import StragglerThresholds
+from holdfast.domain.mesh import DATA_PARALLEL, Mesh
+
+PIPELINE = "pp"
+_SPREAD_MIN_RANKS = 8  # fewer say nothing of a spread
+_SAMPLE = 512  # peers of a stage from which the usual noise is taken
+_MAD_TO_SIGMA = 1.4826
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A mesh as stages × replicas × members (the other dimensions). `ranks` has that shape and holds rank numbers."""
+
+    ranks: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, mesh: Mesh) -> Grid:
+        ranks = np.arange(mesh.world_size).reshape([size for _, size in mesh.dims])
+        names = [name for name, _ in mesh.dims]
+        stage_axis = names.index(PIPELINE) if PIPELINE in names else None
+        ranks = ranks[None] if stage_axis is None else np.moveaxis(ranks, stage_axis, 0)
+        replicas = mesh.dp if DATA_PARALLEL in names else 1
+        return cls(np.ascontiguousarray(ranks.reshape(ranks.shape[0], replicas, -1)))
+
+    @property
+    def stages(self) -> int:
+        return int(self.ranks.shape[0])
+
+    @property
+    def peers(self) -> int:
+        """Ranks per stage."""
+        return int(self.ranks.shape[1] * self.ranks.shape[2])
+
+    def lay(self, by_rank: NDArray[np.floating]) -> Floats:
+        """One value per rank, as stages × peers."""
+        return by_rank[self.ranks.reshape(self.stages, -1)].astype(np.float32, copy=False)
+
+
+def median_of_others(work: Floats) -> Floats:
+    """For each element of each row the median of the row without it. Rows need at least two elements, none NaN."""
+    n = work.shape[1]
+    half = n // 2
+    if n % 2 == 0:
+        low, high = np.partition(work, (half - 1, half), axis=1)[:, half - 1 : half + 1].T[:, :, None]
+        return np.asarray(np.where(work <= low, high, low), np.float32)
+    below, middle, above = np.partition(work, (half - 1, half, half + 1), axis=1)[:, half - 1 : half + 2].T[:, :, None]
+    upper, lower, without = (middle + above) / 2, (below + middle) / 2, (below + above) / 2
+    return np.asarray(np.where(work < middle, upper, np.where(work > middle, lower, without)), np.float32)
+
+
+def excess(work: Floats) -> Floats:
+    """How much longer each rank worked than its peers; 0 where it has no peers."""
+    if work.shape[1] < 2:
+        return np.zeros_like(work)
+    return np.asarray(work / np.maximum(median_of_others(work), np.float32(1e-9)) - np.float32(1.0), np.float32)
+
+
+def data_effect(over: Floats, grid: Grid) -> Floats | None:
+    """What the other stages of each rank's replica say about its data; None when there is one stage or one replica."""
+    if grid.stages < 2 or grid.ranks.shape[1] < 2:
+        return None
+    replicas = np.median(over.reshape(grid.ranks.shape), axis=2)  # stages × replicas
+    if grid.stages == 2:
+        others = replicas[::-1]
+    else:  # a median: one bad rank in another stage is not the data
+        others = np.stack([np.median(np.delete(replicas, stage, axis=0), axis=0) for stage in range(grid.stages)])
+    return np.repeat(others, grid.ranks.shape[2], axis=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Outliers:
+    """The ranks that are worth a look, one entry each. `raw` is the mean excess, `adjusted` the same without what the data
+    explains, `bar` what `adjusted` had to exceed."""
+
+    stage: NDArray[np.intp]
+    peer: NDArray[np.intp]
+    raw: Floats
+    adjusted: Floats
+    bar: Floats
+    is_slow: NDArray[np.bool_]  # by itself
+    is_loaded: NDArray[np.bool_]  # by its data: slow as it is, not slow once the data is taken away
+    explained: float  # share of all ranks' variation that the data explains
+
+
+@dataclass(frozen=True, slots=True)
+class _Noise:
+    """What is usual in this window."""
+
+    variance: Floats  # of one rank over the steps, the median by stage
+    spread: np.float32  # of the ranks' means, robust sigma
+
+
+def outliers(raw: Floats, cause: Floats, limits: StragglerThresholds) -> Outliers:
+    """Judge a window: steps × stages × peers of excess and of its covariate, both within ±clip.
+
+    Only ranks with a mean above a third of the floor are looked at, and what is usual is taken from a regular sample of the
+    others, so that 100,000 ranks cost little more than their mean.
+    """
+    mean = raw.mean(axis=0)
+    stage, peer = np.nonzero(mean > limits.floor / 3)
+    some = raw[:, :, :: max(1, raw.shape[2] // _SAMPLE)]
+    chosen = raw[:, stage, peer]
+    is_high, _ = _above(chosen, stage, _usual(some), limits)
+    why = cause[:, :, :: max(1, raw.shape[2] // _SAMPLE)]
+    slope = np.einsum("wsp,wsp->s", some, why) / np.maximum(np.einsum("wsp,wsp->s", why, why), np.float32(1e-6))
+    slope = np.clip(slope, 0.0, 2.0)
+    adjusted = chosen - slope[stage] * cause[:, stage, peer]
+    left = some - slope[:, None] * why
+    is_slow, bar = _above(adjusted, stage, _usual(left), limits)
+    explained = 1.0 - float(np.square(left).sum()) / max(float(np.square(some).sum()), 1e-9)
+    return Outliers(
+        stage, peer, chosen.mean(axis=0), adjusted.mean(axis=0), bar, is_slow, is_high & ~is_slow, explained
+    )
+
+
+def _usual(over: Floats) -> _Noise:
+    mean = over.mean(axis=0)
+    variance = np.median(np.maximum(np.square(over).mean(axis=0) - np.square(mean), 0.0), axis=1)
+    spread = np.median(np.abs(mean - np.median(mean))) if mean.size >= _SPREAD_MIN_RANKS else 0.0
+    return _Noise(variance, np.float32(_MAD_TO_SIGMA * spread))
+
+
+def _above(
+    over: Floats, stage: NDArray[np.intp], usual: _Noise, limits: StragglerThresholds
+) -> tuple[NDArray[np.bool_], Floats]:
+    """Whether each chosen rank (steps × ranks) is over its bar and most steps show it; and the bars."""
+    steps = over.shape[0]
+    variance = np.maximum(over.var(axis=0), usual.variance[stage])
+    error = np.maximum(np.sqrt(variance / max(1, steps - 1)), usual.spread)
+    bar = np.maximum(np.float32(limits.floor), np.float32(limits.z) * error).astype(np.float32)
+    lasting = np.count_nonzero(over > limits.floor / 2, axis=0) >= limits.lasting * steps
+    return (over.mean(axis=0) > bar) & lasting, bar
+
+
+def began(over: Floats) -> int:
+    """The index of the step from which on one rank's excess is higher: the split that explains the window best."""
+    steps = over.shape[0]
+    sums = np.concatenate(([0.0], np.cumsum(over, dtype=np.float64)))
+    total = sums[-1]
+    gains = [
+        (total - sums[i]) / (steps - i) - sums[i] / i if i else total / steps  # mean after minus mean before
+        for i in range(steps)
+    ]
+    weights = [np.sqrt((steps - i) * i / steps) if i else np.sqrt(steps) / 2 for i in range(steps)]
+    return int(np.argmax(np.asarray(gains) * np.asarray(weights)))

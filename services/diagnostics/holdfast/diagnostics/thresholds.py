@@ -1,0 +1,30 @@
+"""Thresholds of the detectors that compare, with where each comes from. One frozen class per detector; tests and operators
+build others, nothing else in a detector is a number that somebody may want to change.
+
+No value here was fitted to the data that `make bench-detection` judges by: they are published rules, or follow from the
+false-positive rate that is wanted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StragglerThresholds:
+    """Steps of a window; excess as a share of the peers' median (0.1 = 10 % slower)."""
+
+    window: int = 15  # the delay that is allowed: 15 steps
+    window_min: int = 8  # steps before anything is said
+    floor: float = 0.10  # Greyhound (ATC'25): more than 10 % over the median of the group
+    # One false rank in 10,000 rank-days at a 10-s step: 576 windows a day × 1e4 ranks → p ≈ 2e-7 → 5 σ of a normal.
+    z: float = 5.0
+    clip: float = 0.5  # one step's excess counts for no more: a hiccup of 10 × is one slow step, not a slow rank
+    lasting: float = 0.6  # share of the window's steps that must show at least half of the floor
+    missing: float = 0.2  # a step of which more ranks lack a report is not judged
+    imbalance: float = (
+        0.15  # the slowest rank over the median, or a stage over the median stage: worth telling a person
+    )
+    collective: float = 0.15  # growth of the time that even the last rank waits, as a share of the step
+    quiet_steps: int = 200  # a rank that recovered and relapses within these is flapping, and said so once
+    repeat_s: float = 600.0  # a straggler that stays is said again

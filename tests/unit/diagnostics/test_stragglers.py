@@ -1,0 +1,283 @@
+"""Stragglers: the slow rank is named whatever the mesh and the noise; what is nobody's fault names nobody."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from holdfast.diagnostics.detectors import peers
+from holdfast.diagnostics.detectors.protocol import JobBegan
+from holdfast.diagnostics.detectors.stragglers import Stragglers, StragglerState
+from holdfast.domain.findings import Finding, FindingKind, Severity, StepRecord
+from holdfast.domain.job import HangSpec
+from holdfast.domain.mesh import Mesh
+from holdfast.domain.signals import GenerationStarted, StepColumns
+
+Work = NDArray[np.float64]
+T0 = 1_700_000_000.0
+NODE = 4
+
+
+@dataclass
+class Job:
+    """A job whose ranks work as told, in virtual time. `measured`: agents know what a rank waited for others."""
+
+    dims: Mapping[str, int]
+    measured: bool = True
+    seed: int = 1
+    noise: float = 0.01
+    step: int = 0
+    now: float = T0
+    found: list[Finding] = field(default_factory=list)
+    state: StragglerState = field(default_factory=lambda: Stragglers().initial())
+
+    def __post_init__(self) -> None:
+        self.mesh = Mesh.of(self.dims)
+        self.rng = np.random.default_rng(self.seed)
+        self.detector = Stragglers()
+        n = self.mesh.world_size
+        self.nodes = [tuple(range(i, min(n, i + NODE))) for i in range(0, n, NODE)]
+        for i, ranks in enumerate(self.nodes):
+            self.tell(GenerationStarted(f"n{i}", self.now, "gpt", 1, self.mesh, ranks, HangSpec()))
+
+    def tell(self, item: GenerationStarted | StepColumns | StepRecord | JobBegan) -> None:
+        self.state, findings = self.detector.observe(self.state, item, self.now)
+        self.found += findings
+
+    def run(
+        self,
+        steps: int,
+        change: Callable[[Work, int], object] = lambda work, step: None,
+        *,
+        data: Callable[[Work, int], object] = lambda data, step: None,
+        network_s: float = 0.02,
+        lost: float = 0.0,
+    ) -> None:
+        for _ in range(steps):
+            self.step += 1
+            own = 1.0 + self.rng.normal(0, self.noise, self.mesh.world_size)
+            change(own, self.step)
+            late = np.full(self.mesh.world_size, 0.01)
+            data(late, self.step)
+            own = own + late
+            duration = float(own.max()) + network_s
+            for i, ranks in enumerate(self.nodes):
+                if self.rng.random() >= lost:
+                    self.tell(self.columns(f"n{i}", ranks, own, late, duration))
+            self.now += duration
+            self.tell(
+                StepRecord("gpt", 1, self.step, self.mesh.world_size, self.now - duration, self.now, 0, None, 0.0)
+            )
+
+    def columns(self, node: str, ranks: tuple[int, ...], own: Work, late: Work, duration: float) -> StepColumns:
+        n = len(ranks)
+        return StepColumns(
+            node,
+            self.now,
+            "gpt",
+            1,
+            ranks,
+            (self.step,) * n,
+            (self.now,) * n,
+            (self.now + duration,) * n,
+            tuple(float(late[rank]) for rank in ranks),
+            (0.0,) * n,
+            (100,) * n,
+            (math.nan,) * n,
+            (math.nan,) * n,
+            tuple(duration - float(own[rank]) for rank in ranks) if self.measured else (),
+        )
+
+    def kinds(self) -> list[FindingKind]:
+        return [finding.kind for finding in self.found]
+
+
+def slower(rank: int, share: float, start: int = 0) -> Callable[[Work, int], None]:
+    def change(work: Work, step: int) -> None:
+        if step >= start:
+            work[rank] *= 1.0 + share
+
+    return change
+
+
+@given(st.lists(st.lists(st.floats(0.125, 10, width=32), min_size=2, max_size=9), min_size=1, max_size=1))
+def test_the_median_of_others_is_what_its_name_says(rows: list[list[float]]) -> None:
+    work = np.asarray(rows, np.float32)
+    for i in range(work.shape[1]):
+        assert peers.median_of_others(work)[0, i] == pytest.approx(np.median(np.delete(work[0], i)), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "dims", [{"dp": 2, "pp": 2}, {"dp": 8}, {"dp": 4, "pp": 2, "tp": 2}, {"dp": 2, "tp": 4}, {"pp": 4, "tp": 4}]
+)
+@pytest.mark.parametrize("share", [0.15, 0.5, 4.0])
+def test_a_slow_rank_is_named_in_fifteen_steps(dims: dict[str, int], share: float) -> None:
+    job = Job(dims)
+    rank = job.mesh.world_size - 2
+    job.run(40)
+    job.run(15, slower(rank, share))
+    (finding,) = job.found
+    assert (finding.kind, finding.severity) == (FindingKind.STRAGGLER, Severity.WARNING)
+    assert (finding.rank, finding.node) == (rank, f"n{rank // NODE}")
+    assert float(finding.evidence["slowdown"]) == pytest.approx(share, rel=0.3)
+    assert abs(int(finding.evidence["since_step"]) - 41) <= 1
+    assert float(finding.evidence["cost_share_of_step"]) == pytest.approx(share / (1 + share), rel=0.35)
+    assert finding.evidence["cause"] == "slow_worker"
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 10_000), st.sampled_from([{"dp": 4, "pp": 2}, {"dp": 16}, {"dp": 2, "pp": 4, "tp": 2}]))
+def test_noise_and_hiccups_name_nobody(seed: int, dims: dict[str, int]) -> None:
+    job = Job(dims, seed=seed, noise=0.05)
+
+    def hiccup(work: Work, step: int) -> None:
+        if step % 9 == 0:
+            work[job.rng.integers(len(work))] *= 10
+
+    job.run(60, hiccup)
+    assert FindingKind.STRAGGLER not in job.kinds()
+
+
+def test_uneven_data_blames_nobody_and_is_said() -> None:
+    job = Job({"dp": 8, "pp": 2})
+
+    def sequences(work: Work, step: int) -> None:
+        work.reshape(8, 2)[:] *= 1.0 + np.abs(job.rng.normal(0, 0.2, (8, 1)))
+
+    job.run(60, sequences)
+    assert job.kinds() == [FindingKind.IMBALANCE]
+    assert (job.found[0].rank, job.found[0].evidence["cause"]) == (None, "data")
+
+
+def test_a_slow_rank_is_found_below_uneven_data() -> None:
+    job = Job({"dp": 8, "pp": 2})
+
+    def both(work: Work, step: int) -> None:
+        work.reshape(8, 2)[:] *= 1.0 + np.abs(job.rng.normal(0, 0.2, (8, 1)))
+        work[5] *= 1.2
+
+    job.run(25, both)
+    assert [f.rank for f in job.found if f.kind is FindingKind.STRAGGLER] == [5]
+
+
+def test_a_long_last_stage_is_the_stage_s() -> None:
+    job = Job({"dp": 4, "pp": 4})
+
+    def head(work: Work, step: int) -> None:
+        work.reshape(4, 4)[:, 3] *= 1.5
+
+    job.run(30, head)
+    assert job.kinds() == [FindingKind.IMBALANCE]
+    assert (job.found[0].evidence["cause"], job.found[0].evidence["stage"]) == ("stage", "3")
+
+
+def test_a_slow_network_is_the_network_s() -> None:
+    job = Job({"dp": 8})
+    job.run(40)
+    job.run(20, network_s=0.5)
+    assert job.kinds() == [FindingKind.SLOW_COLLECTIVE]
+    assert job.found[0].rank is None
+
+
+def test_slow_data_is_told_from_slow_work() -> None:
+    job = Job({"dp": 8}, measured=False)
+    job.run(40)
+
+    def late(data: Work, step: int) -> None:
+        data[3] += 0.4
+
+    job.run(20, data=late)
+    (finding,) = job.found
+    assert (finding.rank, finding.evidence["cause"]) == (3, "data_loading")
+    assert finding.evidence["measured"] == "data wait only"
+
+
+def test_nothing_is_concluded_from_what_is_not_measured() -> None:
+    job = Job({"dp": 8}, measured=False)
+    job.run(60, slower(3, 1.0, start=20))
+    assert job.found == []
+
+
+def test_a_rank_without_peers_is_compared_with_its_past() -> None:
+    job = Job({"pp": 4})
+    job.run(40)
+    job.run(15, slower(2, 0.3))
+    finding = next(finding for finding in job.found if finding.kind is FindingKind.STRAGGLER)
+    assert (finding.rank, finding.evidence["cause"]) == (2, "own_past")
+
+
+def test_what_flaps_is_said_to_flap_once() -> None:
+    job = Job({"dp": 8})
+    for _ in range(6):
+        job.run(20, slower(3, 0.5))
+        job.run(20)
+    assert len(job.found) == 2
+    assert "comes and goes" in job.found[1].summary
+
+
+def test_a_second_slow_rank_of_the_same_node_is_news() -> None:
+    job = Job({"dp": 16})
+    job.run(30, slower(5, 0.5))
+
+    def two(work: Work, step: int) -> None:
+        work[5] *= 1.5
+        work[6] *= 1.4
+
+    job.run(15, two)
+    assert [finding.evidence["ranks"] for finding in job.found] == ["5", "5, 6"]
+
+
+def test_dropped_telemetry_slows_the_verdict_only() -> None:
+    job = Job({"dp": 32})
+    job.run(40, slower(9, 0.3), lost=0.1)
+    assert [finding.rank for finding in job.found] == [9]
+
+
+@pytest.mark.parametrize("garbage", [math.nan, math.inf, -1.0, 1e300])
+def test_garbage_names_nobody_and_breaks_nothing(garbage: float) -> None:
+    job = Job({"dp": 8})
+    for _ in range(60):
+        job.run(1)
+        n = 3
+        job.tell(
+            StepColumns(
+                "n0",
+                job.now,
+                "gpt",
+                1,
+                (0, 1, 99_999_999),
+                (job.step + 1,) * n,
+                (job.now,) * n,
+                (job.now + garbage, job.now - 5.0, garbage),
+                (garbage,) * n,
+                (0.0,) * n,
+                (0,) * n,
+                (0.0,) * n,
+                (0.0,) * n,
+                (garbage,) * n,
+            )
+        )
+    assert FindingKind.STRAGGLER not in job.kinds()
+
+
+def test_pending_telemetry_is_bounded() -> None:
+    job = Job({"dp": 4})
+    for step in range(2, 2000):
+        job.step = step
+        job.tell(job.columns("n0", (0, 1, 2, 3), np.ones(4), np.zeros(4), 1.0))
+    (run,) = job.state.runs.values()
+    assert run.pending_rows <= 8 * 4
+
+
+def test_a_job_that_begins_again_is_not_compared_with_its_namesake() -> None:
+    job = Job({"dp": 4})
+    job.run(20)
+    job.tell(JobBegan("gpt"))
+    assert not job.state.runs
