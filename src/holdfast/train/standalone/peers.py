@@ -1,0 +1,133 @@
+"""Copies on another node: after a save, nodes with directories of their own exchange committed shards in pairs.
+
+The keeper sends what it has just written, a third thread receives what this rank's partners send; both go over a gloo group
+that nobody else uses, point to point, so no rank waits for more than its partner and the training thread for nobody. An
+offer is counted on the board before it is sent: whoever waits for bytes knows that they are coming. When a partner is gone
+the copies end and training goes on: the launch is about to end anyway.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from holdfast.domain.errors import HoldfastError, IntegrityError, Unavailable
+from holdfast.domain.generations import ShardKey
+from holdfast.shards import Manifest, Reader
+from holdfast.train.standalone.board import Board
+from holdfast.train.standalone.directory import Directory
+from holdfast.train.standalone.exchange import Exchange
+from holdfast.train.standalone.transfer import receive_shard, send_shard
+
+log = logging.getLogger("holdfast.train")
+
+POLL_S: Final = 0.25
+TRANSFER_TIMEOUT_S: Final = 600.0  # for one piece, and for a partner that is busy with another one's
+
+
+def targets(volumes: Sequence[int]) -> tuple[int | None, ...]:
+    """The rank that keeps each rank's copy; None = there is no other directory. `volumes[rank]` names its directory.
+
+    Directories go in pairs, which lose data in the fewest double faults; the last three of an odd number in a ring. Ranks of
+    one directory are dealt to those of the other in turn.
+    """
+    order = sorted(set(volumes))
+    if len(order) < 2:
+        return (None,) * len(volumes)
+    ring = order[-3:] if len(order) % 2 else []
+    partner = {at: order[index ^ 1] for index, at in enumerate(order) if at not in ring}
+    partner |= {at: ring[(index + 1) % 3] for index, at in enumerate(ring)}
+    members = {at: [rank for rank, its in enumerate(volumes) if its == at] for at in order}
+    chosen: list[int | None] = []
+    for rank, at in enumerate(volumes):
+        there = members[partner[at]]
+        chosen.append(there[members[at].index(rank) % len(there)])
+    return tuple(chosen)
+
+
+class Peers:
+    """One rank's part in it. `send` is called by the keeper alone."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        board: Board,
+        directory: Directory,
+        run: str,
+        chosen: Sequence[int | None],
+        copies_max: int,
+    ) -> None:
+        """`copies_max` bounds what is kept for each rank when no step ever becomes complete."""
+        self._exchange = exchange
+        self._board = board
+        self._directory = directory
+        self._run = run
+        self._to = chosen[exchange.rank]
+        self._sources = [rank for rank, to in enumerate(chosen) if to == exchange.rank]
+        self._taken = dict.fromkeys(self._sources, 0)
+        self._kept: dict[int, deque[ShardKey]] = {source: deque() for source in self._sources}
+        self._copies_max = copies_max
+        self._broken = False
+        self._thread = threading.Thread(target=self._run_receiver, name="holdfast-peers", daemon=True)
+        self._thread.start()
+
+    def send(self, key: ShardKey, pace: Callable[[int], None]) -> None:
+        """A shard that has just been committed to the directory."""
+        if self._to is None or self._broken:
+            return
+        try:
+            path = self._directory.path(key)
+            with Reader(path, key) as reader:
+                manifest = Manifest.read(path.with_suffix(".json"))
+                self._board.count(f"offers/{self._exchange.rank}", 1)
+                send_shard(self._exchange, manifest, reader, self._to, pace)
+        except (FileNotFoundError, IntegrityError) as error:
+            log.warning("step %d of rank %d has no copy on another node: %s", key.step, key.rank, error)
+        except (RuntimeError, Unavailable) as error:  # gloo's own errors are RuntimeErrors
+            self._break(f"rank {self._to} takes no copies any more: {error}")
+
+    def close(self, timeout_s: float) -> bool:
+        """No more will be sent; wait for what others still send. False when time ran out."""
+        try:
+            self._board.count(f"silent/{self._exchange.rank}", 1)
+        except Unavailable as error:
+            self._break(str(error))
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    # ------------------------------------------------------------ the thread
+
+    def _run_receiver(self) -> None:
+        waiting = set(self._sources)
+        try:
+            while waiting and not self._broken:
+                for source in sorted(waiting):
+                    silent = self._board.count(f"silent/{source}")  # before the offers: none comes after it
+                    if self._board.count(f"offers/{source}") > self._taken[source]:
+                        self._taken[source] += 1
+                        self._receive(source)
+                    elif silent:
+                        waiting.discard(source)
+                time.sleep(POLL_S)
+        except (RuntimeError, Unavailable) as error:
+            self._break(f"no copies come in any more: {error}")
+
+    def _receive(self, source: int) -> None:
+        try:
+            kept = self._kept[source]
+            kept.append(receive_shard(self._exchange, self._directory, source, self._run))
+            if len(kept) > self._copies_max:
+                self._directory.delete(kept.popleft())
+        except (HoldfastError, OSError) as error:  # what was sent has been read to its end: the next one may fit
+            if isinstance(error, Unavailable):
+                raise
+            log.warning("a copy for rank %d is not kept: %s", source, error)
+
+    def _break(self, why: str) -> None:
+        if not self._broken:
+            self._broken = True
+            log.warning("copies on other nodes end: %s", why)

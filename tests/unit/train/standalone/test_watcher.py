@@ -1,0 +1,96 @@
+"""Signals reach the agreement at once and once, and a grace that runs out ends the process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+from waiting import wait_until
+
+from holdfast.domain.errors import Unavailable
+from holdfast.train.standalone.watcher import Watcher
+
+
+class Asked:
+    """An agreement that only notes what is asked of it."""
+
+    def __init__(self) -> None:
+        self.asked: list[bool] = []
+        self.polled = 0
+        self.error: Exception | None = None
+
+    def ask(self, *, leave: bool) -> None:
+        self.asked.append(leave)
+
+    def poll(self) -> float:
+        self.polled += 1
+        if self.error is not None:
+            raise self.error
+        return 0.005
+
+
+@pytest.fixture
+def asked() -> Asked:
+    return Asked()
+
+
+@pytest.fixture
+def ended() -> list[int]:
+    return []
+
+
+@pytest.fixture
+def watcher(asked: Asked, ended: list[int]) -> Iterator[Watcher]:
+    before = signal.getsignal(signal.SIGTERM)
+    watcher = Watcher(asked, 0.2, ended.append)  # type: ignore[arg-type]  # has the two methods that it needs
+    yield watcher
+    watcher.close()
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def polled_twice(asked: Asked) -> None:
+    seen = asked.polled
+    wait_until(lambda: asked.polled >= seen + 2, description="two polls")
+
+
+def test_sigusr1_asks_for_a_save_once_each_time(watcher: Watcher, asked: Asked) -> None:
+    for count in range(1, 3):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        wait_until(lambda: len(asked.asked) > count - 1, description="the request")
+        polled_twice(asked)
+        assert asked.asked == [False] * count
+    assert watcher.deadline is None
+
+
+def test_sigterm_asks_to_leave_and_starts_the_grace(watcher: Watcher, asked: Asked, ended: list[int]) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    wait_until(lambda: bool(ended), description="the end of the grace")
+    assert asked.asked == [True]
+    assert ended == [128 + signal.SIGTERM]
+
+
+def test_the_grace_also_ends_when_the_store_is_gone(watcher: Watcher, asked: Asked, ended: list[int]) -> None:
+    asked.error = Unavailable("the store is gone")
+    os.kill(os.getpid(), signal.SIGTERM)
+    wait_until(lambda: bool(ended), description="the end of the grace")
+
+
+def test_a_taken_wakeup_descriptor_only_makes_it_slower(watcher: Watcher, asked: Asked) -> None:
+    signal.set_wakeup_fd(-1)  # as an event loop of the script may do
+    os.kill(os.getpid(), signal.SIGUSR1)
+    wait_until(lambda: asked.asked == [False], description="the request")
+
+
+def test_outside_of_the_main_thread_it_says_that_it_takes_no_signals(
+    asked: Asked, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run() -> None:
+        Watcher(asked, 1.0).close()  # type: ignore[arg-type]
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert "SIGTERM and SIGUSR1 are not handled" in caplog.text
