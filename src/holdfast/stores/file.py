@@ -29,6 +29,7 @@ from holdfast.stores.checksum import crc32c as checksum
 from holdfast.stores.protocol import ObjectInfo, Pace, check_key, unpaced
 
 WRITE_BYTES = 8 << 20  # checksummed, paced and written at a time
+DIRTY_BYTES_MAX = 64 << 20  # more unwritten pages than that would stall what else the node writes
 ABANDONED_S = 3600.0  # by the file system's own clock
 LINK_TRIES = 3  # against deletions that take the directory away
 INCOMING = ".incoming"
@@ -213,7 +214,7 @@ class FileStore:
 
 def _write(path: Path, parts: Sequence[memoryview | bytes], pace: Pace) -> int:
     """Durable when it returns. Gives the checksum of what went to the kernel."""
-    value = 0
+    value = dirty = 0
     with path.open("r+b", buffering=0) as file:
         for part in parts:
             view = memoryview(part).cast("B")
@@ -221,8 +222,12 @@ def _write(path: Path, parts: Sequence[memoryview | bytes], pace: Pace) -> int:
                 piece = view[start : start + WRITE_BYTES]
                 pace(len(piece))
                 value = checksum(piece, value)
+                dirty += len(piece)
                 while piece:
                     piece = piece[file.write(piece) :]
+                if dirty >= DIRTY_BYTES_MAX:
+                    os.fdatasync(file.fileno())
+                    dirty = 0
         os.fsync(file.fileno())
     return value
 

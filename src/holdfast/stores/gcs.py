@@ -58,7 +58,7 @@ _REFUSALS = (answers.Forbidden, answers.Unauthorized, auth_errors.GoogleAuthErro
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GcsOptions:
-    """`timeout_s`: without a byte on a connection. `deadline_s`: without progress of an operation, over all its tries."""
+    """`timeout_s`: without a byte on a connection. `deadline_s`: of an operation that fails again and again."""
 
     timeout_s: float = 20.0
     deadline_s: float = 120.0

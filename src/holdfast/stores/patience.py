@@ -21,9 +21,10 @@ class Transient(Exception):
 
 
 class Patience:
-    """For one operation: waits between tries, exponentially and with jitter, until `deadline_s` have passed without progress.
+    """For one operation: waits between tries, exponentially and with jitter, until it has failed for `deadline_s`.
 
-    A large transfer that breaks now and then gets on all the same: `progressed` starts the time again.
+    The time runs from the first failure on, and not from the start: a transfer may take as long as it takes. `progressed`
+    ends it: one that breaks now and then gets on all the same.
     """
 
     def __init__(
@@ -38,18 +39,21 @@ class Patience:
         self._clock = clock
         self._sleep = sleep
         self._chance = chance or random.Random()
-        self._since = clock()
+        self._failing_since: float | None = None
         self._ceiling_s = FIRST_S
 
     def progressed(self) -> None:
-        self._since = self._clock()
+        self._failing_since = None
         self._ceiling_s = FIRST_S
 
     def failed(self, error: Transient, what: str) -> None:
         """Returns when it is time to try again. Raises Unavailable when that would be too late."""
         delay_s = max(self._chance.uniform(self._ceiling_s / 2, self._ceiling_s), error.retry_after_s)
         self._ceiling_s = min(self._ceiling_s * 2, DELAY_S_MAX)
-        waited_s = self._clock() - self._since
-        if waited_s + delay_s > self._deadline_s:
-            raise Unavailable(f"{what}: given up after {waited_s:.1f} s without progress; the last try: {error}")
+        now = self._clock()
+        if self._failing_since is None:
+            self._failing_since = now
+        failing_s = now - self._failing_since
+        if failing_s + delay_s > self._deadline_s:
+            raise Unavailable(f"{what}: given up after {failing_s:.1f} s of failures; the last: {error}")
         self._sleep(delay_s)
