@@ -84,6 +84,20 @@ def test_when_the_holders_are_lost_the_store_has_it() -> None:
     assert fleet.job.measured.faults == {"copies": 1}
 
 
+def test_the_store_is_given_more_time_than_the_nodes() -> None:
+    fleet = with_store()
+    limits = fleet.job.spec.limits
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    assert fleet.state.timers["prepare:job:2"] == fleet.now + limits.prepare_timeout_s
+    fleet = with_store()
+    for node in ("n0", "n1", "n2"):
+        fleet.report(node, Inventory(JOB, ()))
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    assert fleet.state.timers["prepare:job:2"] > fleet.now + limits.prepare_timeout_s
+    fleet.wait(limits.prepare_timeout_s + 1)
+    assert (restored(fleet), fleet.nodes(), fleet.job.number) == (20, ("n0", "n1", "n2"), 2)
+
+
 def test_a_store_that_is_away_is_waited_for_and_nothing_is_given_up() -> None:
     fleet = with_store()
     fleet.train(45)

@@ -24,7 +24,7 @@ from holdfast.supervisor.core import breaker, nodes, pacing, saved
 from holdfast.supervisor.core.state import Blocked, Change, Job
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import options, plan_for, reachable
-from holdfast.supervisor.election import Election
+from holdfast.supervisor.election import Election, Origin
 from holdfast.supervisor.planner import Plan, Unplannable, peers
 from holdfast.supervisor.protocol import GenerationChanged, JobPhase
 
@@ -128,12 +128,18 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
     )
     for incident in incidents:
         turn.put_incident(replace(turn.incidents[incident], state=IncidentState.PREPARING, new_generation=number))
-    turn.set_timer(f"prepare:{job.name}:{number}", turn.at + job.spec.limits.prepare_timeout_s)
+    turn.set_timer(f"prepare:{job.name}:{number}", turn.at + prepare_timeout_s(turn, job, change))
     for node in sorted({*before, *chosen.nodes}):
         nodes.refresh(turn, node, chosen.reason)
         if node in chosen.nodes and not turn.nodes[node].connected:
             give_grace(turn, job.name, number, node)
     breaker.count_change(turn)
+
+
+def prepare_timeout_s(turn: Turn, job: Job, change: Change) -> float:
+    """The job's own limit; longer when shards come from the object store: leaving out who waits for it brings nothing."""
+    far = change.origin is Origin.STORE
+    return job.spec.limits.prepare_timeout_s * (turn.config.store_patience if far else 1.0)
 
 
 def _prepare(

@@ -9,7 +9,7 @@ from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.incidents import IncidentState
 from holdfast.domain.orders import OrderDone, Prepare, RanksStepping, Start, Stop, Warm
 from holdfast.supervisor.core import nodes, pacing, saved
-from holdfast.supervisor.core.change import give_grace, replan, traceparent_of
+from holdfast.supervisor.core.change import give_grace, prepare_timeout_s, replan, traceparent_of
 from holdfast.supervisor.core.state import Change, Job
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import spares_for
@@ -253,7 +253,7 @@ def on_prepare_timeout(turn: Turn, name: str, number: int) -> None:
         return
     change = job.change
     late = sorted(set(change.waiting.values()))
-    seconds = f"{job.spec.limits.prepare_timeout_s:g} s"
+    seconds = f"{prepare_timeout_s(turn, job, change):g} s"
     for node in late:
         if node not in change.generation.nodes:
             nodes.condemn(turn, node, f"did not stop its workers of {name} within {seconds}")

@@ -26,6 +26,7 @@ class Config:
     inventory_s: float = 2.0  # a node that just connected has this long to say which shards it holds
     scratch_s: float = 60.0  # saved steps exist, none is complete on the nodes at hand: wait this long for the others
     unrestorable_s: float = 30.0  # a step that could not be restored is passed over for this long, longer every time
+    store_patience: float = 10.0  # times the job's prepare timeout, when it restores from the object store
     fence_s: float = 10.0  # every node of a generation vanished at once: wait this long before another one starts
     policy_s: float = 5.0  # no answer from the policy: the default decides
     merge_s: float = 1.0  # a node fault this close to a worker fault is its root
