@@ -1,0 +1,32 @@
+"""SIGKILL at every operation on files of every thing that the replicator does with shards: enumerated, not sampled."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("crash_points.py")
+
+
+@pytest.mark.parametrize(
+    ("scenario", "points_min"),
+    [
+        ("commit", 10), ("copy", 30), ("push", 15), ("fetch", 15), ("upload", 50), ("retrieve", 10), ("prune", 5),
+        ("discard", 10),
+    ],
+)  # fmt: skip
+def test_dying_at_any_operation_leaves_the_checkpoint_before_and_nothing_half(scenario: str, points_min: int) -> None:
+    # What a killed process has written, the next one sees on any file system; in memory it takes a tenth of the time.
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        ended = subprocess.run(
+            [sys.executable, str(SCRIPT), scenario, directory], check=False, capture_output=True, text=True
+        )
+    assert ended.returncode == 0, ended.stderr
+    found = re.fullmatch(rf"{scenario}: (\d+) points\n", ended.stdout)
+    assert found, ended.stdout
+    assert int(found[1]) >= points_min
