@@ -1,4 +1,4 @@
-"""The compile cache with the real compiler: a restart takes every graph from it, a damaged one compiles as ever."""
+"""The compile cache with the real compiler: a restart takes every graph from it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ hf.launch(main, checkpoint=hf.Checkpoints(directory=sys.argv[1], interval_steps=
 
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler here")
-def test_a_restart_compiles_nothing_again_and_damage_only_costs_time(tmp_path: Path) -> None:
+def test_a_restart_compiles_nothing_again(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
 
@@ -56,13 +56,7 @@ def test_a_restart_compiles_nothing_again_and_damage_only_costs_time(tmp_path: P
         return done.stdout + done.stderr
 
     assert "graphs from the cache: 0" in run("first")
-    (cache,) = (tmp_path / "ckpt" / "compile").iterdir()
+    assert len(list((tmp_path / "ckpt" / "compile").iterdir())) == 1
     again = run("second")
     assert "bytes loaded" in again
     assert "graphs from the cache: 1" in again
-    raw = bytearray(cache.read_bytes())
-    raw[-1] ^= 1
-    cache.write_bytes(raw)
-    damaged = run("third")
-    assert "torch compiles again: it is damaged" in damaged
-    assert "graphs from the cache: 0" in damaged
