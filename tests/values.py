@@ -15,7 +15,7 @@ from holdfast.domain.mesh import Mesh
 from holdfast.domain.signals import GpuHealth, GpuSample, NicSample, RankProgress, StepColumns, Tick
 
 ROWS_MAX = 4
-SINGLE_PRECISION = {"data_s", "stall_s", "temperature_c", "power_w"}  # travel as 32-bit floats
+SINGLE_PRECISION = {"data_s", "stall_s", "comm_wait_s", "temperature_c", "power_w"}  # travel as 32-bit floats
 COLUMNAR = (StepColumns, RankProgress, GpuSample, GpuHealth, NicSample)
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

@@ -28,3 +28,17 @@ class StragglerThresholds:
     collective: float = 0.15  # growth of the time that even the last rank waits, as a share of the step
     quiet_steps: int = 200  # a rank that recovered and relapses within these is flapping, and said so once
     repeat_s: float = 600.0  # a straggler that stays is said again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumericalThresholds:
+    """Loss and gradient norm of a job, step by step."""
+
+    history: int = 64  # finite steps that the next one is compared with
+    history_min: int = 16
+    z: float = 8.0  # robust standard deviations: heavy-tailed noise reaches 5 or 6 within a week of steps
+    loss_factor: float = 1.25  # and at least this many times the median: a flat loss has next to no deviation
+    grad_factor: float = 5.0  # ByteRobust (SOSP'25) looks at five times the usual gradient norm
+    persist_steps: int = 5  # steps in a row without a finite loss: a loss scaler recovers sooner, a broken state never
+    quiet_steps: int = 100  # a spike within these of the last one says nothing new
+    repeat_s: float = 600.0

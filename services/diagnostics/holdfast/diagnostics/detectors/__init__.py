@@ -10,6 +10,7 @@ from holdfast.diagnostics.detectors.hang import Hang
 from holdfast.diagnostics.detectors.host_pressure import HostPressure
 from holdfast.diagnostics.detectors.kernel_fault import KernelFault
 from holdfast.diagnostics.detectors.liveness import Liveness
+from holdfast.diagnostics.detectors.numerical import Numerical
 from holdfast.diagnostics.detectors.protocol import Blind, Detector, JobBegan, Observed
 from holdfast.diagnostics.detectors.stragglers import Stragglers
 from holdfast.diagnostics.detectors.worker_exit import WorkerExit
@@ -27,4 +28,5 @@ def standard(catalogue: Catalogue, *, liveness: Liveness | None = None) -> tuple
         Hang(),
         HostPressure(),
         Stragglers(),
+        Numerical(),
     )

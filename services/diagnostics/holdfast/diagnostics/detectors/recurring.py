@@ -41,8 +41,8 @@ class Recurring:
     ) -> Iterator[tuple[K, int]]:
         """Those of `conditions`, all that hold now, that are worth a finding, each with how often it has come.
 
-        New, or concerning more than was said: at once. Still there: every `repeat_s`. Back after more than `quiet`: new. Back sooner: only when it has
-        come `_FLAPS` times, and then not before it is old news again.
+        New, or concerning more than was said: at once. Still there: every `repeat_s`. Back after more than `quiet`: new.
+        Back sooner: only when it has come `_FLAPS` times, and then not before it is old news again.
         """
         current = {condition.key for condition in conditions}
         for key, old in self.known.items():

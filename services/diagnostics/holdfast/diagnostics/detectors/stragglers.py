@@ -52,7 +52,7 @@ class _Judged:
     work: Floats  # seconds
     over: Floats  # excess, not limited
     data: Floats  # seconds waited for data
-    stage_s: Floats  # median work of each stage
+    stage_s: Floats  # work of each stage: the lower median, so that one slow rank of two is not its stage
     duration_s: float  # median over the ranks
     last_wait_s: float  # wait of the rank that waited least; NaN = not measured
 
@@ -85,7 +85,7 @@ class StragglerState:
 class Stragglers:
     """STRAGGLER, IMBALANCE and SLOW_COLLECTIVE."""
 
-    limits: StragglerThresholds = StragglerThresholds()
+    limits: StragglerThresholds = field(default_factory=StragglerThresholds)
 
     @property
     def reads(self) -> tuple[type[Observed], ...]:
@@ -159,7 +159,7 @@ class Stragglers:
             work=work,
             over=over,
             data=grid.lay(data),
-            stage_s=np.median(work, axis=1).astype(np.float32),
+            stage_s=np.partition(work, (grid.peers - 1) // 2, axis=1)[:, (grid.peers - 1) // 2],
             duration_s=float(np.median(duration)),
             last_wait_s=float(wait.min()) if measured else math.nan,
         )

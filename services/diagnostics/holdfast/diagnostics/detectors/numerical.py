@@ -1,0 +1,217 @@
+"""Numerical health: a loss or a gradient norm that is not a number, or far above what it was.
+
+Read from what ranks report with each step. A spike is a warning: training goes through many of them. A loss that is not
+finite is a warning at first, and an error when it stays so for `persist_steps`: no optimizer comes back from weights that are
+NaN. The error names the last step with a finite loss, before which the state may be trusted. A gradient norm that is not
+finite stays a warning, because a loss scaler makes such steps on purpose and skips them.
+
+Which rank said it first is evidence, not blame: after the reduction every rank has it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from holdfast.diagnostics.detectors.protocol import JobBegan, Observed
+from holdfast.diagnostics.detectors.recurring import Recurring
+from holdfast.diagnostics.thresholds import NumericalThresholds
+from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity, StepRecord
+from holdfast.domain.signals import StepColumns
+
+_JOBS_MAX = 4096
+_OPEN_MAX = 64  # steps of one generation that not every rank has finished
+_RANKS_MAX = 8  # named in the evidence
+
+_MAD_TO_SIGMA = 1.4826
+_VALUE_MAX = 1e100  # larger is as good as infinite, and would overflow
+
+
+@dataclass(slots=True)
+class _Open:
+    """What the ranks have said of a step so far."""
+
+    bad_loss: list[int] = field(default_factory=list)  # ranks
+    bad_grad: list[int] = field(default_factory=list)
+    grad_norm: float = math.nan  # the largest; after the reduction all are equal
+
+
+@dataclass(slots=True)
+class _Job:
+    generation: int
+    losses: deque[float]
+    grads: deque[float]
+    open: OrderedDict[int, _Open] = field(default_factory=OrderedDict)
+    finite_step: int = 0  # newest step with a finite loss
+    bad_steps: int = 0  # in a row
+    bad_since: int = 0
+    first_bad: tuple[int, ...] = ()  # ranks that reported it in its first step
+    said: Recurring = field(default_factory=Recurring)
+
+
+@dataclass(slots=True)
+class NumericalState:
+    jobs: OrderedDict[str, _Job] = field(default_factory=OrderedDict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Condition:
+    key: str
+    what: str
+    severity: Severity
+    evidence: dict[str, str]
+    members: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Numerical:
+    """NUMERICAL."""
+
+    limits: NumericalThresholds = field(default_factory=NumericalThresholds)
+
+    @property
+    def reads(self) -> tuple[type[Observed], ...]:
+        return (StepColumns, StepRecord, JobBegan)
+
+    def initial(self) -> NumericalState:
+        return NumericalState()
+
+    def observe(self, state: NumericalState, item: Observed, now: float) -> tuple[NumericalState, tuple[Finding, ...]]:
+        match item:
+            case StepColumns():
+                _collect(self._job(state, item.job, item.generation), item)
+            case StepRecord():
+                return state, self._finished(self._job(state, item.job, item.generation), item, now)
+            case JobBegan():
+                state.jobs.pop(item.job, None)
+            case _:
+                pass
+        return state, ()
+
+    def _job(self, state: NumericalState, name: str, generation: int) -> _Job | None:
+        """The job's memory; None for an old generation. A new one keeps what a healthy past looked like."""
+        job = state.jobs.get(name)
+        if job is None:
+            limit = self.limits.history
+            job = state.jobs[name] = _Job(generation, deque(maxlen=limit), deque(maxlen=limit))
+            while len(state.jobs) > _JOBS_MAX:
+                state.jobs.popitem(last=False)
+        if generation > job.generation:
+            job.generation, job.bad_steps = generation, 0
+            job.open.clear()
+        return job if generation == job.generation else None
+
+    def _finished(self, job: _Job | None, record: StepRecord, now: float) -> tuple[Finding, ...]:
+        if job is None:
+            return ()
+        reported = job.open.get(record.step, _Open())
+        for step in [step for step in job.open if step <= record.step]:
+            del job.open[step]
+        found = list(self._judge(job, record, reported))
+        return tuple(
+            _finding(record, condition, job, times, now)
+            for condition, times in job.said.news(
+                found, record.step, now, self.limits.quiet_steps, self.limits.repeat_s
+            )
+        )
+
+    def _judge(self, job: _Job, record: StepRecord, reported: _Open) -> Iterator[_Condition]:
+        limits = self.limits
+        loss, grad = record.loss, reported.grad_norm
+        if reported.bad_loss or (loss is not None and not math.isfinite(loss)):
+            job.bad_steps += 1
+            if job.bad_steps == 1:
+                job.bad_since, job.first_bad = record.step, tuple(sorted(reported.bad_loss)[:_RANKS_MAX])
+            yield _not_finite(job, record, limits.persist_steps)
+        elif loss is not None:
+            job.bad_steps, job.finite_step = 0, max(job.finite_step, record.step)
+            spike = _spike(job.losses, loss, limits.loss_factor, limits)
+            if spike is not None:
+                yield _Condition("loss", f"has a loss of {loss:.4g}, {spike[0]}", Severity.WARNING, spike[1])
+            job.losses.append(loss)
+        if reported.bad_grad:
+            ranks = frozenset(reported.bad_grad[:_RANKS_MAX])
+            evidence = {"value": "grad_norm", "ranks": ", ".join(map(str, sorted(ranks)))}
+            yield _Condition("grad_nan", "has a gradient norm that is not a number", Severity.WARNING, evidence)
+        elif not math.isnan(grad):
+            spike = _spike(job.grads, grad, limits.grad_factor, limits)
+            if spike is not None:
+                yield _Condition("grad", f"has a gradient norm of {grad:.4g}, {spike[0]}", Severity.WARNING, spike[1])
+            job.grads.append(grad)
+
+
+def _collect(job: _Job | None, item: StepColumns) -> None:
+    if job is None:
+        return
+    for rank, step, loss, grad in zip(item.rank, item.step, item.loss, item.grad_norm, strict=True):
+        if grad != grad and not math.isinf(loss):  # the usual: no norm reported, and nothing wrong
+            continue
+        reported = job.open.get(step)
+        if reported is None:
+            reported = job.open[step] = _Open()
+            if len(job.open) > _OPEN_MAX:
+                del job.open[min(job.open)]
+        if math.isinf(loss):  # a NaN that was reported travels as +inf
+            reported.bad_loss.append(rank)
+        if math.isinf(grad):
+            reported.bad_grad.append(rank)
+        elif not reported.grad_norm >= grad:  # also when none is known yet
+            reported.grad_norm = grad
+
+
+def _spike(
+    history: deque[float], value: float, factor: float, limits: NumericalThresholds
+) -> tuple[str, dict[str, str]] | None:
+    """Words and numbers when `value` is far above what was, else None. Values of any sign: a loss may be negative."""
+    if len(history) < limits.history_min:
+        return None
+    past = np.clip(np.fromiter(history, np.float64, len(history)), -_VALUE_MAX, _VALUE_MAX)
+    usual = float(np.median(past[-limits.history_min :]))
+    # From step to step, so that a loss that falls steeply does not pass its slope off as noise.
+    sigma = _MAD_TO_SIGMA * float(np.median(np.abs(np.diff(past)))) / math.sqrt(2.0)
+    if value - usual <= max(limits.z * sigma, (factor - 1.0) * abs(usual)):
+        return None
+    z = (value - usual) / sigma if sigma > 0 else math.inf
+    evidence = {"value": f"{value:.6g}", "usual": f"{usual:.6g}", "sigma": f"{sigma:.3g}", "z": f"{z:.1f}"}
+    return f"{z:.0f} deviations above its usual {usual:.4g}", evidence
+
+
+def _not_finite(job: _Job, record: StepRecord, persist_steps: int) -> _Condition:
+    lasting = job.bad_steps >= persist_steps
+    evidence = {
+        "value": "loss",
+        "steps": str(job.bad_steps),
+        "first_bad_step": str(job.bad_since),
+        "ranks": ", ".join(map(str, job.first_bad)),
+    }
+    if job.finite_step:
+        evidence["verified_step"] = str(min(job.finite_step, job.bad_since - 1))
+    how_long = f" for {job.bad_steps} steps" if lasting else ""
+    return _Condition(
+        key="nan_lasting" if lasting else "nan",
+        what=f"has a loss that is not a number{how_long}, since step {job.bad_since}",
+        severity=Severity.ERROR if lasting else Severity.WARNING,
+        evidence=evidence,
+    )
+
+
+def _finding(record: StepRecord, condition: _Condition, job: _Job, times: int, now: float) -> Finding:
+    lasting = condition.severity is Severity.ERROR
+    flapping = f" It is the {times}th time." if times > 1 else ""
+    return Finding(
+        id=f"numerical:{record.job}:{record.generation}:{condition.key}:{job.bad_since if lasting else record.step}",
+        kind=FindingKind.NUMERICAL,
+        severity=condition.severity,
+        at=now,
+        since=min(record.ended_at, now),
+        summary=f"{record.job} {condition.what} (step {record.step}).{flapping}",
+        job=record.job,
+        generation=record.generation,
+        confidence=0.95 if lasting else 0.8,
+        evidence={**condition.evidence, "step": str(record.step), "times": str(times)},
+        ladder=(Remedy.STOP_JOB,) if lasting else (Remedy.WATCH,),
+    )

@@ -1,0 +1,98 @@
+"""Numerical health: NaN and spikes are said, with numbers; noise, a falling loss and a loss scaler are not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.diagnostics.detectors.numerical import Numerical
+from holdfast.domain.findings import Finding, FindingKind, Severity, StepRecord
+from holdfast.domain.signals import StepColumns
+
+T0 = 1_700_000_000.0
+
+
+def run(losses: Iterable[float], grads: Iterable[float] | None = None, *, generation: int = 1) -> list[Finding]:
+    """A job of two ranks, rank 1 reporting a loss and a norm per step. A NaN travels as the agent sends it: +inf."""
+    detector = Numerical()
+    found: list[Finding] = []
+    state, losses = detector.initial(), list(losses)
+    norms = [math.nan] * len(losses) if grads is None else list(grads)
+    for step, (loss, norm) in enumerate(zip(losses, norms, strict=True), start=1):
+        at = T0 + step
+        item = StepColumns(
+            "n0", at, "gpt", generation, (0, 1), (step,) * 2, (at - 1,) * 2, (at,) * 2,
+            (0.0,) * 2, (0.0,) * 2, (1,) * 2, (math.nan, loss), (math.nan, norm),
+        )  # fmt: skip
+        state, findings = detector.observe(state, item, at)
+        found += findings
+        state, findings = detector.observe(state, StepRecord("gpt", generation, step, 2, at - 1, at, 2, loss, 0.0), at)
+        found += findings
+    return found
+
+
+def falling(steps: int, seed: int = 0, noise: float = 0.03) -> list[float]:
+    rng = np.random.default_rng(seed)
+    return [2.0 + 8.0 * math.exp(-step / 100) * (1 + rng.normal(0, noise)) for step in range(steps)]
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 100_000))
+def test_a_healthy_loss_says_nothing(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    assert run(falling(400, seed, 0.08), rng.lognormal(0, 0.3, 400)) == []
+
+
+def test_a_spike_is_a_warning_with_its_numbers() -> None:
+    losses = falling(100)
+    (finding,) = run([*losses, losses[-1] * 2, *losses[-20:]])
+    assert (finding.kind, finding.severity, finding.rank) == (FindingKind.NUMERICAL, Severity.WARNING, None)
+    assert finding.evidence["step"] == "101"
+    assert float(finding.evidence["z"]) > 8
+
+
+def test_a_gradient_spike_is_a_warning() -> None:
+    (finding,) = run(falling(100), [*np.random.default_rng(0).lognormal(0, 0.2, 99), 50.0])
+    assert "gradient norm of 50" in finding.summary
+
+
+def test_one_step_without_a_number_is_a_warning_five_are_an_error() -> None:
+    losses = falling(40)
+    assert [f.severity for f in run([*losses, math.inf, *losses[-10:]])] == [Severity.WARNING]
+    found = run([*losses, *[math.inf] * 8])
+    assert [f.severity for f in found] == [Severity.WARNING, Severity.ERROR]
+    assert found[1].evidence["verified_step"] == "40"
+    assert found[1].evidence["ranks"] == "1"
+    assert found[1].ladder[0].value == "stop_job"
+
+
+def test_a_loss_scaler_is_no_error() -> None:
+    found = run(falling(60), [1.0] * 30 + [math.inf] * 10 + [1.0] * 20)
+    assert [f.severity for f in found] == [Severity.WARNING]
+
+
+def test_spikes_that_come_again_and_again_are_said_once_and_then_to_come_again() -> None:
+    losses = falling(600)
+    for step in range(100, 600, 20):
+        losses[step] *= 2
+    assert len(run(losses)) == 2
+
+
+@pytest.mark.parametrize("garbage", [math.nan, -math.inf, 1e308, -1e308, 0.0])
+def test_garbage_breaks_nothing(garbage: float) -> None:
+    run([1.0] * 20 + [garbage] * 20 + [1.0] * 20, [garbage] * 60)
+
+
+def test_a_restart_that_is_well_again_ends_it() -> None:
+    detector = Numerical()
+    state = detector.initial()
+    for generation, loss in ((1, math.inf), (2, 1.0), (1, math.inf)):
+        for step in range(1, 5):
+            record = StepRecord("gpt", generation, step, 1, T0, T0 + step, 1, loss, 0.0)
+            state, found = detector.observe(state, record, T0 + step)
+            assert all(finding.severity is Severity.WARNING for finding in found)
