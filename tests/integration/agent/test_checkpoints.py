@@ -103,6 +103,7 @@ def test_a_shard_that_nobody_has_is_a_clear_refusal(agent: Agent) -> None:
     answer = agent.plane.ask(replace(order, generation=2, restore_step=50, restore=(nowhere,), restore_mesh=order.mesh))
     assert not answer.ok
     assert "node-9" in answer.reason
+    assert answer.unrestorable, "nothing is said against this node"
     log = agent.directory / "logs" / "lost" / "g2" / "rank-0.log"
     assert not log.exists() or "from step" not in log.read_text()  # forked or not by then, it never ran the script
 

@@ -13,7 +13,7 @@ from holdfast.agent.executor import Executor
 from holdfast.agent.ledger import ANSWERS_MAX, Ledger
 from holdfast.agent.node import Outcome
 from holdfast.agent.reports import Reports
-from holdfast.domain.errors import Conflict, HoldfastError
+from holdfast.domain.errors import Conflict, HoldfastError, Unrestorable
 from holdfast.domain.nodes import NodeFacts, RunningWorker
 from holdfast.domain.orders import Hello, Inventory, Order, OrderDone, RanksFinished, Start
 
@@ -88,7 +88,9 @@ async def test_a_lower_epoch_is_refused_and_the_refusal_is_not_remembered(ledger
     assert answers[-1].ok
 
 
-@pytest.mark.parametrize("error", [Conflict("generation 2 is over"), OSError("disk full"), KeyError("a bug")])
+@pytest.mark.parametrize(
+    "error", [Conflict("generation 2 is over"), OSError("disk full"), KeyError("a bug"), Unrestorable("step 3")]
+)
 async def test_a_failure_is_an_answer_with_its_reason(ledger: Ledger, error: Exception) -> None:
     hands, answers = Hands(), list[OrderDone]()
     hands.error = error
@@ -96,6 +98,7 @@ async def test_a_failure_is_an_answer_with_its_reason(ledger: Ledger, error: Exc
         Executor(tasks=tasks, ledger=ledger, carry_out=hands.carry_out, report=answers.append).submit(1, "c1", ORDER)
     assert not answers[0].ok
     assert str(error) in answers[0].reason
+    assert answers[0].unrestorable is isinstance(error, Unrestorable)
     assert ledger.answer("c1") == answers[0]
 
 
