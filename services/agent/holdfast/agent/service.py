@@ -157,4 +157,10 @@ def _surroundings(settings: AgentSettings) -> Surroundings:
         memory_dir=settings.memory_dir,
         disk_dir=settings.disk_dir,
         kernel_log=settings.kernel_log,
+        gpus=settings.gpus,
+        nvml_replay=settings.nvml_replay,
+        infiniband=settings.infiniband,
+        nic_exclude=tuple(part.strip() for part in settings.nic_exclude.split(",") if part.strip()),
+        maintenance_file=settings.maintenance_file,
+        maintenance_url=settings.maintenance_url,
     )

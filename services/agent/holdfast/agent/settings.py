@@ -24,6 +24,13 @@ class AgentSettings(ServiceSettings):
     zone: str = ""  # failure domain; empty = the node is one by itself
     address: str = "127.0.0.1"  # where the workers and replicators of other nodes reach this one
     kernel_log: Path = Path("/dev/kmsg")
+    gpus: int = Field(default=0, ge=0)  # that this node should have; 0 = as many as were ever seen
+    nvml_replay: Path | None = None  # a file of recorded NVML answers, read instead of a driver
+    infiniband: Path = Path("/sys/class/infiniband")
+    # mlx5 ports to leave alone, shell patterns, comma-separated: reading counters of restricted functions floods the kernel log
+    nic_exclude: str = ""
+    maintenance_file: Path | None = None  # its presence announces that this machine will be taken
+    maintenance_url: str = ""  # GCE: http://metadata.google.internal/computeMetadata/v1/instance/maintenance-event
     replicator: bool = True  # false: a node without checkpoints
     replicator_port: int = Field(default=0, ge=0, le=65535)  # of the shard data plane; 0 = any free one
     blind_start_s: float = Field(default=5.0, gt=0)  # an unmodified script counts as stepping after this long

@@ -1,96 +1,217 @@
-"""Reads the GPUs through NVML, in a process of its own: `python -m holdfast.agent.collectors.nvml_reader INTERVAL_S`.
+"""Reads the GPUs, in a process of its own: `python -m holdfast.agent.collectors.nvml_reader INTERVAL_S DEADLINE_S [REPLAY]`.
 
 A driver call may block for a minute when a GPU is sick, and no thread can be taken back from it; a process can be killed.
-Prints one JSON object per sample on standard output. Ends with code 3 when there is no driver or no GPU.
+Inside it each GPU has a thread, so that one sick GPU does not hide the others: one that has not answered by the deadline is
+named with the call that it is in, and not asked again before it comes back.
+
+Prints JSON objects, one per line, on standard output:
+
+    {"at": …, "gpus": [{…FAST…}], "health": [{…SLOW…}], "late": [{"gpu": 0, "call": "power_w"}], "refused": [[0, "fabric", 10]]}
+    {"at": …, "event": {"type": 8, "data": 79, "gpu": 0, "pci": "00000000:18:00.0"}}
+
+Ends with code 3 when there is no driver or no GPU (any more), saying so on standard error.
 """
 
 from __future__ import annotations
 
 import json
+import queue
 import sys
+import threading
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
 
-try:
-    import pynvml
-except ModuleNotFoundError:
-    pynvml = None
+from holdfast.agent.collectors.nvml_calls import (
+    DRIVER_GONE_CODES,
+    EVENT_XID,
+    FAST,
+    GPU_IS_LOST,
+    GPU_NOT_FOUND,
+    RESET_REQUIRED,
+    SLOW,
+    UNKNOWN,
+    UNSUPPORTED_CODES,
+    Answers,
+    Driver,
+    NvmlRefused,
+    Replay,
+)
 
 NO_GPUS = 3
-LOST_CODES = (15, 16, 999)  # NVML_ERROR_GPU_IS_LOST, RESET_REQUIRED, UNKNOWN: no call will succeed any more
-FIELD_RECOVERY_ACTION = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
-UNKNOWN_ACTION = -1
+SLOW_EVERY = 6
+UNKNOWN_READINGS_MAX = 2  # "unknown error" is said in passing as well; in a row it is how a dead GPU answers
+_ACTION_RESET = 1
 
 
 @dataclass(slots=True)
-class Gpu:
+class Reading:
+    """One GPU, once. What is not in `values` was refused or is not supported."""
+
     gpu: int
-    uuid: str = ""
-    temperature_c: float = 0.0
-    power_w: float = 0.0
-    memory_used: int = 0
-    ecc_uncorrected: int = 0
-    recovery_action: int = UNKNOWN_ACTION
+    uuid: str
+    values: dict[str, Any] = field(default_factory=dict)
+    refused: list[tuple[str, int]] = field(default_factory=list)
     lost: bool = False
+    driver_gone: int = 0
+    slow: bool = False
+    number: int = 0  # of the request that it answers
+
+
+class Gpu:
+    """One GPU and the thread that asks about it."""
+
+    def __init__(self, index: int, answers: Answers) -> None:
+        self.index = index
+        self.asking = ""  # the call under way, "" when idle
+        self._answers = answers
+        self._uuid = f"gpu-{index}"
+        self._unknown_in_a_row = 0
+        self._number = 0
+        self._requests: queue.SimpleQueue[tuple[int, bool]] = queue.SimpleQueue()
+        self._readings: queue.SimpleQueue[Reading] = queue.SimpleQueue()
+        threading.Thread(target=self._work, daemon=True, name=f"gpu-{index}").start()
+
+    def request(self, *, slow: bool) -> None:
+        """Ask for a reading, unless the last one has not come back."""
+        if not self.asking:
+            self.asking = "uuid"
+            self._number += 1
+            self._requests.put((self._number, slow))
+
+    def take(self, deadline: float) -> Reading | None:
+        """The answer to the last request, until the monotonic time `deadline`; answers that came too late are dropped."""
+        while True:
+            try:
+                reading = self._readings.get(timeout=max(0.001, deadline - time.monotonic()))
+            except queue.Empty:
+                return None
+            if reading.number == self._number:
+                return reading
+
+    def nothing(self, *, slow: bool) -> Reading:
+        """Stands for a GPU that does not answer: it is there, and nothing is known of it."""
+        return Reading(self.index, self._uuid, slow=slow)
+
+    def _work(self) -> None:
+        while True:
+            number, slow = self._requests.get()
+            reading = self._read(slow)
+            reading.number = number
+            self.asking = ""
+            self._readings.put(reading)
+
+    def _read(self, slow: bool) -> Reading:
+        reading = Reading(self.index, self._uuid, slow=slow)
+        unknown = False
+        for call in ("uuid", *FAST, *(SLOW if slow else ())):
+            self.asking = call
+            try:
+                value = self._answers.ask(call, self.index)
+            except NvmlRefused as refused:
+                if refused.code in DRIVER_GONE_CODES:
+                    reading.driver_gone = refused.code
+                    break
+                if refused.code in (GPU_IS_LOST, GPU_NOT_FOUND):
+                    reading.lost = True
+                    break
+                if refused.code == RESET_REQUIRED:
+                    reading.values["recovery_action"] = _ACTION_RESET
+                if refused.code not in UNSUPPORTED_CODES:
+                    reading.refused.append((call, refused.code))
+                unknown = unknown or refused.code == UNKNOWN
+            else:
+                if call == "uuid":
+                    self._uuid = reading.uuid = str(value)
+                else:
+                    reading.values.setdefault(call, value)
+        self._unknown_in_a_row = self._unknown_in_a_row + 1 if unknown else 0
+        reading.lost = reading.lost or self._unknown_in_a_row >= UNKNOWN_READINGS_MAX
+        return reading
 
 
 def main() -> None:
-    interval_s = float(sys.argv[1])
-    if pynvml is None:
-        sys.exit(NO_GPUS)
+    interval_s, deadline_s = float(sys.argv[1]), float(sys.argv[2])
     try:
-        pynvml.nvmlInit()
-        count = pynvml.nvmlDeviceGetCount()
-    except pynvml.NVMLError as error:
-        print(f"NVML: {error}", file=sys.stderr)  # noqa: T201
-        sys.exit(NO_GPUS)
-    if count == 0:
-        sys.exit(NO_GPUS)
+        answers: Answers = Replay(Path(sys.argv[3])) if len(sys.argv) > 3 else Driver()
+        count = int(answers.ask("count", -1))
+    except (NvmlRefused, ValueError, TypeError, OSError) as error:
+        _leave(f"NVML: {error}")
+    if count <= 0:
+        _leave("NVML: the driver has no GPU")
+    gpus = [Gpu(index, answers) for index in range(count)]
+    wake = threading.Event()
+    threading.Thread(target=_watch_events, args=(answers, wake), daemon=True, name="events").start()
+    readings = 0
     while True:
-        gpus = [asdict(read(index)) for index in range(count)]
-        print(json.dumps({"at": time.time(), "gpus": gpus}), flush=True)  # noqa: T201
-        time.sleep(interval_s)
+        started = time.monotonic()
+        _read_all(gpus, deadline_s, slow=readings % SLOW_EVERY == 0)
+        readings += 1
+        wake.wait(max(0.0, interval_s - (time.monotonic() - started)))
+        wake.clear()
 
 
-def read(index: int) -> Gpu:
-    """One GPU. What it does not support stays at its default; a GPU that is lost says so and nothing else."""
-    gpu = Gpu(index)
-    try:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        gpu.uuid = _text(pynvml.nvmlDeviceGetUUID(handle))
-    except pynvml.NVMLError as error:
-        gpu.lost = error.value in LOST_CODES
-        return gpu
-    readings: dict[str, Callable[[], float]] = {
-        "temperature_c": lambda: float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
-        "power_w": lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1000,
-        "memory_used": lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).used),
-        "ecc_uncorrected": lambda: int(
-            pynvml.nvmlDeviceGetTotalEccErrors(
-                handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
-            )
-        ),
-        "recovery_action": lambda: _field(handle, FIELD_RECOVERY_ACTION),
-    }
-    for name, reading in readings.items():
+def _read_all(gpus: list[Gpu], deadline_s: float, *, slow: bool) -> None:
+    for gpu in gpus:
+        gpu.request(slow=slow)
+    deadline = time.monotonic() + deadline_s
+    readings, late, health = list[Reading](), list[dict[str, Any]](), list[Reading]()
+    for gpu in gpus:
+        reading = gpu.take(deadline)
+        if reading is None:
+            late.append({"gpu": gpu.index, "call": gpu.asking})
+        else:
+            readings.append(reading)
+        health.append(reading or gpu.nothing(slow=slow))
+    gone = next((reading.driver_gone for reading in readings if reading.driver_gone), 0)
+    if gone:
+        _leave(f"NVML: the driver has gone (error {gone})")
+    _say(
+        {
+            "at": time.time(),
+            "gpus": [_row(reading, FAST) for reading in readings],
+            "health": [_row(reading, SLOW) for reading in health if reading.slow],
+            "late": late,
+            "refused": [[reading.gpu, call, code] for reading in readings for call, code in reading.refused],
+        }
+    )
+
+
+def _row(reading: Reading, calls: tuple[str, ...]) -> dict[str, Any]:
+    values = {call: reading.values[call] for call in calls if call in reading.values}
+    head = {"gpu": reading.gpu, "uuid": reading.uuid, "lost": reading.lost, "rejected": len(reading.refused)}
+    return {**head, **values}
+
+
+def _watch_events(answers: Answers, wake: threading.Event) -> None:
+    """An Xid is passed on at once; any event is a reason to read now."""
+    while True:
         try:
-            setattr(gpu, name, reading())
-        except pynvml.NVMLError as error:
-            if error.value in LOST_CODES:
-                gpu.lost = True
-                break
-    return gpu
+            events = answers.events()
+        except NvmlRefused as refused:
+            if refused.code not in UNSUPPORTED_CODES:
+                _say(
+                    {"at": time.time(), "gpus": [], "health": [], "late": [], "refused": [[-1, "events", refused.code]]}
+                )
+            return
+        for event in events:
+            if event["type"] == EVENT_XID:
+                _say({"at": time.time(), "event": event})
+            wake.set()
 
 
-def _field(handle: Any, field: int) -> int:
-    (value,) = pynvml.nvmlDeviceGetFieldValues(handle, [field])
-    return int(value.value.uiVal) if value.nvmlReturn == 0 else UNKNOWN_ACTION
+_saying = threading.Lock()
 
 
-def _text(raw: str | bytes) -> str:
-    return raw.decode() if isinstance(raw, bytes) else raw
+def _say(record: dict[str, Any]) -> None:
+    with _saying:
+        print(json.dumps(record), flush=True)  # noqa: T201
+
+
+def _leave(reason: str) -> NoReturn:
+    print(reason, file=sys.stderr)  # noqa: T201
+    sys.exit(NO_GPUS)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,12 @@ class Surroundings:
     memory_dir: Path
     disk_dir: Path
     kernel_log: Path
+    gpus: int = 0  # that this node should have; 0 = nobody said
+    nvml_replay: Path | None = None  # recorded answers instead of a driver
+    infiniband: Path = Path("/sys/class/infiniband")
+    nic_exclude: tuple[str, ...] = ()  # devices that are not read, as shell patterns
+    maintenance_file: Path | None = None
+    maintenance_url: str = ""
 
 
 class Collector(Protocol):

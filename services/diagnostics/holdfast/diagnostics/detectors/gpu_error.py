@@ -32,6 +32,7 @@ from holdfast.diagnostics.detectors.xid_verdict import (
     Details,
     details_of,
     gpu_key,
+    is_nvml_event,
     ladder_in_words,
     recovery_in,
 )
@@ -54,6 +55,7 @@ _AFTER_A_KILL = 45
 _OFF_THE_BUS = 79
 _REMAP_FAILED = 64
 _DOUBLE_BIT = 48
+_TOLD_BY_THE_LINE = (FirstAction.BY_SUBCODE, FirstAction.FOLLOW_NVML_RECOVERY_ACTION)
 
 
 @dataclass(slots=True)
@@ -141,6 +143,8 @@ class GpuError:
                 return ()
             xid = _OFF_THE_BUS
         node, row, details = _node(state, line.node), self.catalogue.row(xid), details_of(line.text)
+        if is_nvml_event(line.text) and row.first_action in _TOLD_BY_THE_LINE:
+            return ()
         gpu = gpu_key(line.pci, line.gpu)
         recent = [fault for fault in node.faults if abs(line.at - fault.at) <= max(self.burst_s, row.burst_s)]
         if self._is_echo(node, row, line, gpu, details, recent):

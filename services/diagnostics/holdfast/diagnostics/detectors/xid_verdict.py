@@ -70,6 +70,11 @@ def details_of(text: str) -> Details:
     return Details(link[1] if link else "", where, -1, nonfatal=_NONFATAL.search(text) is not None)
 
 
+def is_nvml_event(text: str) -> bool:
+    """NVML's event set gives the code alone: what only a line's words can tell is then left to the kernel log and field 230."""
+    return text.startswith("NVML event")
+
+
 def gpu_key(pci: str, gpu: int | None) -> str:
     """One name for a GPU, however its PCI address was written: "PCI:0000:3b:00", "00000000:3B:00.0"."""
     if match := _PCI.search(pci):
