@@ -13,6 +13,7 @@ from waiting import wait_until
 from holdfast.domain.generations import OBJECT_STORE, RankRestore, ShardKey, ShardSource
 from holdfast.shards import Reader
 from holdfast.stores import open_store
+from holdfast.stores.fake_gcs import FakeGcs
 from holdfast.stores.layout import load, steps, survey
 
 
@@ -164,3 +165,37 @@ def test_a_store_that_is_not_there_holds_up_neither_disk_nor_peers(tmp_path: Pat
         b.save(b.images(), 30, rank=1)
         a.wait_stored(30)  # it has come back, and nobody had to do anything
         assert a.stop() == 0
+
+
+def test_cloud_storage_that_throttles_breaks_off_and_stalls_is_only_slower(tmp_path: Path) -> None:
+    url = "gs://bucket/checkpoints"
+    with FakeGcs() as cloud, nodes(tmp_path, "a", "b", "c", STORAGE_EMULATOR_HOST=cloud.endpoint) as (a, b, c):
+        cloud.fault(status=429, times=3)
+        cloud.fault(status=503, method="POST", times=2)
+        cloud.fault(after_bytes=1 << 20, path_part=".tensors")
+        cloud.fault(answer_lost=True, path_part="manifest.json")
+        for rank, node in enumerate((a, b)):
+            node.configure(ranks=(rank,), store=url)
+        save_both(a, b, 10, [a.images(), b.images()])
+        a.wait_stored(10)
+        c.configure(generation=2, attempt=2, ranks=(0,), store=url)
+        cloud.fault(status=503, method="GET", times=2)
+        cloud.fault(after_bytes=1 << 20, method="GET", path_part=".tensors")
+        assert content_is(c.stage(ShardKey(1, 10, 0), store=url, timeout_s=30).path, 10, 10)
+
+
+def test_a_store_that_hangs_keeps_nothing_else_waiting(tmp_path: Path) -> None:
+    """Every request is taken and none is answered: disk, peers, a restore from a peer and the end of the process go on."""
+    url = "gs://bucket/checkpoints"
+    with FakeGcs() as cloud, nodes(tmp_path, "a", "b", STORAGE_EMULATOR_HOST=cloud.endpoint) as (a, b):
+        cloud.fault(stall_s=60, times=1000)
+        b.configure(ranks=(1,), store=url)
+        a.configure(peers=(b,), store=url)
+        images = a.images()
+        for step in (10, 20, 30):
+            key = a.save(images, step)
+            a.wait_for(key, "disk")
+            b.wait_for(key, "disk")
+        assert b.stage(key, a, store=url).source in ("disk", "a")
+        a.forget()
+        assert b.stop() == 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 from collections import deque
 from collections.abc import Collection, Generator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ import structlog
 from holdfast.domain.errors import Conflict, IncompatibleVersion, IntegrityError, NotFound
 from holdfast.domain.generations import ShardKey, StoredStep
 from holdfast.replicator.checksum import crc32c
+from holdfast.replicator.daemons import DaemonPool
 from holdfast.replicator.names import label
 from holdfast.replicator.tiers import OpenShard
 from holdfast.replicator.tiers.files import FileTier
@@ -95,7 +96,7 @@ class Bucket:
         keys = [layout.rank_manifest_key(self.job, ShardKey(attempt, step, rank)) for rank in range(world_size)]
         if not all(key in sizes for key in keys):
             return None
-        with ThreadPoolExecutor(min(MANIFEST_STREAMS, world_size), "manifests") as pool:
+        with DaemonPool(min(MANIFEST_STREAMS, world_size), "manifests") as pool:
             raw = list(pool.map(lambda key: self.store.read(key, MANIFEST_BYTES_MAX), keys))
         checkpoint = CheckpointManifest.of(raw)
         for entry in checkpoint.ranks:
@@ -168,7 +169,7 @@ class Bucket:
         free = [memoryview(mmap.mmap(-1, READ_BYTES)) for _ in range(min(READ_STREAMS + 1, len(pieces)))]
         coming: deque[tuple[_Piece, memoryview, Future[None]]] = deque()
         todo = iter(pieces)
-        with ThreadPoolExecutor(READ_STREAMS, "retrieve") as pool:
+        with DaemonPool(READ_STREAMS, "retrieve") as pool:
             while True:
                 while free and (piece := next(todo, None)) is not None:
                     buffer = free.pop()

@@ -2,7 +2,8 @@
 checks, *transfer* threads for the shards that a restore fetches from peers (they may take long, and must not keep the others
 waiting), *retrieval* threads for those from the object store. What goes on beside training is niced: *commit* threads for the
 checksums of new saves, *background* ones for disk and peers, *archive* ones for what goes up to the object store, a
-*scrub* one that reads what is stored. A store that does not answer can keep only its own two pools busy.
+*scrub* one that reads what is stored. A store that does not answer can keep only its own two pools busy, and not this process
+alive.
 
 Background copies are also paced, by a bucket of bytes per second each for disk, network and object store.
 """
@@ -20,6 +21,7 @@ from typing import TypeVar
 import anyio
 
 from holdfast.domain.errors import Unavailable
+from holdfast.replicator.daemons import DaemonPool
 
 NICE = 10
 
@@ -38,10 +40,10 @@ class Threads:
     ) -> None:
         self._urgent = ThreadPoolExecutor(urgent, "urgent")
         self._transfers = ThreadPoolExecutor(transfers, "transfer")
-        self._retrievals = ThreadPoolExecutor(retrievals, "retrieval")
+        self._retrievals = DaemonPool(retrievals, "retrieval")
         self._commits = ThreadPoolExecutor(commits, "commit", initializer=be_nice)
         self._background = ThreadPoolExecutor(background, "background", initializer=be_nice)
-        self._archive = ThreadPoolExecutor(archive, "archive", initializer=be_nice)
+        self._archive = DaemonPool(archive, "archive", be_nice)
         self._scrub = ThreadPoolExecutor(1, "scrub", initializer=be_nice)
 
     async def urgent(self, work: Callable[..., T], *args: object) -> T:

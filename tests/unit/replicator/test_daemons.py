@@ -1,0 +1,59 @@
+"""The pool whose threads may be left behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from holdfast.replicator.daemons import DaemonPool
+
+HANGS = """
+import threading
+from holdfast.replicator.daemons import DaemonPool
+started = threading.Event()
+DaemonPool(1, "hung").submit(lambda: (started.set(), threading.Event().wait()))
+started.wait()
+"""
+
+
+def test_it_works_like_any_other() -> None:
+    begun: list[str] = []
+    with DaemonPool(2, "pool", lambda: begun.append(threading.current_thread().name)) as pool:
+        assert list(pool.map(lambda x: x * x, range(50))) == [x * x for x in range(50)]
+        with pytest.raises(ZeroDivisionError):
+            pool.submit(lambda: 1 / 0).result()
+    assert set(begun) <= {"pool_0", "pool_1"}
+    assert begun
+    with pytest.raises(RuntimeError, match="takes no work any more"):
+        pool.submit(print)
+
+
+def test_threads_are_reused_and_bounded() -> None:
+    with DaemonPool(3, "pool") as pool:
+        together = threading.Barrier(3)
+        names = {future.result() for future in [pool.submit(lambda: (together.wait(), name())[1]) for _ in range(3)]}
+        assert len(names) == 3
+        assert {pool.submit(name).result() for _ in range(20)} <= names
+
+
+def name() -> str:
+    return threading.current_thread().name
+
+
+def test_what_waits_can_be_cancelled() -> None:
+    pool = DaemonPool(1, "pool")
+    release, started = threading.Event(), threading.Event()
+    running = pool.submit(lambda: (started.set(), release.wait(5))[1])
+    waiting = pool.submit(print)
+    started.wait(5)
+    pool.shutdown(wait=False, cancel_futures=True)
+    assert waiting.cancelled()
+    release.set()
+    assert running.result()
+
+
+def test_a_call_that_hangs_does_not_keep_the_process() -> None:
+    assert subprocess.run([sys.executable, "-c", HANGS], timeout=30, check=False).returncode == 0
