@@ -58,21 +58,24 @@ Attempt = Annotated[int | None, typer.Option(help="Default: the newest that has 
 def list_checkpoints(job: Job, store: Store = "", api: Api = "", as_json: AsJson = False) -> None:
     """Every step that is saved, newest first: in the store, and on the nodes where a supervisor answers."""
     held, silent = _held(job, api or default_url())
-    if not store and isinstance(silent, NoApi):
-        raise NoApi(f"{silent}; or look into the object store with --store URL") from silent
+    if not store and silent is not None:
+        raise type(silent)(f"{silent}; to look into an object store, name it with --store") from silent
+    url = store or _store_of(job, api or default_url())
     stored: list[Stored] = []
+    missing: HoldfastError | None = None
     try:
-        with _opened(job, store, api) as opened:
-            stored = checkpoint_rows.in_store(opened, job)
+        if url:
+            with closing(open_store(url)) as opened:
+                stored = checkpoint_rows.in_store(opened, job)
     except HoldfastError as error:
-        if not held:
+        if silent is not None:  # neither of the two knows anything
             raise
-        silent = error
+        missing = error
     rows = checkpoint_rows.rows(stored, held)
     show_list(rows if as_json else map(_shown, rows), COLUMNS, as_json, f"no checkpoints of {job} yet")
-    if silent is not None:
-        missing = "what the store holds" if held else "what nodes hold"
-        notes.print(f"[dim]{missing} is not shown: {escape(str(silent))}[/]", soft_wrap=True)
+    for what, problem in (("nodes hold", silent), ("the store holds", missing)):
+        if problem is not None:
+            notes.print(f"[dim]what {what} is not shown: {escape(str(problem))}[/]", soft_wrap=True)
 
 
 def _held(job: str, api: str) -> tuple[list[Json], HoldfastError | None]:
@@ -312,22 +315,25 @@ def _fetched(store: ObjectStore, checkpoint: CheckpointManifest, ranks: tuple[in
 @contextmanager
 def _opened(job: str, store: str, api: str) -> Iterator[ObjectStore]:
     """The store that was named, or the job's own, which a supervisor knows."""
-    with closing(open_store(store or _store_of(job, api or default_url()))) as opened:
+    if not store:
+        api = api or default_url()
+        try:
+            store = _store_of(job, api)
+        except NoApi as error:
+            raise NoApi(
+                f"no supervisor answers at {api} that could say where {job} is stored; name the store with --store"
+            ) from error
+    if not store:
+        raise NotFound(f"{job} has no object store: its job file has no checkpoint.store; name another with --store")
+    with closing(open_store(store)) as opened:
         yield opened
 
 
 def _store_of(job: str, api: str) -> str:
-    try:
-        with Client(api) as client:
-            spec = client.job(job).get("spec") or {}
-    except NoApi as error:
-        raise NoApi(
-            f"no supervisor answers at {api} that could say where {job} is stored; name it with --store"
-        ) from error
-    url = str((spec.get("checkpoint") or {}).get("store") or "")
-    if not url:
-        raise NotFound(f"{job} has no object store: its job file has no checkpoint.store; name another with --store")
-    return url
+    """The URL in the job's file; empty = it has none."""
+    with Client(api) as client:
+        spec = client.job(job).get("spec") or {}
+    return str((spec.get("checkpoint") or {}).get("store") or "")
 
 
 @contextmanager

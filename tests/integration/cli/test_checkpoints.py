@@ -197,6 +197,7 @@ def api(tmp_path: Path) -> Iterator[str]:
     answers = {
         "/v1/jobs/gpt/checkpoints": {"items": items, "next_cursor": None},
         "/v1/jobs/gpt": {"name": "gpt", "spec": {"checkpoint": {"store": f"file://{tmp_path}/store"}}},
+        "/v1/jobs/bare/checkpoints": {"items": [], "next_cursor": None},
         "/v1/jobs/bare": {"name": "bare", "spec": {"checkpoint": {"store": None}}},
     }
 
@@ -252,6 +253,12 @@ def test_the_job_s_own_store(saved: FileStore, tmp_path: Path, api: str) -> None
     result = shell("checkpoints", "verify", "bare")
     assert result.code == 2
     assert "bare has no object store" in result.err
+    result = shell("checkpoints", "list", "bare")
+    assert (result.code, result.err) == (0, "")
+    assert "no checkpoints of bare yet" in result.out
+    result = shell("checkpoints", "list", "nope")
+    assert result.code == 2
+    assert "there is no such job" in result.err
 
 
 def test_a_job_that_the_supervisor_has_forgotten(shell: Shell, saved: FileStore, api: str) -> None:
