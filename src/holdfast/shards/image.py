@@ -244,16 +244,20 @@ def map_apart(fd: int, size: int, *, private: bool = False) -> mmap.mmap:
 
 def _allocate(fd: int, path: Path, size: int) -> None:
     """Reserve the space: beyond a full tmpfs a store into a mapping would kill the process with SIGBUS."""
+    stat = os.statvfs(path.parent)
+    free = stat.f_bavail * stat.f_frsize
+    full = OutOfSpace(
+        f"no room for a shard image of {size} bytes at {path}: {free} of {stat.f_blocks * stat.f_frsize} bytes are free "
+        "there; two images per worker are needed"
+    )
+    if stat.f_blocks and free < size:  # tmpfs would find out by filling itself up: seconds, at every save
+        raise full
     try:
         os.posix_fallocate(fd, 0, size)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM):
             raise
-        stat = os.statvfs(path.parent)
-        raise OutOfSpace(
-            f"no room for a shard image of {size} bytes at {path}: {stat.f_bavail * stat.f_frsize} of "
-            f"{stat.f_blocks * stat.f_frsize} bytes are free there; two images per worker are needed"
-        ) from error
+        raise full from error
 
 
 def _layout_of(fd: int, header: Header, file_size: int) -> Layout:

@@ -132,8 +132,9 @@ class Checkpointer:
         def fill(image: Image) -> None:
             if image not in self._targets:
                 self._targets[image] = [over(image.view(spec.fqn), spec) for spec in plan.tensors]
-            sources = list(collected.tensors.values())
-            copy_all(self._targets[image], sources, self._environment.copy_threads)
+            # From a device, one thread: another one would not be on the stream that the last step's kernels run on.
+            threads = self._environment.copy_threads if self._device.type == "cpu" else 1
+            copy_all(self._targets[image], list(collected.tensors.values()), threads)
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
 

@@ -59,30 +59,49 @@ def is_plain(value: object) -> bool:
     )
 
 
-def to_names(numbered: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
-    return _translate(numbered, dict(enumerate(names)))
+def to_names(numbered: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    groups = [{**group, "params": [names[number] for number in group["params"]]} for group in numbered["param_groups"]]
+    keys = dict(enumerate(names))
+    return {**numbered, "state": _renamed(numbered["state"], keys), "param_groups": groups}
 
 
-def to_numbers(named: Mapping[str, Any], names: Sequence[str | int], path: str) -> dict[str, Any]:
-    """Undoes `to_names`; `names` are the numbers themselves where there are no names.
+def to_numbers(
+    named: Mapping[str, Any], optimizer: torch.optim.Optimizer, names: Sequence[str | int], path: str
+) -> dict[str, Any]:
+    """The saved state as `optimizer.load_state_dict` wants it: its groups in this optimizer's order, by its numbers.
 
-    Raises InvalidSpec when the checkpoint's parameters are others than the live optimizer's.
+    `names` are the numbers themselves where parameters have no names. Raises InvalidSpec when the checkpoint's parameters
+    are others, or grouped otherwise.
     """
-    saved = {name for group in named["param_groups"] for name in group["params"]}
-    if saved != set(names):
-        missing, unknown = sorted(set(names) - saved, key=str), sorted(saved - set(names), key=str)
+    saved: dict[str | int, Mapping[str, Any]] = {
+        name: group for group in named["param_groups"] for name in group["params"]
+    }
+    if saved.keys() != set(names):
+        missing, unknown = sorted(set(names) - saved.keys(), key=str), sorted(saved.keys() - set(names), key=str)
         raise InvalidSpec(
             path,
             f"an optimizer of {len(names)} parameters",
             f"those of the checkpoint: it lacks {missing[:3]} and has besides {unknown[:3]}",
         )
-    return _translate(named, {name: number for number, name in enumerate(names)})
+    groups: list[dict[str, Any]] = []
+    first = 0
+    for position, group in enumerate(optimizer.param_groups):
+        mine = names[first : first + len(group["params"])]
+        same = saved[mine[0]] if mine else _at(named["param_groups"], position)
+        if set(same["params"]) != set(mine):
+            raise InvalidSpec(path, f"a group of {list(mine[:3])} …", f"the checkpoint's, {list(same['params'][:3])} …")
+        groups.append({**same, "params": list(range(first, first + len(mine)))})
+        first += len(mine)
+    if len(groups) != len(named["param_groups"]):
+        raise InvalidSpec(path, f"{len(groups)} parameter groups", f"the checkpoint's {len(named['param_groups'])}")
+    numbers = {name: number for number, name in enumerate(names)}
+    return {**named, "state": _renamed(named["state"], numbers), "param_groups": groups}
 
 
-def _translate(state: Mapping[str, Any], keys: Mapping[Any, Any]) -> dict[str, Any]:
-    groups = [{**group, "params": [keys[key] for key in group["params"]]} for group in state["param_groups"]]
-    return {
-        **state,
-        "state": {keys.get(key, key): value for key, value in state["state"].items()},
-        "param_groups": groups,
-    }
+def _renamed(state: Mapping[Any, Any], keys: Mapping[Any, Any]) -> dict[Any, Any]:
+    return {keys.get(key, key): value for key, value in state.items()}
+
+
+def _at(groups: Sequence[Mapping[str, Any]], position: int) -> Mapping[str, Any]:
+    """The saved group in the place of an empty one."""
+    return groups[position] if position < len(groups) else {"params": ()}

@@ -172,9 +172,8 @@ def _apply(holder: Any, key: Any, live: Any, saved: Any, path: str, names: Param
     if isinstance(live, nn.Module) and type(live).load_state_dict is nn.Module.load_state_dict:
         live.load_state_dict(saved)  # copies into its own parameters: no need for a copy in between
     elif optimizer_state.is_plain(live):
-        count = len(optimizer_state.parameters_of(live))
-        keys = names.of(live) or range(count)
-        live.load_state_dict(optimizer_state.to_numbers(_cloned(saved), keys, path))
+        keys = names.of(live) or range(len(optimizer_state.parameters_of(live)))
+        live.load_state_dict(optimizer_state.to_numbers(_cloned(saved), live, keys, path))
     elif is_stateful(live):
         live.load_state_dict(_cloned(saved))  # may keep what it is given, as optimizers do
     elif isinstance(live, torch.Tensor):
