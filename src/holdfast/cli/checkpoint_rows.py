@@ -134,7 +134,7 @@ def pruning(stored: Sequence[Stored], keep: int, now: float) -> Pruning:
                 kept += 1
                 stay.append((each, "the newest complete one" if kept == 1 else f"one of the newest {keep}"))
             case "complete":
-                go.append((each, f"{keep} newer ones are complete"))
+                go.append((each, "a newer one is complete" if kept == 1 else f"{kept} newer ones are complete"))
             case "incomplete" if idle_s > ABANDONED_S:
                 go.append((each, f"incomplete, and nothing was added for {idle_s / 3600:.0f} h"))
             case "incomplete":
