@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
+import pytest
 from waiting import wait_until
 
 from holdfast.domain.generations import OBJECT_STORE, RankRestore, ShardKey, ShardRecord, ShardSource, StoredStep
@@ -195,3 +196,17 @@ def nodes(root: Path, *names: str, **env: str) -> Iterator[list[Node]]:
     finally:
         for node in made:
             node.stop()
+
+
+@contextmanager
+def small_tmpfs(path: Path, size: str) -> Iterator[None]:
+    path.mkdir(parents=True, exist_ok=True)
+    if (
+        os.geteuid()
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", path], check=False).returncode
+    ):
+        pytest.skip("mounting a small tmpfs takes root and the right to mount")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", path], check=True)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from replicator_node import JOB, PLAN, TOKEN, Node, nodes
+from replicator_node import JOB, PLAN, TOKEN, Node, nodes, small_tmpfs
 from waiting import wait_until
 
 from holdfast.domain.generations import ShardKey, ShardSource
@@ -27,20 +27,6 @@ from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.transport.client import Client
 from holdfast.replicator.transport.frames import Limits
 from holdfast.shards import Manifest, Plan, Reader, Staged, TensorSpec
-
-
-@contextmanager
-def small_tmpfs(path: Path, size: str) -> Iterator[None]:
-    path.mkdir(parents=True, exist_ok=True)
-    if (
-        os.geteuid()
-        or subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", path], check=False).returncode
-    ):
-        pytest.skip("mounting a small tmpfs takes root and the right to mount")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", path], check=True)
 
 
 def require_whole(path: Path) -> int:
