@@ -73,7 +73,9 @@ def has_iperf3() -> bool:
 def iperf3(nbytes: int) -> float:
     """Its own count of what arrived. Pieces of 1 MiB: faster than its default."""
     port = _free_port()
-    with subprocess.Popen(["iperf3", "-s", "-1", "-p", str(port)], stdout=subprocess.DEVNULL) as server:
+    with subprocess.Popen(
+        ["iperf3", "-s", "-1", "-p", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as server:
         try:
             _wait_for_listener(port, server)
             client = subprocess.run(
