@@ -76,9 +76,9 @@ class Step:
         """Report what this rank knows of the step: a job's loss is the mean over the ranks that report one, its
         tokens are the sum. A tensor is read at once, which waits for the device that computes it."""
         if loss is not None:
-            self.loss = float(loss)
+            self.loss = _number(loss)
         if grad_norm is not None:
-            self.grad_norm = float(grad_norm)
+            self.grad_norm = _number(grad_norm)
         self.tokens += tokens
 
     def __enter__(self) -> Step:
@@ -320,6 +320,10 @@ class Run:
         if self._phases_s is not None:
             self._phases_s[name] = now - self._mark
         self._mark = now
+
+
+def _number(value: float | torch.Tensor) -> float:
+    return float(value.detach() if isinstance(value, torch.Tensor) else value)
 
 
 def _with_dp(mesh: Mesh) -> Mesh:

@@ -89,6 +89,7 @@ def launch(tmp_path: Path) -> Iterator[StartLaunch]:
         nodes: int = 1,
         node: int = 0,
         port: int = 0,
+        restarts: int = 0,
         **environ: str,
     ) -> Launch:
         arguments = [
@@ -117,6 +118,8 @@ def launch(tmp_path: Path) -> Iterator[StartLaunch]:
                 "127.0.0.1",
                 "--master-port",
                 str(port or free_port()),
+                "--max-restarts",
+                str(restarts),
             ]
         )
         begun = Launch([*run, *arguments], tmp_path / f"output-{len(started)}.log", **environ)
@@ -203,6 +206,17 @@ def test_sigterm_to_one_rank_saves_one_step_of_all_and_leaves(launch: StartLaunc
     second = launch(steps=newest + 10)
     assert second.wait() == 0, second.text
     assert f"starts at step {newest}" in second.text
+
+
+@pytest.mark.timeout(300)
+def test_torchrun_restarts_the_others_of_a_killed_rank_without_waiting_for_their_grace(launch: StartLaunch) -> None:
+    # Without the variable torchrun 2.13 hangs in its second life, with any script.
+    first = launch(step_s=0.05, restarts=1, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+    first.reaches("step 20 ")
+    first.workers()[1].kill()
+    first.reaches(r"(?s)starts at step .*starts at step [1-9]")
+    assert first.wait() == 0, first.text
+    assert "the grace of" not in first.text
 
 
 @pytest.mark.timeout(300)

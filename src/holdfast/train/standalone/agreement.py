@@ -108,11 +108,14 @@ class Agreement:
         self._open: int | None = None
         self._answered = 0  # rank 0: requests that the latest proposal covers
         self._lead_s = LEAD_S if world_size > 1 else 0.0
+        self.awaiting = False  # a save was asked for here, and is not agreed
+        self.verdicts = 0
 
     def ask(self, *, leave: bool) -> None:
         """This rank was told to save, and with `leave` to end."""
         if leave:
             self._board.put("leave", "1")
+        self.awaiting = True
         self._board.count("asked", 1)
 
     def poll(self) -> float:
@@ -122,7 +125,7 @@ class Agreement:
             if asked > self._answered:
                 self._propose()
                 self._answered = asked
-        if self._board.count("proposals") > self._seen:
+        if self._open is None and self._board.count("proposals") > self._seen:  # one at a time: its verdict first
             self._vote(self._seen + 1)
         if self._open is None:
             return POLL_S
@@ -130,6 +133,8 @@ class Agreement:
         if verdict is None:
             return POLL_PENDING_S
         self._gate.decide(self._open, verdict == "save")
+        self.verdicts += 1
+        self.awaiting = self.awaiting and verdict != "save"
         self._open = None
         if verdict == "void" and self._rank == 0:
             self._answered = 0  # propose again, further ahead

@@ -2,7 +2,8 @@
 agreement on a step to save.
 
 SIGTERM: save, bring it to disk, leave with `worker.EXIT_INTERRUPTED`. SIGUSR1: save and go on. A run that does not come to
-its next `run.checkpoint` within the grace is ended as SIGTERM would have ended it.
+its next `run.checkpoint` within the grace is ended as SIGTERM would have ended it; and so is one whose other ranks do not
+answer any more, for torchrun sends SIGTERM to the ranks that are left when one has crashed, and waits for them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from holdfast.train.standalone.agreement import Agreement
 log = logging.getLogger("holdfast.train")
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1)
-DISCONNECTED_POLL_S: Final = 1.0
+DISCONNECTED_POLL_S: Final = 0.1
+SILENCE_MAX_S: Final = 2.0  # every living rank's watcher answers within two polls of a quarter of a second
 
 
 class Watcher:
@@ -41,6 +43,8 @@ class Watcher:
         self._woken: Counter[int] = Counter()  # by the wakeup descriptor, at once
         self._asked: Counter[int] = Counter()
         self.deadline: float | None = None  # when the grace of a SIGTERM ends, by the monotonic clock
+        self._progress = (0, False)  # verdicts seen and whether one is awaited, and since when
+        self._progress_at = 0.0
         self._previous: dict[int, Any] = {}
         self._previous_wakeup = -1
         self._install()
@@ -85,8 +89,8 @@ class Watcher:
             if self.deadline is None and self._arrived(signal.SIGTERM):
                 self.deadline = time.monotonic() + self._grace_s
                 log.warning("SIGTERM: saving within %g s, then leaving", self._grace_s)
-            if self.deadline is not None and time.monotonic() > self.deadline:
-                log.error("the grace of %g s is over: leaving without waiting any longer", self._grace_s)
+            if why := self._hopeless():
+                log.error("%s: leaving without waiting any longer", why)
                 self._end(128 + signal.SIGTERM)
                 return
             if not connected:
@@ -100,6 +104,20 @@ class Watcher:
             except Unavailable as error:
                 log.warning("no emergency save from now on: %s", error)
                 connected = False
+
+    def _hopeless(self) -> str:
+        """Why nothing can come of a SIGTERM's save any more; "" = it can, or there was none."""
+        if self.deadline is None:
+            return ""
+        now = time.monotonic()
+        if now > self.deadline:
+            return f"the grace of {self._grace_s:g} s is over"
+        progress = (self._agreement.verdicts, self._agreement.awaiting)
+        if progress != self._progress or not self._agreement.awaiting:
+            self._progress, self._progress_at = progress, now
+        if now - self._progress_at > SILENCE_MAX_S:
+            return f"not every rank has answered within {SILENCE_MAX_S:g} s"
+        return ""
 
     def _arrived(self, number: int) -> bool:
         return max(self._handled[number], self._woken[number]) > self._asked[number]

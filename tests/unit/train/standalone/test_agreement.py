@@ -70,9 +70,9 @@ def test_a_rank_that_has_passed_the_step_voids_it_for_all_and_a_later_one_is_fou
 
 @given(
     st.integers(2, 4),
-    st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["step", "poll", "poll", "ask"])), max_size=150),
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["step", "poll", "poll", "poll", "ask"])), max_size=150),
 )
-@settings(deadline=None)
+@settings(deadline=None, max_examples=400)
 def test_no_rank_ever_saves_alone(count: int, schedule: list[tuple[int, str]]) -> None:
     ranks = Ranks(count)
     asked = False

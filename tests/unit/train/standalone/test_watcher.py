@@ -11,6 +11,7 @@ import pytest
 from waiting import wait_until
 
 from holdfast.domain.errors import Unavailable
+from holdfast.train.standalone import watcher as watcher_module
 from holdfast.train.standalone.watcher import Watcher
 
 
@@ -20,6 +21,8 @@ class Asked:
     def __init__(self) -> None:
         self.asked: list[bool] = []
         self.polled = 0
+        self.awaiting = False
+        self.verdicts = 0
         self.error: Exception | None = None
 
     def ask(self, *, leave: bool) -> None:
@@ -80,6 +83,18 @@ def test_the_grace_also_ends_when_the_store_is_gone(watcher: Watcher, asked: Ask
     asked.error = Unavailable("the store is gone")
     os.kill(os.getpid(), signal.SIGTERM)
     wait_until(lambda: bool(ended), description="the end of the grace")
+
+
+def test_a_rank_whose_peers_do_not_answer_leaves_before_the_grace_is_over(
+    asked: Asked, ended: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(watcher_module, "SILENCE_MAX_S", 0.05)
+    asked.awaiting = True
+    watcher = Watcher(asked, 1000.0, ended.append)  # type: ignore[arg-type]
+    os.kill(os.getpid(), signal.SIGTERM)
+    wait_until(lambda: bool(ended), description="the end")
+    watcher.close()
+    assert "not every rank has answered" in caplog.text
 
 
 def test_a_taken_wakeup_descriptor_only_makes_it_slower(watcher: Watcher, asked: Asked) -> None:
