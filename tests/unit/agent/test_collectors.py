@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import threading
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from waiting import wait_until_async
 
 from holdfast.agent.collectors import build_all
-from holdfast.agent.collectors.host import sample
+from holdfast.agent.collectors.host import Host, blocked_tasks, clock_offset_s, sample, write_latency
 from holdfast.agent.collectors.nvml import NvmlCollector
 from holdfast.agent.collectors.protocol import Emit, Probe, Surroundings, keep_collecting
 from holdfast.domain.signals import CollectorSilent, GpuSample, HostSample, NodeSignal
@@ -68,6 +69,35 @@ def test_the_host_is_sampled(tmp_path: Path) -> None:
     assert found.disks[0][0] == str(tmp_path)
     with pytest.raises(OSError, match="none"):
         sample("n", (tmp_path / "none",))
+
+
+def test_the_dearer_half_is_read_every_sixth_time(tmp_path: Path) -> None:
+    host = Host("n", (tmp_path,))
+    found = [host.ask()[0] for _ in range(7)]
+    assert [bool(item.disk_latency) for item in found] == [True] + [False] * 5 + [True]
+    assert found[0].blocked is not None
+    assert list(tmp_path.iterdir()) == [], "nothing is left in the directories that others read"
+    assert clock_offset_s() is None or abs(clock_offset_s() or 0.0) < 1e6
+
+
+def test_a_directory_that_cannot_be_written_to_is_infinitely_slow(tmp_path: Path) -> None:
+    assert write_latency(tmp_path / "none") == math.inf
+    assert write_latency(Path("/proc")) in (None, math.inf)
+    assert 0.0 <= (write_latency(tmp_path) or 0.0) < 30.0
+
+
+def test_blocked_tasks_are_counted_whatever_their_name(tmp_path: Path) -> None:
+    for pid, stat in (
+        ("1", "1 (a) S 0"),
+        ("2", "2 (b) D) D 0"),
+        ("3", "3 (D) R 0"),
+        ("4", "garbage"),
+        ("x", "5 (a) D 0"),
+    ):
+        (tmp_path / pid).mkdir()
+        (tmp_path / pid / "stat").write_text(stat)
+    (tmp_path / "6").mkdir()  # it has ended meanwhile
+    assert blocked_tasks(tmp_path) == 1
 
 
 def test_a_node_without_a_driver_has_no_gpu_collector(tmp_path: Path) -> None:

@@ -48,6 +48,13 @@ class AgentSettings(ServiceSettings):
                 raise ValueError("host:port, or several separated by commas")
         return value
 
+    @field_validator("maintenance_url")
+    @classmethod
+    def _metadata_is_http(cls, value: str) -> str:
+        if value and not value.startswith(("http://", "https://")):
+            raise ValueError("an http:// or https:// URL")
+        return value
+
     @field_validator("agent_dir")
     @classmethod
     def _sockets_fit(cls, value: Path) -> Path:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from holdfast.agent.collectors import host, kernel_log, nvml
+from holdfast.agent.collectors import host, infiniband, kernel_log, maintenance, nvml
 from holdfast.agent.collectors.protocol import Collector, Surroundings
 
 BUILDERS = (
     host.build,
+    infiniband.build,
     kernel_log.build,
+    maintenance.build_file,
+    maintenance.build_url,
     nvml.build,
 )
 

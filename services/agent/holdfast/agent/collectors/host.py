@@ -1,7 +1,10 @@
-"""Load, memory and the disks that matter, every five seconds."""
+"""Load, memory and the disks that matter, every five seconds; what costs a little more, every sixth time."""
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import math
 import os
 import time
 from pathlib import Path
@@ -13,21 +16,47 @@ from holdfast.domain.signals import HostSample
 
 INTERVAL_S = 5.0
 DEADLINE_S = 5.0
+SLOW_EVERY = 6
+PROC = Path("/proc")
+WRITE_BYTES = 4096
+
+_STA_UNSYNC, _STA_NANO = 0x0040, 0x2000
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _Timex(ctypes.Structure):
+    """The head of struct timex (adjtimex(2)), and room for the rest."""
+
+    _fields_ = (
+        ("modes", ctypes.c_uint),
+        ("offset", ctypes.c_long),
+        ("freq", ctypes.c_long),
+        ("maxerror", ctypes.c_long),
+        ("esterror", ctypes.c_long),
+        ("status", ctypes.c_int),
+        ("rest", ctypes.c_char * 256),
+    )
 
 
 def build(surroundings: Surroundings) -> Probe:
     disks = tuple(dict.fromkeys((surroundings.agent_dir, surroundings.disk_dir, surroundings.memory_dir)))
-    return Probe(
-        "host",
-        surroundings.node,
-        lambda: (sample(surroundings.node, disks),),
-        interval_s=INTERVAL_S,
-        deadline_s=DEADLINE_S,
-    )
+    host = Host(surroundings.node, disks)
+    return Probe("host", surroundings.node, host.ask, interval_s=INTERVAL_S, deadline_s=DEADLINE_S)
 
 
-def sample(node: str, disks: tuple[Path, ...]) -> HostSample:
-    """Raises OSError naming the path when a file system does not answer."""
+class Host:
+    def __init__(self, node: str, disks: tuple[Path, ...]) -> None:
+        self._node, self._disks = node, disks
+        self._asked = 0
+
+    def ask(self) -> tuple[HostSample]:
+        slow = self._asked % SLOW_EVERY == 0
+        self._asked += 1
+        return (sample(self._node, self._disks, slow=slow),)
+
+
+def sample(node: str, disks: tuple[Path, ...], *, slow: bool = False) -> HostSample:
+    """`slow`: also disk latency, blocked tasks and the clock. Raises OSError naming the path when a disk is not there."""
     memory = psutil.virtual_memory()
     usages = [(path, psutil.disk_usage(str(path))) for path in disks]
     return HostSample(
@@ -38,4 +67,55 @@ def sample(node: str, disks: tuple[Path, ...]) -> HostSample:
         memory_used=memory.total - memory.available,
         memory_total=memory.total,
         disks=tuple((str(path), usage.used, usage.total) for path, usage in usages),
+        disk_latency=_latencies(disks) if slow else (),
+        blocked=blocked_tasks() if slow else None,
+        clock_offset_s=clock_offset_s() if slow else None,
     )
+
+
+def _latencies(disks: tuple[Path, ...]) -> tuple[tuple[str, float], ...]:
+    found = ((str(path), write_latency(path)) for path in disks)
+    return tuple((path, seconds) for path, seconds in found if seconds is not None)
+
+
+def write_latency(directory: Path) -> float | None:
+    """Seconds for one small write that is on the disk; inf when it cannot be written to (full, read-only, gone).
+
+    None where a file without a name cannot be made, as on most network file systems: not measured is not broken.
+    """
+    started = time.monotonic()
+    try:
+        fd = os.open(
+            directory, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600
+        )  # it never has a name for others to find
+    except OSError as error:
+        return None if error.errno in (errno.EOPNOTSUPP, errno.EISDIR) else math.inf
+    try:
+        os.write(fd, bytes(WRITE_BYTES))
+        os.fsync(fd)
+    except OSError:
+        return math.inf
+    finally:
+        os.close(fd)
+    return time.monotonic() - started
+
+
+def blocked_tasks(proc: Path = PROC) -> int:
+    """Processes in uninterruptible sleep: they wait for a disk, a network file system or a driver."""
+    return sum(_is_blocked(entry) for entry in proc.iterdir() if entry.name.isdecimal())
+
+
+def _is_blocked(process: Path) -> bool:
+    try:
+        stat = (process / "stat").read_bytes()
+    except OSError:
+        return False  # it ended while we looked
+    return stat.rpartition(b")")[2].split(None, 1)[:1] == [b"D"]  # its name may hold spaces and parentheses
+
+
+def clock_offset_s() -> float | None:
+    """What the kernel still has to correct, from adjtimex(2); None when nothing disciplines the clock."""
+    timex = _Timex()
+    if _libc.adjtimex(ctypes.byref(timex)) < 0 or timex.status & _STA_UNSYNC:
+        return None
+    return float(timex.offset) / (1e9 if timex.status & _STA_NANO else 1e6)

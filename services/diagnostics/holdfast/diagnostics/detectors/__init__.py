@@ -6,10 +6,13 @@ from typing import Any
 
 from holdfast.diagnostics.catalogue.xid import Catalogue
 from holdfast.diagnostics.detectors.gpu_error import GpuError
+from holdfast.diagnostics.detectors.gpu_health import GpuHealth
 from holdfast.diagnostics.detectors.hang import Hang
 from holdfast.diagnostics.detectors.host_pressure import HostPressure
 from holdfast.diagnostics.detectors.kernel_fault import KernelFault
 from holdfast.diagnostics.detectors.liveness import Liveness
+from holdfast.diagnostics.detectors.maintenance import Maintenance
+from holdfast.diagnostics.detectors.nic_port import NicPort
 from holdfast.diagnostics.detectors.numerical import Numerical
 from holdfast.diagnostics.detectors.protocol import Blind, Detector, JobBegan, Observed
 from holdfast.diagnostics.detectors.stragglers import Stragglers
@@ -23,7 +26,10 @@ def standard(catalogue: Catalogue, *, liveness: Liveness | None = None) -> tuple
     return (
         liveness or Liveness(),
         GpuError(catalogue),
+        GpuHealth(),
         KernelFault(),
+        NicPort(),
+        Maintenance(),
         WorkerExit(),
         Hang(),
         HostPressure(),

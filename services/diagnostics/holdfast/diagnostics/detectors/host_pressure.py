@@ -1,4 +1,5 @@
-"""Host pressure: memory or a disk close to full, a collector that does not answer. Warnings, never a reason to evict.
+"""Host pressure: memory or a disk close to full, a disk that answers late or cannot be written to, tasks that wait for the
+kernel, a clock that is off, a collector that does not answer. Warnings, never a reason to evict.
 
 With hysteresis: a resource that was reported is news again only after it has fallen below `clear`, so that one which swings
 around the limit does not repeat itself.
@@ -6,6 +7,8 @@ around the limit does not repeat itself.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from holdfast.diagnostics.detectors.protocol import Observed
@@ -24,6 +27,10 @@ class PressureState:
 class HostPressure:
     warn: float = 0.95  # share in use
     clear: float = 0.90
+    latency_s: float = 1.0  # one write of 4 KiB: a healthy disk under load needs tens of milliseconds
+    blocked_per_cpu: float = 1.0  # tasks in D: as many as CPUs, and the machine waits for something
+    clock_s: float = 0.1  # the skew that our own ordering of signals allows for
+    clear_factor: float = 0.5  # the three above are over when half as bad
 
     @property
     def reads(self) -> tuple[type[Observed], ...]:
@@ -53,7 +60,26 @@ class HostPressure:
             elif share > self.warn and key not in state.pressed and len(state.pressed) < _PRESSED_MAX:
                 state.pressed[key] = item.at
                 findings.append(_pressed(item, resource, used, total, now))
+        for resource, value, limit, words in self._measures(item):
+            key = (item.node, resource)
+            if value < limit * self.clear_factor:
+                state.pressed.pop(key, None)
+            elif value > limit and key not in state.pressed and len(state.pressed) < _PRESSED_MAX:
+                state.pressed[key] = item.at
+                findings.append(_over(item, resource, value, limit, words, now))
         return tuple(findings)
+
+    def _measures(self, item: HostSample) -> Iterator[tuple[str, float, float, str]]:
+        """(resource, value, limit, words). What this sample does not say is not judged."""
+        for path, seconds in item.disk_latency:
+            late = "cannot be written to" if seconds == math.inf else f"needs {seconds:.1f} s for a small write"
+            yield f"latency {path}", seconds, self.latency_s, f"{path} {late}"
+        if item.blocked is not None:
+            limit = self.blocked_per_cpu * max(1, item.cpus)
+            yield "blocked", float(item.blocked), limit, f"{item.blocked} tasks wait in the kernel (state D)"
+        if item.clock_offset_s is not None:
+            words = f"its clock is {item.clock_offset_s:+.3f} s off"
+            yield "clock", abs(item.clock_offset_s), self.clock_s, words
 
 
 def _pressed(item: HostSample, resource: str, used: int, total: int, now: float) -> Finding:
@@ -66,6 +92,20 @@ def _pressed(item: HostSample, resource: str, used: int, total: int, now: float)
         summary=f"{item.node} has {used / total:.1%} of its {resource} in use ({(total - used) / 2**30:.2f} GiB left).",
         node=item.node,
         evidence={"resource": resource, "used_bytes": str(used), "total_bytes": str(total)},
+        ladder=(Remedy.WATCH,),
+    )
+
+
+def _over(item: HostSample, resource: str, value: float, limit: float, words: str, now: float) -> Finding:
+    return Finding(
+        id=f"pressure:{item.node}:{resource}:{item.at:.0f}",
+        kind=FindingKind.HOST_PRESSURE,
+        severity=Severity.WARNING,
+        at=now,
+        since=min(item.at, now),
+        summary=f"On {item.node} {words}.",
+        node=item.node,
+        evidence={"resource": resource, "value": f"{value:.3f}", "limit": f"{limit:.3f}"},
         ladder=(Remedy.WATCH,),
     )
 

@@ -1,0 +1,101 @@
+"""Maintenance notices: the machine's owner says that it will be taken. From a file, or from Google Cloud's metadata server.
+
+The file's presence is the notice. It holds words ("host maintenance at 18:00") or a JSON object with `event` and, in Unix
+seconds, `starts_at`; its absence takes the notice back. An operator who would rather use REST cordons the node.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import math
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import structlog
+
+from holdfast.agent.collectors.protocol import Probe, Surroundings
+from holdfast.domain.signals import MaintenanceNotice
+
+log = structlog.get_logger("holdfast.agent.maintenance")
+
+INTERVAL_S = 5.0  # Google Cloud announces GPU machines' maintenance an hour ahead; a preemption leaves 30 s
+DEADLINE_S = 5.0
+EVENT_CHARS_MAX = 500
+FILE_BYTES_MAX = 64 << 10
+NONE = ("", "NONE")
+_Notice = tuple[str, float | None]  # (event, starts_at); event "" = none
+
+
+def build_file(surroundings: Surroundings) -> Probe | None:
+    path = surroundings.maintenance_file
+    if path is None:
+        return None
+    return _probe("maintenance-file", surroundings.node, "file", lambda: read_file(path))
+
+
+def build_url(surroundings: Surroundings) -> Probe | None:
+    url = surroundings.maintenance_url
+    return _probe("maintenance-url", surroundings.node, "gce", lambda: read_url(url)) if url else None
+
+
+def _probe(name: str, node: str, source: str, read: Callable[[], _Notice]) -> Probe:
+    return Probe(name, node, Watch(node, source, read).ask, interval_s=INTERVAL_S, deadline_s=DEADLINE_S)
+
+
+class Watch:
+    """Tells a notice when it comes, changes or goes."""
+
+    def __init__(self, node: str, source: str, read: Callable[[], _Notice]) -> None:
+        self._node, self._source, self._read = node, source, read
+        self._last: _Notice = ("", None)
+
+    def ask(self) -> Sequence[MaintenanceNotice]:
+        """Raises OSError when the source cannot be read; what was announced then still holds."""
+        notice = self._read()
+        if notice == self._last:
+            return ()
+        self._last = notice
+        event, starts_at = notice
+        log.info("maintenance notice", source=self._source, event_=event or "none", starts_at=starts_at)
+        return (MaintenanceNotice(self._node, time.time(), self._source, event, starts_at),)
+
+
+def read_file(path: Path) -> _Notice:
+    try:
+        with path.open("rb") as file:
+            text = file.read(FILE_BYTES_MAX).decode(errors="replace").strip()
+    except FileNotFoundError:
+        return "", None
+    return parse(text)
+
+
+def parse(text: str) -> _Notice:
+    """Anything at all is a notice: one that cannot be read must not be lost for that."""
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        record = None
+    if not isinstance(record, dict):
+        return " ".join(text.split())[:EVENT_CHARS_MAX] or "maintenance", None
+    starts_at = record.get("starts_at")
+    sound = isinstance(starts_at, int | float) and not isinstance(starts_at, bool) and math.isfinite(starts_at)
+    if starts_at is not None and not sound:
+        log.warning("maintenance notice with a time that is none", starts_at=str(starts_at)[:100])
+    event = " ".join(str(record.get("event") or "maintenance").split())[:EVENT_CHARS_MAX]
+    return event, float(starts_at) if sound and starts_at is not None else None
+
+
+def read_url(url: str) -> _Notice:
+    """Google Cloud's `maintenance-event`: NONE, MIGRATE_ON_HOST_MAINTENANCE or TERMINATE_ON_HOST_MAINTENANCE."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the metadata server is on this very machine
+    try:
+        request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
+        with opener.open(request, timeout=DEADLINE_S / 2) as answer:
+            text = answer.read(EVENT_CHARS_MAX).decode(errors="replace")
+    except (http.client.HTTPException, ValueError) as error:  # an answer that is no HTTP, a URL that is none
+        raise OSError(f"{url}: {error!r}") from error
+    event = " ".join(text.split())
+    return ("", None) if event.upper() in NONE else (event, None)

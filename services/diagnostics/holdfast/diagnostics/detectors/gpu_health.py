@@ -1,0 +1,114 @@
+"""GPU health that changes slowly: what a GPU lacks against what it should have. Warnings for the next boundary of the job.
+
+What stops a run comes as an Xid or as NVML's recovery action, and is `gpu_error`'s; trends of counters are `degradation`'s.
+Here are states: fewer devices than expected, memory that waits for a reset or has no spare row left, links that are down, a
+PCIe link narrower or slower than it can be while the GPU works, a fabric that is not up. A state must hold for `samples`
+readings, is said once, and again only after it was gone.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
+from holdfast.domain.signals import GpuHealth as Health
+
+_NODES_MAX = 50_000
+_FABRIC_COMPLETED = 3  # NVML_GPU_FABRIC_STATE_COMPLETED; 0 = the board has no fabric
+
+_RESET = (Remedy.WATCH, Remedy.RESET_GPU)
+_UPWARDS = (Remedy.RESET_GPU, Remedy.REBOOT_NODE, Remedy.REPLACE_NODE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lack:
+    """One thing that is not as it should be."""
+
+    gpu: int | None
+    uuid: str
+    rule: str
+    words: str
+    ladder: tuple[Remedy, ...]
+    numbers: dict[str, str]
+
+
+@dataclass(slots=True)
+class HealthState:
+    seen: OrderedDict[str, dict[tuple[str, str], int]] = field(default_factory=OrderedDict)
+    """Node → (GPU, rule) → readings in a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuHealth:
+    samples: int = 2  # a reading may fall into a driver's reload
+    busy_percent: int = 50  # idle GPUs shift their PCIe link down: only a working one is judged
+
+    @property
+    def reads(self) -> tuple[type[Observed], ...]:
+        return (Health,)
+
+    def initial(self) -> HealthState:
+        return HealthState()
+
+    def observe(self, state: HealthState, item: Observed, now: float) -> tuple[HealthState, tuple[Finding, ...]]:
+        if not isinstance(item, Health):
+            return state, ()
+        before = state.seen.pop(item.node, {})
+        lacks = {(lack.uuid, lack.rule): lack for lack in self._lacks(item)}
+        state.seen[item.node] = {key: before.get(key, 0) + 1 for key in lacks}
+        while len(state.seen) > _NODES_MAX:
+            state.seen.popitem(last=False)
+        counts = state.seen[item.node]
+        told = [lack for key, lack in lacks.items() if counts[key] == self.samples]
+        return state, tuple(_finding(item, lack, now) for lack in told)
+
+    def _lacks(self, item: Health) -> Iterator[_Lack]:
+        if len(item.gpu) < item.expected:
+            numbers = {"expected": str(item.expected), "found": str(len(item.gpu))}
+            words = f"has {len(item.gpu)} of {item.expected} GPUs"
+            yield _Lack(None, "", "device_count", words, (Remedy.REBOOT_NODE, Remedy.REPLACE_NODE), numbers)
+        for row, (gpu, uuid) in enumerate(zip(item.gpu, item.uuid, strict=True)):
+            for rule, words, ladder, numbers in self._of_gpu(item, row):
+                yield _Lack(gpu, uuid or str(gpu), rule, words, ladder, numbers)
+
+    def _of_gpu(self, item: Health, row: int) -> Iterator[tuple[str, str, tuple[Remedy, ...], dict[str, str]]]:
+        rows = {"remapped_rows": str(item.remapped_rows[row])}
+        if item.remap_failed[row] == 1:
+            yield "remap_failed", "has no spare memory row left: it is to be returned", (Remedy.REPLACE_NODE,), rows
+        elif item.remap_pending[row] == 1:
+            yield "remap_pending", "waits for a reset to replace a memory row", _RESET, rows
+        down = item.nvlinks_down[row]
+        if down > 0 and item.nvlinks_up[row] > 0:  # none up: a board whose links are not used
+            links = {"up": str(item.nvlinks_up[row]), "down": str(down)}
+            yield "nvlink_down", f"has {down} NVLinks down", _UPWARDS, links
+        if item.utilization[row] >= self.busy_percent:
+            yield from _narrow("width", "lanes", item.pcie_width[row], item.pcie_width_max[row])
+            yield from _narrow("generation", "generation", item.pcie_gen[row], item.pcie_gen_max[row])
+        if item.fabric_state[row] not in (-1, 0, _FABRIC_COMPLETED):
+            fabric = {"fabric_state": str(item.fabric_state[row]), "fabric_health": f"{item.fabric_health[row]:#x}"}
+            yield "fabric", f"is not in its NVLink fabric (state {item.fabric_state[row]})", _UPWARDS, fabric
+
+
+def _narrow(what: str, unit: str, now: int, most: int) -> Iterator[tuple[str, str, tuple[Remedy, ...], dict[str, str]]]:
+    if 0 < now < most:
+        yield f"pcie_{what}", f"works on PCIe {unit} {now} of {most}", _UPWARDS[1:], {"now": str(now), "max": str(most)}
+
+
+def _finding(item: Health, lack: _Lack, now: float) -> Finding:
+    subject = item.node if lack.gpu is None else f"GPU {lack.gpu} of {item.node}"
+    return Finding(
+        id=f"gpu_health:{item.node}:{lack.uuid}:{lack.rule}:{item.at:.0f}",
+        kind=FindingKind.GPU_ERROR,
+        severity=Severity.WARNING,
+        at=now,
+        since=min(item.at, now),
+        summary=f"{subject} {lack.words}.",
+        node=item.node,
+        gpu=lack.gpu,
+        confidence=0.9,
+        evidence={"rule": lack.rule, "uuid": lack.uuid, "source": "NVML", **lack.numbers},
+        ladder=lack.ladder,
+    )

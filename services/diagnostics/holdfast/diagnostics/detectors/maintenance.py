@@ -1,0 +1,77 @@
+"""Maintenance notices: a machine that its owner will take is told about while there is time to leave it.
+
+A warning with the time, never an eviction by itself: whether to save, to swap or to wait is the policy's decision.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
+from holdfast.domain.signals import MaintenanceNotice
+
+_NOTICES_MAX = 50_000
+
+
+@dataclass(slots=True)
+class NoticeState:
+    open: dict[tuple[str, str], str] = field(default_factory=dict)  # (node, source) → the finding's id
+
+
+@dataclass(frozen=True, slots=True)
+class Maintenance:
+    ttl_s: float = 3600.0  # Google Cloud announces an hour ahead
+
+    @property
+    def reads(self) -> tuple[type[Observed], ...]:
+        return (MaintenanceNotice,)
+
+    def initial(self) -> NoticeState:
+        return NoticeState()
+
+    def observe(self, state: NoticeState, item: Observed, now: float) -> tuple[NoticeState, tuple[Finding, ...]]:
+        if not isinstance(item, MaintenanceNotice):
+            return state, ()
+        key = (item.node, item.source)
+        before = state.open.pop(key, "")
+        if item.event:
+            finding = self._announced(item, now)
+            if len(state.open) < _NOTICES_MAX:
+                state.open[key] = finding.id
+            return state, () if finding.id == before else (finding,)
+        return state, (_withdrawn(item, before, now),) if before else ()
+
+    def _announced(self, item: MaintenanceNotice, now: float) -> Finding:
+        evidence = {"source": item.source, "event": item.event}
+        when = "soon"
+        if item.starts_at is not None:
+            evidence["starts_at"] = f"{item.starts_at:.0f}"
+            left_s = item.starts_at - now
+            when = f"in {left_s:.0f} s" if left_s > 0 else "now"
+        return Finding(
+            id=f"maintenance:{item.node}:{item.source}:{item.event[:60]}:{evidence.get('starts_at', '')}",
+            kind=FindingKind.MAINTENANCE,
+            severity=Severity.WARNING,
+            at=now,
+            since=min(item.at, now),
+            summary=f"{item.node} will be taken for maintenance {when}: {item.event}.",
+            node=item.node,
+            evidence=evidence,
+            ladder=(Remedy.REPLACE_NODE,),
+            ttl_s=self.ttl_s,
+        )
+
+
+def _withdrawn(item: MaintenanceNotice, before: str, now: float) -> Finding:
+    return Finding(
+        id=f"maintenance:{item.node}:{item.source}:withdrawn:{item.at:.0f}",
+        kind=FindingKind.MAINTENANCE,
+        severity=Severity.INFO,
+        at=now,
+        since=min(item.at, now),
+        summary=f"The maintenance of {item.node} is off.",
+        node=item.node,
+        evidence={"source": item.source, "withdraws": before},
+        ladder=(Remedy.WATCH,),
+    )

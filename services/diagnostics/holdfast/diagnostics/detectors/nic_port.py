@@ -1,0 +1,119 @@
+"""InfiniBand and RoCE ports: one that is down, flaps, has left, or counts errors that no healthy port counts.
+
+Only ports that were seen active are judged: an unused one is down for good. Warnings: a run that needs the port stops by
+itself and is found as such; then this is the reason. Rates of errors that healthy ports have as well are `degradation`'s business.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
+from holdfast.domain.signals import NicSample
+
+_PORTS_MAX = 200_000
+_ACTIVE = "ACTIVE"
+# NVSentinel's fatal counters: any growth.
+_FATAL = ("link_downed", "buffer_overruns", "integrity_errors", "rnr_retries")
+
+
+@dataclass(slots=True)
+class _Port:
+    active: bool = False  # at the last look
+    down_since: float | None = None
+    told_down: bool = False
+    missed: int = 0  # looks without it
+    downs: list[float] = field(default_factory=list)  # ends of the long ones
+    counters: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class NicState:
+    nodes: OrderedDict[str, dict[str, _Port]] = field(default_factory=OrderedDict)
+    ports: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NicPort:
+    down_s: float = 240.0  # gpud: a port that is down for more than 4 min is a drop
+    flap_s: float = 25.0  # gpud: three downs of 25 s or more are a flap
+    flaps: int = 3
+    flap_window_s: float = 86_400.0
+    missing: int = 3  # NVSentinel: a device missing over three polls
+
+    @property
+    def reads(self) -> tuple[type[Observed], ...]:
+        return (NicSample,)
+
+    def initial(self) -> NicState:
+        return NicState()
+
+    def observe(self, state: NicState, item: Observed, now: float) -> tuple[NicState, tuple[Finding, ...]]:
+        if not isinstance(item, NicSample):
+            return state, ()
+        ports = state.nodes.setdefault(item.node, {})
+        state.nodes.move_to_end(item.node)
+        while state.ports > _PORTS_MAX and len(state.nodes) > 1:
+            state.ports -= len(state.nodes.popitem(last=False)[1])
+        findings, seen = list[Finding](), set[str]()
+        for row, (device, number) in enumerate(zip(item.device, item.port, strict=True)):
+            name = f"{device}/{number}"
+            seen.add(name)
+            if name not in ports:
+                ports[name] = _Port()
+                state.ports += 1
+            findings += self._look(ports[name], item, row, name, now)
+        for name in sorted(ports.keys() - seen):
+            port = ports[name]
+            port.missed += 1
+            if port.active and port.missed == self.missing:
+                findings.append(_finding(item, name, "missing", "has left the machine", {}, now))
+        return state, tuple(findings)
+
+    def _look(self, port: _Port, item: NicSample, row: int, name: str, now: float) -> Iterator[Finding]:
+        port.missed = 0
+        if item.state[row] == _ACTIVE:
+            yield from self._up(port, item, name, now)
+        elif port.active:
+            port.down_since = item.at if port.down_since is None else min(port.down_since, item.at)
+            down_s = item.at - port.down_since
+            if down_s >= self.down_s and not port.told_down:
+                port.told_down = True
+                state = {"state": item.state[row], "phys_state": item.phys_state[row], "down_s": f"{down_s:.0f}"}
+                yield _finding(item, name, "down", f"has been {item.state[row]} for {down_s:.0f} s", state, now)
+        for counter in _FATAL:
+            value: int = getattr(item, counter)[row]
+            before, port.counters[counter] = port.counters.get(counter, value), value
+            if 0 <= before < value:  # smaller: the driver was loaded again
+                numbers = {"counter": counter, "before": str(before), "now": str(value)}
+                words = f"counts {value - before} more {counter.replace('_', ' ')}"
+                yield _finding(item, name, counter, words, numbers, now)
+
+    def _up(self, port: _Port, item: NicSample, name: str, now: float) -> Iterator[Finding]:
+        since, port.down_since, port.told_down, port.active = port.down_since, None, False, True
+        if since is None or item.at - since < self.flap_s:
+            return
+        port.downs = [at for at in port.downs if item.at - at <= self.flap_window_s] + [item.at]
+        if len(port.downs) == self.flaps:
+            port.downs.clear()
+            numbers = {"downs": str(self.flaps), "longer_than_s": f"{self.flap_s:.0f}"}
+            yield _finding(item, name, "flap", f"went down and came back {self.flaps} times", numbers, now)
+
+
+def _finding(item: NicSample, name: str, what: str, words: str, numbers: dict[str, str], now: float) -> Finding:
+    # Within one minute the same thing of the same port is one finding: a counter that runs would be said at every look.
+    return Finding(
+        id=f"nic:{item.node}:{name}:{what}:{item.at // 60:.0f}",
+        kind=FindingKind.NETWORK_FAULT,
+        severity=Severity.WARNING,
+        at=now,
+        since=min(item.at, now),
+        summary=f"Network port {name} of {item.node} {words}.",
+        node=item.node,
+        confidence=0.9,
+        evidence={"port": name, "rule": what, **numbers},
+        ladder=(Remedy.WATCH, Remedy.REBOOT_NODE, Remedy.REPLACE_NODE),
+    )
