@@ -180,7 +180,7 @@ def elect(
     held: list[dict[int, dict[str, Any]]] = []
     for rank in range(saved.world_size):
         steps = {}
-        for path in (directory / f"images-{rank}").iterdir():
+        for path in (directory / f"images-{rank}").glob("*.image"):
             if (header := peek(path)) is not None:
                 key = header.stamp.key
                 steps[key.step] = {"step": key.step, "attempt": key.attempt, "path": str(path)}

@@ -6,6 +6,7 @@ any pipeline depth starts from the same model.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 
 import torch
@@ -69,12 +70,16 @@ def build_stage(config: GPTConfig, index: int, count: int) -> nn.Sequential:
     if config.layers < count:
         raise SystemExit(f"--layers {config.layers}: at least one layer for each of the {count} pipeline stages")
     first, last = config.layers * index // count, config.layers * (index + 1) // count
-    parts: list[nn.Module] = [_initialised(Block(config), config.seed, layer) for layer in range(first, last)]
+    # Named by their place in the whole model, so that all stages together are one checkpoint.
+    parts = OrderedDict(
+        (f"block{layer}", _initialised(Block(config), config.seed, layer)) for layer in range(first, last)
+    )
     if index == 0:
-        parts.insert(0, _initialised(Embedding(config), config.seed, config.layers))
+        parts["embedding"] = _initialised(Embedding(config), config.seed, config.layers)
+        parts.move_to_end("embedding", last=False)
     if index == count - 1:
-        parts.append(_initialised(Head(config), config.seed, config.layers + 1))
-    return nn.Sequential(*parts)
+        parts["head"] = _initialised(Head(config), config.seed, config.layers + 1)
+    return nn.Sequential(parts)
 
 
 def _initialised(module: nn.Module, seed: int, layer: int) -> nn.Module:

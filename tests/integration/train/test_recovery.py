@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
 from train_workers import Workers, elect, losses
 
 from holdfast.domain import worker
 from holdfast.shards import Reader
+from holdfast.train.dcp import export
 
 SMALL = ["--layers", "2", "--width", "16", "--heads", "2", "--seq", "16", "--global-batch", "12", "--micro-batch", "2"]
 STEPS = 24
@@ -116,3 +120,15 @@ def test_training_outlives_the_reader_of_its_notes(tmp_path: Path) -> None:
         assert workers.finish() == [0]
         (tmp_path / "moved").rename(tmp_path / "notes-1")
     assert max(losses(tmp_path)) == 200
+
+
+def test_the_stages_of_a_pipeline_export_as_one_checkpoint(tmp_path: Path) -> None:
+    with Workers(tmp_path, mesh={"pp": 2}, args=gpt(tmp_path / "out", steps=5)) as workers:
+        assert workers.finish() == [0, 0], workers.log(0)
+    export([Path(restore["path"]) for restore in elect(tmp_path, {"pp": 2}).values()], tmp_path / "plain")
+    stages = [torch.load(tmp_path / "out" / f"stage-{stage}.pt") for stage in range(2)]
+    wanted = {name: torch.zeros_like(tensor) for stage in stages for name, tensor in stage.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is no process group
+        dcp.load({"model": wanted}, checkpoint_id=tmp_path / "plain")
+    assert all(torch.equal(tensor, wanted[name]) for stage in stages for name, tensor in stage.items())
