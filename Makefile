@@ -3,10 +3,11 @@
 PYTHON ?= python3
 VENV ?= .venv
 PROTO_VENV ?= .venv-proto
-# JOBS: test processes at a time. SEEDS: for `make sim`. SEED, CAMPAIGN_S: for `make campaign`. ARGS: passed on to demo, sim, the benchmarks and pytest.
+# JOBS: test processes at a time. SEEDS: for `make sim`. SEED, CAMPAIGN_S: for `make campaign`. DATA: for `make bench-detection`. ARGS: passed on to demo, sim, the benchmarks and pytest.
 JOBS ?= 2
 SEEDS ?= 20000
 SEED ?= 1
+DATA ?= tests/data
 CAMPAIGN_S ?= 600
 ARGS ?=
 
@@ -27,7 +28,7 @@ SERVICE_PROTOS := $(shell grep -l '^service ' $(PROTOS))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-fast check lint proto proto-check bench-recovery bench-checkpoint sim campaign clean
+.PHONY: help setup demo test test-fast check lint proto proto-check bench-recovery bench-checkpoint bench-detection sim campaign clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -64,6 +65,9 @@ bench-recovery: $(INSTALLED) $(PEERS_DIR)/.installed  ## time from kill to the n
 
 bench-checkpoint: $(INSTALLED) $(PEERS_DIR)/.installed  ## stall, durability, restore: Holdfast, DCP async, NVRx, the machine's limits
 	PEERS_DIR=$(abspath $(PEERS_DIR)) $(BIN)/python -m benchmarks.checkpoint --out out/bench $(ARGS)
+
+bench-detection: $(INSTALLED)  ## precision, recall and delay of the detectors on DATA and fresh seeds
+	$(BIN)/python -m benchmarks.detection --data $(DATA) --out out/bench $(ARGS)
 
 proto: $(PROTO_INSTALLED)  ## regenerate src/holdfast/v1 from proto/
 	$(call generate,src)

@@ -26,7 +26,6 @@ class FindingKind(StrEnum):
     SLOW_COLLECTIVE = "slow_collective"  # even the last rank waits longer than it used to: the network
     NUMERICAL = "numerical"  # loss or gradient norm: a spike (warning), or not a number step after step (error)
     DEGRADATION = "degradation"  # a counter of the hardware grows, a disk fills: a warning with the trend
-    DEVICE_OOM = "device_oom"  # the script asked the GPU for more memory than it has
     SILENT_CORRUPTION = "silent_corruption"  # the state is wrong without an error; evidence carries verified_step
 
 

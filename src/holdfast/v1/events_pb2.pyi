@@ -29,7 +29,6 @@ class FindingKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINDING_KIND_SLOW_COLLECTIVE: _ClassVar[FindingKind]
     FINDING_KIND_NUMERICAL: _ClassVar[FindingKind]
     FINDING_KIND_DEGRADATION: _ClassVar[FindingKind]
-    FINDING_KIND_DEVICE_OOM: _ClassVar[FindingKind]
 
 class Severity(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -68,7 +67,6 @@ FINDING_KIND_IMBALANCE: FindingKind
 FINDING_KIND_SLOW_COLLECTIVE: FindingKind
 FINDING_KIND_NUMERICAL: FindingKind
 FINDING_KIND_DEGRADATION: FindingKind
-FINDING_KIND_DEVICE_OOM: FindingKind
 SEVERITY_UNSPECIFIED: Severity
 SEVERITY_INFO: Severity
 SEVERITY_WARNING: Severity

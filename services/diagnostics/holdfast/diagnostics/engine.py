@@ -8,7 +8,7 @@ runs there), correlated (a lost node or a broken GPU supersedes the crash that i
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,6 +26,7 @@ from holdfast.domain.signals import (
 )
 
 _FINDINGS_MAX = 10_000  # remembered, so that each is said once
+_FAULTS_MAX = 64  # of one generation: its first failure is a root, a few corrections follow
 _RESIDENTS_MAX = 50_000  # nodes
 _JOBS_MAX = 4096
 _SKEW_S = 1.0  # clocks of two nodes may differ by this much
@@ -81,6 +82,7 @@ class Engine:
         self._routes: dict[type, tuple[int, ...]] = {}
         self._steps = steps.StepState()
         self._said: OrderedDict[str, Finding] = OrderedDict()
+        self._worker_faults: OrderedDict[tuple[str, int], deque[Finding]] = OrderedDict()
         self._residents: OrderedDict[str, _Resident] = OrderedDict()
         self._lives: OrderedDict[str, _Life] = OrderedDict()
         self._blind_after_s = blind_after_s
@@ -165,6 +167,8 @@ class Engine:
         self._said.move_to_end(finding.id)
         while len(self._said) > _FINDINGS_MAX:
             self._said.popitem(last=False)
+        if finding.kind in _WORKER_KINDS:
+            self._remember(finding)
         return finding
 
     def _attribute(self, finding: Finding) -> Finding:
@@ -182,13 +186,22 @@ class Engine:
         )
         if not root or not finding.job or "supersedes" in finding.evidence:
             return finding
-        for earlier in reversed(self._said.values()):
+        for earlier in reversed(self._worker_faults.get((finding.job, finding.generation), ())):
             if finding.at - earlier.at > self._correlate_s:
                 break
-            same = (earlier.job, earlier.generation) == (finding.job, finding.generation)
-            if same and earlier.kind in _WORKER_KINDS and (earlier.node == finding.node or earlier.confidence < 0.5):
+            if earlier.node == finding.node or earlier.confidence < 0.5:
                 return replace(finding, evidence={**finding.evidence, "supersedes": earlier.id})
         return finding
+
+    def _remember(self, finding: Finding) -> None:
+        """By generation, because in a storm of thousands of faults each of them is looked up by each lost node."""
+        key = (finding.job, finding.generation)
+        faults = self._worker_faults.get(key)
+        if faults is None:
+            faults = self._worker_faults[key] = deque(maxlen=_FAULTS_MAX)
+            while len(self._worker_faults) > _FINDINGS_MAX:
+                self._worker_faults.popitem(last=False)
+        faults.append(finding)
 
     def _settle(self, item: GenerationStarted | RankProgress) -> None:
         resident = self._residents.get(item.node)

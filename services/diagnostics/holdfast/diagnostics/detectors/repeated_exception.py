@@ -27,6 +27,7 @@ class Failure:
     generation: int
     early: bool  # soon after the generation started
     tries: int = 1
+    nodes: frozenset[str] = frozenset()  # where it was seen
 
 
 def fingerprint(error: WorkerError) -> str:
@@ -35,13 +36,13 @@ def fingerprint(error: WorkerError) -> str:
     return hashlib.blake2s("\n".join((error.type, *where)).encode(), digest_size=8).hexdigest()
 
 
-def judge(last: Failure | None, error: WorkerError, *, step: int, generation: int, early: bool) -> Failure:
+def judge(last: Failure | None, error: WorkerError, *, step: int, generation: int, early: bool, node: str) -> Failure:
     """The failure as it now stands; `tries` > 1 means that it is the same one again.
 
     `last` must have been forgotten by the caller when the job has since finished a step beyond it.
     """
     print_ = fingerprint(error)
-    new = Failure(fingerprint=print_, step=step, generation=generation, early=early)
+    new = Failure(fingerprint=print_, step=step, generation=generation, early=early, nodes=frozenset({node}))
     if last is None or last.fingerprint != print_:
         return new
     if generation <= last.generation:
@@ -50,4 +51,4 @@ def judge(last: Failure | None, error: WorkerError, *, step: int, generation: in
     if not same_place:
         return new
     # A rank that failed before it finished anything in this generation has restored the step that it failed at before.
-    return Failure(print_, step or last.step, generation, early, last.tries + 1)
+    return Failure(print_, step or last.step, generation, early, last.tries + 1, last.nodes | {node})

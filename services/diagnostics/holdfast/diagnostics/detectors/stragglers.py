@@ -135,7 +135,7 @@ class Stragglers:
         if unheard.mean() > self.limits.missing:
             return None
         if unheard.any():  # telemetry may be dropped: a rank that is not heard is taken to be like the others
-            columns = np.where(unheard, np.nanmedian(columns, axis=1, keepdims=True), columns)
+            columns[:, unheard] = np.median(columns[:, ~unheard], axis=1, keepdims=True)
         wait, data, duration = columns[_WAIT], columns[_DATA], columns[_DURATION]
         measured = not np.isnan(wait).any()
         own = np.maximum(duration - wait, data) if measured else (duration - data).min() + data

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from holdfast.diagnostics.detectors import repeated_exception
+from holdfast.diagnostics.detectors.blame import Blame, Context, Who, blame
 from holdfast.diagnostics.detectors.exit_cause import Cause, cause_of, ending, failed_at, is_failure
 from holdfast.diagnostics.detectors.protocol import JobBegan, Observed
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity, StepRecord
@@ -23,6 +25,7 @@ from holdfast.domain.signals import ClockTick, GenerationStarted, GenerationStop
 
 _GENERATIONS_MAX = 1024  # remembered, over all jobs; the oldest is forgotten first
 _JOBS_MAX = 1024
+_KEPT_MAX = 4096  # nodes, or jobs
 _FRAMES_MAX = 12  # innermost, in the evidence
 _LOG_LINES_MAX = 10
 
@@ -50,6 +53,11 @@ class ExitState:
     generations: OrderedDict[Key, _Generation] = field(default_factory=OrderedDict)
     failures: OrderedDict[str, repeated_exception.Failure] = field(default_factory=OrderedDict)  # by job
     holding: set[Key] = field(default_factory=set)
+    hardware: OrderedDict[str, Finding] = field(default_factory=OrderedDict)  # by node: its newest hardware finding
+    out_of_memory: OrderedDict[str, float] = field(default_factory=OrderedDict)  # by node: diagnostics' clock
+    places: OrderedDict[str, dict[str, float]] = field(
+        default_factory=OrderedDict
+    )  # by job: nodes that failed, and when
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,8 @@ class WorkerExit:
     hold_s: float = 0.3  # how long a collective error waits for its root
     skew_s: float = 0.1  # clocks of two nodes may differ by this much
     correct_within_s: float = 10.0  # later corrections would come after the recovery
+    near_s: float = 60.0  # a hardware finding explains failures of its node within this
+    memory_s: float = 86_400.0  # failures of other jobs on a node count for this long
     early_s: float = 300.0  # after the start of a generation: "before the first step" means something only here
 
     @property
@@ -93,6 +103,10 @@ class WorkerExit:
                 generation.node_lost = True
                 generation.held.clear()
                 state.holding.discard((item.job, item.generation))
+            case Finding(kind=FindingKind.GPU_ERROR) if item.severity in (Severity.ERROR, Severity.FATAL):
+                _keep(state.hardware, item.node, item)
+            case Finding(kind=FindingKind.HOST_OOM):
+                _keep(state.out_of_memory, item.node, now)
             case _:
                 pass
         return state, ()
@@ -151,7 +165,8 @@ class WorkerExit:
     ) -> Finding:
         """Make `exit_` the root of its generation and report it."""
         failure = self._recurrence(state, generation, exit_, cause)
-        finding = _report(exit_, cause, failure, echoes=len(generation.held), supersedes=supersedes, now=now)
+        judged = self._blame(state, generation, exit_, failure, now) if cause is Cause.OWN else None
+        finding = _report(exit_, cause, failure, judged, echoes=len(generation.held), supersedes=supersedes, now=now)
         generation.root, generation.root_cause = exit_, cause
         generation.root_id, generation.root_found_at = finding.id, now
         generation.held.clear()
@@ -171,12 +186,51 @@ class WorkerExit:
             step=exit_.step,
             generation=exit_.generation,
             early=started_at is not None and exit_.at - started_at <= self.early_s,
+            node=exit_.node,
         )
         state.failures[exit_.job] = failure
         state.failures.move_to_end(exit_.job)
         while len(state.failures) > _JOBS_MAX:
             state.failures.popitem(last=False)
         return failure
+
+    def _blame(
+        self,
+        state: ExitState,
+        generation: _Generation,
+        exit_: WorkerExited,
+        failure: repeated_exception.Failure | None,
+        now: float,
+    ) -> Blame:
+        places = state.places.setdefault(exit_.job, {})
+        places[exit_.node] = now
+        _keep(state.places, exit_.job, places)
+        hardware = state.hardware.get(exit_.node)
+        started_at = generation.started_at
+        context = Context(
+            hardware=hardware.summary if hardware is not None and abs(now - hardware.at) <= self.near_s else "",
+            host_oom=abs(now - state.out_of_memory.get(exit_.node, -1e12)) <= self.near_s,
+            tries=failure.tries if failure is not None else 1,
+            nodes=len(failure.nodes) if failure is not None else 1,
+            other_jobs=sum(
+                job != exit_.job and set(nodes) == {exit_.node} and now - nodes[exit_.node] <= self.memory_s
+                for job, nodes in state.places.items()
+            ),
+            before_first_step=exit_.step == 0,
+            early=started_at is not None and exit_.at - started_at <= self.early_s,
+        )
+        return blame(exit_, context)
+
+
+V = TypeVar("V")
+
+
+def _keep(table: OrderedDict[str, V], key: str, value: V) -> None:
+    """Remember under a bound; the entry that was written longest ago goes first."""
+    table[key] = value
+    table.move_to_end(key)
+    while len(table) > _KEPT_MAX:
+        table.popitem(last=False)
 
 
 def _generation(state: ExitState, job: str, number: int) -> _Generation:
@@ -194,6 +248,7 @@ def _report(
     exit_: WorkerExited,
     cause: Cause,
     failure: repeated_exception.Failure | None,
+    judged: Blame | None,
     *,
     echoes: int,
     supersedes: str,
@@ -213,6 +268,8 @@ def _report(
         evidence["log"] = "\n".join(exit_.log_tail[-_LOG_LINES_MAX:])
     if supersedes:
         evidence["supersedes"] = supersedes
+    if judged is not None:
+        evidence |= {"blame": judged.who.value, "error_class": judged.error.value, "because": judged.why}
     where = f"Rank {exit_.rank} on {exit_.node}"
     when = f"after step {exit_.step}" if exit_.step > 0 else "before its first step"
     summary = f"{where} {ending(exit_)} {when}."
@@ -226,12 +283,14 @@ def _report(
         summary = (
             f"{where} {ending(exit_)} {when}: a communication error, and no rank or node that failed first was seen."
         )
-    elif failure is not None and failure.tries > 1:
+    elif failure is not None and failure.tries > 1 and judged is not None and judged.who is Who.USER:
         kind, ladder = FindingKind.REPEATED_EXCEPTION, (Remedy.STOP_JOB,)
         evidence["tries"] = str(failure.tries)
         evidence["step"] = str(failure.step)
         at = f"after step {failure.step}" if failure.step > 0 else "before the first step"
         summary = f"{where} {ending(exit_)} {at}, for the {_ordinal(failure.tries)} time: a restart does not cure it."
+    elif judged is not None and judged.who is Who.HARDWARE:
+        ladder = (Remedy.REPLACE_NODE,)
     elif exit_.error is not None:
         ladder = (Remedy.RESTART_PROCESS,)
     return Finding(

@@ -1,0 +1,96 @@
+"""How good detection is: precision, recall with its Wilson interval, and delay, suite by suite.
+
+    make bench-detection                       all suites on tests/data and fresh seeds; writes out/bench/detection.json
+    make bench-detection DATA=DIR              the same on other data laid out like tests/data
+    python -m benchmarks.detection --only hang,storm --seed 7
+
+No detector's constant was fitted to what judges it here: recorded data is only judged by, generated cases come from the seed,
+which is new at every run unless it is given, and printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.detection import causes, hang, numerical, storm, stragglers, xid
+from benchmarks.detection.score import Score
+
+Suite = Callable[[Path, np.random.Generator], Score]
+
+SUITES: dict[str, Suite] = {
+    "xid": lambda data, rng: xid.suite(data),
+    "stragglers": stragglers.suite,
+    "user_vs_hardware": lambda data, rng: causes.suite(data),
+    "hang": lambda data, rng: hang.suite(rng),
+    "numerical": lambda data, rng: numerical.suite(rng),
+    "storm": lambda data, rng: storm.suite(rng),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks.detection", description=__doc__.split("\n")[0])
+    parser.add_argument("--data", type=Path, default=Path("tests/data"), help="laid out like tests/data")
+    parser.add_argument("--out", type=Path, default=Path("out/bench"))
+    parser.add_argument("--only", default=",".join(SUITES), help="suites, comma-separated")
+    parser.add_argument("--seed", type=int, default=None, help="of the generated cases; new at every run by default")
+    options = parser.parse_args()
+    wanted = options.only.split(",")
+    if unknown := set(wanted) - SUITES.keys():
+        parser.error(f"--only: no suite {', '.join(sorted(unknown))}; there are {', '.join(SUITES)}")
+    if not options.data.is_dir():
+        parser.error(f"--data: {options.data} is not a directory")
+    seed = secrets.randbits(32) if options.seed is None else options.seed
+    print(f"data {options.data}, seed {seed}\n\n{_HEAD}")
+    results: dict[str, Any] = {}
+    for number, (name, suite) in enumerate(SUITES.items()):
+        if name in wanted:
+            began = time.perf_counter()
+            score = suite(options.data, np.random.default_rng((seed, number)))
+            results[name] = score.as_json() | {"took_s": round(time.perf_counter() - began, 1)}
+            _show(score)
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / "detection.json"
+    report = {"seed": seed, "data": str(options.data), "suites": results}
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+    print(f"\nwritten to {path}")
+
+
+_HEAD = f"{'suite':34} {'precision':>9} {'recall':>7} {'wilson 95 %':>15} {'delay p50 / p90 / max':>24} {'cases':>7}"
+
+
+def _show(score: Score) -> None:
+    """One line for the suite and one for each of its rows; what went wrong below."""
+    for indent, one in (("", score), *(("  ", row) for row in score.rows)):
+        found = one.as_json()
+        low, high = found["wilson95"]
+        delay = found["delay"]
+        times = f"{delay['p50']:.2f} / {delay['p90']:.2f} / {delay['max']:.2f} {delay['unit']}" if delay else "–"
+        interval = f"{low:.3f} … {high:.3f}" if one.hits + one.missed else "–"
+        print(
+            f"{indent + one.suite:34} {_share(found['precision']):>9} {_share(found['recall']):>7} {interval:>15}"
+            f" {times:>24} {one.cases:>7}",
+            flush=True,
+        )
+        for name, value in one.facts.items():
+            print(f"{indent}    {name}: {value}")
+    for mistake in score.mistakes[:5]:
+        print(f"    ! {mistake}")
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+if __name__ == "__main__":
+    main()
