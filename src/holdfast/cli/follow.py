@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -16,6 +17,7 @@ from holdfast.cli.tables import markup
 from holdfast.domain.errors import Unavailable
 
 POLL_S = 0.2
+NODES_EVERY = 5  # polls; a fleet has many nodes, and their states are the slow part of the picture
 SILENCE_MAX_S = 900.0  # the control plane may be away for a while: training goes on without it
 ENDED = {"completed": 0, "stopped": 1, "failed": 1}
 
@@ -37,12 +39,15 @@ def follow(
     logs = LogTail(client, name, ranks)
     seen: set[tuple[str, str]] = set()
     silent_since: float | None = None
+    nodes: list[Mapping[str, Any]] = []
     with JobDisplay(console) as display:
-        while True:
+        for poll in itertools.count():
             check()
             try:
                 job = client.job(name)
-                display.update(job, list(client.nodes()))
+                if poll % NODES_EVERY == 0:
+                    nodes = list(client.nodes())
+                display.update(job, nodes)
                 news = list(_news(client, name, seen))
                 lines = list(logs.lines(job))
             except Unavailable as error:
