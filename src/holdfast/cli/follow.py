@@ -65,13 +65,13 @@ def follow(
                 display.print(line)
             for line in news:
                 display.say(line)
-            if (code := ENDED.get(job["phase"])) is not None:
+            if job["phase"] in ENDED:
                 break
             sleep(POLL_S)
         for line in logs.rest():
             display.print(line)
     console.print(markup(f"[bold]{escape(name)}[/] {job['phase']}: {escape(job['reason'])}"), soft_wrap=True)
-    return code
+    return ENDED[job["phase"]]
 
 
 def _news(client: Client, name: str, seen: set[tuple[str, str]]) -> Iterator[str]:
