@@ -2,6 +2,7 @@
 
     python train.py --steps 20                              one process
     torchrun --nproc-per-node 2 train.py                    two shards of everything
+    HOLDFAST_CHECKPOINT_DIR=… torchrun …                    the same, saved; started again on one rank or three it goes on
     holdfast run job.yaml                                   two shards, survives, and goes on with one
 
 Parameters and moments are sharded over all ranks. A checkpoint holds every rank's shards; when ranks leave or return, the
