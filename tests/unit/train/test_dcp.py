@@ -179,6 +179,17 @@ def test_unverified_reading_is_said(tmp_path: Path, caplog: pytest.LogCaptureFix
         assert "no manifest of it lies beside it" in caplog.text
 
 
+def test_the_manifest_of_an_earlier_save_into_an_image_says_nothing(tmp_path: Path) -> None:
+    image = save(tmp_path / "images", {"w": torch.ones(9)})
+    earlier = stored(save(tmp_path / "other", {"w": torch.zeros(9)}, step=2), tmp_path / "rank-0.shard")
+    earlier.with_suffix(".json").rename(image.with_name(f"{image.name}.json"))
+    with open_shards([image], verify=False) as (shard,):
+        assert shard.verify(lambda data: google_crc32c.value(bytes(data))) is False
+        same_save = stored(image, tmp_path / "rank-1.shard").with_suffix(".json")
+        same_save.rename(image.with_name(f"{image.name}.json"))
+        assert shard.verify(lambda data: google_crc32c.value(bytes(data))) is True
+
+
 def test_shards_of_different_steps_are_a_mixed_state(tmp_path: Path) -> None:
     one = save(tmp_path / "a", {"w": torch.ones(9)}, step=3)
     other = save(tmp_path / "b", {"w": torch.ones(9)}, step=4, rank=1)
