@@ -1,7 +1,7 @@
 """InfiniBand and RoCE ports: one that is down, flaps, has left, or counts errors that no healthy port counts.
 
 Only ports that were seen active are judged: an unused one is down for good. Warnings: a run that needs the port stops by
-itself and is found as such; then this is the reason. Rates of errors that healthy ports have as well are `degradation`'s business.
+itself and is found as such; then this is the reason. Rates of errors that healthy ports have as well are not judged here.
 """
 
 from __future__ import annotations
