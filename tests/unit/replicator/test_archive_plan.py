@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.domain.generations import ShardKey
@@ -85,6 +85,7 @@ def test_the_first_save_of_a_run_goes_at_once_and_that_of_a_restart_only_when_it
         assert chosen(view(step, archive=seen, attempt=2, restored=(1, 50))) == expected
 
 
+@settings(max_examples=50, deadline=None)
 @given(
     offsets=st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=4),
     jitters=st.lists(st.floats(-0.4, 0.4), min_size=40, max_size=40),
@@ -111,6 +112,7 @@ def test_nodes_meet_though_their_clocks_differ_and_tremble(
     assert firsts - {steps[0], steps[1]} <= together
 
 
+@settings(deadline=None)
 @given(st.sets(st.integers(1, 300), max_size=60), st.floats(5, 100))
 def test_a_node_that_missed_saves_chooses_more_steps_never_others(missed: set[int], interval_s: float) -> None:
     everything = saves(range(1, 400))

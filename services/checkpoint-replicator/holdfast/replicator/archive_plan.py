@@ -19,6 +19,7 @@ Times are Unix seconds as values; nothing here looks at a clock.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from itertools import pairwise
 from statistics import median
 
@@ -100,19 +101,16 @@ def chosen(view: View) -> _Age | None:
     return max(candidates)[1] if candidates else None
 
 
-def due_soon(view: View) -> _Age | None:
-    """The newest step saved that the store wants: it has to reach the disk, even if a newer one is waiting, too."""
+def wanted_of(view: View, ages: Iterable[tuple[int, int]]) -> _Age | None:
+    """Of these (attempt, step), saved here and not yet on disk, the one that the object store will take from there."""
     archive = view.archive
     if archive is None:
         return None
     wanted = level_wanted(archive.saves, archive.interval_s)
     newest = _newest_complete(view, archive)
-    saved = [
-        (_level_of(view, archive, age), age)
-        for save in archive.saves
-        if (age := (save.attempt, save.step))[0] == view.attempt and (newest is None or age > newest)
-    ]
-    return max((found for found in saved if found[0] >= wanted), default=(0, None))[1]
+    live = (age for age in ages if age[0] == view.attempt and (newest is None or age > newest))
+    reached = [(_level_of(view, archive, age), age) for age in live]
+    return max((found for found in reached if found[0] >= wanted), default=(0, None))[1]
 
 
 def _level_of(view: View, archive: Archive, held: _Age) -> int:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from holdfast.domain.generations import ShardKey
-from holdfast.replicator.archive_plan import archive_steps, chosen, due_soon
+from holdfast.replicator.archive_plan import archive_steps, chosen, wanted_of
 from holdfast.replicator.view import (
     CopyToDisk,
     Delete,
@@ -61,11 +61,10 @@ def _copies(view: View) -> list[Step]:
 
 def _copies_for_archive(view: View, wanted: list[ShardKey]) -> list[Step]:
     """First what the object store takes of a step that is not the newest any more: the next save may overwrite it."""
-    due = due_soon(view)
-    here = {held for held in view.held if held.key.rank in view.ranks and age(held.key) == due}
-    late = [
-        h.key for h in here if h.store is Store.IMAGE and Held(Store.DISK, h.key) not in here and h.key not in wanted
-    ]
+    on_disk = {held.key for held in view.held if held.store is Store.DISK}
+    mine = {held.key for held in view.held if held.store is Store.IMAGE and held.key.rank in view.ranks}
+    due = wanted_of(view, {age(key) for key in mine - on_disk})
+    late = [key for key in mine - on_disk if age(key) == due and key not in wanted]
     return [CopyToDisk(key, "the object store takes it from the disk") for key in _newest_first(late)]
 
 
