@@ -42,3 +42,22 @@ class NumericalThresholds:
     persist_steps: int = 5  # steps in a row without a finite loss: a loss scaler recovers sooner, a broken state never
     quiet_steps: int = 100  # a spike within these of the last one says nothing new
     repeat_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DegradationThresholds:
+    """Rates over `window_s`. All lead to warnings."""
+
+    window_s: float = 600.0  # gpud looks at throttling over ten minutes
+    points: int = 30  # per window; NVRx judges a link by its last 30 readings
+    busy_share: float = 0.5  # NVRx: a port is bad when more than 15 of its last 30 readings show new errors
+    throttled_share: float = 0.05  # of the time: 5 % of the clocks gone is what a straggler's floor can notice
+    pcie_per_lane_s: float = 0.96 / 60  # DCGM: the bit error rate that PCIe 4 allows; twice that from PCIe 5 on
+    symbol_errors_s: float = 10.0  # NVSentinel
+    link_recoveries_s: float = 5.0 / 60  # NVSentinel
+    slow_restarts_s: float = 10.0  # NVSentinel
+    full_from: float = 0.7  # share in use from which a filling disk or memory is looked at: less has time
+    disk_full_in_s: float = 6 * 3600.0  # a working shift
+    memory_full_in_s: float = 1800.0
+    quiet_s: float = 6 * 3600.0  # what went and comes back within it says nothing new, at the third time that it flaps
+    repeat_s: float = 24 * 3600.0

@@ -1,0 +1,92 @@
+"""Whose fault: the rules one by one, and what they change in the finding."""
+
+from __future__ import annotations
+
+import pytest
+from diagnosing import Fleet
+
+from holdfast.diagnostics.detectors.blame import Context, ErrorClass, Who, blame, class_of
+from holdfast.domain.findings import FindingKind, Remedy
+from holdfast.domain.signals import WorkerError
+
+ECC = WorkerError("torch.AcceleratorError", "CUDA error: uncorrectable ECC error encountered", ("m.py:1 f",))
+BUG = WorkerError("ValueError", "bad batch 17", ("t.py:7 loss",))
+OOM = WorkerError("torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB", ("m.py:5 f",))
+
+
+@pytest.mark.parametrize(
+    ("type_", "message", "expected"),
+    [
+        ("torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate 2 GiB", ErrorClass.DEVICE_OOM),
+        ("RuntimeError", "CUDA error: out of memory", ErrorClass.DEVICE_OOM),
+        ("MemoryError", "", ErrorClass.HOST_OOM),
+        ("RuntimeError", "[Errno 12] Cannot allocate memory", ErrorClass.HOST_OOM),
+        ("AssertionError", "loss is nan", ErrorClass.NAN),
+        ("FloatingPointError", "overflow", ErrorClass.NAN),
+        ("RuntimeError", "nan in the name of a thing", ErrorClass.SCRIPT),
+        ("torch.AcceleratorError", "CUDA error: device-side assert triggered", ErrorClass.DEVICE),
+        ("RuntimeError", "CUDA error: an illegal memory access was encountered", ErrorClass.DEVICE),
+        ("OSError", "[Errno 28] No space left on device", ErrorClass.STORAGE),
+        ("KeyError", "'lr'", ErrorClass.SCRIPT),
+    ],
+)
+def test_classes(type_: str, message: str, expected: ErrorClass) -> None:
+    assert class_of(WorkerError(type_, message)) is expected
+
+
+def test_a_kill_for_memory_is_told_from_a_kill() -> None:
+    assert class_of(None, 9, host_oom=True) is ErrorClass.HOST_OOM
+    assert class_of(None, 9) is ErrorClass.CRASH
+    assert class_of(None, 11, host_oom=True) is ErrorClass.CRASH
+
+
+@pytest.mark.parametrize(
+    ("error", "context", "expected"),
+    [
+        (BUG, Context(), Who.UNKNOWN),
+        (BUG, Context(tries=2), Who.USER),
+        (BUG, Context(before_first_step=True, early=True), Who.USER),
+        (BUG, Context(tries=2, hardware="Xid 79"), Who.HARDWARE),
+        (BUG, Context(other_jobs=3), Who.UNKNOWN),
+        (OOM, Context(tries=2), Who.USER),
+        (OOM, Context(), Who.UNKNOWN),
+        (ECC, Context(tries=3), Who.UNKNOWN),
+        (ECC, Context(tries=2, nodes=2), Who.USER),
+        (ECC, Context(other_jobs=1), Who.HARDWARE),
+        (None, Context(other_jobs=1), Who.HARDWARE),
+        (None, Context(), Who.UNKNOWN),
+    ],
+)
+def test_rules(error: WorkerError | None, context: Context, expected: Who) -> None:
+    exit_ = Fleet().exit_of(0, error=error)
+    judged = blame(exit_, context)
+    assert judged.who is expected
+    assert judged.why
+
+
+def test_a_device_error_twice_on_one_node_does_not_stop_the_job() -> None:
+    fleet = Fleet()
+    for generation in (1, 2):
+        fleet.generation = generation
+        fleet.start()
+        fleet.exits(1, error=ECC)
+    assert [finding.kind for finding in fleet.found] == [FindingKind.WORKER_EXCEPTION] * 2
+    assert fleet.found[1].evidence["blame"] == "unknown"
+
+
+def test_an_xid_beside_it_blames_the_node() -> None:
+    fleet = Fleet()
+    fleet.start()
+    fleet.xid(95, "n1")
+    fleet.exits(1, error=BUG)
+    last = fleet.found[-1]
+    assert (last.kind, last.evidence["blame"]) == (FindingKind.WORKER_EXCEPTION, "hardware")
+    assert last.ladder == (Remedy.REPLACE_NODE,)
+
+
+def test_the_application_s_own_xid_does_not() -> None:
+    fleet = Fleet()
+    fleet.start()
+    fleet.xid(31, "n1")
+    fleet.exits(1, error=BUG)
+    assert fleet.found[-1].evidence["blame"] != "hardware"
