@@ -295,3 +295,38 @@ def test_a_node_that_is_replaced_gets_its_shard_from_its_partner(launch: StartLa
         assert each.wait() == 0, each.text
     assert "starts at step 0" not in second[0].text
     assert losses(*first, *second) == expected
+
+
+@pytest.mark.timeout(300)
+def test_a_sharded_state_is_put_together_anew_for_another_number_of_ranks(tmp_path: Path) -> None:
+    """FSDP2 by environment alone: the script says nothing about checkpoints."""
+
+    def train(ranks: int, steps: int, directory: str) -> None:
+        run = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(free_port())]
+        arguments = ["--steps", str(steps), "--layers", "1", "--out", str(tmp_path / f"{directory}-{steps}")]
+        done = subprocess.run(
+            [sys.executable, *run, str(examples() / "fsdp" / "train.py"), *arguments],
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "HOLDFAST_CHECKPOINT_DIR": str(tmp_path / directory),
+                "HOLDFAST_CHECKPOINT_INTERVAL_STEPS": "5",
+            },
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def history(name: str) -> dict[int, float]:
+        lines = map(json.loads, (tmp_path / name / "loss.jsonl").read_text().splitlines())
+        return {line["step"]: line["loss"] for line in lines}
+
+    train(2, 15, "calm")
+    for ranks, steps in ((2, 5), (1, 10), (2, 15)):
+        train(ranks, steps, "resized")
+    expected = history("calm-15")
+    resized = history("resized-5") | history("resized-10") | history("resized-15")
+    assert min(history("resized-10")) > 5
+    assert resized == pytest.approx(expected, abs=1e-4)  # sums over other ranks round otherwise

@@ -15,6 +15,7 @@ import select
 import signal
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from types import FrameType
@@ -28,6 +29,34 @@ log = logging.getLogger("holdfast.train")
 SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1)
 DISCONNECTED_POLL_S: Final = 0.1
 SILENCE_MAX_S: Final = 2.0  # every living rank's watcher answers within two polls of a quarter of a second
+
+
+_installed: weakref.WeakSet[Watcher] = weakref.WeakSet()
+
+
+_forking = threading.local()
+
+
+def _hold_signals() -> None:
+    """Until the child has handlers of its own: what comes before would wake its parent's watcher."""
+    if _installed:
+        _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+
+def _release_signals() -> None:
+    mask, _forking.mask = getattr(_forking, "mask", None), None
+    if mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _forget_in_child() -> None:
+    """A data-loader worker has to die of SIGTERM, and must not make its parent leave."""
+    for watcher in list(_installed):
+        watcher.restore_signals()
+    _release_signals()
+
+
+os.register_at_fork(before=_hold_signals, after_in_parent=_release_signals, after_in_child=_forget_in_child)
 
 
 class Watcher:
@@ -61,23 +90,28 @@ class Watcher:
             self._previous[number] = signal.signal(number, self._handle)
         # Written to by Python's own C handler: the handler below waits for the training thread to come back from C.
         self._previous_wakeup = signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+        _installed.add(self)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         """For when another library has taken over the wakeup descriptor; both count, and no signal counts twice."""
         self._handled[number] += 1
 
     def close(self) -> None:
-        """On the thread that made it. A grace that has begun goes on."""
-        if self._previous:
-            signal.set_wakeup_fd(self._previous_wakeup)
-            for number, handler in self._previous.items():
-                signal.signal(number, handler)
+        """On the thread that made it."""
+        self.restore_signals()
         self._closing = True
         with contextlib.suppress(OSError):
             os.write(self._waker, b"\0")
         self._thread.join()
         os.close(self._wake)
         os.close(self._waker)
+
+    def restore_signals(self) -> None:
+        if self._previous:
+            signal.set_wakeup_fd(self._previous_wakeup)
+        while self._previous:
+            signal.signal(*self._previous.popitem())
+        _installed.discard(self)
 
     # ------------------------------------------------------------ the thread
 

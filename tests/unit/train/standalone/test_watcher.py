@@ -97,6 +97,18 @@ def test_a_rank_whose_peers_do_not_answer_leaves_before_the_grace_is_over(
     assert "not every rank has answered" in caplog.text
 
 
+def test_a_forked_child_dies_of_sigterm_and_the_parent_hears_nothing(watcher: Watcher, asked: Asked) -> None:
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+        os._exit(0)
+    os.kill(child, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+    polled_twice(asked)
+    assert asked.asked == []
+    assert watcher.deadline is None
+
+
 def test_a_taken_wakeup_descriptor_only_makes_it_slower(watcher: Watcher, asked: Asked) -> None:
     signal.set_wakeup_fd(-1)  # as an event loop of the script may do
     os.kill(os.getpid(), signal.SIGUSR1)
