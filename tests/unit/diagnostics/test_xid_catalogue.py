@@ -15,7 +15,7 @@ from holdfast.diagnostics.engine import Engine
 from holdfast.domain.findings import Finding, Remedy, Severity
 from holdfast.domain.job import HangSpec
 from holdfast.domain.mesh import Mesh
-from holdfast.domain.signals import GenerationStarted, KernelLine
+from holdfast.domain.signals import GenerationStarted, GpuSample, KernelLine
 
 _TEXT = resources.files("holdfast.diagnostics.catalogue").joinpath("xid.csv").read_text(encoding="utf-8")
 ROWS = list(csv.DictReader(_TEXT.splitlines()[1:]))
@@ -92,6 +92,28 @@ def test_the_fault_itself_replaces_a_verdict_that_was_read_before_it() -> None:
     first, second = judge(*verdicts, line(79, at=1.0, gpu=3))
     assert (second.gpu, second.evidence["xid"]) == (3, "79")
     assert second.evidence["supersedes"] == first.id
+
+
+def test_a_verdict_that_nvml_gives_on_every_gpu_is_one_finding_and_the_xid_replaces_it() -> None:
+    def sample(at: float, *actions: int) -> GpuSample:
+        gpus = tuple(range(len(actions)))
+        zeros = (0,) * len(actions)
+        uuids = tuple(f"GPU-{gpu}" for gpu in gpus)
+        lost = tuple(gpu == 3 and any(actions) for gpu in gpus)
+        return GpuSample("n0", T0 + at, gpus, uuids, zeros, zeros, zeros, zeros, actions, lost)
+
+    engine = Engine([GpuError(CATALOGUE)])
+    items = (
+        sample(0, *(0,) * 8),
+        sample(5, *(2,) * 8),
+        sample(10, *(2,) * 8),
+        line(79, at=11, gpu=3),
+        line(154, at=12),
+    )
+    verdict, xid = (finding for item in items for finding in engine.fold(item, item.at).findings)
+    assert (verdict.severity, xid.gpu) == (Severity.FATAL, 3)
+    assert (verdict.gpu, verdict.evidence["other_gpus"]) == (3, "0, 1, 2, 4, 5, 6, 7"), "the one that is gone"
+    assert xid.evidence["supersedes"] == verdict.id
 
 
 def test_two_gpus_that_fail_are_two_faults() -> None:

@@ -30,13 +30,18 @@ from holdfast.diagnostics.detectors.xid_verdict import (
     RANK,
     RECOVERY,
     Details,
+    Judged,
+    Verdict,
     details_of,
     gpu_key,
     is_nvml_event,
     ladder_in_words,
+    of_line,
+    of_silence,
+    of_verdict,
     recovery_in,
 )
-from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
+from holdfast.domain.findings import Finding, Remedy, Severity
 from holdfast.domain.signals import (
     CollectorSilent,
     GenerationStarted,
@@ -88,15 +93,6 @@ class GpuState:
 
 
 @dataclass(frozen=True, slots=True)
-class _Judged:
-    action: FirstAction
-    severity: Severity
-    ladder: tuple[Remedy, ...]
-    why: str
-    blame: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class GpuError:
     catalogue: Catalogue
     burst_s: float = (
@@ -129,7 +125,7 @@ class GpuError:
             case JobBegan():
                 state.places.pop(item.job, None)
             case CollectorSilent(collector="nvml"):
-                findings = (_silent(item, now),)
+                findings = (of_silence(item, now),)
             case _:
                 pass
         return state, findings
@@ -169,7 +165,7 @@ class GpuError:
         evidence = self._evidence(row, line, details, judged, earlier)
         if superseded is not None:
             evidence["supersedes"] = superseded.finding
-        return (_finding(id_, row, line, judged, evidence, now),)
+        return (of_line(id_, row, line, judged, evidence, now),)
 
     def _is_echo(
         self, node: _Node, row: XidRow, line: KernelLine, gpu: str, details: Details, recent: list[_Fault]
@@ -189,20 +185,20 @@ class GpuError:
 
     def _judge(
         self, state: GpuState, node: _Node, row: XidRow, line: KernelLine, gpu: str, details: Details
-    ) -> _Judged | None:
+    ) -> Judged | None:
         """What the catalogue says, made concrete by the line and by what this GPU did before. None = nothing to do."""
         action, why, blame = self._first_action(row, line, details)
         if action is None:
             return None
         severity, ladder = JUDGEMENTS[action]
         if row.source != "catalogue":
-            return _Judged(action, severity, ladder, f"{row.source} says so", blame)
+            return Judged(action, severity, ladder, f"{row.source} says so", blame)
         if blame:
             why = f"{why}; the fault is the {blame}'s" if blame != "cable" else f"{why}; look at the cable"
-            return _Judged(action, severity, ladder[:1], why, blame)
+            return Judged(action, severity, ladder[:1], why, blame)
         if row.xid == _DOUBLE_BIT and any(fault.xid == _REMAP_FAILED and fault.gpu == gpu for fault in node.faults):
             why = "its memory could not be remapped before, so it must be replaced"
-            return _Judged(FirstAction.REPLACE_NODE, *JUDGEMENTS[FirstAction.REPLACE_NODE], why)
+            return Judged(FirstAction.REPLACE_NODE, *JUDGEMENTS[FirstAction.REPLACE_NODE], why)
         if row.role not in (Role.HARDWARE, Role.VERDICT):
             severity, ladder = Severity.INFO, (Remedy.WATCH,)
             if row.first_action is FirstAction.REPORT:
@@ -222,8 +218,8 @@ class GpuError:
                     rule.scope, f"time on this {rule.scope.value}"
                 )
                 why = f"the {_nth(count)} {scope} within {rule.window_s / 3600:.0f} h ({rule.source})"
-                return _Judged(action, worse, ladder, why)
-        return _Judged(action, severity, ladder, why)
+                return Judged(action, worse, ladder, why)
+        return Judged(action, severity, ladder, why)
 
     def _first_action(self, row: XidRow, line: KernelLine, details: Details) -> tuple[FirstAction | None, str, str]:
         """(action, why, whom to blame instead)."""
@@ -267,7 +263,7 @@ class GpuError:
                 return 1 + sum(fault.xid == row.xid for fault in before)
 
     def _evidence(
-        self, row: XidRow, line: KernelLine, details: Details, judged: _Judged, earlier: int
+        self, row: XidRow, line: KernelLine, details: Details, judged: Judged, earlier: int
     ) -> dict[str, str]:
         evidence = {
             "xid": str(row.xid),
@@ -296,29 +292,28 @@ class GpuError:
     # ---------------------------------------------------------------- the driver's own word
 
     def _sample(self, node: _Node, sample: GpuSample, now: float) -> tuple[Finding, ...]:
-        findings = []
+        """At most one finding: a fault changes the verdict on every GPU of its node, and the worst one is where it is."""
+        verdicts = list[Verdict]()
         lost = frozenset(uuid for uuid, gone in zip(sample.uuid, sample.lost, strict=True) if gone)
-        fresh = any(
-            fault.role in (Role.HARDWARE, Role.VERDICT) and abs(sample.at - fault.at) <= self.burst_s
-            for fault in node.faults
-        )
         for gpu, uuid, code in zip(sample.gpu, sample.uuid, sample.recovery_action, strict=True):
             before, node.recovery[uuid] = node.recovery.get(uuid, 0), code
             if uuid in lost and uuid not in node.lost:
-                action, what = FirstAction.REPLACE_NODE, "the driver has lost it"
+                verdicts.append(Verdict(gpu, uuid, FirstAction.REPLACE_NODE, "the driver has lost it"))
             elif code > 0 and code != before:
-                what, known = RECOVERY.get(code, (f"recovery action {code}, not known here", FirstAction.WATCH))
-                action, what = known or FirstAction.IGNORE, f"the driver asks: {what}"
-            else:
-                continue
-            if fresh:
-                continue  # the Xid line of the same fault has already been judged
-            finding = _verdict(sample, gpu, uuid, action, what, now)
-            findings.append(finding)
-            node.faults.append(_Fault(0, Role.HARDWARE, uuid, sample.at, finding.severity, finding.id, node.job))
-            del node.faults[:-_FAULTS_PER_NODE_MAX]
+                what, action = RECOVERY.get(code, (f"recovery action {code}, not known here", FirstAction.WATCH))
+                verdicts.append(Verdict(gpu, uuid, action or FirstAction.IGNORE, f"the driver asks: {what}"))
         node.lost = lost
-        return tuple(findings)
+        node.recovery = {uuid: node.recovery[uuid] for uuid in sample.uuid}
+        if not verdicts or any(
+            fault.role in (Role.HARDWARE, Role.VERDICT) and abs(sample.at - fault.at) <= self.burst_s
+            for fault in node.faults
+        ):
+            return ()  # nothing new, or the Xid line of the same fault has already been judged
+        worst = max(verdicts, key=_gravity)
+        finding = of_verdict(sample, worst, [verdict.gpu for verdict in verdicts if verdict is not worst], now)
+        node.faults.append(_Fault(0, Role.VERDICT, worst.uuid, sample.at, finding.severity, finding.id, node.job))
+        del node.faults[:-_FAULTS_PER_NODE_MAX]
+        return (finding,)
 
 
 # ---------------------------------------------------------------- whose error it is
@@ -353,63 +348,9 @@ def _node(state: GpuState, name: str) -> _Node:
     return node
 
 
-# ---------------------------------------------------------------- findings
-
-
-def _finding(id_: str, row: XidRow, line: KernelLine, judged: _Judged, evidence: dict[str, str], now: float) -> Finding:
-    name = row.name.replace("ROBUST_CHANNEL_", "").replace("_", " ").lower()
-    unit = f"GPU {line.gpu}" if line.gpu is not None else (f"GPU {line.pci}" if line.pci else "a GPU")
-    cause = f", {row.usual_cause}" if row.usual_cause else ""
-    confidence = 0.95 if row.is_hardware else 0.6
-    return Finding(
-        id=id_,
-        kind=FindingKind.GPU_ERROR,
-        severity=judged.severity,
-        at=now,
-        since=min(line.at, now),
-        summary=f"Xid {row.xid} ({name}) on {unit} of {line.node}{cause}: {judged.why}.",
-        node=line.node,
-        gpu=line.gpu,
-        confidence=0.4 if judged.blame else confidence,
-        evidence=evidence,
-        ladder=judged.ladder,
-    )
-
-
-def _verdict(sample: GpuSample, gpu: int, uuid: str, action: FirstAction, what: str, now: float) -> Finding:
-    severity, ladder = JUDGEMENTS[action]
-    return Finding(
-        id=f"gpu:{sample.node}:{uuid or gpu}:{action.value.lower()}:{sample.at:.0f}",
-        kind=FindingKind.GPU_ERROR,
-        severity=severity,
-        at=now,
-        since=min(sample.at, now),
-        summary=f"GPU {gpu} of {sample.node}: {what}.",
-        node=sample.node,
-        gpu=gpu,
-        evidence={
-            "uuid": uuid,
-            "first_action": action.value,
-            "ladder": ladder_in_words(ladder),
-            "source": "NVML",
-        },
-        ladder=ladder,
-    )
-
-
-def _silent(item: CollectorSilent, now: float) -> Finding:
-    return Finding(
-        id=f"gpu_silent:{item.node}:{item.at - item.at % 300:.0f}",
-        kind=FindingKind.GPU_ERROR,
-        severity=Severity.WARNING,
-        at=now,
-        since=min(item.at, now),
-        summary=f"The GPU driver of {item.node} has not answered {item.misses} times in a row.",
-        node=item.node,
-        confidence=0.5,
-        evidence={"collector": item.collector, "misses": str(item.misses), "reason": item.reason[:500]},
-        ladder=(Remedy.WATCH,),
-    )
+def _gravity(verdict: Verdict) -> tuple[int, bool]:
+    """A GPU that is gone is worse than one whose node must reboot, though both end the run."""
+    return RANK[JUDGEMENTS[verdict.action][0]], verdict.action is FirstAction.REPLACE_NODE
 
 
 def _nth(n: int) -> str:

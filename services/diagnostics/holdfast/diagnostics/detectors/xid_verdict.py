@@ -1,4 +1,4 @@
-"""What an Xid line says beyond its code, and what follows from an action: severity, ladder, words. Pure functions.
+"""What an Xid line says beyond its code, what follows from an action, and the findings in words. Pure functions.
 
 Not a detector: `gpu_error` asks it.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from holdfast.diagnostics.catalogue.xid import FirstAction
-from holdfast.domain.findings import Remedy, Severity
+from holdfast.diagnostics.catalogue.xid import FirstAction, XidRow
+from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
+from holdfast.domain.signals import CollectorSilent, GpuSample, KernelLine
 
 Judgement = tuple[Severity, tuple[Remedy, ...]]
 
@@ -105,3 +106,84 @@ def recovery_in(text: str) -> tuple[FirstAction | None, str]:
 
 def ladder_in_words(ladder: tuple[Remedy, ...]) -> str:
     return " → ".join(remedy.value.replace("_", " ") for remedy in ladder)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    action: FirstAction
+    severity: Severity
+    ladder: tuple[Remedy, ...]
+    why: str
+    blame: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The driver's own word on one GPU."""
+
+    gpu: int
+    uuid: str
+    action: FirstAction
+    what: str
+
+
+# ---------------------------------------------------------------- findings
+
+
+def of_line(id_: str, row: XidRow, line: KernelLine, judged: Judged, evidence: dict[str, str], now: float) -> Finding:
+    name = row.name.replace("ROBUST_CHANNEL_", "").replace("_", " ").lower()
+    unit = f"GPU {line.gpu}" if line.gpu is not None else (f"GPU {line.pci}" if line.pci else "a GPU")
+    cause = f", {row.usual_cause}" if row.usual_cause else ""
+    confidence = 0.95 if row.is_hardware else 0.6
+    return Finding(
+        id=id_,
+        kind=FindingKind.GPU_ERROR,
+        severity=judged.severity,
+        at=now,
+        since=min(line.at, now),
+        summary=f"Xid {row.xid} ({name}) on {unit} of {line.node}{cause}: {judged.why}.",
+        node=line.node,
+        gpu=line.gpu,
+        confidence=0.4 if judged.blame else confidence,
+        evidence=evidence,
+        ladder=judged.ladder,
+    )
+
+
+def of_verdict(sample: GpuSample, verdict: Verdict, others: list[int], now: float) -> Finding:
+    severity, ladder = JUDGEMENTS[verdict.action]
+    evidence = {
+        "uuid": verdict.uuid,
+        "first_action": verdict.action.value,
+        "ladder": ladder_in_words(ladder),
+        "source": "NVML",
+    }
+    if others:
+        evidence["other_gpus"] = ", ".join(str(gpu) for gpu in others)
+    return Finding(
+        id=f"gpu:{sample.node}:{verdict.uuid or verdict.gpu}:{verdict.action.value.lower()}:{sample.at:.0f}",
+        kind=FindingKind.GPU_ERROR,
+        severity=severity,
+        at=now,
+        since=min(sample.at, now),
+        summary=f"GPU {verdict.gpu} of {sample.node}: {verdict.what}.",
+        node=sample.node,
+        gpu=verdict.gpu,
+        evidence=evidence,
+        ladder=ladder,
+    )
+
+
+def of_silence(item: CollectorSilent, now: float) -> Finding:
+    return Finding(
+        id=f"gpu_silent:{item.node}:{item.at - item.at % 300:.0f}",
+        kind=FindingKind.GPU_ERROR,
+        severity=Severity.WARNING,
+        at=now,
+        since=min(item.at, now),
+        summary=f"The GPU driver of {item.node} has not answered {item.misses} times in a row.",
+        node=item.node,
+        confidence=0.5,
+        evidence={"collector": item.collector, "misses": str(item.misses), "reason": item.reason[:500]},
+        ladder=(Remedy.WATCH,),
+    )
