@@ -24,6 +24,8 @@ from holdfast.agent.collectors.protocol import Surroundings
         ('{"event": "x", "starts_at": "tomorrow"}', "x", None),
         ('{"event": "x", "starts_at": NaN}', "x", None),
         ('{"event": "x", "starts_at": true}', "x", None),
+        ('{"event": "x", "starts_at": 1' + "0" * 400 + "}", "x", None),
+        ('{"event": "\\ud800"}', "?", None),
         ("[1, 2]", "[1, 2]", None),
         ("[" * 50_000, "[" * 500, None),
         ("\ufffd\x00", "\ufffd\x00", None),

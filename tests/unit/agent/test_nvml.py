@@ -168,6 +168,13 @@ def test_garbage_is_counted_and_passed_over(line: bytes) -> None:
     assert len(collector.take(json.dumps(GOOD).encode())) == 2
 
 
+def test_half_a_character_does_not_stop_a_tick() -> None:
+    line = json.dumps({**GOOD, "gpus": [{"gpu": 0, "uuid": "\ud800"}]}).encode()
+    signals = NvmlCollector("n").take(line)
+    assert len(signals) == 2
+    encode_tick(Tick("n", "i", 1, 1.0, tuple(signals)))
+
+
 def test_what_the_driver_does_not_say_is_unknown_and_never_zero() -> None:
     _, health = NvmlCollector("n").take(json.dumps(GOOD).encode())
     assert isinstance(health, GpuHealth)

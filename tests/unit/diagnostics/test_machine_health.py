@@ -6,8 +6,11 @@ import math
 from dataclasses import replace
 
 import pytest
-from diagnosing import T0
+from diagnosing import CATALOGUE, T0
+from hypothesis import given, settings
+from values import value_of
 
+from holdfast.diagnostics import detectors
 from holdfast.diagnostics.detectors.gpu_health import GpuHealth
 from holdfast.diagnostics.detectors.host_pressure import HostPressure
 from holdfast.diagnostics.detectors.maintenance import Maintenance
@@ -15,7 +18,7 @@ from holdfast.diagnostics.detectors.nic_port import NicPort
 from holdfast.diagnostics.engine import Engine
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.signals import GpuHealth as Health
-from holdfast.domain.signals import HostSample, MaintenanceNotice, NicSample, NodeSignal
+from holdfast.domain.signals import HostSample, MaintenanceNotice, NicSample, NodeSignal, Tick
 
 
 def judge(detector: object, *signals: NodeSignal) -> list[Finding]:
@@ -23,6 +26,14 @@ def judge(detector: object, *signals: NodeSignal) -> list[Finding]:
     found = [finding for signal in signals for finding in engine.fold(signal, signal.at).findings]
     assert {finding.severity for finding in found} <= {Severity.INFO, Severity.WARNING}, "none of these stops a run"
     return found
+
+
+@given(tick=value_of(Tick))
+@settings(max_examples=60, deadline=None)
+def test_no_signal_however_odd_breaks_a_detector(tick: Tick) -> None:
+    engine = Engine(detectors.standard(CATALOGUE))
+    for signal in (*tick.signals, *reversed(tick.signals)):  # time goes backwards as well
+        engine.fold(signal, T0)
 
 
 # ------------------------------------------------------------------ ports

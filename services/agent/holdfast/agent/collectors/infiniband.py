@@ -99,7 +99,7 @@ class Ports:
         if state is None:
             return None
         return _Port(
-            device=device.name,
+            device=device.name.encode(errors="replace").decode(),
             port=number,
             link_layer=self._word(place / "link_layer") or "",
             state=state,

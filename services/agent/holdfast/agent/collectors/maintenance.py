@@ -80,12 +80,21 @@ def parse(text: str) -> _Notice:
         record = None
     if not isinstance(record, dict):
         return " ".join(text.split())[:EVENT_CHARS_MAX] or "maintenance", None
-    starts_at = record.get("starts_at")
-    sound = isinstance(starts_at, int | float) and not isinstance(starts_at, bool) and math.isfinite(starts_at)
-    if starts_at is not None and not sound:
-        log.warning("maintenance notice with a time that is none", starts_at=str(starts_at)[:100])
-    event = " ".join(str(record.get("event") or "maintenance").split())[:EVENT_CHARS_MAX]
-    return event, float(starts_at) if sound and starts_at is not None else None
+    event = (
+        str(record.get("event") or "maintenance").encode(errors="replace").decode()
+    )  # JSON can hold half a character
+    return " ".join(event.split())[:EVENT_CHARS_MAX], _time(record.get("starts_at"))
+
+
+def _time(value: object) -> float | None:
+    try:
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            return float(value)
+    except OverflowError:
+        pass  # an integer beyond any time
+    if value is not None:
+        log.warning("maintenance notice with a time that is none", starts_at=repr(value)[:100])
+    return None
 
 
 def read_url(url: str) -> _Notice:

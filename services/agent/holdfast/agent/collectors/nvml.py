@@ -145,7 +145,7 @@ class NvmlCollector:
 def _event(node: str, record: Mapping[str, Any]) -> KernelLine:
     """As if the kernel log had said it; where both do, the two are one fault. `NVML event` marks the source."""
     event = record["event"]
-    xid, gpu, pci = _index(event["data"]), _index(event["gpu"]), str(event["pci"])[:64]
+    xid, gpu, pci = _index(event["data"]), _index(event["gpu"]), _word(event["pci"])
     text = f"NVML event: Xid {xid} on GPU {gpu} ({pci})"
     return KernelLine(node, _time(record), text, xid, pci, gpu, KernelEvent.XID)
 
@@ -156,7 +156,7 @@ def _sample(node: str, record: Mapping[str, Any]) -> GpuSample:
         node=node,
         at=_time(record),
         gpu=_column(rows, "gpu", _index, 0),
-        uuid=_column(rows, "uuid", str, ""),
+        uuid=_column(rows, "uuid", _word, ""),
         temperature_c=_column(rows, "temperature_c", float, 0.0),
         power_w=_column(rows, "power_w", float, 0.0),
         memory_used=_column(rows, "memory_used", _total, 0),
@@ -184,7 +184,7 @@ def _health(node: str, record: Mapping[str, Any], expected: int) -> GpuHealth:
         at=_time(record),
         expected=expected,
         gpu=_column(rows, "gpu", _index, 0),
-        uuid=_column(rows, "uuid", str, ""),
+        uuid=_column(rows, "uuid", _word, ""),
         ecc_corrected=totals("ecc_corrected"),
         ecc_uncorrected_ever=totals("ecc_uncorrected_ever"),
         remapped_rows=totals("remapped_rows"),
@@ -213,6 +213,10 @@ T = TypeVar("T")
 
 def _column(rows: Sequence[Mapping[str, Any]], name: str, kind: Callable[[Any], T], unknown: T) -> tuple[T, ...]:
     return tuple(kind(row[name]) if row.get(name) is not None else unknown for row in rows)
+
+
+def _word(value: Any) -> str:
+    return str(value)[:96].encode(errors="replace").decode()  # JSON can hold half a character, a message cannot
 
 
 def _index(value: Any) -> int:
