@@ -12,6 +12,7 @@ than the clocks may differ, or an own failure against a collective error) the fi
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -55,9 +56,8 @@ class ExitState:
     holding: set[Key] = field(default_factory=set)
     hardware: OrderedDict[str, Finding] = field(default_factory=OrderedDict)  # by node: its newest hardware finding
     out_of_memory: OrderedDict[str, float] = field(default_factory=OrderedDict)  # by node: diagnostics' clock
-    places: OrderedDict[str, dict[str, float]] = field(
-        default_factory=OrderedDict
-    )  # by job: nodes that failed, and when
+    places: OrderedDict[str, dict[str, float]] = field(default_factory=OrderedDict)  # by job: where it failed, when
+    guests: OrderedDict[str, set[str]] = field(default_factory=OrderedDict)  # by node: jobs that failed there
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,9 +202,11 @@ class WorkerExit:
         failure: repeated_exception.Failure | None,
         now: float,
     ) -> Blame:
-        places = state.places.setdefault(exit_.job, {})
+        places, guests = state.places.get(exit_.job, {}), state.guests.get(exit_.node, set())
         places[exit_.node] = now
+        guests.add(exit_.job)
         _keep(state.places, exit_.job, places)
+        _keep(state.guests, exit_.node, guests)
         hardware = state.hardware.get(exit_.node)
         started_at = generation.started_at
         context = Context(
@@ -213,13 +215,17 @@ class WorkerExit:
             tries=failure.tries if failure is not None else 1,
             nodes=len(failure.nodes) if failure is not None else 1,
             other_jobs=sum(
-                job != exit_.job and set(nodes) == {exit_.node} and now - nodes[exit_.node] <= self.memory_s
-                for job, nodes in state.places.items()
+                _failed_here_only(state, job, exit_.node, now - self.memory_s) for job in guests - {exit_.job}
             ),
             before_first_step=exit_.step == 0,
             early=started_at is not None and exit_.at - started_at <= self.early_s,
         )
         return blame(exit_, context)
+
+
+def _failed_here_only(state: ExitState, job: str, node: str, after: float) -> bool:
+    places = state.places.get(job, {})
+    return len(places) == 1 and places.get(node, -math.inf) >= after
 
 
 V = TypeVar("V")
