@@ -204,7 +204,7 @@ class WorkerExit:
     ) -> Blame:
         places, guests = state.places.get(exit_.job, {}), state.guests.get(exit_.node, set())
         places[exit_.node] = now
-        guests.add(exit_.job)
+        guests = {job for job in guests if job in state.places} | {exit_.job}
         _keep(state.places, exit_.job, places)
         _keep(state.guests, exit_.node, guests)
         hardware = state.hardware.get(exit_.node)
