@@ -144,6 +144,23 @@ async def test_a_file_is_followed_from_its_end_through_rotation_truncation_and_h
 
 
 @pytest.mark.anyio
+async def test_a_sentence_over_three_lines_names_its_gpu(tmp_path: Path) -> None:
+    path, seen = tmp_path / "kernel.log", list[NodeSignal]()
+    path.touch()
+    words = "The NVIDIA GPU 0000:9b:00.0|(PCI ID: 10de:2330) installed in this system has|fallen off the bus and is not"
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(KernelLog("n", path, tmp_path / "position.json").run, seen.append)
+        await wait_until_async((tmp_path / "position.json").exists, description="the first look")
+        with path.open("a") as log:
+            log.write(
+                "".join(f"NVRM: {part}\n" for part in words.split("|")) + "x\n" * 4 + "NVRM: fallen off the bus\n"
+            )
+        await wait_until_async(lambda: len(seen) == 2, description="both lines")
+        tasks.cancel_scope.cancel()
+    assert [signal.pci for signal in seen if isinstance(signal, KernelLine)] == ["0000:9b:00.0", ""]
+
+
+@pytest.mark.anyio
 async def test_garbage_is_counted_and_the_next_line_still_read(tmp_path: Path) -> None:
     path, seen = tmp_path / "kernel.log", list[NodeSignal]()
     path.touch()

@@ -116,6 +116,13 @@ def test_a_verdict_that_nvml_gives_on_every_gpu_is_one_finding_and_the_xid_repla
     assert xid.evidence["supersedes"] == verdict.id
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_words_without_an_address_are_about_the_gpu_that_has_one(order: tuple[int, int]) -> None:
+    words = KernelLine("n0", T0, "NVRM: fallen off the bus and is not responding to commands.", xid=79)
+    pair = (line(79, gpu=3), words)
+    assert len(judge(*(pair[i] for i in order))) == 1
+
+
 def test_two_gpus_that_fail_are_two_faults() -> None:
     assert [found.gpu for found in judge(line(79, gpu=1), line(79, gpu=2, at=1.0))] == [1, 2]
 

@@ -19,8 +19,9 @@ FALLEN_OFF_THE_BUS = 79
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)[^)]{0,32}\).*?: (?P<xid>\d{1,4})(?:,|\s|$)")
 _XID_MARK = "NVRM: Xid"
 # The driver also says it without a code: "NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.", or on lines of their own:
-# "NVRM: The NVIDIA GPU 0000:18:00.0" and "NVRM: (PCI ID: 10de:2330) installed in this system has fallen off the bus …".
+# "NVRM: The NVIDIA GPU 0000:18:00.0", "NVRM: (PCI ID: 10de:2330) installed in this system has", "NVRM: fallen off the bus …".
 _FALLEN = re.compile(r"NVRM:.*fallen off the bus")
+_NAMED = re.compile(r"NVRM: The NVIDIA GPU (?P<pci>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.\d)?)")
 _PCI = re.compile(r"\b[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.\d)?")
 _OTHERS: tuple[tuple[KernelEvent, re.Pattern[str]], ...] = (
     (KernelEvent.OOM_KILL, re.compile(r"Out of memory: Kill(?:ed)? process|Memory cgroup out of memory|oom-kill:")),
@@ -67,14 +68,23 @@ def parse_record(raw: str) -> Record:
     return Record(match["text"], int(match["sequence"]))
 
 
-def recognise(text: str) -> Recognised | None:
-    """What the line says of this node's health; None for the thousands that say nothing of it."""
+def gpu_named(text: str) -> str:
+    """The PCI address in a line that names a GPU for the lines that follow it; else empty."""
+    match = _NAMED.search(text[:TEXT_CHARS_MAX])
+    return match["pci"] if match else ""
+
+
+def recognise(text: str, named: str = "") -> Recognised | None:
+    """What the line says of this node's health; None for the thousands that say nothing of it.
+
+    `named`: the GPU that the lines just before it were about.
+    """
     text = text[:TEXT_CHARS_MAX]
     if match := _XID.search(text):
         return Recognised(text, KernelEvent.XID, int(match["xid"]), match["pci"])
     if _FALLEN.search(text):
         address = _PCI.search(text)
-        return Recognised(text, KernelEvent.OFF_THE_BUS, FALLEN_OFF_THE_BUS, address[0] if address else "")
+        return Recognised(text, KernelEvent.OFF_THE_BUS, FALLEN_OFF_THE_BUS, address[0] if address else named)
     for event, pattern in _OTHERS:
         if pattern.search(text):
             return Recognised(text, event)

@@ -19,7 +19,7 @@ import anyio
 import structlog
 
 from holdfast.agent.collectors.inotify import FileWatch
-from holdfast.agent.collectors.kernel_lines import is_garbled, parse_record, recognise
+from holdfast.agent.collectors.kernel_lines import gpu_named, is_garbled, parse_record, recognise
 from holdfast.agent.collectors.protocol import Emit, Surroundings
 from holdfast.domain.signals import KernelLine
 
@@ -29,6 +29,7 @@ RECORD_BYTES_MAX = 8192  # the kernel's own limit for one kmsg record
 LOOK_INTERVAL_S = 1.0  # of a plain file that does not seem to change
 ROTATION_POLL_S = 0.02
 READ_BYTES_MAX = 1 << 20  # per look at a plain file; the rest waits for the next
+SENTENCE_LINES = 3  # a sentence of the driver that is spread over lines
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 GPUS = Path("/proc/driver/nvidia/gpus")
 
@@ -47,8 +48,10 @@ class KernelLog:
 
     async def run(self, emit: Emit) -> None:
         device = stat.S_ISCHR(os.stat(self._path).st_mode)
+        named, since = "", 0
         async for text in self._device() if device else self._file():
-            if (found := recognise(text)) is not None:
+            named, since = (pci, 0) if (pci := gpu_named(text)) else (named, since + 1)
+            if (found := recognise(text, named if since <= SENTENCE_LINES else "")) is not None:
                 log.info("kernel line", text=found.text, about=found.event.value, xid=found.xid)
                 gpu = gpu_of(found.pci)
                 emit(KernelLine(self._node, time.time(), found.text, found.xid, found.pci, gpu, found.event))

@@ -151,7 +151,7 @@ class GpuError:
         judged = self._judge(state, node, row, line, gpu, details)
         if judged is None:
             return ()
-        same = [fault for fault in recent if fault.gpu == gpu or fault.role is Role.VERDICT]
+        same = [fault for fault in recent if _same_gpu(fault.gpu, gpu) or fault.role is Role.VERDICT]
         superseded = max(same, key=lambda fault: RANK[fault.severity], default=None)
         verdict_first = superseded is not None and superseded.role is Role.VERDICT and row.role is Role.HARDWARE
         if superseded is not None and RANK[judged.severity] <= RANK[superseded.severity] and not verdict_first:
@@ -174,7 +174,7 @@ class GpuError:
         for fault in recent:
             same_link = fault.link == details.link or not details.link
             close = abs(line.at - fault.at) <= row.burst_s
-            if close and (fault.xid, fault.gpu) == (row.xid, gpu) and same_link:
+            if close and fault.xid == row.xid and _same_gpu(fault.gpu, gpu) and same_link:
                 fault.at = max(fault.at, line.at)
                 return True
         if row.xid == _AFTER_A_KILL and abs(line.at - node.killed_at) <= self.burst_s:
@@ -317,6 +317,11 @@ class GpuError:
 
 
 # ---------------------------------------------------------------- whose error it is
+
+
+def _same_gpu(one: str, other: str) -> bool:
+    """A line that names no GPU is about the one that others name in the same moment."""
+    return one == other or not one or not other
 
 
 def _remember_place(state: GpuState, job: str, place: tuple[str, str]) -> None:
