@@ -76,7 +76,7 @@ def fill(image: Image, tensors: list[torch.Tensor]) -> None:
 
 def transport(root: Path, staged: Staged, total: int) -> None:
     checksummer = Checksummer(2)
-    images = ImageTier(root, "a", checksummer)
+    images = ImageTier(root, "a", checksummer, overflow=root / "disk")
     (seen,) = (seen for seen in images.scan("job") if seen.header.stamp.key == staged.key)
     manifest = images.commit("job", seen)
     server = Server(

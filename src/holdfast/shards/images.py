@@ -46,7 +46,7 @@ class Skipped:
 
 
 class ImageSet:
-    """The images below `directory`, or, where that has no room, `fallback` (both created when missing). One owner at a time:
+    """The images below `directory`, or, where that has no room, `fallback` (created when needed). One owner at a time:
     the worker.
 
     `restored` is the (attempt, step) that this worker started from, None = from scratch. Saves of an older attempt beyond
@@ -62,8 +62,7 @@ class ImageSet:
         fallback: Path | None = None,
     ) -> None:
         self._directories = [directory] if fallback is None else [directory, fallback]
-        for each in self._directories:
-            each.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
         self._restored = restored
         self._producer = producer
         self._images: dict[str, Image | None] = {name: self._reopen(name) for name in IMAGE_NAMES}
@@ -169,6 +168,10 @@ class ImageSet:
             if not others:
                 raise
             log.warning("%s; this worker's %s goes to %s instead, and saves into it are slower", error, name, others[0])
+        try:
+            others[0].mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutOfSpace(f"{others[0]} cannot be used instead: {error.strerror or error}") from error
         return _born(others[0] / name, plan)
 
     def _newest(self) -> str | None:

@@ -50,7 +50,7 @@ class World:
 
     @property
     def images(self) -> ImageTier:
-        return ImageTier(self.root / "memory", "a", Checksummer(1))
+        return ImageTier(self.root / "memory", "a", Checksummer(1), overflow=self.root / "disk")
 
     @property
     def disk(self) -> FileTier:

@@ -112,7 +112,7 @@ class FakeReplicator:
 async def node() -> AsyncIterator[tuple[Node, FakePool, FakeReplicator]]:
     pool = FakePool()
     replicator = FakeReplicator(pool)
-    site = Site(Path("/none"), Path("/none"), Path("/none"), "")
+    site = Site(Path("/none"), Path("/none"), Path("/none"), Path("/none"), "")
     yield Node(cast(WorkerPool, pool), replicator, site), pool, replicator
 
 

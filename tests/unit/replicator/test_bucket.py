@@ -39,7 +39,7 @@ class Killed(BaseException):
 def images(tmp_path_factory: pytest.TempPathFactory) -> ImageTier:
     """Step 20 of three ranks, dp 3: ranks 0 and 1 hold the same, rank 2 something else."""
     root = tmp_path_factory.mktemp("memory")
-    tier = ImageTier(root, "a", Checksummer(1))
+    tier = ImageTier(root, "a", Checksummer(1), overflow=root / "disk")
     for rank, value in enumerate((7, 7, 8)):
         saved = ImageSet(root / JOB / f"w{rank}").stage(
             PLAN, 1, 20, rank, {"dp": 3}, lambda image, value=value: fill(image, value), bytes([rank]) * 5000

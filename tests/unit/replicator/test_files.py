@@ -38,12 +38,32 @@ def source(tmp_path: Path) -> OpenShard:
     )  # fmt: skip
     assert isinstance(staged, Staged)
     checksummer = Checksummer(1)
-    images = ImageTier(tmp_path / "memory", "a", checksummer)
+    images = ImageTier(tmp_path / "memory", "a", checksummer, overflow=tmp_path / "disk")
     images.commit(JOB, images.scan(JOB)[0])
     checksummer.close()
     shard = images.open(JOB, KEY)
     yield shard  # type: ignore[misc]
     shard.close()
+
+
+def test_an_image_that_memory_had_no_room_for_is_an_image_like_any_other(tmp_path: Path) -> None:
+    plan = Plan((TensorSpec("w", "uint8", (NBYTES,), NBYTES),))
+    checksummer = Checksummer(1)
+    images = ImageTier(tmp_path / "memory", "a", checksummer, overflow=tmp_path / "disk")
+    made = ImageSet(tmp_path / "disk" / JOB / "overflow" / "w0")
+    made.stage(plan, KEY.attempt, KEY.step, KEY.rank, {"dp": 1}, lambda image: None, b"")
+    made.close()
+    assert images.jobs() == [JOB]
+    images.commit(JOB, images.scan(JOB)[0])
+    checksummer.close()
+    disk = FileTier("disk", tmp_path / "disk")
+    with images.open(JOB, KEY) as shard:
+        disk.put(JOB, shard, NO_LIMIT)
+    assert disk.sweep(JOB) == 0
+    assert [manifest.key for manifest in (*images.shards(JOB), *disk.shards(JOB))] == [KEY, KEY]
+    images.forget(JOB)
+    assert images.jobs() == []
+    assert disk.jobs() == [JOB]
 
 
 def piece(shard: OpenShard, number: int) -> memoryview:

@@ -74,6 +74,7 @@ async def _run(settings: AgentSettings, ledger: Ledger, tasks: TaskGroup) -> Non
         site=Site(
             agent_dir=settings.agent_dir,
             memory_dir=settings.memory_dir,
+            disk_dir=settings.disk_dir,
             notes=settings.agent_dir / "notes.sock",
             replicator_notes=str(places.notes) if settings.replicator else "",
         ),

@@ -66,7 +66,7 @@ async def serve(settings: ReplicatorSettings) -> None:
     scrub_pace = Pace(settings.replicator_scrub_bytes_per_s_max)
     stores = OpenStores()
     tiers = Tiers(
-        images=ImageTier(settings.memory_dir, settings.node, commit_checksummer),
+        images=ImageTier(settings.memory_dir, settings.node, commit_checksummer, overflow=settings.disk_dir),
         staged=FileTier("memory", settings.memory_dir, "staged", reserve=False),
         disk=FileTier("disk", settings.disk_dir),
     )

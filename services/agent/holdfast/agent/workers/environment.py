@@ -22,11 +22,16 @@ class Site:
 
     agent_dir: Path
     memory_dir: Path
+    disk_dir: Path
     notes: Path  # the agent's datagram socket
     replicator_notes: str  # the replicator's; empty = there is none
 
     def images(self, job: str, local_rank: int) -> Path:
         return self.memory_dir / job / f"w{local_rank}"
+
+    def overflow(self, job: str, local_rank: int) -> Path:
+        """For images that memory has no room for."""
+        return self.disk_dir / job / "overflow" / f"w{local_rank}"
 
 
 def inherited_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -65,6 +70,7 @@ def worker_environment(
         worker.ENV_ATTEMPT: str(order.attempt),
         worker.ENV_MESH: _mesh(order.mesh),
         worker.ENV_IMAGES: str(site.images(order.job, local_rank)),
+        worker.ENV_IMAGES_ON_DISK: str(site.overflow(order.job, local_rank)),
         worker.ENV_INTERVAL_STEPS: str(order.checkpoint.interval_steps),
     }
     if order.restore_step and order.restore_mesh is not None:

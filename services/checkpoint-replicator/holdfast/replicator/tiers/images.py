@@ -1,5 +1,7 @@
 """The workers' own images: `<memory>/<job>/w<local rank>/{a,b}.image`. Written by the trainers, only ever read here.
 
+Where memory has no room, a worker makes them in `<disk>/<job>/overflow/w<local rank>/` instead; here they are all the same.
+
 The header says what an image holds; the manifest beside it, written here, says that it was seen whole. A manifest whose
 header has moved on is stale and means nothing.
 """
@@ -33,19 +35,24 @@ class ImageTier:
 
     name = "memory"
 
-    def __init__(self, root: Path, node: str, checksummer: Checksummer) -> None:
+    def __init__(self, root: Path, node: str, checksummer: Checksummer, *, overflow: Path) -> None:
+        """`overflow` is the disk directory of the node."""
         self._root = root
+        self._overflow = overflow
         self._node = node
         self._checksummer = checksummer
 
     def jobs(self) -> list[str]:
         names = {path.parent.parent.name for path in find(self._root, "*/w*/[!.]*.image")}
+        names |= {path.parents[2].name for path in find(self._overflow, "*/overflow/w*/[!.]*.image")}
         return sorted(filter(is_job_name, names))
 
     def scan(self, job: str) -> list[Seen]:
         """What is there now: a page read per image."""
         seen: list[Seen] = []
-        for path in find(self._root, f"{job}/w*/[!.]*.image")[:IMAGES_MAX]:
+        paths = find(self._root, f"{job}/w*/[!.]*.image")
+        paths += find(self._overflow, f"{job}/overflow/w*/[!.]*.image")
+        for path in paths[:IMAGES_MAX]:
             try:
                 header = peek(path)
             except (FileNotFoundError, IntegrityError, IncompatibleVersion):
@@ -97,7 +104,7 @@ class ImageTier:
         raise Conflict(f"{label(key)}: an image belongs to its worker, which overwrites it when it needs it")
 
     def forget(self, job: str) -> None:
-        for directory in find(self._root, f"{job}/w*"):
+        for directory in (*find(self._root, f"{job}/w*"), *find(self._overflow, f"{job}/overflow")):
             shutil.rmtree(directory)
 
     def _path(self, job: str, key: ShardKey) -> Path:
