@@ -61,6 +61,7 @@ def decode(raw: bytes) -> Mapping[str, Any]:
 #
 #   step      step:int started_at:float ended_at:float data_s:float stall_s:float tokens:int
 #             loss:float|null grad_norm:float|null            (JSON NaN/Infinity are allowed, as Python writes them)
+#             comm_wait_s:float|null                          of the step, waited for other ranks; may be left out
 #   phase     phase:str(domain.signals.Phase) at:float step:int
 #   started   phases_s:{name: seconds}                        how long process_group, restore, first_step took
 #   saved     step:int attempt:int image:str stall_s:float    a shard image is complete; also sent to the replicator

@@ -45,6 +45,14 @@ def test_every_kind_is_understood() -> None:
     assert note("of the future") is None
 
 
+def test_a_wait_for_others_is_taken_when_it_is_measured() -> None:
+    assert math.isnan(step(7).comm_wait_s)
+    measured = note("step", **STEP, comm_wait_s=0.25)
+    assert isinstance(measured, StepNote)
+    assert measured.comm_wait_s == 0.25
+    assert note("step", **STEP, comm_wait_s=-1.0) is None
+
+
 def test_a_reported_nan_is_not_an_unreported_loss() -> None:
     parsed = note("step", **{**STEP, "loss": math.nan})
     assert isinstance(parsed, StepNote)
