@@ -151,9 +151,7 @@ class HostSample:
     memory_used: int  # bytes
     memory_total: int
     disks: tuple[tuple[str, int, int], ...] = ()  # (path, used bytes, total bytes)
-    disk_latency: tuple[
-        tuple[str, float], ...
-    ] = ()  # (path, seconds of one fsynced write; inf = it cannot be)
+    disk_latency: tuple[tuple[str, float], ...] = ()  # (path, seconds of one fsynced write; inf = it cannot be)
     blocked: int | None = None  # tasks in uninterruptible sleep (D)
     clock_offset_s: float | None = None  # of the kernel's clock discipline; None = it is not synchronised
 
