@@ -79,7 +79,7 @@ def _case(row: Score, way: str, rng: np.random.Generator) -> None:
         row.hit(after_s)
     else:
         row.fail(f"{way} on {mesh}: rank {finding.rank}, not {expected}: {finding.evidence['reason']}",
-                 wrong=finding.rank is not None, missed=expected is not None)  # fmt: skip
+                 wrong=finding.rank is not None, missed=expected is not None, spoiled=expected is None)  # fmt: skip
 
 
 def _watch(mesh: Mesh, ranks: list[_Rank], culprit: int, rng: np.random.Generator) -> tuple[Finding | None, float]:

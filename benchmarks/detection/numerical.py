@@ -26,7 +26,7 @@ def suite(rng: np.random.Generator) -> Score:
     for _ in range(RUNS):
         found = watch(*_healthy(rng))
         if found:
-            clean.fail(found[0].summary, wrong=len(found))
+            clean.fail(found[0].summary, wrong=len(found), spoiled=True)
         else:
             clean.clean += 1
     for fault in _FAULTS:

@@ -30,6 +30,7 @@ class Score:
     wrong: int = 0
     missed: int = 0
     clean: int = 0  # cases in which nothing was to be said, and nothing was
+    spoiled: int = 0  # cases in which nothing was to be said, and something was
     delays: list[float] = field(default_factory=list)
     mistakes: list[str] = field(default_factory=list)  # the first few, so that they can be looked at
     rows: list[Score] = field(default_factory=list)
@@ -40,9 +41,11 @@ class Score:
         if delay is not None:
             self.delays.append(delay)
 
-    def fail(self, what: str, *, wrong: int = 0, missed: int = 0) -> None:
+    def fail(self, what: str, *, wrong: int = 0, missed: int = 0, spoiled: bool = False) -> None:
+        """`spoiled`: a case in which nothing was to be said."""
         self.wrong += wrong
         self.missed += missed
+        self.spoiled += spoiled
         if len(self.mistakes) < 20:
             self.mistakes.append(what)
 
@@ -60,6 +63,7 @@ class Score:
                 self.wrong += part.wrong
                 self.missed += part.missed
                 self.clean += part.clean
+                self.spoiled += part.spoiled
                 self.delays += part.delays
                 self.mistakes += part.mistakes
         del self.mistakes[20:]
@@ -67,7 +71,7 @@ class Score:
 
     @property
     def cases(self) -> int:
-        return self.hits + self.missed + self.clean
+        return self.hits + self.missed + self.clean + self.spoiled
 
     def as_json(self) -> dict[str, Any]:
         said = self.hits + self.wrong
@@ -83,6 +87,7 @@ class Score:
             "wrong": self.wrong,
             "missed": self.missed,
             "clean": self.clean,
+            "spoiled": self.spoiled,
         }
         if self.mistakes:
             result["mistakes"] = self.mistakes

@@ -135,7 +135,7 @@ def _judge(row: Score, name: str, said: Named, truth: dict[int, int]) -> None:
             )
     false = sorted(said.ranks.keys() - truth.keys())
     if false:
-        row.fail(f"{name}: false ranks {false}", wrong=len(false))
+        row.fail(f"{name}: false ranks {false}", wrong=len(false), spoiled=not truth)
     elif not truth:
         row.clean += 1
 

@@ -84,7 +84,12 @@ def _line(score: Score, text: str, kind: str) -> None:
     elif found == {kind}:
         score.hit()
     else:
-        score.fail(f"{text!r}: {found or 'nothing'}, not {kind or 'nothing'}", wrong=bool(found), missed=bool(kind))
+        score.fail(
+            f"{text!r}: {found or 'nothing'}, not {kind or 'nothing'}",
+            wrong=bool(found),
+            missed=bool(kind),
+            spoiled=not kind,
+        )
 
 
 def read(text: str) -> tuple[Finding, ...]:
