@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -38,6 +39,7 @@ Trial = Callable[[Request, Scratch], Measured]
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinding ends the processes that trials have started
     arguments = _arguments()
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
@@ -87,12 +89,12 @@ def _trials(only: list[str] | None) -> dict[str, Trial]:
     trials: dict[str, Trial] = {
         OURS: saves.measure_holdfast,
         **dict.fromkeys((LIMIT, "dcp_async", "dcp_async_cached", "torch_save", *ON_REQUEST), saves.measure),
+        "nvrx_local": partial(saves.measure, packages=peers),
         "network": network.measure,
         "store": store.measure,
     }
-    if peers:
-        trials["nvrx_local"] = partial(saves.measure, packages=peers)
-    elif only is None or "nvrx_local" in only:
+    if not peers:
+        del trials["nvrx_local"]
         print("PEERS_DIR is not set: measuring without nvrx_local (make bench-checkpoint sets it)")
     if "store" in (only or trials) and not store.installed():
         print("google-cloud-storage is not installed (pip install 'holdfast[gcs]'): measuring file:// only")

@@ -61,6 +61,9 @@ class Contender(Protocol):
     def load(self) -> float | None:
         """Put the last save back into the state; returns the seconds it took, None when another process does it."""
 
+    def close(self) -> None:
+        """End what runs in the background."""
+
 
 class Sequential:
     """Saves with nothing to look after between steps: what most contenders have in common."""
@@ -83,6 +86,9 @@ class Sequential:
 
     def progress(self) -> Progress:
         return self._progress
+
+    def close(self) -> None:
+        """Nothing is running."""
 
 
 class Copy(Sequential):

@@ -60,6 +60,9 @@ class NvrxLocal(Sequential):
 
         return timed(load)
 
+    def close(self) -> None:
+        self._queue.close()
+
 
 def _containers(tree: Any) -> Any:
     """New dicts around the same tensors: the library replaces values in place."""

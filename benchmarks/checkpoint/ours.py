@@ -62,6 +62,9 @@ class Holdfast:
     def load(self) -> float | None:
         return None  # by a process that starts after this one has died, as it happens
 
+    def close(self) -> None:
+        """What runs in the background is another process's, and goes on."""
+
 
 def restore(run: hf.Run, state: State) -> float:
     """Seconds of an in-job restore."""

@@ -28,6 +28,7 @@ from benchmarks.checkpoint.scratch import Scratch
 from holdfast.domain import worker
 
 TRIAL_TIMEOUT_S = 180.0
+LEAVE_TIMEOUT_S = 10.0
 LOG_CHARS_MAX = 600
 REPOSITORY = Path(__file__).parents[2]
 
@@ -53,6 +54,11 @@ class Trial:
 
     def __enter__(self) -> Trial:
         return self
+
+    def leave(self) -> None:
+        """Let it end by itself: what is shared between processes (semaphores) is only cleaned up then."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(LEAVE_TIMEOUT_S)
 
     def __exit__(self, *error: object) -> None:
         with self._telling:
@@ -96,7 +102,9 @@ def measure(request: Request, place: Scratch, packages: str = "") -> Measured:
     """One trial of a contender that is not Holdfast; `packages` is a further directory to import from. Raises TrialFailed."""
     path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH", ""), packages)))
     with Trial(request, place, {"PYTHONPATH": path}) as trial:
-        return _values(request.contender, *_result(trial, [trial.pid]))
+        values = _values(request.contender, *_result(trial, [trial.pid]))
+        trial.leave()
+    return values
 
 
 def measure_holdfast(request: Request, place: Scratch) -> Measured:
