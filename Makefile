@@ -28,7 +28,7 @@ SERVICE_PROTOS := $(shell grep -l '^service ' $(PROTOS))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-fast check lint proto proto-check bench-recovery bench-checkpoint bench-detection sim campaign clean
+.PHONY: help setup demo test test-slow test-fast check lint proto proto-check bench-recovery bench-checkpoint bench-detection sim campaign clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -39,9 +39,12 @@ demo: $(INSTALLED)  ## train a small GPT, break it seven times, watch it survive
 	$(BIN)/holdfast demo --out out/demo $(ARGS)
 
 # Acceptance tests run real training against the clock: alone, one after the other.
-test: $(INSTALLED)  ## every test
-	$(BIN)/pytest -n $(JOBS) --dist loadfile tests/unit tests/contract tests/simulation tests/integration $(ARGS)
-	$(BIN)/pytest tests/acceptance $(ARGS)
+test: $(INSTALLED)  ## every test, but for the longest variations (test-slow)
+	$(BIN)/pytest -m 'not slow' -n $(JOBS) --dist loadfile tests/unit tests/contract tests/simulation tests/integration $(ARGS)
+	$(BIN)/pytest -m 'not slow' tests/acceptance $(ARGS)
+
+test-slow: $(INSTALLED)  ## what `make test` leaves out: variations that start training again and again
+	$(BIN)/pytest -m slow tests $(ARGS)
 
 test-fast: $(INSTALLED)  ## the tests that start no training: seconds
 	$(BIN)/pytest -n $(JOBS) --dist loadfile tests/unit tests/contract $(ARGS)

@@ -28,6 +28,7 @@ def fsdp_job(name: str, out: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_sharded_state_shrinks_with_a_lost_node_and_grows_when_it_is_back(tmp_path: Path) -> None:
     calm, rough = tmp_path / "calm", tmp_path / "rough"

@@ -36,6 +36,7 @@ hf.launch(main, checkpoint=hf.Checkpoints(directory=sys.argv[1], interval_steps=
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler here")
 def test_a_restart_compiles_nothing_again(tmp_path: Path) -> None:

@@ -128,7 +128,19 @@ def test_the_summary(outcome: Outcome, width: int, failures: list[str]) -> None:
         print_summary(console, report, Path("out/demo"))
     text = capture.get()
     crash = next(line for line in text.splitlines() if line.startswith("worker_crash"))
-    assert crash.split() == ["worker_crash", "rank", "4", "restart", "0.10", "0.05", "0.15", "0.30", "0.60", "3", "memory"]
+    assert crash.split() == [
+        "worker_crash",
+        "rank",
+        "4",
+        "restart",
+        "0.10",
+        "0.05",
+        "0.15",
+        "0.30",
+        "0.60",
+        "3",
+        "memory",
+    ]
     unfinished = next(line for line in text.splitlines() if line.startswith("gpu_error"))
     assert unfinished.split()[-4:] == ["–", "–", "3", "memory"]
     assert "Goodput 80.0% of 50.0 s" in text
