@@ -7,6 +7,7 @@ the order of the micro-batches. That order is all that has to match, so gloo and
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 import torch.distributed as dist
@@ -14,15 +15,26 @@ from torch import Tensor, nn
 
 
 class Pipeline:
-    """`stage` is this rank's part of the model; `ranks` are the global ranks of all stages of this replica, in order."""
+    """`stage` is this rank's part of the model; `ranks` are the global ranks of all stages of this replica, in order.
 
-    def __init__(self, stage: nn.Module, index: int, ranks: Sequence[int], width: int) -> None:
+    `waiting()` surrounds every receive, so that the time spent in it can be told from work.
+    """
+
+    def __init__(
+        self,
+        stage: nn.Module,
+        index: int,
+        ranks: Sequence[int],
+        width: int,
+        waiting: Callable[[], AbstractContextManager[None]],
+    ) -> None:
         self.stage = stage
         self.is_first = index == 0
         self.is_last = index == len(ranks) - 1
         self._before = None if self.is_first else ranks[index - 1]
         self._after = None if self.is_last else ranks[index + 1]
         self._width = width
+        self._waiting = waiting
 
     def step(
         self, inputs: Sequence[Tensor], targets: Sequence[Tensor], loss_of: Callable[[Tensor, Tensor], Tensor]
@@ -59,7 +71,8 @@ class Pipeline:
     def _receive(self, like: Tensor, source: int, *, requires_grad: bool = True) -> Tensor:
         batch, seq = like.shape[:2]
         x = torch.empty(batch, seq, self._width, device=like.device)
-        dist.recv(x, source)
+        with self._waiting():
+            dist.recv(x, source)
         return x.requires_grad_(requires_grad)
 
 

@@ -105,7 +105,7 @@ def main(run: hf.Run, args: argparse.Namespace) -> None:
     replica_ranks = range(world.dp_index * stages, (world.dp_index + 1) * stages)
 
     stage = build_stage(config, stage_index, stages).to(run.device)
-    pipeline = Pipeline(stage, stage_index, replica_ranks, config.width)
+    pipeline = Pipeline(stage, stage_index, replica_ranks, config.width, run.comm_wait)
     gradients = Gradients(stage.parameters())
     optimizer = torch.optim.AdamW(stage.parameters(), lr=args.lr, fused=True)
     text = load_text()
@@ -133,7 +133,8 @@ def main(run: hf.Run, args: argparse.Namespace) -> None:
                 samples = [sample.to(run.device) for sample in samples]
             gradients.zero()
             loss = pipeline.step([x[:, :-1] for x in samples], [x[:, 1:] for x in samples], mean_loss)
-            loss_of_all = gradients.reduce(loss, dp.get_group())
+            with run.comm_wait():
+                loss_of_all = gradients.reduce(loss, dp.get_group())
             optimizer.step()
             if pipeline.is_last:
                 s.log(loss=loss_of_all, tokens=sum(x[:, 1:].numel() for x in samples))

@@ -56,12 +56,13 @@ class Interrupted(SystemExit):
 class Step:
     """One step in progress, as `with run.step(step) as s` gives it."""
 
-    __slots__ = ("_run", "data_s", "grad_norm", "loss", "started_at", "tokens")
+    __slots__ = ("_run", "comm_wait_s", "data_s", "grad_norm", "loss", "started_at", "tokens")
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self.started_at = time.time()
         self.data_s = 0.0
+        self.comm_wait_s: float | None = None  # None = nobody measures it
         self.tokens = 0
         self.loss: float | None = None
         self.grad_norm: float | None = None
@@ -261,6 +262,17 @@ class Run:
             self._step.data_s += time.perf_counter() - began
 
     @contextlib.contextmanager
+    def comm_wait(self) -> Iterator[None]:
+        """Time spent waiting for other ranks, reported with the step that it is part of: around a blocking receive or
+        all-reduce. In synchronous training all steps take equally long; who waits least is the rank that the others wait for,
+        and without this no slow rank can be told. Time it only where the call returns when the data is there: gloo's do, NCCL's
+        only queue."""
+        began = time.perf_counter()
+        yield
+        if self._step is not None:
+            self._step.comm_wait_s = (self._step.comm_wait_s or 0.0) + time.perf_counter() - began
+
+    @contextlib.contextmanager
     def phase(self, phase: Phase | str) -> Iterator[None]:
         """Say that this rank is doing something other than steps ("eval", "compile"), so that silence is no hang."""
         self._notes.phase(Phase(phase), time.time(), self._done)
@@ -283,6 +295,7 @@ class Run:
             started_at=finished.started_at,
             ended_at=time.time(),
             data_s=finished.data_s,
+            comm_wait_s=finished.comm_wait_s,
             stall_s=stall_s - self._stall_reported_s,
             tokens=finished.tokens,
             loss=finished.loss,

@@ -112,9 +112,24 @@ def test_a_step_is_reported_with_what_was_logged(agent: Agent, start_run: StartR
         s.log(loss=torch.tensor(2.5), tokens=10)
         s.log(grad_norm=0.5, tokens=5)
     (note,) = agent.notes("step")
+    assert note["comm_wait_s"] is None, "nobody measures it here: not the same as no wait"
     assert (note["job"], note["generation"], note["rank"], note["step"]) == ("t", 3, 1, 1)
     assert (note["loss"], note["grad_norm"], note["tokens"]) == (2.5, 0.5, 15)
     assert 0 < note["data_s"] < note["ended_at"] - note["started_at"] < 5
+
+
+def test_waits_for_other_ranks_add_up_within_a_step_and_begin_anew_with_the_next(
+    agent: Agent, start_run: StartRun
+) -> None:
+    run = start_run()
+    for step, waits in enumerate((2, 1)):
+        with run.step(step):
+            for _ in range(waits):
+                with run.comm_wait():
+                    pass
+    first, second = agent.notes("step")
+    for note in (first, second):
+        assert 0 < note["comm_wait_s"] < note["ended_at"] - note["started_at"]
 
 
 def test_the_start_is_accounted_for_once(agent: Agent, start_run: StartRun) -> None:

@@ -13,11 +13,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from holdfast.domain.errors import IncompatibleVersion, IntegrityError
-from holdfast.shards import Manifest, Span
+from holdfast.shards import Manifest, Span, crc
 
 PIECE_BYTES = 1 << 20  # the GIL is held while a piece is copied: short enough for a training thread not to notice
-
-_Operator = tuple[int, ...]  # a 32 × 32 matrix over GF(2), one column per int
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,54 +34,20 @@ class Checksum:
 
     def summarise(self, spans: Iterable[Span], sums: Iterable[int], tensors_end: int) -> tuple[str, int]:
         """(digest of index and tensors, checksum of the file), combined from the checksums of the spans."""
-        whole = body = body_bytes = 0
-        for span, value in zip(spans, sums, strict=True):
-            whole = self._combine(whole, value, span.size)
-            if 0 < span.offset < tensors_end:
-                body = self._combine(body, value, span.size)
-                body_bytes += span.size
-        return f"{body:08x}-{body_bytes:x}", whole
-
-    def _combine(self, first: int, second: int, second_bytes: int) -> int:
-        """The checksum of two adjacent pieces from the checksums of each: `first` moved by as many zero bytes."""
-        one_bit: _Operator = (self.polynomial, *(1 << bit for bit in range(31)))
-        operator = _multiply(one_bit, one_bit)  # two zero bits; twice more is a byte
-        operator = _multiply(operator, operator)
-        operator = _multiply(operator, operator)
-        while second_bytes:
-            if second_bytes & 1:
-                first = _apply(operator, first)
-            operator = _multiply(operator, operator)
-            second_bytes >>= 1
-        return first ^ second
-
-
-def _apply(operator: _Operator, vector: int) -> int:
-    result = 0
-    for column in operator:
-        if not vector:
-            break
-        if vector & 1:
-            result ^= column
-        vector >>= 1
-    return result
-
-
-def _multiply(a: _Operator, b: _Operator) -> _Operator:
-    return tuple(_apply(a, column) for column in b)
+        return crc.summarise(spans, sums, tensors_end, self.polynomial)
 
 
 def _zlib_extend(value: int, data: bytes) -> int:
     return zlib.crc32(data, value)
 
 
-CRC32 = Checksum("crc32", 0xEDB88320, _zlib_extend)
+CRC32 = Checksum("crc32", crc.ZLIB, _zlib_extend)
 
 
 def _crc32c() -> Checksum | None:
     if importlib.util.find_spec("google_crc32c") is None:
         return None
-    return Checksum("crc32c", 0x82F63B78, importlib.import_module("google_crc32c").extend)
+    return Checksum("crc32c", crc.CASTAGNOLI, importlib.import_module("google_crc32c").extend)
 
 
 def best() -> Checksum:

@@ -14,10 +14,11 @@ from pathlib import Path
 
 from holdfast.domain.errors import Conflict, HoldfastError, IncompatibleVersion, IntegrityError, NotFound
 from holdfast.domain.generations import ShardKey
-from holdfast.replicator.checksum import Checksummer, summarise
+from holdfast.replicator.checksum import Checksummer
 from holdfast.replicator.names import is_job_name, label
 from holdfast.replicator.tiers import OpenShard, find, set_aside
 from holdfast.shards import Header, Manifest, Reader, peek
+from holdfast.shards.crc import summarise
 
 IMAGES_MAX = 256  # per job and node; the rest is ignored
 
