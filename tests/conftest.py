@@ -7,11 +7,16 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import redis
 
 from holdfast.log.embedded import EmbeddedRedis
 from holdfast.log.keys import may_stay
+
+# How long an example takes says more about the machine's other work than about the code.
+hypothesis.settings.register_profile("shared machine", deadline=None)
+hypothesis.settings.load_profile("shared machine")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -10,6 +10,7 @@ from training import cluster, gpt_job
 from waiting import wait_until
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_the_interval_is_chosen_announced_and_kept(tmp_path: Path) -> None:
     spec = gpt_job("auto", tmp_path / "out", dp=2, pp=1, steps=100_000)

@@ -27,6 +27,7 @@ def fsdp_job(name: str, out: Path, steps: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_crash_is_bit_exact_and_a_resize_reshards(tmp_path: Path) -> None:
     calm, rough = tmp_path / "calm", tmp_path / "rough"

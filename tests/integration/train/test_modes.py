@@ -73,6 +73,7 @@ def test_a_wrong_environment_is_named_before_anything_starts() -> None:
     assert "WORLD_SIZE: 'two' is not valid; expected an integer" in failed.stderr
 
 
+@pytest.mark.slow
 def test_the_unmodified_torchrun_script_resumes_from_its_own_checkpoint(tmp_path: Path) -> None:
     script = EXAMPLES / "torchrun" / "train_ddp.py"
     first = torchrun(2, script, "--steps", "10", "--save-every", "5", "--checkpoint", tmp_path / "ddp.pt")

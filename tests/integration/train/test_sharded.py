@@ -33,6 +33,7 @@ def test_hybrid_shards(tmp_path: Path) -> None:
     run(tmp_path, Phase("save", 4, hsdp=True), Phase("restore", 4, hsdp=True), Phase("restore", 2, parts=[2, 3]))
 
 
+@pytest.mark.slow
 def test_tensor_parallel_shards(tmp_path: Path) -> None:
     """dp 2 × tp 2, whose rows are sharded twice; dp 1 puts together what both replicas hold at its position."""
     run(tmp_path, Phase("save", 4, tp=2), Phase("restore", 4, tp=2), Phase("restore", 2, tp=2))

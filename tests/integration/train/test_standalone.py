@@ -216,6 +216,7 @@ def test_the_others_of_a_killed_rank_leave_without_waiting_for_their_grace(launc
     assert "the grace of" not in first.text
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_sigusr1_saves_and_training_goes_on(launch: StartLaunch, tmp_path: Path) -> None:
     first = launch(steps=100_000, step_s=0.02)
