@@ -109,9 +109,9 @@ class Fleet:
         ranks = tuple(self.ranks_of(node))
         return GenerationStarted(node, T0 + self.now, self.job, self.generation, mesh, ranks, self.hang)
 
-    def stop(self, *nodes: str) -> None:
+    def stop(self, *nodes: str, finished: bool = False) -> None:
         for node in nodes or self.names:
-            self.fold(GenerationStopped(node, T0 + self.now, self.job, self.generation))
+            self.fold(GenerationStopped(node, T0 + self.now, self.job, self.generation, finished))
 
     def exit_of(self, rank: int, *, at: float | None = None, **fields: object) -> WorkerExited:
         base = WorkerExited(

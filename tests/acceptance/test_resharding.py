@@ -10,7 +10,7 @@ from training import cluster, losses
 
 from holdfast.cli.demo.scenario import examples
 
-STEPS = 150
+STEPS = 600
 CLOSE = 2e-4  # a sum over other ranks rounds otherwise
 
 

@@ -37,12 +37,16 @@ class GenerationStarted:
 
 @dataclass(frozen=True, slots=True)
 class GenerationStopped:
-    """An agent has stopped its ranks of a generation on purpose: silence from here on is no hang, exits are no crash."""
+    """An agent has stopped its ranks of a generation on purpose: silence from here on is no hang, exits are no crash.
+
+    Or, when `finished`, all of them have ended well by themselves; what other nodes' ranks do is judged as before.
+    """
 
     node: str
     at: float
     job: str
     generation: int
+    finished: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,14 +74,16 @@ class GenerationStarted(_message.Message):
     def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., mesh: _Optional[_Union[_types_pb2.Mesh, _Mapping]] = ..., ranks: _Optional[_Iterable[int]] = ..., hang: _Optional[_Union[_types_pb2.HangSpec, _Mapping]] = ...) -> None: ...
 
 class GenerationStopped(_message.Message):
-    __slots__ = ("at", "job", "generation")
+    __slots__ = ("at", "job", "generation", "finished")
     AT_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
     at: float
     job: str
     generation: int
-    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
+    finished: bool
+    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., finished: bool = ...) -> None: ...
 
 class StepColumns(_message.Message):
     __slots__ = ("at", "job", "generation", "rank", "step", "started_at", "ended_at", "data_s", "stall_s", "tokens", "loss", "grad_norm", "comm_wait_s")

@@ -80,7 +80,9 @@ def _add(tick: pb.Tick, signal: NodeSignal) -> None:
         case GenerationStarted():
             tick.generation_started.append(_encode_started(signal))
         case GenerationStopped():
-            tick.generation_stopped.add(at=signal.at, job=signal.job, generation=signal.generation)
+            tick.generation_stopped.add(
+                at=signal.at, job=signal.job, generation=signal.generation, finished=signal.finished
+            )
         case StepColumns():
             tick.steps.append(_encode_steps(signal))
         case RankProgress():
@@ -113,7 +115,7 @@ def _signals(tick: pb.Tick) -> Iterator[NodeSignal]:
     for started in tick.generation_started:
         yield _decode_started(node, started)
     for stopped in tick.generation_stopped:
-        yield GenerationStopped(node=node, at=stopped.at, job=stopped.job, generation=stopped.generation)
+        yield GenerationStopped(node, stopped.at, stopped.job, stopped.generation, finished=stopped.finished)
     for steps in tick.steps:
         yield _decode_steps(node, steps)
     for progress in tick.progress:

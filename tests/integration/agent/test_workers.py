@@ -91,6 +91,7 @@ def test_exit_code_zero_finishes_the_job(agent: Agent, tmp_path: Path) -> None:
     exits = wait_until(exits_told, description="both exits")
     assert sorted(e.rank for e in exits) == [0, 1]
     assert all(e.exit_code == 0 and not e.expected for e in exits)
+    assert agent.plane.wait_for_signal(GenerationStopped, lambda s: s.job == "ok").finished
     assert agent.worker_log("ok", 1, 1) == "1 2 ['--steps', '3']\n"
 
 

@@ -200,6 +200,14 @@ def test_a_generation_stopped_on_purpose_does_not_hang() -> None:
     assert fleet.found == []
 
 
+def test_a_rank_may_hang_on_its_way_out_though_others_have_finished() -> None:
+    fleet = fleet_of()
+    fleet.training = False
+    fleet.stop("n4", finished=True)
+    fleet.run(until=200.0)
+    assert fleet.only().kind is FindingKind.HANG
+
+
 def test_a_crash_explains_the_stall() -> None:
     fleet = fleet_of()
     fleet.training = False

@@ -48,6 +48,16 @@ def test_witnesses_on_other_nodes_make_it_sooner_and_their_exits_are_cascade(fle
     assert len(fleet.found) == 1
 
 
+def test_a_job_that_has_finished_is_not_lost_with_the_node_that_ran_it(fleet: Fleet) -> None:
+    fleet.stop(finished=True)
+    fleet.job = "next"
+    fleet.start(connect=False)
+    fleet.run(until=8.0)
+    fleet.breaks("n3")
+    fleet.run(until=9.0)
+    assert (fleet.only().job, fleet.only().rank) == ("next", 3)
+
+
 def test_witnesses_may_come_first(fleet: Fleet) -> None:
     fleet.exits(0, error=COLLECTIVE)
     fleet.run(until=5.2)

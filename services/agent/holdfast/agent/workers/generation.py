@@ -57,7 +57,7 @@ class LocalGeneration:
         )
         return self.announcement
 
-    def stop(self, at: float) -> GenerationStopped | None:
+    def stop(self, at: float, *, finished: bool = False) -> GenerationStopped | None:
         """From here on exits are expected. None when that has been said, or when the ranks were never started."""
         if self.stopping:
             return None
@@ -66,7 +66,7 @@ class LocalGeneration:
             worker.expected = True
         if self.started_at is None:
             return None
-        return GenerationStopped(self.node, at, self.order.job, self.order.generation)
+        return GenerationStopped(self.node, at, self.order.job, self.order.generation, finished)
 
     def fold(self, note: Note) -> None:
         if self.progress is not None and self.progress.knows(note.sender.rank):

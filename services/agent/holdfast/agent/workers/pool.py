@@ -284,6 +284,7 @@ class WorkerPool:
             self._emit(generation.exited(worker, how))
             if (finished := generation.finished()) is not None:
                 self._report(finished)
+                self._say_stopped(generation, finished=True)
         if not generation.alive and (generation.stopping or generation.started_at is not None):
             self._forget(generation)
 
@@ -305,10 +306,10 @@ class WorkerPool:
         if (steps := generation.last_steps(time.time())) is not None:
             self._emit(steps)
 
-    def _say_stopped(self, generation: LocalGeneration) -> None:
+    def _say_stopped(self, generation: LocalGeneration, *, finished: bool = False) -> None:
         if not generation.stopping:
             self._take_last_words(generation)
-        if (stopped := generation.stop(time.time())) is not None:
+        if (stopped := generation.stop(time.time(), finished=finished)) is not None:
             self._emit(stopped)
 
     async def _wait_gone(self, generations: Iterable[LocalGeneration]) -> None:

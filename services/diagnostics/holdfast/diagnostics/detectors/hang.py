@@ -186,6 +186,8 @@ def _open(state: HangState, job: str, number: int, now: float) -> _Generation | 
 
 def _close(state: HangState, item: GenerationStopped) -> None:
     """One node has stopped it on purpose, so the whole of it is ending: silence from here on is no hang."""
+    if item.finished:
+        return  # the others may still hang on their way out
     state.stopped[item.job] = max(item.generation, state.stopped.get(item.job, -1))
     state.stopped.move_to_end(item.job)
     while len(state.stopped) > _GENERATIONS_MAX:
