@@ -222,12 +222,17 @@ def test_the_others_of_a_killed_rank_leave_without_waiting_for_their_grace(launc
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_sigusr1_saves_and_training_goes_on(launch: StartLaunch, tmp_path: Path) -> None:
-    first = launch(steps=100_000, step_s=0.02, save_every=100_000)
-    first.reaches("step 10 ")
+    interval = 40  # the step that the signal saves stays on disk for as long as this takes, at least
+    first = launch(steps=100_000, step_s=0.02, save_every=interval)
+    first.reaches(f"step {interval} ")
     first.workers()[1].send_signal(signal.SIGUSR1)
-    wait_until(lambda: saved_steps(tmp_path / "ckpt"), description="a saved step", timeout_s=TIMEOUT_S)
+    wait_until(
+        lambda: any(step % interval for step in saved_steps(tmp_path / "ckpt")),
+        description="a step that is no multiple of the interval",
+        timeout_s=TIMEOUT_S,
+    )
     reached = max(losses(first))
-    first.reaches(f"step {reached + 20} ")
+    first.reaches(f"step {reached + interval} ")
     assert first.process.poll() is None
 
 
