@@ -96,7 +96,7 @@ class Notes:
         ended_at: float,
         data_s: float,
         stall_s: float,
-        comm_wait_s: float | None,
+        comm_wait_s: float | None = None,
         tokens: int,
         loss: float | None,
         grad_norm: float | None,
