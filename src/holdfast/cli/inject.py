@@ -69,6 +69,12 @@ class Injector:
             kill_tree(_agent(facts).pid)
         return f"{node} lost: SIGKILL to its agent (pid {facts['agent_pid']}) and all its processes"
 
+    def nodes_loss(self, *nodes: str) -> str:
+        """Several nodes of one local stack at the same moment, as when they share a power supply."""
+        facts = [self._here(node) for node in nodes]
+        ask(socket_of(facts[0]["directory"]), "power_off", *nodes)
+        return f"{' and '.join(nodes)} lost at once: SIGKILL to their agents and all their processes"
+
     def node_return(self, node: str) -> str:
         """Switch a lost node of a local stack on again."""
         facts = self._here(node)

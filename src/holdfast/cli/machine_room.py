@@ -22,7 +22,7 @@ LINE_BYTES_MAX = 4096
 REPLY_TIMEOUT_S = 30.0
 REQUEST_TIMEOUT_S = 2.0  # one asker is served at a time: a silent one must not hold up the rest
 
-Switch = Callable[[str], None]
+Switch = Callable[..., None]  # of one node or, at the same moment, of several
 
 
 def socket_of(node_directory: str) -> Path:
@@ -30,13 +30,15 @@ def socket_of(node_directory: str) -> Path:
     return Path(node_directory).parent.parent / SOCKET_NAME
 
 
-def ask(path: Path, operation: str, node: str) -> None:
+def ask(path: Path, operation: str, *nodes: str) -> None:
     """Throw a switch. Raises `Unavailable` when there is no local stack there, `HoldfastError` when it refuses."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(REPLY_TIMEOUT_S)
             connection.connect(os.fspath(path))
-            connection.sendall(json.dumps({"operation": operation, "node": node}).encode() + b"\n")
+            connection.sendall(
+                json.dumps({"operation": operation, "node": nodes[0] if len(nodes) == 1 else nodes}).encode() + b"\n"
+            )
             with connection.makefile("rb") as replies:
                 reply = json.loads(replies.readline(LINE_BYTES_MAX) or b"{}")
         if not isinstance(reply, dict):
@@ -89,15 +91,16 @@ class MachineRoom:
         try:
             with connection.makefile("rb") as lines:
                 request = json.loads(lines.readline(LINE_BYTES_MAX))
-            operation, node = str(request["operation"]), str(request["node"])
+            operation, node = str(request["operation"]), request["node"]
+            nodes = [str(each) for each in node] if isinstance(node, list) else [str(node)]
         except (OSError, ValueError, KeyError, TypeError) as error:
             return {"error": f"not a request: {error!r}; expected a JSON line with operation and node"}
         if operation not in self._operations:
             return {"error": f"operation {operation!r} is not known; expected one of {sorted(self._operations)}"}
         try:
-            self._operations[operation](node)
+            self._operations[operation](*nodes)
         except HoldfastError as error:
             return {"error": str(error)}
         except (OSError, subprocess.SubprocessError) as error:  # the asker hears it, and the switches go on working
-            return {"error": f"{operation} of {node} failed: {error}"}
+            return {"error": f"{operation} of {', '.join(nodes)} failed: {error}"}
         return {"ok": True}

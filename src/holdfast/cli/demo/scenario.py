@@ -274,9 +274,7 @@ class Scenario:
         )
         job = self._wait_for(BEREFT_JOB, "a checkpoint in the object store", lambda _: self._stored(BEREFT_JOB))
         pair = self._holders(BEREFT_JOB, BEREFT_RANK)
-        for node in pair:
-            self._injector.node_loss(node)
-        what = f"{' and '.join(pair)} lost at once, and with them every copy of rank {BEREFT_RANK}'s shards"
+        what = f"{self._injector.nodes_loss(*pair)}, and with them every copy of rank {BEREFT_RANK}'s shards"
         self._console.print(f"[bold]loss of both copies[/]: {escape(what)}")
 
         def recovered(job: View) -> bool:
