@@ -8,7 +8,7 @@ import pytest
 import torch
 from training import cluster, gpt_job, losses
 
-STEPS = 60
+STEPS = 400  # the run must outlast the news of it: steps are told once a second
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:
