@@ -273,6 +273,7 @@ class Scenario:
             }
         )
         job = self._wait_for(BEREFT_JOB, "a checkpoint in the object store", lambda _: self._stored(BEREFT_JOB))
+        job = self._wait_for(BEREFT_JOB, "its peer's copy", lambda _: len(self._holders(BEREFT_JOB, BEREFT_RANK)) > 1)
         pair = self._holders(BEREFT_JOB, BEREFT_RANK)
         what = f"{self._injector.nodes_loss(*pair)}, and with them every copy of rank {BEREFT_RANK}'s shards"
         self._console.print(f"[bold]loss of both copies[/]: {escape(what)}")
