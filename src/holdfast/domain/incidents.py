@@ -45,6 +45,17 @@ class Action:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeShare:
+    """What one node did in the change that ended an incident: it prepared, or its `ranks` took their first step."""
+
+    node: str
+    at: float  # when it was done, on the node's clock
+    ranks: tuple[int, ...] = ()  # empty: it prepared
+    phases_s: Mapping[str, float] = field(default_factory=dict)  # of its slowest rank
+    restored_from: Mapping[str, int] = field(default_factory=dict)  # shards by source
+
+
+@dataclass(frozen=True, slots=True)
 class Incident:
     """The record of one fault from signal to first new step. Times are Unix seconds, None = not yet."""
 
@@ -77,6 +88,8 @@ class Incident:
     phases_s: Mapping[str, float] = field(default_factory=dict)
     # How many shards came from "memory", "disk", "peer", "object store".
     restored_from: Mapping[str, int] = field(default_factory=dict)
+    # Of the nodes that prepared and of those that stepped, the last ones: who the others waited for. In order of time.
+    shares: tuple[NodeShare, ...] = ()
 
     @property
     def closed(self) -> bool:

@@ -111,6 +111,7 @@ class WorkerExited:
     expected: bool  # the agent was told to stop it
     error: WorkerError | None = None
     log_tail: tuple[str, ...] = ()
+    traceparent: str = ""  # of the signal's own span: what is concluded from it goes on in that trace
 
 
 class KernelEvent(StrEnum):
@@ -144,6 +145,7 @@ class KernelLine:
     pci: str = ""
     gpu: int | None = None
     event: KernelEvent = KernelEvent.OTHER
+    traceparent: str = ""  # as in `WorkerExited`
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,14 +198,16 @@ class Stop(_message.Message):
     def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., grace_s: _Optional[float] = ..., forget: bool = ...) -> None: ...
 
 class CheckpointNow(_message.Message):
-    __slots__ = ("job", "generation", "at_step")
+    __slots__ = ("job", "generation", "at_step", "far")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     AT_STEP_FIELD_NUMBER: _ClassVar[int]
+    FAR_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     at_step: int
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., at_step: _Optional[int] = ...) -> None: ...
+    far: bool
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., at_step: _Optional[int] = ..., far: bool = ...) -> None: ...
 
 class SetInterval(_message.Message):
     __slots__ = ("job", "generation", "from_step", "interval_steps")

@@ -77,6 +77,20 @@ class StagedShard(_message.Message):
     source: str
     def __init__(self, rank: _Optional[int] = ..., shard: _Optional[_Union[_types_pb2.ShardKey, _Mapping]] = ..., path: _Optional[str] = ..., source: _Optional[str] = ...) -> None: ...
 
+class ArchiveRequest(_message.Message):
+    __slots__ = ("job", "generation", "step")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    generation: int
+    step: int
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class ArchiveResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class WatchInventoryRequest(_message.Message):
     __slots__ = ("job",)
     JOB_FIELD_NUMBER: _ClassVar[int]

@@ -49,6 +49,11 @@ class ReplicatorStub(object):
                 request_serializer=holdfast_dot_v1_dot_replicator__pb2.StageRequest.SerializeToString,
                 response_deserializer=holdfast_dot_v1_dot_replicator__pb2.StageResponse.FromString,
                 _registered_method=True)
+        self.Archive = channel.unary_unary(
+                '/holdfast.v1.Replicator/Archive',
+                request_serializer=holdfast_dot_v1_dot_replicator__pb2.ArchiveRequest.SerializeToString,
+                response_deserializer=holdfast_dot_v1_dot_replicator__pb2.ArchiveResponse.FromString,
+                _registered_method=True)
         self.WatchInventory = channel.unary_stream(
                 '/holdfast.v1.Replicator/WatchInventory',
                 request_serializer=holdfast_dot_v1_dot_replicator__pb2.WatchInventoryRequest.SerializeToString,
@@ -85,6 +90,13 @@ class ReplicatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Archive(self, request, context):
+        """Take one step to the object store, whatever its interval says.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WatchInventory(self, request, context):
         """The inventory, at once and then again whenever it changes.
         """
@@ -116,6 +128,11 @@ def add_ReplicatorServicer_to_server(servicer, server):
                     servicer.Stage,
                     request_deserializer=holdfast_dot_v1_dot_replicator__pb2.StageRequest.FromString,
                     response_serializer=holdfast_dot_v1_dot_replicator__pb2.StageResponse.SerializeToString,
+            ),
+            'Archive': grpc.unary_unary_rpc_method_handler(
+                    servicer.Archive,
+                    request_deserializer=holdfast_dot_v1_dot_replicator__pb2.ArchiveRequest.FromString,
+                    response_serializer=holdfast_dot_v1_dot_replicator__pb2.ArchiveResponse.SerializeToString,
             ),
             'WatchInventory': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchInventory,
@@ -209,6 +226,33 @@ class Replicator(object):
             '/holdfast.v1.Replicator/Stage',
             holdfast_dot_v1_dot_replicator__pb2.StageRequest.SerializeToString,
             holdfast_dot_v1_dot_replicator__pb2.StageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Archive(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/holdfast.v1.Replicator/Archive',
+            holdfast_dot_v1_dot_replicator__pb2.ArchiveRequest.SerializeToString,
+            holdfast_dot_v1_dot_replicator__pb2.ArchiveResponse.FromString,
             options,
             channel_credentials,
             insecure,

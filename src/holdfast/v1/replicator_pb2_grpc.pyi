@@ -22,6 +22,8 @@ class ReplicatorStub:
     """Which job to serve, and where copies go. Idempotent; replaces the previous configuration of the job."""
     Stage: _aio.UnaryUnaryMultiCallable[_replicator_pb2.StageRequest, _replicator_pb2.StageResponse]
     """Have these shards here, whole and verified; answers with a local file for each."""
+    Archive: _aio.UnaryUnaryMultiCallable[_replicator_pb2.ArchiveRequest, _replicator_pb2.ArchiveResponse]
+    """Take one step to the object store, whatever its interval says."""
     WatchInventory: _aio.UnaryStreamMultiCallable[_replicator_pb2.WatchInventoryRequest, _replicator_pb2.ReplicatorInventory]
     """The inventory, at once and then again whenever it changes."""
     Forget: _aio.UnaryUnaryMultiCallable[_replicator_pb2.ForgetRequest, _replicator_pb2.ForgetResponse]
@@ -51,6 +53,14 @@ class ReplicatorServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_replicator_pb2.StageRequest, _abc.Awaitable[_replicator_pb2.StageResponse]],
     ) -> _abc.Awaitable[_replicator_pb2.StageResponse]:
         """Have these shards here, whole and verified; answers with a local file for each."""
+
+    @_abc_1.abstractmethod
+    def Archive(
+        self,
+        request: _replicator_pb2.ArchiveRequest,
+        context: _aio.ServicerContext[_replicator_pb2.ArchiveRequest, _abc.Awaitable[_replicator_pb2.ArchiveResponse]],
+    ) -> _abc.Awaitable[_replicator_pb2.ArchiveResponse]:
+        """Take one step to the object store, whatever its interval says."""
 
     @_abc_1.abstractmethod
     def WatchInventory(

@@ -152,7 +152,7 @@ class WorkerError(_message.Message):
     def __init__(self, type: _Optional[str] = ..., message: _Optional[str] = ..., frames: _Optional[_Iterable[str]] = ..., at: _Optional[float] = ...) -> None: ...
 
 class WorkerExited(_message.Message):
-    __slots__ = ("at", "job", "generation", "rank", "pid", "exit_code", "signal", "step", "expected", "error", "log_tail")
+    __slots__ = ("at", "job", "generation", "rank", "pid", "exit_code", "signal", "step", "expected", "error", "log_tail", "traceparent")
     AT_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -164,6 +164,7 @@ class WorkerExited(_message.Message):
     EXPECTED_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     LOG_TAIL_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     at: float
     job: str
     generation: int
@@ -175,23 +176,26 @@ class WorkerExited(_message.Message):
     expected: bool
     error: WorkerError
     log_tail: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., step: _Optional[int] = ..., expected: bool = ..., error: _Optional[_Union[WorkerError, _Mapping]] = ..., log_tail: _Optional[_Iterable[str]] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., step: _Optional[int] = ..., expected: bool = ..., error: _Optional[_Union[WorkerError, _Mapping]] = ..., log_tail: _Optional[_Iterable[str]] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class KernelLine(_message.Message):
-    __slots__ = ("at", "text", "xid", "pci", "gpu", "event")
+    __slots__ = ("at", "text", "xid", "pci", "gpu", "event", "traceparent")
     AT_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     XID_FIELD_NUMBER: _ClassVar[int]
     PCI_FIELD_NUMBER: _ClassVar[int]
     GPU_FIELD_NUMBER: _ClassVar[int]
     EVENT_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     at: float
     text: str
     xid: int
     pci: str
     gpu: int
     event: str
-    def __init__(self, at: _Optional[float] = ..., text: _Optional[str] = ..., xid: _Optional[int] = ..., pci: _Optional[str] = ..., gpu: _Optional[int] = ..., event: _Optional[str] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, at: _Optional[float] = ..., text: _Optional[str] = ..., xid: _Optional[int] = ..., pci: _Optional[str] = ..., gpu: _Optional[int] = ..., event: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class Disk(_message.Message):
     __slots__ = ("path", "used_bytes", "total_bytes")

@@ -32,6 +32,7 @@ def encode_line(signal: KernelLine) -> pb.KernelLine:
         pci=signal.pci,
         gpu=signal.gpu,
         event=signal.event.value,
+        traceparent=signal.traceparent,
     )
 
 
@@ -45,6 +46,7 @@ def decode_line(node: str, message: pb.KernelLine) -> KernelLine:
         pci=message.pci,
         gpu=message.gpu if message.HasField("gpu") else None,
         event=_EVENTS.get(message.event, KernelEvent.OTHER),
+        traceparent=message.traceparent,
     )
 
 

@@ -290,6 +290,7 @@ def _encode_exit(signal: WorkerExited) -> pb.WorkerExited:
         if error is None
         else pb.WorkerError(type=error.type, message=error.message, frames=error.frames, at=error.at),
         log_tail=signal.log_tail,
+        traceparent=signal.traceparent,
     )
 
 
@@ -315,4 +316,5 @@ def _decode_exit(node: str, message: pb.WorkerExited) -> WorkerExited:
         expected=message.expected,
         error=error,
         log_tail=tuple(message.log_tail),
+        traceparent=message.traceparent,
     )

@@ -1,0 +1,129 @@
+"""One trace per incident: which spans it has, how they hang together, and how each finds its id. Pure.
+
+    worker exited | kernel line      agent         the signal; a fault that nothing announced begins with its finding
+    └ finding                        diagnostics
+      └ incident                     supervisor    a planned change begins here
+        ├ decision                   supervisor    policy, action, reason
+        └ generation change          supervisor
+          ├ prepare                  agent         per node
+          │ ├ stop, fork, stage      agent
+          │ └        └ fetch         replicator    per shard that came from elsewhere
+          └ first step               agent         per rank: from START to the end of its first step
+            └ process group, build, restore, step  as the rank measured them
+
+Ids are derived from the parent's id and the span's name, not drawn: a span is written when its end is known, by whoever knows
+it then (another process, the standby that took over, the API from the record), and all of them come to the same id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Value = str | int | float | bool
+
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?", re.ASCII)
+
+SIGNAL = "signal"  # in a finding's evidence: traceparent of the signal that it was concluded from
+FINDING = "finding"
+INCIDENT = "incident"
+DECISION = "decision"
+CHANGE = "generation change"
+PREPARE = "prepare"
+FIRST_STEP = "first step"
+FETCH = "fetch"
+
+# Every attribute of a span or metric, without its prefix. docs/telemetry.md repeats this table; a test compares them, and
+# fails on any other name.
+ATTRIBUTE_PREFIX = "holdfast."
+ATTRIBUTES: Mapping[str, str] = {
+    "action": "what the policy decided: restart, hot_swap, scale_down …",
+    "bytes": "size of the shard that was fetched",
+    "cause": "one English sentence: what broke",
+    "class": "where a second of wall time went: useful, or a class of badput",
+    "decided_by": "the default policy, a script's path, or an operator",
+    "generation": "number of the generation that the span is about; of an incident, the one that it struck",
+    "incident": "id of the incident",
+    "job": "name of the job",
+    "kind": "of a finding, incident or signal: worker_crash, node_lost, xid …",
+    "new_generation": "number of the generation that took over",
+    "node": "name of the node",
+    "order": "what an agent was told to do: Prepare, Start, Stop …",
+    "outcome": "one English sentence: how the incident ended",
+    "phase": "part of a recovery: detect, decide, prepare, stop, fork, stage, restore, first_step, total …",
+    "rank": "number of the rank",
+    "reason": "one English sentence: why this was decided",
+    "restored_step": "the step that training went back to",
+    "severity": "of a finding: info, warning, error, fatal",
+    "shard": "attempt, step and rank of the shard",
+    "source": "where a shard came from: a node, or the object store",
+    "state": "of a node: spare, active, cordoned, lost",
+    "step": "number of the step",
+    "stream": "name of the stream of the event log",
+    "summary": "one English sentence: what was found",
+    "tier": "memory, disk, peer or store",
+    "what": "what was dropped: signals or steps",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TraceContext:
+    """Where in which trace: 32 and 16 lower-case hex digits."""
+
+    trace_id: str
+    span_id: str
+    sampled: bool = True
+
+    @property
+    def traceparent(self) -> str:
+        return f"00-{self.trace_id}-{self.span_id}-{'01' if self.sampled else '00'}"
+
+    def child(self, *names: object) -> TraceContext:
+        """The span below this one that is called so: the same for everybody who asks."""
+        key = "/".join((self.trace_id, self.span_id, *map(str, names)))
+        return TraceContext(self.trace_id, hashlib.blake2b(key.encode(), digest_size=8).hexdigest(), self.sampled)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something that took time. `start` and `end` are Unix seconds; `parent` is a span id, empty for the root."""
+
+    name: str
+    service: str  # who writes it: agent, diagnostics, supervisor, checkpoint-replicator
+    context: TraceContext
+    parent: str
+    start: float
+    end: float
+    attributes: Mapping[str, Value] = field(default_factory=dict)
+    error: str = ""  # why it failed; empty = it did not
+
+
+def new_trace(seed: str) -> TraceContext:
+    """The root of the trace that `seed` names."""
+    digest = hashlib.blake2b(seed.encode(), digest_size=24).hexdigest()
+    return TraceContext(digest[:32], digest[32:])
+
+
+def parse(traceparent: str) -> TraceContext | None:
+    """None for anything that is not a valid W3C traceparent: a broken trace must not break an incident."""
+    match = _TRACEPARENT.fullmatch(traceparent)
+    if match is None or traceparent.startswith("ff") or (traceparent.startswith("00") and len(traceparent) != 55):
+        return None
+    trace_id, span_id, flags = match.groups()
+    if not int(trace_id, 16) or not int(span_id, 16):
+        return None
+    return TraceContext(trace_id, span_id, sampled=bool(int(flags, 16) & 1))
+
+
+def trace_id_of(traceparent: str) -> str:
+    """The trace id, or an empty string when there is none."""
+    context = parse(traceparent)
+    return context.trace_id if context else ""
+
+
+def below(traceparent: str, *names: object) -> str:
+    """Traceparent of the span called so below this one; empty when there is nothing to be below."""
+    context = parse(traceparent)
+    return context.child(*names).traceparent if context else ""
