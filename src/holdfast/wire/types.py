@@ -45,6 +45,16 @@ class EnumCodec(Generic[E]):
             known = ", ".join(f"{n} {member}" for n, member in self._member.items())
             raise MalformedMessage(field, f"{number} is not a {self._domain} known here ({known})") from None
 
+    def encode_all(self, members: Iterable[E]) -> list[str]:
+        return [self._wire_name[member] for member in members]
+
+    def decode_all(self, numbers: Iterable[int], field: str) -> tuple[E, ...]:
+        """A column. Raises as `decode` does."""
+        try:
+            return tuple(map(self._member.__getitem__, numbers))
+        except KeyError:
+            return tuple(self.decode(number, field) for number in numbers)
+
 
 PHASE = EnumCodec(Phase, pb.Phase, "PHASE_")
 
