@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from holdfast.domain.job import JobSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
-from holdfast.domain.signals import GpuHealth, GpuSample, NicSample, RankProgress, StepColumns, Tick
+from holdfast.domain.signals import GpuHealth, GpuSample, NicSample, RankProgress, ReplicaChecks, StepColumns, Tick
 
 ROWS_MAX = 4
 SINGLE_PRECISION = {"data_s", "stall_s", "comm_wait_s", "temperature_c", "power_w"}  # travel as 32-bit floats
-COLUMNAR = (StepColumns, RankProgress, GpuSample, GpuHealth, NicSample)
+COLUMNAR = (StepColumns, RankProgress, ReplicaChecks, GpuSample, GpuHealth, NicSample)
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 counts = st.integers(0, 2**31 - 1)

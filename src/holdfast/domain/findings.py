@@ -26,6 +26,7 @@ class FindingKind(StrEnum):
     SLOW_COLLECTIVE = "slow_collective"  # even the last rank waits longer than it used to: the network
     NUMERICAL = "numerical"  # loss or gradient norm: a spike (warning), or not a number step after step (error)
     DEGRADATION = "degradation"  # a counter of the hardware grows, a disk fills: a warning with the trend
+    PREFLIGHT = "preflight"  # a node failed the tests of itself that it makes before it gets ranks: a warning
     SILENT_CORRUPTION = "silent_corruption"  # the state is wrong without an error; evidence carries verified_step
 
 

@@ -42,6 +42,13 @@ class HangSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ChecksSpec:
+    """Checks of the state itself, which cost time: off unless asked for."""
+
+    replica_every_steps: int = 0  # parameters are compared across replicas so often, and before every save; 0 = never
+
+
+@dataclass(frozen=True, slots=True)
 class LimitSpec:
     prepare_timeout_s: float = 60.0  # a node that cannot prepare in time is replanned around
     first_step_timeout_s: float = 600.0  # START to the first step of every rank
@@ -65,6 +72,7 @@ class JobSpec:
     limits: LimitSpec = field(default_factory=LimitSpec)
     policy: str = ""  # absolute path of a policy script; empty = the default policy
     spares: int = 0  # spare nodes that the job wants kept warm; only reported, the fleet's spares are shared
+    checks: ChecksSpec = field(default_factory=ChecksSpec)
 
     def __post_init__(self) -> None:
         if self.mesh.world_size != self.nodes * self.nproc_per_node:
@@ -79,6 +87,12 @@ class JobSpec:
         if not self.min_dp <= self.mesh.dp <= self.max_dp:
             raise InvalidSpec(
                 "elastic", (self.min_dp, self.max_dp), f"a range that contains the mesh's dp ({self.mesh.dp})"
+            )
+        if self.checks.replica_every_steps and self.mesh.dp < 2:
+            raise InvalidSpec(
+                "checks.replica_every_steps",
+                self.checks.replica_every_steps,
+                f"a mesh with two replicas or more to compare (this one is {self.mesh})",
             )
         size, width = self.mesh.replica_size, self.nproc_per_node
         if size % width and width % size:

@@ -34,6 +34,29 @@ class NodeFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that a node tested on itself."""
+
+    name: str  # "gpus", "products", "memory", "disk", "peers"
+    ok: bool | None  # None = it could not be tested: that says nothing of the node
+    detail: str  # what was measured, or what is wrong
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """What a node's tests of itself found, before it gets ranks."""
+
+    at: float = 0.0  # Unix seconds, when they ended; 0 = they are under way
+    took_s: float = 0.0
+    checks: tuple[Check, ...] = ()
+
+    @property
+    def failures(self) -> str:
+        """What is wrong, in words; empty when nothing is."""
+        return "; ".join(f"{check.name}: {check.detail}" for check in self.checks if check.ok is False)
+
+
+@dataclass(frozen=True, slots=True)
 class RunningWorker:
     job: str
     generation: int

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from holdfast.domain.generations import Placement, RankRestore, ShardRecord, ShardSource, StoredStep
-from holdfast.domain.job import CheckpointSpec, HangSpec, LaunchSpec
+from holdfast.domain.job import CheckpointSpec, ChecksSpec, HangSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
-from holdfast.domain.nodes import NodeFacts, RunningWorker
+from holdfast.domain.nodes import NodeFacts, Preflight, RunningWorker
 
 # ---------------------------------------------------------------- supervisor → agent
 
@@ -47,6 +47,8 @@ class Prepare:
     restore: tuple[RankRestore, ...] = ()  # for this node's ranks; empty when restore_step is 0
     peers: tuple[ShardSource, ...] = ()  # replicators that get a copy of every shard committed here
     traceparent: str = ""
+    checks: ChecksSpec = field(default_factory=ChecksSpec)
+    self_test: bool = False  # the state went wrong without an error: a node whose devices compute wrongly answers so
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +73,15 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointNow:
-    """Save after step `at_step` on every rank; a rank that is already past it reports a miss."""
+    """Save after step `at_step` on every rank; a rank that is already past it reports a miss.
+
+    `far`: that step goes to the object store, too, if the job has one, whatever its interval says.
+    """
 
     job: str
     generation: int
     at_step: int
+    far: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +107,7 @@ class Hello:
 
     facts: NodeFacts
     running: tuple[RunningWorker, ...] = ()
+    preflight: Preflight | None = None  # the newest; None = this node does not test itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,4 +162,11 @@ class Inventory:
     stored: tuple[StoredStep, ...] = field(default=())
 
 
-Report = Hello | OrderDone | RanksStepping | RanksFinished | Inventory
+@dataclass(frozen=True, slots=True)
+class Tested:
+    """A node without ranks has tested itself."""
+
+    preflight: Preflight
+
+
+Report = Hello | OrderDone | RanksStepping | RanksFinished | Inventory | Tested

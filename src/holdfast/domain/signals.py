@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from holdfast.domain.job import HangSpec
 from holdfast.domain.mesh import Mesh
+from holdfast.domain.nodes import Preflight
 
 
 class Phase(StrEnum):
@@ -68,6 +69,23 @@ class StepColumns:
     grad_norm: tuple[float, ...]  # NaN = not reported
     # Time inside the step in which this rank waited for others: NaN, or no column at all, = not measured.
     comm_wait_s: tuple[float, ...] = ()
+    # This rank's gradient norm before the reduce: NaN, or no column at all, = not reported; a reported NaN travels as +inf.
+    local_grad_norm: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaChecks:
+    """Checksums of the parameters that replicas hold alike: one entry per (rank, step), all columns of equal length."""
+
+    node: str
+    at: float
+    job: str
+    generation: int
+    rank: tuple[int, ...]
+    step: tuple[int, ...]
+    digest: tuple[str, ...]  # empty = this rank holds nothing that another replica holds as well
+    took_s: tuple[float, ...]
+    restored: tuple[bool, ...]  # right after a restore, before any step
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +273,15 @@ class CollectorSilent:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeTested:
+    """A node has tested itself, because it is idle or because it is suspected."""
+
+    node: str
+    at: float
+    preflight: Preflight
+
+
+@dataclass(frozen=True, slots=True)
 class NodeConnected:
     """diagnostics' own: an agent opened its telemetry stream."""
 
@@ -300,11 +327,13 @@ NodeSignal = (
     | NicSample
     | MaintenanceNotice
     | CollectorSilent
+    | ReplicaChecks
+    | NodeTested
 )
 Signal = NodeSignal | NodeConnected | NodeBeat | NodeDisconnected | ClockTick
 
 # Never dropped, sent again until acknowledged; the rest is dropped oldest-first when a buffer is full.
-RELIABLE = (GenerationStarted, GenerationStopped, WorkerExited, KernelLine, MaintenanceNotice)
+RELIABLE = (GenerationStarted, GenerationStopped, WorkerExited, KernelLine, MaintenanceNotice, NodeTested)
 
 
 @dataclass(frozen=True, slots=True)

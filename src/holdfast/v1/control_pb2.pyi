@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class AgentMessage(_message.Message):
-    __slots__ = ("seq", "traceparent", "hello", "order_done", "ranks_stepping", "ranks_finished", "inventory", "beat")
+    __slots__ = ("seq", "traceparent", "hello", "order_done", "ranks_stepping", "ranks_finished", "inventory", "beat", "tested")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,7 @@ class AgentMessage(_message.Message):
     RANKS_FINISHED_FIELD_NUMBER: _ClassVar[int]
     INVENTORY_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
+    TESTED_FIELD_NUMBER: _ClassVar[int]
     seq: int
     traceparent: str
     hello: Hello
@@ -25,7 +26,8 @@ class AgentMessage(_message.Message):
     ranks_finished: RanksFinished
     inventory: Inventory
     beat: Beat
-    def __init__(self, seq: _Optional[int] = ..., traceparent: _Optional[str] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., order_done: _Optional[_Union[OrderDone, _Mapping]] = ..., ranks_stepping: _Optional[_Union[RanksStepping, _Mapping]] = ..., ranks_finished: _Optional[_Union[RanksFinished, _Mapping]] = ..., inventory: _Optional[_Union[Inventory, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ...) -> None: ...
+    tested: Tested
+    def __init__(self, seq: _Optional[int] = ..., traceparent: _Optional[str] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., order_done: _Optional[_Union[OrderDone, _Mapping]] = ..., ranks_stepping: _Optional[_Union[RanksStepping, _Mapping]] = ..., ranks_finished: _Optional[_Union[RanksFinished, _Mapping]] = ..., inventory: _Optional[_Union[Inventory, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., tested: _Optional[_Union[Tested, _Mapping]] = ...) -> None: ...
 
 class SupervisorMessage(_message.Message):
     __slots__ = ("welcome", "command", "ack")
@@ -50,16 +52,18 @@ class ReportAck(_message.Message):
     def __init__(self, seq: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("epoch", "supervisor", "protocol_version", "diagnostics")
+    __slots__ = ("epoch", "supervisor", "protocol_version", "diagnostics", "peers")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SUPERVISOR_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     DIAGNOSTICS_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     supervisor: str
     protocol_version: int
     diagnostics: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, epoch: _Optional[int] = ..., supervisor: _Optional[str] = ..., protocol_version: _Optional[int] = ..., diagnostics: _Optional[_Iterable[str]] = ...) -> None: ...
+    peers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, epoch: _Optional[int] = ..., supervisor: _Optional[str] = ..., protocol_version: _Optional[int] = ..., diagnostics: _Optional[_Iterable[str]] = ..., peers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Command(_message.Message):
     __slots__ = ("epoch", "command_id", "traceparent", "warm", "prepare", "start", "stop", "checkpoint_now", "set_interval")
@@ -144,7 +148,7 @@ class Warm(_message.Message):
     def __init__(self, job: _Optional[str] = ..., launch: _Optional[_Union[LaunchSpec, _Mapping]] = ...) -> None: ...
 
 class Prepare(_message.Message):
-    __slots__ = ("job", "generation", "attempt", "mesh", "placement", "nnodes", "launch", "checkpoint", "hang", "restore_step", "restore", "peers", "token", "restore_mesh")
+    __slots__ = ("job", "generation", "attempt", "mesh", "placement", "nnodes", "launch", "checkpoint", "hang", "restore_step", "restore", "peers", "token", "restore_mesh", "checks", "self_test")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -159,6 +163,8 @@ class Prepare(_message.Message):
     PEERS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     RESTORE_MESH_FIELD_NUMBER: _ClassVar[int]
+    CHECKS_FIELD_NUMBER: _ClassVar[int]
+    SELF_TEST_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     attempt: int
@@ -173,7 +179,9 @@ class Prepare(_message.Message):
     peers: _containers.RepeatedCompositeFieldContainer[_types_pb2.ShardSource]
     token: str
     restore_mesh: _types_pb2.Mesh
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., attempt: _Optional[int] = ..., mesh: _Optional[_Union[_types_pb2.Mesh, _Mapping]] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., nnodes: _Optional[int] = ..., launch: _Optional[_Union[LaunchSpec, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointSpec, _Mapping]] = ..., hang: _Optional[_Union[_types_pb2.HangSpec, _Mapping]] = ..., restore_step: _Optional[int] = ..., restore: _Optional[_Iterable[_Union[_types_pb2.RankRestore, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[_types_pb2.ShardSource, _Mapping]]] = ..., token: _Optional[str] = ..., restore_mesh: _Optional[_Union[_types_pb2.Mesh, _Mapping]] = ...) -> None: ...
+    checks: _types_pb2.ChecksSpec
+    self_test: bool
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., attempt: _Optional[int] = ..., mesh: _Optional[_Union[_types_pb2.Mesh, _Mapping]] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., nnodes: _Optional[int] = ..., launch: _Optional[_Union[LaunchSpec, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointSpec, _Mapping]] = ..., hang: _Optional[_Union[_types_pb2.HangSpec, _Mapping]] = ..., restore_step: _Optional[int] = ..., restore: _Optional[_Iterable[_Union[_types_pb2.RankRestore, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[_types_pb2.ShardSource, _Mapping]]] = ..., token: _Optional[str] = ..., restore_mesh: _Optional[_Union[_types_pb2.Mesh, _Mapping]] = ..., checks: _Optional[_Union[_types_pb2.ChecksSpec, _Mapping]] = ..., self_test: bool = ...) -> None: ...
 
 class Start(_message.Message):
     __slots__ = ("job", "generation", "master")
@@ -234,7 +242,7 @@ class RunningWorker(_message.Message):
     def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("node", "incarnation", "hostname", "address", "zone", "capacity", "replicator_endpoint", "agent_pid", "directory", "kernel_log", "version", "protocol_version", "running")
+    __slots__ = ("node", "incarnation", "hostname", "address", "zone", "capacity", "replicator_endpoint", "agent_pid", "directory", "kernel_log", "version", "protocol_version", "running", "preflight")
     NODE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HOSTNAME_FIELD_NUMBER: _ClassVar[int]
@@ -248,6 +256,7 @@ class Hello(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
+    PREFLIGHT_FIELD_NUMBER: _ClassVar[int]
     node: str
     incarnation: str
     hostname: str
@@ -261,7 +270,8 @@ class Hello(_message.Message):
     version: str
     protocol_version: int
     running: _containers.RepeatedCompositeFieldContainer[RunningWorker]
-    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., hostname: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., capacity: _Optional[int] = ..., replicator_endpoint: _Optional[str] = ..., agent_pid: _Optional[int] = ..., directory: _Optional[str] = ..., kernel_log: _Optional[str] = ..., version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., running: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ...) -> None: ...
+    preflight: _types_pb2.Preflight
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., hostname: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., capacity: _Optional[int] = ..., replicator_endpoint: _Optional[str] = ..., agent_pid: _Optional[int] = ..., directory: _Optional[str] = ..., kernel_log: _Optional[str] = ..., version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., running: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ..., preflight: _Optional[_Union[_types_pb2.Preflight, _Mapping]] = ...) -> None: ...
 
 class PhaseTime(_message.Message):
     __slots__ = ("name", "seconds")
@@ -338,3 +348,9 @@ class Inventory(_message.Message):
     shards: _containers.RepeatedCompositeFieldContainer[_types_pb2.ShardRecord]
     stored: _containers.RepeatedCompositeFieldContainer[_types_pb2.StoredStep]
     def __init__(self, job: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[_types_pb2.ShardRecord, _Mapping]]] = ..., stored: _Optional[_Iterable[_Union[_types_pb2.StoredStep, _Mapping]]] = ...) -> None: ...
+
+class Tested(_message.Message):
+    __slots__ = ("preflight",)
+    PREFLIGHT_FIELD_NUMBER: _ClassVar[int]
+    preflight: _types_pb2.Preflight
+    def __init__(self, preflight: _Optional[_Union[_types_pb2.Preflight, _Mapping]] = ...) -> None: ...

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Tick(_message.Message):
-    __slots__ = ("node", "incarnation", "seq", "at", "dropped", "protocol_version", "traceparent", "goodbye", "generation_started", "generation_stopped", "steps", "progress", "worker_exited", "kernel_lines", "host", "gpus", "collectors_silent", "gpu_health", "nics", "maintenance")
+    __slots__ = ("node", "incarnation", "seq", "at", "dropped", "protocol_version", "traceparent", "goodbye", "generation_started", "generation_stopped", "steps", "progress", "worker_exited", "kernel_lines", "host", "gpus", "collectors_silent", "gpu_health", "nics", "maintenance", "replica_checks", "node_tested")
     NODE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,8 @@ class Tick(_message.Message):
     GPU_HEALTH_FIELD_NUMBER: _ClassVar[int]
     NICS_FIELD_NUMBER: _ClassVar[int]
     MAINTENANCE_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_CHECKS_FIELD_NUMBER: _ClassVar[int]
+    NODE_TESTED_FIELD_NUMBER: _ClassVar[int]
     node: str
     incarnation: str
     seq: int
@@ -49,7 +51,9 @@ class Tick(_message.Message):
     gpu_health: _containers.RepeatedCompositeFieldContainer[GpuHealth]
     nics: _containers.RepeatedCompositeFieldContainer[NicSample]
     maintenance: _containers.RepeatedCompositeFieldContainer[MaintenanceNotice]
-    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., seq: _Optional[int] = ..., at: _Optional[float] = ..., dropped: _Optional[int] = ..., protocol_version: _Optional[int] = ..., traceparent: _Optional[str] = ..., goodbye: bool = ..., generation_started: _Optional[_Iterable[_Union[GenerationStarted, _Mapping]]] = ..., generation_stopped: _Optional[_Iterable[_Union[GenerationStopped, _Mapping]]] = ..., steps: _Optional[_Iterable[_Union[StepColumns, _Mapping]]] = ..., progress: _Optional[_Iterable[_Union[RankProgress, _Mapping]]] = ..., worker_exited: _Optional[_Iterable[_Union[WorkerExited, _Mapping]]] = ..., kernel_lines: _Optional[_Iterable[_Union[KernelLine, _Mapping]]] = ..., host: _Optional[_Iterable[_Union[HostSample, _Mapping]]] = ..., gpus: _Optional[_Iterable[_Union[GpuSample, _Mapping]]] = ..., collectors_silent: _Optional[_Iterable[_Union[CollectorSilent, _Mapping]]] = ..., gpu_health: _Optional[_Iterable[_Union[GpuHealth, _Mapping]]] = ..., nics: _Optional[_Iterable[_Union[NicSample, _Mapping]]] = ..., maintenance: _Optional[_Iterable[_Union[MaintenanceNotice, _Mapping]]] = ...) -> None: ...
+    replica_checks: _containers.RepeatedCompositeFieldContainer[ReplicaChecks]
+    node_tested: _containers.RepeatedCompositeFieldContainer[NodeTested]
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., seq: _Optional[int] = ..., at: _Optional[float] = ..., dropped: _Optional[int] = ..., protocol_version: _Optional[int] = ..., traceparent: _Optional[str] = ..., goodbye: bool = ..., generation_started: _Optional[_Iterable[_Union[GenerationStarted, _Mapping]]] = ..., generation_stopped: _Optional[_Iterable[_Union[GenerationStopped, _Mapping]]] = ..., steps: _Optional[_Iterable[_Union[StepColumns, _Mapping]]] = ..., progress: _Optional[_Iterable[_Union[RankProgress, _Mapping]]] = ..., worker_exited: _Optional[_Iterable[_Union[WorkerExited, _Mapping]]] = ..., kernel_lines: _Optional[_Iterable[_Union[KernelLine, _Mapping]]] = ..., host: _Optional[_Iterable[_Union[HostSample, _Mapping]]] = ..., gpus: _Optional[_Iterable[_Union[GpuSample, _Mapping]]] = ..., collectors_silent: _Optional[_Iterable[_Union[CollectorSilent, _Mapping]]] = ..., gpu_health: _Optional[_Iterable[_Union[GpuHealth, _Mapping]]] = ..., nics: _Optional[_Iterable[_Union[NicSample, _Mapping]]] = ..., maintenance: _Optional[_Iterable[_Union[MaintenanceNotice, _Mapping]]] = ..., replica_checks: _Optional[_Iterable[_Union[ReplicaChecks, _Mapping]]] = ..., node_tested: _Optional[_Iterable[_Union[NodeTested, _Mapping]]] = ...) -> None: ...
 
 class TickAck(_message.Message):
     __slots__ = ("seq",)
@@ -86,7 +90,7 @@ class GenerationStopped(_message.Message):
     def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., finished: bool = ...) -> None: ...
 
 class StepColumns(_message.Message):
-    __slots__ = ("at", "job", "generation", "rank", "step", "started_at", "ended_at", "data_s", "stall_s", "tokens", "loss", "grad_norm", "comm_wait_s")
+    __slots__ = ("at", "job", "generation", "rank", "step", "started_at", "ended_at", "data_s", "stall_s", "tokens", "loss", "grad_norm", "comm_wait_s", "local_grad_norm")
     AT_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +104,7 @@ class StepColumns(_message.Message):
     LOSS_FIELD_NUMBER: _ClassVar[int]
     GRAD_NORM_FIELD_NUMBER: _ClassVar[int]
     COMM_WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_GRAD_NORM_FIELD_NUMBER: _ClassVar[int]
     at: float
     job: str
     generation: int
@@ -113,7 +118,36 @@ class StepColumns(_message.Message):
     loss: _containers.RepeatedScalarFieldContainer[float]
     grad_norm: _containers.RepeatedScalarFieldContainer[float]
     comm_wait_s: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[_Iterable[int]] = ..., step: _Optional[_Iterable[int]] = ..., started_at: _Optional[_Iterable[float]] = ..., ended_at: _Optional[_Iterable[float]] = ..., data_s: _Optional[_Iterable[float]] = ..., stall_s: _Optional[_Iterable[float]] = ..., tokens: _Optional[_Iterable[int]] = ..., loss: _Optional[_Iterable[float]] = ..., grad_norm: _Optional[_Iterable[float]] = ..., comm_wait_s: _Optional[_Iterable[float]] = ...) -> None: ...
+    local_grad_norm: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[_Iterable[int]] = ..., step: _Optional[_Iterable[int]] = ..., started_at: _Optional[_Iterable[float]] = ..., ended_at: _Optional[_Iterable[float]] = ..., data_s: _Optional[_Iterable[float]] = ..., stall_s: _Optional[_Iterable[float]] = ..., tokens: _Optional[_Iterable[int]] = ..., loss: _Optional[_Iterable[float]] = ..., grad_norm: _Optional[_Iterable[float]] = ..., comm_wait_s: _Optional[_Iterable[float]] = ..., local_grad_norm: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class ReplicaChecks(_message.Message):
+    __slots__ = ("at", "job", "generation", "rank", "step", "digest", "took_s", "restored")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TOOK_S_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_FIELD_NUMBER: _ClassVar[int]
+    at: float
+    job: str
+    generation: int
+    rank: _containers.RepeatedScalarFieldContainer[int]
+    step: _containers.RepeatedScalarFieldContainer[int]
+    digest: _containers.RepeatedScalarFieldContainer[str]
+    took_s: _containers.RepeatedScalarFieldContainer[float]
+    restored: _containers.RepeatedScalarFieldContainer[bool]
+    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[_Iterable[int]] = ..., step: _Optional[_Iterable[int]] = ..., digest: _Optional[_Iterable[str]] = ..., took_s: _Optional[_Iterable[float]] = ..., restored: _Optional[_Iterable[bool]] = ...) -> None: ...
+
+class NodeTested(_message.Message):
+    __slots__ = ("at", "preflight")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    PREFLIGHT_FIELD_NUMBER: _ClassVar[int]
+    at: float
+    preflight: _types_pb2.Preflight
+    def __init__(self, at: _Optional[float] = ..., preflight: _Optional[_Union[_types_pb2.Preflight, _Mapping]] = ...) -> None: ...
 
 class RankProgress(_message.Message):
     __slots__ = ("at", "job", "generation", "rank", "step", "phase", "phase_at", "process_state", "cpu_s", "collective_seq")

@@ -96,16 +96,18 @@ class ShardSource(_message.Message):
     def __init__(self, node: _Optional[str] = ..., endpoint: _Optional[str] = ...) -> None: ...
 
 class RankRestore(_message.Message):
-    __slots__ = ("rank", "shard", "digest", "sources")
+    __slots__ = ("rank", "shard", "digest", "sources", "sharing")
     RANK_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
+    SHARING_FIELD_NUMBER: _ClassVar[int]
     rank: int
     shard: ShardKey
     digest: str
     sources: _containers.RepeatedCompositeFieldContainer[ShardSource]
-    def __init__(self, rank: _Optional[int] = ..., shard: _Optional[_Union[ShardKey, _Mapping]] = ..., digest: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[ShardSource, _Mapping]]] = ...) -> None: ...
+    sharing: _containers.RepeatedCompositeFieldContainer[ShardSource]
+    def __init__(self, rank: _Optional[int] = ..., shard: _Optional[_Union[ShardKey, _Mapping]] = ..., digest: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[ShardSource, _Mapping]]] = ..., sharing: _Optional[_Iterable[_Union[ShardSource, _Mapping]]] = ...) -> None: ...
 
 class HangSpec(_message.Message):
     __slots__ = ("floor_s", "factor", "init_s")
@@ -116,3 +118,29 @@ class HangSpec(_message.Message):
     factor: float
     init_s: float
     def __init__(self, floor_s: _Optional[float] = ..., factor: _Optional[float] = ..., init_s: _Optional[float] = ...) -> None: ...
+
+class Check(_message.Message):
+    __slots__ = ("name", "ok", "detail")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OK_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    ok: bool
+    detail: str
+    def __init__(self, name: _Optional[str] = ..., ok: bool = ..., detail: _Optional[str] = ...) -> None: ...
+
+class Preflight(_message.Message):
+    __slots__ = ("at", "took_s", "checks")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    TOOK_S_FIELD_NUMBER: _ClassVar[int]
+    CHECKS_FIELD_NUMBER: _ClassVar[int]
+    at: float
+    took_s: float
+    checks: _containers.RepeatedCompositeFieldContainer[Check]
+    def __init__(self, at: _Optional[float] = ..., took_s: _Optional[float] = ..., checks: _Optional[_Iterable[_Union[Check, _Mapping]]] = ...) -> None: ...
+
+class ChecksSpec(_message.Message):
+    __slots__ = ("replica_every_steps",)
+    REPLICA_EVERY_STEPS_FIELD_NUMBER: _ClassVar[int]
+    replica_every_steps: int
+    def __init__(self, replica_every_steps: _Optional[int] = ...) -> None: ...

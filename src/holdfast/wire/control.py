@@ -22,19 +22,28 @@ from holdfast.domain.orders import (
     SetInterval,
     Start,
     Stop,
+    Tested,
     Warm,
 )
 from holdfast.v1 import control_pb2 as pb
 from holdfast.wire import types
+from holdfast.wire.checks import CHECKS_SPEC, PREFLIGHT
 
 # ---------------------------------------------------------------- supervisor → agent
 
 
-def encode_welcome(epoch: int, supervisor: str, diagnostics: Iterable[str]) -> pb.SupervisorMessage:
-    """The first answer on a session. `diagnostics`: endpoints for telemetry, best first."""
+def encode_welcome(
+    epoch: int, supervisor: str, diagnostics: Iterable[str], peers: Iterable[str] = ()
+) -> pb.SupervisorMessage:
+    """The first answer on a session. `diagnostics`: endpoints for telemetry, best first; `peers`: some other nodes'
+    replicators, for the agent to test its network with."""
     return pb.SupervisorMessage(
         welcome=pb.Welcome(
-            epoch=epoch, supervisor=supervisor, protocol_version=PROTOCOL_VERSION, diagnostics=list(diagnostics)
+            epoch=epoch,
+            supervisor=supervisor,
+            protocol_version=PROTOCOL_VERSION,
+            diagnostics=list(diagnostics),
+            peers=list(peers),
         )
     )
 
@@ -61,7 +70,7 @@ def encode_order(epoch: int, command_id: str, order: Order, traceparent: str = "
             )
         case CheckpointNow():
             command.checkpoint_now.CopyFrom(
-                pb.CheckpointNow(job=order.job, generation=order.generation, at_step=order.at_step)
+                pb.CheckpointNow(job=order.job, generation=order.generation, at_step=order.at_step, far=order.far)
             )
         case SetInterval():
             command.set_interval.CopyFrom(
@@ -94,7 +103,7 @@ def decode_order(command: pb.Command) -> Order:
             return Stop(job=stop.job, generation=stop.generation, grace_s=stop.grace_s, forget=stop.forget)
         case "checkpoint_now":
             now = command.checkpoint_now
-            return CheckpointNow(job=now.job, generation=now.generation, at_step=now.at_step)
+            return CheckpointNow(job=now.job, generation=now.generation, at_step=now.at_step, far=now.far)
         case "set_interval":
             change = command.set_interval
             return SetInterval(
@@ -128,6 +137,8 @@ def _encode_prepare(order: Prepare) -> pb.Prepare:
         restore_mesh=types.encode_mesh(order.restore_mesh) if order.restore_mesh else None,
         restore=types.encode_restores(order.restore),
         peers=types.encode_sources(order.peers),
+        checks=CHECKS_SPEC.encode(order.checks),
+        self_test=order.self_test,
     )
 
 
@@ -157,6 +168,8 @@ def _decode_prepare(message: pb.Prepare, traceparent: str) -> Prepare:
         restore=types.decode_restores(message.restore),
         peers=types.decode_sources(message.peers),
         traceparent=traceparent,
+        checks=CHECKS_SPEC.decode(message.checks),
+        self_test=message.self_test,
     )
 
 
@@ -255,6 +268,8 @@ def encode_report(report: Report, seq: int, traceparent: str = "") -> pb.AgentMe
                     stored=types.encode_stored(report.stored),
                 )
             )
+        case Tested():
+            message.tested.CopyFrom(pb.Tested(preflight=PREFLIGHT.encode(report.preflight)))
         case _:
             assert_never(report)
     return message
@@ -303,6 +318,8 @@ def decode_report(message: pb.AgentMessage) -> Report:
                 shards=tuple(types.decode_shard_record(shard) for shard in inventory.shards),
                 stored=types.decode_stored(inventory.stored),
             )
+        case "tested":
+            return Tested(PREFLIGHT.decode(message.tested.preflight))
         case kind:
             raise MalformedMessage("report", f"message {message.seq} carries {kind or 'none that is known here'}")
 
@@ -323,6 +340,7 @@ def _encode_hello(hello: Hello) -> pb.Hello:
         version=facts.version,
         protocol_version=facts.protocol_version,
         running=_encode_workers(hello.running),
+        preflight=PREFLIGHT.encode(hello.preflight) if hello.preflight is not None else None,
     )
 
 
@@ -344,7 +362,11 @@ def _decode_hello(message: pb.Hello) -> Hello:
         version=message.version,
         protocol_version=message.protocol_version,
     )
-    return Hello(facts=facts, running=_decode_workers(message.running))
+    return Hello(
+        facts=facts,
+        running=_decode_workers(message.running),
+        preflight=PREFLIGHT.decode(message.preflight) if message.HasField("preflight") else None,
+    )
 
 
 def _encode_workers(workers: Iterable[RunningWorker]) -> list[pb.RunningWorker]:

@@ -27,7 +27,9 @@ from holdfast.domain.signals import (
     MaintenanceNotice,
     NicSample,
     NodeSignal,
+    NodeTested,
     RankProgress,
+    ReplicaChecks,
     StepColumns,
     Tick,
     WorkerError,
@@ -35,6 +37,7 @@ from holdfast.domain.signals import (
 )
 from holdfast.v1 import telemetry_pb2 as pb
 from holdfast.wire import types
+from holdfast.wire.checks import PREFLIGHT
 from holdfast.wire.derived import Codec, Through
 
 _EVENTS = {event.value: event for event in KernelEvent}
@@ -64,6 +67,7 @@ _LATENCY = Through(
     lambda disks: [pb.DiskLatency(path=path, write_s=write_s) for path, write_s in disks],
     lambda disks: tuple((disk.path, disk.write_s) for disk in disks),
 )
+_PREFLIGHT = Through(PREFLIGHT.encode, PREFLIGHT.decode)
 _STARTS_AT = Through(float, partial(types.check_time, field="maintenance.starts_at"))
 
 # ---------------------------------------------------------------- one line per signal
@@ -98,6 +102,8 @@ _CODECS = (
     _codec(GpuHealth, pb.GpuHealth, "gpu_health", columns=True),
     _codec(NicSample, pb.NicSample, "nics", columns=True),
     _codec(MaintenanceNotice, pb.MaintenanceNotice, "maintenance", through={"starts_at": _STARTS_AT}),
+    _codec(ReplicaChecks, pb.ReplicaChecks, "replica_checks", columns=True),
+    _codec(NodeTested, pb.NodeTested, "node_tested", through={"preflight": _PREFLIGHT}),
 )
 _BY_FIELD: Mapping[str, Codec[Any, Any]] = {codec.label: codec for codec in _CODECS}
 _BY_TYPE: Mapping[type, Codec[Any, Any]] = {codec.domain: codec for codec in _CODECS}
