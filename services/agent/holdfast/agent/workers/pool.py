@@ -13,14 +13,18 @@ import anyio
 import structlog
 from anyio.abc import TaskGroup
 
+from holdfast.agent import tracing
+from holdfast.agent.workers.apart import run_apart
 from holdfast.agent.workers.environment import Site, start_environment, worker_environment
 from holdfast.agent.workers.generation import LocalGeneration, reserve_port
 from holdfast.agent.workers.inbox import NotesInbox
 from holdfast.agent.workers.keeper import TemplateKeeper
 from holdfast.agent.workers.logs import WorkerLogs, open_log
 from holdfast.agent.workers.notes import MissedNote, Note
+from holdfast.agent.workers.standstill import StandstillWatch
 from holdfast.agent.workers.template import Template, TemplateKey
 from holdfast.agent.workers.worker import Worker, WorkerIdentity
+from holdfast.domain import worker as worker_protocol
 from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, NotFound, Unavailable
 from holdfast.domain.job import LaunchSpec
 from holdfast.domain.nodes import RunningWorker
@@ -36,6 +40,8 @@ KILL_TIMEOUT_S = (
     30.0  # a process in an uninterruptible wait (D state) can outlive SIGKILL; then the node cannot be used
 )
 LOG_CHECK_INTERVAL_S = 1.0
+# By its place: importing it would bring torch into the agent.
+SELF_TEST = Path(worker_protocol.__file__).parents[1] / "train" / "selftest" / "__main__.py"
 
 
 class WorkerPool:
@@ -61,6 +67,7 @@ class WorkerPool:
         self._blind_start_s = blind_start_s
         self._logs = WorkerLogs(site.agent_dir / "logs")
         self._inbox = NotesInbox(site.notes, self._take_note)
+        self._standstill = StandstillWatch(node=node, generations=lambda: list(self._generations.values()), emit=emit)
         self._generations: dict[tuple[str, int], LocalGeneration] = {}
         self._steps_dropped = 0  # by generations that are over
         self._tasks: TaskGroup | None = None
@@ -75,6 +82,7 @@ class WorkerPool:
             self._keeper = TemplateKeeper(tasks, self.site.agent_dir / "template.log", self._inherited)
             guarded(tasks, "worker notes", self._inbox.run)
             guarded(tasks, "worker logs", self._bound_logs)
+            guarded(tasks, "standstill", self._standstill.run)
             tasks.start_soon(self._warm_at_start, name="first template")
             try:
                 await anyio.sleep_forever()
@@ -101,6 +109,14 @@ class WorkerPool:
     async def warm(self, launch: LaunchSpec) -> None:
         """Have a template for this job. Raises `Unavailable` with the reason when its imports fail."""
         await self._template(self._key(launch))
+
+    async def test_devices(self, budget_s: float, timeout_s: float) -> str:
+        """What `holdfast.train.selftest` prints. Raises `Unavailable` when it cannot be run to its end within `timeout_s`."""
+        if self._keeper is None:
+            raise Unavailable("the agent is still starting")
+        template = await self._keeper.any()
+        arguments = ("--budget-s", str(budget_s))
+        return await run_apart(template, SELF_TEST, arguments, self._inherited, timeout_s)
 
     async def fork(self, order: Prepare) -> tuple[RunningWorker, ...]:
         """Fork this generation's workers; they wait. Raises `HoldfastError`; then none of them is left."""
@@ -176,15 +192,11 @@ class WorkerPool:
 
     def checkpoint_now(self, job: str, number: int, at_step: int) -> None:
         """Pass it on. Raises `Unavailable` when a rank does not take it."""
-        for worker in self._find(job, number).alive:
-            if not worker.tell("checkpoint_now", at_step=at_step):
-                raise Unavailable(f"rank {worker.identity.rank} of {job} does not take orders (pid {worker.pid})")
+        self._tell_all(job, number, "checkpoint_now", at_step=at_step)
 
     def set_interval(self, job: str, number: int, from_step: int, interval_steps: int) -> None:
         """Pass it on. Raises `Unavailable` when a rank does not take it."""
-        for worker in self._find(job, number).alive:
-            if not worker.tell("interval", from_step=from_step, interval_steps=interval_steps):
-                raise Unavailable(f"rank {worker.identity.rank} of {job} does not take orders (pid {worker.pid})")
+        self._tell_all(job, number, "interval", from_step=from_step, interval_steps=interval_steps)
 
     def running(self) -> tuple[RunningWorker, ...]:
         return tuple(worker.running for generation in self._generations.values() for worker in generation.alive)
@@ -213,10 +225,11 @@ class WorkerPool:
         """Notes that were garbage, and steps that came faster than ticks could carry them, since the start."""
         return (
             self._inbox.refused
+            + self._standstill.refused
             + self._steps_dropped
             + sum(
                 generation.progress.dropped
-                for generation in self._generations.values()
+                for generation in list(self._generations.values())  # metrics are read in a thread of their own
                 if generation.progress is not None
             )
         )
@@ -235,6 +248,7 @@ class WorkerPool:
     def _report_stepping(self, generation: LocalGeneration) -> None:
         if (stepping := generation.stepping(time.time(), self._blind_start_s)) is not None:
             self._report(stepping)
+            tracing.stepped(generation, stepping.at)
 
     # ------------------------------------------------------------------ workers
 
@@ -257,6 +271,7 @@ class WorkerPool:
             log_path=directory / f"rank-{rank}.log",
             error_path=directory / f"rank-{rank}.error.json",
         )
+        generation.recorders[rank] = self.site.recorder(order.job, order.generation, rank)
         _make_directory(self.site.images(order.job, local_rank))
         environment = worker_environment(order, local_rank, self.site, identity.error_path, self._inherited)
         log_fd = open_log(identity.log_path)
@@ -303,8 +318,8 @@ class WorkerPool:
     def _take_last_words(self, generation: LocalGeneration) -> None:
         """What the ranks finished since the last tick: there may be no other before the generation is forgotten."""
         self._inbox.drain()
-        if (steps := generation.last_steps(time.time())) is not None:
-            self._emit(steps)
+        for words in generation.last_words(time.time()):
+            self._emit(words)
 
     def _say_stopped(self, generation: LocalGeneration, *, finished: bool = False) -> None:
         if not generation.stopping:
@@ -337,6 +352,11 @@ class WorkerPool:
             here = ", ".join(map(str, self.generations(job))) or "none"
             raise NotFound(f"generation {number} of {job} has no workers here (generations here: {here})")
         return generation
+
+    def _tell_all(self, job: str, number: int, kind: str, **fields: int) -> None:
+        for worker in self._find(job, number).alive:
+            if not worker.tell(kind, **fields):
+                raise Unavailable(f"rank {worker.identity.rank} of {job} does not take orders (pid {worker.pid})")
 
     async def _bound_logs(self) -> None:
         while True:
