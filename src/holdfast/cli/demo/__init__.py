@@ -16,6 +16,7 @@ from holdfast.cli.demo.report import Report, print_summary
 from holdfast.cli.demo.scenario import Scenario, reference_losses
 from holdfast.cli.run import wait_for_nodes
 from holdfast.cli.stack import LocalStack, StackOptions
+from holdfast.cli.trace import tree
 from holdfast.domain.errors import InvalidSpec
 
 NODES = 10  # nine active and one spare
@@ -29,7 +30,7 @@ def register(app: typer.Typer) -> None:
 
 def demo(
     out: Annotated[Path, typer.Option(help="Where report.json, timeline.png and the logs go.")] = Path("out/demo"),
-    steps: Annotated[int, typer.Option(help="Training steps of the main job.", min=120)] = 420,
+    steps: Annotated[int, typer.Option(help="Training steps of the main job.", min=120)] = 300,
     keep_stack: Annotated[
         bool, typer.Option("--keep", help="Leave everything running until Ctrl-C at the end.")
     ] = False,
@@ -57,6 +58,8 @@ def demo(
         console.print(f"[dim]ten nodes are up after {time.time() - began:.1f} s; API {stack.api_url}[/]")
         scenario = Scenario(client=client, console=console, out=out.resolve(), steps=steps)
         outcome = scenario.run()
+        slowest = max(outcome.incidents, key=lambda each: (each.get("t_first_step") or 0.0) - each["t_fault"], default=None)
+        trace = tree(client.trace(slowest["id"])) if slowest else None
         if keep_stack:
             console.input(f"the stack stays up at {stack.api_url}; press Enter to end it ")
     console.print("[dim]training the same model once more without faults, on one process, to compare the losses …[/]")
@@ -64,5 +67,8 @@ def demo(
     report.write(out / "report.json")
     draw(report, out / "timeline.png")
     print_summary(console, report, out)
+    if trace is not None:
+        console.print("\n[bold]The slowest of them[/] (holdfast incidents show ID --trace)")
+        console.print(trace)
     if report.failures:
         raise typer.Exit(FAILED)
