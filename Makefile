@@ -28,7 +28,7 @@ SERVICE_PROTOS := $(shell grep -l '^service ' $(PROTOS))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow test-fast check lint proto proto-check bench-recovery bench-checkpoint bench-detection sim campaign clean
+.PHONY: help setup demo test test-slow test-fast check lint proto proto-check bench-recovery bench-checkpoint bench-detection bench-ingest sim campaign compose-test clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -63,6 +63,9 @@ sim: $(INSTALLED)  ## the supervisor's core against SEEDS hostile worlds
 campaign: $(INSTALLED)  ## real faults from SEED against real training, for CAMPAIGN_S seconds
 	HOLDFAST_CAMPAIGN_S=$(CAMPAIGN_S) HOLDFAST_CAMPAIGN_SEED=$(SEED) $(BIN)/pytest -s tests/acceptance/test_campaign.py $(ARGS)
 
+compose-test: $(INSTALLED)  ## the stack of deploy/ in real containers, broken six times; starts a Docker engine when none runs
+	$(BIN)/pytest -m containers tests/containers $(ARGS)
+
 bench-recovery: $(INSTALLED) $(PEERS_DIR)/.installed  ## time from kill to the next step: Holdfast, torchrun, ft_launcher
 	PEERS_DIR=$(abspath $(PEERS_DIR)) $(BIN)/python -m benchmarks.recovery --out out/bench $(ARGS)
 
@@ -71,6 +74,9 @@ bench-checkpoint: $(INSTALLED) $(PEERS_DIR)/.installed  ## stall, durability, re
 
 bench-detection: $(INSTALLED)  ## precision, recall and delay of the detectors on DATA and fresh seeds
 	$(BIN)/python -m benchmarks.detection --data $(DATA) --out out/bench $(ARGS)
+
+bench-ingest: $(INSTALLED)  ## telemetry of 12,500 nodes into one diagnostics process, and of twice as many
+	$(BIN)/python -m benchmarks.ingest --out out/bench $(ARGS)
 
 proto: $(PROTO_INSTALLED)  ## regenerate src/holdfast/v1 from proto/
 	$(call generate,src)

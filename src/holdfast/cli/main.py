@@ -16,6 +16,8 @@ from holdfast.cli import (
     checkpoints,
     demo,
     doctor,
+    explain,
+    health,
     incidents,
     inject,
     jobs,
@@ -51,7 +53,7 @@ for name, group in (
     ("policy", policy.app),
 ):
     app.add_typer(group, name=name, rich_help_panel="Look")
-for module in (doctor, simulate):
+for module in (explain, doctor, health, simulate):
     module.register(app)
 
 

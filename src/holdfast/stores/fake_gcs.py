@@ -93,7 +93,7 @@ class Broken(Exception):
 class FakeGcs:
     """The server, in threads of its own. `requests` records (method, path with query)."""
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self, port: int = 0, host: str = "127.0.0.1") -> None:
         self.objects: dict[tuple[str, str], StoredObject] = {}
         self.sessions: dict[str, Session] = {}
         self.faults: list[HttpFault] = []
@@ -103,13 +103,14 @@ class FakeGcs:
         self.lock = threading.RLock()
         self.stopped = threading.Event()
         self._generation = 0
-        self._server = _Server(("127.0.0.1", port), _handler(self))
+        self._server = _Server((host, port), _handler(self))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), name="fake-gcs")
 
     @property
     def endpoint(self) -> str:
         """For STORAGE_EMULATOR_HOST."""
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        host, port = self._server.server_address[:2]
+        return f"http://{host!s}:{port}"
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -344,7 +345,7 @@ class _Handler(BaseHTTPRequestHandler):
         with self.gcs.lock:
             upload = f"upload-{len(self.gcs.sessions) + 1}"
             self.gcs.sessions[upload] = Session(bucket, name, query.get("ifGenerationMatch"), resource)
-        at = f"{self.gcs.endpoint}/upload/storage/v1/b/{bucket}/o?uploadType=resumable&upload_id={upload}"
+        at = f"http://{self.headers['Host']}/upload/storage/v1/b/{bucket}/o?uploadType=resumable&upload_id={upload}"
         self._answer(200, None, Location=at)
 
     def _go_on(self, upload: str) -> None:
@@ -437,7 +438,9 @@ def _split(content_type: str, body: bytearray) -> tuple[dict[str, Any], bytearra
 
 
 def main() -> None:
-    with FakeGcs(int(sys.argv[1]) if len(sys.argv) > 1 else 0) as server:
+    """`python -m holdfast.stores.fake_gcs [[HOST:]PORT]`: serve until Ctrl-C; the first line of output is the endpoint."""
+    host, _, port = (sys.argv[1] if len(sys.argv) > 1 else "0").rpartition(":")
+    with FakeGcs(int(port), host or "127.0.0.1") as server:
         sys.stdout.write(f"{server.endpoint}\n")
         sys.stdout.flush()
         with suppress(KeyboardInterrupt):

@@ -1,0 +1,182 @@
+"""The stack of deploy/compose.yaml under a project name of its own, and what the tests do to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from containers.images import ROOT, run
+from waiting import wait_until
+
+from holdfast.cli.client import Client
+from holdfast.domain.errors import HoldfastError
+
+JOB = "demo"
+LOSS_RANK = 1  # the last pipeline stage of the first replica writes the losses
+TIMEOUT_S = 180.0
+POLL_S = 0.25
+
+
+def command() -> tuple[str, ...]:
+    """Compose v2 where the docker command has it, else docker-compose 1.29."""
+    v2 = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode == 0
+    assert v2 or shutil.which("docker-compose"), "neither `docker compose` nor `docker-compose` is here"
+    return ("docker", "compose") if v2 else ("docker-compose",)
+
+
+class Compose:
+    """One project. Published ports are the test's own."""
+
+    def __init__(self, project: str, environment: dict[str, str], ports: tuple[int, int]) -> None:
+        self.project = project
+        self._command = (*command(), "--project-name", project, "--file", str(ROOT / "deploy" / "compose.yaml"))
+        self._environment = {
+            **environment,
+            "COMPOSE_PROFILES": "",
+            "OTLP_ENDPOINT": "",
+            "API_PORT": str(ports[0]),
+            "STANDBY_API_PORT": str(ports[1]),
+        }
+        self.apis = [f"http://127.0.0.1:{port}" for port in ports]
+
+    # ------------------------------------------------------------------ the stack
+
+    def __call__(self, *arguments: str, **environment: str) -> str:
+        # From a directory without a .env of its own: 1.29 reads the one beside the compose file only with --project-directory.
+        return run(
+            *self._command, "--project-directory", str(ROOT / "deploy"), *arguments, **self._environment, **environment
+        )
+
+    def container(self, service: str) -> str:
+        return self("ps", "-q", service).strip().splitlines()[-1]
+
+    def kill(self, service: str) -> None:
+        run("docker", "kill", self.container(service))
+
+    def start(self, service: str) -> None:
+        run("docker", "start", self.container(service))
+
+    def pause(self, service: str) -> None:
+        run("docker", "pause", self.container(service))
+
+    def unpause(self, service: str) -> None:
+        run("docker", "unpause", self.container(service))
+
+    def disconnect(self, service: str) -> None:
+        run("docker", "network", "disconnect", self._network, self.container(service))
+
+    def connect(self, service: str) -> None:
+        run("docker", "network", "connect", "--alias", service, self._network, self.container(service))
+
+    def inside(self, service: str, *arguments: str) -> str:
+        return run("docker", "exec", self.container(service), *arguments)
+
+    def keep_logs(self, directory: Path) -> None:
+        """Each container's log in a file of its own."""
+        directory.mkdir(parents=True, exist_ok=True)
+        for container in self("ps", "-q").split():
+            name = run("docker", "inspect", "--format", "{{.Name}}", container).strip().strip("/")
+            (directory / f"{name}.log").write_text(run("docker", "logs", container))
+
+    @property
+    def _network(self) -> str:
+        return f"{self.project}_fleet"
+
+    # ------------------------------------------------------------------ what it says
+
+    def ask(self, question: Callable[[Client], Any]) -> Any:
+        """The answer of the leader, or of whoever answers when none leads."""
+        problem: Exception | None = None
+        for url in sorted(self.apis, key=lambda url: not self._leads(url)):
+            try:
+                with Client(url) as client:
+                    return question(client)
+            except HoldfastError as error:
+                problem = error
+        raise problem or AssertionError("no API")
+
+    def leader(self) -> str:
+        """The service that leads."""
+        return next(
+            name for name, url in zip(("supervisor-a", "supervisor-b"), self.apis, strict=True) if self._leads(url)
+        )
+
+    def _leads(self, url: str) -> bool:
+        with suppress(HoldfastError), Client(url) as client:
+            return bool(client.version()["leader"])
+        return False
+
+    def job(self) -> dict[str, Any]:
+        view: dict[str, Any] = self.ask(lambda client: client.job(JOB))
+        return view
+
+    def incidents(self) -> list[dict[str, Any]]:
+        """Oldest first."""
+        listed = self.ask(lambda client: list(client.incidents(JOB)))
+        return sorted(listed, key=lambda incident: incident["t_fault"])
+
+    def wait(self, description: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Wait until the job's view fulfils `condition`. An API that does not answer for a moment is waited for."""
+        seen: dict[str, Any] = {}
+
+        def holds() -> bool:
+            with suppress(HoldfastError):
+                seen.update(self.job())
+                assert seen["phase"] not in ("failed", "completed"), seen["reason"]
+                return condition(seen)
+            return False
+
+        wait_until(holds, description=description, timeout_s=TIMEOUT_S, poll_s=POLL_S)
+        return seen
+
+    def wait_steps(self, more: int = 5) -> dict[str, Any]:
+        """Wait until the job runs on all four ranks and has come `more` steps farther."""
+        first = (
+            self.wait("four ranks", lambda view: view["phase"] == "running" and len(view["ranks"]) == 4)["step"] or 0
+        )
+        return self.wait(
+            f"{more} steps more",
+            lambda view: view["phase"] == "running" and len(view["ranks"]) == 4 and (view["step"] or 0) >= first + more,
+        )
+
+    def wait_incident(self, known: int) -> dict[str, Any]:
+        """The first incident after the `known` oldest ones, once it is closed."""
+
+        def closed() -> bool:
+            with suppress(HoldfastError):
+                return any(one["state"] in ("resolved", "failed") for one in self.incidents()[known:])
+            return False
+
+        wait_until(closed, description="a closed incident", timeout_s=TIMEOUT_S, poll_s=POLL_S)
+        return next(one for one in self.incidents()[known:] if one["state"] in ("resolved", "failed"))
+
+    def losses(self) -> dict[int, float]:
+        """Steps that the trainer itself has written down, since it last came to the node that it writes on."""
+        return self.losses_in(self.container_of_rank(LOSS_RANK))
+
+    def losses_in(self, container: str) -> dict[int, float]:
+        text = run("docker", "exec", container, "cat", "/tmp/gpt/loss.jsonl")
+        records = [json.loads(line) for line in text.splitlines()]
+        return {record["step"]: record["loss"] for record in records}
+
+    def container_of_rank(self, rank: int) -> str:
+        node = next(worker["node"] for worker in self.job()["ranks"] if worker["rank"] == rank)
+        for container in self("ps", "-q").split():
+            if run("docker", "inspect", "--format", "{{.Config.Hostname}}", container).strip() == node:
+                return container
+        raise AssertionError(f"no container has the hostname {node}")
+
+    def workers(self, service: str) -> int:
+        """Worker processes that really run on a node: forks of its template."""
+        script = "cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -o holdfast.train.template | wc -l"
+        return int(self.inside(service, "sh", "-c", script)) - 1
+
+
+def project_name() -> str:
+    return f"holdfast-test-{os.getpid()}"
