@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.recovery.healthy import step_ms
 from benchmarks.recovery.launchers import (
     LIBRARY_SCRIPT,
     ONE_NODE,
@@ -41,8 +42,6 @@ from benchmarks.recovery.launchers import holdfast as holdfast_launcher
 WARM_STEPS = 15  # steps that every rank has finished before the kill
 START_TIMEOUT_S = 90.0
 RECOVER_TIMEOUT_S = 90.0
-HEALTHY_STEPS = 300
-HEALTHY_SKIP = 50  # first steps of a healthy run: caches and clocks settle
 POLL_S = 0.005
 BOOKS_TIMEOUT_S = 15.0  # a script without the library counts as stepping after five seconds of life
 
@@ -214,22 +213,9 @@ def _healthy(launchers: dict[str, Start], rounds: int) -> dict[str, list[float]]
         for name in ("holdfast", "torchrun", "holdfast+library"):
             if name not in launchers:
                 continue
-            with _directory() as out, ExitStack() as cleanup:
-                launchers[name](ONE_NODE, out, ["--out", str(out), "--steps", str(HEALTHY_STEPS)], cleanup)
-                result[name].append(_step_ms(out))
+            result[name].append(step_ms(launchers[name]))
             print(f"round {round_ + 1}/{rounds}  healthy step  {name:18} {result[name][-1]:.2f} ms")
     return result
-
-
-def _step_ms(out: Path) -> float:
-    path = out / "rank-0.jsonl"
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        lines = path.read_text().splitlines() if path.exists() else []
-        if len(lines) >= HEALTHY_STEPS:
-            return statistics.median(json.loads(line)["ms"] for line in lines[HEALTHY_SKIP:HEALTHY_STEPS])
-        time.sleep(0.1)
-    raise SystemExit(f"a healthy run did not finish {HEALTHY_STEPS} steps within {START_TIMEOUT_S:.0f} s")
 
 
 # ---------------------------------------------------------------- results

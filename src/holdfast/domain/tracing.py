@@ -27,6 +27,8 @@ Value = str | int | float | bool
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?", re.ASCII)
 
 SIGNAL = "signal"  # in a finding's evidence: traceparent of the signal that it was concluded from
+TRACEPARENT = "traceparent"  # in an incident's evidence: of its root finding
+
 FINDING = "finding"
 INCIDENT = "incident"
 DECISION = "decision"
@@ -40,7 +42,6 @@ FETCH = "fetch"
 ATTRIBUTE_PREFIX = "holdfast."
 ATTRIBUTES: Mapping[str, str] = {
     "action": "what the policy decided: restart, hot_swap, scale_down …",
-    "bytes": "size of the shard that was fetched",
     "cause": "one English sentence: what broke",
     "class": "where a second of wall time went: useful, or a class of badput",
     "decided_by": "the default policy, a script's path, or an operator",
@@ -60,7 +61,6 @@ ATTRIBUTES: Mapping[str, str] = {
     "shard": "attempt, step and rank of the shard",
     "source": "where a shard came from: a node, or the object store",
     "state": "of a node: spare, active, cordoned, lost",
-    "step": "number of the step",
     "stream": "name of the stream of the event log",
     "summary": "one English sentence: what was found",
     "tier": "memory, disk, peer or store",

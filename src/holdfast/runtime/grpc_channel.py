@@ -5,6 +5,7 @@ from __future__ import annotations
 import grpc
 
 from holdfast.runtime.grpc_options import COMMON
+from holdfast.runtime.grpc_tracing import SendContext
 from holdfast.runtime.tls import Tls
 
 OPTIONS: tuple[tuple[str, int], ...] = (
@@ -20,6 +21,7 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 
 def open_channel(endpoint: str, tls: Tls | None = None) -> grpc.aio.Channel:
     """A channel to `host:port` or `unix:/path`; connects on first use. Use it as an async context manager."""
+    interceptors = [SendContext()]
     if tls is None:
-        return grpc.aio.insecure_channel(endpoint, options=OPTIONS)
-    return grpc.aio.secure_channel(endpoint, tls.channel_credentials(), options=OPTIONS)
+        return grpc.aio.insecure_channel(endpoint, options=OPTIONS, interceptors=interceptors)
+    return grpc.aio.secure_channel(endpoint, tls.channel_credentials(), options=OPTIONS, interceptors=interceptors)

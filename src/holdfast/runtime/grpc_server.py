@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection
 
 from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.runtime.grpc_options import COMMON, PING_INTERVAL_MS
+from holdfast.runtime.grpc_tracing import TakeContext
 from holdfast.runtime.tls import Tls
 
 STOP_GRACE_S = 0.5
@@ -53,7 +54,7 @@ async def listen(
     Raises `Conflict` when the address cannot be had, saying why. On leaving, health turns NOT_SERVING and calls get
     `stop_grace_s` to end.
     """
-    server = grpc.aio.server(options=OPTIONS)
+    server = grpc.aio.server(interceptors=[TakeContext()], options=OPTIONS)
     register(server)
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)

@@ -10,7 +10,9 @@ import sys
 from typing import Literal
 
 import structlog
-from structlog.typing import Processor
+from structlog.typing import EventDict, Processor
+
+from holdfast.runtime import telemetry
 
 QUIET = ("httpx", "httpcore", "asyncio")  # chatty at info
 
@@ -24,6 +26,7 @@ def configure(service: str, *, level: str = "info", form: Literal["auto", "json"
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         lambda _logger, _method, event: {"service": service, **event},
+        _add_trace,
     ]
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
@@ -40,6 +43,13 @@ def configure(service: str, *, level: str = "info", form: Literal["auto", "json"
     root.setLevel(level.upper())
     for name in QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _add_trace(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """The trace that the line belongs to, when it was written inside of one and does not say."""
+    if "trace_id" not in event and (context := telemetry.current()) is not None:
+        event["trace_id"] = context.trace_id
+    return event
 
 
 def _renderers(*, as_json: bool) -> list[Processor]:

@@ -1,117 +1,151 @@
-"""Traces: one per incident, from the signal to the first new step, across all four services.
+"""Traces and metrics, off unless `OTEL_EXPORTER_OTLP_ENDPOINT` is set: then nothing is imported and nothing is kept.
 
-A trace's context travels as a W3C `traceparent` string inside messages and stream entries, with or without OpenTelemetry.
-Spans are exported by OTLP only when `OTEL_EXPORTER_OTLP_ENDPOINT` is set and the `otel` extra is installed; otherwise `span`
-costs a few microseconds and still hands on the context, so that every record can name its trace.
+A trace's context travels as a W3C `traceparent`: in stream entries, in orders and signals, in gRPC metadata
+(`grpc_tracing`), and inside a process in a context variable. It travels with or without a collector, so that every record and
+every log line of an incident can name its trace. Which spans there are, and their ids, is `domain.tracing`'s business; which
+metrics, `metrics`'.
 """
 
 from __future__ import annotations
 
 import os
-import re
-import secrets
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from contextvars import ContextVar
+from typing import Protocol
 
 import structlog
 
-ENV_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"  # OpenTelemetry's own name, read here because its SDK reads it too
-SCOPE = "holdfast"
-EXPORT_TIMEOUT_S = 2  # retries included; a collector that is away must not hold up a service that was told to stop
+from holdfast.domain import tracing
+from holdfast.domain.tracing import Span, TraceContext, Value
+from holdfast.runtime.metrics import Metric
 
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?", re.ASCII)
+ENV_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"  # OpenTelemetry's own names, read here because its SDK reads them too
+ENV_PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
+
+Point = tuple[float, Mapping[str, Value]]
+
 log = structlog.get_logger("holdfast.telemetry")
 
 
-@dataclass(frozen=True, slots=True)
-class TraceContext:
-    """Where in which trace: 32 and 16 lower-case hex digits."""
+class Sink(Protocol):
+    """Where spans and measurements go. Nothing here may block or raise: it is called from event loops."""
 
-    trace_id: str
-    span_id: str
-    sampled: bool = True
+    def write(self, span: Span) -> None: ...
 
-    @property
-    def traceparent(self) -> str:
-        return f"00-{self.trace_id}-{self.span_id}-{'01' if self.sampled else '00'}"
+    def record(self, metric: Metric, value: float, attributes: Mapping[str, Value]) -> None: ...
 
-    def child(self) -> TraceContext:
-        """A new span in the same trace."""
-        return TraceContext(self.trace_id, secrets.token_hex(8), self.sampled)
+    def show(self, metric: Metric, points: Iterable[Point]) -> None: ...
+
+    def observe(self, metric: Metric, read: Callable[[], float], attributes: Mapping[str, Value]) -> None: ...
 
 
-def new_trace() -> TraceContext:
-    return TraceContext(secrets.token_hex(16), secrets.token_hex(8))
-
-
-def parse_traceparent(text: str) -> TraceContext | None:
-    """None for anything that is not a valid W3C traceparent: a broken trace must not break an incident."""
-    match = _TRACEPARENT.fullmatch(text)
-    if match is None or text.startswith("ff") or (text.startswith("00") and len(text) != 55):
-        return None
-    trace_id, span_id, flags = match.groups()
-    if not int(trace_id, 16) or not int(span_id, 16):
-        return None
-    return TraceContext(trace_id, span_id, sampled=bool(int(flags, 16) & 1))
-
-
-def trace_id_of(traceparent: str) -> str:
-    """The trace id, or an empty string when there is none."""
-    context = parse_traceparent(traceparent)
-    return context.trace_id if context else ""
-
-
-@contextmanager
-def span(name: str, parent: str = "", **attributes: str | int | float | bool) -> Iterator[TraceContext]:
-    """A span below `parent` (a traceparent; empty or invalid = a new trace). Hand on the result's `.traceparent`."""
-    above = parse_traceparent(parent)
-    if _tracer is None:
-        yield above.child() if above else new_trace()
-        return
-    from opentelemetry import trace
-
-    with _tracer.start_as_current_span(name, context=_otel_context(above), attributes=attributes) as current:
-        context: trace.SpanContext = current.get_span_context()
-        yield TraceContext(f"{context.trace_id:032x}", f"{context.span_id:016x}", sampled=context.trace_flags.sampled)
-
-
-# The tracer of this process; None = not configured. One per process, as OpenTelemetry's own provider is.
-_tracer: Any = None
+# Of this process; None = not configured. One per process, as OpenTelemetry's own providers are.
+_sink: Sink | None = None
+_service = ""
+_current: ContextVar[TraceContext | None] = ContextVar("holdfast_trace", default=None)
 
 
 def configure(service: str) -> None:
     """Turn on export when the environment asks for it; says so in the log when it asks in vain."""
-    global _tracer
+    global _sink, _service
+    _service = service
     if not os.environ.get(ENV_ENDPOINT):
         return
+    if (protocol := os.environ.get(ENV_PROTOCOL, "grpc")) != "grpc":
+        log.warning("no traces, no metrics", reason=f"{ENV_PROTOCOL} is {protocol!r}: only grpc is spoken here")
+        return
     try:
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from holdfast.runtime.otlp import OtlpSink
     except ImportError as error:
         log.warning(
-            "traces not exported",
+            "no traces, no metrics",
             reason=f"{ENV_ENDPOINT} is set but {error.name} is missing: pip install 'holdfast[otel]'",
         )
         return
-    provider = TracerProvider(resource=Resource.create({"service.name": service}))
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(timeout=EXPORT_TIMEOUT_S)))
-    _tracer = provider.get_tracer(SCOPE)
+    _sink = OtlpSink(service, os.environ[ENV_ENDPOINT])
 
 
-def _otel_context(above: TraceContext | None) -> Any:
-    from opentelemetry import trace
-    from opentelemetry.context import Context
+def on() -> bool:
+    """Whether anybody collects: for what is worth computing only then."""
+    return _sink is not None
 
+
+def service() -> str:
+    """The name that this process writes its spans under."""
+    return _service
+
+
+# ---------------------------------------------------------------- traces
+
+
+@contextmanager
+def span(
+    name: str, parent: str = "", *, key: tuple[object, ...] = (), **attributes: Value | None
+) -> Iterator[TraceContext | None]:
+    """A span around a block, below the traceparent `parent`, or below the current span when there is none.
+
+    `key` tells it from others of this name below the same parent. Without anything to be below there is no span: what belongs
+    to no incident is not traced.
+    """
+    above = tracing.parse(parent) or _current.get()
     if above is None:
-        return Context()
-    parent = trace.SpanContext(
-        trace_id=int(above.trace_id, 16),
-        span_id=int(above.span_id, 16),
-        is_remote=True,
-        trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED if above.sampled else trace.TraceFlags.DEFAULT),
-    )
-    return trace.set_span_in_context(trace.NonRecordingSpan(parent), Context())
+        yield None
+        return
+    context = above.child(name, *key)
+    start, error = time.time(), ""
+    token = _current.set(context)
+    try:
+        yield context
+    except BaseException as raised:
+        error = str(raised) or type(raised).__name__
+        raise
+    finally:
+        _current.reset(token)
+        write(Span(name, _service, context, above.span_id, start, time.time(), _given(attributes), error))
+
+
+def write(finished: Span | None) -> None:
+    """Export a span whose start and end are known; None is what belongs to no trace."""
+    if _sink is not None and finished is not None:
+        _sink.write(finished)
+
+
+@contextmanager
+def within(traceparent: str) -> Iterator[None]:
+    """Make a span of somebody else's the current one: of the caller, for the length of a call."""
+    token = _current.set(tracing.parse(traceparent))
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def current() -> TraceContext | None:
+    return _current.get()
+
+
+# ---------------------------------------------------------------- metrics
+
+
+def record(metric: Metric, value: float, **attributes: Value | None) -> None:
+    """Add to a counter, or count a value in a histogram."""
+    if _sink is not None:
+        _sink.record(metric, value, _given(attributes))
+
+
+def show(metric: Metric, points: Iterable[Point]) -> None:
+    """What a gauge shows from now on, all of it: a series that is not among `points` ends."""
+    if _sink is not None:
+        _sink.show(metric, points)
+
+
+def observe(metric: Metric, read: Callable[[], float], **attributes: Value | None) -> None:
+    """A counter that is kept elsewhere: `read` is called in the exporter's thread whenever it exports."""
+    if _sink is not None:
+        _sink.observe(metric, read, _given(attributes))
+
+
+def _given(attributes: Mapping[str, Value | None]) -> dict[str, Value]:
+    return {name: value for name, value in attributes.items() if value is not None and value != ""}

@@ -1,11 +1,10 @@
-"""Back-off, the ready file, trace contexts, logs."""
+"""Back-off, the ready file, logs."""
 
 from __future__ import annotations
 
 import json
 import logging
 import random
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,16 +12,12 @@ import pytest
 import structlog
 from hypothesis import given
 from hypothesis import strategies as st
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from holdfast.runtime import logs, telemetry
 from holdfast.runtime.backoff import Backoff
 from holdfast.runtime.ready import announce
 
 PARENT = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
-
 
 # ---------------------------------------------------------------- back-off
 
@@ -62,71 +57,6 @@ def test_nobody_asked_for_a_ready_file() -> None:
     announce(None, {"endpoint": "127.0.0.1:1"})
 
 
-# ---------------------------------------------------------------- traces
-
-
-@pytest.fixture
-def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(telemetry, "_tracer", provider.get_tracer("test"))
-    yield exporter
-    provider.shutdown()
-
-
-def test_a_traceparent_survives_parsing() -> None:
-    context = telemetry.parse_traceparent(PARENT)
-    assert context is not None
-    assert context.traceparent == PARENT
-    assert telemetry.trace_id_of(PARENT) == "a" * 32
-    assert telemetry.parse_traceparent(telemetry.new_trace().traceparent) is not None
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "x",
-        PARENT.upper(),
-        PARENT[:-1],
-        PARENT + "-more",
-        "ff" + PARENT[2:],
-        PARENT.replace("a", "0"),
-        PARENT.replace("b", "0"),
-    ],
-)
-def test_a_broken_traceparent_is_no_parent(text: str) -> None:
-    assert telemetry.parse_traceparent(text) is None
-    assert telemetry.trace_id_of(text) == ""
-
-
-def test_spans_hand_on_the_trace_without_opentelemetry() -> None:
-    with telemetry.span("decide", PARENT) as outer, telemetry.span("prepare", outer.traceparent) as inner:
-        assert outer.trace_id == inner.trace_id == "a" * 32
-        assert len({outer.span_id, inner.span_id, "b" * 16}) == 3
-    with telemetry.span("detect") as first, telemetry.span("detect") as second:
-        assert first.trace_id != second.trace_id
-
-
-def test_spans_are_exported_below_their_remote_parent(spans: InMemorySpanExporter) -> None:
-    with telemetry.span("decide", PARENT, node="n1") as context:
-        assert context.trace_id == "a" * 32
-    [exported] = spans.get_finished_spans()
-    assert exported.parent is not None
-    assert f"{exported.parent.span_id:016x}" == "b" * 16
-    assert f"{exported.context.span_id:016x}" == context.span_id
-    assert dict(exported.attributes or {}) == {"node": "n1"}
-
-
-def test_a_missing_extra_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(telemetry.ENV_ENDPOINT, "http://127.0.0.1:4317")
-    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    with structlog.testing.capture_logs() as lines:
-        telemetry.configure("holdfast-test")
-    assert "holdfast[otel]" in lines[0]["reason"]
-
-
 # ---------------------------------------------------------------- logs
 
 
@@ -152,6 +82,20 @@ def test_our_lines_and_the_librarys_are_json(capsys: pytest.CaptureFixture[str])
         "warning",
         "uvicorn",
     )
+
+
+@pytest.mark.usefixtures("restored_logging")
+def test_lines_within_a_trace_name_it(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("agent", form="json")
+    log = structlog.get_logger("holdfast.test")
+    with telemetry.within(PARENT), structlog.contextvars.bound_contextvars(node="n1", job="gpt"):
+        log.info("order done")
+        log.info("finding", trace_id="c" * 32)
+    log.info("idle")
+    inside, named, outside = map(json.loads, capsys.readouterr().err.splitlines())
+    assert (inside["trace_id"], inside["node"], inside["job"]) == ("a" * 32, "n1", "gpt")
+    assert named["trace_id"] == "c" * 32
+    assert "trace_id" not in outside
 
 
 @pytest.mark.usefixtures("restored_logging")

@@ -1,0 +1,127 @@
+"""What the leader measures for the collector: states every few seconds, orders as they are answered.
+
+Nothing runs here unless telemetry is on. Standbys are silent: the fleet must not be counted twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+
+import anyio
+import anyio.to_thread
+import structlog
+
+from holdfast.domain.errors import HoldfastError
+from holdfast.domain.nodes import NodeState
+from holdfast.domain.orders import Order, OrderDone
+from holdfast.log.names import SUPERVISOR_GROUP
+from holdfast.log.protocol import EventLog
+from holdfast.runtime import metrics, telemetry
+from holdfast.runtime.telemetry import Point
+from holdfast.supervisor.core import saved_steps
+from holdfast.supervisor.core.state import Job, State
+from holdfast.supervisor.goodput import Ledger, account
+from holdfast.supervisor.history import History, Run
+from holdfast.supervisor.intake import STREAMS
+from holdfast.supervisor.ledger import to_history
+from holdfast.supervisor.picture import Live, Progress
+from holdfast.supervisor.protocol import JobPhase
+
+EVERY_S = 5.0
+SHARE_MAX = 0.05  # of one core: a job of a million steps takes seconds to account for, and is then asked less often
+ORDERS_MAX = 50_000  # whose answers are awaited
+
+log = structlog.get_logger("holdfast.supervisor.meters")
+
+
+class Latencies:
+    """How long agents take to answer. An answer to an order of an earlier term is not measured."""
+
+    def __init__(self) -> None:
+        self._sent: OrderedDict[str, tuple[float, str]] = OrderedDict()
+
+    def sent(self, command_id: str, order: Order) -> None:
+        if telemetry.on():
+            self._sent[command_id] = (time.monotonic(), type(order).__name__)
+            if len(self._sent) > ORDERS_MAX:
+                self._sent.popitem(last=False)
+
+    def heard(self, report: object) -> None:
+        if isinstance(report, OrderDone) and (known := self._sent.pop(report.command_id, None)) is not None:
+            telemetry.record(metrics.COMMAND_LATENCY, time.monotonic() - known[0], order=known[1])
+
+
+class Meters:
+    def __init__(self, live: Live, event_log: EventLog, history: History, progress: Progress) -> None:
+        self._live = live
+        self._log = event_log
+        self._history = history
+        self._progress = progress
+
+    async def run(self) -> None:
+        """Until cancelled. What cannot be read now is read again at the next turn."""
+        while True:
+            began = time.monotonic()
+            picture = self._live()
+            try:
+                await self._measure(picture.state if picture else State())
+            except HoldfastError as error:
+                log.warning("not measured", reason=str(error))
+            await anyio.sleep(max(EVERY_S, (time.monotonic() - began) / SHARE_MAX))
+
+    async def _measure(self, state: State) -> None:
+        jobs = [job for _, job in sorted(state.jobs.items()) if not job.phase.finished]
+        telemetry.show(metrics.NODES, _nodes(state))
+        telemetry.show(metrics.WORLD_SIZE, [(_world_size(job), {"job": job.name}) for job in jobs])
+        telemetry.show(metrics.STEP_RATE, _rates(jobs, self._progress.steps_per_s))
+        telemetry.show(metrics.TOKEN_RATE, _rates(jobs, self._progress.tokens_per_s))
+        if not state.epoch:
+            return
+        behind = [(stream, await self._log.backlog(stream, SUPERVISOR_GROUP)) for stream in STREAMS]
+        telemetry.show(metrics.LOG_PENDING, [(each.pending, {"stream": stream}) for stream, each in behind])
+        telemetry.show(metrics.LOG_LAG, [(each.lag_s, {"stream": stream}) for stream, each in behind])
+        ages: list[Point] = []
+        seconds: list[Point] = []
+        for job in jobs:
+            if (run := await self._history.run(job.name)) is not None:
+                ledger, aged = await anyio.to_thread.run_sync(_account, state, job.name, run, time.time())
+                ages += aged
+                seconds += [(each, {"job": job.name, "class": name.value}) for name, each in ledger.seconds.items()]
+        telemetry.show(metrics.CHECKPOINT_AGE, ages)
+        telemetry.show(metrics.JOB_TIME, seconds)
+
+
+def _account(state: State, name: str, run: Run, now: float) -> tuple[Ledger, list[Point]]:
+    """In a thread: both walk over everything that is known of the run."""
+    return account(to_history(run, now)), list(_ages(state, name, run, now))
+
+
+def _ages(state: State, name: str, run: Run, now: float) -> Iterator[Point]:
+    """For each tier, how long ago the newest step that is complete there was finished."""
+    finished = {record.step: record.ended_at for record in run.steps}  # of a step done twice, the later time
+    newest: dict[str, int] = {}
+    for saved in saved_steps(state, name):
+        full = saved.mesh.world_size
+        for tier, there in (("memory", saved.memory == full), ("disk", saved.disk == full), ("store", saved.stored)):
+            if there:
+                newest.setdefault(tier, saved.step)
+    for tier, step in newest.items():
+        if step in finished:
+            yield max(0.0, now - finished[step]), {"job": name, "tier": tier}
+
+
+def _nodes(state: State) -> list[Point]:
+    """Every state, also those that no node is in; nothing while nobody leads here."""
+    counted = Counter(node.state for node in state.nodes.values())
+    return [(counted[each], {"state": each.value}) for each in NodeState] if state.epoch else []
+
+
+def _world_size(job: Job) -> int:
+    return job.running.mesh.world_size if job.running is not None and job.phase is JobPhase.RUNNING else 0
+
+
+def _rates(jobs: list[Job], rate: Callable[[str], float | None]) -> list[Point]:
+    """0 while the job does not run."""
+    return [((rate(job.name) or 0.0) if job.phase is JobPhase.RUNNING else 0.0, {"job": job.name}) for job in jobs]
