@@ -35,6 +35,7 @@ ENV_IMAGES = "HOLDFAST_IMAGES"  # directory on /dev/shm for this worker's shard 
 ENV_IMAGES_ON_DISK = "HOLDFAST_IMAGES_ON_DISK"  # optional: directory for images that /dev/shm has no room for
 ENV_COPY_THREADS = "HOLDFAST_COPY_THREADS"  # optional: threads that copy a save, the training's own included
 ENV_INTERVAL_STEPS = "HOLDFAST_CHECKPOINT_INTERVAL_STEPS"
+ENV_REPLICA_CHECK_STEPS = "HOLDFAST_REPLICA_CHECK_STEPS"  # parameters are compared across replicas so often; 0 = never
 ENV_RESTORE = "HOLDFAST_RESTORE"  # JSON: {"step": 120, "attempt": 2, "path": "/dev/shm/…"}; absent = from scratch.
 # "paths" beside "path" when there are several: the state was sharded otherwise, and is put together from all of them
 ENV_TRACEPARENT = "TRACEPARENT"
@@ -62,6 +63,8 @@ def decode(raw: bytes) -> Mapping[str, Any]:
 #   step      step:int started_at:float ended_at:float data_s:float stall_s:float tokens:int
 #             loss:float|null grad_norm:float|null            (JSON NaN/Infinity are allowed, as Python writes them)
 #             comm_wait_s:float|null                          of the step, waited for other ranks; may be left out
+#             local_grad_norm:float|null                      of this rank alone, before the reduce; may be left out
+#   replica_check  step:int digest:str took_s:float restored:bool    checksum of the parameters that replicas share
 #   phase     phase:str(domain.signals.Phase) at:float step:int
 #   started   phases_s:{name: seconds}                        how long process_group, restore, first_step took
 #   saved     step:int attempt:int image:str stall_s:float    a shard image is complete; also sent to the replicator

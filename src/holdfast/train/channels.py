@@ -100,6 +100,7 @@ class Notes:
         tokens: int,
         loss: float | None,
         grad_norm: float | None,
+        local_grad_norm: float | None = None,
     ) -> None:
         self._send(
             self._agent,
@@ -113,6 +114,7 @@ class Notes:
             tokens=tokens,
             loss=loss,
             grad_norm=grad_norm,
+            local_grad_norm=local_grad_norm,
         )
 
     def phase(self, phase: Phase, at: float, step: int) -> None:
@@ -124,6 +126,9 @@ class Notes:
     def saved(self, *, step: int, attempt: int, image: str, stall_s: float) -> None:
         for target in (self._replicator, self._agent):
             self._send(target, "saved", step=step, attempt=attempt, image=image, stall_s=stall_s)
+
+    def replica_check(self, *, step: int, digest: str, took_s: float, restored: bool) -> None:
+        self._send(self._agent, "replica_check", step=step, digest=digest, took_s=took_s, restored=restored)
 
     def missed(self, step: int, reason: str) -> None:
         self._send(self._agent, "missed", step=step, reason=reason[:REASON_CHARS_MAX])

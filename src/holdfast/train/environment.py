@@ -91,6 +91,7 @@ class Environment:
     images_on_disk: str = ""  # where images go that memory has no room for; empty: nowhere
     copy_threads: int = 1  # of a save
     interval_steps: int = 0  # 0: only on request
+    replica_check_steps: int = 0  # 0: never
     notes: str = ""
     replicator: str = ""
     control_fd: int | None = None
@@ -125,6 +126,7 @@ class Environment:
             copy_threads=_copy_threads(environ),
             images_on_disk=environ.get(worker.ENV_IMAGES_ON_DISK, ""),
             interval_steps=_integer(environ, worker.ENV_INTERVAL_STEPS, 0),
+            replica_check_steps=_integer(environ, worker.ENV_REPLICA_CHECK_STEPS, 0),
             notes=environ.get(worker.ENV_NOTES, ""),
             replicator=environ.get(worker.ENV_REPLICATOR, ""),
             control_fd=_integer(environ, worker.ENV_CONTROL_FD, -1) if environ.get(worker.ENV_CONTROL_FD) else None,

@@ -29,6 +29,7 @@ from holdfast.train.channels import Control, Notes
 from holdfast.train.checkpoint import Checkpointer
 from holdfast.train.compile_cache import CompileCache
 from holdfast.train.environment import Environment, World
+from holdfast.train.replica_check import ReplicaCheck
 from holdfast.train.standalone import Session
 
 log = logging.getLogger("holdfast.train")
@@ -56,7 +57,7 @@ class Interrupted(SystemExit):
 class Step:
     """One step in progress, as `with run.step(step) as s` gives it."""
 
-    __slots__ = ("_run", "comm_wait_s", "data_s", "grad_norm", "loss", "started_at", "tokens")
+    __slots__ = ("_run", "comm_wait_s", "data_s", "grad_norm", "local_grad_norm", "loss", "started_at", "tokens")
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -66,20 +67,25 @@ class Step:
         self.tokens = 0
         self.loss: float | None = None
         self.grad_norm: float | None = None
+        self.local_grad_norm: float | None = None
 
     def log(
         self,
         *,
         loss: float | torch.Tensor | None = None,
         grad_norm: float | torch.Tensor | None = None,
+        local_grad_norm: float | torch.Tensor | None = None,
         tokens: int = 0,
     ) -> None:
         """Report what this rank knows of the step: a job's loss is the mean over the ranks that report one, its
-        tokens are the sum. A tensor is read at once, which waits for the device that computes it."""
+        tokens are the sum. `local_grad_norm` is that of this rank's own gradient, before it is reduced: a rank that computes
+        wrongly can be told by it, after the reduction no more. A tensor is read at once, which waits for its device."""
         if loss is not None:
             self.loss = _number(loss)
         if grad_norm is not None:
             self.grad_norm = _number(grad_norm)
+        if local_grad_norm is not None:
+            self.local_grad_norm = _number(local_grad_norm)
         self.tokens += tokens
 
     def __enter__(self) -> Step:
@@ -128,6 +134,7 @@ class Run:
         self._standalone = standalone
         self._compile_cache = compile_cache
         self._checkpoints = Checkpointer(environment, device, notes)
+        self._replicas = ReplicaCheck(environment.replica_check_steps, notes, environment.world.rank)
         self._mesh: DeviceMesh | None = None
         self._resized: list[OnResize] = []
         self._old_world: World | None = None  # set by a restore across a resize
@@ -184,6 +191,7 @@ class Run:
         restored = self._checkpoints.restore(state, target)
         self._restored = True
         self._done = restored.step
+        self._replicas.after_restore(state, restored.step)
         self._lap("restore")
         previous = self._environment.previous_mesh
         if previous is not None and _with_dp(previous) != _with_dp(self.world.mesh):
@@ -215,6 +223,7 @@ class Run:
         asked = self._standalone.due(step) if self._standalone is not None else None
         leaving = self._stop is not None or (asked is not None and asked.leave)
         due = force or leaving or asked is not None or step in self._save_after or self._intervals.due(step)
+        self._replicas.before_checkpoint(state, step, saving=due)
         saved = due and self._save(state, step)
         if not saved and self._checkpoints.enabled:
             self._checkpoints.prepare(state)
@@ -300,6 +309,7 @@ class Run:
             tokens=finished.tokens,
             loss=finished.loss,
             grad_norm=finished.grad_norm,
+            local_grad_norm=finished.local_grad_norm,
         )
         self._stall_reported_s = stall_s
         if self._phases_s is not None:

@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from holdfast.domain.errors import InvalidSpec, InvalidSpecs
-from holdfast.domain.job import CheckpointSpec, HangSpec, JobSpec, LaunchSpec, LimitSpec
+from holdfast.domain.job import CheckpointSpec, ChecksSpec, HangSpec, JobSpec, LaunchSpec, LimitSpec
 from holdfast.domain.mesh import DATA_PARALLEL, Mesh
 from holdfast.stores.protocol import parse_url
 from holdfast.wire import yamlfile
@@ -155,6 +155,19 @@ class Hang(_Part):
     )
 
 
+class Checks(_Part):
+    """Checks of the state itself. They cost time, and are off unless asked for."""
+
+    replica_every_steps: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="parameters are compared across data-parallel replicas every so many steps and before every save; "
+            "0 = never",
+        ),
+    ] = ChecksSpec().replica_every_steps
+
+
 class Limits(_Part):
     prepare_timeout_s: Annotated[Seconds, Field(description="a node that takes longer is replanned around")] = (
         LimitSpec().prepare_timeout_s
@@ -190,6 +203,7 @@ class JobFile(_Part):
     elastic: Elastic = Elastic()
     checkpoint: Checkpoint = Checkpoint()
     hang: Hang = Hang()
+    checks: Checks = Checks()
     limits: Limits = Limits()
     policy: Annotated[str, Field(description="policy script; absent = the default policy")] = ""
     spares: Annotated[int, Field(ge=0, le=NODES_MAX, description="spare nodes that the job wants kept warm")] = 0
@@ -231,6 +245,7 @@ def to_body(spec: JobSpec) -> dict[str, Any]:
         "elastic": {"min_dp": spec.min_dp, "max_dp": spec.max_dp},
         "checkpoint": _checkpoint_body(spec.checkpoint),
         "hang": {"floor_s": spec.hang.floor_s, "factor": spec.hang.factor, "init_s": spec.hang.init_s},
+        "checks": {"replica_every_steps": spec.checks.replica_every_steps},
         "limits": {
             "prepare_timeout_s": spec.limits.prepare_timeout_s,
             "first_step_timeout_s": spec.limits.first_step_timeout_s,
@@ -304,6 +319,7 @@ def _spec(job: JobFile, launch: LaunchSpec, policy: str) -> JobSpec:
         checkpoint=_checkpoint(job.checkpoint),
         hang=HangSpec(**job.hang.model_dump()),
         limits=LimitSpec(**job.limits.model_dump()),
+        checks=ChecksSpec(**job.checks.model_dump()),
         policy=policy,
         spares=job.spares,
     )

@@ -59,6 +59,7 @@ elastic: {min_dp: 2}
 checkpoint: {interval_steps: 20, keep: 3}
 hang: {floor_s: 5, factor: 4, init_s: 60}
 limits: {prepare_timeout_s: 10, first_step_timeout_s: 20, same_error_max: 1, restarts_without_progress_max: 0}
+checks: {replica_every_steps: 100}
 policy: policy.py
 spares: 1
 """
@@ -74,6 +75,16 @@ spares: 1
         0,
     )
     assert spec.policy == str(tmp_path / "policy.py")
+    assert spec.checks.replica_every_steps == 100
+
+
+def test_there_must_be_replicas_to_compare(write: Any) -> None:
+    path = write("name: gpt\nscript: train.py\nnodes: 2\nmesh: {pp: 2}\nchecks: {replica_every_steps: 10}\n")
+    (problem,) = problems(path)
+    assert problem.startswith("5: checks.replica_every_steps: 10 is not valid; expected a mesh with two replicas or more")
+    assert problems(write("name: gpt\nscript: train.py\nchecks: {replica_every_steps: -1}\n")) == [
+        "3: checks.replica_every_steps: -1 is not valid; expected at least 0"
+    ]
 
 
 def test_every_mistake_is_named_at_once_with_its_line(write: Any) -> None:

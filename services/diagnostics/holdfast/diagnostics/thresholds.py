@@ -45,6 +45,20 @@ class NumericalThresholds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GradientThresholds:
+    """Each rank's gradient norm before the reduce, against its peers'."""
+
+    replicas_min: int = 3  # of two that differ nobody knows which is odd
+    factor: float = 5.0  # ByteRobust (SOSP'25) looks at five times the usual gradient norm
+    z: float = 8.0  # robust standard deviations of the peers' scatter, as for the job's own norm
+    history: int = 64  # steps from which the scatter is taken
+    history_min: int = 16
+    share_max: float = 0.1  # of the ranks: more that stand out at once are no single device
+    quiet_steps: int = 1000
+    repeat_s: float = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DegradationThresholds:
     """Rates over `window_s`. All lead to warnings."""
 

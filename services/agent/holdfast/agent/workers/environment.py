@@ -72,6 +72,7 @@ def worker_environment(
         worker.ENV_IMAGES: str(site.images(order.job, local_rank)),
         worker.ENV_IMAGES_ON_DISK: str(site.overflow(order.job, local_rank)),
         worker.ENV_INTERVAL_STEPS: str(order.checkpoint.interval_steps),
+        worker.ENV_REPLICA_CHECK_STEPS: str(order.checks.replica_every_steps),
     }
     if order.restore_step and order.restore_mesh is not None:
         environment[worker.ENV_PREVIOUS_MESH] = _mesh(order.restore_mesh)

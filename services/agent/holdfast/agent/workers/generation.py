@@ -14,7 +14,7 @@ from holdfast.agent.workers.progress import Progress
 from holdfast.agent.workers.template import Exit
 from holdfast.agent.workers.worker import Worker
 from holdfast.domain.orders import Prepare, RanksFinished, RanksStepping
-from holdfast.domain.signals import GenerationStarted, GenerationStopped, NodeSignal, StepColumns, WorkerExited
+from holdfast.domain.signals import GenerationStarted, GenerationStopped, NodeSignal, WorkerExited
 
 # How long the last `started` note may be missing (it was dropped) before first steps are reported without it.
 STARTED_NOTE_GRACE_S = 0.05
@@ -96,14 +96,16 @@ class LocalGeneration:
         """Steps since the last call, and where every rank stands."""
         if self.progress is None or self.stopping or not self.alive:
             return []
-        steps = self.last_steps(at)
+        said = self.last_words(at)
         facts = {rank: process_facts(worker.pid) for rank, worker in self.workers.items() if worker.alive}
-        standing = self.progress.sample(at, facts)
-        return [standing] if steps is None else [steps, standing]
+        return [*said, self.progress.sample(at, facts)]
 
-    def last_steps(self, at: float) -> StepColumns | None:
-        """Steps finished since they were last asked for."""
-        return None if self.progress is None else self.progress.take_steps(at)
+    def last_words(self, at: float) -> list[NodeSignal]:
+        """Steps finished and checks made since they were last asked for."""
+        if self.progress is None:
+            return []
+        said = (self.progress.take_steps(at), self.progress.take_checks(at))
+        return [signal for signal in said if signal is not None]
 
     def exited(self, worker: Worker, how: Exit) -> WorkerExited:
         """What is known of a worker that has ended."""

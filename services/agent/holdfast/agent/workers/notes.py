@@ -13,6 +13,7 @@ from holdfast.domain.signals import Phase
 
 INTEGER_MAX = 2**63 - 1
 PHASES_MAX = 16
+DIGEST_CHARS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,18 @@ class StepNote:
     loss: float  # NaN = not reported, +inf = reported as NaN
     grad_norm: float
     comm_wait_s: float = math.nan  # NaN = not measured
+    local_grad_norm: float = math.nan  # as grad_norm
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaCheckNote:
+    """A checksum of the parameters that other replicas hold as well; empty when there are none."""
+
+    sender: Sender
+    step: int
+    digest: str
+    took_s: float
+    restored: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +74,7 @@ class MissedNote:
     reason: str
 
 
-Note = StepNote | PhaseNote | StartedNote | MissedNote
+Note = StepNote | PhaseNote | StartedNote | MissedNote | ReplicaCheckNote
 
 
 def parse(raw: bytes) -> Note | None:
@@ -82,6 +95,15 @@ def parse(raw: bytes) -> Note | None:
                     loss=_reported(message, "loss"),
                     grad_norm=_reported(message, "grad_norm"),
                     comm_wait_s=math.nan if message.get("comm_wait_s") is None else _finite(message, "comm_wait_s"),
+                    local_grad_norm=_reported(message, "local_grad_norm"),
+                )
+            case "replica_check":
+                return ReplicaCheckNote(
+                    sender=sender,
+                    step=_integer(message, "step"),
+                    digest=str(message["digest"])[:DIGEST_CHARS_MAX],
+                    took_s=_finite(message, "took_s"),
+                    restored=message["restored"] is True,
                 )
             case "phase":
                 return PhaseNote(sender, Phase(message["phase"]), _finite(message, "at"), _integer(message, "step"))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from holdfast.agent.workers.notes import MissedNote, Note, PhaseNote, StartedNote, StepNote
-from holdfast.domain.signals import Phase, RankProgress, StepColumns
+from holdfast.agent.workers.notes import MissedNote, Note, PhaseNote, ReplicaCheckNote, StartedNote, StepNote
+from holdfast.domain.signals import Phase, RankProgress, ReplicaChecks, StepColumns
 
 # Rows kept between two ticks: 100 steps/s of 8 ranks for five seconds. More are dropped oldest-first and counted.
 ROWS_MAX = 4096
@@ -40,6 +41,7 @@ class Progress:
         self._node, self._job, self._generation = node, job, generation
         self._ranks = {rank: _Rank(step=step, phase_at=at) for rank in ranks}
         self._rows: deque[tuple[int, StepNote]] = deque()
+        self._checks: deque[ReplicaCheckNote] = deque(maxlen=ROWS_MAX)  # one that is lost is not judged
         self.dropped = 0
 
     def fold(self, note: Note) -> None:
@@ -60,6 +62,8 @@ class Progress:
                 rank.phase, rank.phase_at = note.phase, note.at
             case StartedNote():
                 rank.phases_s, rank.started_noted = note.phases_s, True
+            case ReplicaCheckNote():
+                self._checks.append(note)
             case MissedNote():
                 pass  # it says something about checkpoints, not about progress
 
@@ -115,6 +119,24 @@ class Progress:
             loss=tuple(note.loss for note in notes),
             grad_norm=tuple(note.grad_norm for note in notes),
             comm_wait_s=tuple(note.comm_wait_s for note in notes),
+            local_grad_norm=_reported(tuple(note.local_grad_norm for note in notes)),
+        )
+
+    def take_checks(self, at: float) -> ReplicaChecks | None:
+        """The checksums since the last call, as columns."""
+        if not self._checks:
+            return None
+        notes, self._checks = tuple(self._checks), deque(maxlen=ROWS_MAX)
+        return ReplicaChecks(
+            node=self._node,
+            at=at,
+            job=self._job,
+            generation=self._generation,
+            rank=tuple(note.sender.rank for note in notes),
+            step=tuple(note.step for note in notes),
+            digest=tuple(note.digest for note in notes),
+            took_s=tuple(note.took_s for note in notes),
+            restored=tuple(note.restored for note in notes),
         )
 
     def sample(self, at: float, processes: Mapping[int, ProcessFacts]) -> RankProgress:
@@ -134,3 +156,8 @@ class Progress:
             cpu_s=tuple(fact.cpu_s for fact in facts),
             collective_seq=tuple(-1 for _ in ranks),  # the trainer library does not report it yet: not known
         )
+
+
+def _reported(column: tuple[float, ...]) -> tuple[float, ...]:
+    """No column at all when nobody reports it, as in most jobs."""
+    return () if all(map(math.isnan, column)) else column

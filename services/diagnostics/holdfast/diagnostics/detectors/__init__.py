@@ -8,6 +8,7 @@ from holdfast.diagnostics.catalogue.xid import Catalogue
 from holdfast.diagnostics.detectors.degradation import Degradation
 from holdfast.diagnostics.detectors.gpu_error import GpuError
 from holdfast.diagnostics.detectors.gpu_health import GpuHealth
+from holdfast.diagnostics.detectors.gradient_outlier import GradientOutlier
 from holdfast.diagnostics.detectors.hang import Hang
 from holdfast.diagnostics.detectors.host_pressure import HostPressure
 from holdfast.diagnostics.detectors.kernel_fault import KernelFault
@@ -15,7 +16,9 @@ from holdfast.diagnostics.detectors.liveness import Liveness
 from holdfast.diagnostics.detectors.maintenance import Maintenance
 from holdfast.diagnostics.detectors.nic_port import NicPort
 from holdfast.diagnostics.detectors.numerical import Numerical
+from holdfast.diagnostics.detectors.preflight import Preflight
 from holdfast.diagnostics.detectors.protocol import Blind, Detector, JobBegan, Observed
+from holdfast.diagnostics.detectors.silent_corruption import SilentCorruption
 from holdfast.diagnostics.detectors.stragglers import Stragglers
 from holdfast.diagnostics.detectors.worker_exit import WorkerExit
 
@@ -36,5 +39,8 @@ def standard(catalogue: Catalogue, *, liveness: Liveness | None = None) -> tuple
         HostPressure(),
         Stragglers(),
         Numerical(),
+        GradientOutlier(),
+        SilentCorruption(),
+        Preflight(),
         Degradation(),
     )

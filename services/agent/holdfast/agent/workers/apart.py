@@ -1,0 +1,59 @@
+"""Runs one of our own scripts in a fork of the worker template, which has paid for the import of torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import anyio
+
+from holdfast.agent.workers.template import Template
+from holdfast.agent.workers.worker import Worker, WorkerIdentity
+from holdfast.domain.errors import Unavailable
+
+OUTPUT_BYTES_MAX = 1 << 20
+NAME = "self-test"
+
+
+async def run_apart(
+    template: Template, script: Path, args: Sequence[str], environment: Mapping[str, str], timeout_s: float
+) -> str:
+    """What it printed, if it ended well. Raises `Unavailable` when it did not, or not in time.
+
+    Killed and gone before this returns, in whatever way: also when the caller is cancelled.
+    """
+    output = os.memfd_create(NAME, os.MFD_CLOEXEC)
+    try:
+        worker = await Worker.launch(
+            template,
+            WorkerIdentity(NAME, 0, 0, 0, log_path=Path(os.devnull), error_path=Path(os.devnull)),
+            script=str(script),
+            args=tuple(args),
+            cwd=str(script.parent),
+            env=environment,
+            log_fd=output,
+        )
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_watch, worker)
+            try:
+                with anyio.move_on_after(timeout_s):
+                    await worker.wait_ready()
+                    worker.tell("start", env={})
+                    await worker.gone.wait()
+            finally:
+                worker.kill()
+        said = os.pread(output, OUTPUT_BYTES_MAX, 0).decode(errors="replace")
+    finally:
+        os.close(output)
+    how = worker.exit
+    if how is None or how.exit_code != 0:
+        ended = "was killed" if how is None or how.exit_code is None else f"ended with code {how.exit_code}"
+        last = "; ".join(said.strip().splitlines()[-3:]) or "it left no word"
+        raise Unavailable(f"{script.name} {ended} (it has {timeout_s:g} s): {last}")
+    return said
+
+
+async def _watch(worker: Worker) -> None:
+    with anyio.CancelScope(shield=True):  # it is killed by whoever is cancelled
+        await worker.watch()

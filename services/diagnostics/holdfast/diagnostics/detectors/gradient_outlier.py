@@ -1,0 +1,184 @@
+"""A rank whose own gradient, before the reduce, is unlike its peers': the one look at a wrong gradient that is possible.
+
+Once reduced, a wrong gradient is in every replica, and all of them are wrong alike. Before it, ranks at the same position of
+different replicas have gradients of different data but of the same parameters: their norms scatter, and one that is several
+times its peers' median, or not a number while theirs are, stands out. Most flipped bits change a norm by less than its
+scatter and are not seen; and a strange batch looks the same as a strange device. So this is a warning that names rank and
+node, and counts how often.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.diagnostics.detectors.peers import median_of_others
+from holdfast.diagnostics.detectors.protocol import JobBegan, Observed
+from holdfast.diagnostics.detectors.recurring import Recurring
+from holdfast.diagnostics.thresholds import GradientThresholds
+from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
+from holdfast.domain.mesh import Mesh
+from holdfast.domain.signals import GenerationStarted, StepColumns
+
+_JOBS_MAX = 4096
+_OPEN_MAX = 16
+_NAMED_MAX = 8
+_MAD_TO_SIGMA = 1.4826
+_TINY = 1e-30
+
+
+@dataclass(slots=True)
+class _Open:
+    norms: NDArray[np.float64]  # by rank; NaN = not reported, +inf = not a number
+    reports: int = 0
+
+
+@dataclass(slots=True)
+class _Job:
+    generation: int
+    scatter: deque[float]  # robust sigma of the logarithms, by step
+    mesh: Mesh | None = None
+    nodes: dict[int, str] = field(default_factory=dict)
+    open: OrderedDict[int, _Open] = field(default_factory=OrderedDict)
+    seen: OrderedDict[int, int] = field(default_factory=OrderedDict)  # rank → steps at which it stood out
+    said: Recurring = field(default_factory=Recurring)
+
+
+@dataclass(slots=True)
+class GradientState:
+    jobs: OrderedDict[str, _Job] = field(default_factory=OrderedDict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Outlier:
+    rank: int
+    norm: float
+    usual: float
+
+    @property
+    def key(self) -> str:
+        return str(self.rank)
+
+    @property
+    def members(self) -> frozenset[int]:
+        return frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class GradientOutlier:
+    """NUMERICAL, a warning, about one rank."""
+
+    limits: GradientThresholds = field(default_factory=GradientThresholds)
+
+    @property
+    def reads(self) -> tuple[type[Observed], ...]:
+        return (StepColumns, GenerationStarted, JobBegan)
+
+    def initial(self) -> GradientState:
+        return GradientState()
+
+    def observe(self, state: GradientState, item: Observed, now: float) -> tuple[GradientState, tuple[Finding, ...]]:
+        match item:
+            case StepColumns() if item.local_grad_norm:
+                job = self._job(state, item.job, item.generation)
+                if job is not None and job.mesh is not None and job.mesh.dp >= self.limits.replicas_min:
+                    return state, tuple(self._collect(job, job.mesh, item, now))
+            case GenerationStarted():
+                job = self._job(state, item.job, item.generation)
+                if job is not None:
+                    job.mesh = item.mesh
+            case JobBegan():
+                state.jobs.pop(item.job, None)
+            case _:
+                pass
+        return state, ()
+
+    def _job(self, state: GradientState, name: str, generation: int) -> _Job | None:
+        job = state.jobs.get(name)
+        if job is None:
+            job = state.jobs[name] = _Job(generation, deque(maxlen=self.limits.history))
+            while len(state.jobs) > _JOBS_MAX:
+                state.jobs.popitem(last=False)
+        if generation > job.generation:
+            job.generation, job.mesh = generation, None
+            for table in (job.nodes, job.open, job.seen):
+                table.clear()
+        return job if generation == job.generation else None
+
+    def _collect(self, job: _Job, mesh: Mesh, item: StepColumns, now: float) -> Iterator[Finding]:
+        for rank, number, norm in zip(item.rank, item.step, item.local_grad_norm, strict=True):
+            if norm != norm or rank >= mesh.world_size:
+                continue
+            job.nodes[rank] = item.node
+            step = job.open.get(number)
+            if step is None:
+                step = job.open[number] = _Open(np.full(mesh.world_size, np.nan))
+                if len(job.open) > _OPEN_MAX:
+                    del job.open[min(job.open)]
+            step.reports += bool(np.isnan(step.norms[rank]))
+            step.norms[rank] = norm
+            if step.reports == mesh.world_size:
+                for done in [one for one in job.open if one <= number]:
+                    del job.open[done]
+                yield from self._judge(job, mesh, item, number, step.norms, now)
+
+    def _judge(
+        self, job: _Job, mesh: Mesh, item: StepColumns, number: int, norms: NDArray[np.float64], now: float
+    ) -> Iterator[Finding]:
+        limits = self.limits
+        by_position = norms.reshape(mesh.dp, mesh.replica_size).T
+        logs = np.log(np.clip(by_position, _TINY, 1 / _TINY)).astype(np.float32)
+        usual = median_of_others(logs)
+        over = logs - usual
+        sigma = _MAD_TO_SIGMA * float(np.median(np.abs(over)))
+        bar = max(math.log(limits.factor), limits.z * float(np.median(job.scatter or [sigma])))
+        is_odd = over > bar
+        if len(job.scatter) < limits.history_min:
+            is_odd &= np.isinf(by_position)  # how far norms scatter is not known yet
+        job.scatter.append(sigma)
+        found = [
+            _Outlier(int(position + replica * mesh.replica_size), norm, math.exp(usual[position, replica]))
+            for position, replica in np.argwhere(is_odd)
+            for norm in (float(by_position[position, replica]),)
+        ]
+        for outlier in found:
+            job.seen[outlier.rank] = job.seen.get(outlier.rank, 0) + 1
+        if len(found) > max(1, limits.share_max * mesh.world_size):
+            return  # many at once is the data, or the job itself
+        for outlier, _ in job.said.news(found, number, now, limits.quiet_steps, limits.repeat_s):
+            yield _finding(job, item, outlier, number, now)
+
+
+def _finding(job: _Job, item: StepColumns, outlier: _Outlier, number: int, now: float) -> Finding:
+    node = job.nodes[outlier.rank]
+    size = "not a number" if math.isinf(outlier.norm) else f"{outlier.norm:.4g}"
+    return Finding(
+        id=f"gradient_outlier:{item.job}:{item.generation}:{outlier.rank}:{number}",
+        kind=FindingKind.NUMERICAL,
+        severity=Severity.WARNING,
+        at=now,
+        since=min(item.at, now),
+        summary=(
+            f"{item.job}: the gradient of rank {outlier.rank} on {node} had the norm {size} before it was reduced at step "
+            f"{number}; its peers' median is {outlier.usual:.4g}."
+        ),
+        node=node,
+        job=item.job,
+        generation=item.generation,
+        rank=outlier.rank,
+        confidence=0.6,
+        evidence={
+            "rule": "local_gradient_norm",
+            "value": "local_grad_norm",
+            "norm": size,
+            "usual": f"{outlier.usual:.6g}",
+            "step": str(number),
+            "times": str(job.seen[outlier.rank]),
+        },
+        ladder=(Remedy.WATCH, Remedy.REPLACE_NODE),
+    )

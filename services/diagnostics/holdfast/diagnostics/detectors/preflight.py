@@ -1,0 +1,87 @@
+"""What a node's tests of itself say. A wrong product condemns it; anything else is told, and the supervisor leaves it out.
+
+A node tests itself when it joins, when it has become idle and every so often, and when a job's state went wrong without
+anybody being named. Its exact matrix products have one right answer: a device that gives another one corrupts whatever it
+trains, so the node is not used again before somebody has looked.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
+from holdfast.domain.nodes import Check
+from holdfast.domain.signals import NodeTested
+
+PRODUCTS = "products"
+_NODES_MAX = 50_000
+
+
+@dataclass(slots=True)
+class PreflightState:
+    failing: OrderedDict[str, tuple[str, ...]] = field(default_factory=OrderedDict)  # node → checks that failed last
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """SILENT_CORRUPTION for a wrong product; PREFLIGHT, a warning, for the rest, once until it changes."""
+
+    @property
+    def reads(self) -> tuple[type[Observed], ...]:
+        return (NodeTested,)
+
+    def initial(self) -> PreflightState:
+        return PreflightState()
+
+    def observe(self, state: PreflightState, item: Observed, now: float) -> tuple[PreflightState, tuple[Finding, ...]]:
+        if not isinstance(item, NodeTested):
+            return state, ()
+        failed = [check for check in item.preflight.checks if check.ok is False]
+        names = tuple(sorted(check.name for check in failed))
+        before = state.failing.pop(item.node, ())
+        if names:
+            state.failing[item.node] = names
+            while len(state.failing) > _NODES_MAX:
+                state.failing.popitem(last=False)
+        found = [_wrong(item, check, now) for check in failed if check.name == PRODUCTS]
+        rest = [check for check in failed if check.name != PRODUCTS]
+        if names != before and (rest or not names):
+            found.append(_changed(item, rest, before, now))
+        return state, tuple(found)
+
+
+def _wrong(item: NodeTested, check: Check, now: float) -> Finding:
+    return Finding(
+        id=f"preflight:{item.node}:{PRODUCTS}:{item.at:.0f}",
+        kind=FindingKind.SILENT_CORRUPTION,
+        severity=Severity.FATAL,
+        at=now,
+        since=min(item.at, now),
+        summary=f"{item.node} computes wrongly: {check.detail}.",
+        node=item.node,
+        confidence=0.99,
+        evidence={"rule": "self_test", "check": check.name, "detail": check.detail},
+        ladder=(Remedy.REPLACE_NODE,),
+    )
+
+
+def _changed(item: NodeTested, failed: list[Check], before: tuple[str, ...], now: float) -> Finding:
+    words = "; ".join(f"{check.name}: {check.detail}" for check in failed)
+    summary = (
+        f"{item.node} failed its pre-flight and gets no ranks ({words})."
+        if failed
+        else f"{item.node} passes its pre-flight again ({', '.join(before)})."
+    )
+    return Finding(
+        id=f"preflight:{item.node}:{item.at:.0f}",
+        kind=FindingKind.PREFLIGHT,
+        severity=Severity.WARNING if failed else Severity.INFO,
+        at=now,
+        since=min(item.at, now),
+        summary=summary,
+        node=item.node,
+        evidence={"rule": "preflight", **{check.name: check.detail for check in item.preflight.checks}},
+        ladder=(Remedy.WATCH, Remedy.REBOOT_NODE, Remedy.REPLACE_NODE) if failed else (),
+    )

@@ -1,0 +1,123 @@
+"""Checksums of what data-parallel replicas must hold alike: the parameters of the model, bit for bit.
+
+After the all-reduce every replica applies the same gradient to the same parameters, so equal positions of equal replicas hold
+equal bits. A flipped bit in memory, or an update that was computed wrongly, makes one of them differ for good, without an
+error. What this cannot see is a wrong gradient that was reduced to everybody: all replicas then hold the same wrong bits.
+
+Each rank computes its own checksum and tells its agent; diagnostics compares. There is no collective, nobody waits for
+anybody, and a checksum that gets lost is one that is not judged. The cost is one pass over the parameters: every `every_steps`
+steps, and before every save, so that of a saved step it is known whether it passed.
+
+The checksum is a sum of 64-bit words modulo 2^64, each row of words weighted by an odd number: an odd multiple of a power of
+two is never 0 modulo 2^64, so one flipped bit, wherever it is, always shows. It runs on the device that holds the tensor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from holdfast.domain.mesh import DATA_PARALLEL
+from holdfast.train.channels import Notes
+from holdfast.train.sharded import is_sharded
+
+WORD_BYTES = 8
+ROW_WORDS = 1024
+DEPTH_MAX = 8  # dicts inside dicts that are looked through for modules
+
+
+class ReplicaCheck:
+    """One rank's checks. `every_steps` 0 = never."""
+
+    def __init__(self, every_steps: int, notes: Notes, rank: int) -> None:
+        self._every_steps = every_steps
+        self._notes = notes
+        self._rank = rank
+        self._looked_at = 0.0  # monotonic seconds of the last look; 0 = there was none
+        self._said = False
+
+    def before_checkpoint(self, state: Mapping[str, Any], step: int, *, saving: bool) -> None:
+        """Look when it is time. The first look comes with the first step: it is what later ones are believed by."""
+        if self._every_steps and (saving or not self._looked_at or step % self._every_steps == 0):
+            self._look(state, step, restored=False)
+
+    def after_restore(self, state: Mapping[str, Any], step: int) -> None:
+        """Whether what was restored is alike: a fault that was saved is the checkpoint's, and no node's."""
+        if self._every_steps:
+            self._look(state, step, restored=True)
+
+    def _look(self, state: Mapping[str, Any], step: int, *, restored: bool) -> None:
+        began = time.monotonic()
+        parameters = list(comparable_parameters(state))
+        value = digest(parameters)
+        took_s = time.monotonic() - began
+        self._notes.replica_check(step=step, digest=value, took_s=took_s, restored=restored)
+        if self._looked_at and not self._said and self._rank == 0:
+            self._said = True
+            megabytes = sum(parameter.nbytes for parameter in parameters) / 1e6
+            share = took_s / max(began - self._looked_at, 1e-9)
+            print(  # noqa: T201 - into the worker's log: who turns this on wants to know what it costs
+                f"holdfast: {megabytes:.1f} MB of parameters are compared across replicas every {self._every_steps} steps: "
+                f"{1e3 * took_s:.1f} ms, {share:.3%} of the time since the last comparison",
+                flush=True,
+            )
+        self._looked_at = began
+
+
+def comparable_parameters(state: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+    """This rank's part of every parameter of every module in `state` that other replicas hold as well, in order.
+
+    Not the optimizer's moments, which may be sharded over the replicas without saying so, nor buffers, in which each replica
+    may count its own batches; nor what is sharded over a data-parallel dimension.
+    """
+    for module in _modules(state, 0):
+        for parameter in module.parameters():
+            tensor = parameter.detach()
+            if is_sharded(tensor):
+                dims = tensor.device_mesh.mesh_dim_names
+                if dims is None or any(
+                    not placement.is_replicate() and name.startswith(DATA_PARALLEL)
+                    for name, placement in zip(dims, tensor.placements, strict=True)
+                ):
+                    continue
+                tensor = tensor.to_local()
+            yield tensor
+
+
+def _modules(value: Any, depth: int) -> Iterator[nn.Module]:
+    if isinstance(value, nn.Module):
+        yield value
+    elif isinstance(value, Mapping) and depth < DEPTH_MAX:
+        for item in value.values():
+            yield from _modules(item, depth + 1)
+
+
+def digest(tensors: list[torch.Tensor]) -> str:
+    """16 hexadecimal digits; empty when there is nothing to compare. Waits for the device."""
+    with torch.no_grad():
+        sums = [word_sum(tensor) for tensor in tensors if tensor.numel()]
+        if not sums:
+            return ""
+        values = torch.stack(sums).tolist()
+    return hashlib.blake2b(struct.pack(f"<{len(values)}q", *values), digest_size=8).hexdigest()
+
+
+def word_sum(tensor: torch.Tensor) -> torch.Tensor:
+    """A 64-bit sum of the tensor's bytes, on its device, in which every single bit counts."""
+    raw = tensor.reshape(-1).view(torch.uint8)
+    if raw.storage_offset() % WORD_BYTES:
+        raw = raw.clone()  # words must begin at the tensor's first byte on every rank alike
+    whole = raw.numel() // WORD_BYTES
+    words = raw[: whole * WORD_BYTES].view(torch.int64)
+    total = raw[whole * WORD_BYTES :].sum(dtype=torch.int64)
+    rows = whole // ROW_WORDS
+    if rows:
+        sums = words[: rows * ROW_WORDS].view(rows, ROW_WORDS).sum(1)
+        total += (sums * torch.arange(1, 2 * rows, 2, device=tensor.device)).sum()
+    return total + words[rows * ROW_WORDS :].sum()

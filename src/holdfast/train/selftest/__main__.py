@@ -1,0 +1,42 @@
+"""Test every device that this process sees, and print one JSON object:
+
+{"devices": [{"device": "cuda:0", "products": [{"kind": "tf32", "made": 90, "wrong": 0, "first_wrong": ""}],
+              "memory_gb_s": 1502.3}]}
+
+Ends with code 0 whatever was found: a wrong product is an answer. A device that raises says so in `"error"`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from holdfast.train.selftest.gemm import multiply
+from holdfast.train.selftest.memory import bandwidth_gb_s
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="holdfast.train.selftest", description="Test the devices of this machine.")
+    parser.add_argument("--budget-s", type=float, default=0.5, help="seconds of products per device")
+    budget_s = parser.parse_args().budget_s
+    if torch.cuda.is_available():
+        devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    else:
+        devices = [torch.device("cpu")]
+    print(json.dumps({"devices": [_test(device, budget_s) for device in devices]}))  # noqa: T201
+
+
+def _test(device: torch.device, budget_s: float) -> dict[str, Any]:
+    try:
+        products = [asdict(products) for products in multiply(device, budget_s)]
+        return {"device": str(device), "products": products, "memory_gb_s": round(bandwidth_gb_s(device), 2)}
+    except RuntimeError as error:  # torch's only kind: a device that is lost, without memory, misconfigured
+        return {"device": str(device), "error": str(error).splitlines()[0][:500]}
+
+
+if __name__ == "__main__":
+    main()
