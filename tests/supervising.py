@@ -21,7 +21,7 @@ from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.nodes import PROTOCOL_VERSION, NodeFacts, RunningWorker
 from holdfast.domain.orders import Hello, Order, OrderDone, Prepare, RanksStepping, Report, Start, Stop
 from holdfast.log.names import FINDINGS
-from holdfast.log.protocol import Commit, Delivery, Entry, FencedLog, Lease
+from holdfast.log.protocol import Backlog, Commit, Delivery, Entry, FencedLog, Lease
 from holdfast.runtime.grpc_channel import open_channel
 from holdfast.supervisor.service import run
 from holdfast.supervisor.settings import SupervisorSettings
@@ -86,6 +86,9 @@ class MortalLog:
 
     async def last_position(self, stream: str) -> str:
         return await self._alive().last_position(stream)
+
+    async def backlog(self, stream: str, group: str) -> Backlog:
+        return await self._alive().backlog(stream, group)
 
     async def ping(self) -> None:
         await self._alive().ping()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,8 +75,13 @@ class Cluster:
 
 
 @contextmanager
-def cluster(directory: Path, nodes: int, workers_per_node: int = 1) -> Iterator[Cluster]:
-    options = StackOptions(directory=directory, nodes=nodes, workers_per_node=workers_per_node)
+def cluster(
+    directory: Path, nodes: int, workers_per_node: int = 1, environment: Mapping[str, str] | None = None
+) -> Iterator[Cluster]:
+    """`environment` is added to that of every process."""
+    options = StackOptions(
+        directory=directory, nodes=nodes, workers_per_node=workers_per_node, environment=environment or {}
+    )
     with LocalStack(options) as stack, Client(stack.api_url) as client:
         wait_for_nodes(client, stack, nodes)
         yield Cluster(stack, client)

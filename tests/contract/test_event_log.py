@@ -21,7 +21,7 @@ from eventlogs import (
 )
 
 from holdfast.domain.errors import InvalidSpec
-from holdfast.log.protocol import FencedLog
+from holdfast.log.protocol import Backlog, FencedLog
 
 pytestmark = pytest.mark.anyio
 
@@ -51,6 +51,21 @@ async def test_a_batch_is_bounded(log: FencedLog) -> None:
     await log.append("s", *entries(10))
     await log.append("t", *entries(10))
     assert len(await Reader(log, "s", "t", batch_max=6).batch()) == 6
+
+
+async def test_a_backlog_is_what_is_pending_and_how_old_the_oldest_unread_entry_is(log: FencedLog) -> None:
+    assert await log.backlog("s", GROUP) == Backlog(), "no stream"
+    await log.append("s", *entries(3))
+    assert await log.backlog("s", GROUP) == Backlog(), "no group"
+    reader = Reader(log, "s", batch_max=2)
+    taken = await reader.take(2)
+    await anyio.sleep(0.02)
+    behind = await log.backlog("s", GROUP)
+    assert behind.pending == 2
+    assert 0.01 < behind.lag_s < PATIENCE_S
+    await reader.acknowledge(taken)
+    await reader.take(1)
+    assert await log.backlog("s", GROUP) == Backlog(pending=1, lag_s=0.0)
 
 
 async def test_appending_nothing_writes_nothing(log: FencedLog) -> None:

@@ -135,6 +135,10 @@ class Client:
     def incident(self, incident_id: str) -> Json:
         return self._get(_path("incidents", incident_id))
 
+    def trace(self, incident_id: str) -> Json:
+        """The incident's spans, parents before their children."""
+        return self._get(_path("incidents", incident_id, "trace"))
+
     def incidents(self, job: str | None = None) -> Iterator[Json]:
         return self._pages("/v1/incidents", **({"job": job} if job else {}))
 

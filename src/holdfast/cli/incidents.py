@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated
 
 import typer
 
 from holdfast.cli.client import Client, default_url
-from holdfast.cli.tables import Api, AsJson, show_list, show_one, watch
+from holdfast.cli.tables import Api, AsJson, console, show_list, show_one, watch
+from holdfast.cli.trace import tree
 
 app = typer.Typer(help="Incidents: list, show, watch.", no_args_is_help=True)
 actions_app = typer.Typer(help="Actions: what was done, by which policy, and why.", no_args_is_help=True)
@@ -25,10 +27,20 @@ def list_incidents(job: OfJob = "", api: Api = "", as_json: AsJson = False) -> N
 
 
 @app.command()
-def show(incident: Annotated[str, typer.Argument(help="Incident id.")], api: Api = "", as_json: AsJson = False) -> None:
+def show(
+    incident: Annotated[str, typer.Argument(help="Incident id.")],
+    trace: Annotated[bool, typer.Option("--trace", help="As a tree: which part took how long, on which node.")] = False,
+    api: Api = "",
+    as_json: AsJson = False,
+) -> None:
     """One incident, from signal to first new step."""
     with Client(api or default_url()) as client:
-        show_one(client.incident(incident), as_json)
+        if not trace:
+            show_one(client.incident(incident), as_json)
+        elif as_json:
+            print(json.dumps(client.trace(incident), indent=2))
+        else:
+            console.print(tree(client.trace(incident)))
 
 
 @app.command("watch")

@@ -17,7 +17,7 @@ from anyio.lowlevel import checkpoint
 
 from holdfast.domain.errors import InvalidSpec, StaleEpoch
 from holdfast.log.keys import DEAD_SUFFIX
-from holdfast.log.protocol import Commit, Delivery, Entry, Lease
+from holdfast.log.protocol import Backlog, Commit, Delivery, Entry, Lease
 
 RECLAIM_CHECKS = 5  # looks for abandoned entries per `reclaim_after_s`
 
@@ -41,6 +41,7 @@ class _Group:
 class _Stream:
     numbers: list[int] = field(default_factory=list)  # sorted; the position "7-0" is number 7
     entries: dict[int, Entry] = field(default_factory=dict)
+    since_s: dict[int, float] = field(default_factory=dict)  # when each was appended
     groups: dict[str, _Group] = field(default_factory=dict)
 
     def after(self, number: int, count: int) -> list[int]:
@@ -52,6 +53,7 @@ class _Stream:
         if surplus > 0:
             for number in self.numbers[:surplus]:
                 del self.entries[number]
+                del self.since_s[number]
             del self.numbers[:surplus]
 
 
@@ -136,6 +138,15 @@ class MemoryLog:
         held = self._streams.get(stream)
         return _position(held.numbers[-1]) if held and held.numbers else "0"
 
+    async def backlog(self, stream: str, group: str) -> Backlog:
+        await checkpoint()
+        held = self._streams.get(stream)
+        reader = held.groups.get(group) if held else None
+        if held is None or reader is None:
+            return Backlog()
+        waiting = held.after(reader.last, 1)
+        return Backlog(len(reader.pending), anyio.current_time() - held.since_s[waiting[0]] if waiting else 0.0)
+
     # ------------------------------------------------------------------ leadership
 
     async def acquire(self, name: str, holder: str, ttl_s: float) -> Lease | None:
@@ -219,6 +230,7 @@ class MemoryLog:
         number = next(self._numbers)
         held.numbers.append(number)
         held.entries[number] = entry
+        held.since_s[number] = anyio.current_time()
         held.trim(self._stream_length_max)
         self._announce()
         return _position(number)

@@ -54,6 +54,14 @@ class Commit:
     acknowledge: Mapping[tuple[str, str], Sequence[str]] = field(default_factory=dict)  # (stream, group) → positions
 
 
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What a group has not done yet: entries handed out and not acknowledged, and the age of the oldest one not handed out."""
+
+    pending: int = 0
+    lag_s: float = 0.0  # 0 = everything has been handed out
+
+
 class EventLog(Protocol):
     """Streams with consumer groups."""
 
@@ -82,6 +90,9 @@ class EventLog(Protocol):
 
     async def last_position(self, stream: str) -> str:
         """Position of the newest entry; "0" when the stream is empty."""
+
+    async def backlog(self, stream: str, group: str) -> Backlog:
+        """How far behind the group is; nothing when there is no such stream or group yet."""
 
     async def ping(self) -> None:
         """Raise `Unavailable`, naming the address, when the log cannot be reached."""

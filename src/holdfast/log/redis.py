@@ -19,7 +19,7 @@ from holdfast.domain.errors import InvalidSpec, StaleEpoch
 from holdfast.log import scripts
 from holdfast.log.connection import Connection, GroupGone
 from holdfast.log.keys import Keys
-from holdfast.log.protocol import Commit, Delivery, Entry, Lease
+from holdfast.log.protocol import Backlog, Commit, Delivery, Entry, Lease
 from holdfast.log.subscription import Limits, Subscription, decode
 
 COMMIT_REMEMBERED_S = 60.0  # several times what the retries of one commit can take
@@ -55,6 +55,7 @@ class RedisLog:
         self._renew = self._redis.register_script(scripts.RENEW)
         self._release = self._redis.register_script(scripts.RELEASE)
         self._commit = self._redis.register_script(scripts.COMMIT)
+        self._backlog = self._redis.register_script(scripts.BACKLOG)
 
     # ------------------------------------------------------------------ streams
 
@@ -125,6 +126,11 @@ class RedisLog:
         key = self._keys.stream(stream)
         newest: Any = await self._call(lambda: self._redis.xrevrange(key, count=1))
         return str(newest[0][0].decode()) if newest else "0"
+
+    async def backlog(self, stream: str, group: str) -> Backlog:
+        key = self._keys.stream(stream)
+        pending, oldest, now = await self._call(lambda: self._backlog(keys=[key], args=[group]))
+        return Backlog(pending, max(0.0, now - int(oldest.partition(b"-")[0])) / 1000 if oldest else 0.0)
 
     # ------------------------------------------------------------------ leadership
 

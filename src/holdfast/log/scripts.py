@@ -125,3 +125,20 @@ for _, fields in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
 end
 return retired
 """
+
+# KEYS: stream. ARGV: group. Returns what is pending, the position of the oldest entry that has not been handed out ('' = none),
+# and the server's clock in ms. XINFO itself counts such entries only since Redis 7.
+BACKLOG = """
+local now = redis.call('TIME')
+local now_ms = now[1] * 1000 + math.floor(now[2] / 1000)
+if redis.call('EXISTS', KEYS[1]) == 0 then return {0, '', now_ms} end
+for _, fields in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
+  local info = {}
+  for i = 1, #fields, 2 do info[fields[i]] = fields[i + 1] end
+  if info.name == ARGV[1] then
+    local oldest = redis.call('XRANGE', KEYS[1], '(' .. info['last-delivered-id'], '+', 'COUNT', 1)[1]
+    return {info.pending, oldest and oldest[1] or '', now_ms}
+  end
+end
+return {0, '', now_ms}
+"""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 from fleet import JOB, Fleet, job, running
 
+from holdfast.domain import spans
 from holdfast.domain.findings import FindingKind
 from holdfast.domain.generations import ShardKey, ShardRecord
 from holdfast.domain.incidents import ActionKind, IncidentState
 from holdfast.domain.orders import Inventory, Prepare, Start, Stop, Warm
 from holdfast.supervisor.core.change import RETRY_RUN_S
+from holdfast.supervisor.core.handover import SHARES_MAX
 from holdfast.supervisor.protocol import Evaluate, GenerationChanged, JobPhase, LeaderStarted, Send, SetTimer
 
 
@@ -150,6 +152,29 @@ def test_the_incident_carries_every_time_and_the_rework() -> None:
     assert incident.t_fault < incident.t_detected <= incident.t_decided < incident.t_prepared <= incident.t_first_step
     assert (incident.last_step, incident.restored_step, incident.rework_steps) == (14, 10, 4)
     assert len(incident.trace_id) == 32
+
+
+def test_the_incident_keeps_what_each_node_did_and_the_orders_carry_its_trace() -> None:
+    fleet = running(job(dp=3), saved=10)
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    change = spans.change_below(fleet.incident)
+    assert {order.traceparent for order in fleet.orders(Prepare).values() if isinstance(order, Prepare)} == {change}
+    fleet.run()
+    assert [share.node for share in fleet.incident.shares if not share.ranks] == ["n0", "n1", "n2"]
+    assert {share.node: share.ranks for share in fleet.incident.shares if share.ranks} == {
+        "n0": (0,),
+        "n1": (1,),
+        "n2": (2,),
+    }
+    names = [span.name for span in spans.of_trace(fleet.incident)]
+    assert names.count("prepare") == names.count("first step") == 3
+
+
+def test_a_large_change_keeps_the_nodes_that_the_others_waited_for() -> None:
+    fleet = running(job(dp=SHARES_MAX + 4))
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    fleet.run()
+    assert len(fleet.incident.shares) == 2 * SHARES_MAX
 
 
 def test_when_all_nodes_of_a_generation_vanish_the_next_one_waits_for_a_witness() -> None:

@@ -19,7 +19,8 @@ from anyio.abc import TaskGroup
 from holdfast.agent.ledger import Ledger
 from holdfast.agent.node import Outcome
 from holdfast.domain.errors import HoldfastError, Unrestorable
-from holdfast.domain.orders import Order, OrderDone
+from holdfast.domain.orders import Order, OrderDone, Prepare, Start
+from holdfast.runtime import telemetry
 
 log = structlog.get_logger("holdfast.agent.orders")
 
@@ -82,6 +83,11 @@ class Executor:
         self._report(OrderDone(command_id, ok=False, reason=reason, at=self._clock()))
 
     async def _execute(self, command_id: str, order: Order) -> None:
+        traceparent = order.traceparent if isinstance(order, Prepare | Start) else ""
+        with telemetry.within(traceparent), structlog.contextvars.bound_contextvars(job=order.job):
+            await self._execute_once(command_id, order)
+
+    async def _execute_once(self, command_id: str, order: Order) -> None:
         name = type(order).__name__
         try:
             answer = await self._answer(command_id, order)

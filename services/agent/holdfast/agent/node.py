@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -18,11 +18,13 @@ from holdfast.agent.directory import remove_images
 from holdfast.agent.replicator import Replicator
 from holdfast.agent.workers.environment import Site
 from holdfast.agent.workers.pool import WorkerPool
+from holdfast.domain import spans, tracing
 from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.domain.generations import OBJECT_STORE
 from holdfast.domain.nodes import RunningWorker
 from holdfast.domain.orders import CheckpointNow, Order, Prepare, SetInterval, Start, Stop, Warm
 from holdfast.domain.replication import Configure, Stage, StagedShard
+from holdfast.runtime import telemetry
 
 T = TypeVar("T")
 
@@ -83,7 +85,9 @@ class Node:
 
     async def _prepare(self, order: Prepare) -> Outcome:
         job = self._admit(order)
-        with anyio.CancelScope() as scope:
+        where = {"job": order.job, "node": order.placement.node, "generation": order.generation}
+        key = spans.prepare_key(order.placement.node, order.generation)
+        with anyio.CancelScope() as scope, telemetry.span(tracing.PREPARE, order.traceparent, key=key, **where):
             job.preparing = scope
             async with job.lock:
                 return await self._change_generation(job, order)
@@ -104,7 +108,7 @@ class Node:
     async def _change_generation(self, job: _Job, order: Prepare) -> Outcome:
         if order.generation in self._pool.generations(order.job):  # of an earlier submission under this name
             await self._pool.stop(order.job, order.generation)
-        phases = _Phases()
+        phases = _Phases({"job": order.job, "node": order.placement.node, "generation": order.generation})
         forked: tuple[RunningWorker, ...] = ()
 
         async def fork() -> None:
@@ -180,13 +184,15 @@ class Node:
 class _Phases:
     """How long the parts of an order took."""
 
-    def __init__(self) -> None:
+    def __init__(self, where: Mapping[str, str | int]) -> None:
+        self._where = where
         self._seconds: dict[str, float] = {}
 
     async def timed(self, name: str, work: Callable[[], Awaitable[T]]) -> T:
         began = time.monotonic()
         try:
-            return await work()
+            with telemetry.span(name, **self._where):
+                return await work()
         finally:
             self._seconds[name] = time.monotonic() - began
 

@@ -19,8 +19,10 @@ from collections.abc import Mapping
 from functools import partial
 
 import anyio
+import structlog
 from anyio.abc import TaskGroup
 
+from holdfast.agent import tracing
 from holdfast.agent.collectors import build_all
 from holdfast.agent.collectors.protocol import Surroundings, keep_collecting
 from holdfast.agent.directory import MARK, claimed
@@ -38,12 +40,13 @@ from holdfast.agent.workers.pool import WorkerPool
 from holdfast.domain.nodes import NodeFacts
 from holdfast.domain.orders import Hello, Report
 from holdfast.domain.signals import NodeSignal
-from holdfast.runtime import ready
+from holdfast.runtime import metrics, ready, telemetry
 from holdfast.runtime.service import guarded
 
 
 async def serve(settings: AgentSettings) -> None:
     """Run one node until cancelled. Raises `HoldfastError` for what the operator can put right."""
+    structlog.contextvars.bind_contextvars(node=settings.node)  # in every line of this process
     with (
         claimed(settings.agent_dir, settings.memory_dir, settings.disk_dir),
         Ledger(settings.agent_dir / "agent.db") as ledger,
@@ -59,7 +62,7 @@ async def _run(settings: AgentSettings, ledger: Ledger, tasks: TaskGroup) -> Non
 
     # What happens here, on its way out; the two ends are made below, since each needs to ask the parts between.
     def emit(signal: NodeSignal) -> None:
-        uplink.emit(signal)
+        uplink.emit(tracing.begun(signal))
 
     def report(what: Report) -> None:
         session.report(what)
@@ -93,8 +96,10 @@ async def _run(settings: AgentSettings, ledger: Ledger, tasks: TaskGroup) -> Non
         carry_out=Node(pool, replicator, pool.site).carry_out,
         report=report,
     )
+    outbox = Outbox(settings.node, incarnation)
+    telemetry.observe(metrics.TELEMETRY_DROPPED, lambda: outbox.dropped + pool.notes_lost, what="signals")
     uplink = Uplink(
-        Outbox(settings.node, incarnation),
+        outbox,
         standing=pool.standing,
         sample=pool.sample,
         lost=lambda: pool.notes_lost,

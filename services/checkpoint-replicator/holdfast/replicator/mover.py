@@ -36,6 +36,7 @@ from holdfast.replicator.view import (
     Upload,
     what,
 )
+from holdfast.runtime import metrics, telemetry
 from holdfast.runtime.backoff import Backoff
 
 log = structlog.get_logger("holdfast.replicator")
@@ -121,12 +122,15 @@ class Mover:
         match step:
             case CopyToDisk(key):
                 await self._copy(job, key)
+                _count(job, key, "disk")
             case Push(key, peer):
                 await self._push(job, key, peer)
+                _count(job, key, "peer")
             case Delete(store, key):
                 await self._delete(job, Held(store, key))
             case Upload(key):
                 await self._upload(job, key)
+                _count(job, key, "store")
             case Survey() | Complete() | Discard():
                 await self._archivist.carry_out(job, step)
             case _:
@@ -174,7 +178,7 @@ class Mover:
 
     def _push_from(self, job: Job, peer: str, key: ShardKey) -> tuple[Store, ...]:
         """From memory, where the bytes are warm, if that is quick: an image that is being read cannot be saved into."""
-        size = next((job.held[held].size for held in job.holders(key)), 0)
+        size = _size(job, key)
         quick = size <= IMAGE_READ_S_MAX * self._push_rate.get((job.name, peer), PUSH_BYTES_PER_S)
         return (Store.IMAGE, Store.DISK, Store.STAGED) if quick else (Store.DISK, Store.IMAGE, Store.STAGED)
 
@@ -226,6 +230,15 @@ class Mover:
         """A superseded source or a step that others still upload is everyday life; the rest an operator should read."""
         say = log.debug if isinstance(error, _LostRace | NotYet) else log.warning
         say("not moved", job=job.name, step=type(step).__name__, what=what(step), reason=str(error))
+
+
+def _size(job: Job, key: ShardKey) -> int:
+    """Bytes; 0 when it is not held any more."""
+    return next((job.held[held].size for held in job.holders(key)), 0)
+
+
+def _count(job: Job, key: ShardKey, tier: str) -> None:
+    telemetry.record(metrics.REPLICATED, _size(job, key), job=job.name, tier=tier)
 
 
 def _lane_of(job: Job, step: Step) -> _Lane:

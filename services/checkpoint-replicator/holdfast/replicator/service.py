@@ -47,6 +47,7 @@ log = structlog.get_logger("holdfast.replicator")
 
 async def serve(settings: ReplicatorSettings) -> None:
     """Runs until cancelled."""
+    structlog.contextvars.bind_contextvars(node=settings.node)  # in every line of this process
     for directory in (settings.memory_dir, settings.disk_dir):
         directory.mkdir(parents=True, exist_ok=True)
     threads = Threads(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import anyio
 import structlog
 
+from holdfast.domain import tracing
 from holdfast.domain.errors import Conflict, HoldfastError, IntegrityError, NotFound, OutOfSpace, Unrestorable
 from holdfast.domain.generations import OBJECT_STORE, RankRestore, ShardKey, ShardSource
 from holdfast.domain.replication import Stage, StagedShard
@@ -24,6 +25,7 @@ from holdfast.replicator.names import label
 from holdfast.replicator.tiers import OpenShard, Tier
 from holdfast.replicator.transport.client import Client
 from holdfast.replicator.view import Held, Store
+from holdfast.runtime import telemetry
 
 log = structlog.get_logger("holdfast.replicator")
 
@@ -105,7 +107,16 @@ class Stager:
                 continue
             for store in (Store.STAGED, Store.DISK):
                 try:
-                    return await self._fetch(job, restore, source, store)
+                    with telemetry.span(
+                        tracing.FETCH,
+                        key=(label(restore.shard), source.node, store.value),
+                        job=job.name,
+                        node=self._node,
+                        rank=restore.rank,
+                        shard=label(restore.shard),
+                        source=source.node,
+                    ):
+                        return await self._fetch(job, restore, source, store)
                 except OutOfSpace as error:
                     reasons.append(str(error))  # memory is full: the disk will do
                 except (HoldfastError, OSError) as error:

@@ -7,7 +7,6 @@ runs there), correlated (a lost node or a broken GPU supersedes the crash that i
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,7 @@ from typing import Any
 
 from holdfast.diagnostics import steps
 from holdfast.diagnostics.detectors.protocol import Blind, Detector, JobBegan, Observed
+from holdfast.domain import tracing
 from holdfast.domain.findings import Finding, FindingKind, Severity, StepRecord
 from holdfast.domain.signals import (
     ClockTick,
@@ -161,8 +161,7 @@ class Engine:
         if said is not None and 0.0 <= finding.at - said.at <= finding.ttl_s:
             return None
         finding = self._correlate(self._attribute(finding))
-        if not finding.traceparent:
-            finding = replace(finding, traceparent=traceparent_of(finding))
+        finding = _traced(finding)
         self._said[finding.id] = finding
         self._said.move_to_end(finding.id)
         while len(self._said) > _FINDINGS_MAX:
@@ -224,7 +223,11 @@ class Engine:
             del resident.jobs[item.job]
 
 
-def traceparent_of(finding: Finding) -> str:
-    """The W3C trace that starts at this fault. Derived from its id, so that the same fault found again is the same trace."""
-    digest = hashlib.blake2b(f"{finding.id}@{finding.since:.0f}".encode(), digest_size=24).hexdigest()
-    return f"00-{digest[:32]}-{digest[32:]}-01"
+def _traced(finding: Finding) -> Finding:
+    """With its own place in a trace: that of the signal which a detector named, or a new one. Derived from its id, so that the
+    same fault found again is the same trace."""
+    signal = tracing.parse(finding.traceparent)
+    if signal is None:
+        return replace(finding, traceparent=tracing.new_trace(f"{finding.id}@{finding.since:.0f}").traceparent)
+    evidence = {**finding.evidence, tracing.SIGNAL: finding.traceparent}
+    return replace(finding, traceparent=signal.child(tracing.FINDING, finding.id).traceparent, evidence=evidence)

@@ -16,6 +16,7 @@ import structlog
 from holdfast.diagnostics.detectors.exit_cause import is_failure
 from holdfast.diagnostics.engine import Engine
 from holdfast.diagnostics.publisher import Publisher
+from holdfast.domain import spans
 from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.signals import (
     RELIABLE,
@@ -34,6 +35,8 @@ from holdfast.domain.signals import (
     Tick,
     WorkerExited,
 )
+from holdfast.domain.tracing import trace_id_of
+from holdfast.runtime import metrics, telemetry
 
 # Detectors that hold something back for a moment (an exit, a broken stream) need a fine clock; while all is well a coarse
 # one will do, and costs a tenth. `ATTENTION_S` is longer than anything is held back for less than a second.
@@ -176,6 +179,8 @@ class Intake:
         if folded.findings or folded.steps:
             self._publisher.offer(folded.findings, folded.steps)
         for finding in folded.findings:
+            telemetry.record(metrics.FINDINGS, 1, kind=finding.kind.value, severity=finding.severity.value)
+            telemetry.write(spans.of_finding(finding))
             log.info(
                 "finding",
                 id=finding.id,
@@ -186,7 +191,7 @@ class Intake:
                 node=finding.node,
                 rank=finding.rank,
                 summary=finding.summary,
-                traceparent=finding.traceparent,
+                trace_id=trace_id_of(finding.traceparent),
             )
 
 

@@ -17,6 +17,7 @@ from holdfast.diagnostics.publisher import Publisher
 from holdfast.diagnostics.settings import DiagnosticsSettings
 from holdfast.log.protocol import EventLog
 from holdfast.log.redis import RedisLog
+from holdfast.runtime import metrics, telemetry
 from holdfast.runtime.grpc_server import listen
 from holdfast.runtime.ready import announce
 from holdfast.runtime.service import guarded
@@ -41,6 +42,7 @@ async def run(settings: DiagnosticsSettings, event_log: EventLog) -> None:
     catalogue = xid.load(settings.xid_overrides)
     liveness = Liveness(reconnect_grace_s=settings.reconnect_grace_s, silence_s=settings.silence_s)
     publisher = Publisher(event_log)
+    telemetry.observe(metrics.TELEMETRY_DROPPED, lambda: publisher.steps_dropped, what="steps")
     intake = Intake(Engine(detectors.standard(catalogue, liveness=liveness)), publisher, clock=time.time)
     servicer = TelemetryServicer(intake, publisher, clock=time.time)
     async with (

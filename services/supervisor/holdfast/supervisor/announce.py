@@ -52,6 +52,7 @@ def _incident(record: IncidentChanged) -> None:
         state=incident.state.value,
         kind=incident.kind,
         cause=incident.cause,
+        generation=incident.generation,
         node=incident.node,
         rank=incident.rank,
         action=action.kind.value if action else None,

@@ -97,6 +97,7 @@ class ControlServicer(pb_grpc.ControlServicer):
         report = decode_report(message)
         if isinstance(report, Hello) and _name(report.facts) != (session.node, session.incarnation):
             raise MalformedMessage("hello", f"the session of {session.node} cannot become that of {report.facts.node}")
+        sessions.latencies.heard(report)
         event = NodeReported(
             self._clock(), session.node, session.incarnation, message.seq, report, session=session.number
         )

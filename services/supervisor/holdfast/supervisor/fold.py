@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
+from holdfast.domain import spans
 from holdfast.domain.errors import HoldfastError
 from holdfast.log.names import EVENTS, SUPERVISOR_GROUP
 from holdfast.log.protocol import Commit, Delivery, Entry
@@ -161,5 +162,6 @@ class Folder:
         self._written += 1
         traceparent = ""
         if isinstance(record, IncidentChanged):
-            traceparent = record.incident.evidence.get("traceparent", "")
+            context = spans.context_of(record.incident)
+            traceparent = context.traceparent if context else ""
         return records.entry(f"{self._epoch}-{self._written}", record, Published, traceparent)

@@ -73,11 +73,17 @@ class Progress:
         return max((s.step for s in recent if s.generation == generation and s.ended_at >= since), default=0)
 
     def tokens_per_s(self, job: str) -> float | None:
+        return self._rate(job, lambda step: step.tokens)
+
+    def steps_per_s(self, job: str) -> float | None:
+        return self._rate(job, lambda _: 1)
+
+    def _rate(self, job: str, worth: Callable[[StepRecord], int]) -> float | None:
         recent = self._recent.get(job)
         if not recent:
             return None
         seconds = recent[-1].ended_at - recent[0].started_at
-        return sum(step.tokens for step in recent) / seconds if seconds > 0 else None
+        return sum(worth(step) for step in recent) / seconds if seconds > 0 else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import structlog
 from holdfast.domain.errors import Unavailable
 from holdfast.log.protocol import FencedLog
 from holdfast.log.redis import RedisLog
+from holdfast.runtime import telemetry
 from holdfast.runtime.grpc_server import listen
 from holdfast.runtime.ready import announce
 from holdfast.runtime.service import guarded
@@ -23,6 +24,7 @@ from holdfast.supervisor.control import SERVICE, ControlServicer
 from holdfast.supervisor.follower import Follower
 from holdfast.supervisor.history_sqlite import SqliteHistory
 from holdfast.supervisor.leader import Leader
+from holdfast.supervisor.meters import Meters
 from holdfast.supervisor.picture import Progress, Viewer
 from holdfast.supervisor.policy_runner import PolicyRunner
 from holdfast.supervisor.settings import SupervisorSettings
@@ -84,6 +86,8 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
         tasks = await stack.enter_async_context(anyio.create_task_group())
         guarded(tasks, "history of events", follower.follow_events)
         guarded(tasks, "history of steps", follower.follow_steps)
+        if telemetry.on():
+            guarded(tasks, "metrics", Meters(leader.picture, event_log, history, progress).run)
         listening = await stack.enter_async_context(
             listen(
                 settings.supervisor_listen,

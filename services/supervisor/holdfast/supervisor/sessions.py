@@ -15,6 +15,7 @@ from holdfast.domain.errors import HoldfastError
 from holdfast.domain.nodes import PROTOCOL_VERSION, NodeFacts
 from holdfast.domain.orders import Order
 from holdfast.supervisor.inbox import InboxWriter, gone_entry
+from holdfast.supervisor.meters import Latencies
 from holdfast.supervisor.protocol import NodeGone
 from holdfast.v1 import control_pb2 as pb
 from holdfast.wire.control import encode_order
@@ -89,6 +90,7 @@ class Sessions:
     def __init__(self, epoch: int, inbox: InboxWriter, clock: Callable[[], float]) -> None:
         self.epoch = epoch
         self.inbox = inbox
+        self.latencies = Latencies()
         self._clock = clock
         self._numbers = itertools.count(epoch * NUMBERS_PER_EPOCH)
         self._by_node: dict[str, AgentSession] = {}
@@ -129,6 +131,7 @@ class Sessions:
         session = self._by_node.get(node)
         if session is None:
             return False
+        self.latencies.sent(command_id, order)
         session.offer(encode_order(self.epoch, command_id, order))
         return True
 

@@ -22,7 +22,7 @@ from holdfast.domain.errors import HoldfastError, StaleEpoch, Unavailable
 from holdfast.log.names import LEADER_LEASE, SUPERVISOR_GROUP
 from holdfast.log.protocol import FencedLog, Lease
 from holdfast.runtime.service import guarded
-from holdfast.supervisor import announce
+from holdfast.supervisor import announce, tracing
 from holdfast.supervisor.core import State, view
 from holdfast.supervisor.fold import Folded, Folder
 from holdfast.supervisor.history import History
@@ -35,6 +35,7 @@ from holdfast.supervisor.protocol import (
     CancelTimer,
     Command,
     Evaluate,
+    IncidentChanged,
     LeaderStarted,
     PolicyAnswered,
     Publish,
@@ -236,6 +237,8 @@ class Term:
     def _act(self, folded: Folded) -> None:
         for record in folded.published:
             announce.decision(record)
+            if isinstance(record, IncidentChanged) and record.incident.closed:
+                tracing.closed(record.incident)
         for command in folded.commands:
             self._carry_out(command)
 

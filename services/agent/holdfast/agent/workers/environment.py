@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.domain import worker
+from holdfast.domain import tracing, worker
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.orders import Prepare
 from holdfast.domain.replication import StagedShard
@@ -76,8 +76,8 @@ def worker_environment(
     }
     if order.restore_step and order.restore_mesh is not None:
         environment[worker.ENV_PREVIOUS_MESH] = _mesh(order.restore_mesh)
-    if order.traceparent:
-        environment[worker.ENV_TRACEPARENT] = order.traceparent
+    if own := tracing.below(order.traceparent, tracing.FIRST_STEP, order.generation, rank):
+        environment[worker.ENV_TRACEPARENT] = own
     return environment
 
 

@@ -22,6 +22,15 @@ class ProcessFacts:
     cpu_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class RankStart:
+    """How one rank came to its first step; a rank that has sent no notes has told nothing."""
+
+    rank: int
+    first_step_at: float | None
+    phases_s: tuple[tuple[str, float], ...]
+
+
 @dataclass(slots=True)
 class _Rank:
     step: int = 0
@@ -97,6 +106,10 @@ class Progress:
     def slowest_start(self) -> tuple[tuple[str, float], ...]:
         """How the slowest rank spent the time to its first step."""
         return max((rank.phases_s for rank in self._ranks.values()), key=lambda phases: sum(s for _, s in phases))
+
+    def starts(self) -> tuple[RankStart, ...]:
+        """How each rank came to its first step, by rank."""
+        return tuple(RankStart(rank, each.first_step_at, each.phases_s) for rank, each in sorted(self._ranks.items()))
 
     def take_steps(self, at: float) -> StepColumns | None:
         """The steps finished since the last call, as columns."""

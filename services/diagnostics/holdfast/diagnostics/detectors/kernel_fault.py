@@ -141,4 +141,5 @@ def _finding(line: KernelLine, meaning: _Meaning, subject: str, now: float) -> F
         confidence=0.9,
         evidence={"line": line.text[:500], "event": line.event.value, "subject": subject},
         ladder=meaning.ladder,
+        traceparent=line.traceparent,
     )

@@ -313,6 +313,7 @@ def _report(
         confidence=confidence,
         evidence=evidence,
         ladder=ladder,
+        traceparent=exit_.traceparent,
     )
 
 

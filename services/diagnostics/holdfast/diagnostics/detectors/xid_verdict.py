@@ -147,6 +147,7 @@ def of_line(id_: str, row: XidRow, line: KernelLine, judged: Judged, evidence: d
         confidence=0.4 if judged.blame else confidence,
         evidence=evidence,
         ladder=judged.ladder,
+        traceparent=line.traceparent,
     )
 
 

@@ -7,8 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from holdfast.domain.errors import NotFound
+from holdfast.domain.incidents import Incident
 from holdfast.supervisor.api import models, views
-from holdfast.supervisor.api.backend import Cursor, Limit, Serving, number_of
+from holdfast.supervisor.api.backend import Backend, Cursor, Limit, Serving, number_of
 
 router = APIRouter(tags=["incidents"])
 
@@ -26,10 +27,20 @@ async def list_incidents(
 
 @router.get("/incidents/{incident_id}")
 async def get_incident(incident_id: str, backend: Serving) -> models.Incident:
+    return views.incident(await _find(backend, incident_id))
+
+
+@router.get("/incidents/{incident_id}/trace")
+async def get_trace(incident_id: str, backend: Serving) -> models.Trace:
+    """Its trace, made from the record: no collector is asked."""
+    return views.trace(await _find(backend, incident_id))
+
+
+async def _find(backend: Backend, incident_id: str) -> Incident:
     incident = await backend.history.incident(incident_id)
     if incident is None:
         raise NotFound(f"there is no incident {incident_id}; GET /v1/incidents lists those there are")
-    return views.incident(incident)
+    return incident
 
 
 @router.get("/actions")

@@ -72,6 +72,27 @@ class Incident(Model):
     evidence: dict[str, str]
 
 
+class Span(Model):
+    """A part of an incident that took time, as OpenTelemetry has it."""
+
+    name: str
+    service: str
+    span_id: str
+    parent_id: Annotated[str, Field(description="empty for the first; a parent that is not listed is not on record")]
+    start: float
+    end: float
+    attributes: dict[str, str | int | float | bool]
+    error: Annotated[str, Field(description="why it failed; empty when it did not")]
+
+
+class Trace(Model):
+    """An incident from signal to first step, from the supervisor's record. A collector has the same ids, and more detail."""
+
+    incident: str
+    trace_id: str
+    spans: Annotated[list[Span], Field(description="parents before their children")]
+
+
 class Action(Model):
     """What was done about an incident. An incident that was decided again has several."""
 

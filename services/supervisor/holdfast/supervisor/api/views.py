@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from holdfast.domain import spans, tracing
 from holdfast.domain.generations import Generation
 from holdfast.domain.incidents import Incident
 from holdfast.supervisor.api import models
@@ -50,6 +51,23 @@ def incident(value: Incident) -> models.Incident:
         findings=list(value.findings),
         evidence=dict(value.evidence),
     )
+
+
+def trace(value: Incident) -> models.Trace:
+    own = [
+        models.Span(
+            name=span.name,
+            service=span.service,
+            span_id=span.context.span_id,
+            parent_id=span.parent,
+            start=span.start,
+            end=span.end,
+            attributes={tracing.ATTRIBUTE_PREFIX + name: value for name, value in span.attributes.items()},
+            error=span.error,
+        )
+        for span in spans.of_trace(value)
+    ]
+    return models.Trace(incident=value.id, trace_id=value.trace_id, spans=own)
 
 
 def action(done: Done) -> models.Action:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from holdfast.domain import spans
 from holdfast.domain.generations import Generation, Placement, RestorePoint, ShardSource
 from holdfast.domain.incidents import Action, Incident, IncidentState
 from holdfast.domain.orders import Prepare, Stop, Warm
@@ -170,9 +171,8 @@ def _prepare(
 
 
 def traceparent_of(turn: Turn, incidents: tuple[str, ...]) -> str:
-    if not incidents:
-        return ""
-    return turn.incidents[incidents[0]].evidence.get("traceparent", "") or turn.trace(incidents[0])[1]
+    """For the orders of a change: its own span, below the first incident that it resolves."""
+    return spans.change_below(turn.incidents[incidents[0]]) if incidents else ""
 
 
 def stop_leavers(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from holdfast.domain.findings import Finding, FindingKind, Severity
-from holdfast.domain.incidents import IncidentState
+from holdfast.domain.incidents import IncidentState, NodeShare
 from holdfast.domain.orders import OrderDone, Prepare, RanksStepping, Start, Stop, Warm
 from holdfast.supervisor.core import nodes, pacing, saved
 from holdfast.supervisor.core.change import give_grace, prepare_timeout_s, replan, traceparent_of
@@ -15,6 +15,8 @@ from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import spares_for
 from holdfast.supervisor.election import branch
 from holdfast.supervisor.protocol import GenerationChanged, JobPhase, Send
+
+SHARES_MAX = 16  # nodes that are remembered of each half of a change
 
 # ---------------------------------------------------------------- answers
 
@@ -45,7 +47,13 @@ def on_order_done(turn: Turn, send: Send, done: OrderDone) -> None:
         restored = {**change.restored_from}
         for source, shards in done.restored_from:
             restored[source] = restored.get(source, 0) + shards
-        change = replace(change, waiting=waiting, master=master, phases_s=phases_s, restored_from=restored)
+        shares = change.shares
+        if isinstance(send.order, Prepare):
+            share = NodeShare(send.node, done.at, (), dict(done.phases_s), dict(done.restored_from))
+            shares = _latest(shares, share)
+        change = replace(
+            change, waiting=waiting, master=master, phases_s=phases_s, restored_from=restored, shares=shares
+        )
         turn.put_job(job.name, change=change)
         start_when_ready(turn, job.name)
 
@@ -63,6 +71,14 @@ def _not_prepared(turn: Turn, job: Job, node: str, order: Prepare, done: OrderDo
 def _slowest(known: Mapping[str, float], reported: Iterable[tuple[str, float]]) -> dict[str, float]:
     """The longest that anybody has taken for each phase."""
     return dict(known) | {name: max(seconds, known.get(name, 0.0)) for name, seconds in reported}
+
+
+def _latest(known: tuple[NodeShare, ...], share: NodeShare) -> tuple[NodeShare, ...]:
+    """The shares of those that the others waited for: the last to prepare, and the last to step."""
+    alike = [each for each in known if bool(each.ranks) == bool(share.ranks)]
+    others = [each for each in known if bool(each.ranks) != bool(share.ranks)]
+    alike = sorted((*alike, share), key=lambda each: (each.at, each.node))[-SHARES_MAX:]
+    return tuple(sorted((*alike, *others), key=lambda each: (bool(each.ranks), each.at, each.node)))
 
 
 def start_when_ready(turn: Turn, name: str) -> None:
@@ -147,10 +163,19 @@ def on_ranks_stepping(turn: Turn, report: RanksStepping) -> None:
         stepping=tuple(sorted({*job.change.stepping, *report.ranks})),
         stepped_at=max(job.change.stepped_at, report.at),
         phases_s=_slowest(job.change.phases_s, report.phases_s),
+        shares=_stepped(job.change, report),
     )
     job = turn.put_job(job.name, change=change, blind=job.blind or report.step == 0)
     if len(change.stepping) == change.generation.mesh.world_size:
         _complete(turn, job, change)
+
+
+def _stepped(change: Change, report: RanksStepping) -> tuple[NodeShare, ...]:
+    """The shares, with that of the node whose ranks these are."""
+    for placement in change.generation.placements:
+        if report.ranks and report.ranks[0] in placement.ranks:
+            return _latest(change.shares, NodeShare(placement.node, report.at, report.ranks, dict(report.phases_s)))
+    return change.shares
 
 
 def _complete(turn: Turn, job: Job, change: Change) -> None:
@@ -174,6 +199,7 @@ def _complete(turn: Turn, job: Job, change: Change) -> None:
             t_first_step=change.stepped_at,
             phases_s=change.phases_s,
             restored_from=change.restored_from,
+            shares=change.shares,
         )
     warm_spares(turn, turn.jobs[job.name])
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from holdfast.domain import tracing
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.incidents import Action, ActionKind, Incident, IncidentState
 from holdfast.policy import check, default
@@ -145,9 +146,8 @@ def _same_life(job: Job, incident: Incident) -> bool:
 
 def _open(turn: Turn, job: Job, finding: Finding) -> None:
     identifier = turn.new_incident_id()
-    parts = finding.traceparent.split("-")
-    own_trace, own_parent = turn.trace(identifier)
-    evidence = {**finding.evidence, "traceparent": finding.traceparent or own_parent}
+    trace_id = tracing.trace_id_of(finding.traceparent)
+    evidence = {**finding.evidence, **({tracing.TRACEPARENT: finding.traceparent} if trace_id else {})}
     incident = Incident(
         id=identifier,
         job=job.name,
@@ -162,7 +162,7 @@ def _open(turn: Turn, job: Job, finding: Finding) -> None:
         t_fault=finding.since,
         t_detected=finding.at,
         last_step=job.step if job.running is not None else None,
-        trace_id=parts[1] if len(parts) == 4 else own_trace,
+        trace_id=trace_id or turn.trace(identifier),
         severity=finding.severity,
         evidence=evidence,
     )
@@ -206,7 +206,7 @@ def _extend(turn: Turn, job: Job, incident: Incident, finding: Finding) -> None:
         rank=finding.rank,
         gpu=finding.gpu,
         severity=finding.severity,
-        evidence={**incident.evidence, **finding.evidence},
+        evidence={**incident.evidence, **finding.evidence, **_origin(incident)},
         t_fault=min(incident.t_fault, finding.since),
     )
     again = incident.action is not None and (
@@ -219,6 +219,11 @@ def _extend(turn: Turn, job: Job, incident: Incident, finding: Finding) -> None:
     turn.put_incident(incident)
     if again:
         consider(turn, incident)
+
+
+def _origin(incident: Incident) -> dict[str, str]:
+    """What its trace began with, whatever is found later."""
+    return {key: incident.evidence[key] for key in (tracing.TRACEPARENT, tracing.SIGNAL) if key in incident.evidence}
 
 
 # ---------------------------------------------------------------- decisions

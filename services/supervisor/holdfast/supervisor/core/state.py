@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from holdfast.domain.findings import Finding
 from holdfast.domain.generations import Generation, ShardRecord, StoredStep
-from holdfast.domain.incidents import Action, Incident
+from holdfast.domain.incidents import Action, Incident, NodeShare
 from holdfast.domain.job import JobSpec
 from holdfast.domain.nodes import NodeFacts, NodeState
 from holdfast.supervisor.election import Origin, Segment, Trusted
@@ -99,6 +99,7 @@ class Change:
     fenced: bool = False  # the wait for a vanished generation is over
     phases_s: Mapping[str, float] = field(default_factory=dict)  # slowest so far, as nodes and ranks report them
     restored_from: Mapping[str, int] = field(default_factory=dict)  # shards by source, as nodes report them
+    shares: tuple[NodeShare, ...] = ()  # of the nodes that were last, for the incidents' records
     stepped_at: float = 0.0  # the latest first step so far
     origin: Origin = Origin.NOWHERE  # the farthest that a rank goes for what it restores
 

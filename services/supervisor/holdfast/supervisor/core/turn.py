@@ -6,11 +6,11 @@ when it is first written to. A turn lives as long as one event and is never shar
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from holdfast.domain import tracing
 from holdfast.domain.incidents import Incident, IncidentState
 from holdfast.domain.nodes import NodeState
 from holdfast.domain.orders import Order
@@ -218,10 +218,9 @@ class Turn:
         del self._write("timers")[name]
         return True
 
-    def trace(self, incident_id: str) -> tuple[str, str]:
-        """(trace id, traceparent) of an incident that no signal started: the same on every replay."""
-        digest = hashlib.sha256(f"{self._origin}/{incident_id}".encode()).hexdigest()
-        return digest[:32], f"00-{digest[:32]}-{digest[32:48]}-01"
+    def trace(self, incident_id: str) -> str:
+        """Trace id of an incident that no finding of diagnostics started: the same on every replay."""
+        return tracing.new_trace(f"{self._origin}/{incident_id}").trace_id
 
     def set(self, **values: Any) -> None:
         self._changes.update(values)

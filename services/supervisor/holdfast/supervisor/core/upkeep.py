@@ -151,7 +151,6 @@ def _wanted(turn: Turn, job: Job) -> tuple[str, str, str] | None:
 def _open(turn: Turn, job: Job, kind: str, node: str, cause: str) -> None:
     assert kind in PLANNED_KINDS
     identifier = turn.new_incident_id()
-    trace_id, traceparent = turn.trace(identifier)
     incident = Incident(
         id=identifier,
         job=job.name,
@@ -163,8 +162,7 @@ def _open(turn: Turn, job: Job, kind: str, node: str, cause: str) -> None:
         t_fault=turn.at,
         t_detected=turn.at,
         last_step=job.step,
-        trace_id=trace_id,
-        evidence={"traceparent": traceparent},
+        trace_id=turn.trace(identifier),
     )
     _ask(turn, turn.put_incident(incident))
 
