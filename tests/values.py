@@ -5,18 +5,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from enum import Enum
+from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
 
+from holdfast.domain.collectives import CollectiveRows, Standstill
 from holdfast.domain.job import JobSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
-from holdfast.domain.signals import GpuHealth, GpuSample, NicSample, RankProgress, ReplicaChecks, StepColumns, Tick
+from holdfast.domain.signals import GpuHealth, GpuSample, HealthChecks, NicSample, RankProgress, ReplicaChecks, StepColumns, Tick
 
 ROWS_MAX = 4
 SINGLE_PRECISION = {"data_s", "stall_s", "comm_wait_s", "temperature_c", "power_w"}  # travel as 32-bit floats
-COLUMNAR = (StepColumns, RankProgress, ReplicaChecks, GpuSample, GpuHealth, NicSample)
+COLUMNAR = (
+    StepColumns, RankProgress, ReplicaChecks, GpuSample, GpuHealth, NicSample, HealthChecks, Standstill, CollectiveRows,
+)  # fmt: skip
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 counts = st.integers(0, 2**31 - 1)
@@ -32,7 +36,7 @@ meshes = st.dictionaries(st.sampled_from(["pp", "tp", "cp", "ep"]), st.integers(
 def jobs(draw: st.DrawFn) -> JobSpec:
     dp, pp = draw(st.integers(1, 8)), draw(st.integers(1, 4))
     rest = {
-        field.name: draw(value_of(get_type_hints(JobSpec)[field.name]))
+        field.name: draw(value_of(hints_of(JobSpec)[field.name]))
         for field in dataclasses.fields(JobSpec)
         if field.name not in {"nodes", "nproc_per_node", "mesh", "min_dp", "max_dp"}
     }
@@ -44,7 +48,7 @@ def jobs(draw: st.DrawFn) -> JobSpec:
 def columns(draw: st.DrawFn, kind: type) -> Any:
     rows = draw(st.integers(0, ROWS_MAX))
     values = {}
-    for name, hint in get_type_hints(kind).items():
+    for name, hint in hints_of(kind).items():
         if get_origin(hint) is tuple:
             item = value_of(get_args(hint)[0], name)
             values[name] = tuple(draw(st.lists(item, min_size=rows, max_size=rows)))
@@ -56,22 +60,30 @@ def columns(draw: st.DrawFn, kind: type) -> Any:
 @st.composite
 def ticks(draw: st.DrawFn) -> Tick:
     """An agent's tick: every signal is of its own node, in order of time, as `decode_tick` gives them back."""
-    signals = draw(value_of(get_type_hints(Tick)["signals"]))
+    signals = draw(value_of(hints_of(Tick)["signals"]))
     node = draw(text.filter(bool))
     mine = sorted((dataclasses.replace(signal, node=node) for signal in signals), key=lambda signal: signal.at)
     return Tick(node, draw(text.filter(bool)), draw(counts), draw(finite), tuple(mine), draw(counts))
 
 
+@cache
+def hints_of(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+@cache  # building strategies anew for each value takes longer than drawing it
 def value_of(hint: Any, name: str = "") -> st.SearchStrategy[Any]:
     """A strategy for one annotation; `name` is the field's."""
     if name == "tier":
         return st.sampled_from(["memory", "disk"])
+    if name == "members":
+        return st.sampled_from(["", "0-3", "1-9:4,12"])
     if hint in _SPECIAL:
         return _SPECIAL[hint]()
     if hint in COLUMNAR:
         return columns(hint)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        hints = get_type_hints(hint)
+        hints = hints_of(hint)
         fields = dataclasses.fields(hint)
         return st.builds(hint, **{field.name: value_of(hints[field.name], field.name) for field in fields})
     if isinstance(hint, type) and issubclass(hint, Enum):

@@ -78,6 +78,18 @@ def _gpu() -> Iterator[Check]:
         yield Check("GPU health", "ok", f"{gpus} GPUs, nvidia-ml-py {importlib.metadata.version('nvidia-ml-py')}")
 
 
+def _nvrx() -> Iterator[Check]:
+    name = "nvidia-resiliency-ext"
+    beside = os.environ.get("HOLDFAST_NVRX_PATH")
+    found = next(iter(importlib.metadata.distributions(name=name, path=[beside] if beside else sys.path)), None)
+    if found is not None:
+        yield Check("NVRx", "ok", f"{name} {found.version}: agents run its health checks as well")
+    elif beside:
+        yield Check("NVRx", "problem", f"no {name} in {beside}", "HOLDFAST_NVRX_PATH names the directory that holds it")
+    else:
+        yield Check("NVRx", "note", "not installed", f"optional: its health checks are read when {name} is there")
+
+
 def _kernel_log() -> Iterator[Check]:
     readable = os.access("/dev/kmsg", os.R_OK)
     advice = (
@@ -130,4 +142,4 @@ def _api(url: str) -> Iterator[Check]:
     yield Check("API", "ok", f"{url}, version {version.get('version', '?')}")
 
 
-PROBES: tuple[Callable[[], Iterator[Check]], ...] = (_python, _torch, _gpu, _kernel_log, _redis, _shared_memory)
+PROBES: tuple[Callable[[], Iterator[Check]], ...] = (_python, _torch, _gpu, _nvrx, _kernel_log, _redis, _shared_memory)

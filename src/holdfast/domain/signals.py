@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from holdfast.domain.collectives import Standstill
 from holdfast.domain.job import HangSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import Preflight
@@ -250,6 +251,25 @@ class NicSample:
     slow_restarts: tuple[int, ...]  # roce_slow_restart
 
 
+class Verdict(StrEnum):
+    OK = "ok"
+    FAILED = "failed"
+    SKIPPED = "skipped"  # it could not look: neither healthy nor faulty
+
+
+@dataclass(frozen=True, slots=True)
+class HealthChecks:
+    """What the health checks of another tool say. Columns: one row per check and GPU."""
+
+    node: str
+    at: float
+    tool: str  # its name and version, "nvrx 0.4.1"
+    check: tuple[str, ...]  # "gpu", "nvlink", "nic", "nic_state"
+    gpu: tuple[int, ...]  # -1 = the whole node
+    verdict: tuple[Verdict, ...]
+    reason: tuple[str, ...]  # in the tool's own words
+
+
 @dataclass(frozen=True, slots=True)
 class MaintenanceNotice:
     """The owner of the machine announces that it will be taken, or (`event` empty) that it will not after all."""
@@ -325,10 +345,12 @@ NodeSignal = (
     | GpuSample
     | GpuHealth
     | NicSample
+    | HealthChecks
     | MaintenanceNotice
     | CollectorSilent
     | ReplicaChecks
     | NodeTested
+    | Standstill
 )
 Signal = NodeSignal | NodeConnected | NodeBeat | NodeDisconnected | ClockTick
 

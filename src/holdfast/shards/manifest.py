@@ -8,18 +8,16 @@ tensors (equal for replicas of one state) and of the whole file come out of the 
 
 from __future__ import annotations
 
-import json
 import os
-import zlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from holdfast.domain.errors import IncompatibleVersion, IntegrityError
 from holdfast.domain.generations import ShardKey
 from holdfast.domain.mesh import Mesh
 from holdfast.shards.layout import LAYOUT_VERSION, PAGE, Header
+from holdfast.shards.sealed import lineage_fields, seal, unseal
 
 SCHEMA_VERSION = 1
 CHUNK_BYTES = 8 << 20
@@ -96,35 +94,27 @@ class Manifest:
     def domain_mesh(self) -> Mesh:
         return Mesh(self.mesh)
 
+    def describes(self, header: Header) -> bool:
+        """Whether it is of exactly this save: a step may be saved twice."""
+        stamp = header.stamp
+        return (self.key, self.created_at, self.size) == (stamp.key, stamp.created_at, header.size)
+
     # ------------------------------------------------------------ bytes
 
     def encode(self) -> bytes:
-        """Canonical JSON with its own checksum: a flipped digit in a manifest must not name another step."""
-        raw = json.dumps(asdict(self), sort_keys=True, separators=(",", ":")).encode()
-        return b'{"manifest":' + raw + b',"self":' + str(zlib.crc32(raw)).encode() + b"}\n"
+        return seal("manifest", asdict(self))
 
     @classmethod
     def decode(cls, raw: bytes) -> Manifest:
         """Raises IntegrityError for anything that `encode` did not write, IncompatibleVersion for a newer schema."""
+        fields = unseal("manifest", raw, schema=SCHEMA_VERSION, what="manifest")
         try:
-            envelope: Any = json.loads(raw)
-            fields: dict[str, Any] = envelope["manifest"]
-            canonical = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
-            if zlib.crc32(canonical) != envelope["self"]:
-                raise IntegrityError("the manifest is damaged: its own checksum does not match")
-            if fields["schema"] != SCHEMA_VERSION:
-                raise IncompatibleVersion(f"manifest of schema {fields['schema']}; this release reads {SCHEMA_VERSION}")
             if fields["layout"] != LAYOUT_VERSION:
                 raise IncompatibleVersion(
                     f"manifest of a shard of layout {fields['layout']}; this release reads layout {LAYOUT_VERSION}"
                 )
-            parent = fields["parent"]
-            fields |= {
-                "mesh": tuple((str(name), int(size)) for name, size in fields["mesh"]),
-                "parent": None if parent is None else (int(parent[0]), int(parent[1])),
-                "span_crc32c": tuple(map(int, fields["span_crc32c"])),
-            }
-            manifest = cls(**fields)
+            sums = tuple(map(int, fields["span_crc32c"]))
+            manifest = cls(**(fields | lineage_fields(fields) | {"span_crc32c": sums}))
         except (ValueError, TypeError, KeyError, IndexError) as error:
             raise IntegrityError(f"not a manifest: {error!r}") from error
         manifest._check()

@@ -118,8 +118,7 @@ class Reader:
             manifest = Manifest.read(beside)
         except FileNotFoundError:
             return False
-        mine = (self.key, self.header.stamp.created_at, self.header.size)
-        if (manifest.key, manifest.created_at, manifest.size) != mine:
+        if not manifest.describes(self.header):
             if image:
                 return False
             raise IntegrityError(f"{self.path} and its manifest are of different shards")

@@ -1,5 +1,6 @@
 from holdfast.v1 import types_pb2 as _types_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -7,8 +8,19 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Verdict(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    VERDICT_UNSPECIFIED: _ClassVar[Verdict]
+    VERDICT_OK: _ClassVar[Verdict]
+    VERDICT_FAILED: _ClassVar[Verdict]
+    VERDICT_SKIPPED: _ClassVar[Verdict]
+VERDICT_UNSPECIFIED: Verdict
+VERDICT_OK: Verdict
+VERDICT_FAILED: Verdict
+VERDICT_SKIPPED: Verdict
+
 class Tick(_message.Message):
-    __slots__ = ("node", "incarnation", "seq", "at", "dropped", "protocol_version", "traceparent", "goodbye", "generation_started", "generation_stopped", "steps", "progress", "worker_exited", "kernel_lines", "host", "gpus", "collectors_silent", "gpu_health", "nics", "maintenance", "replica_checks", "node_tested")
+    __slots__ = ("node", "incarnation", "seq", "at", "dropped", "protocol_version", "traceparent", "goodbye", "wants_ack", "generation_started", "generation_stopped", "steps", "progress", "worker_exited", "kernel_lines", "host", "gpus", "collectors_silent", "gpu_health", "nics", "maintenance", "replica_checks", "node_tested", "standstills", "health_checks")
     NODE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +29,7 @@ class Tick(_message.Message):
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    WANTS_ACK_FIELD_NUMBER: _ClassVar[int]
     GENERATION_STARTED_FIELD_NUMBER: _ClassVar[int]
     GENERATION_STOPPED_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +44,8 @@ class Tick(_message.Message):
     MAINTENANCE_FIELD_NUMBER: _ClassVar[int]
     REPLICA_CHECKS_FIELD_NUMBER: _ClassVar[int]
     NODE_TESTED_FIELD_NUMBER: _ClassVar[int]
+    STANDSTILLS_FIELD_NUMBER: _ClassVar[int]
+    HEALTH_CHECKS_FIELD_NUMBER: _ClassVar[int]
     node: str
     incarnation: str
     seq: int
@@ -39,6 +54,7 @@ class Tick(_message.Message):
     protocol_version: int
     traceparent: str
     goodbye: bool
+    wants_ack: bool
     generation_started: _containers.RepeatedCompositeFieldContainer[GenerationStarted]
     generation_stopped: _containers.RepeatedCompositeFieldContainer[GenerationStopped]
     steps: _containers.RepeatedCompositeFieldContainer[StepColumns]
@@ -53,7 +69,53 @@ class Tick(_message.Message):
     maintenance: _containers.RepeatedCompositeFieldContainer[MaintenanceNotice]
     replica_checks: _containers.RepeatedCompositeFieldContainer[ReplicaChecks]
     node_tested: _containers.RepeatedCompositeFieldContainer[NodeTested]
-    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., seq: _Optional[int] = ..., at: _Optional[float] = ..., dropped: _Optional[int] = ..., protocol_version: _Optional[int] = ..., traceparent: _Optional[str] = ..., goodbye: bool = ..., generation_started: _Optional[_Iterable[_Union[GenerationStarted, _Mapping]]] = ..., generation_stopped: _Optional[_Iterable[_Union[GenerationStopped, _Mapping]]] = ..., steps: _Optional[_Iterable[_Union[StepColumns, _Mapping]]] = ..., progress: _Optional[_Iterable[_Union[RankProgress, _Mapping]]] = ..., worker_exited: _Optional[_Iterable[_Union[WorkerExited, _Mapping]]] = ..., kernel_lines: _Optional[_Iterable[_Union[KernelLine, _Mapping]]] = ..., host: _Optional[_Iterable[_Union[HostSample, _Mapping]]] = ..., gpus: _Optional[_Iterable[_Union[GpuSample, _Mapping]]] = ..., collectors_silent: _Optional[_Iterable[_Union[CollectorSilent, _Mapping]]] = ..., gpu_health: _Optional[_Iterable[_Union[GpuHealth, _Mapping]]] = ..., nics: _Optional[_Iterable[_Union[NicSample, _Mapping]]] = ..., maintenance: _Optional[_Iterable[_Union[MaintenanceNotice, _Mapping]]] = ..., replica_checks: _Optional[_Iterable[_Union[ReplicaChecks, _Mapping]]] = ..., node_tested: _Optional[_Iterable[_Union[NodeTested, _Mapping]]] = ...) -> None: ...
+    standstills: _containers.RepeatedCompositeFieldContainer[Standstill]
+    health_checks: _containers.RepeatedCompositeFieldContainer[HealthChecks]
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., seq: _Optional[int] = ..., at: _Optional[float] = ..., dropped: _Optional[int] = ..., protocol_version: _Optional[int] = ..., traceparent: _Optional[str] = ..., goodbye: bool = ..., wants_ack: bool = ..., generation_started: _Optional[_Iterable[_Union[GenerationStarted, _Mapping]]] = ..., generation_stopped: _Optional[_Iterable[_Union[GenerationStopped, _Mapping]]] = ..., steps: _Optional[_Iterable[_Union[StepColumns, _Mapping]]] = ..., progress: _Optional[_Iterable[_Union[RankProgress, _Mapping]]] = ..., worker_exited: _Optional[_Iterable[_Union[WorkerExited, _Mapping]]] = ..., kernel_lines: _Optional[_Iterable[_Union[KernelLine, _Mapping]]] = ..., host: _Optional[_Iterable[_Union[HostSample, _Mapping]]] = ..., gpus: _Optional[_Iterable[_Union[GpuSample, _Mapping]]] = ..., collectors_silent: _Optional[_Iterable[_Union[CollectorSilent, _Mapping]]] = ..., gpu_health: _Optional[_Iterable[_Union[GpuHealth, _Mapping]]] = ..., nics: _Optional[_Iterable[_Union[NicSample, _Mapping]]] = ..., maintenance: _Optional[_Iterable[_Union[MaintenanceNotice, _Mapping]]] = ..., replica_checks: _Optional[_Iterable[_Union[ReplicaChecks, _Mapping]]] = ..., node_tested: _Optional[_Iterable[_Union[NodeTested, _Mapping]]] = ..., standstills: _Optional[_Iterable[_Union[Standstill, _Mapping]]] = ..., health_checks: _Optional[_Iterable[_Union[HealthChecks, _Mapping]]] = ...) -> None: ...
+
+class Standstill(_message.Message):
+    __slots__ = ("at", "job", "generation", "rank", "answered", "interpreter", "kernel", "stack", "rows", "messages")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_FIELD_NUMBER: _ClassVar[int]
+    INTERPRETER_FIELD_NUMBER: _ClassVar[int]
+    KERNEL_FIELD_NUMBER: _ClassVar[int]
+    STACK_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    at: float
+    job: str
+    generation: int
+    rank: _containers.RepeatedScalarFieldContainer[int]
+    answered: _containers.RepeatedScalarFieldContainer[bool]
+    interpreter: _containers.RepeatedScalarFieldContainer[str]
+    kernel: _containers.RepeatedScalarFieldContainer[str]
+    stack: _containers.RepeatedScalarFieldContainer[str]
+    rows: CollectiveRows
+    messages: _containers.RepeatedScalarFieldContainer[bool]
+    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[_Iterable[int]] = ..., answered: _Optional[_Iterable[bool]] = ..., interpreter: _Optional[_Iterable[str]] = ..., kernel: _Optional[_Iterable[str]] = ..., stack: _Optional[_Iterable[str]] = ..., rows: _Optional[_Union[CollectiveRows, _Mapping]] = ..., messages: _Optional[_Iterable[bool]] = ...) -> None: ...
+
+class CollectiveRows(_message.Message):
+    __slots__ = ("rank", "group", "members", "kind", "sizes", "peer", "entered", "pending")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ENTERED_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    rank: _containers.RepeatedScalarFieldContainer[int]
+    group: _containers.RepeatedScalarFieldContainer[str]
+    members: _containers.RepeatedScalarFieldContainer[str]
+    kind: _containers.RepeatedScalarFieldContainer[str]
+    sizes: _containers.RepeatedScalarFieldContainer[str]
+    peer: _containers.RepeatedScalarFieldContainer[int]
+    entered: _containers.RepeatedScalarFieldContainer[int]
+    pending: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, rank: _Optional[_Iterable[int]] = ..., group: _Optional[_Iterable[str]] = ..., members: _Optional[_Iterable[str]] = ..., kind: _Optional[_Iterable[str]] = ..., sizes: _Optional[_Iterable[str]] = ..., peer: _Optional[_Iterable[int]] = ..., entered: _Optional[_Iterable[int]] = ..., pending: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TickAck(_message.Message):
     __slots__ = ("seq",)
@@ -398,3 +460,19 @@ class CollectorSilent(_message.Message):
     misses: int
     reason: str
     def __init__(self, at: _Optional[float] = ..., collector: _Optional[str] = ..., misses: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class HealthChecks(_message.Message):
+    __slots__ = ("at", "tool", "check", "gpu", "verdict", "reason")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    TOOL_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
+    GPU_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    at: float
+    tool: str
+    check: _containers.RepeatedScalarFieldContainer[str]
+    gpu: _containers.RepeatedScalarFieldContainer[int]
+    verdict: _containers.RepeatedScalarFieldContainer[Verdict]
+    reason: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, at: _Optional[float] = ..., tool: _Optional[str] = ..., check: _Optional[_Iterable[str]] = ..., gpu: _Optional[_Iterable[int]] = ..., verdict: _Optional[_Iterable[_Union[Verdict, str]]] = ..., reason: _Optional[_Iterable[str]] = ...) -> None: ...

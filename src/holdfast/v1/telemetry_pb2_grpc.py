@@ -45,8 +45,9 @@ class TelemetryServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Stream(self, request_iterator, context):
-        """The agent sends ticks; diagnostics acknowledges each one after its signals have been folded and its findings are in
-        the event log. Signals that must not be lost are sent again after a reconnect until they are acknowledged.
+        """The agent sends ticks; diagnostics acknowledges after their signals have been folded and their findings are in the event
+        log, each acknowledgement for all ticks up to its own. Signals that must not be lost are sent again after a reconnect
+        until they are acknowledged.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -15,8 +15,9 @@ GRPC_VERSION: str
 class TelemetryStub:
     def __init__(self, channel: _aio.Channel) -> None: ...
     Stream: _aio.StreamStreamMultiCallable[_telemetry_pb2.Tick, _telemetry_pb2.TickAck]
-    """The agent sends ticks; diagnostics acknowledges each one after its signals have been folded and its findings are in
-    the event log. Signals that must not be lost are sent again after a reconnect until they are acknowledged.
+    """The agent sends ticks; diagnostics acknowledges after their signals have been folded and their findings are in the event
+    log, each acknowledgement for all ticks up to its own. Signals that must not be lost are sent again after a reconnect
+    until they are acknowledged.
     """
 
 class TelemetryServicer(metaclass=_abc_1.ABCMeta):
@@ -26,8 +27,9 @@ class TelemetryServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _abc.AsyncIterator[_telemetry_pb2.Tick],
         context: _aio.ServicerContext[_abc.AsyncIterator[_telemetry_pb2.Tick], _abc.AsyncIterator[_telemetry_pb2.TickAck]],
     ) -> _abc.AsyncIterator[_telemetry_pb2.TickAck]:
-        """The agent sends ticks; diagnostics acknowledges each one after its signals have been folded and its findings are in
-        the event log. Signals that must not be lost are sent again after a reconnect until they are acknowledged.
+        """The agent sends ticks; diagnostics acknowledges after their signals have been folded and their findings are in the event
+        log, each acknowledgement for all ticks up to its own. Signals that must not be lost are sent again after a reconnect
+        until they are acknowledged.
         """
 
 def add_TelemetryServicer_to_server(servicer: TelemetryServicer, server: _aio.Server) -> None: ...

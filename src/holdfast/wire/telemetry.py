@@ -12,6 +12,7 @@ from math import isfinite
 from operator import attrgetter
 from typing import Any, get_args
 
+from holdfast.domain.collectives import CollectiveRows, Standstill, expand
 from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.nodes import PROTOCOL_VERSION
 from holdfast.domain.signals import (
@@ -21,6 +22,7 @@ from holdfast.domain.signals import (
     GenerationStopped,
     GpuHealth,
     GpuSample,
+    HealthChecks,
     HostSample,
     KernelEvent,
     KernelLine,
@@ -32,6 +34,7 @@ from holdfast.domain.signals import (
     ReplicaChecks,
     StepColumns,
     Tick,
+    Verdict,
     WorkerError,
     WorkerExited,
 )
@@ -68,7 +71,29 @@ _LATENCY = Through(
     lambda disks: tuple((disk.path, disk.write_s) for disk in disks),
 )
 _PREFLIGHT = Through(PREFLIGHT.encode, PREFLIGHT.decode)
+_VERDICTS = types.EnumCodec(Verdict, pb.Verdict, "VERDICT_")
+_VERDICT = Through(_VERDICTS.encode_all, partial(_VERDICTS.decode_all, field="health_checks.verdict"))
 _STARTS_AT = Through(float, partial(types.check_time, field="maintenance.starts_at"))
+
+
+
+def _check_members(members: tuple[str, ...]) -> tuple[str, ...]:
+    """So that no detector meets a group whose members cannot be listed."""
+    for text in set(members):
+        try:
+            expand(text)
+        except ValueError as error:
+            raise MalformedMessage("standstills.rows.members", str(error)) from error
+    return members
+
+
+_ROWS = Codec(
+    CollectiveRows,
+    pb.CollectiveRows,
+    "standstills.rows",
+    columns=True,
+    through={"members": Through(tuple, _check_members)},
+)
 
 # ---------------------------------------------------------------- one line per signal
 
@@ -101,8 +126,10 @@ _CODECS = (
     _codec(CollectorSilent, pb.CollectorSilent, "collectors_silent"),
     _codec(GpuHealth, pb.GpuHealth, "gpu_health", columns=True),
     _codec(NicSample, pb.NicSample, "nics", columns=True),
+    _codec(HealthChecks, pb.HealthChecks, "health_checks", columns=True, through={"verdict": _VERDICT}),
     _codec(MaintenanceNotice, pb.MaintenanceNotice, "maintenance", through={"starts_at": _STARTS_AT}),
     _codec(ReplicaChecks, pb.ReplicaChecks, "replica_checks", columns=True),
+    _codec(Standstill, pb.Standstill, "standstills", columns=True, through={"rows": Through(_ROWS.encode, _ROWS.decode)}),
     _codec(NodeTested, pb.NodeTested, "node_tested", through={"preflight": _PREFLIGHT}),
 )
 _BY_FIELD: Mapping[str, Codec[Any, Any]] = {codec.label: codec for codec in _CODECS}
@@ -113,7 +140,7 @@ _RELIABLE_FIELDS = tuple(_BY_TYPE[kind].label for kind in RELIABLE)
 _DROPPABLE_FIELDS = tuple(field for field in _BY_FIELD if field not in _RELIABLE_FIELDS)
 
 
-def encode_tick(tick: Tick, *, goodbye: bool = False, traceparent: str = "") -> pb.Tick:
+def encode_tick(tick: Tick, *, goodbye: bool = False, wants_ack: bool = False, traceparent: str = "") -> pb.Tick:
     """One message per tick. `goodbye`: the agent leaves on purpose, its absence is no fault.
 
     Raises ValueError for another node's signal, `MalformedMessage` for columns of unequal length.
@@ -127,6 +154,7 @@ def encode_tick(tick: Tick, *, goodbye: bool = False, traceparent: str = "") -> 
         protocol_version=PROTOCOL_VERSION,
         traceparent=traceparent,
         goodbye=goodbye,
+        wants_ack=wants_ack,
     )
     for signal in tick.signals:
         if signal.node != tick.node:
@@ -169,10 +197,6 @@ def is_reliable(message: pb.Tick) -> bool:
     return any(getattr(message, field) for field in _RELIABLE_FIELDS)
 
 
-def drop_telemetry(message: pb.Tick) -> int:
-    """Take out of the tick what may be dropped; returns how many signals that were. It stays a sign of life."""
-    dropped = 0
-    for field in _DROPPABLE_FIELDS:
-        dropped += len(getattr(message, field))
-        message.ClearField(field)
-    return dropped
+def count_droppable(message: pb.Tick) -> int:
+    """How many signals are lost when the tick is."""
+    return sum(len(getattr(message, field)) for field in _DROPPABLE_FIELDS)

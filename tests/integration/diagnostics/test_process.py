@@ -40,7 +40,8 @@ async def main(endpoint, node):
         now = time.time()
         started = GenerationStarted(node, now, "gpt", 1, Mesh.of({"dp": 2}), (0,), HangSpec())
         for seq in range(1, 10_000):
-            await call.write(encode_tick(Tick(node, "a", seq, time.time(), (started,) if seq == 1 else ())))
+            signals = (started,) if seq == 1 else ()
+            await call.write(encode_tick(Tick(node, "a", seq, time.time(), signals), wants_ack=True))
             await call.read()
             if seq == 1:
                 print("connected", flush=True)

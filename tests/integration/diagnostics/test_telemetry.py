@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import anyio
@@ -80,7 +81,7 @@ class Agent:
     async def send(self, *signals: NodeSignal, goodbye: bool = False) -> int:
         self.seq += 1
         at = signals[0].at if signals else 1.0
-        message = encode_tick(Tick(self.node, self.incarnation, self.seq, at, signals), goodbye=goodbye)
+        message = encode_tick(Tick(self.node, self.incarnation, self.seq, at, signals), goodbye=goodbye, wants_ack=True)
         await self.call.write(message)
         return self.seq
 
@@ -223,6 +224,39 @@ async def test_a_bad_tick_ends_its_own_stream_only(
         await by_node["n0"].acked(await by_node["n0"].send())
         assert await served.findings() == []
         await bad.vanish()
+
+
+async def test_a_tick_of_ten_megabytes_is_refused_with_its_size(tmp_path: Path) -> None:
+    fleet = Fleet(nodes=1)
+    huge = Tick("n7", "a", 1, 1.0, tuple(fleet.columns("n7", (0,) * 1000) for _ in range(250)))
+    async with serving(tmp_path, MemoryLog()) as served, agents(served, fleet) as by_node:
+        bad, message = Agent(served, "n7"), encode_tick(huge)
+        assert message.ByteSize() > 10_000_000
+        await bad.call.write(message)
+        code, details = await bad.refusal()
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert f"{message.ByteSize()} bytes; at most 4194304" in details
+        await by_node["n0"].acked(await by_node["n0"].send())
+        await bad.vanish()
+
+
+async def test_nonsense_from_a_worker_does_not_cost_its_node_the_stream(tmp_path: Path) -> None:
+    """NaN timings, time that goes backwards, ranks out of range: passed over; what is true beside them is folded."""
+    fleet = Fleet(nodes=2)
+    log = MemoryLog()
+    async with serving(tmp_path, log) as served, agents(served, fleet) as by_node:
+        agent, good = by_node["n0"], fleet.columns("n0", (0,))
+        for bad in (
+            replace(good, started_at=(math.nan,)),
+            replace(good, started_at=(good.ended_at[0] + 60.0,)),
+            replace(good, rank=(4_000_000_000,)),
+            replace(fleet.progress("n0"), rank=(9,)),
+        ):
+            await agent.acked(await agent.send(bad))
+        await agent.acked(await agent.send(replace(good, at=-5.0)))  # time went backwards
+        await agent.acked(await agent.send(fleet.exit_of(0, signal=9)))
+        (found,) = await served.findings()
+        assert found.kind is FindingKind.WORKER_CRASH
 
 
 async def test_bytes_that_are_no_tick_hurt_nobody_else(tmp_path: Path) -> None:

@@ -21,8 +21,10 @@ from typing import Any
 from holdfast.domain.generations import ShardKey, ShardSource
 from holdfast.replicator.bucket import Bucket
 from holdfast.replicator.checksum import Checksummer
+from holdfast.replicator.sharing import Arrivals
 from holdfast.replicator.sockets import OpenSockets
 from holdfast.replicator.tiers.files import FileTier
+from holdfast.replicator.tiers.fresh import Fresh
 from holdfast.replicator.tiers.images import ImageTier
 from holdfast.replicator.transport.client import Client
 from holdfast.replicator.transport.frames import Limits
@@ -39,7 +41,7 @@ OPERATIONS = (
     "open", "write", "pwrite", "fsync", "posix_fallocate", "ftruncate", "rename", "unlink", "rmdir", "mkdir", "link",
 )  # fmt: skip
 POINTS_MAX = 500
-TORN = ("copy", "push", "fetch")
+TORN = ("copy", "through", "push", "fetch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +131,21 @@ def copy(world: World, step: int = 20) -> None:
                 world.disk.put(JOB, shard, unpaced)
 
 
+def through(world: World, step: int = 20) -> None:
+    """Checksums and the way to the disk side by side, as a new save takes it."""
+    for seen in world.images.scan(JOB):
+        if seen.header.stamp.key.step == step:
+            with ThreadPoolExecutor(1) as committer:
+                fresh = Fresh(seen, committer.submit(world.images.commit, JOB, seen))
+                world.disk.put_fresh(JOB, fresh, unpaced)
+
+
 def peer_copy(world: World, *, push: bool) -> None:
     """Over a real connection; the server's side runs in a thread and dies with us."""
     commit(world)
     key = ShardKey(1, 20, 0)
     server = Server(
-        Limits(2, 2), OpenSockets(), ((Store.IMAGE, world.images),), world.disk, ThreadPoolExecutor(1),
+        Limits(2, 2), OpenSockets(), ((Store.IMAGE, world.images),), Arrivals(0), world.disk, ThreadPoolExecutor(1),
         lambda job: "token", lambda *_: None, lambda *_: None,
     )  # fmt: skip
     client = Client(Limits(2, 2), OpenSockets())
@@ -192,6 +203,7 @@ class Scenario:
 SCENARIOS = {
     "commit": Scenario(nothing, commit, lambda w: len(w.images.shards(JOB)) == 4),
     "copy": Scenario(commit, copy, lambda w: len(w.disk.shards(JOB)) == 4),
+    "through": Scenario(nothing, through, lambda w: (len(w.images.shards(JOB)), len(w.disk.shards(JOB))) == (4, 4)),
     "push": Scenario(commit, lambda w: peer_copy(w, push=True), lambda w: len(w.disk.shards(JOB)) == 3),
     "fetch": Scenario(commit, lambda w: peer_copy(w, push=False), lambda w: len(w.staged.shards(JOB)) == 1),
     "upload": Scenario(copy, upload, lambda w: layout.steps(w.bucket.store, JOB) == [(1, 20), (1, 10)]),

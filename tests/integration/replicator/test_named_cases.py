@@ -8,13 +8,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from replicator_node import JOB, TENSOR_BYTES, Node, nodes, small_tmpfs
 from waiting import wait_until
 
 from holdfast.domain.generations import ShardKey
+from holdfast.domain.mesh import Mesh
 from holdfast.shards import Reader
 from holdfast.stores import open_store
 from holdfast.stores.layout import steps
+from holdfast.train.channels import Notes
+from holdfast.train.checkpoint import Checkpointer
+from holdfast.train.environment import Environment, World
 
 KEY = ShardKey(1, 10, 0)
 
@@ -87,6 +92,24 @@ def test_ranks_permuted_over_nodes_hide_nothing(tmp_path: Path) -> None:
             assert staged.source == three[rank].name
             with Reader(Path(staged.path)) as reader:
                 assert reader.key == ShardKey(1, 10, rank)
+
+
+def test_a_save_holds_the_values_of_the_moment_it_was_called(tmp_path: Path) -> None:
+    """An async save that stores values mutated after the call: training goes on while the copies are made."""
+    with nodes(tmp_path, "a", HOLDFAST_REPLICATOR_DISK_BYTES_PER_S_MAX=str(8 << 20)) as (a,):
+        a.configure()
+        weights, nbytes = torch.ones(6 << 20), 24 << 20
+        images = a.memory / JOB / "w0"
+        environment = Environment(World(Mesh.of({"dp": 2}), 0, 1), job=JOB, attempt=1, images=str(images))
+        notes = Notes(agent="", replicator=str(a.notes), job=JOB, generation=1, rank=0)
+        assert Checkpointer(environment, torch.device("cpu"), notes).save({"w": weights}, 10)
+        weights.fill_(7)  # before a byte of it is on the disk
+        a.wait_for(KEY, "disk")
+        with Reader(a.shard_file(KEY)) as reader:
+            (name,) = (spec.fqn for spec in reader.tensors)
+            saved = torch.frombuffer(reader.view(name), dtype=torch.float32)
+            assert len(saved) * saved.element_size() == nbytes
+            assert bool((saved == 1).all())
 
 
 def test_writes_that_fail_in_the_background_never_block_the_trainer(tmp_path: Path) -> None:

@@ -97,6 +97,25 @@ def test_tensors_that_ranks_of_a_node_share_come_once(tmp_path: Path) -> None:
         assert content_is(second[0].path, 7, 7)
 
 
+def test_tensors_that_nodes_share_come_from_the_first_and_a_dead_one_is_no_harm(tmp_path: Path) -> None:
+    url = url_of(tmp_path)
+    with nodes(tmp_path, "a", "c", "d") as (a, c, d):
+        a.configure(ranks=(0, 1), store=url)
+        for rank in (0, 1):
+            a.save(a.images(rank), 10, rank=rank, value=7)
+        a.wait_stored(10)
+        from_store = (ShardSource(OBJECT_STORE, url),)
+        for rank, node in enumerate((c, d)):
+            node.configure(generation=2, attempt=2, ranks=(rank,), store=url)
+        dead = ShardSource("dead", "127.0.0.1:1")
+        (first,) = c.stage_all(RankRestore(0, ShardKey(1, 10, 0), "", from_store, (dead, c.source)))
+        assert content_is(first.path, 7, 7)
+        assert "not shared" in c.log
+        next(Path(tmp_path, "bucket").rglob("*.tensors")).write_bytes(b"gone")  # whoever needs it would see that
+        (second,) = d.stage_all(RankRestore(1, ShardKey(1, 10, 1), "", from_store, (c.source, d.source)))
+        assert content_is(second.path, 7, 7)
+
+
 def test_rot_in_the_store_is_never_handed_out(tmp_path: Path) -> None:
     url = url_of(tmp_path)
     with nodes(tmp_path, "a", "c") as (a, c):
@@ -119,6 +138,30 @@ def test_rot_in_the_store_is_never_handed_out(tmp_path: Path) -> None:
                 assert "object store: " in str(raised.value.details())
             victim.write_bytes(whole)
         assert content_is(c.stage(ShardKey(1, 10, 0), store=url).path, 10, 10)
+
+
+def test_what_rots_in_the_store_is_found_reported_and_written_anew_while_a_node_has_it(tmp_path: Path) -> None:
+    url = url_of(tmp_path)
+    scrub = {
+        "HOLDFAST_REPLICATOR_STORE_SCRUB_INTERVAL_S": "0.1",
+        "HOLDFAST_REPLICATOR_STORE_SCRUB_BYTES_PER_S_MAX": "0",
+    }
+    with nodes(tmp_path, "a", "c", **scrub) as (a, c):
+        a.configure(ranks=(0, 1), store=url)
+        for rank in (0, 1):
+            a.save(a.images(rank), 10, rank=rank, value=10)
+        a.wait_stored(10)
+        for pattern in ("*.tensors", "rank-1.rest", "rank-0.json"):
+            (victim,) = Path(tmp_path, "bucket").rglob(pattern)
+            whole = victim.read_bytes()
+            victim.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
+            wait_until(lambda victim=victim, whole=whole: victim.read_bytes() == whole, description="a good object")
+        assert a.log.count("corrupt object in the object store") >= 3
+        a.stop()
+        c.configure(generation=2, attempt=2, ranks=(0, 1), store=url)
+        c.wait_stored(10)
+        victim.unlink()
+        wait_until(lambda: "no good copy for the object store" in c.log, description="the report")
 
 
 def test_the_store_keeps_what_it_is_asked_to_and_the_owner_deletes(tmp_path: Path) -> None:

@@ -6,10 +6,12 @@ import json
 import math
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import anyio
 import pytest
+import structlog
 from waiting import wait_until_async
 
 from holdfast.agent.collectors import build_all
@@ -63,6 +65,57 @@ async def test_a_failing_collector_is_reported_and_kept_running() -> None:
     assert "not ours" in seen[0].reason
 
 
+@pytest.mark.parametrize(
+    ("ask", "words"),
+    [
+        (lambda: {}["gone"], "KeyError: 'gone'"),
+        (lambda: sys.exit("a library left"), "SystemExit: a library left"),
+    ],
+    ids=["bug", "exit"],
+)
+async def test_a_collector_with_a_bug_is_a_named_signal_and_explained_once(
+    ask: Callable[[], Sequence[NodeSignal]], words: str
+) -> None:
+    seen = list[CollectorSilent]()
+    other = list[NodeSignal]()
+
+    def emit(signal: NodeSignal) -> None:
+        assert isinstance(signal, CollectorSilent)
+        seen.append(signal)
+
+    with structlog.testing.capture_logs() as logs:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(keep_collecting, Probe("odd", "n", ask, interval_s=0.01, deadline_s=5.0), "n", emit)
+            value = HostSample("n", 1.0, 0.0, 1, 0, 1)
+            good = Probe("good", "n", lambda: (value,), interval_s=0.01, deadline_s=5.0)
+            tasks.start_soon(keep_collecting, good, "n", other.append)
+            await wait_until_async(lambda: len(seen) >= 2, description="a second try")
+            count = len(other)
+            await wait_until_async(lambda: len(other) > count, description="the others to go on")
+            tasks.cancel_scope.cancel()
+    assert [(signal.collector, signal.misses) for signal in seen[:2]] == [("odd", 1), ("odd", 2)]
+    assert words in seen[0].reason
+    assert len([entry for entry in logs if "exc_info" in entry]) == 1
+    assert len([entry for entry in logs if entry["event"] == "collector failed"]) == len(seen)
+
+
+async def test_a_collector_that_ends_is_reported_too() -> None:
+    seen = list[NodeSignal]()
+
+    class Ending:
+        name = "ending"
+
+        async def run(self, emit: Emit) -> None:
+            return
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(keep_collecting, Ending(), "n", seen.append)
+        await wait_until_async(lambda: bool(seen), description="its end to be said")
+        tasks.cancel_scope.cancel()
+    assert isinstance(seen[0], CollectorSilent)
+    assert "ended by itself" in seen[0].reason
+
+
 def test_the_host_is_sampled(tmp_path: Path) -> None:
     found = sample("n", (tmp_path,))
     assert 0 < found.memory_used <= found.memory_total
@@ -113,7 +166,7 @@ class ScriptedReader(NvmlCollector):
         super().__init__("n", interval_s=0.01, deadline_s=0.3)
         self._text = text
 
-    def _command(self) -> list[str]:
+    def command(self) -> list[str]:
         return [sys.executable, "-S", "-c", self._text]
 
 

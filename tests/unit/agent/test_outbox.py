@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from holdfast.agent.outbox import DROPPABLE_MAX, KERNEL_LINES_MAX, UNACKNOWLEDGED_MAX, Outbox
+from holdfast.agent.outbox import (
+    ACK_EVERY,
+    DROPPABLE_MAX,
+    IN_FLIGHT_MAX,
+    KERNEL_LINES_MAX,
+    UNACKNOWLEDGED_MAX,
+    Outbox,
+)
 from holdfast.domain.signals import GenerationStopped, HostSample, KernelLine
 
 
@@ -82,3 +89,33 @@ def test_a_tick_that_diagnostics_cannot_read_is_given_up_and_counted() -> None:
     assert given_up.seq == tick.seq
     assert box.settled
     assert box.dropped == 1
+
+
+def test_an_acknowledgement_is_asked_for_at_first_and_when_the_last_is_some_ticks_back() -> None:
+    box = outbox()
+    asked = []
+    box.again()  # a stream begins
+    for at in range(1, 2 * ACK_EVERY + 2):
+        tick = box.compose(at)
+        asked.append(box.wants_ack)
+        if box.wants_ack:
+            box.acknowledge(tick.seq)
+    assert asked == [True, *[False] * (ACK_EVERY - 1), True, *[False] * (ACK_EVERY - 1), True]
+
+
+def test_without_acknowledgements_telemetry_waits_here_the_newest_of_it_and_reliable_signals_go_on() -> None:
+    box = outbox()
+    for at in range(IN_FLIGHT_MAX):
+        box.add(sample(at))
+        assert box.compose(at).signals == (sample(at),)
+    assert box.stalled
+    box.add(sample(100))
+    box.add(stopped(100))
+    assert box.compose(100.0).signals == (stopped(100),)
+    box.acknowledge(IN_FLIGHT_MAX)
+    assert not box.stalled
+    assert box.compose(101.0).signals == (sample(100),)
+    for at in range(IN_FLIGHT_MAX):
+        box.compose(at)
+    box.again()  # another stream: nothing is on its way there
+    assert not box.stalled

@@ -18,11 +18,12 @@ from holdfast.domain.errors import (
 )
 from holdfast.domain.generations import ShardKey
 from holdfast.replicator.bucket import READ_TRIES_MAX, Bucket
-from holdfast.replicator.checksum import Checksummer, crc32c
+from holdfast.replicator.checksum import Checksummer
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.tiers.images import ImageTier
 from holdfast.shards import ImageSet, Plan, Staged, TensorSpec
 from holdfast.stores import layout, unpaced
+from holdfast.stores.checksum import crc32c
 from holdfast.stores.memory import InMemory
 
 JOB = "llm"

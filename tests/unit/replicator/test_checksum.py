@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from holdfast.domain.errors import IntegrityError
 from holdfast.domain.generations import ShardKey
 from holdfast.domain.mesh import Mesh
-from holdfast.replicator.checksum import Checksummer, crc32c, require_consistent
+from holdfast.replicator.checksum import Checksummer, require_consistent
 from holdfast.shards import CHUNK_BYTES, Header, Manifest, Stamp, spans_of
 from holdfast.shards.crc import combine, summarise
+from holdfast.stores.checksum import crc32c
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +14,11 @@ import pytest
 from holdfast.domain.errors import Conflict, HoldfastError, IntegrityError, NotFound, Unavailable
 from holdfast.domain.generations import ShardKey, ShardSource
 from holdfast.replicator.checksum import Checksummer
-from holdfast.replicator.sockets import OpenSockets
+from holdfast.replicator.sockets import Abort, OpenSockets
 from holdfast.replicator.threads import Pace
 from holdfast.replicator.tiers import OpenShard
 from holdfast.replicator.tiers.files import FileTier
+from holdfast.replicator.tiers.fresh import Fresh, Seen
 from holdfast.replicator.tiers.images import ImageTier
 from holdfast.replicator.transport import frames
 from holdfast.replicator.transport.client import Client
@@ -85,6 +87,46 @@ def test_a_copy_is_the_same_bytes_and_listed_once_committed(tmp_path: Path, sour
     assert not list((tmp_path / "disk" / JOB).iterdir())
     with pytest.raises(NotFound):
         disk.open(JOB, KEY)
+
+
+def fresh_of(source: OpenShard) -> Fresh:
+    """As if the image was being committed just now."""
+    return Fresh(Seen(source.path, source.reader.header))
+
+
+def test_an_image_on_its_way_to_the_disk_is_listed_when_its_checksums_are_there(
+    tmp_path: Path, source: OpenShard
+) -> None:
+    disk, fresh = FileTier("disk", tmp_path / "disk"), fresh_of(source)
+    with ThreadPoolExecutor(1) as copier:
+        copying = copier.submit(disk.put_fresh, JOB, fresh, NO_LIMIT)
+        with pytest.raises(TimeoutError):
+            copying.result(0.05)
+        assert disk.shards(JOB) == []
+        fresh.promised.set_result(source.manifest)
+        assert copying.result() == source.manifest
+    assert disk.shards(JOB) == [source.manifest]
+    assert disk.path(JOB, KEY).read_bytes() == bytes(source.data)
+
+
+@pytest.mark.parametrize("promise", ["broken", "of another save", "never locked"])
+def test_an_image_that_is_not_committed_leaves_nothing_on_the_disk(
+    tmp_path: Path, source: OpenShard, promise: str
+) -> None:
+    disk, fresh = FileTier("disk", tmp_path / "disk"), fresh_of(source)
+    match promise:
+        case "broken":
+            fresh.fail(Conflict("overwritten"))
+            fresh.fail(Conflict("only the first reason counts"))
+        case "of another save":
+            fresh.promised.set_result(replace(source.manifest, created_at=source.manifest.created_at + 1))
+        case _:
+            header = replace(source.reader.header, sequence=source.reader.header.sequence + 1)
+            fresh = Fresh(Seen(source.path, header))
+    with pytest.raises(Conflict, match=r"overwritten|saved into again"):
+        disk.put_fresh(JOB, fresh, NO_LIMIT)
+    assert disk.shards(JOB) == []
+    assert not [path for path in (tmp_path / "disk").rglob("*") if path.is_file()]
 
 
 def test_a_damaged_span_is_refused_and_the_good_ones_are_kept(tmp_path: Path, source: OpenShard) -> None:
@@ -187,7 +229,7 @@ def test_what_a_peer_may_answer(
     endpoint, thread = answering(reply)
     client = Client(Limits(1, 1), OpenSockets())
     with pytest.raises(expected, match=text):
-        client._fetch_once(ShardSource("b", endpoint), JOB, "t", KEY, "", FileTier("disk", tmp_path))
+        client._fetch_once(ShardSource("b", endpoint), JOB, "t", KEY, "", FileTier("disk", tmp_path), Abort())
     thread.join()
 
 

@@ -37,6 +37,13 @@ def test_only_the_newest_in_memory_is_copied() -> None:
     assert plan(view(image(10), disk(20))) == ()
 
 
+def test_a_save_goes_to_the_disk_while_its_checksums_are_computed() -> None:
+    new = ShardKey(1, 20, 0)
+    assert plan(view(image(10), disk(10), fresh=(new,))) == (CopyToDisk(new, "newest in memory, not yet on disk"),)
+    assert plan(view(disk(20), fresh=(new,))) == ()
+    assert plan(view(fresh=(new,), disk_full=True)) == ()
+
+
 def test_the_newest_step_goes_first_over_ranks() -> None:
     steps = plan(view(image(10, 1), image(20, 0), ranks=(0, 1)))
     assert [step.key.step for step in steps] == [20, 10]

@@ -2,7 +2,8 @@
 
 * Signals of `RELIABLE` types are kept until the tick that carried them is acknowledged, and go out again on a new stream, under
   the same tick number, so that diagnostics knows a repeat. Only a flood of kernel lines is cut, oldest first, and counted.
-* The rest is the newest `DROPPABLE_MAX` signals; older ones are dropped and counted.
+* The rest is the newest `DROPPABLE_MAX` signals; older ones are dropped and counted. While `IN_FLIGHT_MAX` ticks have not been
+  acknowledged they stay here: telemetry that queues up on the way would be old when it is read. Ticks without them go on.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from holdfast.domain.signals import RELIABLE, KernelLine, NodeSignal, Tick
 
 DROPPABLE_MAX = 2048
 KERNEL_LINES_MAX = 1024
+ACK_EVERY = 4  # ticks; asking for each one would cost diagnostics as much as reading them
+IN_FLIGHT_MAX = 16
 UNACKNOWLEDGED_MAX = 256  # ticks with reliable signals; beyond it, signals gather until an acknowledgement comes
 
 
@@ -27,6 +30,7 @@ class Outbox:
         self._reliable: deque[NodeSignal] = deque()
         self._droppable: deque[NodeSignal] = deque()
         self._unacknowledged: dict[int, Tick] = {}  # by seq, in order, with their reliable signals only
+        self._heard_of = 0  # the newest tick that was acknowledged on this stream
         self.dropped = 0
 
     @property
@@ -38,6 +42,16 @@ class Outbox:
     def settled(self) -> bool:
         """Every reliable signal has been acknowledged."""
         return not self._reliable and not self._unacknowledged
+
+    @property
+    def wants_ack(self) -> bool:
+        """The last acknowledgement is so far back that the next tick should ask for one."""
+        return self._seq - self._heard_of >= ACK_EVERY
+
+    @property
+    def stalled(self) -> bool:
+        """Diagnostics does not keep up: a tick is a sign of life only, and what is reliable."""
+        return self._seq - self._heard_of >= IN_FLIGHT_MAX
 
     def add(self, signal: NodeSignal) -> None:
         if not isinstance(signal, RELIABLE):
@@ -59,16 +73,18 @@ class Outbox:
         queue.append(signal)
 
     def compose(self, at: float, fresh: Iterable[NodeSignal] = (), *, lost: int = 0) -> Tick:
-        """The next tick: everything that waits, and `fresh`. Its number has not been used before.
+        """The next tick: everything that waits and may go, and `fresh`. Its number has not been used before.
 
         `lost` counts what was dropped before it came here, since the start.
         """
+        telemetry = () if self.stalled else tuple(self._droppable)
         self._seq += 1
         reliable: tuple[NodeSignal, ...] = ()
         if len(self._unacknowledged) < UNACKNOWLEDGED_MAX:
             reliable, self._reliable = tuple(self._reliable), deque()
-        signals = (*reliable, *self._droppable, *fresh)
-        self._droppable.clear()
+        signals = (*reliable, *telemetry, *fresh)
+        for _ in telemetry:
+            self._droppable.popleft()
         tick = Tick(self._node, self._incarnation, self._seq, at, signals, self.dropped + lost)
         if reliable:
             self._unacknowledged[tick.seq] = replace(tick, signals=reliable)
@@ -76,6 +92,7 @@ class Outbox:
 
     def acknowledge(self, seq: int) -> None:
         """This tick and all before it have been folded, and what they led to is safe."""
+        self._heard_of = max(seq, self._heard_of)
         self._unacknowledged = {number: tick for number, tick in self._unacknowledged.items() if number > seq}
 
     def give_up_oldest(self) -> Tick | None:
@@ -88,4 +105,5 @@ class Outbox:
 
     def again(self) -> tuple[Tick, ...]:
         """What a new stream has to be told first: unacknowledged ticks, in order, under their own numbers."""
+        self._heard_of = self._seq - ACK_EVERY  # nothing is on the way, and its first word is to be acknowledged
         return tuple(self._unacknowledged.values())

@@ -167,6 +167,7 @@ def _surroundings(settings: AgentSettings) -> Surroundings:
         nvml_replay=settings.nvml_replay,
         infiniband=settings.infiniband,
         nic_exclude=tuple(part.strip() for part in settings.nic_exclude.split(",") if part.strip()),
+        nvrx_path=settings.nvrx_path,
         maintenance_file=settings.maintenance_file,
         maintenance_url=settings.maintenance_url,
     )

@@ -146,8 +146,9 @@ class Uplink:
 
     async def _write_tick(self, call: _Call, *, goodbye: bool = False) -> None:
         at = time.time()
-        tick = self._outbox.compose(at, () if goodbye else self._sample(at), lost=self._lost())
-        await write(call, encode_tick(tick, goodbye=goodbye))
+        fresh = () if goodbye or self._outbox.stalled else self._sample(at)
+        tick = self._outbox.compose(at, fresh, lost=self._lost())
+        await write(call, encode_tick(tick, goodbye=goodbye, wants_ack=self._outbox.wants_ack))
 
     async def _pause(self) -> None:
         with anyio.move_on_after(TICK_S):

@@ -11,6 +11,7 @@ from holdfast.replicator.view import Archive, Archived, Save
 from holdfast.shards import Manifest
 
 SAVES_MAX = 64
+ASKED_MAX = 8  # the newest
 TOLD_EXTRA = 4  # complete steps told beyond those that are kept: a deletion may be under way
 
 _Age = tuple[int, int]
@@ -24,6 +25,7 @@ class JobArchive:
     steps: dict[_Age, Archived] = field(default_factory=dict)
     stored: dict[_Age, StoredStep] = field(default_factory=dict)
     uploaded: set[ShardKey] = field(default_factory=set)
+    asked: set[_Age] = field(default_factory=set)
     surveyed: bool = False
 
     def saved(self, manifest: Manifest) -> None:
@@ -39,6 +41,11 @@ class JobArchive:
             self.steps, self.stored, self.uploaded = {}, {}, set()
         self.surveyed = False
         self.uploaded = {key for key in self.uploaded if key.attempt == config.attempt}
+        self.asked = {age for age in self.asked if age[0] == config.attempt}
+
+    def ask(self, attempt: int, step: int) -> None:
+        """Every node is asked alike, so that the step can become complete."""
+        self.asked = set(sorted({*self.asked, (attempt, step)})[-ASKED_MAX:])
 
     def found(self, surveyed: Surveyed) -> None:
         """A listing replaces what was known."""
@@ -78,4 +85,5 @@ class JobArchive:
             saves=tuple(self.saves[age] for age in sorted(self.saves)),
             steps=tuple(self.steps[age] for age in sorted(self.steps, reverse=True)),
             uploaded=frozenset(self.uploaded),
+            asked=frozenset(self.asked),
         )

@@ -43,6 +43,7 @@ PACE_SAVES_MAX = (
     9  # the latest ones: a pace is the median of their distances, so that one jump of a clock means nothing
 )
 LEVEL_MAX = 64  # of the first save of a run: it begins every slot
+LEVEL_ASKED = LEVEL_MAX + 1  # of a step that somebody asked for: it goes before all others
 WAITING_MAX = 4  # steps that may still become complete
 ABANDONED_S = 3600.0  # without a new object, an incomplete step will not become complete any more
 
@@ -115,6 +116,8 @@ def wanted_of(view: View, ages: Iterable[tuple[int, int]]) -> _Age | None:
 
 def _level_of(view: View, archive: Archive, held: _Age) -> int:
     """A save of the attempt that is not known counts as none: the level comes out higher then, never lower."""
+    if held in archive.asked:
+        return LEVEL_ASKED
     before = [save.step for save in archive.saves if save.attempt == held[0] and save.step < held[1]]
     if before:
         return level(held[1], max(before))

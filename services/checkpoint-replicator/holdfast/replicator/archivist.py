@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -19,11 +20,14 @@ from holdfast.replicator.bucket import Bucket
 from holdfast.replicator.engine import Engine
 from holdfast.replicator.jobs import Job
 from holdfast.replicator.names import label
+from holdfast.replicator.sharing import Arrivals, Sharers
+from holdfast.replicator.threads import Pace
 from holdfast.replicator.tiers import OpenShard
 from holdfast.replicator.tiers.files import FileTier
+from holdfast.replicator.transport.client import Client
 from holdfast.replicator.view import Complete, Discard, Survey
 from holdfast.shards import Manifest
-from holdfast.stores import ObjectStore, Pace, open_store
+from holdfast.stores import ObjectStore, open_store
 
 # How long another replica may take before we upload the same tensors ourselves. Without its own share the step will not
 # become complete anyway, so this is for state that is sharded and not yet known to be.
@@ -61,11 +65,15 @@ class OpenStores:
 
 @dataclass(frozen=True, slots=True)
 class Archivist:
-    """`pace` is called with the bytes of each piece before it goes up."""
+    """`pace` is called with the bytes of each piece before it goes up; `node` is this one, and `arrivals` what other nodes may
+    read of what comes down."""
 
     engine: Engine
     stores: OpenStores
     pace: Pace
+    client: Client
+    node: str
+    arrivals: Arrivals
     _locks: WeakValueDictionary[str, anyio.Lock] = field(default_factory=WeakValueDictionary)
 
     # ------------------------------------------------------------ up
@@ -76,7 +84,7 @@ class Archivist:
         if held is None or job.archive.newest_is_sharded:
             return
         manifest = job.held[held]
-        bucket = await self._bucket(job)
+        bucket = await self.bucket(job)
         with anyio.move_on_after(REPLICA_GRACE_S + manifest.size / REPLICA_GRACE_BYTES_PER_S):
             while await self.engine.threads.archive(bucket.another_uploads, manifest):  # noqa: ASYNC110 - of another node
                 await anyio.sleep(REPLICA_POLL_S)
@@ -88,12 +96,12 @@ class Archivist:
             with shard:
                 bucket.upload(shard, self.pace)
 
-        bucket = await self._bucket(job)
+        bucket = await self.bucket(job)
         await self.engine.threads.archive(upload)
         log.info("shard stored", job=job.name, shard=label(shard.manifest.key), store=bucket.store.url)
 
     async def carry_out(self, job: Job, step: Survey | Complete | Discard) -> None:
-        bucket = await self._bucket(job)
+        bucket = await self.bucket(job)
         match step:
             case Survey():
                 await self._survey(job, bucket)
@@ -126,7 +134,8 @@ class Archivist:
     async def retrieve(self, job: Job, restore: RankRestore, source: ShardSource, into: FileTier) -> Path:
         """Bring a shard here from the object store, verified and committed in `into`.
 
-        Tensors that several ranks of this node have in common come once; the others take them from the first.
+        Tensors that several ranks of this node have in common come once; the others take them from the first. What other
+        nodes want as well is shared with them.
         """
         threads = self.engine.threads
         bucket = Bucket(await threads.retrieval(self.stores.__getitem__, source.endpoint), job.name)
@@ -134,14 +143,23 @@ class Archivist:
         lock = self._locks.setdefault(f"{source.endpoint} {job.name} {manifest.digest}", anyio.Lock())
         async with lock:
             donor = await self._donor(job, manifest)
+            sharing = self._sharing(job, restore, manifest)
 
             def fetch() -> Path:
-                if donor is None:
-                    return bucket.fetch(manifest, into, None)
-                with donor:
-                    return bucket.fetch(manifest, into, donor)
+                with donor or nullcontext():
+                    return bucket.fetch(manifest, into, donor, sharing)
 
             return await threads.retrieval(fetch)
+
+    def _sharing(self, job: Job, restore: RankRestore, manifest: Manifest) -> tuple[Sharers, Arrivals] | None:
+        if all(node.node != self.node for node in restore.sharing):
+            return None
+        name, token, client = job.name, job.token, self.client
+
+        def read(node: ShardSource, offset: int, target: memoryview) -> None:
+            client.read_piece(node, name, token, manifest.digest, offset, target)
+
+        return Sharers(restore.sharing, self.node, read), self.arrivals
 
     async def _donor(self, job: Job, manifest: Manifest) -> OpenShard | None:
         """A shard on this node with the same tensors. What it gives is verified like everything that arrives."""
@@ -154,7 +172,7 @@ class Archivist:
                 log.debug("not taken from here", shard=label(held.key), reason=str(error))
         return None
 
-    async def _bucket(self, job: Job) -> Bucket:
+    async def bucket(self, job: Job) -> Bucket:
         if job.config is None or not job.config.store:
             raise Conflict(f"job {job.name} has no object store")
         return Bucket(await self.engine.threads.archive(self.stores.__getitem__, job.config.store), job.name)

@@ -11,17 +11,17 @@ import mmap
 from collections import deque
 from collections.abc import Collection, Generator, Mapping
 from concurrent.futures import Future
-from contextlib import closing
-from dataclasses import dataclass
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
 
 from holdfast.domain.errors import Conflict, IncompatibleVersion, IntegrityError, NotFound
 from holdfast.domain.generations import ShardKey, StoredStep
-from holdfast.replicator.checksum import crc32c
 from holdfast.replicator.daemons import DaemonPool
 from holdfast.replicator.names import label
+from holdfast.replicator.sharing import Arrivals, Sharers
 from holdfast.replicator.tiers import OpenShard
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.tiers.incoming import Incoming
@@ -29,8 +29,10 @@ from holdfast.replicator.view import Archived
 from holdfast.shards import CHUNK_BYTES, Manifest
 from holdfast.shards.layout import PAGE
 from holdfast.shards.manifest import MANIFEST_BYTES_MAX
-from holdfast.stores import ObjectStore, Pace, layout
+from holdfast.stores import ObjectStore, Pace, layout, transfer
+from holdfast.stores.checksum import crc32c
 from holdfast.stores.layout import CheckpointManifest, StepObjects
+from holdfast.stores.transfer import Damage
 
 READ_STREAMS = 3  # per shard that is fetched; each holds two spans, so that a fetch takes 4 × 16 MiB at most
 READ_BYTES = 2 * CHUNK_BYTES
@@ -74,16 +76,12 @@ class Bucket:
 
     def upload(self, shard: OpenShard, pace: Pace) -> None:
         """Raises IntegrityError when the shard is not what its manifest says, Conflict when another save has this place."""
-        manifest, key = shard.manifest, shard.manifest.key
-        tensors = layout.tensors_key(manifest)
-        if self.store.stat(tensors) is None:
-            parts = [layout.tensors_part(shard.data, manifest)]
-            self.store.put(tensors, parts, crc32c=layout.tensors_crc32c(manifest), if_absent=True, pace=pace)
-        rest = layout.rest_parts(shard.data, manifest)
-        self.store.put(
-            layout.rest_key(self.job, key), rest, crc32c=layout.rest_crc32c(manifest), if_absent=True, pace=pace
-        )
-        self._put_once(layout.rank_manifest_key(self.job, key), manifest.encode(), MANIFEST_BYTES_MAX)
+        manifest = shard.manifest
+        tensors, rest = _tensors_of(shard), _rest_of(shard)
+        if self.store.stat(tensors.key) is None:
+            self.store.put(tensors.key, tensors.parts, crc32c=tensors.crc32c, if_absent=True, pace=pace)
+        self.store.put(rest.key, rest.parts, crc32c=rest.crc32c, if_absent=True, pace=pace)
+        self._put_once(layout.rank_manifest_key(self.job, manifest.key), manifest.encode(), MANIFEST_BYTES_MAX)
 
     def complete(self, attempt: int, step: int, world_size: int) -> CheckpointManifest | None:
         """The checkpoint, written now if need be; None while something of it is missing.
@@ -138,6 +136,26 @@ class Bucket:
     def discard(self, attempt: int, step: int) -> None:
         layout.delete_step(self.store, self.job, attempt, step)
 
+    def damage(self, attempt: int, step: int, ranks: Collection[int], pace: Pace) -> list[Damage]:
+        """What is wrong with the share of these ranks in a complete step, after reading all of it. Raises NotFound,
+        IntegrityError, IncompatibleVersion, Unavailable."""
+        checkpoint = layout.load(self.store, self.job, attempt, step)
+        return list(transfer.verify(self.store, checkpoint, pace, ranks=ranks))
+
+    def mend(self, shard: OpenShard, damaged: str, pace: Pace) -> None:
+        """Write one object of a complete step anew. Closes the shard. Raises IntegrityError when the shard is not what the
+        checkpoint consists of, Unavailable."""
+        with shard:
+            manifest, key = shard.manifest, shard.manifest.key
+            entry = layout.load(self.store, self.job, key.attempt, key.step).entry(key.rank)
+            raw = manifest.encode()
+            if crc32c(raw) != entry.manifest_crc32c:
+                raise IntegrityError(f"{label(key)} on this node is of another save than the one in {self.store.url}")
+            whole = (_tensors_of(shard), _rest_of(shard), _Object(entry.manifest, (raw,), entry.manifest_crc32c))
+            for each in whole:
+                if each.key == damaged:
+                    self.store.put(each.key, each.parts, crc32c=each.crc32c, pace=pace)
+
     # ------------------------------------------------------------ down
 
     def manifest_of(self, key: ShardKey, digest: str) -> Manifest:
@@ -150,20 +168,33 @@ class Bucket:
             )
         return manifest
 
-    def fetch(self, manifest: Manifest, into: FileTier, donor: OpenShard | None) -> Path:
+    def fetch(
+        self,
+        manifest: Manifest,
+        into: FileTier,
+        donor: OpenShard | None,
+        sharing: tuple[Sharers, Arrivals] | None = None,
+    ) -> Path:
         """Bring a shard here, every span verified, committed in `into`; an interrupted fetch goes on where it was.
 
-        What `donor`, a shard with equal tensors on this node, can give is not fetched again. Raises as `FileTier.receive` and
-        the store do.
+        What `donor`, a shard with equal tensors on this node, can give is not fetched again; with `sharing`, other nodes
+        give their part of the tensors and get ours. Raises as `FileTier.receive` and the store do.
         """
-        with into.receive(self.job, manifest) as incoming:
-            with closing(self._read_ahead(_pieces(manifest, incoming.next_span), donor)) as pieces:
-                for piece, content in pieces:
-                    self._take_in(incoming, piece, content)
+        sharers, arrivals = sharing or (None, None)
+        with ExitStack() as stack:
+            incoming = stack.enter_context(into.receive(self.job, manifest))
+            tell = stack.enter_context(arrivals.telling(self.job, incoming, into)) if arrivals else None
+            pieces = [piece for piece in _pieces(manifest) if not incoming.has(piece.first_span, piece.end_span)]
+            if sharers is not None:
+                pieces.sort(key=lambda piece: (piece.of_tensors, sharers.turn(piece.number)))
+            for piece, content in stack.enter_context(closing(self._read_ahead(pieces, donor, sharers))):
+                self._take_in(incoming, piece, content, sharers)
+                if tell is not None:
+                    tell()
             return incoming.commit()
 
     def _read_ahead(
-        self, pieces: list[_Piece], donor: OpenShard | None
+        self, pieces: list[_Piece], donor: OpenShard | None, sharers: Sharers | None
     ) -> Generator[tuple[_Piece, memoryview], None, None]:
         """The pieces in order, a few of them read at the same time. A content is valid until the next one is asked for."""
         free = [memoryview(mmap.mmap(-1, READ_BYTES)) for _ in range(min(READ_STREAMS + 1, len(pieces)))]
@@ -173,7 +204,7 @@ class Bucket:
             while True:
                 while free and (piece := next(todo, None)) is not None:
                     buffer = free.pop()
-                    coming.append((piece, buffer, pool.submit(self._read, piece, buffer[: piece.size], donor)))
+                    coming.append((piece, buffer, pool.submit(self._read, piece, buffer[: piece.size], donor, sharers)))
                 if not coming:
                     return
                 piece, buffer, read = coming.popleft()
@@ -181,49 +212,77 @@ class Bucket:
                 yield piece, buffer[: piece.size]
                 free.append(buffer)
 
-    def _read(self, piece: _Piece, content: memoryview, donor: OpenShard | None) -> None:
+    def _read(self, piece: _Piece, content: memoryview, donor: OpenShard | None, sharers: Sharers | None) -> None:
         if donor is not None and piece.of_tensors:
             content[:] = donor.data[piece.start : piece.start + piece.size]
-        else:
+        elif sharers is None or not piece.of_tensors or not sharers.read(piece.number, piece.start, content):
             self.store.read_into(piece.key, content, piece.offset)
 
-    def _take_in(self, incoming: Incoming, piece: _Piece, content: memoryview) -> None:
+    def _take_in(self, incoming: Incoming, piece: _Piece, content: memoryview, sharers: Sharers | None) -> None:
         for tries in range(1, READ_TRIES_MAX + 1):
             try:
-                while incoming.next_span < piece.end_span:
-                    span = incoming.manifest.spans[incoming.next_span]
+                for number in range(piece.first_span, piece.end_span):
+                    span = incoming.spans[number]
                     start = span.offset - piece.start
-                    incoming.write(content[start : start + span.size])
-            except IntegrityError as error:  # on the way, or in the store? What a donor gave is fetched now.
+                    incoming.write_span(number, content[start : start + span.size])
+            except (
+                IntegrityError
+            ) as error:  # on the way, or in the store? What a donor or another node gave is fetched now.
                 if tries == READ_TRIES_MAX:
                     raise IntegrityError(f"{self.store.url}: {error}") from error
+                if sharers is not None and piece.of_tensors:
+                    sharers.give_up(piece.number, str(error))
                 self.store.read_into(piece.key, content, piece.offset)
             else:
                 return
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
-    """Adjacent spans of a shard, up to `end_span`, that lie in one object at `offset`."""
+class _Object:
+    """A part of a shard as it goes up."""
 
+    key: str
+    parts: tuple[memoryview | bytes, ...]
+    crc32c: int
+
+
+def _tensors_of(shard: OpenShard) -> _Object:
+    manifest = shard.manifest
+    parts = (layout.tensors_part(shard.data, manifest),)
+    return _Object(layout.tensors_key(manifest), parts, layout.tensors_crc32c(manifest))
+
+
+def _rest_of(shard: OpenShard) -> _Object:
+    manifest = shard.manifest
+    parts = layout.rest_parts(shard.data, manifest)
+    return _Object(layout.rest_key(manifest.job, manifest.key), parts, layout.rest_crc32c(manifest))
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Adjacent spans of a shard that lie in one object at `offset`. Equal tensors have equal pieces."""
+
+    number: int  # among those of the same object
     start: int  # in the shard
     size: int
-    end_span: int
+    first_span: int
+    end_span: int  # the first one that is not of it
     key: str
     offset: int
     of_tensors: bool
 
 
-def _pieces(manifest: Manifest, first_span: int) -> list[_Piece]:
+def _pieces(manifest: Manifest) -> list[_Piece]:
     pieces: list[_Piece] = []
-    for number, span in enumerate(manifest.spans[first_span:], first_span):
+    for span_number, span in enumerate(manifest.spans):
         key, offset = _place_of(manifest, span.offset)
         last = pieces[-1] if pieces else None
         if last and last.key == key and last.offset + last.size == offset and last.size + span.size <= READ_BYTES:
-            pieces[-1] = _Piece(last.start, last.size + span.size, number + 1, key, last.offset, last.of_tensors)
+            pieces[-1] = replace(last, size=last.size + span.size, end_span=span_number + 1)
         else:
             tensors = PAGE <= span.offset < manifest.tensors_end
-            pieces.append(_Piece(span.offset, span.size, number + 1, key, offset, tensors))
+            number = last.number + 1 if last and last.key == key else 0
+            pieces.append(_Piece(number, span.offset, span.size, span_number, span_number + 1, key, offset, tensors))
     return pieces
 
 

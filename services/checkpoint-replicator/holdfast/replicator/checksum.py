@@ -8,20 +8,13 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-import google_crc32c
-import numpy as np
-
 from holdfast.domain.errors import IntegrityError
 from holdfast.replicator.threads import be_nice
 from holdfast.shards import Manifest, Span, spans_of
 from holdfast.shards.crc import summarise
+from holdfast.stores.checksum import crc32c
 
 _PARALLEL_BYTES_MIN = 32 << 20  # below, threads cost more than they bring
-
-
-def crc32c(data: memoryview | bytes) -> int:
-    # The library takes numpy arrays without copying them, but refuses memory views.
-    return int(google_crc32c.value(np.frombuffer(data, dtype=np.uint8))) if len(data) else 0
 
 
 def require_consistent(manifest: Manifest) -> None:

@@ -14,15 +14,16 @@ from pathlib import Path
 import anyio
 import structlog
 
-from holdfast.domain.errors import Conflict, IntegrityError, InvalidSpec, MalformedMessage
+from holdfast.domain.errors import Conflict, IntegrityError, InvalidSpec, MalformedMessage, Unavailable
 from holdfast.domain.orders import Inventory
-from holdfast.domain.replication import Configure
+from holdfast.domain.replication import ArchiveNow, Configure
 from holdfast.replicator.jobs import Job, Remembered, held_of
 from holdfast.replicator.names import job_name, label
 from holdfast.replicator.threads import Threads
 from holdfast.replicator.tiers import Tier
 from holdfast.replicator.tiers.files import FileTier
-from holdfast.replicator.tiers.images import ImageTier, Seen
+from holdfast.replicator.tiers.fresh import Fresh
+from holdfast.replicator.tiers.images import ImageTier
 from holdfast.replicator.view import Held, Store
 from holdfast.shards import Manifest
 
@@ -107,12 +108,22 @@ class Engine:
         self.notify()
         await self.remember(job)
 
+    async def archive(self, request: ArchiveNow) -> None:
+        """Raises Conflict when another generation than the one that saves it is served here."""
+        job = self.jobs.get(request.job)
+        if job is None or job.config is None or job.config.generation != request.generation:
+            raise Conflict(f"generation {request.generation} of job {request.job!r} is not what is served here")
+        job.archive.ask(job.config.attempt, request.step)
+        self.notify()
+        await self.remember(job)
+
     async def remember(self, job: Job) -> None:
         """Write down what the next life of this process has to know. A full disk must not stop a restore."""
         if job.config is None:
             return
         try:
-            await self.threads.urgent(Remembered(job.config, job.restored).write, self._disk_dir / job.name)
+            remembered = Remembered(job.config, job.restored, frozenset(job.archive.asked))
+            await self.threads.urgent(remembered.write, self._disk_dir / job.name)
         except OSError as error:
             log.warning("the configuration cannot be remembered", job=job.name, reason=str(error))
 
@@ -153,6 +164,7 @@ class Engine:
                 remembered = None
             if remembered is not None:
                 job.config, job.restored = remembered.config, remembered.restored
+                job.archive.asked = set(remembered.asked)
             for store, tier in ((Store.STAGED, self.tiers.staged), (Store.DISK, self.tiers.disk)):
                 swept = await self.threads.urgent(tier.sweep, name)
                 manifests = await self.threads.urgent(tier.shards, name)
@@ -196,29 +208,30 @@ class Engine:
             if job.gone:
                 return
             seen = {each.header.stamp.key: each for each in await self.threads.urgent(self.tiers.images.scan, job.name)}
-            fresh: list[Seen] = []
             before = dict(job.held)
             for held, manifest in before.items():
                 if held.store is Store.IMAGE:
                     now = seen.get(held.key)
                     if now is None or now.header.stamp.created_at != manifest.created_at:
                         job.drop(held)
-            for key, each in seen.items():
-                if Held(Store.IMAGE, key) not in job.held:
-                    fresh.append(each)
+            new = [each for key, each in seen.items() if Held(Store.IMAGE, key) not in job.held]
+            job.fresh = {each.header.stamp.key: Fresh(each) for each in new}
+            if new:
+                self.notify()  # the way to the disk need not wait for the checksums
             async with anyio.create_task_group() as tasks:
-                for each in fresh:
-                    tasks.start_soon(self._commit, job, each)
+                for fresh in list(job.fresh.values()):
+                    tasks.start_soon(self._commit, job, fresh)
             job.release_pins_if_training()
             if job.held != before:
                 self.notify()
 
-    async def _commit(self, job: Job, seen: Seen) -> None:
-        key = seen.header.stamp.key
+    async def _commit(self, job: Job, fresh: Fresh) -> None:
+        key = fresh.seen.header.stamp.key
         try:
-            manifest = await self.threads.commit(self.tiers.images.commit, job.name, seen)
+            manifest = await self.threads.commit(self.tiers.images.commit, job.name, fresh.seen)
         except (Conflict, FileNotFoundError) as error:
             log.debug("not committed", job=job.name, shard=label(key), reason=str(error))  # overwritten already
+            fresh.fail(Conflict(str(error)))
         except IntegrityError as error:
             await self.quarantine(job, Held(Store.IMAGE, key), str(error))
         except OSError as error:  # memory is full to the last page: tried again at the next look
@@ -229,6 +242,10 @@ class Engine:
         else:
             job.held[Held(Store.IMAGE, key)] = manifest
             job.archive.saved(manifest)
+            fresh.promised.set_result(manifest)
+        finally:
+            fresh.fail(Unavailable(f"{label(key)} could not be committed in memory"))
+            del job.fresh[key]
 
     # ------------------------------------------------------------ changes made by others
 

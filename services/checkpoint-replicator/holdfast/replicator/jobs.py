@@ -14,6 +14,7 @@ from holdfast.domain.orders import Inventory
 from holdfast.domain.replication import Configure
 from holdfast.replicator.archive import JobArchive
 from holdfast.replicator.tiers import OpenShard
+from holdfast.replicator.tiers.fresh import Fresh
 from holdfast.replicator.view import Held, Store, View, age
 from holdfast.shards import Manifest
 from holdfast.wire import records
@@ -30,6 +31,7 @@ class Job:
     config: Configure | None = None
     restored: tuple[int, int] | None = None
     held: dict[Held, Manifest] = field(default_factory=dict)
+    fresh: dict[ShardKey, Fresh] = field(default_factory=dict)  # images that are being committed right now
     pushed: dict[tuple[int, str], ShardKey] = field(default_factory=dict)  # (rank, peer) → the last shard it took
     pins: dict[Held, OpenShard] = field(default_factory=dict)
     wanted: set[ShardKey] = field(default_factory=set)  # being staged right now: not to be deleted
@@ -104,6 +106,7 @@ class Job:
             keep=config.keep if config else 0,
             peers=tuple(peer.node for peer in config.peers) if config else (),
             held=tuple(self.held),
+            fresh=tuple(self.fresh),
             restored=self.restored,
             pushed=frozenset((key, peer) for (_, peer), key in self.pushed.items()),
             pinned=frozenset(self.pins) | {Held(store, key) for key in self.wanted for store in Store},
@@ -138,6 +141,9 @@ class Remembered:
 
     config: Configure
     restored: tuple[int, int] | None = None
+    asked: frozenset[tuple[int, int]] = (
+        frozenset()
+    )  # (attempt, step) that go to the object store whatever its interval says
 
     def write(self, directory: Path) -> None:
         """Private to its owner: the configuration holds the job's secret. Atomic, but not synced: a recovery waits for this,

@@ -1,4 +1,4 @@
-"""Carries out the plan: one step at a time per lane (the disk; each peer; deletions), the newest first.
+"""Carries out the plan: one step at a time per lane (each rank's way to the disk; each peer; deletions), the newest first.
 
 A step that fails is not retried as such: its lane pauses, and then the plan is made anew from what is held by then.
 """
@@ -22,6 +22,7 @@ from holdfast.replicator.jobs import Job
 from holdfast.replicator.names import label
 from holdfast.replicator.plan import plan
 from holdfast.replicator.tiers import OpenShard
+from holdfast.replicator.tiers.fresh import Fresh
 from holdfast.replicator.transport.client import Client
 from holdfast.replicator.view import (
     Complete,
@@ -38,6 +39,7 @@ from holdfast.replicator.view import (
 )
 from holdfast.runtime import metrics, telemetry
 from holdfast.runtime.backoff import Backoff
+from holdfast.shards import Manifest
 
 log = structlog.get_logger("holdfast.replicator")
 
@@ -48,7 +50,8 @@ ARCHIVE_PAUSE_MAX_S = 30.0  # its steps are minutes apart, and looking costs mon
 LOST_RACE_PAUSE_S = 0.005  # bounds the rate at which a shard is looked for that stays away
 
 _ARCHIVE = "store: "  # begins the names of the object store's lanes
-_Lane = tuple[str, str]  # (job, "disk" | "delete" | "peer <name>" | "store: <what>")
+_DISK = "disk: "  # of the disk's, one for each rank: each copy runs beside the checksums of its own image
+_Lane = tuple[str, str]  # (job, "disk: <rank>" | "delete" | "peer <name>" | "store: <what>")
 
 
 class _LostRace(NotFound):
@@ -111,7 +114,7 @@ class Mover:
             if not job.gone:
                 with anyio.move_on_after(pause.next_s()):
                     await job.turned.wait()  # a new configuration may name another peer: no reason to wait any longer
-            job.disk_full = job.disk_full and lane[1] != "disk"  # try again
+            job.disk_full = job.disk_full and not lane[1].startswith(_DISK)  # try again
         else:
             self._pauses.pop(lane, None)
         finally:
@@ -138,24 +141,38 @@ class Mover:
         log.debug("moved", job=job.name, step=type(step).__name__, what=what(step), reason=step.reason)
 
     async def _copy(self, job: Job, key: ShardKey) -> None:
-        held, shard = await self._open(job, key, (Store.IMAGE, Store.STAGED))
-        disk = self._engine.tiers.disk
-
-        def copy() -> None:
-            with shard:
-                disk.put(job.name, shard, self._disk_pace)
-            disk.drop_unfinished(job.name, (key.attempt, key.step))
-
+        fresh = job.fresh.get(key)
         try:
-            await self._engine.threads.background(copy)
+            manifest = await (self._copy_held(job, key) if fresh is None else self._copy_fresh(job, fresh))
         except OutOfSpace:
             job.disk_full = True
             self._engine.notify()  # peers are the next tier now
             raise
+        job.held[Held(Store.DISK, key)] = manifest
+        self._engine.notify()
+        older_than = (key.attempt, key.step)
+        await self._engine.threads.background(self._engine.tiers.disk.drop_unfinished, job.name, older_than)
+
+    async def _copy_held(self, job: Job, key: ShardKey) -> Manifest:
+        held, shard = await self._open(job, key, (Store.IMAGE, Store.STAGED))
+
+        def copy() -> None:
+            with shard:
+                self._engine.tiers.disk.put(job.name, shard, self._disk_pace)
+
+        try:
+            await self._engine.threads.background(copy)
         except IntegrityError as error:
             await self._engine.quarantine(job, held, str(error))
             raise
-        job.held[Held(Store.DISK, key)] = shard.manifest
+        return shard.manifest
+
+    async def _copy_fresh(self, job: Job, fresh: Fresh) -> Manifest:
+        disk = self._engine.tiers.disk
+        try:
+            return await self._engine.threads.background(disk.put_fresh, job.name, fresh, self._disk_pace)
+        except Conflict as error:
+            raise _LostRace(str(error)) from error
 
     async def _push(self, job: Job, key: ShardKey, peer_name: str) -> None:
         peer = next((peer for peer in job.config.peers if peer.node == peer_name), None) if job.config else None
@@ -243,8 +260,8 @@ def _count(job: Job, key: ShardKey, tier: str) -> None:
 
 def _lane_of(job: Job, step: Step) -> _Lane:
     match step:
-        case CopyToDisk():
-            return (job.name, "disk")
+        case CopyToDisk(key):
+            return (job.name, f"{_DISK}rank {key.rank}")
         case Push(_, peer):
             return (job.name, f"peer {peer}")
         case Delete():

@@ -15,6 +15,7 @@ What goes to the object store is decided in `archive_plan`; the step that it is 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from holdfast.domain.generations import ShardKey
 from holdfast.replicator.archive_plan import archive_steps, chosen, wanted_of
@@ -52,7 +53,8 @@ def plan(view: View) -> tuple[Step, ...]:
 def _copies(view: View) -> list[Step]:
     if view.disk_full:
         return []
-    in_memory = _newest_by_rank(view, (Store.IMAGE, Store.STAGED))
+    coming = tuple(Held(Store.IMAGE, key) for key in view.fresh)
+    in_memory = _newest_by_rank(replace(view, held=view.held + coming), (Store.IMAGE, Store.STAGED))
     on_disk = _newest_by_rank(view, (Store.DISK,))
     wanted = [key for rank, key in in_memory.items() if (there := on_disk.get(rank)) is None or age(there) < age(key)]
     newest: list[Step] = [CopyToDisk(key, "newest in memory, not yet on disk") for key in _newest_first(wanted)]

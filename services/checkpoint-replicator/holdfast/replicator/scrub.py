@@ -15,7 +15,7 @@ import anyio
 import structlog
 
 from holdfast.domain.errors import HoldfastError, IntegrityError
-from holdfast.replicator.checksum import crc32c, require_consistent
+from holdfast.replicator.checksum import require_consistent
 from holdfast.replicator.engine import Engine
 from holdfast.replicator.jobs import Job
 from holdfast.replicator.names import label
@@ -23,6 +23,7 @@ from holdfast.replicator.tiers.incoming import aligned_buffer
 from holdfast.replicator.transport.client import Client
 from holdfast.replicator.view import Held, Store
 from holdfast.shards import Manifest
+from holdfast.stores.checksum import crc32c
 
 log = structlog.get_logger("holdfast.replicator.scrub")
 

@@ -20,8 +20,10 @@ from holdfast.replicator.notes import listen_to_notes
 from holdfast.replicator.scrub import Scrubber
 from holdfast.replicator.servicer import SERVICE, Servicer
 from holdfast.replicator.settings import ReplicatorSettings
+from holdfast.replicator.sharing import Arrivals
 from holdfast.replicator.sockets import OpenSockets
 from holdfast.replicator.stager import Stager
+from holdfast.replicator.store_scrub import StoreScrubber
 from holdfast.replicator.threads import Pace, Threads, be_nice
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.tiers.images import ImageTier
@@ -37,7 +39,7 @@ from holdfast.v1 import replicator_pb2_grpc as rpc
 
 URGENT_THREADS = 8
 TRANSFER_THREADS = 16
-BACKGROUND_THREADS = 8
+BACKGROUND_THREADS = 16  # a copy to disk for each rank of a node, and as many to peers
 COMMIT_THREADS = 4
 ARCHIVE_THREADS = 4
 RETRIEVAL_THREADS = 8
@@ -65,6 +67,7 @@ async def serve(settings: ReplicatorSettings) -> None:
     peer_pace = Pace(settings.replicator_peer_bytes_per_s_max)
     store_pace = Pace(settings.replicator_store_bytes_per_s_max)
     scrub_pace = Pace(settings.replicator_scrub_bytes_per_s_max)
+    store_scrub_pace = Pace(settings.replicator_store_scrub_bytes_per_s_max)
     stores = OpenStores()
     tiers = Tiers(
         images=ImageTier(settings.memory_dir, settings.node, commit_checksummer, overflow=settings.disk_dir),
@@ -74,11 +77,15 @@ async def serve(settings: ReplicatorSettings) -> None:
     limits = Limits(settings.replicator_connect_timeout_s, settings.replicator_io_timeout_s)
     client = Client(limits, sockets)
     engine = Engine(tiers, settings.disk_dir, threads)
-    archivist = Archivist(engine, stores, store_pace)
+    arrivals = Arrivals(wait_s=settings.replicator_io_timeout_s / 2)
+    archivist = Archivist(engine, stores, store_pace, client, settings.node, arrivals)
     mover = Mover(engine, client, checksummer, archivist, disk_pace=disk_pace, peer_pace=peer_pace)
     takers = ThreadPoolExecutor(settings.replicator_connections_max, "take", initializer=be_nice)
-    server = _data_server(engine, checksummer, limits, sockets, takers)
+    server = _data_server(engine, checksummer, limits, sockets, takers, arrivals)
     scrubber = Scrubber(engine, client, interval_s=settings.replicator_scrub_interval_s, pace=scrub_pace)
+    store_scrubber = StoreScrubber(
+        engine, archivist, interval_s=settings.replicator_store_scrub_interval_s, pace=store_scrub_pace
+    )
     door = listener.bind(settings.replicator_listen)
     try:
         endpoint = listener.endpoint(door, settings.address)
@@ -97,6 +104,7 @@ async def serve(settings: ReplicatorSettings) -> None:
             guarded(tasks, "rescan", partial(engine.rescan, settings.replicator_rescan_interval_s))
             guarded(tasks, "mover", mover.run)
             guarded(tasks, "scrubber", scrubber.run)
+            guarded(tasks, "store scrubber", store_scrubber.run)
             guarded(
                 tasks, "connections", partial(listener.accept, door, server.serve, settings.replicator_connections_max)
             )
@@ -106,7 +114,7 @@ async def serve(settings: ReplicatorSettings) -> None:
                 await anyio.sleep_forever()
             finally:  # runs as soon as we are told to stop, so that no task waits for a thread that waits for a peer
                 sockets.close_all()
-                for pace in (disk_pace, peer_pace, store_pace, scrub_pace):
+                for pace in (disk_pace, peer_pace, store_pace, scrub_pace, store_scrub_pace):
                     pace.stop()
                 stores.close()
     finally:
@@ -121,7 +129,12 @@ async def serve(settings: ReplicatorSettings) -> None:
 
 
 def _data_server(
-    engine: Engine, checksummer: Checksummer, limits: Limits, sockets: OpenSockets, takers: Executor
+    engine: Engine,
+    checksummer: Checksummer,
+    limits: Limits,
+    sockets: OpenSockets,
+    takers: Executor,
+    arrivals: Arrivals,
 ) -> Server:
     """The server's threads hand news to the loop, where all state lives."""
     loop = asyncio.get_running_loop()
@@ -143,6 +156,7 @@ def _data_server(
         limits=limits,
         sockets=sockets,
         tiers=tuple((store, engine.tiers[store]) for store in Store),
+        arrivals=arrivals,
         inbox=engine.tiers.disk,
         takers=takers,
         token_of=engine.token_of,

@@ -71,6 +71,15 @@ class Servicer(rpc.ReplicatorServicer):
 
         return await _answered(context, stage())
 
+    async def Archive(  # noqa: N802
+        self, request: pb.ArchiveRequest, context: Context
+    ) -> pb.ArchiveResponse:
+        async def archive() -> None:
+            await self._engine.archive(wire.decode_archive(request))
+
+        await _answered(context, archive())
+        return pb.ArchiveResponse()
+
     async def WatchInventory(  # noqa: N802
         self,
         request: pb.WatchInventoryRequest,

@@ -1,11 +1,11 @@
-"""Every open data connection of this process, so that stopping does not wait for a peer."""
+"""Every open data connection of this process, so that stopping does not wait for a peer; and of one transfer, likewise."""
 
 from __future__ import annotations
 
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from holdfast.domain.errors import Unavailable
 
@@ -35,7 +35,36 @@ class OpenSockets:
         with self._lock:
             self._closed = True
             for sock in self._open:
-                try:
-                    sock.shutdown(socket.SHUT_RDWR)
-                except OSError:  # the peer was faster
-                    continue
+                _shut(sock)
+
+
+class Abort:
+    """Lets whoever waits for a transfer end it: its connection is closed, and it can make no new one. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sock: socket.socket | None = None
+        self._aborted = False
+
+    @contextmanager
+    def watching(self, sock: socket.socket) -> Iterator[None]:
+        with self._lock:
+            if self._aborted:
+                raise Unavailable("nobody waits for this transfer any more")
+            self._sock = sock
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._sock = None
+
+    def __call__(self) -> None:
+        with self._lock:
+            self._aborted = True
+            if self._sock is not None:
+                _shut(self._sock)
+
+
+def _shut(sock: socket.socket) -> None:
+    with suppress(OSError):  # the peer was faster
+        sock.shutdown(socket.SHUT_RDWR)

@@ -22,10 +22,15 @@ from holdfast.replicator.checksum import Checksummer
 from holdfast.replicator.engine import Engine
 from holdfast.replicator.jobs import Job
 from holdfast.replicator.names import label
+from holdfast.replicator.sockets import Abort
 from holdfast.replicator.tiers import OpenShard, Tier
+from holdfast.replicator.tiers.files import FileTier
+from holdfast.replicator.tiers.part import Arriving
 from holdfast.replicator.transport.client import Client
 from holdfast.replicator.view import Held, Store
 from holdfast.runtime import telemetry
+
+ARRIVING_POLL_S = 0.02
 
 log = structlog.get_logger("holdfast.replicator")
 
@@ -63,7 +68,7 @@ class Stager:
         missing: dict[ShardKey, list[str]] = {key: [] for key in restores}
         job.wanted |= set(restores)
         try:
-            with anyio.move_on_after(request.timeout_s) as limit:
+            with self._archivist.pace.held(), anyio.move_on_after(request.timeout_s) as limit:
                 async with anyio.create_task_group() as tasks:
                     for key, restore in restores.items():
                         tasks.start_soon(self._one, job, restore, found, missing[key])
@@ -128,14 +133,35 @@ class Stager:
         tier = self._engine.tiers.staged if store is Store.STAGED else self._engine.tiers.disk
         threads = self._engine.threads
         held = Held(store, restore.shard)
-        if source.node == OBJECT_STORE:
-            await self._archivist.retrieve(job, restore, source, tier)
-        else:
-            await threads.transfer(self._client.fetch, source, job.name, job.token, restore.shard, restore.digest, tier)
-        shard = await threads.urgent(tier.open, job.name, restore.shard)
+        while True:
+            try:
+                await self._bring(job, restore, source, tier)
+                shard = await threads.urgent(tier.open, job.name, restore.shard)
+                break
+            except Arriving:
+                # For a restore that has been given up, and whose thread has not ended yet; or as a peer's copy.
+                if (arrived := await self._arrived(job, restore, tier)) is not None:
+                    shard = arrived
+                    break
         log.info("shard fetched", job=job.name, shard=label(restore.shard), source=source.node, store=store.value)
         job.held[held] = shard.manifest
         return _Found(held, shard, source.node)
+
+    async def _bring(self, job: Job, restore: RankRestore, source: ShardSource, tier: FileTier) -> None:
+        if source.node == OBJECT_STORE:
+            await self._archivist.retrieve(job, restore, source, tier)
+            return
+        abort = Abort()
+        what = (source, job.name, job.token, restore.shard, restore.digest, tier, abort)
+        await self._engine.threads.transfer(abort, self._client.fetch, *what)
+
+    async def _arrived(self, job: Job, restore: RankRestore, tier: FileTier) -> OpenShard | None:
+        """What somebody else was bringing, if it is here after a while."""
+        await anyio.sleep(ARRIVING_POLL_S)
+        try:
+            return await self._engine.threads.urgent(self._open_verified, tier, job.name, restore)
+        except (NotFound, Conflict, IntegrityError):
+            return None
 
     def _open_verified(self, tier: Tier, job: str, restore: RankRestore) -> OpenShard:
         shard = tier.open(job, restore.shard)

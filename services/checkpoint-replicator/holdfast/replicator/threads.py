@@ -14,8 +14,9 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 
 import anyio
@@ -52,8 +53,18 @@ class Threads:
             await asyncio.wait((future,))
         return future.result()
 
-    async def transfer(self, work: Callable[..., T], *args: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._transfers, work, *args)
+    async def transfer(self, abort: Callable[[], None], work: Callable[..., T], *args: object) -> T:
+        """When this is cancelled, `abort` makes the work end, and its end is waited for: the next one finds the place free."""
+        future = asyncio.get_running_loop().run_in_executor(self._transfers, work, *args)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            abort()
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait((future,))
+            if not future.cancelled():
+                future.exception()  # looked at: it is only the echo of the abort
+            raise
 
     async def retrieval(self, work: Callable[..., T], *args: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._retrievals, work, *args)
@@ -84,10 +95,14 @@ class Pace:
         self._clock = clock
         self._lock = threading.Lock()
         self._stopped = threading.Event()
+        self._holds = 0
+        self._open = threading.Event()
+        self._open.set()
         self._free_at = clock()
 
     def __call__(self, nbytes: int) -> None:
         """Wait for this piece's turn. Raises Unavailable when the service stops."""
+        self._open.wait()
         if self._stopped.wait(self.reserve(nbytes)):
             raise Unavailable("the copy was given up because this replicator is stopping")
 
@@ -101,8 +116,26 @@ class Pace:
             self._free_at = start + nbytes / self._rate
             return max(0.0, start - now)
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Meanwhile nothing passes: something more urgent needs the way."""
+        self._hold(1)
+        try:
+            yield
+        finally:
+            self._hold(-1)
+
     def stop(self) -> None:
         self._stopped.set()
+        self._open.set()
+
+    def _hold(self, change: int) -> None:
+        with self._lock:
+            self._holds += change
+            if self._holds and not self._stopped.is_set():
+                self._open.clear()
+            else:
+                self._open.set()
 
 
 def be_nice() -> None:

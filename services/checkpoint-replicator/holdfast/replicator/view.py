@@ -63,6 +63,9 @@ class Archive:
     saves: tuple[Save, ...] = ()  # oldest first
     steps: tuple[Archived, ...] = ()  # newest first
     uploaded: frozenset[ShardKey] = frozenset()  # shards of this node's ranks that are there
+    asked: frozenset[tuple[int, int]] = (
+        frozenset()
+    )  # (attempt, step) that somebody wants there whatever the interval says
 
     def is_complete(self, age: tuple[int, int]) -> bool:
         return any(step.complete and step.age == age for step in self.steps)
@@ -86,6 +89,7 @@ class View:
     pinned: frozenset[Held] = frozenset()  # handed out for a restore
     disk_full: bool = False
     archive: Archive | None = None  # None = the job has no object store
+    fresh: tuple[ShardKey, ...] = ()  # images that are being committed: as good as held for whoever copies them
 
 
 @dataclass(frozen=True, slots=True)

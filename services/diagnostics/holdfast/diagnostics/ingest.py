@@ -1,8 +1,8 @@
 """The gRPC adapter of the intake: one `Telemetry.Stream` per agent.
 
-Reading and acknowledging are two tasks, because an acknowledgement may have to wait for the event log while ticks, which are
-also the node's sign of life, must go on being read. What an agent does wrong ends its own stream with a message that names
-it, and nobody else's.
+Reading, folding and acknowledging are apart: ticks, which are also the node's sign of life, go on being read while others are
+folded (`backlog`) and while an acknowledgement has to wait for the event log. What an agent does wrong ends its own stream
+with a message that names it, and nobody else's.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ import anyio
 import grpc
 import structlog
 
+from holdfast.diagnostics.backlog import Backlog, Line
 from holdfast.diagnostics.intake import Intake, NodeStream, Receipt, Replaced
 from holdfast.diagnostics.publisher import Publisher
-from holdfast.domain.errors import HoldfastError, IncompatibleVersion
+from holdfast.domain.errors import HoldfastError, IncompatibleVersion, MalformedMessage
 from holdfast.v1 import telemetry_pb2 as pb
 from holdfast.v1 import telemetry_pb2_grpc as pb_grpc
 from holdfast.wire.telemetry import decode_tick
 
 SERVICE = "holdfast.v1.Telemetry"
+# A full outbox of an agent that could not send for long is about 2 MiB.
+_TICK_BYTES_MAX = 4 << 20
 _WAITING_MAX = 256  # acknowledgements of one stream, beyond which those that nobody waits for are skipped
 
 log = structlog.get_logger("holdfast.diagnostics.ingest")
@@ -36,43 +39,87 @@ class _Refusal:
 
 
 class TelemetryServicer(pb_grpc.TelemetryServicer):
-    def __init__(self, intake: Intake, publisher: Publisher, *, clock: Callable[[], float]) -> None:
+    """`refused` counts streams that were ended for what they said."""
+
+    def __init__(self, intake: Intake, backlog: Backlog, publisher: Publisher, *, clock: Callable[[], float]) -> None:
         self._intake = intake
+        self._backlog = backlog
         self._publisher = publisher
         self._clock = clock
+        self.refused = 0
 
     # A coroutine that writes, the other form that grpc.aio takes besides a generator: a task group must not hold a `yield`.
     async def Stream(  # type: ignore[override]  # noqa: N802
         self, request_iterator: AsyncIterator[pb.Tick], context: Context
     ) -> None:
-        stream, acks = NodeStream(), _Acks(self._publisher, self._clock)
-        refusal: _Refusal | None = None
+        agent = _Agent(self._intake, _Acks(self._publisher, self._clock))
+        line = Line(fold=agent.fold, refuse=agent.refuse, ended=agent.ended)
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(acks.send, context)
-                refusal = await self._read(stream, request_iterator, acks)
-                if refusal is not None:
+                tasks.start_soon(agent.acks.send, context)
+                with agent.reading:
+                    async for message in request_iterator:
+                        await self._backlog.put(line, message)
+                self._backlog.close(line)
+                await agent.over.wait()
+                if agent.refusal is not None:
                     tasks.cancel_scope.cancel()
-                acks.close()
+                agent.acks.close()
         finally:
-            self._intake.close(stream, clean=stream.goodbye or refusal is not None)
-        if refusal is not None:
-            log.warning("stream refused", node=stream.node, peer=context.peer(), reason=refusal.message)
-            await context.abort(refusal.code, refusal.message)
+            self._backlog.close(line)
+        if agent.refusal is not None:
+            self.refused += 1
+            log.warning(
+                "stream refused",
+                node=agent.stream.node,
+                peer=context.peer(),
+                reason=agent.refusal.message,
+                so_far=self.refused,
+            )
+            await context.abort(agent.refusal.code, agent.refusal.message)
 
-    async def _read(self, stream: NodeStream, ticks: AsyncIterator[pb.Tick], acks: _Acks) -> _Refusal | None:
-        """Until the agent ends the stream, or this side refuses it and says why."""
-        try:
-            async for message in ticks:
-                acks.add(await self._intake.tick(stream, decode_tick(message)))
-                stream.goodbye = message.goodbye
-        except IncompatibleVersion as error:
+
+class _Agent:
+    """One stream, as the backlog sees it."""
+
+    def __init__(self, intake: Intake, acks: _Acks) -> None:
+        self._intake = intake
+        self.acks = acks
+        self.stream = NodeStream()
+        self.refusal: _Refusal | None = None
+        self.reading = anyio.CancelScope()
+        self.over = anyio.Event()
+
+    async def fold(self, message: pb.Tick) -> None:
+        if (size := message.ByteSize()) > _TICK_BYTES_MAX:
+            raise MalformedMessage("tick", f"{size} bytes; at most {_TICK_BYTES_MAX}")
+        receipt = await self._intake.tick(self.stream, decode_tick(message))
+        if receipt.must_hold or message.wants_ack:
+            self.acks.add(receipt)
+        self.stream.goodbye = message.goodbye
+
+    def refuse(self, error: Exception) -> None:
+        self.refusal = _refusal(error)
+        self.reading.cancel()
+
+    def ended(self) -> None:
+        self._intake.close(self.stream, clean=self.stream.goodbye or self.refusal is not None)
+        self.over.set()
+
+
+def _refusal(error: Exception) -> _Refusal:
+    match error:
+        case IncompatibleVersion():
             return _Refusal(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        except HoldfastError as error:
+        case HoldfastError():
             return _Refusal(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except Replaced as error:
+        case Replaced():
             return _Refusal(grpc.StatusCode.ABORTED, str(error))
-        return None
+        case _:
+            log.error("a tick could not be folded: this is a bug in diagnostics", exc_info=error)
+            return _Refusal(
+                grpc.StatusCode.INTERNAL, f"diagnostics failed to fold a tick: {type(error).__name__}: {error}"
+            )
 
 
 class _Acks:

@@ -15,6 +15,7 @@ import structlog
 
 from holdfast.diagnostics.detectors.exit_cause import is_failure
 from holdfast.diagnostics.engine import Engine
+from holdfast.diagnostics.plausible import Plausibility
 from holdfast.diagnostics.publisher import Publisher
 from holdfast.domain import spans
 from holdfast.domain.errors import MalformedMessage
@@ -25,6 +26,7 @@ from holdfast.domain.signals import (
     GpuHealth,
     GpuSample,
     HostSample,
+    KernelLine,
     NicSample,
     NodeBeat,
     NodeConnected,
@@ -50,6 +52,9 @@ SETTLE_S = 0.5
 _WORLD_MAX = 1_000_000  # ranks of one generation; a larger mesh is garbage, and would be allocated
 _NODES_MAX = 50_000
 _WINDOW = 1024  # sequence numbers remembered per incarnation
+# A text ends up in a finding, in Redis and in somebody's terminal; agents keep to a fraction of these.
+_LINE_CHARS_MAX = 16 << 10
+_TAIL_CHARS_MAX = 256 << 10
 
 log = structlog.get_logger("holdfast.diagnostics.intake")
 
@@ -113,6 +118,7 @@ class Intake:
         self._clock = clock
         self._streams: dict[str, NodeStream] = {}
         self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._plausibility = Plausibility()
         self._attentive_until = 0.0
         self._stirred = anyio.Event()
 
@@ -128,8 +134,11 @@ class Intake:
         known = self._known[tick.node]
         self._fold(NodeBeat(tick.node, now), now)
         if known.seqs.add(tick.seq):
-            for signal in tick.signals:
+            signals, impossible = self._plausibility.screen(tick.signals)
+            for signal in signals:
                 self._fold(signal, now)
+            if impossible:
+                self._say_rejected(tick, impossible)
         must_hold = any(isinstance(signal, RELIABLE) for signal in tick.signals)
         failed = must_hold and any(isinstance(s, WorkerExited) and is_failure(s) for s in tick.signals)
         return Receipt(tick.seq, must_hold, SETTLE_S if failed else 0.0)
@@ -157,6 +166,13 @@ class Intake:
             self._stirred = anyio.Event()
             with anyio.move_on_after(CALM_CLOCK_TICK_S):
                 await self._stirred.wait()
+
+    def _say_rejected(self, tick: Tick, reasons: tuple[str, ...]) -> None:
+        """The 1st, 2nd, 4th, 8th … of each kind."""
+        for reason in reasons:
+            so_far = self._plausibility.rejected[reason]
+            if so_far.bit_count() == 1:
+                log.warning("signal rejected", node=tick.node, seq=tick.seq, reason=reason, so_far=so_far)
 
     def _open(self, stream: NodeStream, tick: Tick) -> None:
         stream.node, stream.incarnation = tick.node, tick.incarnation
@@ -204,11 +220,22 @@ def _check(stream: NodeStream, tick: Tick) -> None:
             "one stream speaks for one incarnation of one node",
         )
     for signal in tick.signals:
-        if isinstance(signal, GenerationStarted):
-            if signal.mesh.world_size > _WORLD_MAX:
-                raise MalformedMessage(
-                    "generation_started.mesh", f"{signal.mesh.world_size} ranks; at most {_WORLD_MAX}"
-                )
-            hang = signal.hang
-            if not (hang.floor_s > 0 and hang.factor >= 1 and hang.init_s > 0):
-                raise MalformedMessage("generation_started.hang", f"{hang}: needs floor_s > 0, factor ≥ 1, init_s > 0")
+        match signal:
+            case GenerationStarted():
+                _check_generation(signal)
+            case KernelLine() if len(signal.text) > _LINE_CHARS_MAX:
+                raise MalformedMessage("kernel_lines.text", f"{len(signal.text)} characters; at most {_LINE_CHARS_MAX}")
+            case WorkerExited() if (length := sum(map(len, signal.log_tail))) > _TAIL_CHARS_MAX:
+                raise MalformedMessage("worker_exited.log_tail", f"{length} characters; at most {_TAIL_CHARS_MAX}")
+            case _:
+                pass
+
+
+def _check_generation(signal: GenerationStarted) -> None:
+    size, hang = signal.mesh.world_size, signal.hang
+    if size > _WORLD_MAX:
+        raise MalformedMessage("generation_started.mesh", f"{size} ranks; at most {_WORLD_MAX}")
+    if signal.ranks and max(signal.ranks) >= size:
+        raise MalformedMessage("generation_started.ranks", f"rank {max(signal.ranks)} of a mesh of {size}")
+    if not (hang.floor_s > 0 and hang.factor >= 1 and hang.init_s > 0):
+        raise MalformedMessage("generation_started.hang", f"{hang}: needs floor_s > 0, factor ≥ 1, init_s > 0")

@@ -8,6 +8,7 @@ import anyio
 import structlog
 
 from holdfast.diagnostics import detectors
+from holdfast.diagnostics.backlog import Backlog
 from holdfast.diagnostics.catalogue import xid
 from holdfast.diagnostics.detectors.liveness import Liveness
 from holdfast.diagnostics.engine import Engine
@@ -44,7 +45,8 @@ async def run(settings: DiagnosticsSettings, event_log: EventLog) -> None:
     publisher = Publisher(event_log)
     telemetry.observe(metrics.TELEMETRY_DROPPED, lambda: publisher.steps_dropped, what="steps")
     intake = Intake(Engine(detectors.standard(catalogue, liveness=liveness)), publisher, clock=time.time)
-    servicer = TelemetryServicer(intake, publisher, clock=time.time)
+    backlog = Backlog()
+    servicer = TelemetryServicer(intake, backlog, publisher, clock=time.time)
     async with (
         anyio.create_task_group() as tasks,
         listen(
@@ -54,6 +56,7 @@ async def run(settings: DiagnosticsSettings, event_log: EventLog) -> None:
             tls=settings.tls,
         ) as listening,
     ):
+        guarded(tasks, "backlog", backlog.fold)
         guarded(tasks, "clock", intake.watch_clock)
         guarded(tasks, "findings", publisher.publish_findings)
         guarded(tasks, "steps", publisher.publish_steps)

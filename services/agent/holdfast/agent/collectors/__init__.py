@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.agent.collectors import host, infiniband, kernel_log, maintenance, nvml
+from holdfast.agent.collectors import host, infiniband, kernel_log, maintenance, nvml, nvrx
 from holdfast.agent.collectors.protocol import Collector, Surroundings
 
 BUILDERS = (
@@ -12,6 +12,7 @@ BUILDERS = (
     maintenance.build_file,
     maintenance.build_url,
     nvml.build,
+    nvrx.build,
 )
 
 

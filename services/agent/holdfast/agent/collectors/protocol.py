@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ from holdfast.runtime.backoff import Backoff
 log = structlog.get_logger("holdfast.agent.collectors")
 
 Emit = Callable[[NodeSignal], None]
+SETTLED_S = 60.0  # a collector that ran for as long has recovered: its next failure is a first one
+REASON_CHARS_MAX = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,7 @@ class Surroundings:
     nvml_replay: Path | None = None  # recorded answers instead of a driver
     infiniband: Path = Path("/sys/class/infiniband")
     nic_exclude: tuple[str, ...] = ()  # devices that are not read, as shell patterns
+    nvrx_path: Path | None = None  # where nvidia-resiliency-ext is, when it is not in this environment
     maintenance_file: Path | None = None
     maintenance_url: str = ""
 
@@ -48,21 +52,45 @@ class Collector(Protocol):
     name: str
 
     async def run(self, emit: Emit) -> None:
-        """Until cancelled. Raises `OSError` when what it watches cannot be watched."""
+        """Until cancelled. Raises `OSError` when what it watches cannot be watched; anything else it raises is a bug in it."""
 
 
 async def keep_collecting(collector: Collector, node: str, emit: Emit) -> None:
-    """Run a collector for ever; one that fails is reported and started again. It never ends the agent."""
-    backoff = Backoff(first_s=1.0, max_s=60.0)
-    misses = 0
+    """Run a collector for ever; one that fails, in whatever way, is reported and started again. It never ends the agent."""
+    backoff, misses = Backoff(first_s=1.0, max_s=SETTLED_S), 0
+    explained = set[str]()
     while True:
+        started = anyio.current_time()
         try:
             await collector.run(emit)
+            reason = "it ended by itself"
         except OSError as error:
-            misses += 1
-            log.warning("collector failed", collector=collector.name, reason=str(error))
-            emit(CollectorSilent(node, time.time(), collector.name, misses, str(error)))
+            reason = str(error)
+        except Exception as error:  # a bug in it, or in what it reads with: the others, and training, go on
+            reason = _described(error)
+            if (where := _origin(error)) not in explained:
+                explained.add(where)
+                log.error("collector raised what it should not", collector=collector.name, exc_info=error)
+        if anyio.current_time() - started >= SETTLED_S:
+            misses = 0
+            backoff.reset()
+        misses += 1
+        log.warning("collector failed", collector=collector.name, reason=reason, in_a_row=misses)
+        emit(CollectorSilent(node, time.time(), collector.name, misses, reason[:REASON_CHARS_MAX]))
         await backoff.sleep()
+
+
+def _described(error: Exception) -> str:
+    """Its kind and its words; of a group, those of its first."""
+    return _described(error.exceptions[0]) if isinstance(error, ExceptionGroup) else f"{type(error).__name__}: {error}"
+
+
+def _origin(error: Exception) -> str:
+    """Kind and place: what is raised in one place again and again, with other words each time, is explained once."""
+    if isinstance(error, ExceptionGroup):
+        return _origin(error.exceptions[0])
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} {frame.filename}:{frame.lineno}"
 
 
 class Probe:
@@ -107,7 +135,7 @@ class _Answer:
 
     def __init__(self, ask: Callable[[], Sequence[NodeSignal]]) -> None:
         self._signals: Sequence[NodeSignal] = ()
-        self._error: BaseException | None = None
+        self._error: Exception | None = None
         self._event = anyio.Event()
         self._token = anyio.lowlevel.current_token()
         threading.Thread(target=self._work, args=(ask,), daemon=True).start()
@@ -128,8 +156,10 @@ class _Answer:
     def _work(self, ask: Callable[[], Sequence[NodeSignal]]) -> None:
         try:
             self._signals = ask()
-        except BaseException as error:
+        except Exception as error:
             self._error = error
+        except BaseException as error:  # a library that calls `sys.exit`: not for the agent to obey
+            self._error = RuntimeError(f"{type(error).__name__}: {error}")
         try:
             anyio.from_thread.run_sync(self._event.set, token=self._token)
         except RuntimeError:

@@ -19,8 +19,10 @@ from holdfast.domain.generations import ShardKey
 from holdfast.replicator.checksum import require_consistent
 from holdfast.replicator.names import label, parse_shard_path, shard_path
 from holdfast.replicator.tiers import OpenShard, find, set_aside
-from holdfast.replicator.tiers.incoming import Incoming, manifest_path, out_of_space
-from holdfast.shards import Manifest, Reader, sync_directory
+from holdfast.replicator.tiers.fresh import Fresh
+from holdfast.replicator.tiers.incoming import Incoming
+from holdfast.replicator.tiers.part import Part, manifest_path, out_of_space
+from holdfast.shards import Manifest, Reader, spans_of, sync_directory
 
 
 class FileTier:
@@ -70,12 +72,8 @@ class FileTier:
         if manifest.job != job:
             raise IntegrityError(f"a manifest of job {manifest.job!r} offered for job {job!r}")
         require_consistent(manifest)
-        path = self.path(job, manifest.key)
-        try:
-            _make_directories(self._root, path.parent)
+        with self._space_for(self.path(job, manifest.key), manifest.size) as path:
             incoming = Incoming(path, manifest, reserve=self._reserve)
-        except OSError as error:
-            raise out_of_space(error, path, manifest.size) from error
         try:
             yield incoming
         finally:
@@ -94,6 +92,34 @@ class FileTier:
             if not source.reader.still_whole():
                 raise Conflict(f"{source.path} was overwritten in spite of its lock")
             return incoming.commit()
+
+    def put_fresh(self, job: str, fresh: Fresh, pace: Callable[[int], None]) -> Manifest:
+        """Copy an image in while its checksums are being computed; listed when both are through.
+
+        Raises Conflict when the image has been overwritten, OutOfSpace, and why it could not be committed.
+        """
+        with fresh.open() as reader:
+            header = reader.header
+            with self._space_for(self.path(job, reader.key), header.size) as path:
+                part = Part(path, header.size, "fresh", what=label(reader.key), reserve=self._reserve)
+            try:
+                part.store_all(reader.data, spans_of(header.size, header.tensors_end), pace)
+                manifest = fresh.manifest_of(reader)
+                part.publish(manifest)
+            except BaseException:
+                part.discard()
+                raise
+            finally:
+                part.close()
+            return manifest
+
+    @contextmanager
+    def _space_for(self, path: Path, size: int) -> Iterator[Path]:
+        try:
+            _make_directories(self._root, path.parent)
+            yield path
+        except OSError as error:
+            raise out_of_space(error, path, size) from error
 
     def quarantine(self, job: str, key: ShardKey) -> None:
         path = self.path(job, key)

@@ -9,7 +9,6 @@ header has moved on is stale and means nothing.
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.domain.errors import Conflict, HoldfastError, IncompatibleVersion, IntegrityError, NotFound
@@ -17,18 +16,11 @@ from holdfast.domain.generations import ShardKey
 from holdfast.replicator.checksum import Checksummer
 from holdfast.replicator.names import is_job_name, label
 from holdfast.replicator.tiers import OpenShard, find, set_aside
+from holdfast.replicator.tiers.fresh import Seen
 from holdfast.shards import Header, Manifest, Reader, peek
 from holdfast.shards.crc import summarise
 
 IMAGES_MAX = 256  # per job and node; the rest is ignored
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """An image that holds something whole, as its header says without any lock."""
-
-    path: Path
-    header: Header
 
 
 class ImageTier:
@@ -121,9 +113,7 @@ class ImageTier:
             manifest = Manifest.read(_manifest_path(path))
         except (FileNotFoundError, HoldfastError):
             return None
-        stamp = header.stamp
-        same = (manifest.key, manifest.created_at, manifest.size) == (stamp.key, stamp.created_at, header.size)
-        return manifest if same else None
+        return manifest if manifest.describes(header) else None
 
 
 def _manifest_path(image: Path) -> Path:

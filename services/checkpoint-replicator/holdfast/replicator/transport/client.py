@@ -12,7 +12,7 @@ from typing import Any
 from holdfast.domain.errors import Conflict, HoldfastError, IntegrityError, NotFound, OutOfSpace, Unavailable
 from holdfast.domain.generations import ShardKey, ShardSource
 from holdfast.replicator.names import label
-from holdfast.replicator.sockets import OpenSockets
+from holdfast.replicator.sockets import Abort, OpenSockets
 from holdfast.replicator.tiers import OpenShard
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.transport import frames
@@ -35,15 +35,24 @@ class Client:
     limits: Limits
     sockets: OpenSockets  # all of them are closed when the service stops: no thread stays behind in a read
 
-    def fetch(self, source: ShardSource, job: str, token: str, key: ShardKey, digest: str, into: FileTier) -> Path:
-        """Bring a shard here, verified and committed in `into`.
+    def fetch(
+        self,
+        source: ShardSource,
+        job: str,
+        token: str,
+        key: ShardKey,
+        digest: str,
+        into: FileTier,
+        abort: Abort | None = None,
+    ) -> Path:
+        """Bring a shard here, verified and committed in `into`; `abort` can end it before that.
 
         Raises NotFound, Conflict, IntegrityError, OutOfSpace, or Unavailable when the source does not answer or breaks off
         `ATTEMPTS_MAX` times.
         """
         for attempt in range(1, ATTEMPTS_MAX + 1):
             try:
-                return self._fetch_once(source, job, token, key, digest, into)
+                return self._fetch_once(source, job, token, key, digest, into, abort or Abort())
             except (OSError, Unavailable) as error:
                 if attempt == ATTEMPTS_MAX or isinstance(error, ConnectionRefusedError):
                     raise Unavailable(f"{source.node} ({source.endpoint}): {error}") from error
@@ -56,10 +65,28 @@ class Client:
         except OSError as error:
             raise Unavailable(f"{peer.node} ({peer.endpoint}): {error}") from error
 
+    def read_piece(
+        self, source: ShardSource, job: str, token: str, digest: str, offset: int, target: memoryview
+    ) -> None:
+        """Fill `target` with a piece of the tensors that `source` is taking from the object store; not verified.
+
+        Raises NotFound when it does not have it in time, Unavailable.
+        """
+        try:
+            with self._connected(source) as (sock, challenge):
+                own = frames.nonce()
+                piece = {"digest": digest, "offset": offset, "size": len(target)}
+                request = {"op": "piece", "job": job, **piece, "nonce": own}
+                frames.send(sock, request, token=token, challenge=challenge)
+                _accepted(frames.receive(sock), source, token, own)
+                frames.fill(sock, target)
+        except OSError as error:
+            raise Unavailable(f"{source.node} ({source.endpoint}): {error}") from error
+
     def _fetch_once(
-        self, source: ShardSource, job: str, token: str, key: ShardKey, digest: str, into: FileTier
+        self, source: ShardSource, job: str, token: str, key: ShardKey, digest: str, into: FileTier, abort: Abort
     ) -> Path:
-        with self._connected(source) as (sock, challenge):
+        with self._connected(source) as (sock, challenge), abort.watching(sock):
             own = frames.nonce()
             request = {"op": "get", "job": job, **frames.encode_key(key), "nonce": own}
             frames.send(sock, request, token=token, challenge=challenge)

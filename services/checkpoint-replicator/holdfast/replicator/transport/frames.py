@@ -88,12 +88,17 @@ def decode_key(fields: Mapping[str, Any]) -> ShardKey:
     return ShardKey(*values)  # type: ignore[arg-type]  # checked in the line above
 
 
+def whole_number(fields: Mapping[str, Any], name: str) -> int:
+    """Raises MalformedMessage."""
+    value = fields.get(name)
+    if type(value) is not int or value < 0:
+        raise MalformedMessage(f"data plane field {name!r}", f"{value!r}; a whole number is expected")
+    return value
+
+
 def span_number(fields: Mapping[str, Any]) -> int:
     """Where to go on. Raises MalformedMessage."""
-    value = fields.get("from")
-    if type(value) is not int or value < 0:
-        raise MalformedMessage("data plane resumption", f"{value!r}; a span number is expected")
-    return value
+    return whole_number(fields, "from")
 
 
 def spans(sock: socket.socket, coming: Sequence[Span]) -> Generator[memoryview, None, None]:

@@ -22,6 +22,7 @@ from holdfast.domain.errors import (
     Unavailable,
 )
 from holdfast.replicator.names import job_name, label
+from holdfast.replicator.sharing import Arrivals
 from holdfast.replicator.sockets import OpenSockets
 from holdfast.replicator.tiers import OpenShard, Tier
 from holdfast.replicator.tiers.files import FileTier
@@ -29,6 +30,8 @@ from holdfast.replicator.transport import frames
 from holdfast.replicator.transport.frames import Limits
 from holdfast.replicator.view import Held, Store
 from holdfast.shards import Manifest
+
+PIECE_BYTES_MAX = 64 << 20  # in memory at a time, for each connection
 
 log = structlog.get_logger("holdfast.replicator.transport")
 
@@ -42,14 +45,15 @@ _ERRORS: tuple[tuple[type[HoldfastError], str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """`tiers` are asked in order; copies go to `inbox`, by the niced threads of `takers`: a peer's copy can wait for our own
-    training, what a peer restores from us cannot. `token_of` answers "" for an unknown job. In
-    the connection's thread, `arrived` is called for each copy taken in, `suspect` for a shard that a peer found damaged or
-    did not take to its end."""
+    """`tiers` are asked in order, `arrivals` for what is only on its way here. Copies go to `inbox`, by the niced threads of
+    `takers`: a peer's copy can wait for our own training, what a peer restores from us cannot. `token_of` answers "" for an
+    unknown job. In the connection's thread, `arrived` is called for each copy taken in, `suspect` for a shard that a peer
+    found damaged or did not take to its end."""
 
     limits: Limits
     sockets: OpenSockets
     tiers: tuple[tuple[Store, Tier], ...]
+    arrivals: Arrivals
     inbox: FileTier
     takers: Executor
     token_of: Callable[[str], str]
@@ -85,8 +89,10 @@ class Server:
                     self._get(exchange, job, request)
                 case "put":
                     self._put(exchange, job, request)
+                case "piece":
+                    self._piece(exchange, job, request)
                 case other:
-                    raise MalformedMessage("data plane op", f"{other!r}; get or put is expected")
+                    raise MalformedMessage("data plane op", f"{other!r}; get, put or piece is expected")
         except (NotFound, Conflict, IntegrityError, OutOfSpace, InvalidSpec) as error:
             kind = next((name for kind, name in _ERRORS if isinstance(error, kind)), "refused")
             exchange.answer(ok=False, error=kind, reason=str(error))
@@ -122,6 +128,16 @@ class Server:
             with closing(frames.spans(exchange.sock, manifest.spans[incoming.next_span :])) as contents:
                 incoming.write_all(contents)
             incoming.commit()
+
+    def _piece(self, exchange: _Exchange, job: str, request: frames.Received) -> None:
+        offset, size = (frames.whole_number(request.fields, name) for name in ("offset", "size"))
+        if size > PIECE_BYTES_MAX:
+            raise MalformedMessage(
+                "data plane piece", f"{size} bytes; at most {PIECE_BYTES_MAX} are handed out at a time"
+            )
+        content = self.arrivals.read(job, str(request.fields.get("digest")), offset, size)
+        exchange.answer(ok=True)
+        exchange.sock.sendall(content)
 
     def _have(self, job: str, manifest: Manifest) -> bool:
         try:

@@ -18,6 +18,7 @@ from holdfast.diagnostics.detectors.nic_port import NicPort
 from holdfast.diagnostics.detectors.numerical import Numerical
 from holdfast.diagnostics.detectors.preflight import Preflight
 from holdfast.diagnostics.detectors.protocol import Blind, Detector, JobBegan, Observed
+from holdfast.diagnostics.detectors.second_opinion import SecondOpinion
 from holdfast.diagnostics.detectors.silent_corruption import SilentCorruption
 from holdfast.diagnostics.detectors.stragglers import Stragglers
 from holdfast.diagnostics.detectors.worker_exit import WorkerExit
@@ -33,6 +34,7 @@ def standard(catalogue: Catalogue, *, liveness: Liveness | None = None) -> tuple
         GpuHealth(),
         KernelFault(),
         NicPort(),
+        SecondOpinion(),
         Maintenance(),
         WorkerExit(),
         Hang(),

@@ -1,0 +1,126 @@
+"""How many nodes one diagnostics process takes, and what happens when there are more.
+
+    make bench-ingest                                        12,500 nodes of 8 GPUs; writes out/bench/ingest.json
+    python -m benchmarks.ingest --nodes 2000 --seconds 5     a quick look
+    python -m benchmarks.ingest --only core                  without the network: the cost of a tick, and of a step of all ranks
+
+The service, Redis and the clients that make the load share this machine. A fleet is *sustained* when 99 % of its ticks were
+sent in their second, nothing was dropped, and the 99th percentile from a report to its finding in Redis is at most a second.
+`nodes per core` is by the CPU time of the service alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.ingest import core, trial
+from benchmarks.ingest.fleet import GPUS
+from benchmarks.ingest.trial import Outcome
+
+PARTS = ("core", "fleet", "largest", "twice")
+TRIES_MAX = 5  # of the search for the largest fleet
+LARGER = 1.25
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks.ingest", description=__doc__.split("\n")[0])
+    parser.add_argument("--nodes", type=int, default=12_500)
+    parser.add_argument("--seconds", type=float, default=20.0, help="that the fleet sends, in each trial")
+    parser.add_argument("--step-s", type=float, default=5.0, help="step time of the job that runs on all nodes")
+    parser.add_argument("--clients", type=int, default=2, help="processes that make the load")
+    parser.add_argument("--streams-per-connection", type=int, default=25)
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, comma-separated")
+    parser.add_argument("--out", type=Path, default=Path("out/bench"))
+    options = parser.parse_args()
+    wanted = options.only.split(",")
+    if unknown := set(wanted) - set(PARTS):
+        parser.error(f"--only: no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    report: dict[str, Any] = {"arguments": {name: str(value) for name, value in vars(options).items()}}
+    if "core" in wanted:
+        report |= _core(options.nodes, options.step_s)
+    with tempfile.TemporaryDirectory() as directory:
+        run = partial(
+            trial.run,
+            seconds=options.seconds,
+            step_s=options.step_s,
+            clients=options.clients,
+            streams_per_connection=options.streams_per_connection,
+            directory=Path(directory),
+        )
+        if {"fleet", "largest", "twice"} & set(wanted):
+            print(_HEAD)
+            report |= _fleets(options.nodes, wanted, run)
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / "ingest.json"
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+    print(f"\nwritten to {path}")
+
+
+def _core(nodes: int, step_s: float) -> dict[str, Any]:
+    costs = core.ticks(nodes, step_s=step_s)
+    print(
+        f"{nodes} nodes x {GPUS} GPUs in one process, without the network (CPU time, medians of {core.ROUNDS} rounds)"
+    )
+    whole_us = costs.parse_us + costs.decode_us + costs.fold_us
+    print(f"  a tick: parse {costs.parse_us:.1f}, decode {costs.decode_us:.1f}, fold {costs.fold_us:.1f} us")
+    print(f"  = {1e6 / whole_us:,.0f} ticks/s and core; one clock tick {costs.clock_ms:.2f} ms")
+    step_ms = core.step_of_all_ranks(nodes * GPUS)
+    print(
+        f"  judging a step of {nodes * GPUS:,} ranks: {statistics.median(step_ms):.1f} ms, at most {max(step_ms):.1f}\n"
+    )
+    return {"core": asdict(costs), "step_ms": step_ms}
+
+
+def _fleets(nodes: int, wanted: list[str], run: partial[Outcome]) -> dict[str, Any]:
+    outcomes = [_show(run(nodes))]
+    if "largest" in wanted or "twice" in wanted:
+        low, high = (nodes, None) if outcomes[0].sustained else (0, nodes)
+        while len(outcomes) <= TRIES_MAX and (high is None or high - low > 0.1 * high):
+            guess = int(low * LARGER) if high is None else (low + high) // 2
+            outcomes.append(_show(run(guess)))
+            low, high = (guess, high) if outcomes[-1].sustained else (low, guess)
+        print(f"largest fleet that was sustained: {low} nodes, {low * GPUS:,} GPUs")
+    report: dict[str, Any] = {"fleet": outcomes[0].as_json(), "trials": [outcome.as_json() for outcome in outcomes]}
+    if "largest" in wanted or "twice" in wanted:
+        report["largest_sustained_nodes"] = low
+    if "twice" in wanted and low:
+        print("twice as many:")
+        report["twice"] = _show(run(2 * low)).as_json()
+    return report
+
+
+_HEAD = (
+    f"{'nodes':>7} {'ticks/s':>8} {'late':>7} {'dropped':>8} {'findings':>9} {'p50 / p99 / max s':>20}"
+    f" {'cores':>6} {'clients':>8} {'nodes/core':>11} {'MB idle / max':>14}"
+)
+
+
+def _show(outcome: Outcome) -> Outcome:
+    spread = outcome.as_json()["latency_p50_p99_max_s"]
+    times = " / ".join(f"{seconds:.3f}" for seconds in spread) if isinstance(spread, list) else ""
+    memory = f"{outcome.memory_idle_bytes / 1e6:.0f} / {outcome.memory_bytes / 1e6:.0f}"
+    print(
+        f"{outcome.nodes:>7} {outcome.ticks_s:>8,.0f} {outcome.late:>7} {outcome.dropped:>8}"
+        f" {outcome.findings:>4}/{outcome.expected:<4} {times:>20} {outcome.service_cores:>6.2f}"
+        f" {outcome.clients_cores:>8.2f} {outcome.nodes_per_core:>11,.0f} {memory:>14}"
+        f" {'sustained' if outcome.sustained else 'not sustained'}",
+        flush=True,
+    )
+    for what in (outcome.refused, outcome.unexpected):
+        if what:
+            print(f"    ! {what}")
+    return outcome
+
+
+if __name__ == "__main__":
+    main()

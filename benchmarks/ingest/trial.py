@@ -1,0 +1,226 @@
+"""One trial: a fleet of so many nodes sends for so many seconds to one diagnostics process with a Redis of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import anyio
+import numpy as np
+import psutil
+
+from benchmarks.ingest.client import Share
+from holdfast.domain.findings import FindingKind
+from holdfast.log.embedded import EmbeddedRedis
+from holdfast.log.names import FINDINGS
+from holdfast.log.redis import RedisLog
+from holdfast.wire.events import decode_finding
+
+FLEET = "ingest"
+START_TIMEOUT_S = 60.0
+CONNECT_TIMEOUT_S = 180.0
+SETTLE_S = 2.0  # after the last tick: what it led to reaches Redis
+FINDINGS_A_SECOND = 20.0
+FINDINGS_MAX = 100_000
+
+
+@dataclass(slots=True)
+class Outcome:
+    nodes: int
+    seconds: float
+    ticks: int = 0
+    late: int = 0  # ticks that clients could not send in their second
+    dropped: int = 0  # signals that diagnostics dropped
+    findings: int = 0
+    expected: int = 0
+    unexpected: dict[str, int] = field(default_factory=dict)
+    latency_s: list[float] = field(default_factory=list)  # report → finding in Redis
+    service_cores: float = 0.0
+    clients_cores: float = 0.0
+    memory_bytes: int = 0
+    memory_idle_bytes: int = 0
+    refused: str = ""
+
+    @property
+    def p99_s(self) -> float:
+        return float(np.quantile(self.latency_s, 0.99)) if self.latency_s else float("inf")
+
+    @property
+    def ticks_s(self) -> float:
+        return self.ticks / self.seconds
+
+    @property
+    def nodes_per_core(self) -> float:
+        """Nodes at a tick a second that one core takes, by the CPU time that the service used."""
+        return self.ticks_s / self.service_cores if self.service_cores else 0.0
+
+    @property
+    def sustained(self) -> bool:
+        """Everything was sent in its second, nothing was dropped, and findings came in time."""
+        return (
+            not self.refused
+            and self.late <= 0.01 * self.nodes * self.seconds
+            and self.dropped == 0
+            and self.findings >= self.expected
+            and self.p99_s <= 1.0
+        )
+
+    def as_json(self) -> dict[str, object]:
+        values = asdict(self)
+        del values["latency_s"]
+        spread = [float(np.quantile(self.latency_s, q)) for q in (0.5, 0.99, 1.0)] if self.latency_s else []
+        return values | {
+            "latency_p50_p99_max_s": spread,
+            "sustained": self.sustained,
+            "ticks_s": self.ticks_s,
+            "nodes_per_core": self.nodes_per_core,
+        }
+
+
+def run(
+    nodes: int, *, seconds: float, step_s: float, clients: int, streams_per_connection: int, directory: Path
+) -> Outcome:
+    """Raises `RuntimeError` when a process does not come up."""
+    outcome = Outcome(nodes, seconds)
+    with ExitStack() as stack:
+        redis = stack.enter_context(EmbeddedRedis())
+        log_path = directory / f"diagnostics-{nodes}.log"
+        service, endpoint = stack.enter_context(_diagnostics(redis.url, directory, log_path))
+        shares = _shares(endpoint, nodes, seconds, step_s, clients, streams_per_connection)
+        running = [stack.enter_context(_client(share)) for share in shares]
+        for client in running:
+            _expect(client, "connected")
+        outcome.memory_idle_bytes = service.memory_info().rss
+        started_at = time.time() + 0.5
+        for client in running:
+            assert client.stdin is not None
+            client.stdin.write(f"{started_at}\n")
+            client.stdin.flush()
+        outcome.service_cores = _watch(service, started_at, seconds, outcome)
+        for client in running:
+            _add(outcome, client, seconds)
+        time.sleep(SETTLE_S)
+        anyio.run(_read_findings, redis.url, outcome)
+        outcome.expected = sum(int(min(share.count, (seconds - 1.0) / share.broken_every_s)) for share in shares)
+        service.send_signal(signal.SIGTERM)
+        service.wait(timeout=START_TIMEOUT_S)
+        outcome.dropped = _dropped(log_path)
+    return outcome
+
+
+def _shares(
+    endpoint: str, nodes: int, seconds: float, step_s: float, clients: int, streams_per_connection: int
+) -> list[Share]:
+    each = [nodes // clients + (i < nodes % clients) for i in range(clients)]
+    return [
+        Share(
+            endpoint=endpoint,
+            first=sum(each[:i]),
+            count=count,
+            nodes=nodes,
+            seconds=seconds,
+            step_s=step_s,
+            broken_every_s=clients / FINDINGS_A_SECOND,
+            streams_per_connection=streams_per_connection,
+        )
+        for i, count in enumerate(each)
+    ]
+
+
+def _watch(service: psutil.Process, started_at: float, seconds: float, outcome: Outcome) -> float:
+    """Cores that the service used while the fleet sent; its largest memory on the way."""
+    time.sleep(max(0.0, started_at - time.time()))
+    before, began = service.cpu_times(), time.monotonic()
+    while (left := started_at + seconds - time.time()) > 0:
+        outcome.memory_bytes = max(outcome.memory_bytes, service.memory_info().rss)
+        time.sleep(min(0.25, left))
+    after, took = service.cpu_times(), time.monotonic() - began
+    return (after.user + after.system - before.user - before.system) / took
+
+
+def _add(outcome: Outcome, client: subprocess.Popen[str], seconds: float) -> None:
+    out, _ = client.communicate(timeout=CONNECT_TIMEOUT_S)
+    sent = json.loads(out)
+    outcome.ticks += sent["ticks"]
+    outcome.late += sent["late"]
+    outcome.clients_cores += sent["cpu_s"] / seconds
+    outcome.refused = outcome.refused or sent["refused"]
+
+
+async def _read_findings(url: str, outcome: Outcome) -> None:
+    """The position of a stream's entry is Redis's own clock, in milliseconds, when it was written."""
+    log = RedisLog(url, FLEET)
+    try:
+        deliveries = await log.read(FINDINGS, count=FINDINGS_MAX)
+    finally:
+        await log.aclose()
+    for delivery in deliveries:
+        finding = decode_finding(delivery.entry.data)
+        if finding.kind is FindingKind.GPU_ERROR:
+            outcome.findings += 1
+            outcome.latency_s.append(int(delivery.position.partition("-")[0]) / 1e3 - finding.since)
+        else:
+            outcome.unexpected[finding.kind.value] = outcome.unexpected.get(finding.kind.value, 0) + 1
+
+
+def _dropped(path: Path) -> int:
+    """As the service says when it ends."""
+    said = [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{")]
+    return max((int(line["signals_so_far"]) for line in said if "signals_so_far" in line), default=0)
+
+
+@contextmanager
+def _diagnostics(redis_url: str, directory: Path, log_path: Path) -> Iterator[tuple[psutil.Process, str]]:
+    ready = directory / "ready.json"
+    ready.unlink(missing_ok=True)
+    settings = {
+        "HOLDFAST_REDIS_URL": redis_url,
+        "HOLDFAST_FLEET": FLEET,
+        "HOLDFAST_DIAGNOSTICS_LISTEN": "127.0.0.1:0",
+        "HOLDFAST_READY_FILE": str(ready),
+        "HOLDFAST_LOG_FORMAT": "json",
+    }
+    with log_path.open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "holdfast.diagnostics"], env={**os.environ, **settings}, stdout=log, stderr=log
+        )
+        try:
+            deadline = time.monotonic() + START_TIMEOUT_S
+            while not ready.exists():
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"diagnostics did not start: {log_path.read_text()[-2000:]}")
+                time.sleep(0.02)
+            yield psutil.Process(process.pid), json.loads(ready.read_text())["endpoint"]
+        finally:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def _client(share: Share) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.ingest.client", json.dumps(asdict(share))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _expect(client: subprocess.Popen[str], word: str) -> None:
+    assert client.stdout is not None
+    said = client.stdout.readline().strip()
+    if said != word:
+        raise RuntimeError(f"a client said {said!r} instead of {word!r}")

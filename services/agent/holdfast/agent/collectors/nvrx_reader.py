@@ -1,0 +1,143 @@
+"""Runs the health checks of nvidia-resiliency-ext: `python -m holdfast.agent.collectors.nvrx_reader INTERVAL_S`.
+
+In a process of its own: its checks take a lock on NVML and may hang with the driver, newer versions import an HTTP client, and
+its `pynvml` dependency shadows the binding that the agent uses. The checks keep state (a link counter is compared with the one
+before), so the process stays.
+
+What versions differ in:
+
+| | GPU recovery action | NVLink | NIC link-down counter | NIC state |
+|---|---|---|---|---|
+| 0.4 | one check over all GPUs | – | device chosen by `set_nic_device` | – |
+| 0.5 | `device_index` | `NVLHealthCheck` | `device_index` | – |
+| ≥ 0.6 | as 0.5, imports httpx | as 0.5 | as 0.5 | `NicLinkStateHealthCheck` |
+
+Its checks answer True also when they could not look (no driver, an old one, no NIC beside the GPU): that is `skipped` here,
+because unknown is not healthy. Prints one JSON object per round:
+
+    {"at": …, "version": "0.4.1", "checks": [{"check": "gpu", "gpu": null, "verdict": "ok", "reason": ""}]}
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import inspect
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+DISTRIBUTION = "nvidia-resiliency-ext"
+MODULE = "nvidia_resiliency_ext.shared_utils.health_check"
+# Our name of a check → its class.
+CHECKS = {
+    "gpu": "GPUHealthCheck",
+    "nvlink": "NVLHealthCheck",
+    "nic": "NicHealthCheck",
+    "nic_state": "NicLinkStateHealthCheck",
+}
+UNUSABLE = 3
+_REASON_CHARS_MAX = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One instance of a check. `gpu` is None for one that looks at the whole node."""
+
+    name: str
+    gpu: int | None
+    run: Callable[[], object]
+
+    @property
+    def blind(self) -> bool:
+        """Whether it says itself that it cannot look."""
+        enabled = getattr(self.run, "enabled", True) and getattr(self.run, "pynvml_available", True)
+        return not enabled or getattr(self.run, "nic_name", "") is None
+
+
+class Heard(logging.Handler):
+    """What a check logs is the only place where it says why it failed."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.words: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.words.append(record.getMessage())
+
+    def take(self) -> str:
+        words, self.words = "; ".join(self.words), []
+        return words[:_REASON_CHARS_MAX]
+
+
+def build(module: Any, gpus: int) -> Iterator[Check]:
+    """The checks that this version has, one per GPU where it lets us choose."""
+    for name, kind in CHECKS.items():
+        make = getattr(module, kind, None)
+        if make is None:
+            continue
+        if "device_index" in inspect.signature(make).parameters:
+            yield from (Check(name, gpu, make(device_index=gpu)) for gpu in range(gpus))
+        elif hasattr(make, "set_nic_device"):
+            for gpu in range(gpus):
+                check = make()
+                check.set_nic_device(gpu)
+                yield Check(name, gpu, check)
+        else:
+            yield Check(name, None, make())
+
+
+def look(check: Check, heard: Heard) -> dict[str, object]:
+    """One check, once. Whatever it raises is its failure to look, not the hardware's."""
+    heard.take()
+    try:
+        verdict = "skipped" if check.blind else "ok" if check.run() is True else "failed"
+    except Exception as error:
+        verdict, raised = "skipped", f"{type(error).__name__}: {error}"[:_REASON_CHARS_MAX]
+        return {"check": check.name, "gpu": check.gpu, "verdict": verdict, "reason": raised}
+    return {"check": check.name, "gpu": check.gpu, "verdict": verdict, "reason": heard.take()}
+
+
+def main() -> None:
+    interval_s = float(sys.argv[1])
+    heard = Heard()
+    logging.getLogger().addHandler(heard)
+    try:
+        version = importlib.metadata.version(DISTRIBUTION)
+        checks = list(build(importlib.import_module(MODULE), _count_gpus()))
+    except Exception as error:  # a dependency that is missing, a class that wants other arguments
+        _leave(f"{DISTRIBUTION} cannot be used: {type(error).__name__}: {error}")
+    if not checks:
+        _leave(f"{DISTRIBUTION} {version} has none of the checks {', '.join(CHECKS.values())}")
+    while True:
+        started = time.monotonic()
+        results = [look(check, heard) for check in checks]
+        print(json.dumps({"at": time.time(), "version": version, "checks": results}), flush=True)  # noqa: T201
+        time.sleep(max(0.0, interval_s - (time.monotonic() - started)))
+
+
+def _count_gpus() -> int:
+    """As NVML counts them; 0 without a driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        try:
+            return int(pynvml.nvmlDeviceGetCount())
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return 0
+
+
+def _leave(reason: str) -> NoReturn:
+    print(reason, file=sys.stderr)  # noqa: T201
+    sys.exit(UNUSABLE)
+
+
+if __name__ == "__main__":
+    main()

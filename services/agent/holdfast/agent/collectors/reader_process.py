@@ -1,0 +1,118 @@
+"""A collector whose source is read by a process of its own: a wedged driver, or a library that misbehaves, costs a process.
+
+The process prints one JSON object per line. No line within the deadline is a missed deadline; after `MISSES_MAX` of them the
+process is replaced: what it hangs in may have come back, the process stuck in it has not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from time import time
+from typing import IO, Any, ClassVar
+
+import anyio
+import structlog
+
+from holdfast.agent.collectors.protocol import Emit
+from holdfast.domain.signals import CollectorSilent, NodeSignal
+from holdfast.runtime.children import Child, running, spawn
+
+log = structlog.get_logger("holdfast.agent.reader")
+
+MISSES_MAX = 4
+LINE_BYTES_MAX = 256 << 10
+# What a record of the wrong shape raises while it is read.
+_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
+
+
+class ReaderProcess(ABC):
+    """`rejections`: what was passed over, and how often."""
+
+    name: ClassVar[str]
+
+    def __init__(self, node: str, *, deadline_s: float) -> None:
+        self._node, self._deadline_s = node, deadline_s
+        self._unread = b""  # the newest line that was no record: a process that ends says why in such a one
+        self.rejections: Counter[str] = Counter()
+
+    @abstractmethod
+    def command(self) -> Sequence[str]:
+        """What to run."""
+
+    @abstractmethod
+    def signals(self, record: Mapping[str, Any]) -> list[NodeSignal]:
+        """What one record says. May raise what reading a record of the wrong shape raises."""
+
+    def environment(self) -> Mapping[str, str] | None:
+        """Of the process; None = ours."""
+        return None
+
+    async def run(self, emit: Emit) -> None:
+        """Raises `OSError` when the process ends or has to be replaced."""
+        ours, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        with os.fdopen(ours, "rb", buffering=0) as pipe:
+            try:
+                child = spawn(f"{self.name}-reader", self.command(), env=self.environment(), output=theirs)
+            finally:
+                os.close(theirs)
+            async with running(child, stop_grace_s=0.0):
+                await self._read(child, pipe, emit)
+
+    async def _read(self, child: Child, pipe: IO[bytes], emit: Emit) -> None:
+        misses = 0
+        buffer = b""
+        while misses < MISSES_MAX:
+            raw: bytes | None = None
+            with anyio.move_on_after(self._deadline_s):
+                await anyio.wait_readable(pipe)
+                raw = pipe.read(LINE_BYTES_MAX)
+            if raw is None:
+                misses += 1
+                reason = f"the {self.name} reader said nothing within {self._deadline_s:g} s"
+                emit(CollectorSilent(self._node, time(), self.name, misses, reason))
+                continue
+            if not raw:
+                code = await child.wait()
+                raise OSError(f"the {self.name} reader ended with code {code}: {self._last_words(buffer)}")
+            *lines, buffer = (buffer + raw).split(b"\n")
+            buffer = buffer[-LINE_BYTES_MAX:]
+            for line in lines:
+                for signal in self.take(line):
+                    misses = 0
+                    emit(signal)
+        raise OSError(f"the {self.name} reader (pid {child.pid}) missed {misses} deadlines in a row and is replaced")
+
+    def take(self, line: bytes) -> list[NodeSignal]:
+        """What one line says. A line that cannot be read is counted, logged and passed over."""
+        try:
+            return self.signals(json.loads(line))
+        except _UNREADABLE as error:
+            self._unread = line
+            self.reject("garbage", line=line[:200], reason=repr(error))
+            return []
+
+    def reject(self, what: str, **details: object) -> None:
+        """Count it, and log the 1st, 2nd, 4th, 8th …"""
+        self.rejections[what] += 1
+        if self.rejections[what].bit_count() == 1:
+            log.warning("answer rejected", reader=self.name, what=what, so_far=self.rejections[what], **details)
+
+    def _last_words(self, buffer: bytes) -> str:
+        return (buffer or self._unread).decode(errors="replace").strip()[-500:] or "it left no word"
+
+
+def word(value: Any, chars_max: int = 96) -> str:
+    """Text that can travel: JSON can hold half a character, a message cannot."""
+    return str(value)[:chars_max].encode(errors="replace").decode()
+
+
+def within(value: Any, low: int, high: int) -> int:
+    """Raises ValueError for a number that would not travel: what a driver answers is not to be trusted to be sane."""
+    number = int(value)
+    if not low <= number < high:
+        raise ValueError(f"{number} is out of range")
+    return number

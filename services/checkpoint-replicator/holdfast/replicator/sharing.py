@@ -1,0 +1,115 @@
+"""Tensors that several nodes take from the object store at once: each fetches a part, and has the rest from the others.
+
+The supervisor names these nodes to each of them, in one order. Piece n of the tensors is fetched by the n-th of them, counted
+around. Each fetches its own pieces first and hands them out as soon as they are verified, so that nobody ever waits for
+somebody who waits. What a node does not hand out in time, or hands out damaged, comes from the store after all.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import structlog
+
+from holdfast.domain.errors import HoldfastError, NotFound
+from holdfast.domain.generations import ShardSource
+from holdfast.replicator.tiers.files import FileTier
+from holdfast.replicator.tiers.incoming import Incoming
+
+ARRIVALS_MAX = 64  # remembered after they are through, for nodes that are slower than this one
+FAILED_MAX = 2  # of the other nodes: then it is the store for everything, or each would cost a timeout
+
+log = structlog.get_logger("holdfast.replicator.sharing")
+
+
+@dataclass(slots=True)
+class _Arrival:
+    job: str
+    tier: FileTier
+    incoming: Incoming
+    through: bool = False
+
+
+class Arrivals:
+    """What this node takes from the object store and other nodes want, too. Thread-safe."""
+
+    def __init__(self, wait_s: float) -> None:
+        """`wait_s`: for how long somebody who asks is kept waiting."""
+        self._wait_s = wait_s
+        self._news = threading.Condition()
+        self._arrivals: dict[tuple[str, str], _Arrival] = {}  # by job and digest of the tensors
+
+    @contextmanager
+    def telling(self, job: str, incoming: Incoming, tier: FileTier) -> Iterator[Callable[[], None]]:
+        """While `incoming` arrives, and after it, its tensors can be read here. Yields what to call after each piece."""
+        name = (job, incoming.manifest.digest)
+        arrival = _Arrival(job, tier, incoming)
+        with self._news:
+            self._arrivals.pop(name, None)
+            self._arrivals[name] = arrival
+            for oldest in list(self._arrivals)[:-ARRIVALS_MAX]:
+                del self._arrivals[oldest]
+        try:
+            yield self._tell
+        finally:
+            with self._news:
+                arrival.through = True
+                self._news.notify_all()
+
+    def read(self, job: str, digest: str, offset: int, size: int) -> bytes:
+        """A piece of the tensors, `offset` counted in the shard file. Raises NotFound when it does not come in time."""
+
+        def arrival() -> _Arrival | None:
+            found = self._arrivals.get((job, digest))
+            return found if found and (found.through or found.incoming.covers(offset, size)) else None
+
+        with self._news:
+            found = self._news.wait_for(arrival, self._wait_s)
+            if found is not None and not found.through:
+                return found.incoming.read(size, offset)  # under the lock: it is not closed meanwhile
+        if found is None:
+            raise NotFound(f"{size} bytes of the tensors {digest} have not come here in time")
+        with found.tier.open(job, found.incoming.manifest.key) as shard:
+            return bytes(shard.data[offset : offset + size])
+
+    def _tell(self) -> None:
+        with self._news:
+            self._news.notify_all()
+
+
+class Sharers:
+    """Of one fetch: the nodes that share it, and which of them still help. `read(node, offset, target)` asks one of them."""
+
+    def __init__(
+        self, nodes: tuple[ShardSource, ...], here: str, read: Callable[[ShardSource, int, memoryview], None]
+    ) -> None:
+        self._nodes = nodes
+        self._place = next(place for place, node in enumerate(nodes) if node.node == here)
+        self._read = read
+        self._failed: set[str] = set()
+
+    def turn(self, number: int) -> int:
+        """Pieces are fetched in this order: this node's first, then those of the one behind it, and so on."""
+        return (number - self._place) % len(self._nodes)
+
+    def read(self, number: int, offset: int, target: memoryview) -> bool:
+        """Fill `target` from the node whose piece this is. False: it has to come from the store."""
+        owner = self._nodes[number % len(self._nodes)]
+        if self.turn(number) == 0 or owner.node in self._failed or len(self._failed) >= FAILED_MAX:
+            return False
+        try:
+            self._read(owner, offset, target)
+        except (HoldfastError, OSError) as error:
+            self.give_up(number, str(error))
+            return False
+        return True
+
+    def give_up(self, number: int, reason: str) -> None:
+        """The node whose piece this is does not help."""
+        owner = self._nodes[number % len(self._nodes)]
+        if self.turn(number) and owner.node not in self._failed:
+            self._failed.add(owner.node)
+            log.info("not shared", peer=owner.node, reason=reason)

@@ -1,0 +1,53 @@
+"""A save that is being committed: its checksums are computed while it is already on its way to the disk.
+
+Both look at the same locked bytes, side by side: the durable copy then takes as long as the slower of the two and not as
+long as both. Neither can be listed before the checksums are through.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from holdfast.domain.errors import Conflict, HoldfastError, IntegrityError
+from holdfast.shards import Header, Manifest, Reader
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """An image that holds something whole, as its header says without any lock."""
+
+    path: Path
+    header: Header
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """`promised` is kept by whoever computes the checksums: a manifest, or the reason why there is none."""
+
+    seen: Seen
+    promised: Future[Manifest] = field(default_factory=Future)
+
+    def open(self) -> Reader:
+        """The image, locked. Raises Conflict when it holds something else by now."""
+        try:
+            reader = Reader(self.seen.path, self.seen.header.stamp.key)
+        except (FileNotFoundError, IntegrityError) as error:
+            raise Conflict(f"{self.seen.path} has been replaced: {error}") from error
+        if reader.header != self.seen.header:
+            reader.close()
+            raise Conflict(f"{self.seen.path} has been saved into again")
+        return reader
+
+    def manifest_of(self, reader: Reader) -> Manifest:
+        """Waits for the checksums. Raises Conflict when they are not of what `reader` has open, and why there are none."""
+        manifest = self.promised.result()
+        if not manifest.describes(reader.header) or not reader.still_whole():
+            raise Conflict(f"{self.seen.path} was overwritten in spite of its lock")
+        return manifest
+
+    def fail(self, error: HoldfastError) -> None:
+        """Nobody has to wait any more; nothing happens when the promise has been kept."""
+        if not self.promised.done():
+            self.promised.set_exception(error)

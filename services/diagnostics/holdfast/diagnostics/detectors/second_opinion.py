@@ -1,0 +1,74 @@
+"""What another tool's health checks say: a warning, for a person and as a reason beside what stops a run.
+
+A check must fail `samples` times in a row, is said once, and again only after it has passed. One that could not look
+(`skipped`) says nothing, neither good nor bad: it ends no failure and begins none.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
+from holdfast.domain.signals import HealthChecks, Verdict
+
+_NODES_MAX = 50_000
+_NETWORK = ("nic", "nic_state")
+
+
+@dataclass(slots=True)
+class OpinionState:
+    failing: OrderedDict[str, dict[tuple[str, int], int]] = field(default_factory=OrderedDict)
+    """Node → (check, GPU) → failures in a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class SecondOpinion:
+    samples: int = 2  # NVRx calls every NVML error a failure, also the one of a driver that is being loaded again
+
+    @property
+    def reads(self) -> tuple[type[Observed], ...]:
+        return (HealthChecks,)
+
+    def initial(self) -> OpinionState:
+        return OpinionState()
+
+    def observe(self, state: OpinionState, item: Observed, now: float) -> tuple[OpinionState, tuple[Finding, ...]]:
+        if not isinstance(item, HealthChecks):
+            return state, ()
+        failing = state.failing.pop(item.node, {})
+        told = []
+        for row, key in enumerate(zip(item.check, item.gpu, strict=True)):
+            match item.verdict[row]:
+                case Verdict.OK:
+                    failing.pop(key, None)
+                case Verdict.FAILED:
+                    failing[key] = failing.get(key, 0) + 1
+                    if failing[key] == self.samples:
+                        told.append(_finding(item, row, now))
+                case Verdict.SKIPPED:
+                    pass
+        if failing:
+            state.failing[item.node] = failing
+            while len(state.failing) > _NODES_MAX:
+                state.failing.popitem(last=False)
+        return state, tuple(told)
+
+
+def _finding(item: HealthChecks, row: int, now: float) -> Finding:
+    check, gpu = item.check[row], item.gpu[row]
+    subject = item.node if gpu < 0 else f"GPU {gpu} of {item.node}"
+    return Finding(
+        id=f"second_opinion:{item.node}:{item.tool}:{check}:{gpu}:{item.at:.0f}",
+        kind=FindingKind.NETWORK_FAULT if check in _NETWORK else FindingKind.GPU_ERROR,
+        severity=Severity.WARNING,
+        at=now,
+        since=min(item.at, now),
+        summary=f"{item.tool} fails its check {check} on {subject}: {item.reason[row] or 'it does not say why'}",
+        node=item.node,
+        gpu=None if gpu < 0 else gpu,
+        confidence=0.7,
+        evidence={"rule": f"second_opinion {check}", "source": item.tool, "reason": item.reason[row]},
+        ladder=(Remedy.WATCH, Remedy.RESET_GPU) if check == "gpu" else (Remedy.WATCH,),
+    )

@@ -1,0 +1,82 @@
+"""What can be decoded and still cannot be true: ranks that the mesh does not have, times that are none, counts beyond reason.
+
+Such a signal is passed over, counted by kind and reason, and the rest of its tick is folded: a worker that talks nonsense must
+not make its node look dead, and no detector has to expect it. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+from operator import gt
+
+from holdfast.domain.signals import GenerationStarted, NodeSignal, RankProgress, StepColumns
+
+COUNT_MAX = 1 << 53  # steps, tokens: what a float holds exactly
+TIME_MAX_S = 1e11  # Unix seconds: in three thousand years
+_GENERATIONS_MAX = 4096
+
+Key = tuple[str, int]  # (job, generation)
+
+
+class Plausibility:
+    """`rejected` counts "kind: reason" since the start."""
+
+    def __init__(self) -> None:
+        self._world_sizes: OrderedDict[Key, int] = OrderedDict()
+        self.rejected: Counter[str] = Counter()
+
+    def learn(self, item: GenerationStarted) -> None:
+        """How many ranks a generation has."""
+        self._world_sizes[(item.job, item.generation)] = item.mesh.world_size
+        while len(self._world_sizes) > _GENERATIONS_MAX:
+            self._world_sizes.popitem(last=False)
+
+    def screen(self, signals: Iterable[NodeSignal]) -> tuple[tuple[NodeSignal, ...], tuple[str, ...]]:
+        """Those that may be true, and why each of the others cannot be."""
+        kept, reasons = list[NodeSignal](), list[str]()
+        for signal in signals:
+            reason = self._impossible(signal)
+            if reason is None:
+                kept.append(signal)
+            else:
+                reasons.append(f"{type(signal).__name__}: {reason}")
+        self.rejected.update(reasons)
+        return tuple(kept), tuple(reasons)
+
+    def _impossible(self, signal: NodeSignal) -> str | None:
+        match signal:
+            case StepColumns():
+                return self._of_ranks(signal) or _of_steps(signal)
+            case RankProgress():
+                return self._of_ranks(signal)
+            case GenerationStarted():
+                self.learn(signal)
+            case _:
+                pass
+        return None
+
+    def _of_ranks(self, item: StepColumns | RankProgress) -> str | None:
+        if not item.rank:
+            return None
+        if max(item.rank) >= self._world_sizes.get((item.job, item.generation), math.inf):
+            return "a rank that its generation does not have"
+        if max(item.step) > COUNT_MAX:
+            return "a step beyond all counting"
+        return None
+
+
+def _of_steps(item: StepColumns) -> str | None:
+    """Sums instead of a look at each value, because every node sends these: one NaN or infinity makes a sum NaN or infinite."""
+    if not item.rank:
+        return None
+    if not math.isfinite(sum(item.started_at) + sum(item.ended_at) + sum(item.data_s) + sum(item.stall_s)):
+        return "a time that is none"
+    if not 0.0 <= min(item.started_at) <= max(item.ended_at) <= TIME_MAX_S:
+        return "a time that is none"
+    if any(map(gt, item.started_at, item.ended_at)):
+        return "a step that ends before it starts"
+    if min(item.data_s) < 0.0 or min(item.stall_s) < 0.0:
+        return "a negative duration"
+    return "tokens beyond all counting" if max(item.tokens) > COUNT_MAX else None

@@ -1,0 +1,93 @@
+"""What ranks that make no progress are doing, as their node's agent sees it: processes, and the collectives that they are in.
+
+Rows instead of objects: a job of 100,000 ranks has a million of them, and they are looked at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from itertools import chain
+
+RANKS_MAX = 1_000_000  # of one process group
+_RUN = re.compile(r"(\d{1,7})(?:-(\d{1,7})(?::(\d{1,7}))?)?")
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveRows:
+    """Columns: one row for each (rank, process group), and one for each (rank, group, direction, peer) of point-to-point
+    operations that are not finished. `group`, `members` name the group: names are only unique among groups that all ranks
+    made together. Sequence numbers count the collectives of a group from its beginning, alike on every member.
+    """
+
+    rank: tuple[int, ...]
+    group: tuple[str, ...]
+    members: tuple[str, ...]  # `compact` of the global ranks; "" = not known
+    kind: tuple[str, ...]  # of the oldest operation that is not finished: "all_reduce", "send"; "" = all are
+    sizes: tuple[str, ...]  # its tensors, in words that are equal when they are
+    peer: tuple[int, ...]  # global rank at the other end of a point-to-point operation; -1 = a collective
+    entered: tuple[int, ...]  # newest collective that it has entered; -1 = not known
+    pending: tuple[int, ...]  # oldest operation that is entered and not finished; -1 = none
+
+    @classmethod
+    def of(cls, parts: Iterable[CollectiveRows]) -> CollectiveRows:
+        """The rows of all parts, one after the other."""
+        listed = tuple(parts)
+        columns = (chain.from_iterable(getattr(part, each.name) for part in listed) for each in fields(cls))
+        return cls(*map(tuple, columns))
+
+
+@dataclass(frozen=True, slots=True)
+class Standstill:
+    """Ranks of a node that have said nothing for a while. Columns, one entry per rank, and the rows of their recorders."""
+
+    node: str
+    at: float
+    job: str
+    generation: int
+    rank: tuple[int, ...]
+    answered: tuple[
+        bool, ...
+    ]  # its flight recorder answered, which it does while the interpreter is held, not when stopped
+    interpreter: tuple[str, ...]  # "free", "held" by one thread, "" = not known
+    kernel: tuple[str, ...]  # where its main thread waits inside the kernel (/proc/PID/wchan); "" = not known
+    messages: tuple[bool, ...]  # its recorder shows point-to-point operations: NCCL's does, gloo's does not
+    stack: tuple[str, ...]  # innermost frame first, one per line; "" = no sample
+    rows: CollectiveRows
+
+
+def compact(ranks: Sequence[int]) -> str:
+    """Ranks in their order as arithmetic runs: (0, 1, 2, 3) is "0-3", (0, 8, 16) is "0-16:8"."""
+    runs: list[str] = []
+    start = 0
+    while start < len(ranks):
+        end, stride = start + 1, 0
+        if end < len(ranks) and ranks[end] > ranks[start]:
+            stride = ranks[end] - ranks[start]
+            while end < len(ranks) and ranks[end] - ranks[end - 1] == stride:
+                end += 1
+        first, last = ranks[start], ranks[end - 1]
+        if end - start == 1:
+            runs.append(f"{first}")
+        elif stride == 1:
+            runs.append(f"{first}-{last}")
+        else:
+            runs.append(f"{first}-{last}:{stride}")
+        start = end
+    return ",".join(runs)
+
+
+def expand(text: str) -> tuple[int, ...]:
+    """The ranks of `compact`. Raises ValueError for anything else, and for more than `RANKS_MAX`."""
+    ranks: list[int] = []
+    for run in text.split(",") if text else ():
+        found = _RUN.fullmatch(run)
+        if found is None:
+            raise ValueError(f"{run[:40]!r} is no run of ranks (first-last:stride)")
+        first = int(found[1])
+        members = range(first, int(found[2] or first) + 1, int(found[3] or 1) or 1)
+        if len(ranks) + len(members) > RANKS_MAX:
+            raise ValueError(f"more than {RANKS_MAX} ranks")
+        ranks.extend(members)
+    return tuple(ranks)
