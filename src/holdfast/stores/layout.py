@@ -14,20 +14,19 @@ Nothing here reads or writes but the functions at the end that are given a store
 
 from __future__ import annotations
 
-import json
 import re
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import Any
 
-from holdfast.domain.errors import IncompatibleVersion, IntegrityError, InvalidSpec, NotFound
+from holdfast.domain.errors import IntegrityError, InvalidSpec, NotFound
 from holdfast.domain.generations import ShardKey, StoredStep
 from holdfast.domain.mesh import Mesh
 from holdfast.shards import Manifest
 from holdfast.shards.layout import PAGE
 from holdfast.shards.manifest import MANIFEST_BYTES_MAX
+from holdfast.shards.sealed import lineage_fields, seal, unseal
 from holdfast.stores.checksum import combine, crc32c
 from holdfast.stores.protocol import ObjectInfo, ObjectStore, check_key
 
@@ -197,33 +196,18 @@ class CheckpointManifest:
     # ------------------------------------------------------------ bytes
 
     def encode(self) -> bytes:
-        """Canonical JSON with its own checksum."""
-        raw = json.dumps(asdict(self), sort_keys=True, separators=(",", ":")).encode()
-        return b'{"checkpoint":' + raw + b',"self":' + str(zlib.crc32(raw)).encode() + b"}\n"
+        return seal("checkpoint", asdict(self))
 
     @classmethod
     def decode(cls, raw: bytes) -> CheckpointManifest:
         """Raises IntegrityError for anything that `encode` did not write, IncompatibleVersion for a newer schema."""
+        fields = unseal("checkpoint", raw, schema=SCHEMA_VERSION, what="checkpoint manifest")
         try:
-            envelope: Any = json.loads(raw)
-            fields: dict[str, Any] = envelope["checkpoint"]
-            canonical = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
-            if zlib.crc32(canonical) != envelope["self"]:
-                raise IntegrityError("the checkpoint's manifest is damaged: its own checksum does not match")
-            if fields["schema"] != SCHEMA_VERSION:
-                raise IncompatibleVersion(
-                    f"checkpoint manifest of schema {fields['schema']}; this release reads {SCHEMA_VERSION}"
-                )
-            parent = fields["parent"]
-            fields |= {
-                "mesh": tuple((str(name), int(size)) for name, size in fields["mesh"]),
-                "parent": None if parent is None else (int(parent[0]), int(parent[1])),
-                "ranks": tuple(RankEntry(**entry) for entry in fields["ranks"]),
-            }
-            checkpoint = cls(**fields)
+            ranks = tuple(RankEntry(**entry) for entry in fields["ranks"])
+            checkpoint = cls(**(fields | lineage_fields(fields) | {"ranks": ranks}))
             checkpoint._check()
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, InvalidSpec) as error:
-            raise IntegrityError(f"not a checkpoint's manifest: {error!r}") from error
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, InvalidSpec) as error:
+            raise IntegrityError(f"not a checkpoint manifest: {error!r}") from error
         return checkpoint
 
     def _check(self) -> None:
