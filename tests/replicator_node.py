@@ -77,6 +77,11 @@ class Node:
         self._stub = rpc.ReplicatorStub(self._channel)
 
     @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def log(self) -> str:
         return (self.root / "log").read_text()
 
@@ -109,11 +114,13 @@ class Node:
 
     def stage(
         self, key: ShardKey, *sources: Node, digest: str = "", timeout_s: float = 10.0, rank: int | None = None,
-        store: str = "",
+        store: str = "", give_up_s: float | None = None,
     ) -> StagedShard:  # fmt: skip
+        """`give_up_s`: when the caller loses its patience, which is not the replicator's."""
         places = [source.source for source in sources] + ([ShardSource(OBJECT_STORE, store)] if store else [])
         restore = RankRestore(key.rank if rank is None else rank, key, digest, tuple(places))
-        answer = self._stub.Stage(wire.encode_stage(Stage(JOB, (restore,), timeout_s)), timeout=timeout_s + 5)
+        patience_s = give_up_s or timeout_s + 5
+        answer = self._stub.Stage(wire.encode_stage(Stage(JOB, (restore,), timeout_s)), timeout=patience_s)
         (staged,) = wire.decode_staged(answer)
         return staged
 
@@ -174,12 +181,14 @@ class Node:
         staged = images.stage(PLAN, attempt, step, rank, {"dp": 2}, lambda image: fill(image, mark), bytes([mark]) * 99)
         assert isinstance(staged, Staged), staged
         if note:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notes:
-                notes.sendto(
-                    encode("saved", job=JOB, generation=1, rank=rank, step=step, image=str(staged.path)),
-                    str(self.notes),
-                )
+            self.tell_saved(step, staged.path, rank=rank)
         return staged.key
+
+    def tell_saved(self, step: int, image: Path, *, rank: int = 0) -> None:
+        """The worker's note."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notes:
+            raw = encode("saved", job=JOB, generation=1, rank=rank, step=step, image=str(image))
+            notes.sendto(raw, str(self.notes))
 
     def shard_file(self, key: ShardKey, tier: str = "disk") -> Path:
         base = self.disk / JOB if tier == "disk" else self.memory / JOB / "staged"

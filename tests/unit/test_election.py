@@ -18,6 +18,7 @@ from holdfast.domain.generations import (
 )
 from holdfast.domain.mesh import Mesh
 from holdfast.supervisor.election import (
+    SHARING_MAX,
     Election,
     Holder,
     Knowledge,
@@ -125,6 +126,25 @@ def test_when_every_copy_is_gone_the_object_store_has_the_step() -> None:
     assert [source.node for source in election.ranks[0].sources] == ["n0", OBJECT_STORE], "the store is the last resort"
     assert "2 from local memory, 2 from the object store" in election.restore.reason
     assert election.origin is Origin.STORE
+
+
+def test_nodes_that_take_the_same_from_the_store_are_told_of_each_other() -> None:
+    nodes = [holder(f"n{number}") for number in range(4)]
+
+    def told(known: Knowledge, *holders: Holder) -> list[list[str]]:
+        election = elect(LINEAGE, [*holders, *nodes[len(holders) :]], MESH, PLACEMENTS, known)
+        return [[source.node for source in restore.sharing] for restore in election.ranks]
+
+    assert told(store(stored(10))) == [["n0", "n2"], ["n1", "n3"], ["n0", "n2"], ["n1", "n3"]]
+    assert told(store(stored(10)), *saved(10, range(2))) == [[], [], [], []], "one of each position is left"
+    assert told(store(stored(10, sharded=True))) == [[], [], [], []], "everybody has his own"
+    larger = tuple(Placement(slot, f"n{slot}", 2 * slot, 2) for slot in range(2))
+    split = elect(LINEAGE, nodes, MESH.resized(1), larger[:1], store(stored(10, sharded=True)))
+    assert {restore.sharing for restore in split.ranks} == {()}
+    many = tuple(Placement(slot, f"n{slot}", slot, 1) for slot in range(2 * (SHARING_MAX + 1)))
+    crowd = [holder(placement.node) for placement in many]
+    grown = elect(LINEAGE, crowd, MESH.resized(SHARING_MAX + 1), many, store(stored(10)))
+    assert [len(restore.sharing) for restore in grown.ranks] == [SHARING_MAX] * 2 * SHARING_MAX + [0, 0]
 
 
 def test_a_newer_step_is_worth_a_farther_way() -> None:

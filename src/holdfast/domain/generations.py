@@ -80,6 +80,9 @@ class RankRestore:
     shard: ShardKey
     digest: str  # empty = not known here: the manifest that comes with the shard vouches for it
     sources: tuple[ShardSource, ...]
+    # The nodes, this one among them, that take the same tensors from the object store now, in the same order for all: each
+    # fetches a part and has the rest from the others. Empty: nobody else does.
+    sharing: tuple[ShardSource, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

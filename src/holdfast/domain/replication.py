@@ -35,6 +35,15 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
+class ArchiveNow:
+    """Take this step of the running generation to the object store, if the job has one, whatever its interval says."""
+
+    job: str
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class StagedShard:
     """One shard that a rank can restore from: a local file whose checksums hold."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +59,7 @@ class Damage:
 
     key: str
     problem: str
+    rank: int  # in whose share it was found
 
 
 def pieces(entry: RankEntry, manifest: Manifest) -> Iterator[Piece]:
@@ -93,26 +94,41 @@ def bytes_to_verify(checkpoint: CheckpointManifest) -> int:
     return sum(shared.values()) + sum(entry.rest_size for entry in checkpoint.ranks)
 
 
-def verify(store: ObjectStore, checkpoint: CheckpointManifest, progress: Progress = quiet) -> Iterator[Damage]:
-    """Read every byte and compare it with the checksums; what replicas share is read once. Raises Unavailable."""
+def verify(
+    store: ObjectStore,
+    checkpoint: CheckpointManifest,
+    progress: Progress = quiet,
+    *,
+    ranks: Collection[int] | None = None,
+) -> Iterator[Damage]:
+    """Read every byte and compare it with the checksums; what replicas share is read once. Raises Unavailable.
+
+    With `ranks` only the share of these: what is their own, and the tensors that none before them has. The shares of all
+    nodes are the whole, and nothing is in two of them.
+    """
     buffer = memoryview(bytearray(PIECE_BYTES))
+    first = {entry.tensors: entry.rank for entry in reversed(checkpoint.ranks)}
     seen: set[Piece] = set()
     for entry in checkpoint.ranks:
+        if ranks is not None and entry.rank not in ranks:
+            continue
         try:
             manifest = load_rank(store, checkpoint, entry.rank)
         except (IntegrityError, NotFound) as error:
-            yield Damage(entry.manifest, str(error))
+            yield Damage(entry.manifest, str(error), entry.rank)
             continue
         damaged: set[str] = set()
         for piece in pieces(entry, manifest):
             if piece in seen or piece.key in damaged:  # one line per object says enough
+                continue
+            if ranks is not None and piece.key == entry.tensors and first[piece.key] != entry.rank:
                 continue
             seen.add(piece)
             try:
                 _read(store, piece, buffer[: piece.size])
             except (IntegrityError, NotFound) as error:
                 damaged.add(piece.key)
-                yield Damage(piece.key, str(error))
+                yield Damage(piece.key, str(error), entry.rank)
             progress(piece.size)
 
 

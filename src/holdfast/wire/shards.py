@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.orders import Inventory
-from holdfast.domain.replication import Configure, Stage, StagedShard
+from holdfast.domain.replication import ArchiveNow, Configure, Stage, StagedShard
 from holdfast.v1 import replicator_pb2 as pb
 from holdfast.wire import types
 
@@ -75,6 +75,16 @@ def decode_staged(message: pb.StageResponse) -> tuple[StagedShard, ...]:
         StagedShard(rank=shard.rank, shard=types.decode_shard_key(shard.shard), path=shard.path, source=shard.source)
         for shard in message.shards
     )
+
+
+def encode_archive(request: ArchiveNow) -> pb.ArchiveRequest:
+    return pb.ArchiveRequest(job=request.job, generation=request.generation, step=request.step)
+
+
+def decode_archive(message: pb.ArchiveRequest) -> ArchiveNow:
+    if not message.job:
+        raise MalformedMessage("archive.job", "missing")
+    return ArchiveNow(job=message.job, generation=message.generation, step=message.step)
 
 
 def encode_inventory(inventory: Inventory) -> pb.ReplicatorInventory:

@@ -179,6 +179,7 @@ def encode_restores(restores: Iterable[RankRestore]) -> list[pb.RankRestore]:
             shard=encode_shard_key(restore.shard),
             digest=restore.digest,
             sources=encode_sources(restore.sources),
+            sharing=encode_sources(restore.sharing),
         )
         for restore in restores
     ]
@@ -191,6 +192,7 @@ def decode_restores(messages: Iterable[pb.RankRestore]) -> tuple[RankRestore, ..
             shard=decode_shard_key(message.shard),
             digest=message.digest,
             sources=decode_sources(message.sources),
+            sharing=decode_sources(message.sharing),
         )
         for message in messages
     )

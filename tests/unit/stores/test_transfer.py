@@ -72,6 +72,17 @@ def test_a_whole_checkpoint(store: InMemory, checkpoint: CheckpointManifest) -> 
     assert sum(done) == transfer.bytes_to_verify(checkpoint)
 
 
+def test_the_shares_of_all_ranks_are_the_whole_and_nothing_is_in_two(
+    store: InMemory, checkpoint: CheckpointManifest
+) -> None:
+    done: list[int] = []
+    for rank in range(4):
+        assert list(transfer.verify(store, checkpoint, done.append, ranks={rank})) == []
+    assert sum(done) == transfer.bytes_to_verify(checkpoint)
+    store.rot(checkpoint.entry(3).tensors, 100)  # shared with rank 1
+    assert [each.rank for rank in range(4) for each in transfer.verify(store, checkpoint, ranks={rank})] == [1]
+
+
 @pytest.mark.parametrize("kind", ["tensors", "rest", "manifest"])
 @pytest.mark.parametrize("harm", ["rot", "truncate", "delete"])
 def test_damage_is_found_and_never_handed_out(

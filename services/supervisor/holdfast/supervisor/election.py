@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from holdfast.domain.generations import (
@@ -33,6 +33,7 @@ from holdfast.domain.generations import (
 from holdfast.domain.mesh import Mesh
 
 REASONS_MAX = 3
+SHARING_MAX = 8  # nodes that share what they take from the store: each of the others may cost a timeout
 _TIER_ORDER = {"memory": 0, "disk": 1}
 
 
@@ -135,9 +136,9 @@ def elect(
     known = known or Knowledge()
     refused: list[str] = []
     holders = sorted(holders, key=lambda holder: holder.node)
-    zones = {holder.node: holder.zone for holder in holders}
+    nodes = {holder.node: holder for holder in holders}
     for saved in sorted(_on_lineage(lineage, holders, known.store), key=lambda saved: saved.key, reverse=True):
-        found = _doubt(saved, known) or _cover(saved, known, mesh, placements, zones)
+        found = _doubt(saved, known) or _cover(saved, known, mesh, placements, nodes)
         if not isinstance(found, str):
             return _elected(saved, found, mesh, refused)
         refused.append(f"step {saved.step} of attempt {saved.attempt}: {found}")
@@ -202,6 +203,7 @@ def replicas_differ(records: Iterable[ShardRecord]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Pick:
+    node: str  # that restores
     restore: RankRestore
     origin: Origin
 
@@ -214,7 +216,7 @@ def _doubt(saved: _Saved, known: Knowledge) -> str:
 
 
 def _cover(
-    saved: _Saved, known: Knowledge, mesh: Mesh, placements: Sequence[Placement], zones: Mapping[str, str]
+    saved: _Saved, known: Knowledge, mesh: Mesh, placements: Sequence[Placement], nodes: Mapping[str, Holder]
 ) -> list[_Pick] | str:
     """What every rank restores, or why that cannot be."""
     meshes = saved.meshes
@@ -230,6 +232,7 @@ def _cover(
     for holding in saved.held:
         by_rank[holding[1].key.rank].append(holding)
     picks: list[_Pick] = []
+    zones = {name: node.zone for name, node in nodes.items()}
     for placement in placements:
         for rank in placement.ranks:
             for choices in wanted(rank):
@@ -240,6 +243,7 @@ def _cover(
                     return f"{len(digests)} different shards claim to be that of rank {choices[0]}"
                 wanted_key = ShardKey(*saved.key, choices[0])
                 picks.append(_pick(rank, placement.node, candidates, wanted_key, zones, url))
+    picks = _shared(picks, saved, nodes)
     return sorted(picks, key=lambda pick: (pick.restore.rank, pick.restore.shard.rank))
 
 
@@ -295,15 +299,43 @@ def _pick(
     )
     store = (ShardSource(OBJECT_STORE, url),) if url else ()
     if not ordered:
-        return _Pick(RankRestore(rank, wanted, "", store), Origin.STORE)
+        return _Pick(node, RankRestore(rank, wanted, "", store), Origin.STORE)
     nearest, chosen = ordered[0]
     sources = {
         holder.node: ShardSource(holder.node, holder.endpoint) for holder, record in ordered if record.key == chosen.key
     }
     restore = RankRestore(rank, chosen.key, chosen.digest, (*sources.values(), *store))
     if nearest.node != node:
-        return _Pick(restore, Origin.PEER)
-    return _Pick(restore, Origin.MEMORY if chosen.tier == "memory" else Origin.DISK)
+        return _Pick(node, restore, Origin.PEER)
+    return _Pick(node, restore, Origin.MEMORY if chosen.tier == "memory" else Origin.DISK)
+
+
+def _shared(picks: list[_Pick], saved: _Saved, nodes: Mapping[str, Holder]) -> list[_Pick]:
+    """Nodes that take the same tensors from the store are told of each other, at most `SHARING_MAX` at a time."""
+    stored = saved.stored
+    if stored is None:
+        return picks
+
+    def tensors(pick: _Pick) -> int:
+        rank = pick.restore.shard.rank
+        return rank if stored.sharded else stored.mesh.position_of(rank)
+
+    takers: dict[int, list[str]] = defaultdict(list)
+    for pick in picks:
+        if pick.origin is Origin.STORE and pick.node in nodes and pick.node not in takers[tensors(pick)]:
+            takers[tensors(pick)].append(pick.node)
+    sharing: dict[tuple[int, str], tuple[ShardSource, ...]] = {}
+    for which, names in takers.items():
+        for start in range(0, len(names), SHARING_MAX):
+            group = names[start : start + SHARING_MAX]
+            sources = tuple(ShardSource(name, nodes[name].endpoint) for name in group)
+            sharing |= {(which, name): sources for name in group if len(group) > 1}
+    return [
+        replace(pick, restore=replace(pick.restore, sharing=sharing.get((tensors(pick), pick.node), ())))
+        if pick.origin is Origin.STORE
+        else pick
+        for pick in picks
+    ]
 
 
 # ---------------------------------------------------------------- the answer
