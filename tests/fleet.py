@@ -33,6 +33,7 @@ from holdfast.supervisor.protocol import (
     Evaluate,
     Event,
     FindingArrived,
+    FindingJudged,
     JobSubmitted,
     NodeGone,
     NodeReported,
@@ -139,7 +140,13 @@ class Fleet:
         return self.job.generation.nodes
 
     def notes(self) -> str:
-        return "\n".join(record.text for record in self.records if isinstance(record, Noted))
+        """What an operator reads beside the incidents: notes, and what became of findings."""
+        texts = [
+            record.text if isinstance(record, Noted) else f"{record.verdict}: {record.finding.summary}"
+            for record in self.records
+            if isinstance(record, Noted | FindingJudged)
+        ]
+        return "\n".join(texts)
 
     def orders(self, kind: type[Order]) -> dict[str, Order]:
         """Unanswered orders of a kind by node."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,7 +105,7 @@ class MortalLog:
     async def release(self, lease: Lease) -> None:
         await self._alive().release(lease)
 
-    async def snapshot(self, name: str) -> bytes | None:
+    async def snapshot(self, name: str) -> Mapping[str, bytes]:
         return await self._alive().snapshot(name)
 
 

@@ -110,12 +110,12 @@ async def test_a_commit_stores_appends_and_acknowledges(log: FencedLog) -> None:
     await log.commit(
         lease,
         Commit(
-            snapshot=b"state \x00\xff",
+            snapshot={"": b"state \x00\xff"},
             append=[("out", entry("a")), ("more", entry("b")), ("out", entry("c"))],
             acknowledge={("in", GROUP): [delivery.position for delivery in taken[:2]]},
         ),
     )
-    assert await log.snapshot("leader") == b"state \x00\xff"
+    assert await log.snapshot("leader") == {"": b"state \x00\xff"}
     assert await read_all(log, "out") == ["a", "c"]
     assert await read_all(log, "more") == ["b"]
     assert names(await Reader(log, "in").take(1)) == ["e2"]
@@ -131,7 +131,7 @@ async def test_a_large_commit(log: FencedLog) -> None:
     await log.commit(
         lease,
         Commit(
-            snapshot=b"x" * 1_000_000,
+            snapshot={"": b"x" * 1_000_000},
             append=[("out", each.entry) for each in taken],
             acknowledge={("in", GROUP): [delivery.position for delivery in taken]},
         ),
@@ -142,26 +142,26 @@ async def test_a_large_commit(log: FencedLog) -> None:
 
 async def test_a_commit_without_snapshot_keeps_the_last_one(log: FencedLog) -> None:
     lease = await lead(log)
-    assert await log.snapshot("leader") is None
-    await log.commit(lease, Commit(snapshot=b"one"))
+    assert await log.snapshot("leader") == {}
+    await log.commit(lease, Commit(snapshot={"": b"one"}))
     await log.commit(lease, Commit(append=[("out", entry("x"))]))
-    assert await log.snapshot("leader") == b"one"
-    await log.commit(lease, Commit(snapshot=b""))
-    assert await log.snapshot("leader") == b""
+    assert await log.snapshot("leader") == {"": b"one"}
+    await log.commit(lease, Commit(snapshot={"": b""}))
+    assert await log.snapshot("leader") == {"": b""}
 
 
 async def test_snapshots_belong_to_their_lease(log: FencedLog) -> None:
-    await log.commit(await lead(log), Commit(snapshot=b"one"))
-    assert await log.snapshot("another") is None
+    await log.commit(await lead(log), Commit(snapshot={"": b"one"}))
+    assert await log.snapshot("another") == {}
 
 
 async def test_the_next_leader_finds_the_snapshot(bench: Bench) -> None:
     log, other = bench.open(), bench.open()
     lease = await lead(log)
-    await log.commit(lease, Commit(snapshot=b"state"))
+    await log.commit(lease, Commit(snapshot={"": b"state"}))
     await log.release(lease)
     await lead(other, "b")
-    assert await other.snapshot("leader") == b"state"
+    assert await other.snapshot("leader") == {"": b"state"}
 
 
 async def test_a_paused_leader_writes_nothing(bench: Bench) -> None:
@@ -172,17 +172,17 @@ async def test_a_paused_leader_writes_nothing(bench: Bench) -> None:
     await log.append("in", entry("x"))
     taken = await reader.take(1)
     leader = await successor_of(other, "leader")
-    await other.commit(leader, Commit(snapshot=b"new"))
+    await other.commit(leader, Commit(snapshot={"": b"new"}))
     with pytest.raises(StaleEpoch, match=r"paused no longer holds .*'leader'.* leader\); nothing was written"):
         await log.commit(
             paused,
             Commit(
-                snapshot=b"old",
+                snapshot={"": b"old"},
                 append=[("out", entry("stale"))],
                 acknowledge={("in", GROUP): [taken[0].position]},
             ),
         )
-    assert await log.snapshot("leader") == b"new"
+    assert await log.snapshot("leader") == {"": b"new"}
     assert await read_all(log, "out") == []
     assert names(await Reader(log, "in").take(1)) == ["x"]
 
@@ -195,8 +195,8 @@ async def test_an_expired_lease_refuses_even_when_nobody_took_it(log: FencedLog)
 
     await wait_until_async(lost, description="the lease to expire")
     with pytest.raises(StaleEpoch, match="now: nobody"):
-        await log.commit(lease, Commit(snapshot=b"late"))
-    assert await log.snapshot("leader") is None
+        await log.commit(lease, Commit(snapshot={"": b"late"}))
+    assert await log.snapshot("leader") == {}
 
 
 async def test_the_same_holder_under_an_older_epoch_is_refused(log: FencedLog) -> None:
@@ -207,16 +207,16 @@ async def test_the_same_holder_under_an_older_epoch_is_refused(log: FencedLog) -
     new = await lead(log, "a")
     assert new.epoch > old.epoch
     with pytest.raises(StaleEpoch):
-        await log.commit(old, Commit(snapshot=b"old"))
+        await log.commit(old, Commit(snapshot={"": b"old"}))
 
 
 async def test_a_malformed_commit_writes_nothing(log: FencedLog) -> None:
     lease = await lead(log)
     with pytest.raises(InvalidSpec, match="position"):
         await log.commit(
-            lease, Commit(snapshot=b"half", append=[("out", entry("x"))], acknowledge={("in", GROUP): ["1-0", "what"]})
+            lease, Commit(snapshot={"": b"half"}, append=[("out", entry("x"))], acknowledge={("in", GROUP): ["1-0", "what"]})
         )
-    assert await log.snapshot("leader") is None
+    assert await log.snapshot("leader") == {}
     assert await read_all(log, "out") == []
 
 

@@ -76,7 +76,7 @@ async def test_a_restart_mid_stream_loses_nothing(
     reader = Reader(log, "s")
     await log.append("s", *entries(4))
     taken = await reader.take(4)
-    await log.commit(lease, Commit(snapshot=b"state", acknowledge={("s", GROUP): [taken[0].position]}))
+    await log.commit(lease, Commit(snapshot={"": b"state"}, acknowledge={("s", GROUP): [taken[0].position]}))
 
     async with anyio.create_task_group() as tasks:
         seen: list[str] = []
@@ -90,9 +90,9 @@ async def test_a_restart_mid_stream_loses_nothing(
         await log.append("s", entry("after"))
 
     assert seen == ["e1", "e2", "e3", "after"], "what was pending comes first and at once, and then what is new"
-    assert await log.snapshot("leader") == b"state"
+    assert await log.snapshot("leader") == {"": b"state"}
     assert await log.renew(lease, 30.0), "a lease outlives a short restart"
-    await log.commit(lease, Commit(snapshot=b"more"))
+    await log.commit(lease, Commit(snapshot={"": b"more"}))
     await log.aclose()
 
 
@@ -179,11 +179,11 @@ async def test_full_memory_refuses_and_writes_nothing(log: RedisLog, raw: redis.
         with pytest.raises(Unavailable, match=r"will not serve now: .*OOM"):
             await log.commit(
                 lease,
-                Commit(snapshot=b"half", append=[("out", entry("z"))], acknowledge={("s", GROUP): [position]}),
+                Commit(snapshot={"": b"half"}, append=[("out", entry("z"))], acknowledge={("s", GROUP): [position]}),
             )
     finally:
         raw.config_set("maxmemory", MEMORY_MAX)
-    assert await log.snapshot("leader") is None
+    assert await log.snapshot("leader") == {}
     assert await read_all(log, "out") == []
     assert names(await Reader(log, "s").take(1)) == ["x"]
     await log.append("s", entry("y"))
@@ -201,11 +201,11 @@ async def test_a_disk_that_cannot_be_written_refuses(own_server: EmbeddedRedis) 
             lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err", description="the failed dump"
         )
         with pytest.raises(Unavailable, match=r"will not serve now: .*MISCONF"):
-            await log.commit(lease, Commit(snapshot=b"half"))
+            await log.commit(lease, Commit(snapshot={"": b"half"}))
         client.config_set("save", "")
         client.config_set("stop-writes-on-bgsave-error", "no")
-    assert await log.snapshot("leader") is None
-    await log.commit(lease, Commit(snapshot=b"whole"))
+    assert await log.snapshot("leader") == {}
+    await log.commit(lease, Commit(snapshot={"": b"whole"}))
     await log.aclose()
 
 
@@ -243,18 +243,18 @@ async def test_a_commit_whose_answer_got_lost_is_done_once(redis_url: str) -> No
         reader = Reader(log, "s")
         await log.append("s", *entries(2))
         taken = await reader.take(2)
-        await log.commit(lease, Commit(snapshot=b"one"))  # the script is loaded now
+        await log.commit(lease, Commit(snapshot={"": b"one"}))  # the script is loaded now
         proxy.cut_after(b"precious")
         await log.commit(
             lease,
             Commit(
-                snapshot=b"precious",
+                snapshot={"": b"precious"},
                 append=[("out", entry("x"))],
                 acknowledge={("s", GROUP): [taken[0].position]},
             ),
         )
         assert proxy.cuts == 1
-        assert await log.snapshot("leader") == b"precious"
+        assert await log.snapshot("leader") == {"": b"precious"}
         assert await read_all(log, "out") == ["x"]
         assert names(await Reader(log, "s").take(1)) == ["e1"]
         await log.commit(lease, Commit(append=[("out", entry("x"))]))  # the same again, on purpose, is another commit
@@ -321,8 +321,8 @@ async def test_a_key_of_another_kind_is_reported_and_nothing_is_written(log: Red
     lease = await lead(log)
     raw.set(KEYS.stream("out"), "not a stream")
     with pytest.raises(HoldfastError, match=r"rejects a command: .*WRONGTYPE .*stream:out is a string"):
-        await log.commit(lease, Commit(snapshot=b"half", append=[("in", entry("x")), ("out", entry("y"))]))
-    assert await log.snapshot("leader") is None
+        await log.commit(lease, Commit(snapshot={"": b"half"}, append=[("in", entry("x")), ("out", entry("y"))]))
+    assert await log.snapshot("leader") == {}
     assert await read_all(log, "in") == []
 
 
@@ -342,8 +342,8 @@ async def test_consumers_of_former_lives_are_forgotten(
 
 async def test_keys_are_bounded_by_time_or_declared(log: RedisLog, raw: redis.Redis) -> None:
     lease = await lead(log)
-    await log.commit(lease, Commit(snapshot=b"x", append=[("s", entry("x"))]))
+    await log.commit(lease, Commit(snapshot={"": b"x"}, append=[("s", entry("x"))]))
     present = set(raw.scan_iter())
     with_ttl = {key for key in present if raw.ttl(key) > 0}
     assert with_ttl == {KEYS.lease("leader"), KEYS.commit("leader")}
-    assert present - with_ttl == {KEYS.epoch("leader"), KEYS.snapshot("leader"), KEYS.stream("s")}
+    assert present - with_ttl == {KEYS.epoch("leader"), KEYS.parts("leader"), KEYS.stream("s")}

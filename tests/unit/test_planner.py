@@ -45,7 +45,7 @@ def test_a_spare_takes_the_slot_and_everybody_else_stays() -> None:
 
 def test_a_spare_of_the_same_failure_domain_is_taken_first_and_a_suspect_one_last() -> None:
     job = spec(3)
-    free = (Spare("s1", "b"), Spare("s2", "a"), Spare("s0", "a", strikes=2))
+    free = (Spare("s1", "b"), Spare("s2", "a"), Spare("s0", "a", faults_per_day=0.02))
     zones = {f"n0{index}": "a" for index in range(3)}
     made = plan(Request(job, 3, 3, first(job).placements, frozenset({"n01"}), free, zones))
     assert isinstance(made, Plan)

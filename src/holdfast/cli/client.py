@@ -139,11 +139,20 @@ class Client:
         """The incident's spans, parents before their children."""
         return self._get(_path("incidents", incident_id, "trace"))
 
-    def incidents(self, job: str | None = None) -> Iterator[Json]:
-        return self._pages("/v1/incidents", **({"job": job} if job else {}))
+    def incidents(self, job: str | None = None, node: str | None = None) -> Iterator[Json]:
+        return self._pages("/v1/incidents", **_given(job=job, node=node))
+
+    def finding(self, finding_id: str) -> Json:
+        """Ids of findings hold what they are about, paths of directories among it."""
+        if not finding_id:
+            raise InvalidSpec("finding", finding_id, "an id; `holdfast explain` lists the latest")
+        return self._get(f"/v1/findings/{quote(finding_id, safe='')}")
+
+    def findings(self, job: str | None = None, node: str | None = None) -> Iterator[Json]:
+        return self._pages("/v1/findings", **_given(job=job, node=node))
 
     def actions(self, job: str | None = None) -> Iterator[Json]:
-        return self._pages("/v1/actions", **({"job": job} if job else {}))
+        return self._pages("/v1/actions", **_given(job=job))
 
     def version(self) -> Json:
         """Raises `NoApi` when whatever answers is no Holdfast."""
@@ -256,6 +265,10 @@ class Client:
         return NoApi(
             f"what answers at {self.url} is not a Holdfast API ({why}); name the right one with --api or {ENV_API}"
         )
+
+
+def _given(**parameters: str | None) -> dict[str, str]:
+    return {name: value for name, value in parameters.items() if value}
 
 
 def _host(url: str) -> str:

@@ -7,33 +7,13 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.client import Client, default_url
-from holdfast.cli.tables import Api, AsJson, console, show_list, show_one, watch
+from holdfast.cli.tables import Api, AsJson, Name, console, look_at, show_one
 
 app = typer.Typer(help="Jobs: list, show, watch, stop, checkpoint, resize.", no_args_is_help=True)
 
 COLUMNS = ("name", "phase", "mesh", "generation", "step", "loss", "tokens_per_s", "reason")
-Name = Annotated[str, typer.Argument(help="Job name.")]
 
-
-@app.command("list")
-def list_jobs(api: Api = "", as_json: AsJson = False) -> None:
-    """Every job that the supervisor knows."""
-    with Client(api or default_url()) as client:
-        show_list(client.jobs(), COLUMNS, as_json, "no jobs; start one with `holdfast run`")
-
-
-@app.command()
-def show(name: Name, api: Api = "", as_json: AsJson = False) -> None:
-    """One job with its ranks."""
-    with Client(api or default_url()) as client:
-        show_one(client.job(name), as_json)
-
-
-@app.command("watch")
-def watch_jobs(api: Api = "") -> None:
-    """The list, live, until Ctrl-C."""
-    with Client(api or default_url()) as client:
-        watch(client.jobs, COLUMNS)
+look_at(app, rows=Client.jobs, row=Client.job, columns=COLUMNS, empty="no jobs; start one with `holdfast run`")
 
 
 @app.command()

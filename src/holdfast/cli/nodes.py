@@ -6,37 +6,37 @@ from typing import Annotated
 
 import typer
 
+from holdfast.cli import incidents
 from holdfast.cli.client import Client, default_url
-from holdfast.cli.tables import Api, AsJson, console, show_list, show_one, watch
+from holdfast.cli.tables import Api, Name, Row, console, look_at, show_one, table
 
 app = typer.Typer(help="Nodes: list, show, watch, cordon, uncordon, repair.", no_args_is_help=True)
 
 COLUMNS = ("node", "state", "job", "zone", "capacity", "hostname", "reason")
-Name = Annotated[str, typer.Argument(help="Node name.")]
+FAULT_COLUMNS = ("at", "incident", "job", "weight", "shared")
 Reason = Annotated[str, typer.Option(help="Kept in the node's record.")]
 
 
-@app.command("list")
-def list_nodes(api: Api = "", as_json: AsJson = False) -> None:
-    """Every node that the supervisor knows, with its state."""
-    with Client(api or default_url()) as client:
-        show_list(
-            client.nodes(), COLUMNS, as_json, "no nodes; add one with `holdfast agent` or `holdfast up --nodes N`"
-        )
+def show_node(row: Row, as_json: bool) -> None:
+    """The node, then its past in tables of their own."""
+    if as_json:
+        show_one(row, as_json)
+        return
+    past = {"faults": FAULT_COLUMNS, "incidents": incidents.COLUMNS}
+    show_one({key: value for key, value in row.items() if key not in past}, as_json)
+    for key, columns in past.items():
+        if row[key]:
+            console.print(table(row[key], columns, title=f"\n{key}"))
 
 
-@app.command()
-def show(name: Name, api: Api = "", as_json: AsJson = False) -> None:
-    """One node."""
-    with Client(api or default_url()) as client:
-        show_one(client.node(name), as_json)
-
-
-@app.command("watch")
-def watch_nodes(api: Api = "") -> None:
-    """The list, live, until Ctrl-C."""
-    with Client(api or default_url()) as client:
-        watch(client.nodes, COLUMNS)
+look_at(
+    app,
+    rows=Client.nodes,
+    row=Client.node,
+    columns=COLUMNS,
+    empty="no nodes; add one with `holdfast agent` or `holdfast up --nodes N`",
+    show=show_node,
+)
 
 
 @app.command()
@@ -49,7 +49,7 @@ def cordon(name: Name, api: Api = "", reason: Reason = "cordoned by operator") -
 
 @app.command()
 def uncordon(name: Name, api: Api = "", reason: Reason = "uncordoned by operator") -> None:
-    """Let a cordoned node be used again."""
+    """Let a cordoned or quarantined node be used again; its past still counts."""
     with Client(api or default_url()) as client:
         client.uncordon(name, reason)
     console.print(f"{name}: uncordoned")

@@ -16,6 +16,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.cli.client import Client, default_url
+
 WATCH_S = 0.5
 WATCHED_ROWS_MAX = 200
 STATE_STYLE = {
@@ -38,6 +40,8 @@ STATE_STYLE = {
 
 Api = Annotated[str, typer.Option(help="The API to ask.", envvar="HOLDFAST_API", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+Name = Annotated[str, typer.Argument(help="Its name.")]
 
 Row = Mapping[str, Any]
 console = Console(highlight=False, emoji=False)  # names and messages are shown as they are: `:100:` is a line number
@@ -118,6 +122,33 @@ def show_one(row: Row, as_json: bool) -> None:
         else:
             result.add_row(key.replace("_", " "), text(value, key))
     console.print(result)
+
+
+def look_at(
+    app: typer.Typer,
+    *,
+    rows: Callable[[Client], Iterable[Row]],
+    row: Callable[[Client, str], Row],
+    columns: Sequence[str],
+    empty: str,
+    show: Callable[[Row, bool], None] = show_one,
+) -> None:
+    """Give `app` its `list`, `show NAME` and `watch`."""
+
+    @app.command("list", help="Everything that the supervisor knows.")
+    def list_all(api: Api = "", as_json: AsJson = False) -> None:
+        with Client(api or default_url()) as client:
+            show_list(rows(client), columns, as_json, empty)
+
+    @app.command("show", help="One of them, with all that is known about it.")
+    def show_named(name: Name, api: Api = "", as_json: AsJson = False) -> None:
+        with Client(api or default_url()) as client:
+            show(row(client, name), as_json)
+
+    @app.command("watch", help="The list, live, until Ctrl-C.")
+    def watch_all(api: Api = "") -> None:
+        with Client(api or default_url()) as client:
+            watch(lambda: rows(client), columns)
 
 
 def watch(rows: Callable[[], Iterable[Row]], columns: Sequence[str]) -> None:

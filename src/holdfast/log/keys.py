@@ -5,7 +5,8 @@
     holdfast:{<fleet>}:lease:<name>          TTL: who leads, as "<epoch> <holder>"
     holdfast:{<fleet>}:commit:<name>         TTL: token of the last commit, which makes repeating it harmless
     holdfast:{<fleet>}:epoch:<name>          permanent: one integer per lease; fences must outlive every holder
-    holdfast:{<fleet>}:snapshot:<name>       permanent: one value per lease, replaced by each commit
+    holdfast:{<fleet>}:parts:<name>          permanent: one hash per lease, whose fields each commit replaces or removes
+    holdfast:{<fleet>}:snapshot:<name>       what an earlier version kept instead; removed by the first commit of parts
 
 The braces are a hash tag: on a Redis Cluster all keys of a fleet share a slot, so that one script may touch them together.
 """
@@ -20,7 +21,7 @@ from holdfast.domain.errors import InvalidSpec
 DEAD_SUFFIX = ".dead"
 
 _FLEET = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_WITHOUT_TTL = re.compile(r"holdfast:\{[A-Za-z0-9._-]{1,64}\}:(stream|epoch|snapshot):.+")
+_WITHOUT_TTL = re.compile(r"holdfast:\{[A-Za-z0-9._-]{1,64}\}:(stream|epoch|parts|snapshot):.+")
 
 
 def may_stay(key: str) -> bool:
@@ -52,6 +53,9 @@ class Keys:
 
     def epoch(self, name: str) -> str:
         return self._key("epoch", name)
+
+    def parts(self, name: str) -> str:
+        return self._key("parts", name)
 
     def snapshot(self, name: str) -> str:
         return self._key("snapshot", name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import anyio
@@ -82,7 +82,7 @@ class MemoryLog:
         self._numbers = itertools.count(1)
         self._held: dict[str, _Held] = {}
         self._epochs: dict[str, int] = {}  # outlives `flush`, as the server's clock does on Redis
-        self._snapshots: dict[str, bytes] = {}
+        self._snapshots: dict[str, dict[str, bytes]] = {}
         self._news = anyio.Event()
 
     # ------------------------------------------------------------------ streams
@@ -188,16 +188,20 @@ class MemoryLog:
                 f"{lease.holder} no longer holds the lease {lease.name!r} under epoch {lease.epoch} (now: {holder}); "
                 "nothing was written"
             )
-        if commit.snapshot is not None:
-            self._snapshots[lease.name] = commit.snapshot
+        parts = self._snapshots.setdefault(lease.name, {})
+        for part, value in commit.snapshot.items():
+            if value is None:
+                parts.pop(part, None)
+            else:
+                parts[part] = value
         for stream, entry in commit.append:
             self._add(stream, entry)
         for stream, group, numbers in acknowledged:
             self._acknowledge(stream, group, numbers)
 
-    async def snapshot(self, name: str) -> bytes | None:
+    async def snapshot(self, name: str) -> Mapping[str, bytes]:
         await checkpoint()
-        return self._snapshots.get(name)
+        return dict(self._snapshots.get(name, {}))
 
     async def ping(self) -> None:
         await checkpoint()

@@ -6,7 +6,8 @@ consumer at a time, stays *pending* until acknowledged, is taken over when its c
 idempotent on `Entry.id`.
 
 The supervisor's writes go through `FencedLog.commit`: in one atomic step it checks that the caller still holds the lease
-under its epoch, stores the snapshot, appends entries and acknowledges input. A crash anywhere leaves either all or nothing.
+under its epoch, stores the changed parts of the snapshot, appends entries and acknowledges input. A crash anywhere leaves
+either all or nothing.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Lease:
 class Commit:
     """One atomic write of a leader."""
 
-    snapshot: bytes | None = None
+    snapshot: Mapping[str, bytes | None] = field(default_factory=dict)  # parts to write by name; None = to remove
     append: Sequence[tuple[str, Entry]] = ()  # (stream, entry)
     acknowledge: Mapping[tuple[str, str], Sequence[str]] = field(default_factory=dict)  # (stream, group) → positions
 
@@ -118,5 +119,8 @@ class FencedLog(EventLog, Protocol):
     async def commit(self, lease: Lease, commit: Commit) -> None:
         """All or nothing. Raises `StaleEpoch` when the lease is no longer held."""
 
-    async def snapshot(self, name: str) -> bytes | None:
-        """The newest snapshot committed under the lease `name`."""
+    async def snapshot(self, name: str) -> Mapping[str, bytes]:
+        """All parts that stand committed under the lease `name`; empty when there are none.
+
+        An earlier version kept one value for everything: until a commit writes parts, it is the part named "".
+        """

@@ -149,12 +149,14 @@ class RedisLog:
 
     async def commit(self, lease: Lease, commit: Commit) -> None:
         streams = list(dict.fromkeys([*(name for name, _ in commit.append), *(name for name, _ in commit.acknowledge)]))
-        keys = [self._keys.lease(lease.name), self._keys.snapshot(lease.name), self._keys.commit(lease.name)]
+        name = lease.name
+        keys = [self._keys.lease(name), self._keys.parts(name), self._keys.commit(name), self._keys.snapshot(name)]
         index = {name: number for number, name in enumerate(streams, start=len(keys) + 1)}
         keys += map(self._keys.stream, streams)
         args: list[str | int | bytes] = [_held(lease), secrets.token_hex(16), _milliseconds(COMMIT_REMEMBERED_S)]
-        args += [self._limits.stream_length_max, int(commit.snapshot is not None), commit.snapshot or b""]
-        args += [len(commit.append)]
+        args += [self._limits.stream_length_max, len(commit.snapshot), len(commit.append)]
+        for part, value in commit.snapshot.items():
+            args += [part, int(value is not None), value or b""]
         for name, entry in commit.append:
             args += [index[name], entry.id, entry.type, entry.traceparent, entry.data]
         for (name, group), positions in commit.acknowledge.items():
@@ -168,11 +170,12 @@ class RedisLog:
                 "nothing was written"
             )
 
-    async def snapshot(self, name: str) -> bytes | None:
-        key = self._keys.snapshot(name)
-        answer: Any = await self._call(lambda: self._redis.get(key))
-        value: bytes | None = answer
-        return value
+    async def snapshot(self, name: str) -> Mapping[str, bytes]:
+        parts: Any = await self._call(lambda: self._redis.hgetall(self._keys.parts(name)))
+        if parts:
+            return {part.decode(): value for part, value in parts.items()}
+        whole: Any = await self._call(lambda: self._redis.get(self._keys.snapshot(name)))
+        return {} if whole is None else {"": whole}
 
     # ------------------------------------------------------------------ the connection
 

@@ -36,28 +36,36 @@ if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 return redis.call('DEL', KEYS[1])
 """
 
-# KEYS: lease, snapshot, marker, then each stream once.
-# ARGV: "<epoch> <holder>", this commit's token, the marker's TTL in ms, stream length, 1 if there is a snapshot, the snapshot,
-#       number of appends,
+# KEYS: lease, parts of the snapshot, marker, what an earlier version kept instead of parts, then each stream once.
+# ARGV: "<epoch> <holder>", this commit's token, the marker's TTL in ms, stream length, number of parts, number of appends,
+#       per part: name, 1 = write it or 0 = remove it, value;
 #       per append: index into KEYS, id, type, traceparent, data;
 #       per acknowledgement: index into KEYS, group, position.
 # Returns 1, or who holds the lease ('' = nobody) when the caller does not: then nothing was written.
 #
 # The marker holds the token of the last commit: one that is repeated because its answer got lost has been done already.
 COMMIT = """
-local lease, token, token_ttl_ms, length, has_snapshot, snapshot, appends = unpack(ARGV, 1, 7)
+local lease, token, token_ttl_ms, length, parts, appends = unpack(ARGV, 1, 6)
 if redis.call('GET', KEYS[3]) == token then return 1 end
 local held = redis.call('GET', KEYS[1])
 if held ~= lease then return held or '' end
-for i = 4, #KEYS do
+for i = 5, #KEYS do
   local kind = redis.call('TYPE', KEYS[i]).ok
   if kind ~= 'stream' and kind ~= 'none' then
     return redis.error_reply('WRONGTYPE ' .. KEYS[i] .. ' is a ' .. kind .. ', not a stream')
   end
 end
 redis.call('SET', KEYS[3], token, 'PX', token_ttl_ms)
-if has_snapshot == '1' then redis.call('SET', KEYS[2], snapshot) end
-local at = 8
+local at = 7
+for _ = 1, tonumber(parts) do
+  if ARGV[at + 1] == '1' then
+    redis.call('HSET', KEYS[2], ARGV[at], ARGV[at + 2])
+  else
+    redis.call('HDEL', KEYS[2], ARGV[at])
+  end
+  at = at + 3
+end
+if tonumber(parts) > 0 then redis.call('DEL', KEYS[4]) end
 for _ = 1, tonumber(appends) do
   redis.call('XADD', KEYS[tonumber(ARGV[at])], 'MAXLEN', '~', length, '*',
     'id', ARGV[at + 1], 'type', ARGV[at + 2], 'traceparent', ARGV[at + 3], 'data', ARGV[at + 4])

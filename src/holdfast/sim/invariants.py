@@ -16,9 +16,9 @@ from holdfast.supervisor.protocol import (
     Command,
     Event,
     FindingArrived,
+    FindingJudged,
     GenerationChanged,
     IncidentChanged,
-    Noted,
     Publish,
     Send,
 )
@@ -87,6 +87,20 @@ class Invariants:
         if isinstance(event, FindingArrived):
             self._recorded(event, after, commands)
         self._no_incident_vanished(after)
+        if after.nodes is not before.nodes:
+            self._quarantine_leaves_enough(before, after)
+
+    def _quarantine_leaves_enough(self, before: State, after: State) -> None:
+        """No run gets smaller because one of its nodes is quarantined: others can take its ranks."""
+        fresh = {name for name, node in after.nodes.items() if node.quarantined and not before.nodes[name].quarantined}
+        for job in before.jobs.values() if fresh else ():
+            if job.generation is None or job.phase.finished or not fresh & set(job.generation.nodes):
+                continue
+            fit = [n for n in after.nodes.values() if n.usable and n.facts.capacity >= job.spec.nproc_per_node]
+            if len(fit) < len(job.generation.placements):
+                raise Violation(
+                    f"{sorted(fresh)} quarantined, and {len(fit)} nodes are left for {len(job.generation.placements)}"
+                )
 
     def _cheap_when_planned(self, incident: Incident) -> None:
         """A planned change costs no more than a checkpoint interval, unless a real fault struck it and it was planned again."""
@@ -196,18 +210,23 @@ class Invariants:
             )
 
     def _recorded(self, event: FindingArrived, after: State, commands: tuple[Command, ...]) -> None:
-        """A finding is in an incident, in a node's suspicion, or an operator can read why it was not."""
+        """A finding is judged, with a reason that an operator can read, when it comes for the first time."""
         finding = event.finding
+        for command in commands:
+            match command:
+                case Publish(record=FindingJudged(finding=judged, incident=incident)) if judged.id == finding.id:
+                    if incident and not any(
+                        finding.id in known.findings
+                        for known in (*after.incidents.values(), *after.closed)
+                        if known.id == incident
+                    ):
+                        raise Violation(f"the finding {finding.id} is said to be in {incident}, and is not")
+                    return
+                case _:
+                    pass
         incidents = (*after.incidents.values(), *after.closed)
         if any(finding.id in incident.findings for incident in incidents):
-            return
-        if any(node.suspicion is not None and node.suspicion.id == finding.id for node in after.nodes.values()):
-            return
-        if any(isinstance(c, Publish) and isinstance(c.record, Noted) for c in commands):
-            return
-        node = after.nodes.get(finding.node)
-        if node is not None and (node.lost or node.condemned):
-            return
+            return  # it came again
         raise Violation(f"the finding {finding.id} ({finding.summary}) left no trace")
 
     def _no_incident_vanished(self, after: State) -> None:

@@ -17,8 +17,9 @@ from holdfast.sim.invariants import Invariants
 from holdfast.sim.store import URL, Store
 from holdfast.sim.supervisor import Policy, Step, Supervisor
 from holdfast.sim.world import Violation, World
-from holdfast.supervisor.core import step
+from holdfast.supervisor.core import Config, step
 from holdfast.supervisor.interval import STEPS_UNMEASURED
+from holdfast.supervisor.offenders import Rules
 from holdfast.supervisor.protocol import (
     FindingArrived,
     JobPhase,
@@ -35,6 +36,9 @@ HANG_S = 5.0
 RECONNECT_S = (0.05, 0.5)
 FAULTS_END_S = 30.0
 LIMIT_S = 3000.0  # after the faults: the breaker's window and the retries are minutes, not hours
+
+# Quarantine for the first fault that is a node's own: the run must end trained all the same.
+HARSH = Rules(limit=0.9, together_s=0.2, fraction_max=0.5)
 
 _MESHES = (
     # mesh, workers per node, spares, capacity
@@ -114,7 +118,8 @@ class Scenario:
             self.agents, self.spec.min_dp, self.spec.max_dp, interval, self.store, self.sharded
         )
         policy: Policy = default if chance.random() < 0.8 else self._whimsical
-        self.supervisor = Supervisor(self.world, self.agents, self.invariants, policy, fold)
+        config = Config(offenders=HARSH) if seed % 7 == 3 else Config()
+        self.supervisor = Supervisor(self.world, self.agents, self.invariants, policy, fold, config)
         self.step = 0  # of the newest generation that ran
         self.progress: dict[int, int] = {}  # generation → newest step
         self._ticking: dict[int, int] = {}

@@ -16,12 +16,16 @@ from holdfast.domain.orders import Report
 from holdfast.policy import JobView, default
 from holdfast.sim.agent import Agent
 from holdfast.sim.world import Violation, World
-from holdfast.supervisor.core import State, step, view
+from holdfast.supervisor.core import Config, State, step, view
+from holdfast.supervisor.core.index import Index
+from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.core.upkeep import poke
 from holdfast.supervisor.protocol import (
     CancelTimer,
     Command,
     Evaluate,
     Event,
+    FindingJudged,
     GenerationChanged,
     IncidentChanged,
     JobAccepted,
@@ -52,10 +56,18 @@ class Observer(Protocol):
 
 class Supervisor:
     def __init__(
-        self, world: World, agents: dict[str, Agent], observer: Observer, policy: Policy = default, fold: Step = step
+        self,
+        world: World,
+        agents: dict[str, Agent],
+        observer: Observer,
+        policy: Policy = default,
+        fold: Step = step,
+        config: Config | None = None,
     ) -> None:
         self.world, self.agents, self.observer, self.policy, self.fold = world, agents, observer, policy, fold
-        self.committed = State()  # durable, with the inbox: its left end is the first entry not acknowledged
+        self.committed = State(
+            config=config or Config()
+        )  # durable, with the inbox: its left end is the first entry not acknowledged
         self.inbox: deque[Event] = deque()
         self.internal: deque[Event] = deque()  # the leader's own events, in its memory
         self.epoch = 0
@@ -169,7 +181,18 @@ class Supervisor:
             again = records.loads(records.dumps(self.committed, State), State)
             if again != self.committed or self.fold(again, event) != (after, commands):
                 raise Violation(f"a snapshot decides differently about {type(event).__name__}")
+            self._overlooks_nothing(after, event)
         return after, commands
+
+    def _overlooks_nothing(self, after: State, event: Event) -> None:
+        """What the core finds by its index, and leaves alone because nothing touched it, is what a full search would say."""
+        if after.index is not None and after.index != Index.of(after):
+            raise Violation(f"the index does not follow from the state any more, after {event}")
+        turn = Turn(after, event.at)
+        turn.touch_all()
+        poke(turn)
+        if turn.commands:
+            raise Violation(f"after {event} a job was not looked at, and wanted {turn.commands[0]}")
 
     def _crashes(self) -> bool:
         self.crash_in = max(0, self.crash_in - 1) if self.crash_in != 1 else -1
@@ -248,5 +271,7 @@ def describe(record: Record) -> str:
             return f"    incident {incident.id} {incident.kind} {incident.state}: {incident.cause}{action} {incident.outcome}"
         case NodeChanged():
             return f"    node {record.node} is {record.state}: {record.reason}"
+        case FindingJudged(finding=finding):
+            return f"    finding {finding.id} {record.verdict}: {finding.summary}"
         case Noted():
             return f"    note on {record.subject}: {record.text}"

@@ -32,7 +32,7 @@ def test_a_finding_about_an_older_generation_is_history() -> None:
     fleet.run()
     fleet.find(FindingKind.WORKER_CRASH, "n0", rank=0, generation=1)
     assert not fleet.state.incidents
-    assert "generation 1 is history" in fleet.notes()
+    assert "generation 1 of job is history" in fleet.notes()
 
 
 def test_a_warning_is_noted() -> None:

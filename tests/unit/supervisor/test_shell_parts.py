@@ -180,7 +180,7 @@ def test_the_state_is_kept_only_when_it_is_told_and_written_only_when_it_changed
     assert folder.state is folded.state
     idle = folder.fold([Input(TimerFired(99.0, "retry:nobody"))], 99.5)
     assert not idle.changed
-    assert folder.commit(idle, {INBOX: ["1-0"]}).snapshot is None
+    assert folder.commit(idle, {INBOX: ["1-0"]}).snapshot == {}
     assert [name for name, _ in folder.commit(folded, {}).append] == [EVENTS] * len(folded.published)
 
 

@@ -7,6 +7,7 @@ from typing import assert_never
 import structlog
 
 from holdfast.supervisor.protocol import (
+    FindingJudged,
     GenerationChanged,
     IncidentChanged,
     JobAccepted,
@@ -32,6 +33,8 @@ def decision(record: Published) -> None:
             _incident(record)
         case NodeChanged():
             log.info("node", node=record.node, state=record.state.value, job=record.job, reason=record.reason)
+        case FindingJudged(finding=finding):
+            log.info("finding", id=finding.id, node=finding.node, job=finding.job, reason=record.verdict)
         case Noted():
             log.info("noted", subject=record.subject, reason=record.text)
         case OperationDone():

@@ -12,6 +12,7 @@ from holdfast.domain import spans
 from holdfast.domain.errors import HoldfastError
 from holdfast.log.names import EVENTS, SUPERVISOR_GROUP
 from holdfast.log.protocol import Commit, Delivery, Entry
+from holdfast.supervisor import snapshot
 from holdfast.supervisor.core import State, step
 from holdfast.supervisor.intake import Input, epitaph
 from holdfast.supervisor.picture import Workers
@@ -55,8 +56,10 @@ class _Batch:
 class Folder:
     """The state of one term. `fold` computes, `keep` makes the result the present: after it has been committed."""
 
-    def __init__(self, state: State, epoch: int) -> None:
+    def __init__(self, state: State, epoch: int, *, committed: State | None = None) -> None:
+        """`committed`: what the parts of the snapshot amount to now; None = there are none, so all of them are written."""
         self.state = state
+        self._committed = committed
         self.workers = Workers()
         self._epoch = epoch
         self._written = 0
@@ -97,12 +100,12 @@ class Folder:
         )
 
     def keep(self, folded: Folded) -> None:
-        self.state = folded.state
+        self.state = self._committed = folded.state
 
     def commit(self, folded: Folded, acknowledge: dict[str, list[str]]) -> Commit:
-        """The one atomic write. A snapshot only when the state has changed."""
+        """The one atomic write: of the state, what has changed since the last one."""
         return Commit(
-            snapshot=records.dumps(folded.state, State) if folded.changed else None,
+            snapshot=snapshot.changes(self._committed, folded.state),
             append=[*((EVENTS, self._entry(record)) for record in folded.published), *folded.dead],
             acknowledge={(stream, SUPERVISOR_GROUP): positions for stream, positions in acknowledge.items()},
         )

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from holdfast.domain.findings import StepRecord
 from holdfast.domain.incidents import Action, Incident
-from holdfast.supervisor.protocol import GenerationChanged, JobAccepted, JobChanged, NodeChanged
+from holdfast.supervisor.protocol import FindingJudged, GenerationChanged, JobAccepted, JobChanged, NodeChanged
 from holdfast.supervisor.published import LeaderChanged, OperationDone, Published
 
 
@@ -60,8 +60,18 @@ class History(Protocol):
 
     async def incident(self, incident_id: str) -> Incident | None: ...
 
-    async def incidents(self, *, job: str | None, before: int | None, limit: int) -> list[tuple[int, Incident]]:
+    async def incidents(
+        self, *, job: str | None = None, node: str | None = None, before: int | None = None, limit: int
+    ) -> list[tuple[int, Incident]]:
         """(number, incident), newest first; `before` is a number from an earlier page."""
+
+    async def finding(self, finding_id: str) -> FindingJudged | None:
+        """As it was judged last."""
+
+    async def findings(
+        self, *, job: str | None = None, node: str | None = None, before: int | None = None, limit: int
+    ) -> list[tuple[int, FindingJudged]]:
+        """(number, finding), newest first; a fault that is found again keeps its id, and its place."""
 
     async def actions(self, *, job: str | None, before: int | None, limit: int) -> list[Done]: ...
 

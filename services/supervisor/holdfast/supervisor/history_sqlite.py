@@ -7,7 +7,7 @@ damaged or of another layout is put aside and built anew from what the streams s
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, assert_never
 
@@ -20,6 +20,7 @@ from holdfast.domain.findings import StepRecord
 from holdfast.domain.incidents import Incident
 from holdfast.supervisor.history import Done, Run, Told
 from holdfast.supervisor.protocol import (
+    FindingJudged,
     GenerationChanged,
     IncidentChanged,
     JobAccepted,
@@ -30,7 +31,7 @@ from holdfast.supervisor.protocol import (
 from holdfast.supervisor.published import LeaderChanged, OperationDone, Published
 from holdfast.wire import records
 
-LAYOUT = 1
+LAYOUT = 2
 STEPS_MAX = 1_000_000  # kept per job
 EVENTS_MAX = 1_000_000  # kept in all
 TRIM_EVERY = 10_000  # rows written between two looks at the limits
@@ -61,6 +62,19 @@ CREATE TABLE steps (
   PRIMARY KEY (job, ended_at, generation, step)
 ) WITHOUT ROWID;
 """
+
+# What layout 2 has and layout 1 had not. A file of layout 1 is brought up to it in place: its past is worth keeping.
+_SINCE_1 = """
+ALTER TABLE incidents ADD COLUMN node TEXT NOT NULL DEFAULT '';
+UPDATE incidents SET node = coalesce(json_extract(CAST(data AS TEXT), '$.node'), '') WHERE json_valid(CAST(data AS TEXT));
+CREATE INDEX incidents_by_node ON incidents (node);
+CREATE TABLE findings (
+  number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, job TEXT NOT NULL, node TEXT NOT NULL, data BLOB NOT NULL
+);
+CREATE INDEX findings_by_job ON findings (job);
+CREATE INDEX findings_by_node ON findings (node);
+"""
+_UPGRADES = {0: _SCHEMA + _SINCE_1, 1: _SINCE_1}
 
 
 class SqliteHistory:
@@ -103,8 +117,13 @@ class SqliteHistory:
             "INSERT OR IGNORE INTO events (position, type, subject, job, at, data) VALUES (?, ?, ?, ?, ?, ?)",
             (told.position, type(record).__name__, subject, job, record.at, records.dumps(record, Published)),
         )
-        if added.rowcount and isinstance(record, IncidentChanged):
-            _put_incident(database, record.incident)
+        match record:
+            case IncidentChanged() if added.rowcount:
+                _put_incident(database, record.incident)
+            case FindingJudged() if added.rowcount:
+                _put_finding(database, record)
+            case _:
+                pass
 
     def _add_steps(self, steps: Sequence[StepRecord], cursor: str) -> None:
         with self._database as database:
@@ -129,7 +148,7 @@ class SqliteHistory:
                 "(SELECT ended_at FROM steps WHERE job = ?1 ORDER BY ended_at DESC LIMIT 1 OFFSET ?2)",
                 (job, self._steps_max),
             )
-        for table in ("events", "incidents", "actions"):
+        for table in ("events", "incidents", "actions", "findings"):
             self._database.execute(
                 f"DELETE FROM {table} WHERE number <= (SELECT max(number) FROM {table}) - ?", (self._events_max,)
             )
@@ -144,12 +163,24 @@ class SqliteHistory:
         rows = await self._rows("SELECT data FROM incidents WHERE id = ?", incident_id)
         return records.loads(rows[0][0], Incident) if rows else None
 
-    async def incidents(self, *, job: str | None, before: int | None, limit: int) -> list[tuple[int, Incident]]:
-        rows = await self._page("incidents", "number, data", job, before, limit)
+    async def incidents(
+        self, *, job: str | None = None, node: str | None = None, before: int | None = None, limit: int
+    ) -> list[tuple[int, Incident]]:
+        rows = await self._page("incidents", "number, data", {"job": job, "node": node}, before, limit)
         return [(number, records.loads(data, Incident)) for number, data in rows]
 
+    async def finding(self, finding_id: str) -> FindingJudged | None:
+        rows = await self._rows("SELECT data FROM findings WHERE id = ?", finding_id)
+        return records.loads(rows[0][0], FindingJudged) if rows else None
+
+    async def findings(
+        self, *, job: str | None = None, node: str | None = None, before: int | None = None, limit: int
+    ) -> list[tuple[int, FindingJudged]]:
+        rows = await self._page("findings", "number, data", {"job": job, "node": node}, before, limit)
+        return [(number, records.loads(data, FindingJudged)) for number, data in rows]
+
     async def actions(self, *, job: str | None, before: int | None, limit: int) -> list[Done]:
-        rows = await self._page("actions", "number, at, data", job, before, limit)
+        rows = await self._page("actions", "number, at, data", {"job": job}, before, limit)
         done = []
         for number, at, data in rows:
             incident = records.loads(data, Incident)
@@ -203,12 +234,17 @@ class SqliteHistory:
         rows = await self._rows("SELECT data FROM events WHERE type = ? AND subject = ? ORDER BY number", kind, subject)
         return [records.loads(data, Published) for (data,) in rows]
 
-    async def _page(self, table: str, columns: str, job: str | None, before: int | None, limit: int) -> list[Any]:
+    async def _page(
+        self, table: str, columns: str, wanted: Mapping[str, str | None], before: int | None, limit: int
+    ) -> list[Any]:
+        """Newest first; `wanted` says what a column must hold, None = anything."""
+        given = {column: value for column, value in wanted.items() if value is not None}
+        clauses = [f"{column} = ?" for column in given] + (["number < ?"] if before is not None else [])
+        where = f"WHERE {' AND '.join(clauses)} " if clauses else ""
         return await self._rows(
-            f"SELECT {columns} FROM {table} WHERE (?1 IS NULL OR job = ?1) AND (?2 IS NULL OR number < ?2) "
-            "ORDER BY number DESC LIMIT ?3",
-            job,
-            before,
+            f"SELECT {columns} FROM {table} {where}ORDER BY number DESC LIMIT ?",
+            *given.values(),
+            *([before] if before is not None else []),
             limit,
         )
 
@@ -253,9 +289,9 @@ def _connect(path: Path) -> sqlite3.Connection:
         (layout,) = database.execute("PRAGMA user_version").fetchone()
         if layout == LAYOUT:
             return database
-        if layout == 0:
+        if layout in _UPGRADES:
             with database:
-                database.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {LAYOUT};")
+                database.executescript(f"BEGIN; {_UPGRADES[layout]} PRAGMA user_version = {LAYOUT};")
             return database
     except BaseException:
         database.close()
@@ -283,6 +319,8 @@ def _about(record: Published) -> tuple[str, str]:
             return record.incident.id, record.incident.job
         case NodeChanged():
             return record.node, record.job
+        case FindingJudged():
+            return record.finding.id, record.finding.job
         case Noted():
             return record.subject, ""
         case OperationDone():
@@ -302,8 +340,9 @@ def _set_cursor(database: sqlite3.Connection, stream: str, position: str) -> Non
 def _put_incident(database: sqlite3.Connection, incident: Incident) -> None:
     data = records.dumps(incident, Incident)
     database.execute(
-        "INSERT INTO incidents (id, job, data) VALUES (?, ?, ?) ON CONFLICT (id) DO UPDATE SET data = excluded.data",
-        (incident.id, incident.job, data),
+        "INSERT INTO incidents (id, job, node, data) VALUES (?, ?, ?, ?) "
+        "ON CONFLICT (id) DO UPDATE SET node = excluded.node, data = excluded.data",
+        (incident.id, incident.job, incident.node, data),
     )
     if incident.action is not None and incident.t_decided is not None:
         database.execute(
@@ -311,3 +350,11 @@ def _put_incident(database: sqlite3.Connection, incident: Incident) -> None:
             "ON CONFLICT (incident, at) DO UPDATE SET data = excluded.data",
             (incident.id, incident.t_decided, incident.job, data),
         )
+
+
+def _put_finding(database: sqlite3.Connection, judged: FindingJudged) -> None:
+    finding = judged.finding
+    database.execute(
+        "INSERT INTO findings (id, job, node, data) VALUES (?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET data = excluded.data",
+        (finding.id, finding.job, finding.node, records.dumps(judged, FindingJudged)),
+    )

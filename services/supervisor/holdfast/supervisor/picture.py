@@ -13,9 +13,9 @@ from holdfast.domain.nodes import RunningWorker
 from holdfast.domain.orders import Hello, OrderDone
 from holdfast.log.names import LEADER_LEASE
 from holdfast.log.protocol import FencedLog
+from holdfast.supervisor import snapshot
 from holdfast.supervisor.core import State
 from holdfast.supervisor.protocol import NodeReported
-from holdfast.wire import records
 
 RECENT_STEPS_MAX = 32  # per job: what a rate is taken over
 JOBS_MAX = 1000
@@ -111,7 +111,7 @@ class Viewer:
         if (picture := self._live()) is not None:
             return picture
         if anyio.current_time() - self._read_at >= SNAPSHOT_AGE_MAX_S:
-            raw = await self._log.snapshot(LEADER_LEASE)
-            self._snapshot = Picture(records.loads(raw, State)) if raw is not None else None
+            parts = await self._log.snapshot(LEADER_LEASE)
+            self._snapshot = Picture(snapshot.load(parts)) if parts else None
             self._read_at = anyio.current_time()
         return self._snapshot

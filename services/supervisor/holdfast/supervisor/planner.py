@@ -12,6 +12,7 @@ does the last group move into the gap, since data-parallel indices are contiguou
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,11 +23,11 @@ from holdfast.domain.mesh import Mesh
 
 @dataclass(frozen=True, slots=True)
 class Spare:
-    """A free node. `strikes` counts the incidents that it had lately: a clean node is taken first."""
+    """A free node. The one that is to be expected to fail least often is taken first."""
 
     node: str
     zone: str = ""
-    strikes: int = 0
+    faults_per_day: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class Request:
     out: frozenset[str] = frozenset()  # nodes that must not stay
     spares: tuple[Spare, ...] = ()
     zones: Mapping[str, str] | None = None  # node → failure domain, of the previous generation's nodes
+    rates: Mapping[str, float] | None = None  # node → expected faults a day, of the same nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ def plan(request: Request) -> Plan | Unplannable:
     groups.extend([None] * nodes_per_group for _ in range(wanted - len(groups)))
     while len(groups) > wanted or (_holes(groups) > len(pool) and len(groups) > least):
         for node in _drop_worst(groups):
-            pool[node] = Spare(node, (request.zones or {}).get(node, ""))
+            pool[node] = Spare(node, (request.zones or {}).get(node, ""), (request.rates or {}).get(node, 0.0))
     if (missing := _holes(groups) - len(pool)) > 0:
         return Unplannable(_shortage(request, least * nodes_per_group, missing))
 
@@ -145,13 +147,18 @@ def _fill(groups: list[_Group], pool: dict[str, Spare], request: Request) -> lis
             lost = lost if lost in request.out else ""
             zone = zones.get(lost) or next((zones[n] for n in group if n is not None and zones.get(n)), "")
             chosen = min(
-                pool.values(), key=lambda spare: (spare.strikes, bool(zone) and spare.zone != zone, spare.node)
+                pool.values(), key=lambda spare: (_repute(spare), bool(zone) and spare.zone != zone, spare.node)
             )
             del pool[chosen.node]
             group[index] = chosen.node
             why = f"in the same failure domain {zone}" if zone and chosen.zone == zone else "free"
             moves.append((slot, chosen.node, lost, why))
     return moves
+
+
+def _repute(spare: Spare) -> float:
+    """Rates are estimates: only factors of two count, or two nodes that never failed would differ by how long each is known."""
+    return round(math.log2(spare.faults_per_day)) if spare.faults_per_day > 0 else -math.inf
 
 
 def _placements(nodes: Sequence[str], world_size: int, width: int) -> tuple[Placement, ...]:

@@ -14,7 +14,7 @@ from holdfast.domain.generations import Generation
 from holdfast.domain.incidents import Action, Incident
 from holdfast.domain.job import JobSpec
 from holdfast.domain.nodes import NodeState
-from holdfast.domain.orders import Hello, Inventory, Order, OrderDone, RanksFinished, RanksStepping
+from holdfast.domain.orders import Order, Report
 
 
 class JobPhase(StrEnum):
@@ -101,7 +101,7 @@ class NodeReported:
     node: str
     incarnation: str
     seq: int
-    report: Hello | OrderDone | RanksStepping | RanksFinished | Inventory
+    report: Report
     session: int = 0  # when the session was opened, in µs: orders the sessions of a node; 0 = not told
 
 
@@ -263,15 +263,25 @@ class NodeChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class FindingJudged:
+    """A finding as it arrived, and what became of it. Judged again when more is known: the newest record counts."""
+
+    at: float
+    finding: Finding
+    verdict: str  # one English sentence
+    incident: str = ""  # that it opened, or is a part of
+
+
+@dataclass(frozen=True, slots=True)
 class Noted:
-    """Something an operator should read that changes nothing: a finding ignored, a breaker open, a request refused."""
+    """Something an operator should read that changes nothing: a breaker open, a request refused, a change planned again."""
 
     at: float
     subject: str
     text: str
 
 
-Record = JobAccepted | JobChanged | GenerationChanged | IncidentChanged | NodeChanged | Noted
+Record = JobAccepted | JobChanged | GenerationChanged | IncidentChanged | NodeChanged | FindingJudged | Noted
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.supervisor.protocol import (
+    FindingJudged,
     GenerationChanged,
     IncidentChanged,
     JobAccepted,
@@ -36,5 +37,13 @@ class LeaderChanged:
 
 
 Published = (
-    JobAccepted | JobChanged | GenerationChanged | IncidentChanged | NodeChanged | Noted | OperationDone | LeaderChanged
+    JobAccepted
+    | JobChanged
+    | GenerationChanged
+    | IncidentChanged
+    | NodeChanged
+    | FindingJudged
+    | Noted
+    | OperationDone
+    | LeaderChanged
 )

@@ -10,7 +10,7 @@ next term begins from what stands there.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -22,7 +22,7 @@ from holdfast.domain.errors import HoldfastError, StaleEpoch, Unavailable
 from holdfast.log.names import LEADER_LEASE, SUPERVISOR_GROUP
 from holdfast.log.protocol import FencedLog, Lease
 from holdfast.runtime.service import guarded
-from holdfast.supervisor import announce, tracing
+from holdfast.supervisor import announce, snapshot, tracing
 from holdfast.supervisor.core import State, view
 from holdfast.supervisor.fold import Folded, Folder
 from holdfast.supervisor.history import History
@@ -47,7 +47,6 @@ from holdfast.supervisor.published import LeaderChanged
 from holdfast.supervisor.requests import OperatorRequest
 from holdfast.supervisor.sessions import Sessions
 from holdfast.supervisor.timers import Timers
-from holdfast.wire import records
 
 # All leaders read as one consumer: what a dead leader took and did not acknowledge is handed to the next one at once.
 CONSUMER = "leader"
@@ -155,9 +154,10 @@ class Term:
 
     async def _begin(self) -> None:
         """Load what the last leader committed, and hand out again what it may not have carried out."""
-        raw = await self._log.snapshot(LEADER_LEASE)
-        state = State() if raw is None else _load(raw)
-        folder = Folder(state, self._lease.epoch)
+        parts = await self._log.snapshot(LEADER_LEASE)
+        state = _load(parts)
+        in_parts = bool(parts) and snapshot.WHOLE not in parts
+        folder = Folder(state, self._lease.epoch, committed=state if in_parts else None)
         at = self._clock()
         folded = folder.fold([Input(LeaderStarted(at, self._lease.epoch))], at)
         if folded.state.epoch != self._lease.epoch:
@@ -264,9 +264,9 @@ def _with(folded: Folded, news: LeaderChanged) -> Folded:
     return Folded(folded.state, folded.changed, folded.commands, (news, *folded.published), folded.dead)
 
 
-def _load(raw: bytes) -> State:
+def _load(parts: Mapping[str, bytes]) -> State:
     try:
-        return records.loads(raw, State)
+        return snapshot.load(parts)
     except HoldfastError as error:
         raise HoldfastError(
             f"the supervisor's snapshot cannot be read, and starting without it could harm running jobs: {error}. "

@@ -34,6 +34,7 @@ POLL_S = 0.1
 PROGRESS_TIMEOUT_S = 120.0  # no new step, no new incident for this long: the demo has failed, say where
 LAST_STEPS_TIMEOUT_S = 5.0
 REFERENCE_TIMEOUT_S = 600.0
+ENDED = ("failed", "stopped", "completed")
 
 CRASH_RANK = 4
 LOST_RANK = 7
@@ -214,7 +215,7 @@ class Scenario:
             self._tell()
             if condition(job):
                 return job
-            if job["phase"] in ("failed", "stopped", "completed"):
+            if job["phase"] in ENDED:
                 raise HoldfastError(f"the demo's job is {job['phase']} while waiting for {what}: {job['reason']}")
             if (now := (job["step"], job["phase"], job["generation"], len(self._seen))) != last:
                 last, deadline = now, time.monotonic() + PROGRESS_TIMEOUT_S
@@ -272,9 +273,14 @@ class Scenario:
                 },
             }
         )
-        job = self._wait_for(BEREFT_JOB, "a checkpoint in the object store", lambda _: self._stored(BEREFT_JOB))
-        job = self._wait_for(BEREFT_JOB, "its peer's copy", lambda _: len(self._holders(BEREFT_JOB, BEREFT_RANK)) > 1)
-        pair = self._holders(BEREFT_JOB, BEREFT_RANK)
+        self._wait_for(BEREFT_JOB, "a checkpoint in the object store", lambda _: self._stored(BEREFT_JOB))
+        pair: list[str] = []
+
+        def copied(_: View) -> bool:
+            pair[:] = self._holders(BEREFT_JOB, BEREFT_RANK)
+            return len(pair) > 1
+
+        self._wait_for(BEREFT_JOB, "its peer's copy", copied)
         what = f"{self._injector.nodes_loss(*pair)}, and with them every copy of rank {BEREFT_RANK}'s shards"
         self._console.print(f"[bold]loss of both copies[/]: {escape(what)}")
 
@@ -299,7 +305,7 @@ class Scenario:
         """Raises when it does not come to pass in time, or when the job ends before."""
         deadline = time.monotonic() + PROGRESS_TIMEOUT_S
         while not condition(job := self._client.job(name)):
-            if time.monotonic() > deadline or job["phase"] in ("failed", "stopped", "completed"):
+            if time.monotonic() > deadline or job["phase"] in ENDED:
                 raise Unavailable(f"{name} is {job['phase']} while waiting for {what}: {job['reason']}")
             time.sleep(POLL_S)
         return job
@@ -326,12 +332,7 @@ class Scenario:
                 "checkpoint": {"interval_steps": 5, "keep": 2},
             }
         )
-        deadline = time.monotonic() + PROGRESS_TIMEOUT_S
-        while (job := self._client.job(FAULTY_JOB))["phase"] not in ("failed", "stopped", "completed"):
-            if time.monotonic() > deadline:
-                self._failures.append(f"user bug: the job is still {job['phase']} after {PROGRESS_TIMEOUT_S:.0f} s")
-                break
-            time.sleep(POLL_S)
+        job = self._wait_for(FAULTY_JOB, "its end", lambda job: job["phase"] in ENDED)
         incidents = sorted(self._client.incidents(FAULTY_JOB), key=lambda incident: incident["t_fault"])
         self._console.print(f"[bold]{FAULTY_JOB}[/] {job['phase']}: {escape(job['reason'])}")
         expected = Expectation("user bug", "repeated_exception", "stop")

@@ -4,6 +4,8 @@ Two failures are the same when type and stack frames agree (not the message: it 
 job has made no step between them that it had not made before. Where the step is not known (a script without `holdfast.train`,
 or a failure before the first step) both must also have come early, or a rare crash hours apart would look like a loop.
 
+A crash without an exception has the signal or the exit code for its fingerprint; `blame` believes it only on two nodes.
+
 Not a detector of its own: its conclusion *replaces* the plain WORKER_EXCEPTION, so `worker_exit` asks it first.
 """
 
@@ -11,16 +13,20 @@ from __future__ import annotations
 
 import hashlib
 import re
+import signal
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from holdfast.domain.signals import WorkerError
+from holdfast.domain.signals import WorkerError, WorkerExited
 
+ROOTS_MAX = 8  # different failures remembered per job
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # say nothing about the script
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The newest root exception of a job, and in how many generations running it has been seen."""
+    """One root failure of a job, and in how many generations it has been seen without progress in between."""
 
     fingerprint: str
     step: int  # last step that the rank had finished
@@ -36,12 +42,32 @@ def fingerprint(error: WorkerError) -> str:
     return hashlib.blake2s("\n".join((error.type, *where)).encode(), digest_size=8).hexdigest()
 
 
-def judge(last: Failure | None, error: WorkerError, *, step: int, generation: int, early: bool, node: str) -> Failure:
+def fingerprint_of(exit_: WorkerExited) -> str:
+    """Of the root failure: the exception, or how the process ended without one. Empty for what was done *to* the process."""
+    if exit_.error is not None:
+        return fingerprint(exit_.error)
+    if exit_.signal in _FROM_OUTSIDE:
+        return ""
+    return f"signal {exit_.signal}" if exit_.signal is not None else f"exit code {exit_.exit_code}"
+
+
+def got_past(known: Mapping[str, Failure], step: int) -> dict[str, Failure]:
+    """The job has finished `step`: what failed before it was not the script's bug, or not this one. Progress resets the budget."""
+    return {print_: failure for print_, failure in known.items() if step <= failure.step}
+
+
+def remembered(known: Mapping[str, Failure], failure: Failure) -> dict[str, Failure]:
+    """With `failure` as the newest: each root has a budget of its own, so two bugs that take turns do not hide each other."""
+    others = {print_: each for print_, each in known.items() if print_ != failure.fingerprint}
+    newest = sorted(others.values(), key=lambda each: each.generation)[-(ROOTS_MAX - 1) :]
+    return {each.fingerprint: each for each in (*newest, failure)}
+
+
+def judge(last: Failure | None, print_: str, *, step: int, generation: int, early: bool, node: str) -> Failure:
     """The failure as it now stands; `tries` > 1 means that it is the same one again.
 
     `last` must have been forgotten by the caller when the job has since finished a step beyond it.
     """
-    print_ = fingerprint(error)
     new = Failure(fingerprint=print_, step=step, generation=generation, early=early, nodes=frozenset({node}))
     if last is None or last.fingerprint != print_:
         return new

@@ -52,7 +52,10 @@ class _Generation:
 @dataclass(slots=True)
 class ExitState:
     generations: OrderedDict[Key, _Generation] = field(default_factory=OrderedDict)
-    failures: OrderedDict[str, repeated_exception.Failure] = field(default_factory=OrderedDict)  # by job
+    failures: OrderedDict[str, dict[str, repeated_exception.Failure]] = field(
+        default_factory=OrderedDict
+    )  # by job, by fingerprint
+    began: OrderedDict[str, float] = field(default_factory=OrderedDict)  # by job: agent's clock, its first generation
     holding: set[Key] = field(default_factory=set)
     hardware: OrderedDict[str, Finding] = field(default_factory=OrderedDict)  # by node: its newest hardware finding
     out_of_memory: OrderedDict[str, float] = field(default_factory=OrderedDict)  # by node: diagnostics' clock
@@ -85,16 +88,17 @@ class WorkerExit:
             case WorkerExited():
                 return state, self._exited(state, item, now)
             case StepRecord():
-                known = state.failures.get(item.job)
-                if known is not None and item.step > known.step:
-                    del state.failures[item.job]  # the job got past it: it was not the script's bug, or not this one
+                if known := state.failures.get(item.job):
+                    state.failures[item.job] = repeated_exception.got_past(known, item.step)
             case GenerationStarted():
                 generation = _generation(state, item.job, item.generation)
+                _keep(state.began, item.job, min(item.at, state.began.get(item.job, item.at)))
                 generation.started_at = min(item.at, generation.started_at or item.at)
             case GenerationStopped():
                 _generation(state, item.job, item.generation).stopped.add(item.node)
             case JobBegan():
                 state.failures.pop(item.job, None)
+                state.began.pop(item.job, None)
                 for key in [key for key in state.generations if key[0] == item.job]:
                     del state.generations[key]
                     state.holding.discard(key)
@@ -176,22 +180,21 @@ class WorkerExit:
     def _recurrence(
         self, state: ExitState, generation: _Generation, exit_: WorkerExited, cause: Cause
     ) -> repeated_exception.Failure | None:
-        """How often this exception has been seen; None where the question has no meaning."""
-        if exit_.error is None or cause is not Cause.OWN:
+        """How often this exception or signal has been seen; None where the question has no meaning."""
+        fingerprint = repeated_exception.fingerprint_of(exit_)
+        if not fingerprint or cause is not Cause.OWN:
             return None
         started_at = generation.started_at
+        known = state.failures.get(exit_.job, {})
         failure = repeated_exception.judge(
-            state.failures.get(exit_.job),
-            exit_.error,
+            known.get(fingerprint),
+            fingerprint,
             step=exit_.step,
             generation=exit_.generation,
             early=started_at is not None and exit_.at - started_at <= self.early_s,
             node=exit_.node,
         )
-        state.failures[exit_.job] = failure
-        state.failures.move_to_end(exit_.job)
-        while len(state.failures) > _JOBS_MAX:
-            state.failures.popitem(last=False)
+        _keep(state.failures, exit_.job, repeated_exception.remembered(known, failure), _JOBS_MAX)
         return failure
 
     def _blame(
@@ -217,6 +220,7 @@ class WorkerExit:
             other_jobs=sum(
                 _failed_here_only(state, job, exit_.node, now - self.memory_s) for job in guests - {exit_.job}
             ),
+            after_s=max(0.0, exit_.at - state.began.get(exit_.job, exit_.at)),
             before_first_step=exit_.step == 0,
             early=started_at is not None and exit_.at - started_at <= self.early_s,
         )
@@ -231,11 +235,11 @@ def _failed_here_only(state: ExitState, job: str, node: str, after: float) -> bo
 V = TypeVar("V")
 
 
-def _keep(table: OrderedDict[str, V], key: str, value: V) -> None:
+def _keep(table: OrderedDict[str, V], key: str, value: V, most: int = _KEPT_MAX) -> None:
     """Remember under a bound; the entry that was written longest ago goes first."""
     table[key] = value
     table.move_to_end(key)
-    while len(table) > _KEPT_MAX:
+    while len(table) > most:
         table.popitem(last=False)
 
 
@@ -276,6 +280,7 @@ def _report(
         evidence["supersedes"] = supersedes
     if judged is not None:
         evidence |= {"blame": judged.who.value, "error_class": judged.error.value, "because": judged.why}
+        evidence |= {"after_s": f"{judged.after_s:.0f}", "prior_user": f"{judged.prior_user:.3f}"}
     where = f"Rank {exit_.rank} on {exit_.node}"
     when = f"after step {exit_.step}" if exit_.step > 0 else "before its first step"
     summary = f"{where} {ending(exit_)} {when}."

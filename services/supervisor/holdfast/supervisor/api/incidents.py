@@ -1,7 +1,8 @@
-"""`/v1/incidents` and `/v1/actions`: from the history, newest first."""
+"""`/v1/incidents`, `/v1/findings` and `/v1/actions`: from the history, newest first."""
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -14,13 +15,16 @@ from holdfast.supervisor.api.backend import Backend, Cursor, Limit, Serving, num
 router = APIRouter(tags=["incidents"])
 
 OfJob = Annotated[str | None, Query(max_length=200, description="Only this job's.")]
+OfNode = Annotated[str | None, Query(max_length=200, description="Only this node's.")]
+SUGGESTED_FROM = 500  # the newest findings, among which a mistyped id is looked for
+SUGGESTED_MAX = 3
 
 
 @router.get("/incidents")
 async def list_incidents(
-    backend: Serving, job: OfJob = None, limit: Limit = 100, cursor: Cursor = None
+    backend: Serving, job: OfJob = None, node: OfNode = None, limit: Limit = 100, cursor: Cursor = None
 ) -> models.Page[models.Incident]:
-    rows = await backend.history.incidents(job=job, before=number_of(cursor), limit=limit + 1)
+    rows = await backend.history.incidents(job=job, node=node, before=number_of(cursor), limit=limit + 1)
     items = [views.incident(incident) for _, incident in rows[:limit]]
     return models.Page(items=items, next_cursor=str(rows[limit - 1][0]) if len(rows) > limit else None)
 
@@ -41,6 +45,34 @@ async def _find(backend: Backend, incident_id: str) -> Incident:
     if incident is None:
         raise NotFound(f"there is no incident {incident_id}; GET /v1/incidents lists those there are")
     return incident
+
+
+@router.get("/findings")
+async def list_findings(
+    backend: Serving, job: OfJob = None, node: OfNode = None, limit: Limit = 100, cursor: Cursor = None
+) -> models.Page[models.Finding]:
+    """What was concluded, warnings included, and what became of it."""
+    rows = await backend.history.findings(job=job, node=node, before=number_of(cursor), limit=limit + 1)
+    items = [views.finding(judged) for _, judged in rows[:limit]]
+    return models.Page(items=items, next_cursor=str(rows[limit - 1][0]) if len(rows) > limit else None)
+
+
+@router.get("/findings/{finding_id:path}")
+async def get_finding(finding_id: str, backend: Serving) -> models.Finding:
+    """One finding with its evidence and the rule that fired. 404 names findings whose ids look alike."""
+    judged = await backend.history.finding(finding_id)
+    if judged is None:
+        raise NotFound(f"there is no finding {finding_id}{await _suggestion(backend, finding_id)}")
+    return views.finding(judged)
+
+
+async def _suggestion(backend: Backend, finding_id: str) -> str:
+    newest = [judged.finding.id for _, judged in await backend.history.findings(limit=SUGGESTED_FROM)]
+    if alike := get_close_matches(finding_id, newest, n=SUGGESTED_MAX):
+        return f"; did you mean {' or '.join(alike)}?"
+    if newest:
+        return f"; the latest are {', '.join(newest[:SUGGESTED_MAX])}"
+    return "; nothing has been found yet"
 
 
 @router.get("/actions")

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from holdfast.domain.findings import FindingKind, Remedy, Severity
 from holdfast.domain.incidents import ActionKind, IncidentState
 from holdfast.domain.nodes import NodeState
 from holdfast.supervisor.protocol import JobPhase
@@ -109,6 +110,35 @@ class Action(Model):
     new_generation: int | None
 
 
+# ---------------------------------------------------------------- findings
+
+
+class Finding(Model):
+    """What a detector concluded, on which evidence, by which rule, and what became of it."""
+
+    id: Annotated[str, Field(description="the same physical fault found again carries the same id")]
+    kind: FindingKind
+    severity: Severity
+    summary: str
+    node: str
+    job: str
+    generation: int
+    rank: int | None
+    gpu: int | None
+    at: Annotated[float, Field(description="when it was concluded")]
+    since: Annotated[float, Field(description="when the fault began, as far as is known")]
+    confidence: float
+    rule: Annotated[str, Field(description="the rule that fired")]
+    source: Annotated[str, Field(description="where the rule comes from")]
+    advice: Annotated[str, Field(description="what a person can do about it")]
+    evidence: dict[str, str]
+    ladder: Annotated[list[Remedy], Field(description="recommended, mildest first")]
+    ttl_s: Annotated[float, Field(description="when it is older, nobody acts on it")]
+    judged_at: float
+    verdict: Annotated[str, Field(description="what the supervisor did with it")]
+    incident: Annotated[str, Field(description="that it opened or is a part of; empty = none")]
+
+
 # ---------------------------------------------------------------- jobs
 
 
@@ -199,6 +229,23 @@ class Goodput(Model):
 # ---------------------------------------------------------------- nodes
 
 
+class Check(Model):
+    """One thing that a node tested on itself."""
+
+    name: str
+    ok: Annotated[bool | None, Field(description="null = it could not be tested: that says nothing of the node")]
+    detail: str
+
+
+class Preflight(Model):
+    """A node's newest tests of itself."""
+
+    at: Annotated[float, Field(description="0 = they are under way")]
+    passed: bool
+    took_s: float
+    checks: list[Check]
+
+
 class Node(Model):
     node: str
     state: NodeState
@@ -215,6 +262,26 @@ class Node(Model):
     directory: str
     kernel_log: str
     version: str
+    quarantined: Annotated[bool, Field(description="cordoned because it keeps failing")]
+    faults_per_day: Annotated[float, Field(description="to be expected, by its own past; spares are chosen by it")]
+    preflight: Annotated[Preflight | None, Field(description="null: this node does not test itself")] = None
+
+
+class Fault(Model):
+    """An incident that counts against a node."""
+
+    at: float
+    incident: str
+    job: str
+    weight: Annotated[float, Field(description="1 = the node's fault; less = perhaps the script's")]
+    shared: Annotated[bool, Field(description="other nodes failed at the same time: it does not count")]
+
+
+class NodeDetail(Node):
+    """One node with its past."""
+
+    faults: Annotated[list[Fault], Field(description="what counts against it since its last repair, oldest first")]
+    incidents: Annotated[list[Incident], Field(description="the latest ones that began here, newest first")]
 
 
 # ---------------------------------------------------------------- operations, version, problems

@@ -13,22 +13,28 @@ from holdfast.supervisor.protocol import NodeCordonRequested, NodeRepaired
 
 router = APIRouter(prefix="/nodes", tags=["nodes"])
 
+INCIDENTS_MAX = 20  # shown with a node; GET /v1/incidents?node= has them all
+
 
 @router.get("")
 async def list_nodes(backend: Serving, limit: Limit = 100, cursor: Cursor = None) -> models.Page[models.Node]:
     """Every node that the supervisor knows, by name."""
     picture = await backend.picture()
     names = sorted(name for name in picture.state.nodes if cursor is None or name > cursor)
-    items = [views.node(picture, picture.state.nodes[name]) for name in names[:limit]]
+    now = time.time()
+    items = [views.node(picture, picture.state.nodes[name], now) for name in names[:limit]]
     return models.Page(items=items, next_cursor=names[limit - 1] if len(names) > limit else None)
 
 
 @router.get("/{name}")
-async def get_node(name: str, backend: Serving) -> models.Node:
+async def get_node(name: str, backend: Serving) -> models.NodeDetail:
+    """One node, what counts against it, and its latest incidents."""
     picture = await backend.picture()
     if name not in picture.state.nodes:
         raise NotFound(f"there is no node {name}; GET /v1/nodes lists those there are")
-    return views.node(picture, picture.state.nodes[name])
+    past = await backend.history.incidents(node=name, limit=INCIDENTS_MAX)
+    incidents = [incident for _, incident in past]
+    return views.node_detail(picture, picture.state.nodes[name], time.time(), incidents)
 
 
 @router.post("/{name}/cordon", status_code=202)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from holdfast.domain import spans, tracing
 from holdfast.domain.generations import Generation
 from holdfast.domain.incidents import Incident
+from holdfast.domain.nodes import Preflight
+from holdfast.domain.rules import rule_of
 from holdfast.supervisor.api import models
 from holdfast.supervisor.core import SavedStep
 from holdfast.supervisor.core.state import Job, Node
 from holdfast.supervisor.goodput import BADPUT, Class, Ledger
 from holdfast.supervisor.history import Done
+from holdfast.supervisor.offenders import rate_per_day
 from holdfast.supervisor.picture import Picture, Progress
-from holdfast.supervisor.protocol import JobPhase
+from holdfast.supervisor.protocol import FindingJudged, JobPhase
 from holdfast.wire import jobfile
 
 
@@ -50,6 +55,33 @@ def incident(value: Incident) -> models.Incident:
         trace_id=value.trace_id,
         findings=list(value.findings),
         evidence=dict(value.evidence),
+    )
+
+
+def finding(judged: FindingJudged) -> models.Finding:
+    value, rule = judged.finding, rule_of(judged.finding)
+    return models.Finding(
+        id=value.id,
+        kind=value.kind,
+        severity=value.severity,
+        summary=value.summary,
+        node=value.node,
+        job=value.job,
+        generation=value.generation,
+        rank=value.rank,
+        gpu=value.gpu,
+        at=value.at,
+        since=value.since,
+        confidence=value.confidence,
+        rule=rule.rule,
+        source=rule.source,
+        advice=rule.advice,
+        evidence=dict(value.evidence),
+        ladder=list(value.ladder),
+        ttl_s=value.ttl_s,
+        judged_at=judged.at,
+        verdict=judged.verdict,
+        incident=judged.incident,
     )
 
 
@@ -152,7 +184,8 @@ def _ranks(picture: Picture, name: str, generation: Generation) -> list[models.R
     return ranks
 
 
-def node(picture: Picture, value: Node) -> models.Node:
+def node(picture: Picture, value: Node, at: float) -> models.Node:
+    """`at`: Unix seconds; a node's faults count less the older they are."""
     facts = value.facts
     return models.Node(
         node=value.name,
@@ -170,7 +203,25 @@ def node(picture: Picture, value: Node) -> models.Node:
         directory=facts.directory,
         kernel_log=facts.kernel_log,
         version=facts.version,
+        quarantined=value.quarantined,
+        preflight=_preflight(value.preflight) if value.preflight is not None else None,
+        faults_per_day=rate_per_day(value.faults, value.known_since, at, picture.state.config.offenders),
     )
+
+
+def node_detail(picture: Picture, value: Node, at: float, incidents: Sequence[Incident]) -> models.NodeDetail:
+    faults = [
+        models.Fault(at=each.at, incident=each.incident, job=each.job, weight=each.weight, shared=each.shared)
+        for each in value.faults
+    ]
+    past = [incident(each) for each in incidents]
+    return models.NodeDetail(**dict(node(picture, value, at)), faults=faults, incidents=past)
+
+
+def _preflight(value: Preflight) -> models.Preflight:
+    checks = [models.Check(name=each.name, ok=each.ok, detail=each.detail) for each in value.checks]
+    passed = bool(value.at) and not value.failures
+    return models.Preflight(at=value.at, passed=passed, took_s=round(value.took_s, 3), checks=checks)
 
 
 def _job_of(picture: Picture, name: str) -> str:
@@ -186,7 +237,11 @@ def _reason(value: Node) -> str:
         return value.condemned
     if value.lost:
         return "lost: neither its agent nor diagnostics hears of it"
-    return "" if value.connected else "no control session at the moment"
+    if not value.connected:
+        return "no control session at the moment"
+    if value.unfit:
+        return f"failed its pre-flight: {value.unfit}"
+    return "tests itself before it gets ranks" if value.untested else ""
 
 
 def goodput(job: str, started_at: float, ledger: Ledger) -> models.Goodput:

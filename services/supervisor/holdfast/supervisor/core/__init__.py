@@ -108,6 +108,7 @@ def step(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
 def _lead(turn: Turn, state: State, event: LeaderStarted) -> None:
     """Hand out again what the last leader may not have carried out. Sessions are the old leader's: agents come back."""
     turn.set(epoch=event.epoch)
+    turn.touch_all()
     turn.commands.extend(SetTimer(name, due) for name, due in sorted(state.timers.items()))
     for incident in state.questions:
         turn.commands.append(Evaluate(incident, state.incidents[incident].job))
@@ -123,6 +124,7 @@ def _lead(turn: Turn, state: State, event: LeaderStarted) -> None:
 def _timer(turn: Turn, name: str) -> None:
     """Names are `kind:subject…`; job and node names contain no colon, so the last fields are found from the right."""
     kind, _, rest = name.partition(":")
+    turn.touch(rest.partition(":")[0])  # the job, when the timer is about one
     match kind:
         case "prepare":
             job, number = rest.rsplit(":", 1)

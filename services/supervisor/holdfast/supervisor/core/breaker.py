@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Breaker
 from holdfast.supervisor.core.turn import Turn
 
@@ -23,6 +24,8 @@ def count_condemned(turn: Turn, node: str) -> None:
     breaker = _recent(turn)
     condemned = (*((at, name) for at, name in breaker.condemned if name != node), (turn.at, node))
     turn.set(breaker=replace(breaker, condemned=condemned))
+    if is_open(turn):
+        return
     fleet, limit = _fleet_and_limit(turn)
     if len(condemned) > limit:
         names = ", ".join(sorted(name for _, name in condemned))
@@ -48,7 +51,8 @@ def count_change(turn: Turn) -> None:
     breaker = _recent(turn)
     changes = (*breaker.changes, turn.at)
     turn.set(breaker=replace(breaker, changes=changes))
-    if len(changes) > turn.config.changes_max:
+    limit = max(turn.config.changes_max, int(turn.config.changes_per_job_max * len(turn.jobs)))
+    if len(changes) > limit:
         reason = f"{len(changes)} generation changes within {turn.config.breaker_window_s:.0f} s: acting does not help"
         _open(turn, reason, doubts_view=False)
 
@@ -58,6 +62,7 @@ def close(turn: Turn, why: str, *, counts: Breaker | None = None) -> None:
     if is_open(turn):
         turn.note("breaker", f"closed: {why}")
     turn.set(breaker=replace(counts or Breaker(), open_until=None, reason="", doubts_view=False))
+    turn.touch_all()
     turn.cancel_timer(TIMER)
 
 
@@ -73,8 +78,8 @@ def _recent(turn: Turn) -> Breaker:
 
 def _fleet_and_limit(turn: Turn) -> tuple[int, int]:
     """How many nodes there are, and how many of them may be condemned within the window."""
-    condemned = {name for _, name in turn.breaker.condemned}
-    fleet = len({node.name for node in turn.nodes.values() if node.connected} | condemned)
+    away = [name for _, name in turn.breaker.condemned if name not in turn.nodes or not turn.nodes[name].connected]
+    fleet = turn.count(By.CONNECTED) + len(away)
     return fleet, max(turn.config.condemned_min, int(turn.config.condemned_fraction_max * fleet))
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from holdfast.domain.errors import NotFound
+from holdfast.domain.generations import ShardRecord
 from holdfast.domain.mesh import Mesh
 from holdfast.supervisor.core.state import State
 from holdfast.supervisor.election import Line
@@ -34,15 +34,12 @@ class _Copies:
 
 
 def saved_steps(state: State, name: str) -> Sequence[SavedStep]:
-    """Newest first. Raises `NotFound`."""
-    if name not in state.jobs:
-        raise NotFound(f"there is no job {name}")
+    """Newest first. The job must be there."""
     job = state.jobs[name]
     found: dict[tuple[int, int], _Copies] = {}
-    for node in state.nodes.values():
-        for record in node.inventory.get(name, ()) if node.connected else ():
-            copies = found.setdefault((record.key.attempt, record.key.step), _Copies(record.mesh))
-            copies.ranks[record.tier].add(record.key.rank)
+    for _, record in _in_reach(state, name):
+        copies = found.setdefault((record.key.attempt, record.key.step), _Copies(record.mesh))
+        copies.ranks[record.tier].add(record.key.rank)
     for stored in job.stored:
         found.setdefault((stored.attempt, stored.step), _Copies(stored.mesh)).stored = True
     steps = [_step(key, found[key]) for key in sorted(found, reverse=True)]
@@ -52,15 +49,19 @@ def saved_steps(state: State, name: str) -> Sequence[SavedStep]:
 
 
 def holders(state: State, name: str, attempt: int, step: int) -> Mapping[int, Sequence[str]]:
-    """Connected nodes that hold each rank's shard of one saved step, in memory or on disk. Raises `NotFound`."""
-    if name not in state.jobs:
-        raise NotFound(f"there is no job {name}")
+    """Connected nodes that hold each rank's shard of one saved step, in memory or on disk."""
     found: dict[int, set[str]] = defaultdict(set)
+    for node, record in _in_reach(state, name):
+        if (record.key.attempt, record.key.step) == (attempt, step):
+            found[record.key.rank].add(node)
+    return {rank: sorted(found[rank]) for rank in sorted(found)}
+
+
+def _in_reach(state: State, name: str) -> Iterator[tuple[str, ShardRecord]]:
+    """(node, shard) of everything that connected nodes hold of the job."""
     for node in state.nodes.values():
         for record in node.inventory.get(name, ()) if node.connected else ():
-            if (record.key.attempt, record.key.step) == (attempt, step):
-                found[record.key.rank].add(node.name)
-    return {rank: sorted(found[rank]) for rank in sorted(found)}
+            yield node.name, record
 
 
 def _step(key: tuple[int, int], copies: _Copies) -> SavedStep:

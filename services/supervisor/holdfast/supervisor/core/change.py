@@ -22,6 +22,7 @@ from holdfast.domain.generations import Generation, Placement, RestorePoint, Sha
 from holdfast.domain.incidents import Action, Incident, IncidentState
 from holdfast.domain.orders import Prepare, Stop, Warm
 from holdfast.supervisor.core import breaker, nodes, pacing, saved
+from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Blocked, Change, Job
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import options, plan_for, reachable
@@ -108,6 +109,7 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
     generation = Generation(number, job.attempt_base + number, chosen.mesh, chosen.placements, election.restore)
     incidents = tuple(incident.id for incident in turn.open_incidents(job.name) if incident.action is not None)
     traceparent = traceparent_of(turn, incidents)
+    self_test = any(saved.is_unexplained_corruption(turn.incidents[incident]) for incident in incidents)
     checkpoint = pacing.resolved(turn, job.name)
     copies = peers(chosen.placements, {node: turn.nodes[node].facts.zone for node in chosen.nodes})
     waiting = {}
@@ -116,6 +118,7 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
             _prepare(turn, job, generation, placement, election, copies[placement.node]),
             checkpoint=checkpoint,
             traceparent=traceparent,
+            self_test=self_test,
         )
         waiting[turn.send(placement.node, prepare)] = placement.node
         held = turn.nodes[placement.node].holds
@@ -167,6 +170,7 @@ def _prepare(
         restore_mesh=election.mesh,
         restore=tuple(rank for rank in election.ranks if rank.rank in placement.ranks),
         peers=tuple(ShardSource(node, endpoint) for node, endpoint in sources if endpoint),
+        checks=job.spec.checks,
     )
 
 
@@ -183,10 +187,8 @@ def stop_leavers(
     Returns the orders to wait for (command id → node): those of connected nodes. The others get theirs when they come back.
     """
     waiting = {}
-    for node in sorted(turn.nodes):
-        has_files = forget and name in turn.nodes[node].inventory
-        if node in stay or not (has_files or name in turn.nodes[node].holds):
-            continue
+    concerned = {*turn.found(By.HOLDS, name), *(turn.found(By.KEEPS, name) if forget else ())}
+    for node in sorted(concerned.difference(stay)):
         command = turn.send(node, Stop(name, generation, grace_s, forget))
         if turn.nodes[node].connected:
             waiting[command] = node

@@ -13,7 +13,8 @@ from holdfast.domain import tracing
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.incidents import Action, ActionKind, Incident, IncidentState
 from holdfast.policy import check, default
-from holdfast.supervisor.core import breaker, change, jobs, nodes, planned, saved
+from holdfast.supervisor.core import breaker, change, jobs, nodes, planned, quarantine, saved
+from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Job
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import job_view, plan_for
@@ -31,13 +32,13 @@ _DEFAULT = "default policy"
 
 
 def on_finding(turn: Turn, finding: Finding) -> None:
-    subject = finding.node or finding.job
-    if turn.at - finding.at > finding.ttl_s:
-        turn.note(subject, f"ignored, {turn.at - finding.at:.0f} s old: {finding.summary}")
+    age_s = turn.at - finding.at
+    if age_s > finding.ttl_s:
+        turn.judge(finding, f"ignored: it arrived {age_s:.0f} s old, and is news for {finding.ttl_s:.0f} s")
     elif _is_known(turn, finding):
         return  # the log delivers at least once
     elif finding.severity in (Severity.INFO, Severity.WARNING):
-        turn.note(subject, finding.summary)
+        turn.judge(finding, f"recorded: a finding of severity {finding.severity} calls for no action")
     elif finding.kind is FindingKind.NODE_LOST:
         _witness(turn, finding)
     elif finding.severity is Severity.FATAL and finding.node:
@@ -48,7 +49,7 @@ def on_finding(turn: Turn, finding: Finding) -> None:
 
 def _is_known(turn: Turn, finding: Finding) -> bool:
     """Whether an incident has it: an open one, or a closed one that saw this very conclusion."""
-    if any(finding.id in incident.findings for incident in turn.incidents.values()):
+    if turn.found(By.FINDING, finding.id):
         return True
     return any(finding.id in incident.findings and finding.at <= incident.t_detected for incident in turn.closed)
 
@@ -57,16 +58,13 @@ def _witness(turn: Turn, finding: Finding) -> None:
     """A node is lost when diagnostics has lost its telemetry *and* the supervisor its control session."""
     node = turn.nodes.get(finding.node)
     if node is None:
-        turn.note(finding.node, f"ignored, this node has never connected here: {finding.summary}")
+        turn.judge(finding, "ignored: this node has never connected here")
     elif node.lost or (node.connected and finding.at < node.connected_at):
-        turn.note(node.name, f"ignored, already dealt with: {finding.summary}")
+        turn.judge(finding, "ignored: its loss has been dealt with already")
     elif node.connected:
         turn.put_node(node.name, suspicion=finding)
         turn.set_timer(f"witness:{node.name}", turn.at + turn.config.witness_s)
-        turn.note(
-            node.name,
-            f"contradicted, its control session is alive (the telemetry path broke): {finding.summary}",
-        )
+        turn.judge(finding, "contradicted: its control session is alive, so only the telemetry path broke")
     else:
         confirm_lost(turn, finding)
 
@@ -76,28 +74,30 @@ def confirm_lost(turn: Turn, finding: Finding) -> None:
     nodes.declare_lost(turn, finding.node, finding.summary)
     if nodes.job_of(turn, finding.node) is not None:
         strike(turn, finding)
+    else:
+        turn.judge(finding, f"{finding.node} is lost; no job has ranks there")
 
 
 def _fatal(turn: Turn, finding: Finding) -> None:
     node = turn.nodes.get(finding.node)
     if node is None or finding.since < node.repaired_at:
-        turn.note(finding.node, f"ignored, the node is unknown or was repaired since: {finding.summary}")
+        turn.judge(finding, "ignored: the node is not known here, or was repaired since")
         return
     already = bool(node.condemned)
     nodes.condemn(turn, node.name, finding.summary)
     if nodes.job_of(turn, node.name) is not None:
         strike(turn, finding)
-    elif not already:
-        turn.note(node.name, f"out of service: {finding.summary}")
+    else:
+        turn.judge(finding, f"{node.name} {'was' if already else 'is put'} out of service; no job has ranks there")
 
 
 def strike(turn: Turn, finding: Finding) -> None:
     """A fault of a job: extend the incident that it belongs to, or open one."""
     job = _job_concerned(turn, finding)
     if job is None or job.generation is None or job.phase.finished or job.phase is JobPhase.STOPPING:
-        turn.note(finding.job or finding.node, f"ignored, no job is concerned: {finding.summary}")
+        turn.judge(finding, "ignored: no running job is concerned")
         return
-    if finding.kind is FindingKind.SILENT_CORRUPTION:
+    if saved.is_corruption(finding):
         saved.distrust(turn, job, finding)
     root = _open_root(turn, job, finding)
     if root is not None:
@@ -105,7 +105,7 @@ def strike(turn: Turn, finding: Finding) -> None:
     elif _is_node_fault(finding) or finding.generation == job.number:
         _open(turn, job, finding)
     else:
-        turn.note(job.name, f"ignored, generation {finding.generation} is history: {finding.summary}")
+        turn.judge(finding, f"ignored: generation {finding.generation} of {job.name} is history")
 
 
 def _is_node_fault(finding: Finding) -> bool:
@@ -167,9 +167,11 @@ def _open(turn: Turn, job: Job, finding: Finding) -> None:
         evidence=evidence,
     )
     turn.put_incident(incident)
+    turn.judge(finding, f"opened {identifier}", identifier)
     planned.drop(turn, job.name, f"overtaken by {identifier}")
     if finding.kind in _WORKER_FAULTS:
         _count_fruitless(turn, turn.jobs[job.name])
+    quarantine.count(turn, incident)
     if turn.jobs[job.name].change is not None and finding.node in nodes_of_change(turn.jobs[job.name]):
         change.suspend(turn, job.name, finding.summary)
     consider(turn, incident)
@@ -196,7 +198,10 @@ def _extend(turn: Turn, job: Job, incident: Incident, finding: Finding) -> None:
     limit = turn.config.findings_per_incident_max
     if not better:
         turn.put_incident(replace(incident, findings=(*incident.findings, finding.id)[:limit]))
+        turn.judge(finding, f"part of {incident.id}, which began with another finding", incident.id)
         return
+    quarantine.forget(turn, incident)
+    turn.judge(finding, f"the root of {incident.id}, in place of what was found first", incident.id)
     incident = replace(
         incident,
         kind=finding.kind,
@@ -217,6 +222,7 @@ def _extend(turn: Turn, job: Job, incident: Incident, finding: Finding) -> None:
         if finding.node in nodes_of_change(job):
             change.suspend(turn, job.name, finding.summary)
     turn.put_incident(incident)
+    quarantine.count(turn, incident)
     if again:
         consider(turn, incident)
 
@@ -334,9 +340,10 @@ def node_came_back(turn: Turn, node: str) -> None:
 
     Unless more was found meanwhile: then the run is in trouble, with or without that node.
     """
-    for incident in sorted(turn.incidents.values(), key=lambda incident: incident.id):
+    for incident in (turn.incidents[each] for each in turn.found(By.STRUCK, node)):
         alone = len(incident.findings) == 1
-        if incident.kind == FindingKind.NODE_LOST and incident.node == node and incident.action is None and alone:
+        if incident.kind == FindingKind.NODE_LOST and incident.action is None and alone:
+            quarantine.forget(turn, incident)
             turn.close_incident(
                 incident.id, IncidentState.RESOLVED, f"{node} is back with its workers: nothing was lost"
             )

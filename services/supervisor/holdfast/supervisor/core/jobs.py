@@ -7,7 +7,8 @@ from dataclasses import replace
 from holdfast.domain.findings import FindingKind
 from holdfast.domain.incidents import IncidentState
 from holdfast.domain.orders import RanksFinished
-from holdfast.supervisor.core import change, nodes, pacing, planned, reports
+from holdfast.supervisor.core import change, nodes, pacing, planned, quarantine, reports
+from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Job, Stopping
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.protocol import (
@@ -94,6 +95,7 @@ def _alive_after_all(turn: Turn, job: Job, event: StepsCompleted) -> None:
             if incident.node in turn.nodes and incident.kind == FindingKind.NODE_LOST:
                 turn.put_node(incident.node, lost=False)
                 nodes.refresh(turn, incident.node, "its ranks are stepping")
+            quarantine.forget(turn, incident)
             turn.close_incident(
                 incident.id, IncidentState.RESOLVED, f"every rank finished step {event.step} since: nothing was lost"
             )
@@ -161,7 +163,7 @@ def request_stop(turn: Turn, event: JobStopRequested) -> None:
 
 def _held(turn: Turn, job: str) -> int:
     """The newest generation that any node may have workers of; 0 = none."""
-    return max((number for node in turn.nodes.values() for number in node.holds.get(job, ())), default=0)
+    return max((number for node in turn.found(By.HOLDS, job) for number in turn.nodes[node].holds[job]), default=0)
 
 
 def on_saved(turn: Turn, name: str) -> None:
@@ -240,7 +242,7 @@ def _end(turn: Turn, name: str, phase: JobPhase, reason: str, *, forget: bool = 
 
 
 def _forget_old(turn: Turn) -> None:
-    finished = [job for job in turn.jobs_in_order() if job.phase.finished]
+    finished = turn.in_order(turn.found(By.FINISHED))
     for job in finished[: max(0, len(finished) - turn.config.finished_jobs_max)]:
         for send in turn.orders(job=job.name):
             turn.forget_order(send.command_id)

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 from holdfast.domain.nodes import NodeState
 from holdfast.supervisor.core import breaker
+from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Job, Node
 from holdfast.supervisor.core.turn import Turn
-from holdfast.supervisor.protocol import JobPhase
 
 
 def job_of(turn: Turn, node: str) -> Job | None:
     """The unfinished job whose newest generation includes `node`."""
-    for job in turn.jobs_in_order():
-        if (
-            job.generation
-            and not job.phase.finished
-            and job.phase is not JobPhase.PENDING
-            and node in job.generation.nodes
-        ):
-            return job
-    return None
+    return next(iter(turn.in_order(turn.found(By.CLAIM, node))), None)
 
 
 def refresh(turn: Turn, name: str, reason: str) -> None:
@@ -34,7 +26,9 @@ def _state(node: Node, job: Job | None) -> NodeState:
         return NodeState.LOST
     if node.condemned:
         return NodeState.CORDONED
-    return NodeState.ACTIVE if job is not None else NodeState.SPARE
+    if job is not None:
+        return NodeState.ACTIVE
+    return NodeState.CORDONED if node.unfit else NodeState.SPARE
 
 
 def declare_lost(turn: Turn, name: str, reason: str) -> None:
@@ -47,11 +41,12 @@ def declare_lost(turn: Turn, name: str, reason: str) -> None:
 
 
 def condemn(turn: Turn, name: str, reason: str, *, by_operator: bool = False) -> None:
-    """No ranks for this node until it is repaired."""
-    if not turn.nodes[name].condemned:
-        turn.put_node(name, condemned=reason)
+    """No ranks for this node until it is repaired. Any other word than its own past outweighs a quarantine."""
+    node = turn.nodes[name]
+    if not node.condemned or node.quarantined:
+        turn.put_node(name, condemned=reason, quarantined=False)
         refresh(turn, name, reason)
-        if not by_operator:
+        if not by_operator and not node.condemned:
             breaker.count_condemned(turn, name)
 
 
@@ -65,7 +60,10 @@ def release_holds(turn: Turn, name: str, job: str, up_to: int, *, keep: tuple[in
 
 def forget_old_lost(turn: Turn) -> None:
     """Nodes that went away for good do not stay in the state for ever."""
-    lost = sorted((n for n in turn.nodes.values() if n.lost and not n.connected), key=lambda n: (n.gone_at, n.name))
+    if turn.count(By.GONE) <= turn.config.lost_nodes_max:
+        return
+    gone = (turn.nodes[name] for name in turn.found(By.GONE))
+    lost = sorted((node for node in gone if not node.connected), key=lambda node: (node.gone_at, node.name))
     for node in lost[: max(0, len(lost) - turn.config.lost_nodes_max)]:
         if job_of(turn, node.name) is None:
             for send in turn.orders(node=node.name):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from holdfast.domain.findings import Finding
+from holdfast.domain.findings import Finding, FindingKind
 from holdfast.domain.generations import OBJECT_STORE, Generation, Placement, ShardRecord
+from holdfast.domain.incidents import Incident
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.orders import Inventory, Prepare
+from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Job, Node, PassedOver
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import spares_for
@@ -29,13 +31,16 @@ VERIFIED_STEP = "verified_step"  # evidence of a silent corruption: the last ste
 
 def elect_for(turn: Turn, job: Job, mesh: Mesh, placements: Sequence[Placement]) -> Election:
     """What `job` would restore on these nodes now."""
-    return elect(job.lineage, holders(turn, job), mesh, placements, _knowledge(turn, job))
+    members = [placement.node for placement in placements]
+    return elect(job.lineage, holders(turn, job, members), mesh, placements, _knowledge(turn, job))
 
 
-def holders(turn: Turn, job: Job) -> list[Holder]:
+def holders(turn: Turn, job: Job, members: Sequence[str] = ()) -> list[Holder]:
+    """Connected nodes that have shards of `job`, and `members`, whatever they have."""
+    nodes = (turn.nodes[name] for name in sorted({*turn.found(By.KEEPS, job.name), *members}) if name in turn.nodes)
     return [
         Holder(node.name, node.facts.replicator_endpoint, node.facts.zone, node.inventory.get(job.name, ()))
-        for node in turn.nodes.values()
+        for node in nodes
         if node.connected and node.facts.replicator_endpoint
     ]
 
@@ -64,25 +69,21 @@ def stale(turn: Turn, job: Job) -> list[str]:
     """Nodes whose shards have changed since the last leader heard of them, while it is worth waiting for them."""
     if not job.ever_saved:
         return []
-    return sorted(
-        node.name
-        for node in turn.nodes.values()
-        if node.connected and turn.at < node.stale_until and (job.name in node.holds or job.name in node.inventory)
-    )
+    known = {*turn.found(By.HOLDS, job.name), *turn.found(By.KEEPS, job.name)}
+    nodes = (turn.nodes[name] for name in sorted(known))
+    return [node.name for node in nodes if node.connected and turn.at < node.stale_until]
 
 
 def inventories_due(turn: Turn, job: Job, election: Election) -> list[str]:
     """Nodes that may hold newer shards and have not said so, while it is worth waiting for them."""
     if not job.ever_saved or election.restore.step >= job.checkpoint_step:
         return []
-    return sorted(
+    nodes = (turn.nodes[name] for name in turn.found(By.SILENT))
+    return [
         node.name
-        for node in turn.nodes.values()
-        if node.connected
-        and node.facts.replicator_endpoint
-        and not node.inventoried
-        and turn.at < node.connected_at + turn.config.inventory_s
-    )
+        for node in nodes
+        if node.facts.replicator_endpoint and turn.at < node.connected_at + turn.config.inventory_s
+    ]
 
 
 def much_to_lose(job: Job) -> bool:
@@ -117,13 +118,23 @@ def learn_sharding(turn: Turn, name: str, generation: Generation, step: int) -> 
 
 def held(turn: Turn, job: Job, attempt: int, step: int) -> Iterator[tuple[Node, ShardRecord]]:
     """Every copy of a shard of this step that a known node has, connected or not."""
-    for _, node in sorted(turn.nodes.items()):
+    for node in map(turn.nodes.__getitem__, turn.found(By.KEEPS, job.name)):
         for record in node.inventory.get(job.name, ()):
             if record.key.attempt == attempt and record.key.step == step:
                 yield node, record
 
 
 # ---------------------------------------------------------------- what must not be restored
+
+
+def is_corruption(finding: Finding) -> bool:
+    """Whether it says that the state has gone wrong: by a check of the state itself, or by a loss that stays NaN."""
+    return finding.kind in (FindingKind.SILENT_CORRUPTION, FindingKind.NUMERICAL)
+
+
+def is_unexplained_corruption(incident: Incident) -> bool:
+    """Some node computes wrongly, and nobody knows which: all of them are to test themselves."""
+    return incident.kind == FindingKind.SILENT_CORRUPTION and not incident.node
 
 
 def distrust(turn: Turn, job: Job, finding: Finding) -> None:

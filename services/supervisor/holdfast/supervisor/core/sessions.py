@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from holdfast.domain.findings import Finding, FindingKind, Severity
-from holdfast.domain.nodes import NodeFacts, NodeState
-from holdfast.domain.orders import Hello, Inventory, OrderDone, Prepare, RanksFinished, RanksStepping, Stop, Warm
+from holdfast.domain.nodes import NodeFacts, NodeState, Preflight
+from holdfast.domain.orders import (
+    Hello,
+    Inventory,
+    OrderDone,
+    Prepare,
+    RanksFinished,
+    RanksStepping,
+    Stop,
+    Tested,
+    Warm,
+)
 from holdfast.supervisor.core import breaker, handover, incidents, jobs, nodes, planned, reports, saved
+from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.protocol import JobPhase, NodeChanged, NodeGone, NodeReported
@@ -29,6 +40,8 @@ def on_report(turn: Turn, event: NodeReported) -> None:
             jobs.on_ranks_finished(turn, event.report)
         case Inventory():
             _inventory(turn, node, event, event.report)
+        case Tested():
+            _tested(turn, node, event.report)
 
 
 # ---------------------------------------------------------------- sessions
@@ -38,18 +51,31 @@ def _hello(turn: Turn, event: NodeReported, hello: Hello) -> None:
     facts = hello.facts
     node = turn.nodes.get(facts.node)
     if node is None:
-        turn.add_node(Node(facts, True, NodeState.SPARE, event.session, turn.at, last_seq=event.seq))
+        turn.add_node(
+            Node(
+                facts,
+                True,
+                NodeState.SPARE,
+                event.session,
+                turn.at,
+                last_seq=event.seq,
+                known_since=turn.at,
+                preflight=hello.preflight,
+            )
+        )
         turn.publish(NodeChanged(turn.at, facts.node, NodeState.SPARE, "", f"connected from {facts.hostname}"))
         _stop_strangers(turn, hello)
     elif node.facts.incarnation == facts.incarnation:
         if event.seq <= node.last_seq or _is_over(node, event.session):
             return  # said before, or its session has ended meanwhile
         _reconnected(turn, node, event, facts)
+        if hello.preflight is not None:
+            _tested(turn, node, Tested(hello.preflight))
         _stop_strangers(turn, hello)
     elif _is_over(node, event.session) or (event.session and event.session < node.session):
         return  # an older life of the node speaks late
     else:
-        _restarted(turn, node, event, facts)
+        _restarted(turn, node, event, facts, hello.preflight)
 
 
 def _is_over(node: Node, session: int) -> bool:
@@ -79,7 +105,7 @@ def _reconnected(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts) 
             handover.on_node_back(turn, job, node.name)
 
 
-def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts) -> None:
+def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts, preflight: Preflight | None) -> None:
     """Another life of the node: every worker and every order of the last one died with it."""
     for send in turn.orders(node=node.name):
         if not (isinstance(send.order, Stop) and send.order.forget):
@@ -100,12 +126,13 @@ def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts) ->
         stale_until=0.0,
         warmed=(),
         suspicion=None,
+        preflight=preflight,
     )
     for timer in ("lost", "witness"):
         turn.cancel_timer(f"{timer}:{node.name}")
     nodes.refresh(turn, node.name, "its agent started again")
     _resend(turn, node.name)
-    for other in turn.jobs_in_order():
+    for other in turn.in_order(turn.found(By.CONCERN, node.name)):
         handover.on_node_restarted(turn, other.name, node.name)
         _answer_stops(turn, other.name, node.name)
     if job is not None and ran and turn.jobs[job.name].change is None and job.phase is JobPhase.RUNNING:
@@ -168,7 +195,7 @@ def disconnect(turn: Turn, node: Node) -> None:
             turn.set_timer(f"witness:{node.name}", turn.at + turn.config.witness_s)
     if nodes.job_of(turn, node.name) is None:
         turn.set_timer(f"lost:{node.name}", turn.at + turn.config.lost_after_s)
-    for job in turn.jobs_in_order():
+    for job in turn.in_order(turn.found(By.CONCERN, node.name)):
         handover.on_node_gone(turn, job.name, node.name)
         _answer_stops(turn, job.name, node.name)
 
@@ -188,7 +215,7 @@ def on_witness_timer(turn: Turn, name: str) -> None:
     if not node.connected:
         incidents.confirm_lost(turn, node.suspicion)
     else:
-        turn.note(name, "its control session is still alive: not lost")
+        turn.judge(node.suspicion, "contradicted: its control session is still alive, so the node is not lost")
 
 
 def on_lost_timer(turn: Turn, name: str) -> None:
@@ -202,8 +229,8 @@ def on_lost_timer(turn: Turn, name: str) -> None:
 
 def on_sessions_timer(turn: Turn, epoch: int, known_before: float) -> None:
     """The time to reconnect to a new leader is over: who has not said Hello has no session."""
-    for node in sorted(turn.nodes.values(), key=lambda node: node.name):
-        if node.connected and node.connected_at < known_before:
+    for node in (turn.nodes[name] for name in turn.found(By.CONNECTED)):
+        if node.connected_at < known_before:
             turn.note(node.name, f"did not come back to the supervisor of epoch {epoch}")
             disconnect(turn, node)
 
@@ -226,6 +253,13 @@ def _order_done(turn: Turn, node: str, done: OrderDone) -> None:
             pass
     handover.on_order_done(turn, send, done)
     jobs.on_stop_answered(turn, done.command_id, send.order.job)
+
+
+def _tested(turn: Turn, node: Node, tested: Tested) -> None:
+    """What a node found out about itself; while it is idle, whether it may get ranks follows from it."""
+    turn.put_node(node.name, preflight=tested.preflight)
+    unfit = turn.nodes[node.name].unfit
+    nodes.refresh(turn, node.name, f"failed its pre-flight: {unfit}" if unfit else "passed its pre-flight")
 
 
 def _inventory(turn: Turn, node: Node, event: NodeReported, inventory: Inventory) -> None:

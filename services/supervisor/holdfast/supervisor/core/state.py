@@ -9,9 +9,11 @@ from holdfast.domain.findings import Finding
 from holdfast.domain.generations import Generation, ShardRecord, StoredStep
 from holdfast.domain.incidents import Action, Incident, NodeShare
 from holdfast.domain.job import JobSpec
-from holdfast.domain.nodes import NodeFacts, NodeState
+from holdfast.domain.nodes import NodeFacts, NodeState, Preflight
+from holdfast.supervisor.core.index import Index
 from holdfast.supervisor.election import Origin, Segment, Trusted
 from holdfast.supervisor.interval import STEPS_UNMEASURED, Interval, Measured
+from holdfast.supervisor.offenders import Fault, Rules
 from holdfast.supervisor.protocol import JobPhase, Send
 
 
@@ -39,7 +41,8 @@ class Config:
     stop_grace_s: float = 5.0  # workers may save before they are killed, when an operator stops a job
     condemned_min: int = 2  # breaker: so many condemned nodes are always acceptable
     condemned_fraction_max: float = 0.3  # breaker: of the nodes that are connected
-    changes_max: int = 30  # breaker: generation changes of the fleet within the window
+    changes_max: int = 30  # breaker: so many generation changes of the fleet within the window are always acceptable
+    changes_per_job_max: float = 3.0  # … and so many per job: what 30 mean depends on whether 3 jobs run or 1,500
     breaker_window_s: float = 300.0
     closed_incidents_max: int = 100
     finished_jobs_max: int = 100
@@ -49,6 +52,7 @@ class Config:
     stored_max: int = 8  # steps in the object store that are remembered per job
     passed_over_max: int = 16
     reports_max: int = 8  # checkpoints of a job that operators wait for
+    offenders: Rules = field(default_factory=Rules)  # when a node that keeps failing is quarantined
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +76,24 @@ class Node:
     stale_session: int = 0  # the session in which that one heard of it
     warmed: tuple[str, ...] = ()  # jobs whose modules its template was told to import
     suspicion: Finding | None = None  # diagnostics says lost, and the control session says not
+    preflight: Preflight | None = None  # its newest tests of itself; None = it makes none
+    known_since: float = 0.0  # when it first connected
+    faults: tuple[Fault, ...] = ()  # incidents that count against it, oldest first
+    quarantined: bool = False  # condemned for its faults, and not by anybody's word
 
     @property
     def name(self) -> str:
         return self.facts.node
+
+    @property
+    def unfit(self) -> str:
+        """Why its own tests keep it from getting ranks; empty when they do not."""
+        return self.preflight.failures if self.preflight is not None else ""
+
+    @property
+    def untested(self) -> bool:
+        """It has just joined and is testing itself: not known to be healthy yet."""
+        return self.preflight is not None and not self.preflight.at
 
     @property
     def usable(self) -> bool:
@@ -229,3 +247,10 @@ class State:
     timers: Mapping[str, float] = field(default_factory=dict)  # name → due
     questions: tuple[str, ...] = ()  # incidents whose policy has not answered yet
     breaker: Breaker = field(default_factory=Breaker)
+    last_fault: tuple[float, str] = (0.0, "")  # when, on which node: two at once have a common cause
+    index: Index | None = field(default=None, init=False, compare=False, repr=False)  # follows from the tables
+
+    def indexed(self, index: Index) -> State:
+        """This very state, which nobody has seen yet, with its index."""
+        object.__setattr__(self, "index", index)
+        return self

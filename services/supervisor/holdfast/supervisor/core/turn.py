@@ -6,19 +6,22 @@ when it is first written to. A turn lives as long as one event and is never shar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from holdfast.domain import tracing
+from holdfast.domain.findings import Finding
 from holdfast.domain.incidents import Incident, IncidentState
 from holdfast.domain.nodes import NodeState
 from holdfast.domain.orders import Order
+from holdfast.supervisor.core.index import By, Draft, Index
 from holdfast.supervisor.core.state import Breaker, Config, Job, Node, State
 from holdfast.supervisor.protocol import (
     CancelTimer,
     Command,
     Evaluate,
+    FindingJudged,
     IncidentChanged,
     JobChanged,
     JobPhase,
@@ -38,12 +41,15 @@ class Turn:
         self._state = state
         self._tables: dict[str, dict[str, Any]] = {}
         self._changes: dict[str, Any] = {} if state.born else {"born": at}
+        self._index = Draft(state.index or Index.of(state))
+        self._touched: set[str] = set()  # jobs that this event may have changed something for
+        self._everything = False
 
     def finish(self) -> tuple[State, tuple[Command, ...]]:
         if not self._tables and not self._changes:
             return self._state, tuple(self.commands)
         changes: dict[str, Any] = {**self._tables, **self._changes}
-        return replace(self._state, **changes), tuple(self.commands)
+        return replace(self._state, **changes).indexed(self._index.finish()), tuple(self.commands)
 
     # ------------------------------------------------------------ reading
 
@@ -86,36 +92,74 @@ class Turn:
         breaker: Breaker = self._value("breaker")
         return breaker
 
+    @property
+    def last_fault(self) -> tuple[float, str]:
+        last: tuple[float, str] = self._value("last_fault")
+        return last
+
+    def found(self, what: By, key: str = "") -> list[str]:
+        """Names or ids, sorted: groups themselves have no order, a snapshot forgets it."""
+        return sorted(self._index.get(what, key))
+
+    def count(self, what: By) -> int:
+        return len(self._index.get(what))
+
     def open_incidents(self, job: str) -> list[Incident]:
         """Oldest first."""
-        mine = (incident for incident in self.incidents.values() if incident.job == job)
+        mine = (self.incidents[each] for each in self._index.get(By.OPEN, job))
         return sorted(mine, key=lambda incident: (incident.t_detected, len(incident.id), incident.id))
 
-    def jobs_in_order(self) -> list[Job]:
-        """As submitted: the older job gets the spare. Tables themselves have no order, a snapshot forgets it."""
-        return sorted(self.jobs.values(), key=lambda job: (job.submitted_at, job.name))
+    def in_order(self, names: Iterable[str]) -> list[Job]:
+        """These jobs as submitted: the older one gets the spare."""
+        return sorted((self.jobs[name] for name in names), key=lambda job: (job.submitted_at, job.name))
 
     def orders(self, *, node: str = "", job: str = "") -> list[Send]:
         """Unanswered orders for a node, or about a job, or both; oldest first."""
-        mine = (
-            send
-            for send in self.outbox.values()
-            if (not node or send.node == node) and (not job or send.order.job == job)
-        )
-        return sorted(mine, key=lambda send: (len(send.command_id), send.command_id))
+        known: Iterable[str] = self._index.get(By.ORDER_FOR, node) if node else self.outbox
+        if job:
+            about = self._index.get(By.ORDER_ABOUT, job)
+            known = [each for each in known if each in about] if node else about
+        return sorted((self.outbox[each] for each in known), key=lambda send: (len(send.command_id), send.command_id))
+
+    # ------------------------------------------------------------ what to look at again
+
+    def touch(self, job: str) -> None:
+        """Something that `job` waits for may have come."""
+        self._touched.add(job)
+
+    def touch_all(self) -> None:
+        self._everything = True
+
+    def touched(self) -> list[str]:
+        """Unfinished jobs for which this event may have made something possible, in order; asked again, those since then.
+
+        A job at rest is not looked at because another one is busy: at 12,500 nodes that alone would cost more than all else.
+        """
+        names = set(self.jobs) if self._everything else self._touched
+        if self._index.pool_changed:
+            names = names | self._index.get(By.HUNGRY).keys()
+        self._touched, self._everything, self._index.pool_changed = set(), False, False
+        known = (each for each in names if each in self.jobs and not self.jobs[each].phase.finished)
+        return [job.name for job in self.in_order(known)]
 
     # ------------------------------------------------------------ nodes and jobs
 
     def put_node(self, name: str, **changes: Any) -> Node:
-        node = replace(self.nodes[name], **changes)
+        old = self.nodes[name]
+        node = replace(old, **changes)
         self._write("nodes")[name] = node
+        self._index.node(old, node)
+        for jobs in (old.holds, node.holds, old.inventory, node.inventory):
+            self._touched.update(jobs)
+        self._touched.update(self._index.get(By.CLAIM, name), self._index.get(By.CONCERN, name))
         return node
 
     def add_node(self, node: Node) -> None:
         self._write("nodes")[node.name] = node
+        self._index.node(None, node)
 
     def drop_node(self, name: str) -> None:
-        del self._write("nodes")[name]
+        self._index.node(self._write("nodes").pop(name), None)
 
     def set_node_state(self, name: str, state: NodeState, job: str, reason: str) -> None:
         """Publish when it is news."""
@@ -124,16 +168,21 @@ class Turn:
             self.publish(NodeChanged(self.at, name, state, job, reason))
 
     def put_job(self, name: str, **changes: Any) -> Job:
-        job = replace(self.jobs[name], **changes)
+        old = self.jobs[name]
+        job = replace(old, **changes)
         self._write("jobs")[name] = job
+        self._index.job(old, job)
+        self._touched.add(name)
         return job
 
     def add_job(self, job: Job) -> None:
+        self._index.job(self.jobs.get(job.name), job)
         self._write("jobs")[job.name] = job
+        self._touched.add(job.name)
         self.publish(JobChanged(self.at, job.name, job.phase, job.reason))
 
     def drop_job(self, name: str) -> None:
-        del self._write("jobs")[name]
+        self._index.job(self._write("jobs").pop(name), None)
 
     def set_phase(self, name: str, phase: JobPhase, reason: str) -> Job:
         job = self.jobs[name]
@@ -152,6 +201,9 @@ class Turn:
     def put_incident(self, incident: Incident) -> Incident:
         """Store and publish; a closed one moves to the history."""
         self.publish(IncidentChanged(self.at, incident))
+        self._touched.add(incident.job)
+        old = self.incidents.get(incident.id)
+        self._index.incident(old, None if incident.closed else incident)
         if not incident.closed:
             self._write("incidents")[incident.id] = incident
             return incident
@@ -182,6 +234,10 @@ class Turn:
     def publish(self, record: Record) -> None:
         self.commands.append(Publish(record))
 
+    def judge(self, finding: Finding, verdict: str, incident: str = "") -> None:
+        """Say what becomes of a finding: every finding that arrives is judged at least once."""
+        self.publish(FindingJudged(self.at, finding, verdict, incident))
+
     def note(self, subject: str, text: str) -> None:
         self.publish(Noted(self.at, subject, text))
 
@@ -191,6 +247,7 @@ class Turn:
         self._changes["commands"] = number
         send = Send(node, f"c-{self._origin}-{number}", order)
         self._write("outbox")[send.command_id] = send
+        self._index.order(None, send)
         if self.nodes[node].connected:
             self.commands.append(send)
         return send.command_id
@@ -199,6 +256,7 @@ class Turn:
         if command_id not in self.outbox:
             return None
         forgotten: Send = self._write("outbox").pop(command_id)
+        self._index.order(forgotten, None)
         return forgotten
 
     def set_timer(self, name: str, due: float) -> None:

@@ -8,7 +8,8 @@ than it wants grows, a change that was given up is begun again.
 from __future__ import annotations
 
 from holdfast.domain.incidents import CORDONED, PLANNED_KINDS, REPAIR, RESIZE, Incident, IncidentState
-from holdfast.supervisor.core import breaker, change, incidents, jobs, nodes, planned, saved
+from holdfast.supervisor.core import breaker, change, incidents, jobs, nodes, planned, quarantine, saved
+from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Job
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import options, reachable
@@ -16,6 +17,7 @@ from holdfast.supervisor.planner import Plan
 from holdfast.supervisor.protocol import JobPhase, NodeCordonRequested, NodeRepaired
 
 _OPERATOR = "operator"
+_PASSES_MAX = 3  # what one job gives up another may take, within one event
 
 
 # ---------------------------------------------------------------- requests about nodes
@@ -28,7 +30,7 @@ def cordon(turn: Turn, event: NodeCordonRequested) -> None:
     elif event.cordoned:
         nodes.condemn(turn, node.name, f"cordoned by an operator: {event.reason}", by_operator=True)
     else:
-        turn.put_node(node.name, condemned="")
+        turn.put_node(node.name, condemned="", quarantined=False)
         nodes.refresh(turn, node.name, f"uncordoned by an operator: {event.reason}")
 
 
@@ -36,7 +38,7 @@ def repaired(turn: Turn, event: NodeRepaired) -> None:
     if event.node not in turn.nodes:
         turn.note(event.node, "not marked as repaired: no such node has ever connected")
         return
-    turn.put_node(event.node, condemned="", repaired_at=turn.at)
+    turn.put_node(event.node, condemned="", quarantined=False, faults=(), repaired_at=turn.at)
     nodes.refresh(turn, event.node, "repaired, says an operator")
 
 
@@ -44,24 +46,34 @@ def repaired(turn: Turn, event: NodeRepaired) -> None:
 
 
 def poke(turn: Turn) -> None:
+    """Look at every job that the event may have made something possible for, and at those that this makes possible again."""
     closed = not breaker.is_open(turn)
     if closed:
-        for incident in sorted(turn.incidents.values(), key=lambda incident: incident.id):
-            if incident.state is IncidentState.OPEN and incident.id not in turn.questions:
-                turn.ask(incident)
-    for job in turn.jobs_in_order():
-        match job.phase:
-            case JobPhase.PENDING if job.change is None and f"retry:{job.name}" not in turn.timers:
-                change.first_start(turn, job.name, degraded=_may_start_degraded(turn, job))
-            case JobPhase.WAITING if job.blocked is not None and closed:
-                _look_again(turn, job)
-            case JobPhase.PREPARING | JobPhase.STARTING if job.change is None and closed:
-                if all(incident.action is not None for incident in turn.open_incidents(job.name)):
-                    change.resume(turn, job.name, "the change before was given up")
-            case JobPhase.RUNNING if job.change is None and job.planned is None and closed:
-                _improve(turn, job)
-            case _:
-                pass
+        asked = set(turn.questions)
+        for incident in turn.found(By.UNDECIDED):
+            if incident not in asked:
+                turn.ask(turn.incidents[incident])
+    for _ in range(_PASSES_MAX):
+        for name in turn.touched():
+            if name in turn.jobs:
+                _look_at(turn, turn.jobs[name], closed)
+
+
+def _look_at(turn: Turn, job: Job, closed: bool) -> None:
+    match job.phase:
+        case JobPhase.PENDING if job.change is None and f"retry:{job.name}" not in turn.timers:
+            quarantine.release_for(turn, job)
+            change.first_start(turn, job.name, degraded=_may_start_degraded(turn, job))
+        case JobPhase.WAITING if job.blocked is not None and closed:
+            quarantine.release_for(turn, job)
+            _look_again(turn, job)
+        case JobPhase.PREPARING | JobPhase.STARTING if job.change is None and closed:
+            if all(incident.action is not None for incident in turn.open_incidents(job.name)):
+                change.resume(turn, job.name, "the change before was given up")
+        case JobPhase.RUNNING if job.change is None and job.planned is None and closed:
+            _improve(turn, job)
+        case _:
+            pass
 
 
 def _may_start_degraded(turn: Turn, job: Job) -> bool:

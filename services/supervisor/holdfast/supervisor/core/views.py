@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from holdfast.domain.errors import Conflict, NotFound
 from holdfast.domain.incidents import Action, ActionKind, Incident
 from holdfast.domain.job import JobSpec
 from holdfast.policy import JobView, leaving
+from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Job, Node, State
 from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.offenders import rate_per_day
 from holdfast.supervisor.planner import Plan, Request, Spare, Unplannable, plan
-from holdfast.supervisor.protocol import JobPhase
 
 RECENT_MAX = 20
 
@@ -33,28 +32,28 @@ def view(state: State, job_name: str, at: float) -> JobView:
 def spares_for(turn: Turn, job: Job) -> tuple[Spare, ...]:
     """Free nodes that could take ranks of `job` now: connected, in service, without another job's workers."""
     members = set(job.generation.nodes) if job.generation else set()
-    taken = _claimed_by_others(turn, job)
-    strikes = Counter(incident.node for incident in turn.closed if incident.node)
     return tuple(
-        Spare(node.name, node.facts.zone, strikes[node.name])
-        for _, node in sorted(turn.nodes.items())
-        if node.name not in members and node.name not in taken and _free(node, job)
+        Spare(node.name, node.facts.zone, faults_per_day(turn, node))
+        for node in map(turn.nodes.__getitem__, turn.found(By.FREE))
+        if node.name not in members and _fits(node, job)
     )
 
 
+def faults_per_day(turn: Turn, node: Node) -> float:
+    """How often the node is to be expected to fail, by its own past."""
+    return rate_per_day(node.faults, node.known_since, turn.at, turn.config.offenders)
+
+
 def _claimed_by_others(turn: Turn, job: Job) -> frozenset[str]:
-    return frozenset(node for other in turn.jobs.values() if other.name != job.name for node in nodes_in_use(other))
+    """Of the job's nodes, those that another job has a claim on as well."""
+    members = job.generation.nodes if job.generation else ()
+    return frozenset(node for node in members if any(name != job.name for name in turn.found(By.CLAIM, node)))
 
 
-def nodes_in_use(job: Job) -> tuple[str, ...]:
-    """Nodes that a job has a claim on, running or about to."""
-    if job.generation is None or job.phase.finished or (job.phase is JobPhase.PENDING):
-        return ()
-    return job.generation.nodes
-
-
-def _free(node: Node, job: Job) -> bool:
-    if not node.connected or not node.usable or node.facts.capacity < job.spec.nproc_per_node:
+def _fits(node: Node, job: Job) -> bool:
+    if node.facts.capacity < job.spec.nproc_per_node:
+        return False
+    if node.unfit or node.untested:
         return False
     if job.change is not None and node.name in job.change.excluded:
         return False
@@ -64,8 +63,13 @@ def _free(node: Node, job: Job) -> bool:
 def options(turn: Turn, job: Job) -> tuple[str, ...]:
     """The nodes that `job` could have ranks on now: when they change, a decision to wait is made again."""
     members = job.generation.nodes if job.generation else ()
-    able = {n for n in members if n in turn.nodes and turn.nodes[n].connected and turn.nodes[n].usable}
+    able = {n for n in members if n in turn.nodes and turn.nodes[n].connected and _may_stay(turn.nodes[n], job)}
     return tuple(sorted(able | {spare.node for spare in spares_for(turn, job)}))
+
+
+def _may_stay(node: Node, job: Job) -> bool:
+    """A member of the job. A test that it failed while it was idle keeps it out; while it has workers it is not tested."""
+    return node.usable and not (node.unfit and job.name not in node.holds)
 
 
 def unusable_members(turn: Turn, job: Job) -> tuple[str, ...]:
@@ -76,16 +80,14 @@ def unusable_members(turn: Turn, job: Job) -> tuple[str, ...]:
     return tuple(
         node
         for node in job.generation.nodes
-        if node not in turn.nodes or not turn.nodes[node].usable or node in excluded
+        if node not in turn.nodes or not _may_stay(turn.nodes[node], job) or node in excluded
     )
 
 
 def reachable(turn: Turn, job: Job, dp: int, dp_min: int, out: frozenset[str] = frozenset()) -> Plan | Unplannable:
     """The plan for `dp` replicas (fewer, down to `dp_min`, when that is what today's nodes can run)."""
     generation = job.generation
-    zones = {
-        node: turn.nodes[node].facts.zone for node in (generation.nodes if generation else ()) if node in turn.nodes
-    }
+    members = [turn.nodes[node] for node in (generation.nodes if generation else ()) if node in turn.nodes]
     request = Request(
         spec=job.spec,
         dp=dp,
@@ -93,7 +95,8 @@ def reachable(turn: Turn, job: Job, dp: int, dp_min: int, out: frozenset[str] = 
         placements=generation.placements if generation else (),
         out=out | frozenset(unusable_members(turn, job)) | _claimed_by_others(turn, job),
         spares=spares_for(turn, job),
-        zones=zones,
+        zones={node.name: node.facts.zone for node in members},
+        rates={node.name: faults_per_day(turn, node) for node in members},
     )
     return plan(request)
 

@@ -1,0 +1,237 @@
+"""What would otherwise be sought among all nodes, jobs, incidents and orders, found by a key.
+
+An index is a function of the state: `Index.of` makes it anew, and a turn keeps it up with everything that it writes. It holds
+nothing that the state does not say, so it is in no snapshot, and two states are equal whatever their indexes are. With it an
+event costs what it concerns, and not what the fleet is large: at 12,500 nodes a storm of faults is decided in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from holdfast.domain.incidents import Incident, IncidentState
+from holdfast.supervisor.protocol import JobPhase, Send
+
+if TYPE_CHECKING:  # the state carries its index
+    from holdfast.supervisor.core.state import Job, Node, State
+
+
+class By(IntEnum):
+    """What is found, by which key; "" where there is only one such group."""
+
+    CLAIM = 0  # node → unfinished jobs whose newest generation includes it
+    CONCERN = 1  # node → jobs that wait for an answer of it
+    CONNECTED = 2  # nodes with a session
+    FREE = 3  # nodes with a session, in service, claimed by no job
+    AVAILABLE = 4  # nodes with a session, in service
+    CONDEMNED = 5  # nodes with a session, out of service
+    QUARANTINED = 6  # nodes
+    GONE = 7  # nodes that are lost
+    SILENT = 8  # nodes with a session that have not said what they hold
+    HOLDS = 9  # job → nodes that may have workers of it
+    KEEPS = 10  # job → nodes that have shards of it
+    HUNGRY = 11  # unfinished jobs that might do better with other nodes, or cannot run now
+    OPEN = 12  # job → its open incidents
+    UNDECIDED = 13  # open incidents without a decision
+    FINDING = 14  # finding → open incidents that have it
+    STRUCK = 15  # node → open incidents that began there
+    ORDER_FOR = 16  # node → its unanswered orders
+    ORDER_ABOUT = 17  # job → unanswered orders about it
+    FINISHED = 18  # jobs
+
+
+Entry = tuple[By, str, str]  # (what, key, member)
+Group = Mapping[str, None]  # a set that remembers the order of arrival; copied at the speed of a dictionary
+_EMPTY: Group = {}
+
+
+class Index:
+    """Read by `get`; a `Draft` makes the next one."""
+
+    __slots__ = ("groups",)
+
+    def __init__(self, groups: tuple[Mapping[str, Group], ...]) -> None:
+        self.groups = groups
+
+    @classmethod
+    def of(cls, state: State) -> Index:
+        draft = Draft(cls(tuple({} for _ in By)))
+        for node in state.nodes.values():
+            draft.node(None, node)
+        for job in state.jobs.values():
+            draft.job(None, job)
+        for incident in state.incidents.values():
+            draft.incident(None, incident)
+        for send in state.outbox.values():
+            draft.order(None, send)
+        return draft.finish()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Index) and self.groups == other.groups
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Draft:
+    """An index in the making: groups are copied when they are first written to."""
+
+    __slots__ = ("_base", "_groups", "_own", "pool_changed")
+
+    def __init__(self, base: Index) -> None:
+        self._base = base
+        self._groups: dict[By, dict[str, Group]] = {}
+        self._own: dict[tuple[By, str], dict[str, None]] = {}
+        self.pool_changed = False  # which nodes are free, or what they can be used for
+
+    def get(self, what: By, key: str = "") -> Group:
+        table = self._groups.get(what)
+        return (self._base.groups[what] if table is None else table).get(key, _EMPTY)
+
+    def finish(self) -> Index:
+        if not self._groups:
+            return self._base
+        return Index(tuple(self._groups.get(what, self._base.groups[what]) for what in By))
+
+    # ------------------------------------------------------------ what is written
+
+    def node(self, old: Node | None, new: Node | None) -> None:
+        if old is not None and new is not None and not _node_differs(old, new):
+            return
+        name = new.name if new is not None else old.name if old is not None else ""
+        self._move(_of_node(old), _of_node(new))
+        self._set_free(name)
+        # A node whose facts, stock or state changed may be used otherwise than before: who waits for nodes looks again.
+        self.pool_changed = True
+
+    def job(self, old: Job | None, new: Job | None) -> None:
+        if old is not None and new is not None and not _job_differs(old, new):
+            return
+        before, after = _of_job(old), _of_job(new)
+        self._move(before, after)
+        for what, node, _ in before ^ after:
+            if what is By.CLAIM:
+                self._set_free(node)
+
+    def incident(self, old: Incident | None, new: Incident | None) -> None:
+        self._move(_of_incident(old), _of_incident(new))
+
+    def order(self, old: Send | None, new: Send | None) -> None:
+        self._move(_of_order(old), _of_order(new))
+
+    # ------------------------------------------------------------ inside
+
+    def _move(self, before: set[Entry], after: set[Entry]) -> None:
+        for what, key, member in before - after:
+            self._group(what, key).pop(member, None)
+            if not self._own[what, key]:
+                del self._groups[what][key], self._own[what, key]
+        for what, key, member in sorted(after - before):
+            self._group(what, key)[member] = None
+
+    def _set_free(self, node: str) -> None:
+        free = node in self.get(By.AVAILABLE) and not self.get(By.CLAIM, node)
+        was = node in self.get(By.FREE)
+        if free is not was:
+            self.pool_changed = True
+            entry = {(By.FREE, "", node)}
+            self._move(set() if free else entry, entry if free else set())
+
+    def _group(self, what: By, key: str) -> dict[str, None]:
+        if (own := self._own.get((what, key))) is not None:
+            return own
+        if what not in self._groups:
+            self._groups[what] = dict(self._base.groups[what])
+        own = self._own[what, key] = dict(self._groups[what].get(key, _EMPTY))
+        self._groups[what][key] = own
+        return own
+
+
+# ---------------------------------------------------------------- where a value is found
+
+
+def _node_differs(old: Node, new: Node) -> bool:
+    """Most reports of a node change nothing that it is found by."""
+    return (
+        old.connected is not new.connected
+        or old.lost is not new.lost
+        or old.condemned != new.condemned
+        or old.quarantined is not new.quarantined
+        or old.inventoried is not new.inventoried
+        or old.facts is not new.facts
+        or old.preflight is not new.preflight
+        or old.preflight is not new.preflight
+        or old.holds is not new.holds
+        or old.inventory.keys() != new.inventory.keys()
+    )
+
+
+def _of_node(node: Node | None) -> set[Entry]:
+    if node is None:
+        return set()
+    name = node.name
+    entries: set[Entry] = {(By.HOLDS, job, name) for job in node.holds} | {
+        (By.KEEPS, job, name) for job in node.inventory
+    }
+    if node.connected:
+        entries.add((By.CONNECTED, "", name))
+        entries.add((By.AVAILABLE if node.usable else By.CONDEMNED, "", name))
+        if not node.inventoried:
+            entries.add((By.SILENT, "", name))
+    if node.quarantined:
+        entries.add((By.QUARANTINED, "", name))
+    if node.lost:
+        entries.add((By.GONE, "", name))
+    return entries
+
+
+def _job_differs(old: Job, new: Job) -> bool:
+    return (
+        old.phase is not new.phase
+        or old.generation is not new.generation
+        or old.change is not new.change
+        or old.stopping is not new.stopping
+        or old.target_dp != new.target_dp
+    )
+
+
+def _of_job(job: Job | None) -> set[Entry]:
+    if job is None:
+        return set()
+    name = job.name
+    if job.phase.finished:
+        return {(By.FINISHED, "", name)}
+    entries: set[Entry] = {(By.CLAIM, node, name) for node in nodes_in_use(job)}
+    if job.change is not None:
+        entries |= {(By.CONCERN, node, name) for node in job.change.generation.nodes}
+        entries |= {(By.CONCERN, node, name) for node in job.change.waiting.values()}
+    elif job.phase is not JobPhase.RUNNING or job.generation is None or job.generation.mesh.dp != job.target_dp:
+        entries.add((By.HUNGRY, "", name))
+    if job.stopping is not None:
+        entries |= {(By.CONCERN, node, name) for node in job.stopping.waiting.values()}
+    return entries
+
+
+def nodes_in_use(job: Job) -> tuple[str, ...]:
+    """Nodes that a job has a claim on, running or about to."""
+    if job.generation is None or job.phase.finished or job.phase is JobPhase.PENDING:
+        return ()
+    return job.generation.nodes
+
+
+def _of_incident(incident: Incident | None) -> set[Entry]:
+    if incident is None:
+        return set()
+    entries: set[Entry] = {(By.FINDING, finding, incident.id) for finding in incident.findings}
+    entries.add((By.OPEN, incident.job, incident.id))
+    entries.add((By.STRUCK, incident.node, incident.id))
+    if incident.state is IncidentState.OPEN:
+        entries.add((By.UNDECIDED, "", incident.id))
+    return entries
+
+
+def _of_order(send: Send | None) -> set[Entry]:
+    if send is None:
+        return set()
+    return {(By.ORDER_FOR, send.node, send.command_id), (By.ORDER_ABOUT, send.order.job, send.command_id)}

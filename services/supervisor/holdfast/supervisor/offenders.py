@@ -1,0 +1,136 @@
+"""Nodes that keep failing: what counts against a node, from when on it is an offender, and how it compares. Pure.
+
+Failures of a fleet are not spread evenly. A few nodes ("lemons") have most of them: the top 3 of 63 nodes more than half of
+the exclusions (Lablup), the top tenth of 400 nodes 41 % of the faults (StepFun), and without its lemons a fleet's large jobs
+failed in 4 % instead of 14 % of the cases (Meta). So two questions are answered from a node's own past:
+
+* *Is it an offender?* The sum of its faults, each worth half as much after `half_life_s`, has reached `limit`.
+* *Which of two spares is the better?* The one with the lower rate of faults. A rate is estimated as the posterior mean of
+  Gamma hazard and Poisson counts, so a node that has been watched for an hour is not called perfect, and one with a
+  single fault in a year is not called bad.
+
+Not everything that happens on a node is the node's: what is known to be the script's fault does not count, what may be the
+script's counts half and once per job, and what strikes several nodes within `together_s` (a switch, a power feed, a roll-out)
+counts against none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from holdfast.domain.findings import FindingKind, Severity
+from holdfast.domain.incidents import Incident
+
+DAY_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """All thresholds of this file, with where they come from."""
+
+    # NVSentinel hands a node to support after 5 remediations in 7 days: spread evenly, those add up to 2.8 with this half-life.
+    # 2.5 is also reached by 3 faults within a day. By chance that happens to an average node (6.5 failures per 1,000
+    # node-days, RSC-1) once in 20 million days.
+    limit: float = 2.5
+    half_life_s: float = 3.5 * DAY_S
+    window_s: float = 28 * DAY_S  # older faults are forgotten: Meta looks for lemons over 28 days
+    maybe_weight: float = 0.5  # a crash that may be the script's as well
+    together_s: float = 60.0  # 9 % of StepFun's faults share a minute with another node's: a common cause
+    fraction_max: float = 0.1  # of the fleet in quarantine at once; one node in any case. Lemons are 1-2 % (Meta)
+    # Gamma prior of a node's hazard: its mean is RSC-1's rate, its shape that of StepFun's faults (0.49).
+    prior_faults: float = 0.5
+    prior_s: float = 77 * DAY_S
+    kept_max: int = 16  # faults remembered per node
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One incident that counts against a node."""
+
+    at: float  # Unix seconds
+    incident: str
+    job: str
+    weight: float  # 0 … 1
+    shared: bool = False  # others failed at the same time
+
+
+def weight_of(incident: Incident, rules: Rules) -> float:
+    """How much an incident says about its node: 1 = it is the node's fault, 0 = it is not, or nobody knows whose."""
+    if not incident.node or incident.planned:
+        return 0.0
+    if incident.severity == Severity.FATAL:
+        return 1.0
+    match incident.kind:
+        case FindingKind.NODE_LOST | FindingKind.GPU_ERROR | FindingKind.SILENT_CORRUPTION:
+            return 1.0
+        case FindingKind.WORKER_CRASH | FindingKind.WORKER_EXCEPTION:
+            blame, error = incident.evidence.get("blame", ""), incident.evidence.get("error_class", "")
+            if blame == "hardware":
+                return 1.0
+            # Without a blame it is a communication error whose root nobody saw. A failure soon after the job's first
+            # start is the user's nine times of ten, whatever it looks like.
+            doubt = _share(incident.evidence.get("prior_user", "0"))
+            return rules.maybe_weight * (1.0 - doubt) if blame == "unknown" and error in ("device", "crash") else 0.0
+        case FindingKind.HANG if incident.rank is not None:
+            return rules.maybe_weight
+        case _:
+            return 0.0
+
+
+def _share(text: str) -> float:
+    """A number between 0 and 1 from a finding's evidence; 0 for what is none."""
+    try:
+        return min(1.0, max(0.0, float(text)))
+    except ValueError:
+        return 0.0
+
+
+def added(faults: Sequence[Fault], fault: Fault, rules: Rules) -> tuple[Fault, ...]:
+    """With `fault`, which replaces what the same incident had counted before; without what is too old."""
+    kept = [each for each in faults if each.incident != fault.incident and fault.at - each.at <= rules.window_s]
+    return (*kept, fault)[-rules.kept_max :]
+
+
+def without(faults: Sequence[Fault], incident: str) -> tuple[Fault, ...]:
+    return tuple(each for each in faults if each.incident != incident)
+
+
+def newest_shared(faults: Sequence[Fault]) -> tuple[Fault, ...]:
+    """The newest fault turns out to have struck others, too."""
+    return (*faults[:-1], replace(faults[-1], shared=True)) if faults else ()
+
+
+def score(faults: Sequence[Fault], now: float, rules: Rules) -> float:
+    """The faults that count, each by its age. What may be the script's counts once per job, as new as its newest."""
+    certain = 0.0
+    doubtful: dict[str, float] = {}
+    for fault in faults:
+        if fault.shared or now - fault.at > rules.window_s:
+            continue
+        value = fault.weight * 0.5 ** ((now - fault.at) / rules.half_life_s)
+        if fault.weight >= 1.0:
+            certain += value
+        else:
+            doubtful[fault.job] = max(doubtful.get(fault.job, 0.0), value)
+    return certain + sum(doubtful.values())
+
+
+def rate_per_day(faults: Sequence[Fault], known_since: float, now: float, rules: Rules) -> float:
+    """Expected faults a day: (prior + counted) ÷ (prior time + time watched), the posterior mean of Gamma and Poisson."""
+    counted = sum(fault.weight for fault in faults if not fault.shared and now - fault.at <= rules.window_s)
+    watched_s = min(max(0.0, now - known_since), rules.window_s)
+    return (rules.prior_faults + counted) / (rules.prior_s + watched_s) * DAY_S
+
+
+def offence(faults: Sequence[Fault], now: float, rules: Rules) -> str:
+    """Why the node is an offender, as an English clause; empty when it is none."""
+    reached = score(faults, now, rules)
+    if reached < rules.limit:
+        return ""
+    counted = [fault for fault in faults if not fault.shared and now - fault.at <= rules.window_s]
+    span_days = (now - counted[0].at) / DAY_S
+    names = ", ".join(fault.incident for fault in counted)
+    return (
+        f"{len(counted)} faults in {span_days:.1f} days ({names}) weigh {reached:.1f}, and {rules.limit:g} is the limit"
+    )

@@ -1,0 +1,120 @@
+"""`holdfast explain`: one finding as a person reads it: what, on which evidence, by which rule, and what was done about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from itertools import islice
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.text import Text
+
+from holdfast.cli.client import Client, default_url
+from holdfast.cli.tables import Api, AsJson, console, markup, show_list, show_one
+
+LATEST_MAX = 20
+COLUMNS = ("id", "kind", "severity", "node", "rank", "at", "verdict")
+# What the lines above the evidence say already.
+_SAID = ("rule", "source", "traceparent")
+_LADDER = {
+    "watch": "watch",
+    "restart_process": "restart the process",
+    "reset_gpu": "reset the GPU",
+    "reboot_node": "reboot the node",
+    "replace_node": "replace the node",
+    "stop_job": "stop the job",
+}
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        epilog="Example: [bold]holdfast explain[/] lists the latest findings, [bold]holdfast explain ID[/] explains one.",
+        rich_help_panel="Look",
+    )(explain)
+
+
+def explain(
+    finding: Annotated[str, typer.Argument(help="Finding id, as incidents list it; none: the latest findings.")] = "",
+    job: Annotated[str, typer.Option(help="Of the latest: only this job's.")] = "",
+    node: Annotated[str, typer.Option(help="Of the latest: only this node's.")] = "",
+    api: Api = "",
+    as_json: AsJson = False,
+) -> None:
+    """Say why a finding was made: its evidence, the rule that fired, who is to blame, and what became of it."""
+    with Client(api or default_url()) as client:
+        if not finding:
+            latest = islice(client.findings(job or None, node or None), LATEST_MAX)
+            show_list(latest, COLUMNS, as_json, "nothing has been found yet")
+            return
+        found = client.finding(finding)
+        if as_json:
+            show_one(found, as_json=True)
+            return
+        incident = client.incident(found["incident"]) if found["incident"] else None
+    for line in story(found, incident):
+        console.print(line, soft_wrap=True)
+
+
+def story(finding: dict[str, Any], incident: dict[str, Any] | None) -> Iterator[Text]:
+    """The lines of an explanation: the finding first, then why, then what to do, then what was done."""
+    yield markup(f"[bold]{escape(finding['summary'])}[/]")
+    yield _line("finding", f"{finding['id']}, {finding['kind']}, {finding['severity']}, {_confidence(finding)}")
+    yield _line("where", _where(finding))
+    delay = max(0.0, finding["at"] - finding["since"])
+    yield _line("when", f"began {_moment(finding['since'])}, found {_moment(finding['at'])}, {delay:.2f} s later")
+    yield _line("rule", f"{finding['rule']} (source: {finding['source']})")
+    if blame := finding["evidence"].get("blame"):
+        why = finding["evidence"].get("because", "")
+        yield _line("blame", f"{blame}" + (f", because: {why}" if why else ""))
+    for name, value in sorted(finding["evidence"].items()):
+        if name not in _SAID and value:
+            yield _line(f"  {name}", _indented(value))
+    ladder = " → ".join(_LADDER.get(rung, rung) for rung in finding["ladder"]) or "nothing in particular"
+    yield _line("recommended", ladder)
+    yield _line("to do", finding["advice"])
+    yield _line("worth acting on", f"until {_moment(finding['at'] + finding['ttl_s'])} ({finding['ttl_s']:g} s)")
+    yield _line("verdict", f"{finding['verdict']}, at {_moment(finding['judged_at'])}")
+    if incident is not None:
+        yield from _incident(incident)
+
+
+def _incident(incident: dict[str, Any]) -> Iterator[Text]:
+    yield _line("incident", f"{incident['id']}, {incident['state']}: {incident['cause']}")
+    action = incident["action"]
+    if action is None:
+        yield _line("action", "none has been decided")
+        return
+    nodes = f" of {', '.join(action['nodes'])}" if action["nodes"] else ""
+    yield _line("action", f"{action['kind']}{nodes}, decided by {incident['decided_by']}: {action['reason']}")
+    if incident["outcome"]:
+        yield _line("outcome", incident["outcome"])
+
+
+def _line(name: str, value: str) -> Text:
+    return markup(f"[bold]{escape(name):16}[/] {escape(value)}")
+
+
+def _indented(value: str) -> str:
+    """Frames and log lines below each other, under their name."""
+    return ("\n" + " " * 17).join(value.splitlines())
+
+
+def _confidence(finding: dict[str, Any]) -> str:
+    return f"{finding['confidence'] * 100:.0f} % sure"
+
+
+def _where(finding: dict[str, Any]) -> str:
+    parts = [
+        f"{name} {finding[key]}"
+        for name, key in (("node", "node"), ("GPU", "gpu"), ("rank", "rank"), ("job", "job"))
+        if finding[key] not in ("", None)
+    ]
+    if finding["generation"]:
+        parts.append(f"generation {finding['generation']}")
+    return ", ".join(parts) or "nowhere in particular"
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S.%f")[:-4]
