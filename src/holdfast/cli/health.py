@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from rich.console import Console
 
 from holdfast.domain.errors import InvalidSpec
-from holdfast.runtime.grpc_client import open_channel
+from holdfast.runtime.grpc_channel import open_channel
 
 SCHEMES = "grpc://host:port, unix:/path of a gRPC socket, or http://host:port/healthz"
 
