@@ -1,0 +1,272 @@
+"""Who do the others wait for, by the collectives that they are in? A pure function over rows of the flight recorders.
+
+A rank *waits* when an operation that it has entered cannot finish because another rank has not entered it. Who is waited for
+and does not wait itself is a *root* of the wait-for graph: that is where the job hangs. Only two facts are needed for it, so no
+edge is ever built and the cost is linear in the rows: does a rank wait for anybody, is anybody waiting for it.
+
+    mismatch     members call different things at the same place in a group's sequence; the odd ones out are named
+    absent       a root outside of all collectives: it computes, loops, holds its interpreter's lock, or reads its data
+    stalled      it has entered an operation that its peers have finished: its device or communication thread stands still
+    unreachable  nothing is known of a rank (stopped, ended) that the others may wait for
+    in flight    everybody is inside the same operation and nobody has finished it: the network; nobody is named
+    cycle        A waits for B in one group, B for A in another: the script's order of collectives; nobody is named
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from holdfast.domain.collectives import CollectiveRows, expand
+
+# Every member's part is in every member's result, so one that has finished proves that all have taken part. Not so for
+# broadcast, reduce, gather, scatter: a root or a leaf may be through before the others have come.
+_SYMMETRIC = ("all_reduce", "allreduce", "all_gather", "allgather", "_all_gather", "reduce_scatter", "_reduce_scatter",
+              "all_to_all", "alltoall", "barrier")  # fmt: skip
+# Members pass tensors of one size to these; to the others (all_to_all, gather …) they may differ.
+_EQUAL_SIZES = ("all_reduce", "allreduce", "_all_gather_base", "_reduce_scatter_base", "reduce", "broadcast")
+_OTHER_END = {"send": "recv", "recv": "send"}
+_SHOWN_MAX = 8
+
+
+class Standing(StrEnum):
+    MISMATCH = "mismatch"
+    ABSENT = "absent"
+    STALLED = "stalled"
+    UNREACHABLE = "unreachable"
+    IN_FLIGHT = "in_flight"
+    CYCLE = "cycle"
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What the wait-for graph says. `ranks` empty = nobody is to be named; `among` then says whom it is about."""
+
+    standing: Standing
+    ranks: tuple[int, ...]
+    reason: str  # of the first rank, or of all
+    among: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class _Place:
+    """One rank in one group."""
+
+    entered: int
+    pending: int
+    kind: str
+    sizes: str
+
+    @property
+    def completed(self) -> int:
+        return self.pending - 1 if self.pending >= 0 else self.entered
+
+
+@dataclass(slots=True)
+class _Group:
+    name: str
+    members: tuple[int, ...]
+    places: dict[int, _Place] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Graph:
+    """Nodes only: for each rank one reason why it waits, why it is waited for, and why it is stalled."""
+
+    inside: set[int]  # some operation is not finished
+    waits: dict[int, str] = field(default_factory=dict)
+    waited: dict[int, str] = field(default_factory=dict)
+    waiters: Counter[int] = field(default_factory=Counter)
+    stalled: dict[int, str] = field(default_factory=dict)
+    doubted: dict[int, str] = field(
+        default_factory=dict
+    )  # nothing is known of them, others are in an operation of theirs
+    mismatches: list[Waiting] = field(default_factory=list)
+
+
+def who_is_waited_for(
+    rows: CollectiveRows, unreachable: Mapping[int, str] | None = None, messaging: Collection[int] = ()
+) -> Waiting | None:
+    """The verdict, or None when no rank is inside an operation: then collectives explain nothing.
+
+    `unreachable`: ranks whose recorders did not answer, with what is known of them ("it has ended"). `messaging`: ranks that
+    may be waiting for a message which their recorder does not show; they are not to be named for being outside of collectives.
+    """
+    groups, pairs = _read(rows)
+    graph = _Graph({rank for group in groups for rank, place in group.places.items() if place.pending >= 0})
+    graph.inside.update(rank for _, _, rank in pairs)
+    idle = set(rows.rank) - graph.inside - set(messaging)
+    unknown = {**dict.fromkeys(idle, "it is inside no collective"), **(unreachable or {})}
+    graph.waits.update({rank: f"rank {rank} may wait for a message" for rank in messaging if rank not in graph.inside})
+    for group in groups:
+        _fold(graph, group, unknown)
+    _fold_pairs(graph, pairs, groups, unknown)
+    if not graph.inside:
+        return None
+    if graph.mismatches:
+        return min(graph.mismatches, key=lambda found: (not found.ranks, found.ranks))
+    found = _roots(graph) or _doubted(graph, unknown)
+    return found or (None if messaging else _nobody(graph))
+
+
+def _roots(graph: _Graph) -> Waiting | None:
+    absent = {rank: why for rank, why in graph.waited.items() if rank not in graph.waits and rank not in graph.inside}
+    stalled = {rank: why for rank, why in graph.stalled.items() if rank not in graph.waits}
+    named = {**stalled, **absent}
+    if not named:
+        return None
+    ranks = tuple(sorted(named, key=lambda rank: (-graph.waiters[rank], rank)))
+    standing = Standing.ABSENT if ranks[0] in absent else Standing.STALLED
+    return Waiting(standing, ranks, named[ranks[0]] + _and_others(ranks))
+
+
+def _doubted(graph: _Graph, unknown: Mapping[int, str]) -> Waiting | None:
+    if not graph.doubted:
+        return None
+    ranks = tuple(sorted(graph.doubted))
+    first = ranks[0]
+    return Waiting(Standing.UNREACHABLE, ranks, f"{unknown[first]}, and {graph.doubted[first]}{_and_others(ranks)}")
+
+
+def _nobody(graph: _Graph) -> Waiting:
+    """Following who waits for whom ends at somebody who does not wait, or never: then it goes in a circle."""
+    ends = sorted(graph.waited.keys() - graph.waits.keys())
+    if graph.waited and not ends:
+        among = tuple(sorted(graph.waited))
+        reason = f"ranks {_list(among)} wait for each other in different groups: the script's order of collectives"
+        return Waiting(Standing.CYCLE, (), f"{reason} ({graph.waits[among[0]]})", among)
+    still = tuple(ends or sorted(graph.inside - graph.waits.keys()))
+    reason = (
+        f"ranks {_list(still)} are inside operations that every member has entered and none has finished: the network"
+    )
+    return Waiting(Standing.IN_FLIGHT, (), reason, still)
+
+
+# ---------------------------------------------------------------- collectives
+
+
+def _fold(graph: _Graph, group: _Group, unknown: Mapping[int, str]) -> None:
+    """One group: who is in an operation here, whom that shows to be behind, and what does not fit."""
+    waiting = {rank: place for rank, place in group.places.items() if place.pending >= 0}
+    if not waiting:
+        return
+    known = {rank: place for rank, place in group.places.items() if place.entered >= 0}
+    entered = min((place.entered for place in known.values()), default=-1)
+    farthest_rank, farthest = max(waiting.items(), key=lambda item: (item[1].pending, -item[0]))
+    silent = [rank for rank in group.members if rank in unknown and rank not in known]
+    for rank, place in waiting.items():
+        if place.pending > entered >= 0:
+            graph.waits.setdefault(rank, f"rank {rank} waits in {_what(place, group)}")
+        elif silent and not _finished_by_all_others(place, group, rank, silent):
+            graph.waits.setdefault(rank, f"rank {rank} may wait in {_what(place, group)}")
+            for each in silent:
+                graph.doubted.setdefault(each, f"rank {rank} is inside {_what(place, group)} with it")
+    for rank, place in known.items():
+        if place.entered < farthest.pending:
+            behind = f"it has not entered {_what(farthest, group)}, in which rank {farthest_rank} waits"
+            graph.waited.setdefault(rank, behind)
+            graph.waiters[rank] += sum(1 for other in waiting.values() if other.pending > place.entered)
+    _fold_stalled(graph, group, waiting)
+    graph.mismatches.extend(_mismatches(group, waiting))
+
+
+def _finished_by_all_others(place: _Place, group: _Group, rank: int, silent: Collection[int]) -> bool:
+    """Then it does not wait for those of whom nothing is known: they have taken part."""
+    others = [other for each, other in group.places.items() if each != rank and each not in silent]
+    return bool(others) and all(other.completed >= place.pending for other in others)
+
+
+def _fold_stalled(graph: _Graph, group: _Group, waiting: Mapping[int, _Place]) -> None:
+    finished_by, finished = max(
+        ((rank, place.completed) for rank, place in group.places.items()), key=lambda item: item[1]
+    )
+    for rank, place in waiting.items():
+        if place.pending <= finished and place.kind.startswith(_SYMMETRIC):
+            graph.stalled.setdefault(
+                rank, f"it is still inside {_what(place, group)}, which rank {finished_by} has finished: its device or its "
+                "communication thread stands still",
+            )  # fmt: skip
+
+
+def _mismatches(group: _Group, waiting: Mapping[int, _Place]) -> Iterator[Waiting]:
+    """Members that are in the same place of the sequence with different operations."""
+    by_seq: dict[int, dict[tuple[str, str], list[int]]] = defaultdict(lambda: defaultdict(list))
+    for rank, place in waiting.items():
+        sizes = place.sizes if place.kind.startswith(_EQUAL_SIZES) else ""
+        by_seq[place.pending][(place.kind, sizes)].append(rank)
+    for seq, calls in by_seq.items():
+        if len(calls) < 2:
+            continue
+        (most, many), *others = sorted(calls.items(), key=lambda item: (-len(item[1]), item[1]))
+        odd = tuple(sorted(rank for _, ranks in others for rank in ranks))
+        words = f"{_call(others[0][0])} where {len(many)} of them call {_call(most)}, as #{seq} of group {_name(group)}"
+        if len(many) > len(odd):
+            yield Waiting(Standing.MISMATCH, odd, f"it calls {words}{_and_others(odd)}")
+        else:
+            among = tuple(sorted(waiting))
+            yield Waiting(Standing.MISMATCH, (), f"ranks {_list(odd)} call {words}: one side is wrong", among)
+
+
+# ---------------------------------------------------------------- point to point
+
+
+def _fold_pairs(
+    graph: _Graph, pairs: Mapping[tuple[str, str, int], set[int]], groups: Iterable[_Group], unknown: Mapping[int, str]
+) -> None:
+    """A send or receive waits for the other end, unless that is in the matching operation: then it is under way."""
+    seen = {rank for group in groups for rank in group.places} | {rank for _, _, rank in pairs}
+    for (group, direction, rank), peers in pairs.items():
+        if rank in graph.stalled and rank not in graph.waits:
+            continue  # it does not see its operations end: the other end may long have gone on
+        for peer in sorted(peers):
+            what = f"a {direction} of group {group}"
+            if peer in unknown and peer not in seen:
+                graph.waits.setdefault(rank, f"rank {rank} may wait for rank {peer} in {what}")
+                graph.doubted.setdefault(peer, f"rank {rank} is inside {what} with it")
+            elif peer in seen and rank not in pairs.get((group, _OTHER_END[direction], peer), ()):
+                graph.waits.setdefault(rank, f"rank {rank} waits for rank {peer} in {what}")
+                graph.waited.setdefault(peer, f"it has not come to the other end of {what}, in which rank {rank} waits")
+                graph.waiters[peer] += 1
+
+
+# ---------------------------------------------------------------- reading, and words
+
+
+def _read(rows: CollectiveRows) -> tuple[list[_Group], dict[tuple[str, str, int], set[int]]]:
+    """Collectives by group; peers of unfinished point-to-point operations by (group, direction, rank)."""
+    groups: dict[tuple[str, str], _Group] = {}
+    pairs: dict[tuple[str, str, int], set[int]] = defaultdict(set)
+    columns = (rows.rank, rows.group, rows.members, rows.kind, rows.sizes, rows.peer, rows.entered, rows.pending)
+    for rank, name, members, kind, sizes, peer, entered, pending in zip(*columns, strict=True):
+        if peer >= 0:
+            pairs[(name, kind, rank)].add(peer)
+            continue
+        group = groups.get((name, members))
+        if group is None:
+            group = groups[(name, members)] = _Group(name, expand(members))
+        group.places[rank] = _Place(entered, pending, kind, sizes)
+    return list(groups.values()), pairs
+
+
+def _what(place: _Place, group: _Group) -> str:
+    return f"{place.kind} #{place.pending} of group {_name(group)}"
+
+
+def _name(group: _Group) -> str:
+    return f"{group.name} (ranks {_list(sorted(group.places))})"
+
+
+def _call(call: tuple[str, str]) -> str:
+    kind, sizes = call
+    return f"{kind} {sizes}".strip()
+
+
+def _and_others(ranks: tuple[int, ...]) -> str:
+    return f"; so are ranks {_list(ranks[1:])}" if len(ranks) > 1 else ""
+
+
+def _list(ranks: Collection[int]) -> str:
+    shown = list(ranks)[:_SHOWN_MAX]
+    return ", ".join(map(str, shown)) + (" …" if len(ranks) > _SHOWN_MAX else "")

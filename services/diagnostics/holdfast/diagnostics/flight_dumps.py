@@ -1,0 +1,94 @@
+"""Who a hung job waits for, from the flight-recorder dumps that its ranks left on disk.
+
+    python -m holdfast.diagnostics.flight_dumps DIR
+
+NCCL's watchdog writes such a file for each rank when a collective times out (`TORCH_FR_DUMP_TEMP_FILE`, in older releases
+`TORCH_NCCL_DEBUG_INFO_TEMP_FILE`), under any launcher. Files are pickles or JSON; their names end with the rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.diagnostics.detectors.waiting import Waiting, who_is_waited_for
+from holdfast.domain.collectives import CollectiveRows
+from holdfast.domain.errors import MalformedMessage, NotFound
+from holdfast.wire.flight_recorder import DUMP_BYTES_MAX, parse_json, parse_pickle, rows_of
+
+FILES_MAX = 200_000
+_NAME = re.compile(r".*?(\d+)(?:\.json|\.pickle|\.pkl)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Dumps:
+    """What a directory holds; `rejected` are files that are no dumps, with the reason."""
+
+    rows: CollectiveRows
+    ranks: tuple[int, ...]
+    rejected: tuple[tuple[str, str], ...] = ()
+
+    def verdict(self) -> Waiting | None:
+        """Ranks below the highest that have no dump are those of which nothing is known."""
+        missing = sorted(set(range(max(self.ranks, default=-1) + 1)) - set(self.ranks))
+        return who_is_waited_for(self.rows, dict.fromkeys(missing, "there is no dump of it"))
+
+
+def read(directory: Path) -> Dumps:
+    """Every dump in `directory`. Raises `NotFound` when there is none that can be read."""
+    parts, ranks, rejected = [], [], []
+    named = ((path, _NAME.fullmatch(path.name)) for path in sorted(directory.iterdir())[:FILES_MAX] if path.is_file())
+    for path, found in named:
+        if found is None:
+            continue  # a log, a readme
+        rank = int(found[1])
+        try:
+            parts.append(_rows(path, rank))
+            ranks.append(rank)
+        except MalformedMessage as error:
+            rejected.append((path.name, str(error)))
+    if not ranks:
+        reasons = "".join(f"\n  {name}: {reason}" for name, reason in rejected)
+        raise NotFound(f"{directory} holds no flight-recorder dump whose name ends with a rank{reasons}")
+    return Dumps(CollectiveRows.of(parts), tuple(ranks), tuple(rejected))
+
+
+def _rows(path: Path, rank: int) -> CollectiveRows:
+    with path.open("rb") as file:
+        raw = file.read(DUMP_BYTES_MAX + 1)
+    dump = parse_json(raw) if raw.lstrip()[:1] == b"{" else parse_pickle(raw)
+    return rows_of([(rank, dump)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="holdfast.diagnostics.flight_dumps", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("directory", type=Path, metavar="DIR")
+    directory = parser.parse_args().directory
+    if not directory.is_dir():
+        parser.error(f"{directory} is not a directory")
+    try:
+        dumps = read(directory)
+    except NotFound as error:
+        parser.error(str(error))
+    for name, reason in dumps.rejected:
+        print(f"rejected {name}: {reason}", file=sys.stderr)  # noqa: T201
+    print(describe(dumps))  # noqa: T201
+
+
+def describe(dumps: Dumps) -> str:
+    """The verdict in words."""
+    verdict = dumps.verdict()
+    heading = f"{len(dumps.ranks)} ranks, {len(dumps.rejected)} files rejected: "
+    if verdict is None:
+        return f"{heading}no rank is inside a collective; the dumps do not explain a hang"
+    who = f"rank {verdict.ranks[0]}: " if verdict.ranks else "nobody is to be named: "
+    return f"{heading}{who}{verdict.reason} ({verdict.standing.value})"
+
+
+if __name__ == "__main__":
+    main()
