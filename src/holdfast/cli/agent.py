@@ -38,6 +38,9 @@ def agent(
     ] = Path("/var/lib/holdfast"),
     memory: Annotated[Path, typer.Option(help="Directory of the memory tier, on a tmpfs.")] = Path("/dev/shm/holdfast"),
     kernel_log: Annotated[Path, typer.Option(help="Kernel log to watch for Xid and other lines.")] = Path("/dev/kmsg"),
+    preflight: Annotated[
+        bool, typer.Option(help="Test devices, memory, disks and network before the node gets ranks, and while it is idle.")
+    ] = True,
 ) -> None:
     """Join this machine to the fleet: watches its GPUs and host, runs workers, carries out the supervisor's orders."""
     for endpoint in supervisor.split(","):
@@ -56,6 +59,8 @@ def agent(
         "HOLDFAST_ADDRESS": address or socket.gethostname(),
         "HOLDFAST_KERNEL_LOG": str(kernel_log),
     }
+    if not preflight:
+        environment["HOLDFAST_PREFLIGHT_EVERY_S"] = "0"
     # replaces this process, so that signals, exit codes and PR_SET_PDEATHSIG are the agent's own
     os.execve(sys.executable, [sys.executable, "-m", "holdfast.agent"], {**os.environ, **environment})
 

@@ -197,6 +197,7 @@ class LocalStack:
                 "HOLDFAST_CAPACITY": str(self._options.workers_per_node),
                 "HOLDFAST_ZONE": f"zone-{index % self._options.zones}",
                 "HOLDFAST_ADDRESS": self._outward(self._options.host),
+                "HOLDFAST_PREFLIGHT_EVERY_S": "0",  # the nodes are one machine: testing each would only slow the others
                 # the nodes share this machine's cores: one compute thread per worker unless the user says otherwise
                 "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             },

@@ -50,6 +50,7 @@ class FakePool:
         self.alive: set[int] = set()
         self.dying_s, self.forking_s = 0.02, 0.01
         self.fork_error: Exception | None = None
+        self.computes_wrongly = False
         self.started: dict[int, tuple[StagedShard, ...]] = {}
 
     async def fork(self, order: Prepare) -> tuple[RunningWorker, ...]:
@@ -65,6 +66,11 @@ class FakePool:
 
     async def stop_all_but(self, job: str, number: int) -> None:
         await self._end(self.alive - {number})
+
+    async def self_test(self) -> None:
+        self.done.append(f"tested with {sorted(self.alive)}")
+        if self.computes_wrongly:
+            raise Conflict("n computes wrongly")
 
     async def _end(self, generations: set[int]) -> None:
         await anyio.sleep(self.dying_s)
@@ -113,7 +119,7 @@ async def node() -> AsyncIterator[tuple[Node, FakePool, FakeReplicator]]:
     pool = FakePool()
     replicator = FakeReplicator(pool)
     site = Site(Path("/none"), Path("/none"), Path("/none"), Path("/none"), "")
-    yield Node(cast(WorkerPool, pool), replicator, site), pool, replicator
+    yield Node(cast(WorkerPool, pool), replicator, site, self_test=pool.self_test), pool, replicator
 
 
 async def test_prepare_overlaps_stop_and_fork_and_stages_after_the_old_are_gone() -> None:
@@ -126,6 +132,18 @@ async def test_prepare_overlaps_stop_and_fork_and_stages_after_the_old_are_gone(
         assert (outcome.master, outcome.workers[0].generation) == ("host:5", 2)
         await subject.carry_out(Start("gpt", 2, "host:5"))
         assert [shard.path for shard in pool.started[2]] == ["/shm/2"]
+
+
+async def test_a_suspected_node_tests_itself_when_the_old_workers_are_gone() -> None:
+    async with node() as (subject, pool, replicator):
+        pool.alive = {1}
+        await subject.carry_out(replace(ORDER, self_test=True))
+        assert pool.done == ["forked 2", "gone 1", "tested with [2]"]
+        pool.computes_wrongly = True
+        with pytest.raises(Conflict, match="n computes wrongly"):
+            await subject.carry_out(replace(ORDER, generation=3, self_test=True))
+        assert pool.alive == set()
+        assert replicator.configured == [2], "nothing is staged for a node that cannot be used"
 
 
 async def test_a_newer_prepare_cuts_an_older_one_short() -> None:

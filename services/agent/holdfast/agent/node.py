@@ -55,10 +55,14 @@ class _Job:
 class Node:
     """The orders' meaning. Each raises `HoldfastError` with the reason when it cannot be carried out."""
 
-    def __init__(self, pool: WorkerPool, replicator: Replicator, site: Site) -> None:
+    def __init__(
+        self, pool: WorkerPool, replicator: Replicator, site: Site, *, self_test: Callable[[], Awaitable[None]]
+    ) -> None:
+        """`self_test` raises `HoldfastError` when this node's devices compute wrongly."""
         self._pool = pool
         self._replicator = replicator
         self._site = site
+        self._self_test = self_test
         self._jobs: dict[str, _Job] = {}
 
     async def carry_out(self, order: Order) -> Outcome:
@@ -117,6 +121,8 @@ class Node:
 
         async def stage() -> None:
             await phases.timed("stop", lambda: self._pool.stop_all_but(order.job, order.generation))
+            if order.self_test:
+                await phases.timed("self_test", self._self_test)
             job.staged = await phases.timed("stage", lambda: self._stage(order))
 
         try:

@@ -23,13 +23,14 @@ import structlog
 from anyio.abc import TaskGroup
 
 from holdfast.agent import tracing
-from holdfast.agent.collectors import build_all
+from holdfast.agent.collectors import build_all, nvml
 from holdfast.agent.collectors.protocol import Surroundings, keep_collecting
 from holdfast.agent.directory import MARK, claimed
 from holdfast.agent.executor import Executor
 from holdfast.agent.ledger import Ledger
-from holdfast.agent.node import Node
+from holdfast.agent.node import Node, Outcome
 from holdfast.agent.outbox import Outbox
+from holdfast.agent.preflight import Preflights
 from holdfast.agent.replicator import LocalReplicator, NoReplicator, Replicator, ReplicatorPlaces
 from holdfast.agent.reports import Reports
 from holdfast.agent.session import Session
@@ -38,7 +39,7 @@ from holdfast.agent.uplink import Uplink
 from holdfast.agent.workers.environment import Site, inherited_environment
 from holdfast.agent.workers.pool import WorkerPool
 from holdfast.domain.nodes import NodeFacts
-from holdfast.domain.orders import Hello, Report
+from holdfast.domain.orders import Hello, Order, Prepare, Report
 from holdfast.domain.signals import NodeSignal
 from holdfast.runtime import metrics, ready, telemetry
 from holdfast.runtime.service import guarded
@@ -62,13 +63,21 @@ async def _run(settings: AgentSettings, ledger: Ledger, tasks: TaskGroup) -> Non
 
     # What happens here, on its way out; the two ends are made below, since each needs to ask the parts between.
     def emit(signal: NodeSignal) -> None:
+        preflights.watch(signal)
         uplink.emit(tracing.begun(signal))
 
     def report(what: Report) -> None:
         session.report(what)
 
     def hello() -> Hello:
-        return Hello(_facts(settings, incarnation, replicator.endpoint), pool.running())
+        tested = preflights.newest if settings.preflight_every_s else None
+        return Hello(_facts(settings, incarnation, replicator.endpoint), pool.running(), tested)
+
+    async def carry_out(order: Order) -> Outcome:
+        if isinstance(order, Prepare):
+            preflights.make_way()
+            preflights.know_peers(peer.endpoint for peer in order.peers)
+        return await node.carry_out(order)
 
     places = _places(settings)
     pool = WorkerPool(
@@ -90,10 +99,24 @@ async def _run(settings: AgentSettings, ledger: Ledger, tasks: TaskGroup) -> Non
     replicator: Replicator = NoReplicator()
     if settings.replicator:  # its own settings are in the environment as well, and pass through
         replicator = LocalReplicator(places, {**os.environ, MARK: str(settings.agent_dir)}, report)
+    collectors = build_all(_surroundings(settings))
+    directories = (settings.agent_dir, settings.disk_dir, settings.memory_dir)
+    preflights = Preflights(
+        node=settings.node,
+        every_s=settings.preflight_every_s,
+        gpus=settings.gpus,
+        watches_gpus=any(collector.name == nvml.NvmlCollector.name for collector in collectors),
+        test_devices=pool.test_devices,
+        test_disk=partial(anyio.to_thread.run_sync, preflight_checks.disk, directories, abandon_on_cancel=True),
+        is_idle=lambda: not pool.running(),
+        emit=emit,
+        report=report,
+    )
+    node = Node(pool, replicator, pool.site, self_test=preflights.on_suspicion)
     executor = Executor(
         tasks=tasks,
         ledger=ledger,
-        carry_out=Node(pool, replicator, pool.site).carry_out,
+        carry_out=carry_out,
         report=report,
     )
     outbox = Outbox(settings.node, incarnation)
@@ -113,11 +136,14 @@ async def _run(settings: AgentSettings, ledger: Ledger, tasks: TaskGroup) -> Non
         executor=executor,
         reports=Reports(),
         on_diagnostics=uplink.use,
+        on_peers=preflights.know_peers,
         tls=settings.tls,
     )
     guarded(tasks, "workers", pool.run)
     guarded(tasks, "telemetry", uplink.run)
-    for collector in build_all(_surroundings(settings)):
+    if settings.preflight_every_s:
+        guarded(tasks, "pre-flight", preflights.run)
+    for collector in collectors:
         guarded(tasks, f"collector {collector.name}", partial(keep_collecting, collector, settings.node, emit))
     if isinstance(replicator, LocalReplicator):
         await tasks.start(replicator.run, name="checkpoint-replicator")

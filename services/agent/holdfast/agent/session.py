@@ -36,7 +36,8 @@ _Call = grpc.aio.StreamStreamCall[pb.AgentMessage, pb.SupervisorMessage]
 
 
 class Session:
-    """`hello` and `inventories` are asked at the start of every session; `on_diagnostics` hears where telemetry goes.
+    """`hello` and `inventories` are asked at the start of every session; `on_diagnostics` hears where telemetry goes,
+    `on_peers` where some other nodes' replicators are.
 
     What this node holds is told to every leader anew: what the last one knew may be hundreds of steps old.
     """
@@ -50,6 +51,7 @@ class Session:
         executor: Executor,
         reports: Reports,
         on_diagnostics: Callable[[Sequence[str]], None],
+        on_peers: Callable[[Sequence[str]], None],
         tls: Tls | None = None,
     ) -> None:
         self._endpoints = tuple(endpoints)
@@ -58,6 +60,7 @@ class Session:
         self._executor = executor
         self._reports = reports
         self._on_diagnostics = on_diagnostics
+        self._on_peers = on_peers
         self._tls = tls
         self._news = anyio.Event()
         self._welcomed = False
@@ -145,6 +148,7 @@ class Session:
         self._welcomed = True
         log.info("session", supervisor=welcome.supervisor, epoch=welcome.epoch)
         self._on_diagnostics(tuple(welcome.diagnostics))
+        self._on_peers(tuple(welcome.peers))
 
     def _take(self, message: pb.SupervisorMessage) -> None:
         match message.WhichOneof("message"):

@@ -35,6 +35,12 @@ class TemplateKeeper:
     def pids(self) -> tuple[int, ...]:
         return tuple(template.pid for template in self._templates.values())
 
+    async def any(self) -> Template:
+        """Whichever is at hand, for what needs torch and no more: nothing is drained for it."""
+        if self._current is not None and self._current.usable:
+            return self._current
+        return await self.ensure(TemplateKey())
+
     async def ensure(self, key: TemplateKey) -> Template:
         """A template that can fork for `key`. Raises `Unavailable` with the reason when its imports fail."""
         template = self._templates.get(key)

@@ -1,0 +1,184 @@
+"""The node tests itself while it has no ranks: when it joins, when it has become idle, and every so often after.
+
+Never while a job wants it: an order to prepare ends a test that is under way, within milliseconds, and it is made up for when
+the node is idle again. The one exception is an order that asks for a test, because a job's state went wrong without anybody
+being named: then the devices are tested before the new workers are ready, and a node whose products are wrong says so.
+
+The devices are tested in a process of their own (a fork of the worker template, killed after `DEVICES_TIMEOUT_S`), so that a
+wedged driver costs a process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable
+
+import anyio
+import structlog
+
+from holdfast.agent import preflight_checks
+from holdfast.agent.collectors.protocol import Emit
+from holdfast.domain.errors import Conflict, HoldfastError
+from holdfast.domain.nodes import Check, Preflight
+from holdfast.domain.orders import Report, Tested
+from holdfast.domain.signals import GpuHealth, GpuSample, NodeSignal, NodeTested
+
+log = structlog.get_logger("holdfast.agent.preflight")
+
+LOOK_S = 1.0
+IDLE_S = 5.0  # without ranks for so long: a restart's gap is not idleness
+AGAIN_S = 60.0  # after a failure: what was full may be empty again
+GPU_READING_S = 15.0  # for NVML's first reading after the agent's start
+DEVICES_TIMEOUT_S = 60.0
+DEVICE_BUDGET_S = 0.5
+SUSPICION_BUDGET_S = 5.0  # one pass proves little: a device that is suspected is asked for longer
+PEER_TIMEOUT_S = 2.0
+PEERS_MAX = 8
+
+TestDevices = Callable[[float, float], Awaitable[str]]  # (budget, timeout in seconds) → what the self-test printed
+
+
+class Preflights:
+    """`run` is a loop of the agent's; `every_s` is the time between tests of a node that stays idle."""
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        every_s: float,
+        gpus: int,
+        watches_gpus: bool,
+        test_devices: TestDevices,
+        test_disk: Callable[[], Awaitable[Check]],
+        is_idle: Callable[[], bool],
+        emit: Emit,
+        report: Callable[[Report], None],
+        look_s: float = LOOK_S,
+        idle_s: float = IDLE_S,
+    ) -> None:
+        self._node, self._every_s, self._gpus, self._watches_gpus = node, every_s, gpus, watches_gpus
+        self._test_devices, self._test_disk, self._is_idle = test_devices, test_disk, is_idle
+        self._emit, self._report = emit, report
+        self._look_s, self._idle_s = look_s, idle_s
+        self._sample: GpuSample | None = None
+        self._sampled = anyio.Event()
+        self._health: GpuHealth | None = None
+        self._peers: OrderedDict[str, None] = OrderedDict()  # endpoints, newest last
+        self._under_way: anyio.CancelScope | None = None
+        self._busy_until = 0.0  # of the event loop
+        self._was_busy = False
+        self._tested_at = 0.0  # of the event loop; 0 = never
+        self.newest = Preflight()  # under way, until there is one
+
+    # ------------------------------------------------------------------ what it hears
+
+    def watch(self, signal: NodeSignal) -> None:
+        """Keep the GPUs' last readings."""
+        match signal:
+            case GpuSample():
+                self._sample = signal
+                self._sampled.set()
+            case GpuHealth():
+                self._health = signal
+            case _:
+                pass
+
+    def know_peers(self, endpoints: Iterable[str]) -> None:
+        """Replicators of other nodes, to test the network with."""
+        for endpoint in endpoints:
+            self._peers[endpoint] = None
+            self._peers.move_to_end(endpoint)
+        while len(self._peers) > PEERS_MAX:
+            self._peers.popitem(last=False)
+
+    def make_way(self) -> None:
+        """A job wants this node: nothing of ours may be in its way."""
+        self._busy_until = anyio.current_time() + self._idle_s
+        self._was_busy = True
+        if self._under_way is not None:
+            self._under_way.cancel()
+
+    # ------------------------------------------------------------------ tests
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            if self._is_due():
+                with anyio.CancelScope() as scope:
+                    self._under_way = scope
+                    await self._test()
+                self._under_way = None
+            await anyio.sleep(self._look_s)
+
+    async def on_suspicion(self) -> None:
+        """Test the devices now. Raises `Conflict` when a product is wrong; a test that cannot be made says nothing."""
+        checks = await self._devices(SUSPICION_BUDGET_S)
+        wrong = [check for check in checks if check.ok is False and check.name == "products"]
+        if not wrong:
+            return
+        now = time.time()
+        self._tell(Preflight(now, 0.0, tuple(checks)))
+        raise Conflict(f"{self._node} computes wrongly: {wrong[0].detail}")
+
+    def _is_due(self) -> bool:
+        now = anyio.current_time()
+        if not self._is_idle():
+            self._busy_until = now + self._idle_s
+            self._was_busy = True
+        if now < self._busy_until:
+            return False
+        again_s = AGAIN_S if self.newest.failures else self._every_s
+        return self._was_busy or not self._tested_at or now >= self._tested_at + again_s
+
+    async def _test(self) -> None:
+        began = anyio.current_time()
+        checks = [
+            await self._gpu_check(),
+            *await self._devices(DEVICE_BUDGET_S),
+            await self._test_disk(),
+            await self._peer_check(),
+        ]
+        self._tested_at, self._was_busy = anyio.current_time(), False
+        self._tell(Preflight(time.time(), anyio.current_time() - began, tuple(checks)))
+
+    def _tell(self, preflight: Preflight) -> None:
+        self.newest = preflight
+        log.info("node tested", took_s=round(preflight.took_s, 2), failures=preflight.failures or "none")
+        self._report(Tested(preflight))
+        self._emit(NodeTested(self._node, preflight.at, preflight))
+
+    async def _gpu_check(self) -> Check:
+        if self._watches_gpus:
+            with anyio.move_on_after(GPU_READING_S):
+                await self._sampled.wait()
+        return preflight_checks.gpus(self._sample, self._health, watched=self._watches_gpus, expected=self._gpus)
+
+    async def _devices(self, budget_s: float) -> list[Check]:
+        try:
+            return preflight_checks.devices(await self._test_devices(budget_s, DEVICES_TIMEOUT_S))
+        except (
+            HoldfastError,
+            OSError,
+        ) as error:  # no template, so no workers either; or a device that does not come back
+            return [Check("devices", False, f"cannot be tested: {error}"[: preflight_checks.DETAIL_CHARS_MAX])]
+
+    async def _peer_check(self) -> Check:
+        reached: list[str] = []
+        silent: list[str] = []
+
+        async def knock(endpoint: str) -> None:
+            host, _, port = endpoint.rpartition(":")
+            try:
+                with anyio.fail_after(PEER_TIMEOUT_S):
+                    stream = await anyio.connect_tcp(host, int(port))
+                    await stream.aclose()
+            except (OSError, ValueError):  # TimeoutError is one
+                silent.append(endpoint)
+            else:
+                reached.append(endpoint)
+
+        async with anyio.create_task_group() as tasks:
+            for endpoint in self._peers:
+                tasks.start_soon(knock, endpoint)
+        return preflight_checks.peers(sorted(reached), sorted(silent))

@@ -1,0 +1,38 @@
+"""A real agent tests itself: the result comes up on both ways, and a job that wants the node does not wait for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from agent_harness import prepare_order, running_agent, script, start_job
+
+from holdfast.domain import orders
+from holdfast.domain.signals import NodeTested
+
+RESULT_TIMEOUT_S = 90.0  # the template imports torch first
+SCRIPT = "import time\ntime.sleep(600)\n"
+
+
+def test_a_node_tests_itself_before_it_gets_ranks_and_when_it_is_suspected(tmp_path: Path) -> None:
+    with running_agent(tmp_path, HOLDFAST_PREFLIGHT_EVERY_S="1800") as agent:
+        (hello,) = agent.plane.all_of(orders.Hello)
+        assert hello.preflight is not None
+        tested = agent.plane.wait_for(orders.Tested, timeout_s=RESULT_TIMEOUT_S).preflight
+        assert tested.failures == ""
+        checks = {check.name: check for check in tested.checks}
+        assert checks["products"].ok is True
+        assert "exact products on" in checks["products"].detail
+        assert agent.plane.wait_for_signal(NodeTested).preflight == tested
+
+        order = replace(prepare_order("gpt", script(tmp_path, "sleep", SCRIPT)), self_test=True)
+        prepared = start_job(agent.plane, order)
+        assert prepared.ok
+        assert [worker.rank for worker in prepared.workers] == [0]
+        assert not agent.running("self-test")
+
+
+def test_a_node_that_is_not_to_test_itself_says_so(tmp_path: Path) -> None:
+    with running_agent(tmp_path) as agent:
+        (hello,) = agent.plane.all_of(orders.Hello)
+        assert hello.preflight is None
