@@ -65,7 +65,8 @@ class ControlServicer(pb_grpc.ControlServicer):
         first = await _first(messages)
         session = sessions.open(_facts(first), context.peer())
         log.info("session", node=session.node, peer=session.peer, incarnation=session.incarnation)
-        session.offer(encode_welcome(sessions.epoch, self._supervisor, self._diagnostics))
+        welcome = encode_welcome(sessions.epoch, self._supervisor, self._diagnostics, sessions.peers(session))
+        session.offer(welcome)
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._read, sessions, session, first, messages)

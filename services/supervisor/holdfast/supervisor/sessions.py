@@ -22,6 +22,7 @@ from holdfast.wire.control import encode_order
 
 ALIVE_S = 1.5  # agents say something every 0.5 s; one that has been silent for this long may be replaced
 OUTGOING_MAX = 1024  # messages that an agent does not read
+PEERS_MAX = 4  # that an agent is told to test its network with
 NUMBERS_PER_EPOCH = 10**9  # session numbers grow over all terms: a later one of a node is always the higher
 
 log = structlog.get_logger("holdfast.supervisor.sessions")
@@ -49,6 +50,7 @@ class AgentSession:
         self.incarnation = facts.incarnation
         self.number = number
         self.peer = peer
+        self.replicator = facts.replicator_endpoint
         self.end: End | None = None
         self.ended = anyio.Event()
         self.heard_at_s = anyio.current_time()
@@ -117,6 +119,12 @@ class Sessions:
             old.close(grpc.StatusCode.ABORTED, f"a newer session of {facts.node} has begun ({peer})")
         self._by_node[facts.node] = session
         return session
+
+    def peers(self, session: AgentSession) -> tuple[str, ...]:
+        """Replicators of other nodes, the newest sessions': whoever is asked can be reached, or its network is broken."""
+        others = [other for other in self._by_node.values() if other is not session and other.replicator]
+        newest = sorted(others, key=lambda other: other.number)[-PEERS_MAX:]
+        return tuple(other.replicator for other in newest)
 
     def leave(self, session: AgentSession) -> None:
         """The stream is over, from whatever side."""
