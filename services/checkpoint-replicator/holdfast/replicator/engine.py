@@ -218,9 +218,14 @@ class Engine:
             job.fresh = {each.header.stamp.key: Fresh(each) for each in new}
             if new:
                 self.notify()  # the way to the disk need not wait for the checksums
-            async with anyio.create_task_group() as tasks:
-                for fresh in list(job.fresh.values()):
-                    tasks.start_soon(self._commit, job, fresh)
+            try:
+                async with anyio.create_task_group() as tasks:
+                    for fresh in job.fresh.values():
+                        tasks.start_soon(self._commit, job, fresh)
+            finally:  # also of a commit that was cancelled before it began: a thread waits for its word
+                for key, fresh in job.fresh.items():
+                    fresh.fail(Unavailable(f"{label(key)} could not be committed in memory"))
+                job.fresh = {}
             job.release_pins_if_training()
             if job.held != before:
                 self.notify()
@@ -243,9 +248,6 @@ class Engine:
             job.held[Held(Store.IMAGE, key)] = manifest
             job.archive.saved(manifest)
             fresh.promised.set_result(manifest)
-        finally:
-            fresh.fail(Unavailable(f"{label(key)} could not be committed in memory"))
-            del job.fresh[key]
 
     # ------------------------------------------------------------ changes made by others
 
