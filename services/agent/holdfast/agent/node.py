@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -24,6 +25,7 @@ from holdfast.domain.generations import OBJECT_STORE
 from holdfast.domain.nodes import RunningWorker
 from holdfast.domain.orders import CheckpointNow, Order, Prepare, SetInterval, Start, Stop, Warm
 from holdfast.domain.replication import Configure, Stage, StagedShard
+from holdfast.domain.tracing import TraceContext
 from holdfast.runtime import telemetry
 
 T = TypeVar("T")
@@ -89,9 +91,8 @@ class Node:
 
     async def _prepare(self, order: Prepare) -> Outcome:
         job = self._admit(order)
-        where = {"job": order.job, "node": order.placement.node, "generation": order.generation}
         key = spans.prepare_key(order.placement.node, order.generation)
-        with anyio.CancelScope() as scope, telemetry.span(tracing.PREPARE, order.traceparent, key=key, **where):
+        with anyio.CancelScope() as scope, _span(tracing.PREPARE, order, order.traceparent, key):
             job.preparing = scope
             async with job.lock:
                 return await self._change_generation(job, order)
@@ -112,7 +113,7 @@ class Node:
     async def _change_generation(self, job: _Job, order: Prepare) -> Outcome:
         if order.generation in self._pool.generations(order.job):  # of an earlier submission under this name
             await self._pool.stop(order.job, order.generation)
-        phases = _Phases({"job": order.job, "node": order.placement.node, "generation": order.generation})
+        phases = _Phases(order)
         forked: tuple[RunningWorker, ...] = ()
 
         async def fork() -> None:
@@ -187,17 +188,23 @@ class Node:
             raise Conflict(f"generation {generation} of {name} is over: {newest} has been prepared here")
 
 
+def _span(
+    name: str, order: Prepare, parent: str = "", key: tuple[object, ...] = ()
+) -> AbstractContextManager[TraceContext | None]:
+    return telemetry.span(name, parent, key=key, job=order.job, node=order.placement.node, generation=order.generation)
+
+
 class _Phases:
     """How long the parts of an order took."""
 
-    def __init__(self, where: Mapping[str, str | int]) -> None:
-        self._where = where
+    def __init__(self, order: Prepare) -> None:
+        self._order = order
         self._seconds: dict[str, float] = {}
 
     async def timed(self, name: str, work: Callable[[], Awaitable[T]]) -> T:
         began = time.monotonic()
         try:
-            with telemetry.span(name, **self._where):
+            with _span(name, self._order):
                 return await work()
         finally:
             self._seconds[name] = time.monotonic() - began
