@@ -24,6 +24,7 @@ EXIT_INTERRUPTED = 75
 
 # Environment of a worker, besides torchrun's own variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, …).
 ENV_NOTES = "HOLDFAST_NOTES"  # path of the agent's datagram socket
+ENV_RECORDER = "HOLDFAST_RECORDER"  # path of the socket on which its flight recorder is to be served
 ENV_CONTROL_FD = "HOLDFAST_CONTROL_FD"
 ENV_REPLICATOR = "HOLDFAST_REPLICATOR"  # path of the replicator's datagram socket; a `saved` note goes there as well
 ENV_JOB = "HOLDFAST_JOB"
@@ -68,6 +69,7 @@ def decode(raw: bytes) -> Mapping[str, Any]:
 #   phase     phase:str(domain.signals.Phase) at:float step:int
 #   started   phases_s:{name: seconds}                        how long process_group, restore, first_step took
 #   saved     step:int attempt:int image:str stall_s:float    a shard image is complete; also sent to the replicator
+#   groups    members:{name: ranks}                           of process groups, as `domain.collectives.compact` has them
 #   missed    step:int reason:str                             a save that was due did not happen
 #
 #   ready     (worker → agent, control)  pid:int

@@ -127,6 +127,9 @@ class Notes:
         for target in (self._replicator, self._agent):
             self._send(target, "saved", step=step, attempt=attempt, image=image, stall_s=stall_s)
 
+    def groups(self, members: Mapping[str, str]) -> None:
+        self._send(self._agent, "groups", members=dict(members))
+
     def replica_check(self, *, step: int, digest: str, took_s: float, restored: bool) -> None:
         self._send(self._agent, "replica_check", step=step, digest=digest, took_s=took_s, restored=restored)
 

@@ -94,6 +94,7 @@ class Environment:
     replica_check_steps: int = 0  # 0: never
     notes: str = ""
     replicator: str = ""
+    recorder: str = ""  # where the flight recorder is served; empty: nowhere
     control_fd: int | None = None
     error_file: str = ""  # torchelastic's; written when an exception ends the script and no template does it
 
@@ -129,6 +130,7 @@ class Environment:
             replica_check_steps=_integer(environ, worker.ENV_REPLICA_CHECK_STEPS, 0),
             notes=environ.get(worker.ENV_NOTES, ""),
             replicator=environ.get(worker.ENV_REPLICATOR, ""),
+            recorder=environ.get(worker.ENV_RECORDER, ""),
             control_fd=_integer(environ, worker.ENV_CONTROL_FD, -1) if environ.get(worker.ENV_CONTROL_FD) else None,
             error_file=environ.get("TORCHELASTIC_ERROR_FILE", ""),
         )

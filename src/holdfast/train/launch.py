@@ -23,6 +23,7 @@ from holdfast.train import error_file
 from holdfast.train.channels import Control, Notes
 from holdfast.train.compile_cache import CompileCache, Key
 from holdfast.train.environment import Environment
+from holdfast.train.recorder import Recorder
 from holdfast.train.rendezvous import wait_until_served
 from holdfast.train.run import Interrupted, Run
 from holdfast.train.standalone import Checkpoints, Session, open_session
@@ -56,10 +57,12 @@ def launch(
         rank=world.rank,
     )
     control = Control(environment.control_fd)
+    recorder = Recorder(environment.recorder, notes)
     try:
         notes.phase(Phase.INIT, time.time(), 0)
         device = _device(environment.local_rank)
         _join(environment, backend or ("nccl" if device.type == "cuda" else "gloo"), timeout_s)
+        recorder.open()
         session = _open_session(checkpoint, environment)
         environment = session.environment if session else environment
         run = Run(
@@ -67,6 +70,7 @@ def launch(
             device=device,
             notes=session.notes if session else notes,
             control=control,
+            recorder=recorder,
             process_group_s=time.monotonic() - began,
             standalone=session,
             compile_cache=_compile_cache(session.place.directory.root if session else None, environment, device),
@@ -79,6 +83,7 @@ def launch(
             error_file.write(environment.error_file, error)
         raise
     finally:
+        recorder.close()
         notes.close()
         control.close()
     dist.destroy_process_group()  # only now: after an error the others may hang, and the exit itself tells them

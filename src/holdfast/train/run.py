@@ -29,6 +29,7 @@ from holdfast.train.channels import Control, Notes
 from holdfast.train.checkpoint import Checkpointer
 from holdfast.train.compile_cache import CompileCache
 from holdfast.train.environment import Environment, World
+from holdfast.train.recorder import Recorder
 from holdfast.train.replica_check import ReplicaCheck
 from holdfast.train.standalone import Session
 
@@ -122,6 +123,7 @@ class Run:
         notes: Notes,
         control: Control,
         process_group_s: float,
+        recorder: Recorder | None = None,
         standalone: Session | None = None,
         compile_cache: CompileCache | None = None,
     ) -> None:
@@ -131,6 +133,7 @@ class Run:
         self._environment = environment
         self._notes = notes
         self._control = control
+        self._recorder = recorder
         self._standalone = standalone
         self._compile_cache = compile_cache
         self._checkpoints = Checkpointer(environment, device, notes)
@@ -258,6 +261,8 @@ class Run:
             raise Interrupted(self._done, saved=False)
         if self._environment.restore is not None and self._phases_s is not None and step != self._done:
             raise InvalidSpec("step", step, f"{self._done}, which run.restore returned")
+        if self._recorder is not None:
+            self._recorder.tell_groups()
         self._done = step
         self._step = Step(self)
         return self._step

@@ -170,7 +170,8 @@ def _entries(entries: Iterable[Mapping[str, Any]]) -> tuple[dict[str, _Group], d
 def _count(groups: dict[str, _Group], names: dict[str, str], dump: Mapping[str, Any]) -> bool:
     """Add the groups of which no operation is left in the recorder, from the counters.
 
-    NCCL counts point-to-point operations in the same counters, so those of a group with recorded entries are not taken. False when a count belongs to no group that is known.
+    NCCL counts point-to-point operations in the same counters, so those of a group with recorded entries are not taken. False
+    when a count belongs to no group that is known.
     """
     status, config = dump["pg_status"], dump["pg_config"].keys() - {""}  # gloo's has one group without name and ranks
     if len(status) == len(config):

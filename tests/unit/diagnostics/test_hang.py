@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from holdfast.diagnostics.detectors.hang import p99
 from holdfast.diagnostics.detectors.localise import RankView, localise
+from holdfast.diagnostics.detectors.waiting import Standing, Waiting
+from holdfast.domain.collectives import CollectiveRows, Standstill
 from holdfast.domain.findings import FindingKind, Remedy
 from holdfast.domain.job import HangSpec
 from holdfast.domain.mesh import Mesh
@@ -242,6 +244,94 @@ def test_a_clean_run_with_jitter_and_lost_ticks_finds_nothing(seed: int, nodes: 
     assert fleet.found == []
 
 
+# ------------------------------------------------------------------ collectives
+
+
+def standstill(fleet: Fleet, node: str, *, absent: int, held: bool = False) -> Standstill:
+    """Every rank of the node is inside #9 of the one group, but for one that has not come."""
+    ranks = tuple(fleet.ranks_of(node))
+    n = len(ranks)
+    rows = CollectiveRows(
+        rank=ranks,
+        group=("0",) * n,
+        members=(f"0-{len(fleet.ranks) - 1}",) * n,
+        kind=tuple("" if rank == absent else "all_reduce" for rank in ranks),
+        sizes=("",) * n,
+        peer=(-1,) * n,
+        entered=tuple(8 if rank == absent else 9 for rank in ranks),
+        pending=tuple(-1 if rank == absent else 9 for rank in ranks),
+    )
+    interpreter = tuple("held" if held and rank == absent else "free" for rank in ranks)
+    frames = tuple("read (loader.py:7)" for _ in ranks)
+    at = T0 + fleet.now
+    return Standstill(
+        node, at, fleet.job, fleet.generation, ranks, (True,) * n, interpreter, ("",) * n, (True,) * n, frames, rows
+    )
+
+
+def count_collectives(fleet: Fleet, count: int) -> None:
+    for rank in fleet.ranks.values():
+        rank.seq = count
+
+
+def test_the_recorders_name_the_rank_that_the_others_wait_for() -> None:
+    fleet = fleet_of()
+    fleet.training = False
+    fleet.run(until=6.5)
+    count_collectives(fleet, 900)
+    for node in fleet.names:
+        fleet.fold(standstill(fleet, node, absent=7, held=True))
+    fleet.run(until=8.2)
+    found = fleet.only()
+    assert (found.rank, found.node) == (7, "n7")
+    assert "has not entered all_reduce #9" in found.evidence["reason"]
+    assert "holds the interpreter's lock" in found.evidence["reason"]
+    assert found.evidence["stack"] == "read (loader.py:7)"
+
+
+def test_a_verdict_waits_for_recorders_that_answer_but_not_long() -> None:
+    fleet = fleet_of()
+    fleet.training = False
+    fleet.run(until=7.0)
+    count_collectives(fleet, 900)
+    for node in fleet.names[:-1]:
+        fleet.fold(standstill(fleet, node, absent=99))
+    fleet.run(until=9.0)
+    assert fleet.found == []
+    fleet.run(until=10.0)
+    assert fleet.only().rank == 8  # the one that says nothing of itself
+    assert "does not answer" in fleet.only().summary
+
+
+def test_a_stopped_process_needs_no_recorder() -> None:
+    fleet = fleet_of()
+    fleet.training = False
+    fleet.ranks[4].state = "T"
+    count_collectives(fleet, 900)
+    fleet.run(until=8.2)
+    assert fleet.only().rank == 4
+
+
+def test_a_long_step_in_which_collectives_go_on_is_no_hang() -> None:
+    fleet = fleet_of()
+    fleet.training = False
+    for second in range(6, 40):
+        count_collectives(fleet, second)
+        fleet.run(until=float(second))
+    assert fleet.found == []
+    fleet.run(until=50.0)
+    assert fleet.only().kind is FindingKind.HANG
+
+
+def test_collectives_do_not_excuse_a_stall_for_ever() -> None:
+    fleet = fleet_of(init_s=20.0)
+    fleet.training = False
+    for second in range(6, 40):
+        count_collectives(fleet, second)
+        fleet.run(until=float(second))
+    assert "collectives are still entered" in fleet.only().evidence["rule"]
+
+
 # ------------------------------------------------------------------ localisation
 
 
@@ -255,7 +345,6 @@ def view(rank: int, **fields: object) -> RankView:
         "state_before": "S",
         "cpu": 0.01,
         "window_s": 5.0,
-        "collective_seq": -1,
     }
     return RankView(**{**base, **fields})  # type: ignore[arg-type]
 
@@ -266,7 +355,6 @@ ODD: dict[str, tuple[dict[str, object], dict[str, object]]] = {
     "stopped": ({"state": "T"}, {}),
     "stopped although behind is another": ({"state": "T", "step": 8}, {}),
     "behind in steps": ({"step": 6}, {}),
-    "behind in collectives": ({"collective_seq": 41}, {"collective_seq": 42}),
     "in the kernel": ({"state": "D", "state_before": "D", "cpu": 0.0}, {}),
     "busy while others sleep": ({"state": "R", "cpu": 0.99}, {}),
     "asleep while others spin": ({"cpu": 0.0}, {"state": "R", "cpu": 0.98}),
@@ -309,6 +397,33 @@ def test_progress_narrows_and_the_rest_decides() -> None:
         view(4, step=7),
     )
     assert localise(views).rank == 5
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"interpreter": "held"}, "holds the interpreter's lock"),
+        ({"state": "D", "state_before": "D", "kernel": "nfs_wait_bit_killable"}, "nfs_wait_bit_killable"),
+        ({"state": "R", "cpu": 0.97}, "computes (97% CPU)"),
+        ({}, "#9 of group dp"),
+    ],
+    ids=["held interpreter", "storage", "loop", "nothing more"],
+)
+def test_what_the_named_ranks_process_does_is_said(fields: dict[str, object], words: str) -> None:
+    absent = Waiting(Standing.ABSENT, (1,), "it has not entered all_reduce #9 of group dp")
+    verdict = localise([view(0), view(1, **fields), view(2)], absent)
+    assert verdict.rank == 1
+    assert words in verdict.reason
+
+
+def test_collectives_outweigh_what_processes_look_like() -> None:
+    """Rank 2 spins alone, as a rank inside NCCL does; the others wait for rank 0."""
+    views = [view(0), view(1), view(2, state="R", cpu=0.99)]
+    assert localise(views).rank == 2
+    assert localise(views, Waiting(Standing.ABSENT, (0,), "it has not come")).rank == 0
+    assert localise(views, Waiting(Standing.IN_FLIGHT, (), "the network", (0, 1, 2))).rank is None
+    stopped = [view(0), view(1, state="T"), view(2)]
+    assert localise(stopped, Waiting(Standing.ABSENT, (0,), "it has not come")).rank == 1
 
 
 def test_p99() -> None:

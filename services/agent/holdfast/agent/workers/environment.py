@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,10 @@ class Site:
     disk_dir: Path
     notes: Path  # the agent's datagram socket
     replicator_notes: str  # the replicator's; empty = there is none
+
+    def recorder(self, job: str, generation: int, rank: int) -> Path:
+        """Socket of a worker's flight recorder. Short: a socket's path has at most 107 bytes."""
+        return self.agent_dir / f"fr-{zlib.crc32(job.encode()):08x}-{generation}-{rank}.sock"
 
     def images(self, job: str, local_rank: int) -> Path:
         return self.memory_dir / job / f"w{local_rank}"
@@ -64,6 +69,7 @@ def worker_environment(
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         worker.ENV_NOTES: str(site.notes),
+        worker.ENV_RECORDER: str(site.recorder(order.job, order.generation, rank)),
         worker.ENV_REPLICATOR: site.replicator_notes,
         worker.ENV_JOB: order.job,
         worker.ENV_GENERATION: str(order.generation),

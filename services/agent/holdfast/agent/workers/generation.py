@@ -28,6 +28,7 @@ class LocalGeneration:
     order: Prepare
     log_directory: Path
     workers: dict[int, Worker] = field(default_factory=dict)
+    recorders: dict[int, Path] = field(default_factory=dict)  # sockets of the flight recorders, by rank
     master: socket.socket | None = None  # the reserved rendezvous port, on the node of rank 0
     announcement: GenerationStarted | None = None  # from `start` on
     progress: Progress | None = None  # from `start` on
@@ -71,6 +72,10 @@ class LocalGeneration:
     def fold(self, note: Note) -> None:
         if self.progress is not None and self.progress.knows(note.sender.rank):
             self.progress.fold(note)
+
+    def silent_s(self, at: float) -> float:
+        """How long its ranks have said nothing, when that is unusual; else 0.0."""
+        return 0.0 if self.progress is None or self.stopping else self.progress.silent_s(at)
 
     def stepping(self, at: float, blind_start_s: float) -> RanksStepping | None:
         """The report that every rank has finished a first step, once.
@@ -134,7 +139,9 @@ class LocalGeneration:
         return RanksFinished(self.order.job, self.order.generation, tuple(self.order.placement.ranks), max(ends))
 
     def release(self) -> None:
-        """Give the reserved port back."""
+        """Give the reserved port back, and the sockets' names."""
+        for path in self.recorders.values():
+            path.unlink(missing_ok=True)
         if self.master is not None:
             self.master.close()
             self.master = None

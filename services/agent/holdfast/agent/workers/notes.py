@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.domain import worker
+from holdfast.domain.collectives import expand
 from holdfast.domain.signals import Phase
 
 INTEGER_MAX = 2**63 - 1
 PHASES_MAX = 16
 DIGEST_CHARS_MAX = 64
+GROUPS_MAX = 256  # process groups of one rank
+MEMBERS_MAX = 2_000_000  # of all of them together
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,15 @@ class MissedNote:
     reason: str
 
 
-Note = StepNote | PhaseNote | StartedNote | MissedNote | ReplicaCheckNote
+@dataclass(frozen=True, slots=True)
+class GroupsNote:
+    """Which ranks are in which process group: `domain.collectives.compact` by the group's name."""
+
+    sender: Sender
+    members: tuple[tuple[str, str], ...]
+
+
+Note = StepNote | PhaseNote | StartedNote | MissedNote | GroupsNote | ReplicaCheckNote
 
 
 def parse(raw: bytes) -> Note | None:
@@ -112,10 +123,22 @@ def parse(raw: bytes) -> Note | None:
                 return StartedNote(sender, tuple((str(name), _number(seconds)) for name, seconds in phases))
             case "missed":
                 return MissedNote(sender, _integer(message, "step"), str(message["reason"]))
+            case "groups":
+                return GroupsNote(sender, _groups(message["members"]))
             case _:
                 return None
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
+
+
+def _groups(members: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Checked here, so that no detector ever expands what is not a list of ranks or has no end."""
+    total = 0
+    for text in list(members.values())[:GROUPS_MAX]:
+        total += len(expand(text))
+        if total > MEMBERS_MAX:
+            raise ValueError(f"more than {MEMBERS_MAX} members")
+    return tuple((str(name), text) for name, text in list(members.items())[:GROUPS_MAX])
 
 
 def _integer(message: Mapping[str, Any], name: str) -> int:

@@ -1,4 +1,4 @@
-"""What the kernel says of a process, from /proc/PID/stat (proc_pid_stat(5))."""
+"""What the kernel says of a process, from /proc/PID/stat and /proc/PID/wchan (proc(5))."""
 
 from __future__ import annotations
 
@@ -20,3 +20,13 @@ def process_facts(pid: int) -> ProcessFacts:
         return ProcessFacts()
     cpu_ticks = int(fields[_UTIME]) + int(fields[_STIME])
     return ProcessFacts(fields[_STATE].decode("ascii"), cpu_ticks / _TICKS_PER_S)
+
+
+def kernel_wait(pid: int) -> str:
+    """The kernel function in which its main thread waits; "" while it runs, is gone, or the kernel does not say."""
+    try:
+        with open(f"/proc/{pid}/wchan", "rb") as wchan:
+            name = wchan.read().decode("ascii", errors="replace")
+    except OSError:
+        return ""
+    return "" if name == "0" else name

@@ -7,11 +7,24 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from holdfast.agent.workers.notes import MissedNote, Note, PhaseNote, ReplicaCheckNote, StartedNote, StepNote
+from holdfast.agent.workers.notes import (
+    GroupsNote,
+    MissedNote,
+    Note,
+    PhaseNote,
+    ReplicaCheckNote,
+    StartedNote,
+    StepNote,
+)
 from holdfast.domain.signals import Phase, RankProgress, ReplicaChecks, StepColumns
 
 # Rows kept between two ticks: 100 steps/s of 8 ranks for five seconds. More are dropped oldest-first and counted.
 ROWS_MAX = 4096
+
+# A rank is silent when it has said nothing for this long, and for this much longer than its slowest recent step.
+SILENT_AFTER_S = 1.0
+SILENT_FACTOR = 1.5
+_RECENT = 20  # steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +53,9 @@ class _Rank:
     phases_s: tuple[tuple[str, float], ...] = ()
     heard: bool = False
     started_noted: bool = False
+    spoke_at: float = 0.0
+    groups: tuple[tuple[str, str], ...] = ()
+    collectives: int = -1  # entered, as last counted
 
 
 class Progress:
@@ -51,14 +67,19 @@ class Progress:
         self._ranks = {rank: _Rank(step=step, phase_at=at) for rank in ranks}
         self._rows: deque[tuple[int, StepNote]] = deque()
         self._checks: deque[ReplicaCheckNote] = deque(maxlen=ROWS_MAX)  # one that is lost is not judged
+        self._intervals_s: deque[float] = deque(maxlen=_RECENT)
         self.dropped = 0
 
     def fold(self, note: Note) -> None:
         """Take in a note. The caller has checked that its rank is one of ours."""
         rank = self._ranks[note.sender.rank]
         rank.heard = True
+        rank.collectives = -1  # it speaks for itself again
         match note:
             case StepNote():
+                if rank.phase is Phase.STEP:
+                    self._intervals_s.append(note.ended_at - rank.spoke_at)
+                rank.spoke_at = note.ended_at
                 rank.step = max(rank.step, note.step)
                 rank.phase, rank.phase_at = Phase.STEP, note.ended_at
                 if rank.first_step_at is None:
@@ -69,8 +90,11 @@ class Progress:
                 self._rows.append((note.sender.rank, note))
             case PhaseNote():
                 rank.phase, rank.phase_at = note.phase, note.at
+                rank.spoke_at = note.at
             case StartedNote():
                 rank.phases_s, rank.started_noted = note.phases_s, True
+            case GroupsNote():
+                rank.groups = note.members
             case ReplicaCheckNote():
                 self._checks.append(note)
             case MissedNote():
@@ -87,6 +111,24 @@ class Progress:
     def silent(self) -> bool:
         """No rank has sent a note yet: an unmodified script, or one that has not come to `hf.launch`."""
         return not any(rank.heard for rank in self._ranks.values())
+
+    def silent_s(self, at: float) -> float:
+        """How long no rank has said anything; 0.0 while that is no longer than a step may take, and when all are done."""
+        waiting = [rank for rank in self._ranks.values() if rank.phase is not Phase.DONE]
+        if self.silent or not waiting:
+            return 0.0
+        silent_s = at - max(rank.spoke_at for rank in self._ranks.values())
+        usual_s = SILENT_FACTOR * max(self._intervals_s, default=0.0)
+        return silent_s if silent_s > max(SILENT_AFTER_S, usual_s) else 0.0
+
+    def counted(self, collectives: Mapping[int, int]) -> None:
+        """How many collectives each rank has entered, by its flight recorder."""
+        for rank, count in collectives.items():
+            self._ranks[rank].collectives = count
+
+    def groups_of(self, rank: int) -> dict[str, str]:
+        """Members of its process groups, `compact`, by name."""
+        return dict(self._ranks[rank].groups)
 
     @property
     def stepping_since(self) -> float | None:
@@ -167,7 +209,7 @@ class Progress:
             phase_at=tuple(self._ranks[rank].phase_at for rank in ranks),
             process_state=tuple(fact.state for fact in facts),
             cpu_s=tuple(fact.cpu_s for fact in facts),
-            collective_seq=tuple(-1 for _ in ranks),  # the trainer library does not report it yet: not known
+            collective_seq=tuple(self._ranks[rank].collectives for rank in ranks),
         )
 
 

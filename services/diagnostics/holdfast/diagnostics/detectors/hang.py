@@ -8,12 +8,16 @@ phase. The allowance since the last activity is
 * `max(floor_s, factor × p99 of the last 200 steps)` otherwise, and also when a process stays stopped (state T): no phase of
   training looks like that.
 
+* `init_s` as well while collectives are still entered: a long step is no hang.
+
 A script that never speaks (an unmodified one, without `holdfast.train`) has no progress that could stop: of it only a stopped
 process is concluded. A rank that has ended cleanly is no longer waited for.
 
 Half-way through `floor_s` a *baseline* of every rank's CPU time is kept, so that the verdict can tell who worked since. A
-verdict needs fresh reports of every node of the generation: a node that is not heard is a matter of `liveness`, and a
-diagnostics process that was itself asleep concludes nothing. One finding per stall; progress ends the stall.
+verdict looks at what the agents report of ranks that stand still (`Standstill`), and waits `evidence_s` for it beyond the
+allowance unless a process is gone or stopped. It needs fresh reports of every node of the generation: a node that is not heard
+is a matter of `liveness`, and a diagnostics process that was itself asleep concludes nothing. One finding per stall; progress
+ends the stall.
 """
 
 from __future__ import annotations
@@ -22,9 +26,11 @@ import math
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
-from holdfast.diagnostics.detectors.localise import RankView, Verdict, localise
+from holdfast.diagnostics.detectors.localise import GONE
 from holdfast.diagnostics.detectors.protocol import Blind, JobBegan, Observed
-from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity, StepRecord
+from holdfast.diagnostics.detectors.stall import Evidence, Rule, Stall, report
+from holdfast.domain.collectives import Standstill
+from holdfast.domain.findings import Finding, FindingKind, StepRecord
 from holdfast.domain.job import HangSpec
 from holdfast.domain.signals import (
     ClockTick,
@@ -39,7 +45,6 @@ from holdfast.domain.signals import (
 _GENERATIONS_MAX = 1024
 _HISTORY = 200  # steps
 _HISTORY_MIN = 3  # fewer say nothing of the rhythm: the first steps of a job initialise and compile
-_RANKS_IN_EVIDENCE_MAX = 32
 _REPORTS_LAG_S = 2.0  # steps that finished before a crash may be reported this much after it
 _EXPLAINS = frozenset(
     {
@@ -53,17 +58,6 @@ _EXPLAINS = frozenset(
 Key = tuple[str, int]  # (job, generation)
 
 
-@dataclass(frozen=True, slots=True)
-class _Stall:
-    """What cannot change without ending the stall, looked at once."""
-
-    began: float
-    baseline_at: float
-    baseline: dict[str, RankProgress]
-    only_stepping: bool
-    done: bool  # every rank said that it is done
-
-
 @dataclass(slots=True)
 class _Generation:
     hang: HangSpec
@@ -75,10 +69,12 @@ class _Generation:
     ended: set[int] = field(default_factory=set)  # ranks that exited with code 0
     spoken: bool = False  # some rank has said something of itself
     stepped: bool = False
+    standing: dict[str, Standstill] = field(default_factory=dict)  # by node, of this stall
+    moved_at: float = float("-inf")  # diagnostics' clock: some rank was seen to enter another collective
     phase_changed: bool = True  # since the last step
     last_end: float = 0.0
     intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
-    stall: _Stall | None = None
+    stall: Stall | None = None
     settled: bool = False  # this stall is reported, or another finding explains it
     explained_at: float = float("-inf")  # when another finding explained it
     hung: bool = False  # the step in progress
@@ -95,11 +91,15 @@ class HangState:
 @dataclass(frozen=True, slots=True)
 class Hang:
     fresh_s: float = 3.0  # a node not heard for longer is not judged
+    evidence_s: float = (
+        1.5  # how long a verdict waits for recorders and stacks: one tick and an answer that takes its time
+    )
 
     @property
     def reads(self) -> tuple[type[Observed], ...]:
         return (
             RankProgress,
+            Standstill,
             ClockTick,
             StepRecord,
             GenerationStarted,
@@ -118,6 +118,10 @@ class Hang:
         match item:
             case RankProgress():
                 _progress(state, item, now)
+            case Standstill():
+                known = state.generations.get((item.job, item.generation))
+                if known is not None:
+                    known.standing[item.node] = item
             case ClockTick():
                 return state, self._conclude(state, now)
             case StepRecord():
@@ -158,8 +162,10 @@ class Hang:
             allowance_s, rule = _allowance(generation, stall, now)
             if stall.done or still_s < allowance_s or self._unheard(generation, now):
                 continue
+            if still_s < allowance_s + self.evidence_s and _lacks_evidence(generation):
+                continue
             generation.settled = generation.hung = True
-            findings.append(_report(key, generation, stall, still_s, allowance_s, rule, now))
+            findings.append(report(key, _evidence(generation, stall), Rule(rule, still_s, allowance_s), now))
         return tuple(findings)
 
     def _unheard(self, generation: _Generation, now: float) -> bool:
@@ -215,10 +221,24 @@ def _progress(state: HangState, item: RankProgress, now: float) -> None:
         if before.phase != item.phase:
             _active(generation, now)
             generation.phase_changed = True
+        if before.collective_seq != item.collective_seq and _entered_more(before, item):
+            generation.moved_at = now
         if before.step != item.step:
             _active(generation, now)
             if now - generation.explained_at > _REPORTS_LAG_S:
                 generation.settled = False  # it goes on after all: the next stall is a new one
+
+
+def _entered_more(before: RankProgress, item: RankProgress) -> bool:
+    return any(new > old >= 0 for old, new in zip(before.collective_seq, item.collective_seq, strict=True))
+
+
+def _lacks_evidence(generation: _Generation) -> bool:
+    """Whether recorders could still say more than the processes have said."""
+    asked = any(count >= 0 for item in generation.latest.values() for count in item.collective_seq)
+    if not asked or generation.stopped_at or any(GONE & set(item.process_state) for item in generation.latest.values()):
+        return False
+    return not generation.standing.keys() >= generation.latest.keys()
 
 
 def _speaks(generation: _Generation, before: RankProgress | None, item: RankProgress) -> bool:
@@ -243,11 +263,13 @@ def _ended(state: HangState, exit_: WorkerExited) -> None:
 
 def _leave(generation: _Generation, node: str) -> None:
     generation.latest.pop(node, None)
+    generation.standing.pop(node, None)
     generation.stopped_at.pop(node, None)
 
 
 def _active(generation: _Generation, now: float) -> None:
     generation.active_at, generation.stall = now, None
+    generation.standing.clear()
 
 
 def _stepped(state: HangState, record: StepRecord, now: float) -> None:
@@ -266,9 +288,9 @@ def _stepped(state: HangState, record: StepRecord, now: float) -> None:
     generation.last_end, generation.phase_changed = record.ended_at, False
 
 
-def _stall(generation: _Generation, now: float) -> _Stall:
+def _stall(generation: _Generation, now: float) -> Stall:
     phases = {phase for progress in generation.latest.values() for phase in progress.phase}
-    return _Stall(
+    return Stall(
         began=generation.active_at,
         baseline_at=now,
         baseline=dict(generation.latest),
@@ -277,7 +299,7 @@ def _stall(generation: _Generation, now: float) -> _Stall:
     )
 
 
-def _allowance(generation: _Generation, stall: _Stall, now: float) -> tuple[float, str]:
+def _allowance(generation: _Generation, stall: Stall, now: float) -> tuple[float, str]:
     """How long the generation may be still, seconds, and by which rule."""
     hang = generation.hang
     # A debugger or a profiler stops a process for an instant; only one that stays stopped is evidence.
@@ -289,6 +311,8 @@ def _allowance(generation: _Generation, stall: _Stall, now: float) -> tuple[floa
             return hang.init_s, "init_s: too few steps finished to know the rhythm"
         if not stall.only_stepping:
             return hang.init_s, "init_s: a rank is in another phase than step"
+        if now - generation.moved_at < hang.floor_s:
+            return hang.init_s, "init_s: collectives are still entered"
     slow_s = p99(generation.intervals_s)
     if hang.factor * slow_s > hang.floor_s:
         return hang.factor * slow_s, f"{hang.factor:g} × p99 step time of {slow_s:.2f} s"
@@ -301,74 +325,5 @@ def p99(values: deque[float]) -> float:
     return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))] if ordered else 0.0
 
 
-def _views(generation: _Generation, stall: _Stall, now: float) -> list[RankView]:
-    window_s = now - stall.baseline_at
-    views = []
-    for node, item in generation.latest.items():
-        base = stall.baseline.get(node, item)
-        before = dict(zip(base.rank, zip(base.cpu_s, base.process_state, strict=True), strict=True))
-        for i, rank in enumerate(item.rank):
-            if rank in generation.ended:
-                continue
-            cpu_before, state_before = before.get(rank, (item.cpu_s[i], item.process_state[i]))
-            views.append(
-                RankView(
-                    rank=rank,
-                    node=node,
-                    step=item.step[i],
-                    phase=item.phase[i],
-                    state=item.process_state[i],
-                    state_before=state_before,
-                    cpu=max(0.0, item.cpu_s[i] - cpu_before) / window_s if window_s > 0 else 0.0,
-                    window_s=window_s,
-                    collective_seq=item.collective_seq[i],
-                )
-            )
-    return sorted(views, key=lambda view: view.rank)
-
-
-def _report(
-    key: Key, generation: _Generation, stall: _Stall, still_s: float, allowance_s: float, rule: str, now: float
-) -> Finding:
-    job, number = key
-    views = _views(generation, stall, now)
-    verdict = localise(views)
-    culprit = next((view for view in views if view.rank == verdict.rank), None)
-    step = max(view.step for view in views)
-    who = f"rank {culprit.rank} on {culprit.node}: {verdict.reason}" if culprit else verdict.reason
-    return Finding(
-        id=f"hang:{job}:{number}:{step}",
-        kind=FindingKind.HANG,
-        severity=Severity.ERROR,
-        at=now,
-        since=stall.began,
-        summary=f"{job} makes no progress for {still_s:.1f} s after step {step}; {who}.",
-        node=culprit.node if culprit else "",
-        job=job,
-        generation=number,
-        rank=verdict.rank,
-        confidence=verdict.confidence,
-        evidence={
-            "reason": verdict.reason,
-            "still_s": f"{still_s:.2f}",
-            "allowance_s": f"{allowance_s:.2f}",
-            "rule": rule,
-            "step": str(step),
-            "ranks": _table(views, verdict),
-        },
-        ladder=(Remedy.RESTART_PROCESS, Remedy.REPLACE_NODE),
-    )
-
-
-def _table(views: list[RankView], verdict: Verdict) -> str:
-    """The numbers behind the verdict, suspects first, one rank per line."""
-    named = {verdict.rank, *verdict.suspects}
-    ordered = sorted(views, key=lambda view: (view.rank not in named, view.rank))
-    lines = [
-        f"rank {view.rank} {view.node} step {view.step} {view.phase.value} state {view.state or 'gone'}"
-        f" cpu {view.cpu:.0%} collective {view.collective_seq if view.collective_seq >= 0 else '?'}"
-        for view in ordered[:_RANKS_IN_EVIDENCE_MAX]
-    ]
-    if len(ordered) > _RANKS_IN_EVIDENCE_MAX:
-        lines.append(f"… {len(ordered) - _RANKS_IN_EVIDENCE_MAX} more ranks")
-    return "\n".join(lines)
+def _evidence(generation: _Generation, stall: Stall) -> Evidence:
+    return Evidence(stall, generation.latest, generation.standing, frozenset(generation.ended))

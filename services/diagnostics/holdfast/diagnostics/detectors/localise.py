@@ -4,10 +4,13 @@ In synchronous training every rank stops when one does, so being still is no evi
 The rules are tried from the hardest evidence to the softest; rules about progress narrow the suspects, the others name one:
 
 1. a process that is gone or stopped (SIGSTOP, a debugger),
-2. the rank that is alone behind the others: in steps, then in collectives entered,
-3. the rank that sits in another phase than the others (a checkpoint, an evaluation that does not end),
-4. uninterruptible sleep without CPU time: storage, a mount or the kernel,
-5. the only one that burns CPU while the others sleep (a loop, a held GIL), or sleeps while the others spin.
+2. what the flight recorders say of the collectives (`waiting`): the rank that the others wait for, or that nobody is to blame,
+3. the rank that is alone behind the others in steps,
+4. the rank that sits in another phase than the others (a checkpoint, an evaluation that does not end),
+5. uninterruptible sleep without CPU time: storage, a mount or the kernel,
+6. the only one that burns CPU while the others sleep (a loop, a held GIL), or sleeps while the others spin.
+
+Whoever is named, what its process does is added: it holds its interpreter's lock, computes, or waits for storage.
 
 When nobody stands out the answer is nobody: then it is the network, storage, or a deadlock in the script.
 """
@@ -15,16 +18,25 @@ When nobody stands out the answer is nobody: then it is the network, storage, or
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+from holdfast.diagnostics.detectors.waiting import Standing, Waiting
 from holdfast.domain.signals import Phase
 
 _BUSY = 0.5  # share of one CPU over the window
 _IDLE = 0.1
 _WINDOW_MIN_S = 0.2  # CPU accounting counts in ticks of 10 ms: a shorter window says nothing
 _STOPPED = frozenset("Tt")
-_GONE = frozenset({"", "Z", "X"})
+GONE = frozenset({"", "Z", "X"})
+_CONFIDENCE = {
+    Standing.MISMATCH: 0.95,
+    Standing.ABSENT: 0.95,
+    Standing.STALLED: 0.9,
+    Standing.UNREACHABLE: 0.7,
+    Standing.IN_FLIGHT: 0.6,
+    Standing.CYCLE: 0.9,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +51,10 @@ class RankView:
     state_before: str  # the same at the start of the window
     cpu: float
     window_s: float
-    collective_seq: int  # -1 = not known
+    collectives: int = -1  # entered, all groups together; -1 = not known. Not comparable between ranks
+    interpreter: str = ""  # as in `Standstill`
+    kernel: str = ""
+    stack: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +67,35 @@ class Verdict:
     suspects: tuple[int, ...] = ()
 
 
-def localise(ranks: Sequence[RankView]) -> Verdict:
-    """Name the rank that the others wait for, with the reason in English. `ranks` must not be empty."""
-    hard = _dead_or_stopped(ranks)
-    if hard is not None:
-        return hard
+def localise(ranks: Sequence[RankView], waiting: Waiting | None = None) -> Verdict:
+    """Name the rank that the others wait for, with the reason in English. `ranks` must not be empty.
+
+    `waiting`: what the wait-for graph says; None when nothing is known of the collectives.
+    """
+    verdict = _dead_or_stopped(ranks) or _waited_for(ranks, waiting) or _by_process(ranks)
+    culprit = next((view for view in ranks if view.rank == verdict.rank), None)
+    doing = "" if culprit is None else _doing(culprit)
+    return replace(verdict, reason=f"{verdict.reason}; {doing}") if doing else verdict
+
+
+def _waited_for(ranks: Sequence[RankView], waiting: Waiting | None) -> Verdict | None:
+    if waiting is None:
+        return None
+    if waiting.ranks:
+        named = waiting.ranks if len(waiting.ranks) > 1 else ()
+        return Verdict(waiting.ranks[0], waiting.reason, _CONFIDENCE[waiting.standing], named)
+    if waiting.standing is Standing.IN_FLIGHT and (stuck := _kernel(ranks)) is not None:
+        return stuck  # a thread that the kernel does not let go can leave its rank inside an operation
+    return Verdict(None, waiting.reason, _CONFIDENCE[waiting.standing], waiting.among)
+
+
+def _by_process(ranks: Sequence[RankView]) -> Verdict:
+    """The softer rules, for what says nothing of its collectives."""
     if len(ranks) == 1:
         return Verdict(ranks[0].rank, "it is the only rank", 0.9)
-    suspects: Sequence[RankView] = ranks
-    for value, words in _PROGRESS:
-        suspects = _behind(suspects, value)
-        if len(suspects) == 1:
-            return Verdict(suspects[0].rank, f"it is alone behind the others in {words}", 0.85)
+    suspects = _behind(ranks)
+    if len(suspects) == 1:
+        return Verdict(suspects[0].rank, "it is alone behind the others in steps finished", 0.85)
     for rule in (_other_phase, _kernel, _odd_cpu):
         verdict = rule(suspects)
         if verdict is not None:
@@ -78,7 +110,7 @@ def localise(ranks: Sequence[RankView]) -> Verdict:
 
 
 def _dead_or_stopped(ranks: Sequence[RankView]) -> Verdict | None:
-    for letters, what in ((_GONE, "its process is gone"), (_STOPPED, "its process is stopped")):
+    for letters, what in ((GONE, "its process is gone"), (_STOPPED, "its process is stopped")):
         found = [view for view in ranks if view.state in letters]
         if len(found) == 1:
             return Verdict(found[0].rank, what, 0.99)
@@ -91,19 +123,23 @@ def _dead_or_stopped(ranks: Sequence[RankView]) -> Verdict | None:
     return None
 
 
-_PROGRESS: tuple[tuple[Callable[[RankView], int], str], ...] = (
-    (lambda view: view.step, "steps finished"),
-    (lambda view: view.collective_seq, "collectives entered"),
-)
+def _behind(ranks: Sequence[RankView]) -> Sequence[RankView]:
+    """Those that have finished the fewest steps."""
+    low = min(view.step for view in ranks)
+    return [view for view in ranks if view.step == low]
 
 
-def _behind(ranks: Sequence[RankView], value: Callable[[RankView], int]) -> Sequence[RankView]:
-    """Those with the lowest value; all of them when it is not known of each."""
-    values = [value(view) for view in ranks]
-    low = min(values)
-    if low < 0:
-        return ranks
-    return [view for view, its in zip(ranks, values, strict=True) if its == low]
+def _doing(view: RankView) -> str:
+    """What its process is at, if it is more than waiting."""
+    if view.state in _STOPPED or view.state in GONE:
+        return ""
+    if view.state == view.state_before == "D":
+        return f"its process waits inside the kernel ({view.kernel or 'state D'}): storage, a mount or a driver"
+    if view.interpreter == "held":
+        return "one of its threads holds the interpreter's lock"
+    if view.window_s >= _WINDOW_MIN_S and view.cpu >= _BUSY:
+        return f"its process computes ({view.cpu:.0%} CPU)"
+    return ""
 
 
 def _other_phase(ranks: Sequence[RankView]) -> Verdict | None:

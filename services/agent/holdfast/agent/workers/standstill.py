@@ -1,0 +1,228 @@
+"""What a rank is doing when it has said nothing for a while: asked from outside, because it may not be able to speak.
+
+Nothing is asked of ranks that make their steps. When all of a node have been silent for unusually long (`Progress.silent_s`),
+their flight recorders are asked once a second for what they count: that is collective progress. When that has lasted for a
+third of the job's `floor_s`, everything that can tell ranks apart is sent to diagnostics: the recorders' rows, and of each
+process where it waits in the kernel, whether its interpreter is held, and its innermost frames.
+
+The recorder is asked through torch's worker server (`holdfast.train.recorder`), C++ threads that answer while the interpreter
+is held; asking Python for its stack through the same server is answered only when it is not, and that is how a held one is
+known without py-spy.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import structlog
+
+from holdfast.agent.workers.generation import LocalGeneration
+from holdfast.agent.workers.procfs import kernel_wait
+from holdfast.agent.workers.progress import Progress
+from holdfast.agent.workers.stacks import of_faulthandler, of_pyspy
+from holdfast.domain.collectives import CollectiveRows, Standstill
+from holdfast.domain.errors import MalformedMessage
+from holdfast.domain.signals import NodeSignal
+from holdfast.wire.flight_recorder import DUMP_BYTES_MAX, entered_total, parse_json, records_messages, rows_of
+
+log = structlog.get_logger("holdfast.agent.standstill")
+
+CHECK_INTERVAL_S = 0.25  # looking costs nothing while ranks speak
+POLL_INTERVAL_S = 1.0  # of one generation's recorders
+REPEAT_S = 5.0  # what has not changed is told again, for a diagnostics that came later
+ANSWER_TIMEOUT_S = 0.5  # milliseconds, unless the process is stopped
+STACK_TIMEOUT_S = 1.0
+EVIDENCE_SHARE = 1 / 3  # of `floor_s`: the verdict may fall at the whole of it
+
+# (handler, query) of torch's worker server: the recorder of gloo and alike, and that of NCCL. Torch before 2.9 has the second
+# only, a build without CUDA the first only.
+_RECORDERS = (("fr_trace_json", ""), ("dump_nccl_trace_json", "onlyactive=true"))
+
+
+@dataclass(slots=True)
+class _Case:
+    """One generation that stands still."""
+
+    polled_at: float = 0.0
+    told_at: float = 0.0
+    told: Standstill | None = None
+    stacks: dict[int, tuple[str, str]] | None = (
+        None  # (interpreter, stack) by rank, taken once: it costs the process a moment
+    )
+
+
+class StandstillWatch:
+    """`generations` are those that run here; `emit` takes the signal. Answers that make no sense count in `refused`."""
+
+    def __init__(
+        self, *, node: str, generations: Callable[[], Iterable[LocalGeneration]], emit: Callable[[NodeSignal], None]
+    ) -> None:
+        self._node = node
+        self._generations = generations
+        self._emit = emit
+        self._cases: dict[tuple[str, int], _Case] = {}
+        self._pyspy = _find_pyspy()
+        self.refused = 0
+
+    async def run(self) -> None:
+        """A loop for the agent's task group."""
+        while True:
+            await anyio.sleep(CHECK_INTERVAL_S)
+            await self.look(time.time())
+
+    async def look(self, at: float) -> None:
+        """One look at `at` (Unix s) at everything that runs here."""
+        still = {
+            (generation.order.job, generation.order.generation): generation
+            for generation in self._generations()
+            if generation.silent_s(at) > 0 and any(path.exists() for path in generation.recorders.values())
+        }
+        self._cases = {key: self._cases.get(key, _Case()) for key in still}
+        for key, generation in still.items():
+            case = self._cases[key]
+            if at - case.polled_at >= POLL_INTERVAL_S:
+                case.polled_at = at
+                await self._ask(generation, case, at)
+
+    async def _ask(self, generation: LocalGeneration, case: _Case, at: float) -> None:
+        dumps = await self._dumps(generation)
+        _progress(generation).counted({rank: sum(map(entered_total, of_rank)) for rank, of_rank in dumps.items()})
+        if generation.silent_s(at) < generation.order.hang.floor_s * EVIDENCE_SHARE:
+            return
+        if case.stacks is None:
+            case.stacks = await self._stacks(generation)
+        standstill = self._standstill(generation, dumps, case.stacks, at)
+        if case.told is None or replace(standstill, at=case.told.at) != case.told or at - case.told_at >= REPEAT_S:
+            case.told, case.told_at = standstill, at
+            self._emit(standstill)
+
+    def _standstill(
+        self,
+        generation: LocalGeneration,
+        dumps: Mapping[int, list[Any]],
+        stacks: Mapping[int, tuple[str, str]],
+        at: float,
+    ) -> Standstill:
+        workers = {rank: worker for rank, worker in sorted(generation.workers.items()) if worker.alive}
+        return Standstill(
+            node=self._node,
+            at=at,
+            job=generation.order.job,
+            generation=generation.order.generation,
+            rank=tuple(workers),
+            answered=tuple(rank in dumps for rank in workers),
+            interpreter=tuple(stacks.get(rank, ("", ""))[0] for rank in workers),
+            messages=tuple(all(map(records_messages, dumps.get(rank, ()))) for rank in workers),
+            kernel=tuple(kernel_wait(worker.pid) for worker in workers.values()),
+            stack=tuple(stacks.get(rank, ("", ""))[1] for rank in workers),
+            rows=self._rows(generation, dumps),
+        )
+
+    def _rows(self, generation: LocalGeneration, dumps: Mapping[int, list[Any]]) -> CollectiveRows:
+        """Of every rank whose dump makes sense."""
+        parts = []
+        for rank, of_rank in dumps.items():
+            try:
+                parts.append(rows_of(((rank, dump) for dump in of_rank), _progress(generation).groups_of(rank)))
+            except MalformedMessage as error:
+                self._refuse(generation, rank, error)
+        return CollectiveRows.of(parts)
+
+    # ------------------------------------------------------------------ asking
+
+    async def _dumps(self, generation: LocalGeneration) -> dict[int, list[Any]]:
+        """What each recorder that answers holds; a process may have one for each backend."""
+        found: dict[int, list[Any]] = {}
+
+        async def ask(rank: int, path: Path) -> None:
+            for handler, query in _RECORDERS:
+                raw = await _post(path, handler, query, ANSWER_TIMEOUT_S)
+                if raw is None:
+                    continue
+                try:
+                    dump = parse_json(raw)
+                    entered_total(dump)
+                    found.setdefault(rank, []).append(dump)
+                except MalformedMessage as error:
+                    self._refuse(generation, rank, error)
+
+        async with anyio.create_task_group() as tasks:
+            for worker in generation.alive:
+                tasks.start_soon(ask, worker.identity.rank, generation.recorders[worker.identity.rank])
+        return found
+
+    async def _stacks(self, generation: LocalGeneration) -> dict[int, tuple[str, str]]:
+        """Whether the interpreter is held, and the innermost frames, by rank."""
+        found: dict[int, tuple[str, str]] = {}
+
+        async def sample(rank: int, pid: int, path: Path) -> None:
+            found[rank] = await self._by_pyspy(pid) or await _by_server(path)
+
+        async with anyio.create_task_group() as tasks:
+            for worker in generation.alive:
+                rank = worker.identity.rank
+                tasks.start_soon(sample, rank, worker.pid, generation.recorders[rank])
+        return found
+
+    async def _by_pyspy(self, pid: int) -> tuple[str, str] | None:
+        """None when py-spy is not there or may not look: then the process is asked itself."""
+        if not self._pyspy:
+            return None
+        with anyio.move_on_after(STACK_TIMEOUT_S):
+            command = [self._pyspy, "dump", "--nonblocking", "--pid", str(pid)]
+            ended = await anyio.run_process(command, check=False)
+            if ended.returncode == 0:
+                return of_pyspy(ended.stdout.decode(errors="replace"))
+            log.debug("py-spy cannot look", pid=pid, reason=ended.stderr.decode(errors="replace")[-200:])
+        return None
+
+    def _refuse(self, generation: LocalGeneration, rank: int, error: MalformedMessage) -> None:
+        self.refused += 1
+        log.warning("flight recorder refused", job=generation.order.job, rank=rank, reason=str(error))
+
+
+def _progress(generation: LocalGeneration) -> Progress:
+    assert generation.progress is not None  # only what has started is silent
+    return generation.progress
+
+
+def _find_pyspy() -> str:
+    """Beside our own interpreter, or on the path; empty when there is none."""
+    return shutil.which("py-spy", path=str(Path(sys.executable).parent)) or shutil.which("py-spy") or ""
+
+
+async def _by_server(path: Path) -> tuple[str, str]:
+    """The interpreter is held when the recorder's server answers, and its request for a stack is not."""
+    raw = await _post(path, "dump_traceback", "", STACK_TIMEOUT_S)
+    if raw is not None:
+        return "free", of_faulthandler(raw.decode(errors="replace"))
+    alive = await _post(path, "ping", "", ANSWER_TIMEOUT_S) is not None
+    return ("held" if alive else "", "")
+
+
+async def _post(path: Path, handler: str, query: str, timeout_s: float) -> bytes | None:
+    """The answer of a worker's server; None when there is none: no such handler, nobody listens, or not in time."""
+    body = bytearray()
+    with anyio.move_on_after(timeout_s) as limit:
+        try:
+            async with (
+                httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(path)), timeout=None) as client,
+                client.stream("POST", f"http://worker/handler/{handler}?{query}") as response,
+            ):
+                if response.status_code != httpx.codes.OK:
+                    return None
+                async for chunk in response.aiter_bytes():
+                    body += chunk
+                    if len(body) > DUMP_BYTES_MAX:
+                        return None
+        except httpx.HTTPError:
+            return None
+    return None if limit.cancelled_caught else bytes(body)

@@ -1,0 +1,157 @@
+"""What is concluded from a stall: views of its ranks, the wait-for graph over them, the finding with its evidence. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import compress
+
+from holdfast.diagnostics.detectors.localise import RankView, Verdict, localise
+from holdfast.diagnostics.detectors.waiting import Waiting, who_is_waited_for
+from holdfast.domain.collectives import CollectiveRows, Standstill
+from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
+from holdfast.domain.signals import RankProgress
+
+_RANKS_IN_EVIDENCE_MAX = 32
+_WAITS_FOR_A_THREAD = (
+    "futex"  # /proc/PID/wchan of a thread that waits for another one: gloo's receives, but also a queue
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """What cannot change without ending the stall, looked at once."""
+
+    began: float
+    baseline_at: float
+    baseline: dict[str, RankProgress]
+    only_stepping: bool
+    done: bool  # every rank said that it is done
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Which allowance was used up."""
+
+    words: str
+    still_s: float
+    allowance_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Everything that is known of a generation's ranks, by node; `ended` are those that have left with exit code 0."""
+
+    stall: Stall
+    latest: Mapping[str, RankProgress]
+    standing: Mapping[str, Standstill]
+    ended: frozenset[int]
+
+
+def _views(evidence: Evidence, now: float) -> list[RankView]:
+    window_s = now - evidence.stall.baseline_at
+    views = []
+    for node, item in evidence.latest.items():
+        base = evidence.stall.baseline.get(node, item)
+        before = dict(zip(base.rank, zip(base.cpu_s, base.process_state, strict=True), strict=True))
+        seen = _processes(evidence.standing.get(node))
+        for i, rank in enumerate(item.rank):
+            if rank in evidence.ended:
+                continue
+            cpu_before, state_before = before.get(rank, (item.cpu_s[i], item.process_state[i]))
+            views.append(
+                RankView(
+                    rank=rank,
+                    node=node,
+                    step=item.step[i],
+                    phase=item.phase[i],
+                    state=item.process_state[i],
+                    state_before=state_before,
+                    cpu=max(0.0, item.cpu_s[i] - cpu_before) / window_s if window_s > 0 else 0.0,
+                    window_s=window_s,
+                    collectives=item.collective_seq[i],
+                    **seen.get(rank, {}),
+                )
+            )
+    return sorted(views, key=lambda view: view.rank)
+
+
+def _processes(standing: Standstill | None) -> dict[int, dict[str, str]]:
+    if standing is None:
+        return {}
+    columns = zip(standing.rank, standing.interpreter, standing.kernel, standing.stack, strict=True)
+    return {rank: {"interpreter": held, "kernel": where, "stack": stack} for rank, held, where, stack in columns}
+
+
+def _waiting(evidence: Evidence) -> Waiting | None:
+    """The wait-for graph over what every node's recorders say."""
+    if not any(standing.rows.rank for standing in evidence.standing.values()):
+        return None
+    unreachable = dict.fromkeys(sorted(evidence.ended), "it has ended")
+    for node, item in evidence.latest.items():
+        standing = evidence.standing.get(node)
+        answered = set() if standing is None else set(compress(standing.rank, standing.answered))
+        silent = (rank for rank in item.rank if rank not in answered and rank not in evidence.ended)
+        unreachable |= dict.fromkeys(silent, "its flight recorder does not answer")
+    messaging = [rank for standing in evidence.standing.values() for rank in _messaging(standing, evidence.latest)]
+    rows = [standing.rows for _, standing in sorted(evidence.standing.items())]
+    return who_is_waited_for(CollectiveRows.of(rows), unreachable, messaging)
+
+
+def _messaging(standing: Standstill, latest: Mapping[str, RankProgress]) -> Iterator[int]:
+    """Ranks that may be waiting for a message that their recorder does not show: asleep, where a blocked thread sleeps or
+    nobody knows where, and neither computing nor holding the interpreter."""
+    progress = latest.get(standing.node)
+    states = {} if progress is None else dict(zip(progress.rank, progress.process_state, strict=True))
+    columns = zip(standing.rank, standing.messages, standing.interpreter, standing.kernel, strict=True)
+    for rank, shown, interpreter, kernel in columns:
+        asleep = states.get(rank) == "S" and interpreter != "held"
+        if asleep and not shown and (not kernel or kernel.startswith(_WAITS_FOR_A_THREAD)):
+            yield rank
+
+
+def report(key: tuple[str, int], evidence: Evidence, rule: Rule, now: float) -> Finding:
+    """The finding about `key`, a job and its generation."""
+    job, number = key
+    views = _views(evidence, now)
+    verdict = localise(views, _waiting(evidence))
+    culprit = next((view for view in views if view.rank == verdict.rank), None)
+    step = max(view.step for view in views)
+    who = f"rank {culprit.rank} on {culprit.node}: {verdict.reason}" if culprit else verdict.reason
+    return Finding(
+        id=f"hang:{job}:{number}:{step}",
+        kind=FindingKind.HANG,
+        severity=Severity.ERROR,
+        at=now,
+        since=evidence.stall.began,
+        summary=f"{job} makes no progress for {rule.still_s:.1f} s after step {step}; {who}.",
+        node=culprit.node if culprit else "",
+        job=job,
+        generation=number,
+        rank=verdict.rank,
+        confidence=verdict.confidence,
+        evidence={
+            "reason": verdict.reason,
+            "still_s": f"{rule.still_s:.2f}",
+            "allowance_s": f"{rule.allowance_s:.2f}",
+            "rule": rule.words,
+            "step": str(step),
+            "ranks": _table(views, verdict),
+            **({"stack": culprit.stack} if culprit is not None and culprit.stack else {}),
+        },
+        ladder=(Remedy.RESTART_PROCESS, Remedy.REPLACE_NODE),
+    )
+
+
+def _table(views: list[RankView], verdict: Verdict) -> str:
+    """The numbers behind the verdict, suspects first, one rank per line."""
+    named = {verdict.rank, *verdict.suspects}
+    ordered = sorted(views, key=lambda view: (view.rank not in named, view.rank))
+    lines = [
+        f"rank {view.rank} {view.node} step {view.step} {view.phase.value} state {view.state or 'gone'}"
+        f" cpu {view.cpu:.0%} collectives {view.collectives if view.collectives >= 0 else '?'}"
+        for view in ordered[:_RANKS_IN_EVIDENCE_MAX]
+    ]
+    if len(ordered) > _RANKS_IN_EVIDENCE_MAX:
+        lines.append(f"… {len(ordered) - _RANKS_IN_EVIDENCE_MAX} more ranks")
+    return "\n".join(lines)

@@ -1,0 +1,70 @@
+"""This rank's flight recorder, made readable from outside while the rank itself cannot speak.
+
+torch records every collective in C++ (`FlightRecorder.hpp`), and serves what it has recorded from C++ threads
+(`_WorkerServer`), which answer while Python's interpreter is held. The agent asks when the rank has been silent for a while;
+until then nothing happens here. What torch does not record for every backend is who the members of a group are: that is told
+in a note, once for each new group. A torch that has no such server leaves the agent with what it sees of the process.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from holdfast.domain.collectives import compact
+from holdfast.train.channels import Notes
+
+log = logging.getLogger("holdfast.train")
+
+GROUPS_MAX = 256  # told of one rank; a job of four dimensions has about thirty
+
+
+class Recorder:
+    """Serves nothing until `open`. An empty `path` means that no agent asks."""
+
+    def __init__(self, path: str, notes: Notes) -> None:
+        self._path = path
+        self._notes = notes
+        self._told = 0
+        self._server: Any = None
+
+    def open(self) -> None:
+        """From the moment that the process group is joined: before that there is nothing to read."""
+        if self._path:
+            self._server = _serve(self._path)
+
+    def tell_groups(self) -> None:
+        """Say which ranks are in which group, if there are new ones. Called between steps: costs one comparison."""
+        if self._server is not None and dist.is_initialized() and len(distributed_c10d._world.pg_map) != self._told:
+            self._told = len(distributed_c10d._world.pg_map)
+            self._notes.groups(_members())
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.shutdown()
+            self._server = None
+
+
+def _serve(path: str) -> Any:
+    """torch's server on a Unix socket; None, said once, where it cannot be."""
+    try:
+        from torch._C._distributed_c10d import _WorkerServer
+
+        with suppress(FileNotFoundError):
+            Path(path).unlink()
+        return _WorkerServer(path)
+    except (ImportError, RuntimeError, OSError) as error:
+        log.info("the flight recorder cannot be read from outside (%s); hangs are told from processes alone", error)
+        return None
+
+
+def _members() -> dict[str, str]:
+    """Global ranks by group name, as the recorder names groups."""
+    world = distributed_c10d._world
+    groups = list(world.pg_group_ranks.items())[:GROUPS_MAX]
+    return {world.pg_names[group]: compact(sorted(ranks, key=ranks.__getitem__)) for group, ranks in groups}
