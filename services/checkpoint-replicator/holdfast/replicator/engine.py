@@ -234,7 +234,7 @@ class Engine:
         key = fresh.seen.header.stamp.key
         try:
             manifest = await self.threads.commit(self.tiers.images.commit, job.name, fresh.seen)
-        except (Conflict, FileNotFoundError) as error:
+        except Conflict as error:
             log.debug("not committed", job=job.name, shard=label(key), reason=str(error))  # overwritten already
             fresh.fail(Conflict(str(error)))
         except IntegrityError as error:

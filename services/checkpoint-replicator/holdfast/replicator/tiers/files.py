@@ -98,7 +98,7 @@ class FileTier:
 
         Raises Conflict when the image has been overwritten, OutOfSpace, and why it could not be committed.
         """
-        with fresh.open() as reader:
+        with fresh.seen.open() as reader:
             header = reader.header
             with self._space_for(self.path(job, reader.key), header.size) as path:
                 part = Part(path, header.size, "fresh", what=label(reader.key), reserve=self._reserve)

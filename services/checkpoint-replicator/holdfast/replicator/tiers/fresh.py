@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast.domain.errors import Conflict, HoldfastError, IntegrityError
+from holdfast.domain.errors import Conflict, HoldfastError
 from holdfast.shards import Header, Manifest, Reader
 
 
@@ -21,6 +21,18 @@ class Seen:
     path: Path
     header: Header
 
+    def open(self) -> Reader:
+        """The image, locked. Raises Conflict when it holds something else by now, which is everyday life when saves come fast;
+        IntegrityError when it is damaged."""
+        try:
+            reader = Reader(self.path)
+        except FileNotFoundError as error:
+            raise Conflict(f"{self.path} has been taken away") from error
+        if reader.header != self.header:
+            reader.close()
+            raise Conflict(f"{self.path} has been saved into again")
+        return reader
+
 
 @dataclass(frozen=True, slots=True)
 class Fresh:
@@ -28,17 +40,6 @@ class Fresh:
 
     seen: Seen
     promised: Future[Manifest] = field(default_factory=Future)
-
-    def open(self) -> Reader:
-        """The image, locked. Raises Conflict when it holds something else by now."""
-        try:
-            reader = Reader(self.seen.path, self.seen.header.stamp.key)
-        except (FileNotFoundError, IntegrityError) as error:
-            raise Conflict(f"{self.seen.path} has been replaced: {error}") from error
-        if reader.header != self.seen.header:
-            reader.close()
-            raise Conflict(f"{self.seen.path} has been saved into again")
-        return reader
 
     def manifest_of(self, reader: Reader) -> Manifest:
         """Waits for the checksums. Raises Conflict when they are not of what `reader` has open, and why there are none."""

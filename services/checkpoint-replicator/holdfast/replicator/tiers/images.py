@@ -60,7 +60,7 @@ class ImageTier:
         An existing manifest for the same save is the word of an earlier life of this process: the bytes must still match.
         Raises Conflict when it is being overwritten, IntegrityError when it is damaged.
         """
-        with Reader(seen.path, seen.header.stamp.key) as reader:
+        with seen.open() as reader:
             known = self._manifest(seen.path, reader.header)
             if known is not None:
                 self._checksummer.verify(known, reader.data)
