@@ -40,9 +40,17 @@ class Recorder:
 
     def tell_groups(self) -> None:
         """Say which ranks are in which group, if there are new ones. Called between steps: costs one comparison."""
-        if self._server is not None and dist.is_initialized() and len(distributed_c10d._world.pg_map) != self._told:
-            self._told = len(distributed_c10d._world.pg_map)
-            self._notes.groups(_members())
+        if self._server is None or not dist.is_initialized():
+            return
+        try:
+            count = len(distributed_c10d._world.pg_map)
+            if count != self._told:
+                self._told = count
+                self._notes.groups(_members())
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            # torch keeps these tables for itself, and another release may keep others: that is no reason to end a run.
+            log.warning("process groups cannot be read from this torch (%r): a hang is told without them", error)
+            self.close()
 
     def close(self) -> None:
         if self._server is not None:
@@ -66,5 +74,5 @@ def _serve(path: str) -> Any:
 def _members() -> dict[str, str]:
     """Global ranks by group name, as the recorder names groups."""
     world = distributed_c10d._world
-    groups = list(world.pg_group_ranks.items())[:GROUPS_MAX]
-    return {world.pg_names[group]: compact(sorted(ranks, key=ranks.__getitem__)) for group, ranks in groups}
+    named = [(name, world.pg_group_ranks.get(group)) for group, name in list(world.pg_names.items())[:GROUPS_MAX]]
+    return {name: compact(sorted(ranks, key=ranks.__getitem__)) for name, ranks in named if ranks}
