@@ -32,8 +32,15 @@ SUITES: dict[str, Suite] = {
     "user_vs_hardware": lambda data, rng: causes.suite(data),
     "hang": lambda data, rng: hang.suite(rng),
     "numerical": lambda data, rng: numerical.suite(rng),
+    "bitflips": lambda data, rng: _bitflips(rng),
     "storm": lambda data, rng: storm.suite(rng),
 }
+
+
+def _bitflips(rng: np.random.Generator) -> Score:
+    from benchmarks.detection import bitflips  # the others need no torch
+
+    return bitflips.suite(rng)
 
 
 def main() -> None:
