@@ -154,6 +154,11 @@ class Image:
         self._stamp = stamp
         self._extra_size = 0
 
+    @property
+    def buffer(self) -> memoryview:
+        """All of the mapping, at one address for as long as the image lives: for who wants to pin it."""
+        return self._bytes
+
     def view(self, fqn: str) -> memoryview:
         """The writable bytes of one tensor."""
         offset, nbytes = self._at[fqn]

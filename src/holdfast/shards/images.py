@@ -119,6 +119,11 @@ class ImageSet:
                 return str(error)
         return ""
 
+    @property
+    def images(self) -> tuple[Image, ...]:
+        """Those that exist now."""
+        return tuple(image for image in self._images.values() if image is not None)
+
     def close(self) -> None:
         for image in self._images.values():
             if image is not None:

@@ -27,6 +27,7 @@ from holdfast.shards import Image, ImageSet, Plan, Reader, Skipped, Staged
 from holdfast.train import rng, state
 from holdfast.train.channels import Notes
 from holdfast.train.copying import copy_all
+from holdfast.train.device_copies import CudaDriver, DeviceCopies
 from holdfast.train.environment import Environment, RestoreTarget
 from holdfast.train.sharded import Piece, is_loaded
 from holdfast.train.tensors import dtype_of, over, spec_of
@@ -55,6 +56,7 @@ class Checkpointer:
         self._images: ImageSet | None = None
         self._preparing: threading.Thread | None = None
         self._targets: weakref.WeakKeyDictionary[Image, list[torch.Tensor]] = weakref.WeakKeyDictionary()
+        self._device_copies = DeviceCopies(CudaDriver(device)) if device.type == "cuda" else None
         self.stall_s = 0.0
         self.missed = 0
 
@@ -105,8 +107,11 @@ class Checkpointer:
     def _prepare(self, plan: Plan) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PREPARING_NICENESS)  # Linux: of this thread alone
         try:
-            if reason := self._open_images().prepare(plan):
+            images = self._open_images()
+            if reason := images.prepare(plan):
                 log.warning("not every image could be made ready: %s", reason)
+            for image in images.images if self._device_copies is not None else ():
+                self._device_copies.adopt(image)
         except Exception:  # the first save will meet it again, and tell whoever asked for it
             log.exception("making images ready failed")
 
@@ -132,11 +137,12 @@ class Checkpointer:
         def fill(image: Image) -> None:
             if image not in self._targets:
                 self._targets[image] = [over(image.view(spec.fqn), spec) for spec in plan.tensors]
-            # From a device, one thread: another one would not be on the stream that the last step's kernels run on.
-            threads = self._environment.copy_threads if self._device.type == "cpu" else 1
-            copy_all(self._targets[image], list(collected.tensors.values()), threads)
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)
+            sources = list(collected.tensors.values())
+            if self._device_copies is not None:
+                self._device_copies.copy(image, self._targets[image], sources)
+            else:
+                threads = self._environment.copy_threads if self._device.type == "cpu" else 1
+                copy_all(self._targets[image], sources, threads)
 
         return images.stage(
             plan,

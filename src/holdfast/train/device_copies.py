@@ -1,0 +1,164 @@
+"""Copying a state from a GPU into a shard image.
+
+A copy from a device runs at the speed of the bus only into memory that the driver has pinned. So an image is registered with
+the driver when it is made (`cudaHostRegister`, beside training), and copies go straight into it. Where the driver refuses (an
+image on a disk, a limit on locked memory), they go through two pinned buffers of our own: while one is filled the other is
+emptied.
+
+`copy` returns when every byte is in the image. It could return as soon as the copies are queued, and let the next optimizer
+step wait for them; but not every change of a state is an optimizer step: buffers change in a forward pass, averages by hand,
+and a script may have streams of its own. A save that stores values of a later step is worse than a stall of one copy.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+import torch
+
+from holdfast.shards import Image
+from holdfast.train.copying import copy_all
+
+log = logging.getLogger("holdfast.train")
+
+BUFFER_BYTES = 32 << 20
+BUFFERS = 2
+_PORTABLE = 1  # cudaHostRegisterPortable: pinned for every context of this process
+
+T = TypeVar("T")
+Pair = tuple[torch.Tensor, torch.Tensor]  # target, source
+
+
+class Driver(Protocol):
+    """What is asked of the CUDA runtime."""
+
+    def register(self, address: int, nbytes: int) -> str:
+        """Pin memory; "" when that is done, else why it cannot be."""
+
+    def unregister(self, address: int) -> None: ...
+
+    def pinned(self, nbytes: int) -> torch.Tensor:
+        """A pinned buffer of bytes."""
+
+    def mark(self) -> Callable[[], None]:
+        """Where the queue is now; the answer waits until everything before it is done."""
+
+    def finish(self) -> None:
+        """Wait for the device."""
+
+
+class CudaDriver:
+    """torch's binding of the runtime. Registering goes through a thread of its own: CUDA keeps a failed call's error for the
+    calling thread, and the next kernel that a training thread launches would be blamed for it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def register(self, address: int, nbytes: int) -> str:
+        cudart = torch.cuda.cudart()
+        failed = self._apart(lambda: cudart.cudaHostRegister(address, nbytes, _PORTABLE))
+        return str(cudart.cudaGetErrorString(failed)) if int(failed) else ""
+
+    def unregister(self, address: int) -> None:
+        self._apart(lambda: torch.cuda.cudart().cudaHostUnregister(address))
+
+    def pinned(self, nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+    def mark(self) -> Callable[[], None]:
+        event = torch.cuda.Event()
+        event.record()
+        return event.synchronize
+
+    def finish(self) -> None:
+        torch.cuda.synchronize(self._device)
+
+    def _apart(self, call: Callable[[], T]) -> T:
+        answers: list[T] = []
+
+        def run() -> None:
+            with torch.cuda.device(self._device):  # else a context on the first GPU would be made
+                answers.append(call())
+
+        thread = threading.Thread(target=run, name="holdfast-pin")
+        thread.start()
+        thread.join()
+        return answers[0]
+
+
+class DeviceCopies:
+    """One worker's way from its device into its images."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._pinned: weakref.WeakKeyDictionary[Image, bool] = weakref.WeakKeyDictionary()
+        self._buffers: list[torch.Tensor] = []
+
+    def adopt(self, image: Image) -> None:
+        """Pin an image, once. That takes a tenth of a second per gigabyte or more: better not on the training thread."""
+        if image in self._pinned:
+            return
+        address, nbytes = torch.frombuffer(image.buffer, dtype=torch.uint8).data_ptr(), len(image.buffer)
+        why_not = self._driver.register(address, nbytes)
+        self._pinned[image] = not why_not
+        if why_not:
+            log.warning("%s cannot be pinned (%s): saves into it go through a buffer", image.path, why_not)
+            return
+        # Before the mapping goes: memory that is mapped there later must not be taken for this. An image holds its mapping
+        # until after its finalizer. Not at exit, where a forked child would come by as well.
+        weakref.finalize(image, self._driver.unregister, address).atexit = False
+
+    def copy(self, image: Image, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+        """Copy each source, on the device or on the host, to its target in `image`. Returns when all of it is there."""
+        self.adopt(image)
+        pairs = list(zip(targets, sources, strict=True))
+        far = [(target, source) for target, source in pairs if source.device.type != "cpu"]
+        near = [(target, source) for target, source in pairs if source.device.type == "cpu"]
+        if self._pinned[image]:
+            _copy(far)  # only queued: the host's part is copied meanwhile
+            _copy(near)
+        else:
+            _copy(near)
+            for target, source in far:
+                self._through(target, source)
+        self._driver.finish()
+
+    def _through(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """One tensor by way of the pinned buffers."""
+        if not source.is_contiguous():
+            target.copy_(source)
+            return
+        self._buffers = self._buffers or [self._driver.pinned(BUFFER_BYTES) for _ in range(BUFFERS)]
+        free = list(self._buffers)
+        coming: deque[tuple[Callable[[], None], torch.Tensor, torch.Tensor]] = deque()
+        with torch.no_grad():
+            into = torch.split(target.reshape(-1).view(torch.uint8), BUFFER_BYTES)
+            for there, part in zip(into, torch.split(_bytes(source), BUFFER_BYTES), strict=True):
+                if not free:
+                    free.append(_arrived(*coming.popleft()))
+                buffer = free.pop()
+                buffer[: len(part)].copy_(part, non_blocking=True)
+                coming.append((self._driver.mark(), buffer, there))
+            while coming:
+                _arrived(*coming.popleft())
+
+
+def _copy(pairs: Sequence[Pair]) -> None:
+    """One thread: another one would not be on the stream that the last step's kernels run on."""
+    copy_all([target for target, _ in pairs], [source for _, source in pairs], 1)
+
+
+def _arrived(done: Callable[[], None], buffer: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
+    """Wait for a buffer and empty it; it is free again then."""
+    done()
+    there.copy_(buffer[: len(there)])
+    return buffer
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().reshape(-1).view(torch.uint8)
