@@ -19,7 +19,7 @@ from waiting import wait_until
 from holdfast.domain.generations import OBJECT_STORE, RankRestore, ShardKey, ShardRecord, ShardSource, StoredStep
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.orders import Inventory
-from holdfast.domain.replication import Configure, Stage, StagedShard
+from holdfast.domain.replication import ArchiveNow, Configure, Stage, StagedShard
 from holdfast.domain.worker import encode
 from holdfast.shards import Image, ImageSet, Plan, Staged, TensorSpec
 from holdfast.v1 import replicator_pb2 as pb
@@ -124,11 +124,15 @@ class Node:
         (staged,) = wire.decode_staged(answer)
         return staged
 
+    def archive(self, step: int, *, generation: int = 1) -> None:
+        request = ArchiveNow(JOB, generation, step)
+        self._stub.Archive(wire.encode_archive(request), timeout=10)
+
     def forget(self, job: str = JOB) -> None:
         self._stub.Forget(pb.ForgetRequest(job=job), timeout=10)
 
-    def stage_all(self, *restores: RankRestore, timeout_s: float = 10.0) -> tuple[StagedShard, ...]:
-        answer = self._stub.Stage(wire.encode_stage(Stage(JOB, restores, timeout_s)), timeout=timeout_s + 5)
+    def stage_all(self, *restores: RankRestore, timeout_s: float = 10.0, job: str = JOB) -> tuple[StagedShard, ...]:
+        answer = self._stub.Stage(wire.encode_stage(Stage(job, restores, timeout_s)), timeout=timeout_s + 5)
         return wire.decode_staged(answer)
 
     def inventories(self, job: str = JOB) -> Iterator[Inventory]:

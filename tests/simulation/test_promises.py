@@ -8,13 +8,14 @@ from dataclasses import replace
 
 import pytest
 
+from holdfast.domain.findings import FindingKind
 from holdfast.domain.generations import RestorePoint, StoredStep
 from holdfast.domain.orders import Inventory, Prepare, Stop
 from holdfast.sim.scenario import simulate
 from holdfast.sim.supervisor import Step
 from holdfast.sim.world import Violation
 from holdfast.supervisor.core import State, step
-from holdfast.supervisor.protocol import Command, Event, FindingArrived, NodeReported, PolicyAnswered, Send
+from holdfast.supervisor.protocol import Command, Event, FindingArrived, JobPhase, NodeReported, PolicyAnswered, Send
 
 SEEDS = int(os.environ.get("HOLDFAST_SIM_SEEDS", "2000"))
 BATCHES = 20
@@ -157,6 +158,20 @@ def _hopeful_store(state: State, event: Event) -> tuple[State, tuple[Command, ..
     return step(state, event)
 
 
+def _forget_notices(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
+    """Planted: an announced maintenance is written down and otherwise ignored."""
+    after, commands = step(state, event)
+    return replace(after, nodes={name: replace(node, notices=()) for name, node in after.nodes.items()}), commands
+
+
+def _obey_notices(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
+    """Planted: a run is stopped because one of its machines will be taken."""
+    after, commands = step(state, event)
+    if isinstance(event, FindingArrived) and event.finding.kind is FindingKind.MAINTENANCE:
+        after = replace(after, jobs={name: replace(job, phase=JobPhase.WAITING) for name, job in after.jobs.items()})
+    return after, commands
+
+
 @pytest.mark.parametrize(
     ("planted", "said"),
     [
@@ -167,6 +182,8 @@ def _hopeful_store(state: State, event: Event) -> tuple[State, tuple[Command, ..
         (_double_orders, "two different generations"),
         (_half_a_state, "not its whole state"),
         (_mixed_steps, "and rank 0 ShardKey"),
+        (_forget_notices, "whose machine will be taken"),
+        (_obey_notices, "nothing is wrong with it"),
         (_hopeful_store, "is not whole in the object store|nobody ever saved"),
     ],
     ids=lambda value: value.__name__.strip("_") if callable(value) else "",

@@ -25,6 +25,7 @@ ENV_API = "HOLDFAST_API"
 ENV_TOKEN = "HOLDFAST_API_TOKEN"
 REQUEST_TIMEOUT_S = 15.0
 OPERATION_TIMEOUT_S = 60.0
+CHECKPOINT_TIMEOUT_S = 3600.0  # for all copies of a large state; the supervisor answers sooner
 OPERATION_POLL_S = 0.05
 LEADER_TIMEOUT_S = 10.0  # a standby takes over well within this
 LEADER_POLL_S = 0.1
@@ -91,8 +92,10 @@ class Client:
     def stop(self, name: str, reason: str) -> Json:
         return self._command(_path("jobs", name, "stop"), {"reason": reason})
 
-    def checkpoint(self, name: str) -> Json:
-        return self._command(_path("jobs", name, "checkpoint"), {})
+    def checkpoint(self, name: str, grace_s: float | None = None) -> Json:
+        """Waits for the farthest tier, at most for `grace_s`."""
+        timeout_s = CHECKPOINT_TIMEOUT_S if grace_s is None else grace_s + OPERATION_TIMEOUT_S
+        return self._command(_path("jobs", name, "checkpoint"), {"grace_s": grace_s}, timeout_s)
 
     def resize(self, name: str, dp: int, reason: str) -> Json:
         return self._command(_path("jobs", name, "resize"), {"dp": dp, "reason": reason})
@@ -189,14 +192,14 @@ class Client:
             if not cursor:
                 return
 
-    def _command(self, path: str, body: Mapping[str, Any]) -> Json:
+    def _command(self, path: str, body: Mapping[str, Any], timeout_s: float = OPERATION_TIMEOUT_S) -> Json:
         """POST and wait for the operation: 202 only says that the request is in the supervisor's inbox."""
         operation = self._led("POST", path, json=dict(body), headers={"Idempotency-Key": uuid.uuid4().hex})
-        deadline = self._clock() + OPERATION_TIMEOUT_S
+        deadline = self._clock() + timeout_s
         while operation.get("state") == "pending":
             if self._clock() > deadline:
                 raise Unavailable(
-                    f"the supervisor accepted POST {path} but did not act on it within {OPERATION_TIMEOUT_S:.0f} s; "
+                    f"the supervisor accepted POST {path} but did not act on it within {timeout_s:.0f} s; "
                     f"operation {operation.get('id')} goes on there"
                 )
             self._sleep(OPERATION_POLL_S)

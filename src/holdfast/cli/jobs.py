@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.client import Client, default_url
+from holdfast.cli.durations import seconds
 from holdfast.cli.tables import Api, AsJson, Name, console, look_at, show_one
 
 app = typer.Typer(help="Jobs: list, show, watch, stop, checkpoint, resize.", no_args_is_help=True)
@@ -29,10 +30,20 @@ def stop(
 
 
 @app.command()
-def checkpoint(name: Name, api: Api = "") -> None:
-    """Save a checkpoint within the next few steps, and say how far it came: memory, disk, a peer, the object store."""
+def checkpoint(
+    name: Name,
+    api: Api = "",
+    grace: Annotated[
+        float | None,
+        typer.Option(
+            parser=seconds, metavar="DURATION", help="Answer after this long, such as 30s, however far it came."
+        ),
+    ] = None,
+) -> None:
+    """Save a checkpoint within the next few steps, to the farthest tier there is, and say how far it came: memory, disk, a
+    peer, the object store. Copies that are not there yet are made all the same."""
     with Client(api or default_url()) as client:
-        operation = client.checkpoint(name)
+        operation = client.checkpoint(name, grace)
     console.print(str(operation.get("reason") or f"{name}: checkpoint asked for"))
 
 

@@ -67,6 +67,7 @@ class ShardSource:
 
     node: str
     endpoint: str
+    job: str = ""  # under whose name it lies in the object store; empty = the job's own
 
 
 @dataclass(frozen=True, slots=True)

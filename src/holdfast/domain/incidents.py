@@ -9,7 +9,8 @@ from enum import StrEnum
 REPAIR = "repair"  # capacity came back while the job runs degraded
 RESIZE = "resize"  # an operator asked for another number of replicas
 CORDONED = "cordon"  # an operator took an active node out of service
-PLANNED_KINDS = (REPAIR, RESIZE, CORDONED)
+MAINTENANCE = "maintenance"  # the owner of an active node's machine will take it
+PLANNED_KINDS = (REPAIR, RESIZE, CORDONED, MAINTENANCE)
 
 
 class ActionKind(StrEnum):

@@ -33,6 +33,22 @@ class CheckpointSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ResumeSpec:
+    """The checkpoint that a new job starts from: one of another job's, or of an earlier run's, in an object store."""
+
+    store: str  # its URL
+    job: str
+    attempt: int | None = None  # None = the newest that has such a step
+    step: int | None = None  # None = the newest complete one
+
+    def __str__(self) -> str:
+        """As in a job file."""
+        attempt = "" if self.attempt is None else f"{self.attempt}/"
+        at = "" if self.step is None else f"@{attempt}{self.step}"
+        return f"{self.store}/{self.job}{at}"
+
+
+@dataclass(frozen=True, slots=True)
 class HangSpec:
     """A job hangs when no rank finishes a step for max(floor_s, factor × p99 step time)."""
 
@@ -73,6 +89,7 @@ class JobSpec:
     policy: str = ""  # absolute path of a policy script; empty = the default policy
     spares: int = 0  # spare nodes that the job wants kept warm; only reported, the fleet's spares are shared
     checks: ChecksSpec = field(default_factory=ChecksSpec)
+    resume: ResumeSpec | None = None  # None = step 0
 
     def __post_init__(self) -> None:
         if self.mesh.world_size != self.nodes * self.nproc_per_node:

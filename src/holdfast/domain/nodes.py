@@ -57,6 +57,20 @@ class Preflight:
 
 
 @dataclass(frozen=True, slots=True)
+class Notice:
+    """The owner of a machine has announced that it will be taken, or (`event` empty) that it will not after all."""
+
+    source: str  # who says so: "file", "gce"
+    event: str  # as announced
+    at: float  # when it was concluded, Unix seconds
+    starts_at: float | None = None  # Unix seconds; None = not told: it may be any moment
+
+    def left_s(self, at: float) -> float:
+        """Seconds until it starts; 0 when it has, or when that is not known."""
+        return max(0.0, self.starts_at - at) if self.starts_at is not None else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class RunningWorker:
     job: str
     generation: int

@@ -12,6 +12,7 @@
 
 from holdfast.domain.findings import FindingKind, Severity
 from holdfast.domain.incidents import Action, ActionKind, Incident
+from holdfast.domain.nodes import Notice
 from holdfast.policy.actions import (
     check,
     checkpoint_now,
@@ -25,15 +26,17 @@ from holdfast.policy.actions import (
     stop,
     wait,
 )
-from holdfast.policy.default import default
+from holdfast.policy.default import MAINTENANCE_LEAD_S, default
 from holdfast.policy.job import JobView
 
 __all__ = [
+    "MAINTENANCE_LEAD_S",
     "Action",
     "ActionKind",
     "FindingKind",
     "Incident",
     "JobView",
+    "Notice",
     "Severity",
     "check",
     "checkpoint_now",

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import assert_never
 
 from holdfast.domain.findings import FindingKind
-from holdfast.domain.incidents import Action, ActionKind, Incident
+from holdfast.domain.incidents import MAINTENANCE, Action, ActionKind, Incident
 from holdfast.policy.job import JobView
 
 # The run has ended with these: doing nothing would leave it dead.
@@ -77,6 +77,8 @@ def check(action: Action, incident: Incident, job: JobView) -> str:
     """Why `action` cannot be carried out now, in one sentence; empty when it can."""
     if not action.reason:
         return f"{action.kind} without a reason: every decision says why"
+    if incident.kind == MAINTENANCE and (why_not := _check_leaving(action, incident)):
+        return why_not
     match action.kind:
         case ActionKind.RESTART:
             return f"a restart needs every node, and {_list(job.unusable)} cannot be used" if job.unusable else ""
@@ -99,6 +101,19 @@ def check(action: Action, incident: Incident, job: JobView) -> str:
         case ActionKind.WAIT | ActionKind.STOP:
             return ""
     assert_never(action.kind)
+
+
+def _check_leaving(action: Action, incident: Incident) -> str:
+    """A change that leaves the node where it is would be asked for again and again."""
+    stays = f"{action.kind} leaves {incident.node} where it is, and its machine will be taken: let it go, or wait"
+    match action.kind:
+        case ActionKind.RESTART | ActionKind.SCALE_UP:
+            return stays
+        case ActionKind.HOT_SWAP | ActionKind.SCALE_DOWN | ActionKind.CORDON:
+            named = action.nodes or ((incident.node,) if action.dp is None else ())
+            return "" if incident.node in named else stays
+        case _:
+            return ""
 
 
 def _check_swap(out: tuple[str, ...], job: JobView) -> str:

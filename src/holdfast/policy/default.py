@@ -5,16 +5,21 @@ crash, exception, hang                                      restart; hot_swap at
 node lost, GPU dead, node unusable for any reason           hot_swap; without a spare scale_down; below min_dp wait
 wrong results without an error (silent corruption)         hot_swap, else scale_down, else wait; restart if no node is named
 node back in service while the job runs degraded            scale_up
+maintenance announced for a node                            hot_swap; without a spare scale_down when it is near, else it stays
 """
 
 from __future__ import annotations
 
 from holdfast.domain.findings import FindingKind, Severity
-from holdfast.domain.incidents import CORDONED, REPAIR, RESIZE, Action, Incident
+from holdfast.domain.incidents import CORDONED, MAINTENANCE, REPAIR, RESIZE, Action, Incident
 from holdfast.policy.actions import hot_swap, notify, restart, scale_down, scale_up, stop, wait
 from holdfast.policy.job import JobView
 
 SUSPECT_WINDOW_S = 600.0  # two worker faults on one node within it point at the node
+
+# Without a spare, a replica leaves this long before the maintenance of its node: enough to save, to change, and to copy what
+# was saved. Until then a spare may come.
+MAINTENANCE_LEAD_S = 60.0
 
 _WORKER_FAULTS = (FindingKind.WORKER_CRASH, FindingKind.WORKER_EXCEPTION, FindingKind.HANG)
 
@@ -42,6 +47,8 @@ def default(incident: Incident, job: JobView) -> Action:
             return _resize(job)
         case k if k == RESIZE:
             return _resize(job)
+        case k if k == MAINTENANCE:
+            return _leave(job)
         case _:
             return notify(f"{incident.kind} calls for no action: {incident.cause}")
 
@@ -85,6 +92,32 @@ def _replace(out: tuple[str, ...], why: str, job: JobView) -> Action:
     return wait(
         f"{why}, no spare is free, and the other nodes cannot run the {job.min_dp} replicas that the job needs at least"
     )
+
+
+def _leave(job: JobView) -> Action:
+    """A machine goes at a known time: planned, at a checkpoint, no step is done again; afterwards it would be a recovery."""
+    leaving = sorted(job.notices, key=lambda node: (job.notices[node].left_s(job.at), node))
+    if not leaving:
+        return notify("no maintenance is announced any more")
+    names = ", ".join(leaving)
+    left_s = job.notices[leaving[0]].left_s(job.at)
+    when = f"in {left_s:.0f} s" if left_s > 0 else "at any moment"
+    if job.spares:
+        first = leaving[: len(job.spares)]
+        return hot_swap(f"maintenance of {', '.join(first)} is announced ({when}), and a spare is free", *first)
+    near = [node for node in leaving if job.notices[node].left_s(job.at) <= MAINTENANCE_LEAD_S + 1]
+    replicas = job.replicas_without(*near)
+    if near and replicas >= job.min_dp:
+        return scale_down(
+            f"maintenance of {', '.join(near)} starts {when}, and no spare is free: {replicas} of {job.dp} replicas go on",
+            *near,
+        )
+    if near:
+        return wait(
+            f"no spare is free, and without {', '.join(near)} fewer than the {job.min_dp} replicas that the job needs would "
+            "be left: saved, and goes on until the machine is taken"
+        )
+    return wait(f"maintenance of {names} starts {when}: no spare is free yet, and there is time")
 
 
 def _resize(job: JobView) -> Action:

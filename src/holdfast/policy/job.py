@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from holdfast.domain.incidents import Incident
 from holdfast.domain.mesh import Mesh
+from holdfast.domain.nodes import Notice
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,7 @@ class JobView:
     restarts_without_progress: int = 0  # generations in a row that ended by a fault of a worker before a new step
     restarts_without_progress_max: int = 3
     recent: tuple[Incident, ...] = ()  # closed incidents of this job, oldest first
+    notices: Mapping[str, Notice] = field(default_factory=dict)  # those of `nodes` whose machine will be taken, by node
 
     @property
     def dp(self) -> int:
@@ -37,10 +40,14 @@ class JobView:
     @property
     def healthy_replicas(self) -> int:
         """Replicas of the newest generation none of whose nodes is unusable."""
+        return self.replicas_without(*self.unusable)
+
+    def replicas_without(self, *nodes: str) -> int:
+        """Replicas of the newest generation that have ranks on none of `nodes`."""
         per_node = self.mesh.world_size / len(self.nodes) if self.nodes else 1
         broken: set[int] = set()
         for slot, node in enumerate(self.nodes):
-            if node in self.unusable:
+            if node in nodes:
                 first, last = int(slot * per_node), int((slot + 1) * per_node) - 1
                 broken.update(range(self.mesh.replica_of(first), self.mesh.replica_of(last) + 1))
         return self.dp - len(broken) if self.nodes else 0

@@ -44,6 +44,7 @@ class Workers:
     dead: set[int] = field(default_factory=set)
     hung: set[int] = field(default_factory=set)
     save_at: set[int] = field(default_factory=set)
+    far: set[int] = field(default_factory=set)  # of these: to the object store whatever its interval says
     intervals: list[tuple[int, int]] = field(default_factory=list)  # (from step, interval), as ordered
 
     def due(self, step: int) -> bool:
@@ -194,6 +195,8 @@ class Agent:
             case CheckpointNow():
                 if self.workers is not None and self.workers.order.generation == order.generation:
                     self.workers.save_at.add(order.at_step)
+                    if order.far:
+                        self.workers.far.add(order.at_step)
                 self._answer(command_id, True)
             case SetInterval():
                 if self.workers is not None and self.workers.order.generation == order.generation:
@@ -310,7 +313,7 @@ class Agent:
             self.memory[key] = ShardRecord(key, order.mesh, "memory", 1, f"{step}/{share}", self.name)
         self._expire()
         self._report_inventory()
-        if self.around.store is not None and self.around.store.takes(step):
+        if self.around.store is not None and (self.around.store.takes(step) or step in workers.far):
             self.world.soon(*LATE_S, self._in_this_life(lambda: self._upload(order, step)))
         self.world.soon(0.05, 0.6, self._in_this_life(lambda: self._copy(order, step)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from holdfast.domain.findings import Finding, FindingKind
 from holdfast.domain.generations import OBJECT_STORE, Generation
 from holdfast.domain.incidents import Incident
 from holdfast.domain.mesh import Mesh
@@ -19,6 +20,8 @@ from holdfast.supervisor.protocol import (
     FindingJudged,
     GenerationChanged,
     IncidentChanged,
+    JobPhase,
+    NodeCordonRequested,
     Publish,
     Send,
 )
@@ -56,6 +59,10 @@ class Invariants:
         default_factory=set
     )  # generations replaced while none of their nodes could be asked
 
+    noticed: dict[str, tuple[float, bool]] = field(
+        default_factory=dict
+    )  # node → newest word on maintenance, and whether it is due
+
     # ------------------------------------------------------------ what the core decides
 
     def folded(self, before: State, event: Event, after: State, commands: tuple[Command, ...]) -> None:
@@ -63,6 +70,7 @@ class Invariants:
             match command:
                 case Publish(record=GenerationChanged(stage="planned", generation=generation)):
                     self._full_mesh(generation)
+                    self._no_new_ranks_before_maintenance(generation, before)
                     self._restorable(generation)
                 case Publish(record=GenerationChanged(stage="started", generation=generation)):
                     self._nothing_older_runs(generation, after)
@@ -84,7 +92,11 @@ class Invariants:
         for command in commands:  # the record of a generation follows its orders
             if isinstance(command, Send) and isinstance(command.order, Prepare):
                 self._one_whole_step(command.order)
+        self._plans_stop_nothing(before, after)
+        if isinstance(event, NodeCordonRequested) and not event.cordoned:
+            self.noticed[event.node] = (event.at, False)
         if isinstance(event, FindingArrived):
+            self._notice(event.finding)
             self._recorded(event, after, commands)
         self._no_incident_vanished(after)
         if after.nodes is not before.nodes:
@@ -109,6 +121,23 @@ class Invariants:
             raise Violation(
                 f"{incident.kind} cost {incident.rework_steps} steps, the interval is {self.checkpoint_interval}"
             )
+
+    def _plans_stop_nothing(self, before: State, after: State) -> None:
+        """A healthy run may be changed by what was planned; it may not end up waiting."""
+        for name, job in after.jobs.items():
+            ran = name in before.jobs and before.jobs[name].phase is JobPhase.RUNNING
+            if ran and job.phase is JobPhase.WAITING and not any(not i.planned for i in before.incidents.values()):
+                raise Violation(f"a healthy run was stopped, and nothing is wrong with it: {job.reason}")
+
+    def _notice(self, finding: Finding) -> None:
+        if finding.kind is FindingKind.MAINTENANCE and finding.at > self.noticed.get(finding.node, (0.0, False))[0]:
+            self.noticed[finding.node] = (finding.at, "withdraws" not in finding.evidence)
+
+    def _no_new_ranks_before_maintenance(self, generation: Generation, before: State) -> None:
+        old = {node for job in before.jobs.values() if job.generation for node in job.generation.nodes}
+        for node in sorted(set(generation.nodes) - old):
+            if self.noticed.get(node, (0.0, False))[1]:
+                raise Violation(f"generation {generation.number} takes {node}, whose machine will be taken")
 
     def _full_mesh(self, generation: Generation) -> None:
         ranks = [rank for placement in generation.placements for rank in placement.ranks]

@@ -14,6 +14,7 @@ from holdfast.domain.orders import Report
 from holdfast.policy import JobView, default
 from holdfast.sim.agent import JOB, Agent
 from holdfast.sim.invariants import Invariants
+from holdfast.sim.maintenance import Maintenance
 from holdfast.sim.store import URL, Store
 from holdfast.sim.supervisor import Policy, Step, Supervisor
 from holdfast.sim.world import Violation, World
@@ -268,6 +269,8 @@ class Scenario:
             near = min(FAULTS_END_S, when + chance.uniform(0.0, 1.5))
             when = near if chance.random() < 0.5 else chance.uniform(first, FAULTS_END_S)
             self.world.after(when, chance.choice(kinds))
+        for maintenance in () if self.control_plane_only else Maintenance.of(self.world.seed):
+            self.world.after(maintenance.announced_s, lambda each=maintenance: self._announce(each))  # type: ignore[misc]
 
     def _victim(self) -> Agent | None:
         """Most faults strike a node that runs."""
@@ -393,6 +396,22 @@ class Scenario:
             repaired = lambda: self.supervisor.append(NodeRepaired(self.world.now, agent.name))  # noqa: E731
             self.world.soon(5.0, 40.0, repaired)
 
+    def _announce(self, maintenance: Maintenance) -> None:
+        agent = list(self.agents.values())[maintenance.node % len(self.agents)]
+        self.world.say(f"maintenance of {agent.name} is announced")
+        self._find(
+            FindingKind.MAINTENANCE, agent, 0, 0.1, None, Severity.WARNING, **maintenance.evidence(self.world.now)
+        )
+
+        def take() -> None:
+            if agent.alive:
+                self._lose_node_now(agent)
+
+        def over() -> None:
+            self._find(FindingKind.MAINTENANCE, agent, 0, 0.1, None, Severity.INFO, source="file", withdraws="notice")
+
+        maintenance.play(self.world.after, take, over)
+
     def _cordon(self) -> None:
         if (agent := self._victim()) is not None:
             self.world.say(f"FAULT an operator cordons {agent.name}")
@@ -418,6 +437,7 @@ class Scenario:
         rank: int | None = None,
         severity: Severity = Severity.ERROR,
         key: str = "",
+        **evidence: str,
     ) -> None:
         """Findings are never lost; they come late, and more than once."""
         since = self.world.now
@@ -437,6 +457,7 @@ class Scenario:
                 JOB if generation else "",
                 generation,
                 rank,
+                evidence=evidence,
             )
             self.supervisor.append(FindingArrived(self.world.now, finding))
 

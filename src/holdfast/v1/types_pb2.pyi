@@ -88,12 +88,14 @@ class StoredStep(_message.Message):
     def __init__(self, attempt: _Optional[int] = ..., step: _Optional[int] = ..., mesh: _Optional[_Union[Mesh, _Mapping]] = ..., sharded: bool = ...) -> None: ...
 
 class ShardSource(_message.Message):
-    __slots__ = ("node", "endpoint")
+    __slots__ = ("node", "endpoint", "job")
     NODE_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
     node: str
     endpoint: str
-    def __init__(self, node: _Optional[str] = ..., endpoint: _Optional[str] = ...) -> None: ...
+    job: str
+    def __init__(self, node: _Optional[str] = ..., endpoint: _Optional[str] = ..., job: _Optional[str] = ...) -> None: ...
 
 class RankRestore(_message.Message):
     __slots__ = ("rank", "shard", "digest", "sources", "sharing")

@@ -10,6 +10,7 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -28,7 +29,7 @@ from holdfast.domain.errors import InvalidSpec, InvalidSpecs
 from holdfast.domain.job import CheckpointSpec, ChecksSpec, HangSpec, JobSpec, LaunchSpec, LimitSpec
 from holdfast.domain.mesh import DATA_PARALLEL, Mesh
 from holdfast.stores.protocol import parse_url
-from holdfast.wire import yamlfile
+from holdfast.wire import resume, yamlfile
 from holdfast.wire.yamlfile import KeyPath, dotted
 
 NODES_MAX = 100_000
@@ -115,6 +116,13 @@ def _store(url: str) -> str:
         raise ValueError(error.expected) from error
 
 
+def _resume(text: str) -> str:
+    try:
+        return str(resume.parse(text)) if text else ""
+    except InvalidSpec as error:
+        raise ValueError(error.expected) from error
+
+
 class Checkpoint(_Part):
     """How often to save and where to. `auto` intervals are chosen from what saves cost and how often faults come."""
 
@@ -143,6 +151,13 @@ class Checkpoint(_Part):
     store_keep: Annotated[int, Field(ge=1, description="complete steps kept in the object store")] = (
         CheckpointSpec().store_keep
     )
+    resume: Annotated[
+        str,
+        AfterValidator(_resume),
+        Field(
+            description="start from a checkpoint in an object store: STORE/JOB, STORE/JOB@STEP or STORE/JOB@ATTEMPT/STEP"
+        ),
+    ] = ""
 
 
 class Hang(_Part):
@@ -243,7 +258,7 @@ def to_body(spec: JobSpec) -> dict[str, Any]:
         "nproc_per_node": spec.nproc_per_node,
         "mesh": dict(spec.mesh.dims),
         "elastic": {"min_dp": spec.min_dp, "max_dp": spec.max_dp},
-        "checkpoint": _checkpoint_body(spec.checkpoint),
+        "checkpoint": _checkpoint_body(spec),
         "hang": {"floor_s": spec.hang.floor_s, "factor": spec.hang.factor, "init_s": spec.hang.init_s},
         "checks": {"replica_every_steps": spec.checks.replica_every_steps},
         "limits": {
@@ -257,7 +272,8 @@ def to_body(spec: JobSpec) -> dict[str, Any]:
     }
 
 
-def _checkpoint_body(spec: CheckpointSpec) -> dict[str, Any]:
+def _checkpoint_body(job: JobSpec) -> dict[str, Any]:
+    spec = job.checkpoint
     return {
         "interval_steps": _auto(spec.interval_steps),
         "keep": spec.keep,
@@ -266,6 +282,7 @@ def _checkpoint_body(spec: CheckpointSpec) -> dict[str, Any]:
         "store": spec.store,
         "store_interval_s": _auto(spec.store_interval_s),
         "store_keep": spec.store_keep,
+        "resume": str(job.resume) if job.resume else "",
     }
 
 
@@ -322,6 +339,7 @@ def _spec(job: JobFile, launch: LaunchSpec, policy: str) -> JobSpec:
         checks=ChecksSpec(**job.checks.model_dump()),
         policy=policy,
         spares=job.spares,
+        resume=resume.parse(job.checkpoint.resume) if job.checkpoint.resume else None,
     )
 
 
@@ -330,7 +348,7 @@ def _checkpoint(given: Checkpoint) -> CheckpointSpec:
         raise InvalidSpec(
             "checkpoint.interval_min_s", given.interval_min_s, f"at most interval_max_s ({given.interval_max_s:g})"
         )
-    return CheckpointSpec(**{name: getattr(given, name) for name in Checkpoint.model_fields})
+    return CheckpointSpec(**{field.name: getattr(given, field.name) for field in fields(CheckpointSpec)})
 
 
 def _path(field: str, value: str, base: Path | None, *, directory: bool) -> str:

@@ -165,11 +165,11 @@ def decode_stored(messages: Iterable[pb.StoredStep]) -> tuple[StoredStep, ...]:
 
 
 def encode_sources(sources: Iterable[ShardSource]) -> list[pb.ShardSource]:
-    return [pb.ShardSource(node=source.node, endpoint=source.endpoint) for source in sources]
+    return [pb.ShardSource(node=source.node, endpoint=source.endpoint, job=source.job) for source in sources]
 
 
 def decode_sources(messages: Iterable[pb.ShardSource]) -> tuple[ShardSource, ...]:
-    return tuple(ShardSource(node=message.node, endpoint=message.endpoint) for message in messages)
+    return tuple(ShardSource(node=message.node, endpoint=message.endpoint, job=message.job) for message in messages)
 
 
 def encode_restores(restores: Iterable[RankRestore]) -> list[pb.RankRestore]:

@@ -46,6 +46,28 @@ def test_a_step_of_two_nodes_becomes_complete_and_replicas_store_it_once(tmp_pat
         assert [entry.rank for entry in load(store, JOB, 1, 10).ranks] == [0, 1]
 
 
+def test_a_step_that_was_asked_for_goes_whatever_the_interval_says_and_whoever_was_restarted(tmp_path: Path) -> None:
+    url = url_of(tmp_path)
+    with nodes(tmp_path, "a", "b") as (a, b):
+        a.configure(ranks=(0,), peers=(b,), store=url, store_interval_s=3600.0)
+        b.configure(ranks=(1,), peers=(a,), store=url, store_interval_s=3600.0)
+        images = [a.images(), b.images()]
+        for step in (10, 20):
+            save_both(a, b, step, images)
+            a.wait_for(ShardKey(1, step, 0), "disk")
+            b.wait_for(ShardKey(1, step, 1), "disk")
+        for node in (a, b):
+            node.wait_stored(10)  # the first of a run
+            node.archive(30)
+        b.stop(signal.SIGKILL)
+        b.start()
+        save_both(a, b, 30, images)
+        a.wait_stored(30, 10)
+        b.wait_stored(30, 10)
+        with pytest.raises(grpc.RpcError, match="not what is served here"):
+            a.archive(40, generation=2)
+
+
 def test_both_nodes_are_lost_and_two_new_ones_start_from_the_store(tmp_path: Path) -> None:
     url = url_of(tmp_path)
     with nodes(tmp_path, "a", "b", "c", "d") as (a, b, c, d):
@@ -64,6 +86,24 @@ def test_both_nodes_are_lost_and_two_new_ones_start_from_the_store(tmp_path: Pat
             assert staged.source == OBJECT_STORE
             assert content_is(staged.path, 10 + rank, 10 + rank)
             node.wait_for(ShardKey(1, 10, rank), "disk")
+
+
+def test_another_jobs_checkpoint_becomes_this_ones_first_shards(tmp_path: Path) -> None:
+    url = url_of(tmp_path)
+    with nodes(tmp_path, "a", "c", "d") as (a, c, d):
+        a.configure(ranks=(0, 1), store=url)
+        for rank in (0, 1):
+            a.save(a.images(rank), 10, rank=rank, value=10 + rank)
+        a.wait_stored(10)
+        source = (ShardSource(OBJECT_STORE, url, JOB),)
+        for rank, node in enumerate((c, d)):
+            node.configure(attempt=5, ranks=(rank,), peers=(c, d)[1 - rank : 2 - rank], job="heir")
+            (staged,) = node.stage_all(RankRestore(rank, ShardKey(1, 10, rank), "", source), job="heir")
+            assert content_is(staged.path, 10 + rank, 10 + rank)
+            node.stop(signal.SIGKILL)
+            node.start()
+            held = {(record.key, record.tier) for record in next(node.watch("heir"))}
+            assert (ShardKey(1, 10, rank), "memory") in held
 
 
 def test_parts_of_a_resharded_state_come_down_for_one_rank(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_a_notice_is_told_once_when_it_changes_and_when_it_goes(tmp_path: Path) 
         if content:
             path.write_text(content)
         told += [notice.event or "withdrawn" for notice in watch.ask()]
-    assert told == ["a", "b", "withdrawn"]
+    assert told == ["withdrawn", "a", "b", "withdrawn"]
 
 
 def test_a_source_that_cannot_be_read_takes_nothing_back(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from holdfast.domain.generations import Placement, RankRestore, ShardKey
 from holdfast.domain.job import CheckpointSpec, HangSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import RunningWorker
-from holdfast.domain.orders import Prepare, Start, Stop
-from holdfast.domain.replication import Configure, Stage, StagedShard
+from holdfast.domain.orders import CheckpointNow, Prepare, Start, Stop
+from holdfast.domain.replication import ArchiveNow, Configure, Stage, StagedShard
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", [VIRTUAL_TIME], ids=["virtual"])]
 
@@ -82,6 +82,9 @@ class FakePool:
     def start(self, job: str, number: int, master: tuple[str, int], staged: tuple[StagedShard, ...]) -> None:
         self.started[number] = staged
 
+    def checkpoint_now(self, job: str, number: int, at_step: int) -> None:
+        self.done.append(f"save {at_step}")
+
     def generations(self, job: str) -> tuple[int, ...]:
         return tuple(sorted(self.alive))
 
@@ -99,6 +102,7 @@ class FakeReplicator:
         self.error: Exception | None = None
         self.forgotten: list[str] = []
         self.configured: list[int] = []
+        self.archived: list[int] = []
 
     async def configure(self, request: Configure) -> None:
         self.configured.append(request.generation)
@@ -110,6 +114,9 @@ class FakeReplicator:
             raise self.error
         return (StagedShard(0, request.shards[0].shard, f"/shm/{self.configured[-1]}", "memory"),)
 
+    async def archive(self, request: ArchiveNow) -> None:
+        self.archived.append(request.step)
+
     async def forget(self, job: str) -> None:
         self.forgotten.append(job)
 
@@ -120,6 +127,13 @@ async def node() -> AsyncIterator[tuple[Node, FakePool, FakeReplicator]]:
     replicator = FakeReplicator(pool)
     site = Site(Path("/none"), Path("/none"), Path("/none"), Path("/none"), "")
     yield Node(cast(WorkerPool, pool), replicator, site, self_test=pool.self_test), pool, replicator
+
+
+async def test_only_a_save_that_is_to_go_far_is_told_to_the_replicator() -> None:
+    async with node() as (subject, pool, replicator):
+        await subject.carry_out(CheckpointNow("gpt", 2, 10))
+        await subject.carry_out(CheckpointNow("gpt", 2, 20, far=True))
+        assert (pool.done, replicator.archived) == (["save 10", "save 20"], [20])
 
 
 async def test_prepare_overlaps_stop_and_fork_and_stages_after_the_old_are_gone() -> None:

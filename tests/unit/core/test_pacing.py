@@ -141,7 +141,7 @@ def test_an_asked_for_checkpoint_is_answered_with_how_far_it_came() -> None:
     fleet.wait(60.0)
     [answer] = fleet.answers
     assert (answer.operation, answer.ok) == ("op-1", True)
-    assert answer.reason.endswith("is saved: memory (all of 2 ranks), a peer (all of 2 ranks)")
+    assert answer.reason.endswith("is saved: memory (all of 2 ranks), a peer (all of 2 ranks); not all of it yet: disk")
 
 
 def test_when_every_copy_is_made_it_is_answered_at_once() -> None:

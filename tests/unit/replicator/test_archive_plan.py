@@ -262,3 +262,29 @@ def test_the_newest_complete_step_of_the_lineage_is_never_discarded(
 @pytest.mark.parametrize(("step", "before", "expected"), [(64, 63, 6), (65, 64, 0), (100, 37, 6), (7, None, LEVEL_MAX)])
 def test_levels(step: int, before: int | None, expected: int) -> None:
     assert level(step, before) == expected
+
+
+# ---------------------------------------------------------------- asked for
+
+
+def test_a_step_that_was_asked_for_goes_although_its_slot_has_one_and_before_all_others() -> None:
+    seen = saves(range(10, 60, 10))
+    begun = done(10)
+    assert chosen(view(10, 40, 50, archive=archive(interval_s=3600.0, saves=seen, steps=begun))) is None
+    asked = archive(interval_s=3600.0, saves=seen, steps=begun, asked=frozenset({(1, 40)}))
+    assert chosen(view(10, 40, 50, archive=asked)) == (1, 40)
+    every = replace(asked, interval_s=0.001)
+    assert chosen(view(10, 40, 50, archive=every)) == (1, 40)
+
+
+def test_it_is_taken_to_disk_before_the_next_save_may_overwrite_it_and_stays_there_until_it_is_stored() -> None:
+    seen = saves(range(10, 60, 10))
+    asked = archive(interval_s=3600.0, saves=seen, steps=done(10), asked=frozenset({(1, 40)}))
+    images = (Held(Store.IMAGE, ShardKey(1, 40, 0)), Held(Store.IMAGE, ShardKey(1, 50, 0)))
+    first = plan(replace(view(archive=asked), held=images))[0]
+    assert isinstance(first, CopyToDisk)
+    assert first.key.step == 40
+    later = view(10, 40, *range(50, 200, 10), archive=replace(asked, saves=saves(range(10, 200, 10))))
+    gone = {step.key.step for step in plan(later) if isinstance(step, Delete)}
+    assert gone
+    assert 40 not in gone

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from values import jobs
 
 from holdfast.domain.errors import InvalidSpec, InvalidSpecs
-from holdfast.domain.job import CheckpointSpec, JobSpec
+from holdfast.domain.job import CheckpointSpec, JobSpec, ResumeSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.wire.jobfile import JobFile, load_job, parse_job, schema, to_body
 
@@ -81,7 +81,9 @@ spares: 1
 def test_there_must_be_replicas_to_compare(write: Any) -> None:
     path = write("name: gpt\nscript: train.py\nnodes: 2\nmesh: {pp: 2}\nchecks: {replica_every_steps: 10}\n")
     (problem,) = problems(path)
-    assert problem.startswith("5: checks.replica_every_steps: 10 is not valid; expected a mesh with two replicas or more")
+    assert problem.startswith(
+        "5: checks.replica_every_steps: 10 is not valid; expected a mesh with two replicas or more"
+    )
     assert problems(write("name: gpt\nscript: train.py\nchecks: {replica_every_steps: -1}\n")) == [
         "3: checks.replica_every_steps: -1 is not valid; expected at least 0"
     ]
@@ -212,6 +214,31 @@ def test_the_interval_is_chosen_unless_the_job_says_a_number() -> None:
 def test_where_the_object_store_is() -> None:
     assert checkpoint(store="gs://bucket/a/b/", store_keep=5).store == "gs://bucket/a/b"
     assert checkpoint(store="file:///mnt/nfs/ckpt").store == "file:///mnt/nfs/ckpt"
+
+
+@pytest.mark.parametrize(
+    ("text", "store", "job", "attempt", "step"),
+    [
+        ("gs://bucket/llm", "gs://bucket", "llm", None, None),
+        ("gs://bucket/a/b/llm@1200", "gs://bucket/a/b", "llm", None, 1200),
+        ("file:///mnt/ckpt/llm-2@1758000003/40", "file:///mnt/ckpt", "llm-2", 1758000003, 40),
+    ],
+)
+def test_which_checkpoint_a_job_starts_from(
+    text: str, store: str, job: str, attempt: int | None, step: int | None
+) -> None:
+    spec = parse_job({"name": "gpt", "script": "/x.py", "checkpoint": {"resume": text}})
+    assert spec.resume == ResumeSpec(store, job, attempt, step)
+    assert to_body(spec)["checkpoint"]["resume"] == text
+    assert parse_job(to_body(spec)) == spec
+
+
+@pytest.mark.parametrize(
+    "text", ["llm", "gs://bucket", "gs://bucket/llm@", "gs://bucket/llm@0", "gs://bucket/llm@a/1", "s3://b/llm"]
+)
+def test_what_no_job_can_start_from(text: str) -> None:
+    with pytest.raises(InvalidSpec, match=r"checkpoint\.resume: .* expected the store's URL, a slash and a job's name"):
+        checkpoint(resume=text)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.domain.generations import OBJECT_STORE
 from holdfast.domain.nodes import RunningWorker
 from holdfast.domain.orders import CheckpointNow, Order, Prepare, SetInterval, Start, Stop, Warm
-from holdfast.domain.replication import Configure, Stage, StagedShard
+from holdfast.domain.replication import ArchiveNow, Configure, Stage, StagedShard
 from holdfast.domain.tracing import TraceContext
 from holdfast.runtime import telemetry
 
@@ -81,6 +81,8 @@ class Node:
             case CheckpointNow():
                 self._refuse_older(order.job, order.generation)
                 self._pool.checkpoint_now(order.job, order.generation, order.at_step)
+                if order.far:
+                    await self._replicator.archive(ArchiveNow(order.job, order.generation, order.at_step))
                 return Outcome()
             case SetInterval():
                 self._refuse_older(order.job, order.generation)

@@ -17,7 +17,7 @@ from anyio.abc import TaskStatus
 from holdfast.agent.workers.logs import open_log, tail
 from holdfast.domain.errors import NotFound, Unavailable, Unrestorable
 from holdfast.domain.orders import Inventory
-from holdfast.domain.replication import Configure, Stage, StagedShard
+from holdfast.domain.replication import ArchiveNow, Configure, Stage, StagedShard
 from holdfast.runtime.backoff import Backoff
 from holdfast.runtime.children import Child, running, spawn
 from holdfast.runtime.grpc_channel import open_channel
@@ -47,6 +47,8 @@ class Replicator(Protocol):
 
     async def stage(self, request: Stage) -> tuple[StagedShard, ...]: ...
 
+    async def archive(self, request: ArchiveNow) -> None: ...
+
     async def forget(self, job: str) -> None: ...
 
 
@@ -61,6 +63,9 @@ class NoReplicator:
 
     async def stage(self, request: Stage) -> tuple[StagedShard, ...]:
         raise NotFound(f"this node runs without a replicator and cannot restore {request.job}")
+
+    async def archive(self, request: ArchiveNow) -> None:
+        raise NotFound(f"this node runs without a replicator: step {request.step} of {request.job} goes nowhere")
 
     async def forget(self, job: str) -> None:
         pass
@@ -137,6 +142,9 @@ class LocalReplicator:
     async def stage(self, request: Stage) -> tuple[StagedShard, ...]:
         answer = await self._call(self._stub.Stage, wire.encode_stage(request), request.timeout_s + CALL_TIMEOUT_S)
         return wire.decode_staged(answer)
+
+    async def archive(self, request: ArchiveNow) -> None:
+        await self._call(self._stub.Archive, wire.encode_archive(request), CALL_TIMEOUT_S)
 
     async def forget(self, job: str) -> None:
         await self._call(self._stub.Forget, pb.ForgetRequest(job=job), CALL_TIMEOUT_S)

@@ -138,7 +138,7 @@ class Archivist:
         nodes want as well is shared with them.
         """
         threads = self.engine.threads
-        bucket = Bucket(await threads.retrieval(self.stores.__getitem__, source.endpoint), job.name)
+        bucket = Bucket(await threads.retrieval(self.stores.__getitem__, source.endpoint), source.job or job.name)
         manifest = await threads.retrieval(bucket.manifest_of, restore.shard, restore.digest)
         lock = self._locks.setdefault(f"{source.endpoint} {job.name} {manifest.digest}", anyio.Lock())
         async with lock:
@@ -147,7 +147,7 @@ class Archivist:
 
             def fetch() -> Path:
                 with donor or nullcontext():
-                    return bucket.fetch(manifest, into, donor, sharing)
+                    return bucket.fetch(manifest, into, donor, sharing, job.name)
 
             return await threads.retrieval(fetch)
 

@@ -174,16 +174,19 @@ class Bucket:
         into: FileTier,
         donor: OpenShard | None,
         sharing: tuple[Sharers, Arrivals] | None = None,
+        job: str = "",
     ) -> Path:
-        """Bring a shard here, every span verified, committed in `into`; an interrupted fetch goes on where it was.
+        """Bring a shard here, every span verified, committed in `into`; an interrupted fetch goes on where it was. `job` is
+        the one that it is to belong to here, when that is another one.
 
         What `donor`, a shard with equal tensors on this node, can give is not fetched again; with `sharing`, other nodes
         give their part of the tensors and get ours. Raises as `FileTier.receive` and the store do.
         """
+        here = job or self.job
         sharers, arrivals = sharing or (None, None)
         with ExitStack() as stack:
-            incoming = stack.enter_context(into.receive(self.job, manifest))
-            tell = stack.enter_context(arrivals.telling(self.job, incoming, into)) if arrivals else None
+            incoming = stack.enter_context(into.receive(here, replace(manifest, job=here)))
+            tell = stack.enter_context(arrivals.telling(here, incoming, into)) if arrivals else None
             pieces = [piece for piece in _pieces(manifest) if not incoming.has(piece.first_span, piece.end_span)]
             if sharers is not None:
                 pieces.sort(key=lambda piece: (piece.of_tensors, sharers.turn(piece.number)))

@@ -70,10 +70,11 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class ObjectStore:
-    """The job's object store and what is known to be complete in it."""
+    """An object store and what is known to be complete in it."""
 
     url: str = ""
     steps: tuple[StoredStep, ...] = ()
+    job: str = ""  # whose steps; empty = the job's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ class Knowledge:
     """What else is known of a job's saved steps, besides who holds them."""
 
     store: ObjectStore = field(default_factory=ObjectStore)
+    origin: ObjectStore = field(default_factory=ObjectStore)  # with another job's step that this one started from
     sharded: bool | None = None  # over dp, as seen at a step of which every shard was known; None = never seen one
     doubts: Mapping[tuple[int, int], str] = field(default_factory=dict)  # (attempt, step) → why not this one
     trusted: Trusted | None = None
@@ -137,7 +139,8 @@ def elect(
     refused: list[str] = []
     holders = sorted(holders, key=lambda holder: holder.node)
     nodes = {holder.node: holder for holder in holders}
-    for saved in sorted(_on_lineage(lineage, holders, known.store), key=lambda saved: saved.key, reverse=True):
+    saved_steps = _on_lineage(lineage, holders, known.origin, known.store)
+    for saved in sorted(saved_steps, key=lambda saved: saved.key, reverse=True):
         found = _doubt(saved, known) or _cover(saved, known, mesh, placements, nodes)
         if not isinstance(found, str):
             return _elected(saved, found, mesh, refused)
@@ -157,12 +160,13 @@ _Holding = tuple[Holder, ShardRecord]
 
 @dataclass(slots=True)
 class _Saved:
-    """One saved step: who holds which shard of it, and whether the store has it."""
+    """One saved step: who holds which shard of it, and which store has it."""
 
     attempt: int
     step: int
     held: list[_Holding] = field(default_factory=list)
     stored: StoredStep | None = None
+    store: tuple[ShardSource, ...] = ()  # where all of its shards are; empty = in no store
 
     @property
     def key(self) -> tuple[int, int]:
@@ -175,7 +179,7 @@ class _Saved:
         return list(found | {self.stored.mesh: None} if self.stored else found)
 
 
-def _on_lineage(lineage: Sequence[Segment], holders: Iterable[Holder], store: ObjectStore) -> list[_Saved]:
+def _on_lineage(lineage: Sequence[Segment], holders: Iterable[Holder], *stores: ObjectStore) -> list[_Saved]:
     line = Line(lineage)
     steps: dict[tuple[int, int], _Saved] = {}
     for holder in holders:
@@ -183,10 +187,13 @@ def _on_lineage(lineage: Sequence[Segment], holders: Iterable[Holder], store: Ob
             attempt, step = record.key.attempt, record.key.step
             if line.holds(attempt, step):
                 steps.setdefault((attempt, step), _Saved(attempt, step)).held.append((holder, record))
-    for stored in store.steps if store.url else ():
-        if line.holds(stored.attempt, stored.step):
-            key = stored.attempt, stored.step
-            steps.setdefault(key, _Saved(*key)).stored = stored
+    for store in stores:
+        for stored in store.steps if store.url else ():
+            if line.holds(stored.attempt, stored.step):
+                key = stored.attempt, stored.step
+                saved = steps.setdefault(key, _Saved(*key))
+                saved.stored = stored
+                saved.store = (ShardSource(OBJECT_STORE, store.url, store.job),)
     return list(steps.values())
 
 
@@ -227,7 +234,6 @@ def _cover(
     wanted = _wanted(saved, meshes[0], mesh, known.sharded)
     if isinstance(wanted, str):
         return wanted
-    url = known.store.url if saved.stored else ""
     by_rank: dict[int, list[_Holding]] = defaultdict(list)
     for holding in saved.held:
         by_rank[holding[1].key.rank].append(holding)
@@ -237,12 +243,12 @@ def _cover(
         for rank in placement.ranks:
             for choices in wanted(rank):
                 candidates = [holding for choice in choices for holding in by_rank.get(choice, ())]
-                if not candidates and not url:
+                if not candidates and not saved.store:
                     return f"no connected node holds the shard of rank {choices[0]}"
                 if len(digests := {record.digest for _, record in candidates}) > 1:
                     return f"{len(digests)} different shards claim to be that of rank {choices[0]}"
                 wanted_key = ShardKey(*saved.key, choices[0])
-                picks.append(_pick(rank, placement.node, candidates, wanted_key, zones, url))
+                picks.append(_pick(rank, placement.node, candidates, wanted_key, zones, saved.store))
     picks = _shared(picks, saved, nodes)
     return sorted(picks, key=lambda pick: (pick.restore.rank, pick.restore.shard.rank))
 
@@ -283,7 +289,12 @@ def _wanted(saved: _Saved, before: Mesh, mesh: Mesh, sharded: bool | None) -> _W
 
 
 def _pick(
-    rank: int, node: str, candidates: list[_Holding], wanted: ShardKey, zones: Mapping[str, str], url: str
+    rank: int,
+    node: str,
+    candidates: list[_Holding],
+    wanted: ShardKey,
+    zones: Mapping[str, str],
+    store: tuple[ShardSource, ...],
 ) -> _Pick:
     """All sources of one shard: the own node first (memory before disk), then its failure domain, the rest, the store."""
     zone = zones.get(node, "")
@@ -297,7 +308,6 @@ def _pick(
             item[0].node,
         ),
     )
-    store = (ShardSource(OBJECT_STORE, url),) if url else ()
     if not ordered:
         return _Pick(node, RankRestore(rank, wanted, "", store), Origin.STORE)
     nearest, chosen = ordered[0]

@@ -19,8 +19,9 @@ from typing import Self
 
 from holdfast.domain.errors import MalformedMessage, PolicyError
 from holdfast.domain.findings import FindingKind, Severity
-from holdfast.domain.incidents import REPAIR, Action, Incident, IncidentState
+from holdfast.domain.incidents import MAINTENANCE, REPAIR, Action, Incident, IncidentState
 from holdfast.domain.mesh import Mesh
+from holdfast.domain.nodes import Notice
 from holdfast.policy import JobView, check
 from holdfast.wire import records
 
@@ -192,4 +193,5 @@ def sample_job(incident: Incident) -> JobView:
         step=42,
         checkpoint_step=40,
         checkpoint_interval_steps=10,
+        notices={incident.node: Notice("file", "reboot", 1000.0, 4600.0)} if incident.kind == MAINTENANCE else {},
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from holdfast.domain.findings import Finding
-from holdfast.domain.generations import Generation
+from holdfast.domain.generations import Generation, StoredStep
 from holdfast.domain.incidents import Action, Incident
 from holdfast.domain.job import JobSpec
 from holdfast.domain.nodes import NodeState
@@ -52,6 +52,7 @@ class JobSubmitted:
     at: float
     spec: JobSpec
     token: str  # random, made by the shell: the job's secret for the shard data plane
+    resumed: StoredStep | None = None  # what `spec.resume` was found to mean; None = it starts from step 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ class CheckpointRequested:
     at: float
     job: str
     operation: str = ""  # answered when it is known how far the checkpoint came; empty = nobody waits
+    grace_s: float = 0.0  # … or after this long; 0 = as long as copies take
 
 
 @dataclass(frozen=True, slots=True)

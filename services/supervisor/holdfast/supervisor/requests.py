@@ -49,9 +49,9 @@ def fingerprint(event: OperatorEvent) -> str:
     """Equal for equal requests, whenever they were made: their time and a job's random token do not count."""
     match event:
         case JobSubmitted():
-            bare: OperatorEvent = replace(event, token="", at=0.0)
+            bare: OperatorEvent = replace(event, token="", at=0.0, resumed=None)
         case CheckpointRequested():
-            bare = replace(event, operation="", at=0.0)
+            bare = replace(event, operation="", at=0.0, grace_s=0.0)
         case _:
             bare = replace(event, at=0.0)
     return hashlib.sha256(records.dumps(bare, OperatorEvent)).hexdigest()[:32]

@@ -46,11 +46,11 @@ def _probe(name: str, node: str, source: str, read: Callable[[], _Notice]) -> Pr
 
 
 class Watch:
-    """Tells a notice when it comes, changes or goes."""
+    """Tells a notice when it comes, changes or goes; at first, too, that there is none: the machine may be back from one."""
 
     def __init__(self, node: str, source: str, read: Callable[[], _Notice]) -> None:
         self._node, self._source, self._read = node, source, read
-        self._last: _Notice = ("", None)
+        self._last: _Notice | None = None
 
     def ask(self) -> Sequence[MaintenanceNotice]:
         """Raises OSError when the source cannot be read; what was announced then still holds."""

@@ -6,6 +6,7 @@ import secrets
 import time
 from typing import Annotated, Any
 
+from anyio import to_thread
 from fastapi import APIRouter, Body
 
 from holdfast.domain.errors import NotFound
@@ -16,6 +17,7 @@ from holdfast.supervisor.core import holders, saved_steps
 from holdfast.supervisor.core.state import Job
 from holdfast.supervisor.picture import Picture
 from holdfast.supervisor.protocol import CheckpointRequested, JobStopRequested, JobSubmitted, ResizeRequested
+from holdfast.supervisor.resume import resolve
 from holdfast.wire.jobfile import parse_job
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
@@ -29,7 +31,8 @@ async def submit(body: Annotated[dict[str, Any], Body()], backend: Serving, comm
     """Submit a job. Paths are the nodes' paths and must be absolute. 409 when a job of this name has not finished."""
     spec = parse_job(body)
     await backend.check_policy(spec)
-    return await commands.command(JobSubmitted(time.time(), spec, secrets.token_hex(TOKEN_BYTES)))
+    resumed = await to_thread.run_sync(resolve, spec)
+    return await commands.command(JobSubmitted(time.time(), spec, secrets.token_hex(TOKEN_BYTES), resumed))
 
 
 @router.get("")
@@ -62,9 +65,11 @@ async def delete(name: str, commands: Commands) -> models.Operation:
 
 
 @router.post("/{name}/checkpoint", status_code=202)
-async def checkpoint(name: str, commands: Commands, body: models.EmptyBody | None = None) -> models.Operation:
-    """Save within the next few steps. The operation ends when every copy is made, and says how far the checkpoint came."""
-    return await commands.command(CheckpointRequested(time.time(), name))
+async def checkpoint(name: str, commands: Commands, body: models.CheckpointBody | None = None) -> models.Operation:
+    """Save within the next few steps, to the farthest tier that the job has. The operation ends when every copy is made, or
+    when the grace time is over, and says how far the checkpoint came."""
+    grace_s = (body.grace_s if body else None) or 0.0
+    return await commands.command(CheckpointRequested(time.time(), name, grace_s=grace_s))
 
 
 @router.post("/{name}/resize", status_code=202)

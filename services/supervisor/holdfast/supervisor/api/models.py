@@ -251,7 +251,7 @@ class Node(Model):
     state: NodeState
     connected: bool
     job: str
-    reason: Annotated[str, Field(description="why it is cordoned or lost; empty when it is neither")]
+    reason: Annotated[str, Field(description="why it is cordoned or lost, or will be; empty when it is neither")]
     zone: str
     capacity: int
     hostname: str
@@ -357,6 +357,15 @@ class ResizeBody(Model):
 
 class ReasonBody(Model):
     reason: Text = "asked for by an operator"
+
+
+class CheckpointBody(Model):
+    grace_s: Annotated[
+        float | None,
+        Field(
+            gt=0, le=86_400, description="answer after this long, however far it came; absent = as long as copies take"
+        ),
+    ] = None
 
 
 class EmptyBody(Model):

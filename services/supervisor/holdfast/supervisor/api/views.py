@@ -239,6 +239,8 @@ def _reason(value: Node) -> str:
         return "lost: neither its agent nor diagnostics hears of it"
     if not value.connected:
         return "no control session at the moment"
+    if value.notice is not None:
+        return f"its machine will be taken: {value.notice.event}"
     if value.unfit:
         return f"failed its pre-flight: {value.unfit}"
     return "tests itself before it gets ranks" if value.untested else ""

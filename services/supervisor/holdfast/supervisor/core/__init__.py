@@ -17,6 +17,7 @@ order stays in the outbox until its agent answers, every timer and every questio
     jobs.py       submission, progress, end                   upkeep.py   what new capacity makes possible
     saved.py      what is known of saved steps                pacing.py   how often to save
     reports.py    how far a checkpoint has come               catalogue.py what is saved, for those who ask
+    notices.py    machines that their owner will take
 
 The core trusts no single witness, keeps still when in doubt, and says why in every record.
 """
@@ -25,7 +26,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from holdfast.supervisor.core import breaker, handover, incidents, jobs, planned, reports, sessions, upkeep
+from holdfast.supervisor.core import breaker, handover, incidents, jobs, notices, planned, reports, sessions, upkeep
 from holdfast.supervisor.core.catalogue import SavedStep, holders, saved_steps
 from holdfast.supervisor.core.state import Breaker, Config, Job, Node, State
 from holdfast.supervisor.core.turn import Turn
@@ -161,6 +162,8 @@ def _timer(turn: Turn, name: str) -> None:
             upkeep.retry(turn, rest)
         case "pending":
             upkeep.start_degraded(turn, rest)
+        case "notice":
+            notices.on_timer(turn, rest)
         case "plan":
             pass  # upkeep looks again after every event
         case breaker.TIMER:

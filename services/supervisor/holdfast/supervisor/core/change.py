@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from holdfast.domain import spans
-from holdfast.domain.generations import Generation, Placement, RestorePoint, ShardSource
+from holdfast.domain.generations import Generation, Placement, ShardSource
 from holdfast.domain.incidents import Action, Incident, IncidentState
 from holdfast.domain.orders import Prepare, Stop, Warm
 from holdfast.supervisor.core import breaker, nodes, pacing, saved
@@ -66,7 +66,13 @@ def first_start(turn: Turn, name: str, *, degraded: bool) -> bool:
     if isinstance(outcome, Unplannable):
         turn.set_phase(name, JobPhase.PENDING, outcome.reason)
         return False
-    _launch(turn, job, outcome, Election(RestorePoint()))
+    election = saved.elect_for(turn, job, outcome.mesh, outcome.placements)
+    if job.resumed is not None and election.restore.step == 0:
+        turn.set_phase(
+            name, JobPhase.PENDING, f"what it is to start from cannot be restored: {election.restore.reason}"
+        )
+        return False
+    _launch(turn, job, outcome, election)
     return True
 
 
@@ -82,6 +88,10 @@ def _go(turn: Turn, job: Job, outcome: Plan | Unplannable, why: str) -> None:
     if late := saved.inventories_due(turn, job, election):
         reason = f"{', '.join(late)} just connected, and may hold newer steps than {election.restore.step}"
         _defer(turn, job, reason, turn.at + turn.config.inventory_s)
+        return
+    if election.restore.step == 0 and job.resumed is not None:  # it was not to start from step 0, and never does
+        reason = f"what it is to start from cannot be restored now ({election.restore.reason})"
+        _defer(turn, job, reason, saved.next_try(turn, job) or turn.at + turn.config.scratch_s)
         return
     if election.restore.step == 0 and saved.much_to_lose(job):
         if again := saved.next_try(turn, job):

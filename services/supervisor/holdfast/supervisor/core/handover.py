@@ -8,7 +8,7 @@ from dataclasses import replace
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.incidents import IncidentState, NodeShare
 from holdfast.domain.orders import OrderDone, Prepare, RanksStepping, Start, Stop, Warm
-from holdfast.supervisor.core import nodes, pacing, saved
+from holdfast.supervisor.core import nodes, pacing, reports, saved
 from holdfast.supervisor.core.change import give_grace, prepare_timeout_s, replan, traceparent_of
 from holdfast.supervisor.core.state import Change, Job
 from holdfast.supervisor.core.turn import Turn
@@ -113,6 +113,7 @@ def _nobody_testifies(turn: Turn, job: Job) -> bool:
 
 def _start(turn: Turn, job: Job, change: Change) -> None:
     generation = change.generation
+    reports.settle(turn, job.name)
     if job.running is not None:
         turn.publish(
             GenerationChanged(turn.at, job.name, "ended", job.running, f"generation {generation.number} takes over")

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from holdfast.domain import tracing
 from holdfast.domain.findings import Finding, FindingKind, Severity
-from holdfast.domain.incidents import Action, ActionKind, Incident, IncidentState
+from holdfast.domain.incidents import MAINTENANCE, Action, ActionKind, Incident, IncidentState
 from holdfast.policy import check, default
-from holdfast.supervisor.core import breaker, change, jobs, nodes, planned, quarantine, saved
+from holdfast.supervisor.core import breaker, change, jobs, nodes, notices, planned, quarantine, saved
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Job
 from holdfast.supervisor.core.turn import Turn
@@ -37,6 +37,8 @@ def on_finding(turn: Turn, finding: Finding) -> None:
         turn.judge(finding, f"ignored: it arrived {age_s:.0f} s old, and is news for {finding.ttl_s:.0f} s")
     elif _is_known(turn, finding):
         return  # the log delivers at least once
+    elif finding.kind is FindingKind.MAINTENANCE:
+        notices.on_finding(turn, finding)
     elif finding.severity in (Severity.INFO, Severity.WARNING):
         turn.judge(finding, f"recorded: a finding of severity {finding.severity} calls for no action")
     elif finding.kind is FindingKind.NODE_LOST:
@@ -295,10 +297,12 @@ def decide(turn: Turn, incident: Incident, action: Action, decided_by: str) -> N
     match action.kind:
         case ActionKind.STOP:
             jobs.fail(turn, name, action.reason)
+        case ActionKind.NOTIFY | ActionKind.CHECKPOINT_NOW | ActionKind.WAIT if incident.kind == MAINTENANCE:
+            notices.stay(turn, incident, action)
         case ActionKind.NOTIFY | ActionKind.CHECKPOINT_NOW:
             turn.note(name, action.reason)
             if action.kind is ActionKind.CHECKPOINT_NOW:
-                planned.save_soon(turn, turn.jobs[name])
+                planned.save_soon(turn, turn.jobs[name], far=True)
             turn.close_incident(incident.id, IncidentState.RESOLVED, action.reason)
             if incident.planned:
                 planned.postpone(turn, name)

@@ -161,7 +161,7 @@ def _node_differs(old: Node, new: Node) -> bool:
         or old.inventoried is not new.inventoried
         or old.facts is not new.facts
         or old.preflight is not new.preflight
-        or old.preflight is not new.preflight
+        or old.notices is not new.notices
         or old.holds is not new.holds
         or old.inventory.keys() != new.inventory.keys()
     )
@@ -193,6 +193,7 @@ def _job_differs(old: Job, new: Job) -> bool:
         or old.change is not new.change
         or old.stopping is not new.stopping
         or old.target_dp != new.target_dp
+        or old.stays is not new.stays
     )
 
 
@@ -206,7 +207,12 @@ def _of_job(job: Job | None) -> set[Entry]:
     if job.change is not None:
         entries |= {(By.CONCERN, node, name) for node in job.change.generation.nodes}
         entries |= {(By.CONCERN, node, name) for node in job.change.waiting.values()}
-    elif job.phase is not JobPhase.RUNNING or job.generation is None or job.generation.mesh.dp != job.target_dp:
+    elif (
+        job.phase is not JobPhase.RUNNING
+        or job.generation is None
+        or job.generation.mesh.dp != job.target_dp
+        or job.stays
+    ):
         entries.add((By.HUNGRY, "", name))
     if job.stopping is not None:
         entries |= {(By.CONCERN, node, name) for node in job.stopping.waiting.values()}

@@ -11,6 +11,7 @@ from holdfast.supervisor.core import change, nodes, pacing, planned, quarantine,
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Job, Stopping
 from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.election import Segment
 from holdfast.supervisor.protocol import (
     Answer,
     CheckpointRequested,
@@ -33,7 +34,8 @@ def submit(turn: Turn, event: JobSubmitted) -> None:
     # The attempt names a lineage of checkpoints. It starts from the time, so that files which an earlier run of this name
     # left behind can never be taken for this run's, even when everything else was forgotten. Generation numbers go on, since
     # agents refuse those that they have seen.
-    last_attempt = old.attempt_base + old.number if old else 0
+    resumed = event.resumed
+    last_attempt = max(old.attempt_base + old.number if old else 0, resumed.attempt if resumed else 0)
     number = old.number if old else 0
     job = Job(
         spec=event.spec,
@@ -44,6 +46,8 @@ def submit(turn: Turn, event: JobSubmitted) -> None:
         target_dp=event.spec.mesh.dp,
         attempt_base=max(int(turn.at), last_attempt) - number,
         generation=replace(old.generation, placements=()) if old and old.generation else None,
+        lineage=(Segment(resumed.attempt, resumed.step),) if resumed else (),
+        resumed=resumed,
     )
     turn.publish(JobAccepted(turn.at, name, event.spec))
     turn.add_job(job)
@@ -123,9 +127,11 @@ def request_checkpoint(turn: Turn, event: CheckpointRequested) -> None:
         if event.operation:
             turn.commands.append(Answer(event.operation, False, why_not, event))
         return
-    at_step = planned.save_soon(turn, job)
+    at_step = planned.save_soon(turn, job, far=True)
     turn.note(event.job, f"saving at step {at_step}: an operator asked for it")
-    reports.expect(turn, event, at_step, planned.patience_s(turn, job, at_step) + turn.config.report_s)
+    patience_s = event.grace_s or planned.patience_s(turn, job, at_step) + reports.travel_s(turn, job)
+    if event.operation:
+        reports.expect(turn, event.job, event.operation, at_step, turn.at + patience_s)
 
 
 def request_resize(turn: Turn, event: ResizeRequested) -> None:
@@ -152,7 +158,7 @@ def request_stop(turn: Turn, event: JobStopRequested) -> None:
         return
     planned.drop(turn, job.name, "the job stops")
     if job.phase is JobPhase.RUNNING and event.save and not job.blind and not job.finished:
-        at_step = planned.save_soon(turn, job)
+        at_step = planned.save_soon(turn, job, far=True)
         turn.put_job(job.name, stopping=Stopping(event.reason, at_step))
         turn.set_phase(job.name, JobPhase.STOPPING, f"{event.reason}; saving at step {at_step} first")
         turn.set_timer(f"stop:{job.name}", turn.at + turn.config.save_s)

@@ -28,7 +28,7 @@ def _state(node: Node, job: Job | None) -> NodeState:
         return NodeState.CORDONED
     if job is not None:
         return NodeState.ACTIVE
-    return NodeState.CORDONED if node.unfit else NodeState.SPARE
+    return NodeState.CORDONED if node.unfit or node.notice is not None else NodeState.SPARE
 
 
 def declare_lost(turn: Turn, name: str, reason: str) -> None:

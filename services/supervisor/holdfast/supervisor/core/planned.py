@@ -11,9 +11,10 @@ import math
 from holdfast.domain.incidents import Action, Incident, IncidentState
 from holdfast.domain.orders import CheckpointNow
 from holdfast.supervisor.core import change, nodes
-from holdfast.supervisor.core.state import Blocked, Job, Planned
+from holdfast.supervisor.core.state import Asked, Blocked, Job, Planned
 from holdfast.supervisor.core.turn import Turn
-from holdfast.supervisor.core.views import options
+from holdfast.supervisor.core.views import options, plan_for
+from holdfast.supervisor.planner import Unplannable
 
 _AHEAD_S = 0.6  # an order reaches every rank well within it
 _AHEAD_STEPS = 2
@@ -23,7 +24,7 @@ def schedule(turn: Turn, incident: Incident, action: Action, tries: int = 1) -> 
     """Carry out `action` as soon as a fresh checkpoint is complete; at once when nothing can be saved for it."""
     job = turn.jobs[incident.job]
     if job.blind or job.step == job.checkpoint_step:
-        change.begin(turn, job.name, action, incident)
+        _go(turn, job, Planned(incident.id, action, job.step, tries))
         return
     at_step = save_soon(turn, job)
     turn.put_job(job.name, planned=Planned(incident.id, action, at_step, tries))
@@ -35,15 +36,22 @@ def patience_s(turn: Turn, job: Job, at_step: int) -> float:
     return turn.config.save_s + max(0, at_step - job.step) * job.step_s
 
 
-def save_soon(turn: Turn, job: Job) -> int:
-    """Ask every rank to save at one step that none has passed when the order arrives. Returns that step."""
+def save_soon(turn: Turn, job: Job, *, far: bool = False) -> int:
+    """Ask every rank to save at one step that none has passed when the order arrives. Returns that step.
+
+    One that has been asked for already and is still ahead will do. `far`: to the farthest tier there is.
+    """
+    asked = turn.jobs[job.name].asked
+    if asked is not None and asked.generation == job.number and asked.at_step > job.step and asked.far >= far:
+        return asked.at_step
     interval = job.interval_steps
     ahead = _AHEAD_STEPS + (math.ceil(_AHEAD_S / job.step_s) if job.step_s > 0 else interval)
     due = (job.step // interval + 1) * interval  # saved in any case
     at_step = min(job.step + ahead, due) if due - job.step >= _AHEAD_STEPS else due
     if job.generation is not None:
         for node in job.generation.nodes:
-            turn.send(node, CheckpointNow(job.name, job.number, at_step))
+            turn.send(node, CheckpointNow(job.name, job.number, at_step, far))
+    turn.put_job(job.name, asked=Asked(job.number, at_step, far))
     return at_step
 
 
@@ -78,6 +86,11 @@ def _go(turn: Turn, job: Job, plan: Planned) -> None:
     incident = turn.incidents[plan.incident]
     if nodes.job_of(turn, incident.node) is None and incident.node:
         drop(turn, job.name, f"{incident.node} has left already")
+        return
+    outcome = plan_for(turn, job, plan.action, incident)
+    if isinstance(outcome, Unplannable):  # a spare has gone meanwhile: the run is healthy, and stays as it is
+        drop(turn, job.name, f"not possible any more: {outcome.reason}")
+        postpone(turn, job.name)
         return
     change.begin(turn, job.name, plan.action, incident)
 

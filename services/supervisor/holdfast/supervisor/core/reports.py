@@ -12,32 +12,31 @@ from holdfast.supervisor.protocol import Answer, CheckpointRequested
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How many ranks of the running generation have their shard of a step in each tier."""
+    """How many ranks of the running generation have their shard of a step in each tier; tiers that the job has not are left
+    out."""
 
     ranks: int
-    memory: int
-    disk: int
-    peer: int
-    stored: bool
-    peers_wanted: bool
+    counts: tuple[tuple[str, int], ...]  # nearest first
 
     @property
     def complete(self) -> bool:
-        """Every rank's own node holds it."""
-        return self.memory == self.ranks
+        """Every rank's shard is somewhere: on its own node, or in the object store."""
+        return any(name in (_MEMORY, _STORE) and count == self.ranks for name, count in self.counts)
 
     @property
     def all_copies(self) -> bool:
-        return self.complete and self.disk == self.ranks and (self.peer == self.ranks or not self.peers_wanted)
+        return all(count == self.ranks for _, count in self.counts)
 
     def __str__(self) -> str:
-        tiers = [("memory", self.memory), ("disk", self.disk)] + ([("a peer", self.peer)] if self.peers_wanted else [])
-        said = [
-            f"{name} ({'all' if count == self.ranks else count} of {self.ranks} ranks)"
-            for name, count in tiers
-            if count
-        ]
-        return ", ".join([*said, *(["the object store"] if self.stored else [])]) or "nowhere"
+        there = [name if name == _STORE else f"{name} ({self._of(count)})" for name, count in self.counts if count]
+        missing = [name for name, count in self.counts if count < self.ranks]
+        return (", ".join(there) or "nowhere") + (f"; not all of it yet: {', '.join(missing)}" if missing else "")
+
+    def _of(self, count: int) -> str:
+        return f"{'all' if count == self.ranks else count} of {self.ranks} ranks"
+
+
+_MEMORY, _DISK, _PEER, _STORE = "memory", "disk", "a peer", "the object store"
 
 
 def reach(turn: Turn, job: Job, step: int) -> Reach:
@@ -49,22 +48,31 @@ def reach(turn: Turn, job: Job, step: int) -> Reach:
     for node, record in saved.held(turn, job, running.attempt, step):
         rank = record.key.rank
         tiers["peer" if home.get(rank) != node.name else record.tier].add(rank)
-    stored = any((each.attempt, each.step) == (running.attempt, step) for each in job.stored)
     own = tiers["memory"] | tiers["disk"]  # memory may have gone on to a newer step by now
-    wanted = len(running.placements) > 1
-    return Reach(len(home), len(own), len(tiers["disk"]), len(tiers["peer"]), stored, wanted)
+    counts = [(_MEMORY, len(own)), (_DISK, len(tiers["disk"]))]
+    if len(running.placements) > 1:
+        counts.append((_PEER, len(tiers["peer"])))
+    if job.spec.checkpoint.store:
+        stored = any((each.attempt, each.step) == (running.attempt, step) for each in job.stored)
+        counts.append((_STORE, len(home) if stored else 0))
+    return Reach(len(home), tuple(counts))
 
 
-def expect(turn: Turn, event: CheckpointRequested, at_step: int, patience_s: float) -> None:
-    """The operation is answered later; the oldest of too many at once."""
-    job = turn.jobs[event.job]
-    if not event.operation:
-        return
-    awaited = (*job.awaited, Awaited(event.operation, at_step, turn.at + patience_s))
-    job = turn.put_job(job.name, awaited=awaited)
+def travel_s(turn: Turn, job: Job) -> float:
+    """How long a saved step may take to the farthest tier before somebody who waits is told how far it has come."""
+    if not job.spec.checkpoint.store:
+        return turn.config.report_s
+    return max(turn.config.report_store_s, 3 * job.measured.upload_s)
+
+
+def expect(turn: Turn, name: str, operation: str, at_step: int, until: float) -> None:
+    """The operation is answered later (no operation: a note is made); the oldest of too many at once."""
+    job = turn.jobs[name]
+    awaited = (*job.awaited, Awaited(operation, at_step, until))
+    job = turn.put_job(name, awaited=awaited)
     if len(awaited) > turn.config.reports_max:
         _answer(turn, job, awaited[0])
-    turn.set_timer(f"report:{job.name}", min(each.until for each in turn.jobs[job.name].awaited))
+    _set_timer(turn, name)
 
 
 def review(turn: Turn, name: str) -> None:
@@ -76,6 +84,17 @@ def review(turn: Turn, name: str) -> None:
         arrived = job.running is not None and reach(turn, job, each.at_step).all_copies
         if arrived or turn.at >= each.until or job.phase.finished:
             _answer(turn, job, each)
+    _set_timer(turn, name)
+
+
+def settle(turn: Turn, name: str) -> None:
+    """The generation that saves is over: what is known now is all that will be."""
+    for each in turn.jobs[name].awaited:
+        _answer(turn, turn.jobs[name], each)
+    _set_timer(turn, name)
+
+
+def _set_timer(turn: Turn, name: str) -> None:
     if left := turn.jobs[name].awaited:
         turn.set_timer(f"report:{name}", min(each.until for each in left))
     else:
@@ -85,11 +104,10 @@ def review(turn: Turn, name: str) -> None:
 def _answer(turn: Turn, job: Job, each: Awaited) -> None:
     turn.put_job(job.name, awaited=tuple(other for other in turn.jobs[job.name].awaited if other != each))
     found = reach(turn, job, each.at_step) if job.running is not None else None
-    if found is not None and (found.complete or found.stored):
-        ok, reason = True, f"step {each.at_step} of {job.name} is saved: {found}"
+    ok = found is not None and found.complete
+    how = "is saved" if ok else "was not saved by every rank in time"
+    reason = f"step {each.at_step} of {job.name} {how}: {found or 'nowhere'}"
+    if each.operation:
+        turn.commands.append(Answer(each.operation, ok, reason, CheckpointRequested(turn.at, job.name)))
     else:
-        ok, reason = (
-            False,
-            f"step {each.at_step} of {job.name} was not saved by every rank in time: {found or 'nowhere'}",
-        )
-    turn.commands.append(Answer(each.operation, ok, reason, CheckpointRequested(turn.at, job.name)))
+        turn.note(job.name, reason)

@@ -48,6 +48,9 @@ def holders(turn: Turn, job: Job, members: Sequence[str] = ()) -> list[Holder]:
 def _knowledge(turn: Turn, job: Job) -> Knowledge:
     return Knowledge(
         store=ObjectStore(job.spec.checkpoint.store, job.stored),
+        origin=ObjectStore(job.spec.resume.store, (job.resumed,), job.spec.resume.job)
+        if job.spec.resume and job.resumed
+        else ObjectStore(),
         sharded=job.sharded,
         doubts={(each.attempt, each.step): each.reason for each in job.passed_over if turn.at < each.until},
         trusted=job.trusted,
@@ -58,7 +61,7 @@ def knows_enough(turn: Turn, job: Job) -> bool:
     """Whether a job that waits for news of saved shards has them."""
     running = job.running
     if running is None:
-        return True
+        return job.resumed is None
     if stale(turn, job):
         return False
     election = elect_for(turn, job, running.mesh, running.placements)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.nodes import NodeFacts, NodeState, Preflight
 from holdfast.domain.orders import (
+    CheckpointNow,
     Hello,
     Inventory,
     OrderDone,
@@ -249,6 +250,10 @@ def _order_done(turn: Turn, node: str, done: OrderDone) -> None:
             nodes.release_holds(turn, node, send.order.job, send.order.generation)
         case Warm() if not done.ok:
             turn.note(node, f"could not be warmed for {send.order.job}: {done.reason}")
+        case CheckpointNow() if not done.ok:
+            turn.note(
+                node, f"could not ask for the save of step {send.order.at_step} of {send.order.job}: {done.reason}"
+            )
         case _:
             pass
     handover.on_order_done(turn, send, done)

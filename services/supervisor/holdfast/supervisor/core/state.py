@@ -9,7 +9,8 @@ from holdfast.domain.findings import Finding
 from holdfast.domain.generations import Generation, ShardRecord, StoredStep
 from holdfast.domain.incidents import Action, Incident, NodeShare
 from holdfast.domain.job import JobSpec
-from holdfast.domain.nodes import NodeFacts, NodeState, Preflight
+from holdfast.domain.nodes import NodeFacts, NodeState, Notice, Preflight
+from holdfast.policy import MAINTENANCE_LEAD_S
 from holdfast.supervisor.core.index import Index
 from holdfast.supervisor.election import Origin, Segment, Trusted
 from holdfast.supervisor.interval import STEPS_UNMEASURED, Interval, Measured
@@ -37,7 +38,10 @@ class Config:
     save_tries_max: int = 3
     planned_pause_s: float = 30.0  # after a planned change that did not come about, before the next try
     blind_progress_s: float = 300.0  # a script that reports no steps has made progress when it ran this long
-    report_s: float = 5.0  # a checkpoint that was asked for may travel on for this long before it is reported
+    report_s: float = 5.0  # a checkpoint that was asked for may travel on for this long before it is reported,
+    report_store_s: float = 300.0  # … and for this long to an object store whose speed is not known yet
+    notice_lead_s: float = MAINTENANCE_LEAD_S  # this long before maintenance starts, a decision to stay is made again
+    notice_hold_s: float = 3600.0  # a notice holds this long after its start, unless it is withdrawn
     stop_grace_s: float = 5.0  # workers may save before they are killed, when an operator stops a job
     condemned_min: int = 2  # breaker: so many condemned nodes are always acceptable
     condemned_fraction_max: float = 0.3  # breaker: of the nodes that are connected
@@ -80,6 +84,7 @@ class Node:
     known_since: float = 0.0  # when it first connected
     faults: tuple[Fault, ...] = ()  # incidents that count against it, oldest first
     quarantined: bool = False  # condemned for its faults, and not by anybody's word
+    notices: tuple[Notice, ...] = ()  # the newest of each source, withdrawals too
 
     @property
     def name(self) -> str:
@@ -99,6 +104,12 @@ class Node:
     def usable(self) -> bool:
         """It may have ranks. One without a session is usable until two witnesses say that it is lost."""
         return not self.lost and not self.condemned
+
+    @property
+    def notice(self) -> Notice | None:
+        """The maintenance that is announced for it; of several the one that starts first."""
+        announced = (notice for notice in self.notices if notice.event)
+        return min(announced, key=lambda notice: (notice.starts_at or 0.0, notice.source), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +144,15 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
+class Stay:
+    """It was decided that a node keeps its ranks in spite of a maintenance notice: decided again when any of this changes."""
+
+    notice: Notice
+    options: tuple[str, ...]  # as in `Blocked`
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
 class Blocked:
     """Why a job that should run does not, and what would be tried again."""
 
@@ -164,9 +184,18 @@ class PassedOver:
 class Awaited:
     """A checkpoint that somebody asked for and waits to hear of."""
 
-    operation: str
+    operation: str  # empty = a note is enough
     at_step: int
     until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The latest save beside the interval's own that every rank of a generation was told to make."""
+
+    generation: int
+    at_step: int
+    far: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +235,9 @@ class Job:
     interval: Interval | None = None  # None before the first start
     saved_at: float = 0.0  # when checkpoint_step became complete on the nodes
     awaited: tuple[Awaited, ...] = ()
+    asked: Asked | None = None
+    stays: Mapping[str, Stay] = field(default_factory=dict)  # by node
+    resumed: StoredStep | None = None  # another job's, that this one started from; the root of its lineage
 
     @property
     def interval_steps(self) -> int:

@@ -7,8 +7,8 @@ than it wants grows, a change that was given up is begun again.
 
 from __future__ import annotations
 
-from holdfast.domain.incidents import CORDONED, PLANNED_KINDS, REPAIR, RESIZE, Incident, IncidentState
-from holdfast.supervisor.core import breaker, change, incidents, jobs, nodes, planned, quarantine, saved
+from holdfast.domain.incidents import CORDONED, MAINTENANCE, PLANNED_KINDS, REPAIR, RESIZE, Incident, IncidentState
+from holdfast.supervisor.core import breaker, change, incidents, jobs, nodes, notices, planned, quarantine, saved
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Job
 from holdfast.supervisor.core.turn import Turn
@@ -30,8 +30,10 @@ def cordon(turn: Turn, event: NodeCordonRequested) -> None:
     elif event.cordoned:
         nodes.condemn(turn, node.name, f"cordoned by an operator: {event.reason}", by_operator=True)
     else:
-        turn.put_node(node.name, condemned="", quarantined=False)
-        nodes.refresh(turn, node.name, f"uncordoned by an operator: {event.reason}")
+        reason = f"uncordoned by an operator: {event.reason}"
+        node = turn.put_node(node.name, condemned="", quarantined=False)
+        notices.forget(turn, node, reason)
+        nodes.refresh(turn, node.name, reason)
 
 
 def repaired(turn: Turn, event: NodeRepaired) -> None:
@@ -148,6 +150,8 @@ def _wanted(turn: Turn, job: Job) -> tuple[str, str, str] | None:
     for name in generation.nodes:
         if (why := turn.nodes[name].condemned) and turn.nodes[name].connected:
             return CORDONED, name, f"{name} must leave: {why}"
+    if (leaving := notices.wanted(turn, job)) is not None:
+        return MAINTENANCE, *leaving
     dp = generation.mesh.dp
     if job.target_dp == dp or (job.blind and job.target_dp > dp):
         return None  # a script that reports no steps cannot be interrupted cheaply: it grows with the next restart
@@ -175,13 +179,16 @@ def _open(turn: Turn, job: Job, kind: str, node: str, cause: str) -> None:
         t_detected=turn.at,
         last_step=job.step,
         trace_id=turn.trace(identifier),
+        evidence=notices.evidence_of(turn, node) if kind == MAINTENANCE else {},
     )
+    if kind == MAINTENANCE:
+        notices.save(turn, job.name, node)
     _ask(turn, turn.put_incident(incident))
 
 
 def _ask(turn: Turn, incident: Incident) -> None:
-    """A repair is the policy's to decide; what an operator asked for is decided already."""
-    if incident.kind == REPAIR:
+    """A repair, a maintenance: the policy's to decide. What an operator asked for is decided already."""
+    if incident.kind in (REPAIR, MAINTENANCE):
         incidents.reconsider(turn, incident) if incident.action else turn.ask(incident)
     else:
         incidents.decide_by_default(turn, incident, _OPERATOR)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from holdfast.domain.errors import Conflict, NotFound
 from holdfast.domain.incidents import Action, ActionKind, Incident
 from holdfast.domain.job import JobSpec
+from holdfast.domain.nodes import Notice
 from holdfast.policy import JobView, leaving
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Job, Node, State
@@ -53,7 +54,7 @@ def _claimed_by_others(turn: Turn, job: Job) -> frozenset[str]:
 def _fits(node: Node, job: Job) -> bool:
     if node.facts.capacity < job.spec.nproc_per_node:
         return False
-    if node.unfit or node.untested:
+    if node.unfit or node.untested or node.notice is not None:
         return False
     if job.change is not None and node.name in job.change.excluded:
         return False
@@ -130,6 +131,12 @@ def _replicas_on(job: Job, nodes: frozenset[str]) -> int:
     return len({mesh.replica_of(rank) for p in job.generation.placements if p.node in nodes for rank in p.ranks})
 
 
+def _notices(turn: Turn, job: Job) -> dict[str, Notice]:
+    members = job.generation.nodes if job.generation else ()
+    known = {name: turn.nodes[name].notice for name in members if name in turn.nodes}
+    return {name: notice for name, notice in known.items() if notice is not None}
+
+
 def job_view(turn: Turn, job: Job) -> JobView:
     mesh = job.generation.mesh if job.generation else job.spec.mesh
     best = reachable(turn, job, max(job.target_dp, job.spec.min_dp), job.spec.min_dp)
@@ -143,6 +150,7 @@ def job_view(turn: Turn, job: Job) -> JobView:
         generation=job.number,
         nodes=job.generation.nodes if job.generation else (),
         unusable=unusable_members(turn, job),
+        notices=_notices(turn, job),
         spares=tuple(sorted(spare.node for spare in spares_for(turn, job))),
         reachable_dp=best.mesh.dp if isinstance(best, Plan) else 0,
         step=job.step,

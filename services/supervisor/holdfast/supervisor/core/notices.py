@@ -1,0 +1,163 @@
+"""Maintenance notices: the owner of a machine will take it. It gets no ranks any more; those that it has leave in time.
+
+    notice ──► the job saves, to the farthest tier ──► the policy: swap │ fewer replicas │ stay ──► asked again when a spare
+                                                                                        comes, or when the time is near
+
+A notice is no fault. The run is healthy until the machine goes, and a machine that goes is a lost node like any other: its
+ranks move, its state comes from elsewhere. So nothing is stopped for a notice that could as well go on, and what it costs
+when nobody answers it is one recovery. `upkeep` asks what a job needs; here is what is known.
+"""
+
+from __future__ import annotations
+
+import math
+
+from holdfast.domain.findings import Finding
+from holdfast.domain.incidents import MAINTENANCE, Action, Incident, IncidentState
+from holdfast.domain.nodes import Notice
+from holdfast.supervisor.core import nodes, planned, reports
+from holdfast.supervisor.core.index import By
+from holdfast.supervisor.core.state import Job, Node, Stay
+from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.core.views import options
+
+SOURCES_MAX = 4  # of one node's notices; there are two kinds of source
+
+# ---------------------------------------------------------------- hearing of it
+
+
+def on_finding(turn: Turn, finding: Finding) -> None:
+    """A notice, another time for it, or its withdrawal."""
+    node = turn.nodes.get(finding.node)
+    if node is None:
+        turn.judge(finding, "ignored: this node has never connected here")
+        return
+    notice = _notice(finding)
+    known = {each.source: each for each in node.notices}
+    if notice.source in known and known[notice.source].at >= notice.at:
+        turn.judge(finding, "ignored: something newer is known")
+        return
+    turn.judge(finding, "recorded: while it holds the node gets no ranks, and those that it has leave in time")
+    _put(turn, node, {**known, notice.source: notice}, finding.summary)
+
+
+def forget(turn: Turn, node: Node, reason: str) -> None:
+    """An operator says that the node may be used."""
+    _put(turn, node, {each.source: _over(each, turn.at) for each in node.notices}, reason)
+
+
+def on_timer(turn: Turn, name: str) -> None:
+    """Its time is near, and `upkeep` looks again after every event; or nothing has been heard of it for so long that it does
+    not hold any more: whoever announced it may be gone."""
+    node = turn.nodes.get(name)
+    if node is None:
+        return
+    left = {each.source: _over(each, turn.at) if turn.at >= _ends(turn, each) else each for each in node.notices}
+    _put(turn, node, left, "its maintenance was announced, and nothing has been heard of it since")
+    for job in turn.found(By.CLAIM, name):
+        turn.touch(job)
+
+
+def _notice(finding: Finding) -> Notice:
+    evidence = finding.evidence
+    try:
+        starts_at = float(evidence["starts_at"])
+    except (KeyError, ValueError):
+        starts_at = math.nan
+    event = "" if "withdraws" in evidence else evidence.get("event", "") or finding.summary
+    return Notice(evidence.get("source", ""), event, finding.at, starts_at if math.isfinite(starts_at) else None)
+
+
+def _over(notice: Notice, at: float) -> Notice:
+    return Notice(notice.source, "", max(at, notice.at))
+
+
+def _put(turn: Turn, node: Node, by_source: dict[str, Notice], reason: str) -> None:
+    newest = sorted(by_source.values(), key=lambda each: (-each.at, each.source))[:SOURCES_MAX]
+    notices = tuple(sorted(newest, key=lambda each: each.source))
+    held = node.notice is not None
+    if notices != node.notices:
+        node = turn.put_node(node.name, notices=notices)
+        nodes.refresh(turn, node.name, reason)
+    if held and node.notice is None:
+        _call_off(turn, node.name)
+    moments = [when for each in notices if each.event for when in (_near(turn, each), _ends(turn, each))]
+    if ahead := [when for when in moments if when > turn.at]:
+        turn.set_timer(f"notice:{node.name}", min(ahead))
+    else:
+        turn.cancel_timer(f"notice:{node.name}")
+
+
+def _call_off(turn: Turn, name: str) -> None:
+    """What was to be done about it and has not begun."""
+    for job in turn.found(By.CLAIM, name):
+        wanted = any(each.kind == MAINTENANCE and each.node == name for each in turn.open_incidents(job))
+        if wanted and turn.jobs[job].change is None:
+            planned.drop(turn, job, f"the maintenance of {name} is off")
+
+
+def _near(turn: Turn, notice: Notice) -> float:
+    """From then on there is no time to wait for a spare; -inf when its time is not known."""
+    return notice.starts_at - turn.config.notice_lead_s if notice.starts_at is not None else -math.inf
+
+
+def _ends(turn: Turn, notice: Notice) -> float:
+    return max(notice.at, notice.starts_at or 0.0) + turn.config.notice_hold_s
+
+
+# ---------------------------------------------------------------- what a job should do
+
+
+def wanted(turn: Turn, job: Job) -> tuple[str, str] | None:
+    """(node, cause): of the job's nodes with a notice the one that goes first, unless it was decided that it stays."""
+    assert job.generation is not None
+    leaving = [(notice, name) for name in job.generation.nodes if (notice := _open(turn, job, name)) is not None]
+    if not leaving:
+        return None
+    notice, name = min(leaving, key=lambda item: (item[0].starts_at or 0.0, item[1]))
+    return name, f"{name} will be taken for maintenance: {notice.event}"
+
+
+def _open(turn: Turn, job: Job, name: str) -> Notice | None:
+    node = turn.nodes[name]
+    notice = node.notice
+    if notice is None or not node.connected:
+        return None
+    if job.blind and not -math.inf < _near(turn, notice) <= turn.at:
+        return None  # no cheap moment to leave can be found for it: as late as possible, or with the machine
+    stay = job.stays.get(name)
+    stays = stay is not None and stay.notice == notice and turn.at < stay.until and stay.options == options(turn, job)
+    return None if stays else notice
+
+
+def evidence_of(turn: Turn, name: str) -> dict[str, str]:
+    """For the incident, and so for the policy."""
+    notice = turn.nodes[name].notice
+    assert notice is not None
+    when = {} if notice.starts_at is None else {"starts_at": f"{notice.starts_at:.0f}"}
+    return {"source": notice.source, "event": notice.event, **when}
+
+
+def save(turn: Turn, name: str, node: str) -> None:
+    """Whatever is decided: a save, to the farthest tier that the time allows, and a note of how far it came."""
+    job, notice = turn.jobs[name], turn.nodes[node].notice
+    if job.blind or notice is None:
+        return
+    at_step = planned.save_soon(turn, job, far=True)
+    until = turn.at + planned.patience_s(turn, job, at_step) + reports.travel_s(turn, job)
+    if notice.starts_at is not None and notice.starts_at > turn.at:
+        until = min(until, notice.starts_at)
+    reports.expect(turn, name, "", at_step, until)
+
+
+def stay(turn: Turn, incident: Incident, action: Action) -> None:
+    """The node keeps its ranks; asked again when there are other nodes, another notice, or no time left."""
+    job = turn.jobs[incident.job]
+    members = job.generation.nodes if job.generation else ()
+    stays = {name: each for name, each in job.stays.items() if name in members}
+    notice = turn.nodes[incident.node].notice
+    if notice is not None:
+        near = _near(turn, notice)
+        stays[incident.node] = Stay(notice, options(turn, job), near if turn.at < near else _ends(turn, notice))
+    turn.put_job(job.name, stays=stays)
+    turn.close_incident(incident.id, IncidentState.RESOLVED, f"{incident.node} keeps its ranks: {action.reason}")

@@ -1,0 +1,210 @@
+"""Maintenance notices: the node leaves in time and cheaply, or stays; nothing healthy is stopped for one."""
+
+from __future__ import annotations
+
+import pytest
+from fleet import JOB, Fleet, job, running
+
+from holdfast.domain.findings import FindingKind, Severity
+from holdfast.domain.incidents import MAINTENANCE, Action, ActionKind, IncidentState
+from holdfast.domain.nodes import NodeState
+from holdfast.domain.orders import CheckpointNow, Prepare, Stop
+from holdfast.policy import MAINTENANCE_LEAD_S
+from holdfast.supervisor.protocol import JobPhase, NodeCordonRequested
+
+HOUR_S = 3600.0
+
+
+def notice(fleet: Fleet, node: str, starts_s: float | None = HOUR_S, source: str = "file") -> None:
+    fleet.now += 0.01
+    starts = {} if starts_s is None else {"starts_at": f"{fleet.now + starts_s:.0f}"}
+    fleet.find(FindingKind.MAINTENANCE, node, severity=Severity.WARNING, source=source, event="reboot", **starts)
+
+
+def withdraw(fleet: Fleet, node: str, source: str = "file") -> None:
+    fleet.now += 0.01
+    fleet.find(FindingKind.MAINTENANCE, node, severity=Severity.INFO, source=source, withdraws="it")
+
+
+def save_asked_for(fleet: Fleet) -> int:
+    """Every rank gets to the step that was asked for, and saves it."""
+    order = fleet.orders(CheckpointNow)["n0"]
+    assert isinstance(order, CheckpointNow)
+    assert order.far
+    fleet.train(order.at_step, save=True)
+    return order.at_step
+
+
+def test_a_spare_takes_the_ranks_at_a_checkpoint_and_no_step_is_done_again() -> None:
+    fleet = running(job(dp=3), spares=1, saved=10)
+    fleet.train(12)
+    notice(fleet, "n1")
+    assert fleet.job.phase is JobPhase.RUNNING
+    assert fleet.incident.kind == MAINTENANCE
+    assert fleet.incident.evidence["event"] == "reboot"
+    save_asked_for(fleet)
+    fleet.run()
+    assert fleet.nodes() == ("n0", "n3", "n2")
+    incident = fleet.incident
+    assert incident.action is not None
+    assert incident.action.kind is ActionKind.HOT_SWAP
+    assert (incident.rework_steps, incident.state) == (0, IncidentState.RESOLVED)
+    assert fleet.state.nodes["n1"].state is NodeState.CORDONED
+    assert fleet.view.spares == (), "a machine that will be taken is nobody's spare"
+
+
+def test_how_far_the_save_came_can_be_read() -> None:
+    fleet = running(job(dp=2, min_dp=2), saved=10)
+    notice(fleet, "n1", 30.0)
+    step = save_asked_for(fleet)
+    fleet.wait(31.0)
+    assert f"step {step} of job is saved: memory (all of 2 ranks)" in fleet.notes()
+
+
+def test_without_a_spare_the_replica_leaves_when_its_time_is_near_and_not_before() -> None:
+    fleet = running(job(dp=3), saved=10)
+    notice(fleet, "n1")
+    assert fleet.incident.state is IncidentState.RESOLVED
+    assert "there is time" in fleet.incident.outcome
+    save_asked_for(fleet)
+    fleet.answer_orders()
+    fleet.wait(HOUR_S - MAINTENANCE_LEAD_S - 10.0)
+    assert fleet.job.phase is JobPhase.RUNNING
+    assert not fleet.orders(CheckpointNow)
+    fleet.train(400)
+    fleet.wait(11.0)
+    save_asked_for(fleet)
+    fleet.run()
+    assert fleet.nodes() == ("n0", "n2")
+    assert fleet.incident.rework_steps == 0
+
+
+def test_a_spare_that_comes_in_time_is_taken() -> None:
+    fleet = running(job(dp=3), saved=10)
+    notice(fleet, "n1")
+    save_asked_for(fleet)
+    fleet.answer_orders()
+    fleet.train(30)
+    fleet.connect("n3")
+    save_asked_for(fleet)
+    fleet.run()
+    assert fleet.nodes() == ("n0", "n3", "n2")
+
+
+@pytest.mark.parametrize("starts_s", [None, 10.0, HOUR_S])
+def test_with_no_replica_to_spare_the_run_goes_on_until_the_machine_goes(starts_s: float | None) -> None:
+    fleet = running(job(dp=2, min_dp=2), saved=10)
+    notice(fleet, "n1", starts_s)
+    save_asked_for(fleet)
+    fleet.answer_orders()
+    fleet.wait(2 * HOUR_S)
+    assert fleet.job.phase is JobPhase.RUNNING
+    assert fleet.nodes() == ("n0", "n1")
+    assert not fleet.state.incidents
+    assert not fleet.orders(Stop)
+
+
+def test_when_nobody_says_when_the_replica_leaves_at_once() -> None:
+    fleet = running(job(dp=3), saved=10)
+    fleet.train(12)
+    notice(fleet, "n1", None)
+    save_asked_for(fleet)
+    fleet.run()
+    assert fleet.nodes() == ("n0", "n2")
+
+
+def test_a_withdrawn_notice_changes_nothing_any_more() -> None:
+    fleet = running(job(dp=3), spares=1, saved=10)
+    fleet.train(12)
+    notice(fleet, "n1")
+    withdraw(fleet, "n1")
+    assert fleet.incident.outcome == "the maintenance of n1 is off"
+    save_asked_for(fleet)
+    assert not fleet.orders(Prepare)
+    assert fleet.nodes() == ("n0", "n1", "n2")
+
+
+def test_one_source_does_not_take_back_what_another_announces() -> None:
+    fleet = running(job(dp=2), spares=1)
+    notice(fleet, "n2")
+    notice(fleet, "n2", source="gce")
+    withdraw(fleet, "n2")
+    assert fleet.state.nodes["n2"].state is NodeState.CORDONED
+    withdraw(fleet, "n2", source="gce")
+    assert fleet.state.nodes["n2"].state is NodeState.SPARE
+
+
+def test_a_notice_that_is_said_again_after_its_withdrawal_stays_withdrawn() -> None:
+    fleet = running(job(dp=2), spares=1)
+    late = fleet.now
+    withdraw(fleet, "n2")
+    fleet.find(
+        FindingKind.MAINTENANCE, "n2", severity=Severity.WARNING, source="file", event="reboot", age_s=fleet.now - late
+    )
+    assert fleet.view.spares == ("n2",)
+
+
+def test_of_two_nodes_the_spare_goes_to_the_one_that_is_taken_first() -> None:
+    fleet = running(job(dp=3), spares=1, saved=10)
+    fleet.decide = False
+    notice(fleet, "n2", HOUR_S)
+    notice(fleet, "n0", HOUR_S / 2)
+    while fleet.questions:
+        fleet.answer()
+    assert fleet.incident.action is not None
+    assert fleet.incident.action.nodes == ("n0",)
+
+
+def test_a_restart_for_another_reason_keeps_a_node_that_has_no_replacement() -> None:
+    fleet = running(job(dp=2, min_dp=2), saved=10)
+    notice(fleet, "n1")
+    fleet.answer_orders()
+    fleet.find(FindingKind.WORKER_CRASH, "n0", rank=0)
+    fleet.run()
+    assert fleet.nodes() == ("n0", "n1")
+
+
+def test_a_script_that_cannot_be_saved_leaves_as_late_as_possible() -> None:
+    fleet = Fleet(3)
+    fleet.submit(job(dp=2))
+    fleet.now += 0.1
+    fleet.answer_orders()
+    fleet.step_all(0)  # it reports no steps
+    notice(fleet, "n1", None)
+    assert not fleet.state.incidents
+    notice(fleet, "n1")
+    assert not fleet.state.incidents
+    fleet.wait(HOUR_S - MAINTENANCE_LEAD_S + 1.0)
+    assert set(fleet.orders(Prepare)) == {"n0", "n2"}
+
+
+def test_a_spare_that_goes_before_the_swap_does_not_stop_the_run() -> None:
+    fleet = running(job(dp=2, min_dp=2), spares=1, saved=10)
+    fleet.train(12)
+    notice(fleet, "n1")
+    fleet.fold(NodeCordonRequested(fleet.now, "n2", True, "new firmware"))
+    save_asked_for(fleet)
+    assert fleet.job.phase is JobPhase.RUNNING
+    assert not fleet.orders(Stop)
+
+
+@pytest.mark.parametrize("kind", [ActionKind.RESTART, ActionKind.SCALE_UP])
+def test_an_answer_that_leaves_the_node_where_it_is_is_none(kind: ActionKind) -> None:
+    fleet = running(job(dp=3), spares=1, saved=10)
+    fleet.decide = False
+    notice(fleet, "n1")
+    fleet.answer(Action(kind, "a whim"), "policy.py")
+    assert fleet.incident.action is not None
+    assert fleet.incident.action.kind is ActionKind.HOT_SWAP
+    assert "leaves n1 where it is" in fleet.incident.decided_by
+
+
+def test_a_policy_may_let_it_stay() -> None:
+    fleet = running(job(dp=3), spares=1, saved=10)
+    fleet.decide = False
+    notice(fleet, "n1")
+    fleet.answer(Action(ActionKind.NOTIFY, "live migration does not hurt us"), "policy.py")
+    fleet.train(30)
+    assert fleet.incident.outcome == "n1 keeps its ranks: live migration does not hurt us"
+    assert not fleet.questions
+    assert fleet.state.jobs[JOB].stays
