@@ -30,7 +30,7 @@ SUITES: dict[str, Suite] = {
     "xid": lambda data, rng: xid.suite(data),
     "stragglers": stragglers.suite,
     "user_vs_hardware": lambda data, rng: causes.suite(data),
-    "hang": lambda data, rng: hang.suite(rng),
+    "hang": hang.suite,
     "numerical": lambda data, rng: numerical.suite(rng),
     "bitflips": lambda data, rng: _bitflips(rng),
     "storm": lambda data, rng: storm.suite(rng),

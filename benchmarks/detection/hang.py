@@ -1,24 +1,34 @@
-"""Suite `hang`: generated stalls on random dp × pp × tp meshes, as agents report them, through the production detector.
+"""Suite `hang`: who is named when a job stands still. Three kinds of cases, each through the production code:
 
-One rank stops the job in one of several ways while the others wait, busily (as NCCL does) or asleep (as gloo does), with the
-noise of real hosts: some healthy ranks are in D or R at the moment of a report, CPU shares vary. In the last way nobody is to
-blame: the network, or a deadlock of everybody. The delay is from the detector's threshold to the verdict.
+* recorded flight-recorder dumps of real jobs (`flight_recorder/` of the data), by rank;
+* generated hangs as recorders show them (`collectives`), as agents report them: `Standstill` to the detector;
+* generated stalls of which only processes are seen, as of an unmodified script or an old torch.
+
+In the last kind one rank stops the job in one of several ways while the others wait, busily (as NCCL does) or asleep (as gloo
+does), with the noise of real hosts: some healthy ranks are in D or R at the moment of a report, CPU shares vary. In the last of
+these nobody is to blame: the network, or a deadlock of everybody. The delay is from the detector's threshold to the verdict.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, fields
+from pathlib import Path
 
 import numpy as np
 
+from benchmarks.detection import collectives
 from benchmarks.detection.score import Score
+from holdfast.diagnostics import flight_dumps
 from holdfast.diagnostics.detectors.hang import Hang
+from holdfast.domain.collectives import CollectiveRows, Standstill
 from holdfast.domain.findings import Finding, FindingKind, StepRecord
 from holdfast.domain.job import HangSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.signals import ClockTick, GenerationStarted, Phase, RankProgress
 
 CASES = 120  # of each way
+TRUTH = "fault_injection.log"  # beside the dumps of a recorded case
 _NODE = 8
 _TICK_S = 0.5
 _T0 = 1_700_000_000.0
@@ -32,10 +42,17 @@ class _Rank:
     cpu: float  # share of one CPU while the job stands
     step: int
     cpu_s: float = 0.0
+    count: int = -1  # collectives entered
 
 
-def suite(rng: np.random.Generator) -> Score:
+def suite(data: Path, rng: np.random.Generator) -> Score:
     score = Score("hang")
+    for case in sorted((data / "flight_recorder").glob("*/fault_injection.log")):
+        _recorded(score.row(f"recorded {case.parent.name}"), case.parent)
+    for way in collectives.WAYS:
+        row = score.row(f"collectives: {way}")
+        while row.cases < CASES:
+            _stuck(row, way, rng)
     for way in _WAYS:
         row = score.row(way)
         for _ in range(CASES):
@@ -43,10 +60,42 @@ def suite(rng: np.random.Generator) -> Score:
     return score.total()
 
 
+def _recorded(row: Score, case: Path) -> None:
+    """The ranks that were made to fail against those that the dumps name."""
+    truth = {
+        int(rank) for rank in re.findall(r"^Rank (\d+),", (case / TRUTH).read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    dumps = flight_dumps.read(case)
+    verdict = dumps.verdict()
+    named = set(verdict.ranks) if verdict is not None else set()
+    row.facts["says"] = flight_dumps.describe(dumps)
+    for rank in sorted(truth | named):
+        if rank in truth & named:
+            row.hit()
+        else:
+            row.fail(f"{case.name}: rank {rank} is {'missed' if rank in truth else 'named'}",
+                     wrong=rank not in truth, missed=rank in truth)  # fmt: skip
+
+
+def _stuck(row: Score, way: str, rng: np.random.Generator) -> None:
+    mesh = _mesh(rng)
+    stuck = collectives.stuck(way, mesh, rng)
+    if stuck is None:
+        return  # the mesh has no place for this fault
+    ranks = [
+        _Rank("T" if rank in stuck.silent else "S", 0.02, 20, count=count) for rank, count in enumerate(stuck.counts)
+    ]
+    finding, after_s = _watch(mesh, ranks, next(iter(stuck.culprits), -1), rng, stuck)
+    _judge(row, f"{way} on {mesh}", finding, after_s, next(iter(stuck.culprits), None))
+
+
+def _mesh(rng: np.random.Generator) -> Mesh:
+    sizes = {"dp": [2, 4, 8], "pp": [1, 2, 4], "tp": [1, 2, 4]}
+    return Mesh(tuple((name, int(rng.choice(choice))) for name, choice in sizes.items()))
+
+
 def _case(row: Score, way: str, rng: np.random.Generator) -> None:
-    mesh = Mesh(
-        (("dp", int(rng.choice([2, 4, 8]))), ("pp", int(rng.choice([1, 2, 4]))), ("tp", int(rng.choice([1, 2, 4]))))
-    )
+    mesh = _mesh(rng)
     size, culprit = mesh.world_size, int(rng.integers(mesh.world_size))
     spinning = way == "sleeps" or (way not in ("loops", "nobody") and bool(rng.random() < 0.5))
     ranks = [
@@ -70,20 +119,25 @@ def _case(row: Score, way: str, rng: np.random.Generator) -> None:
         case _:
             pass
     finding, after_s = _watch(mesh, ranks, culprit, rng)
-    expected = None if way == "nobody" else culprit
+    _judge(row, f"{way} on {mesh}", finding, after_s, None if way == "nobody" else culprit)
+
+
+def _judge(row: Score, case: str, finding: Finding | None, after_s: float, expected: int | None) -> None:
     if finding is None:
-        row.fail(f"{way} on {mesh}: no verdict", missed=1)
+        row.fail(f"{case}: no verdict", missed=1)
     elif finding.rank == expected and expected is None:
         row.clean += 1
     elif finding.rank == expected:
         row.hit(after_s)
     else:
-        row.fail(f"{way} on {mesh}: rank {finding.rank}, not {expected}: {finding.evidence['reason']}",
+        row.fail(f"{case}: rank {finding.rank}, not {expected}: {finding.evidence['reason']}",
                  wrong=finding.rank is not None, missed=expected is not None, spoiled=expected is None)  # fmt: skip
 
 
-def _watch(mesh: Mesh, ranks: list[_Rank], culprit: int, rng: np.random.Generator) -> tuple[Finding | None, float]:
-    """Ten good steps, then the stall. Returns the verdict, and how long after the threshold it came."""
+def _watch(
+    mesh: Mesh, ranks: list[_Rank], culprit: int, rng: np.random.Generator, stuck: collectives.Stuck | None = None
+) -> tuple[Finding | None, float]:
+    """Ten good steps, then the stall; recorders are asked when it has lasted for a third of the threshold. Returns the verdict, and how long after the threshold it came."""
     detector, now, size = Hang(), _T0, mesh.world_size
     state = detector.initial()
     nodes = [tuple(range(i, min(i + _NODE, size))) for i in range(0, size, _NODE)]
@@ -98,14 +152,18 @@ def _watch(mesh: Mesh, ranks: list[_Rank], culprit: int, rng: np.random.Generato
     stalled_at = now + _TICK_S  # the last change of progress is the first report of the stall
     while now < _T0 + 60:
         now += _TICK_S
+        asked = stuck is not None and now > stalled_at + _HANG.floor_s / 3
         for i, of_node in enumerate(nodes):
             shown = []
             for rank in of_node:
                 true = ranks[rank]
                 true.cpu_s += true.cpu * _TICK_S
                 blip = rank != culprit and rng.random() < 0.02
-                shown.append(_Rank(str(rng.choice(["D", "R"])) if blip else true.state, 0.0, true.step, true.cpu_s))
+                state_now = str(rng.choice(["D", "R"])) if blip else true.state
+                shown.append(_Rank(state_now, 0.0, true.step, true.cpu_s, true.count if asked else -1))
             state, _ = detector.observe(state, _report(f"n{i}", now, of_node, shown), now)
+            if asked and stuck is not None:
+                state, _ = detector.observe(state, _standstill(f"n{i}", now, of_node, stuck), now)
         state, found = detector.observe(state, ClockTick(now), now)
         for finding in found:
             if finding.kind is FindingKind.HANG:
@@ -113,9 +171,18 @@ def _watch(mesh: Mesh, ranks: list[_Rank], culprit: int, rng: np.random.Generato
     return None, 0.0
 
 
+def _standstill(node: str, at: float, of_node: tuple[int, ...], stuck: collectives.Stuck) -> Standstill:
+    n, columns = len(of_node), [getattr(stuck.rows, each.name) for each in fields(CollectiveRows)]
+    mine = [row for row in zip(*columns, strict=True) if row[0] in of_node]
+    rows = CollectiveRows(*zip(*mine, strict=True)) if mine else CollectiveRows.of(())
+    answered = tuple(rank not in stuck.silent for rank in of_node)
+    return Standstill(node, at, "job", 1, of_node, answered, ("free",) * n, ("",) * n, (True,) * n, ("",) * n, rows)
+
+
 def _report(node: str, at: float, of_node: tuple[int, ...], shown: list[_Rank]) -> RankProgress:
     n = len(of_node)
     return RankProgress(
         node, at, "job", 1, of_node, tuple(one.step for one in shown), (Phase.STEP,) * n, (_T0,) * n,
-        tuple(one.state for one in shown), tuple(one.cpu_s for one in shown), (-1,) * n,
+        tuple(one.state for one in shown), tuple(one.cpu_s for one in shown),
+        tuple(one.count for one in shown),
     )  # fmt: skip
