@@ -8,21 +8,25 @@ Says "connected" when every stream stands, waits for a line on standard input (t
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 
 import anyio
 import anyio.to_thread
 import grpc
 
 from benchmarks.ingest.fleet import Node
+from holdfast.agent.streams import write
 from holdfast.runtime.grpc_channel import OPTIONS
 
 TICK_S = 1.0
 CONNECTING_MAX = 64  # streams that open at the same time
 CONNECT_TIMEOUT_S = 180.0
+LEAVE_TIMEOUT_S = 30.0
 METHOD = "/holdfast.v1.Telemetry/Stream"
 
 Call = grpc.aio.StreamStreamCall[bytes, bytes]
@@ -50,76 +54,90 @@ class Sent:
         0  # ticks that left more than a second after their time: this process, or the flow control, held them back
     )
     acks: int = 0
+    broken: int = 0  # streams that ended before their time
     refused: str = ""
     cpu_s: float = 0.0
 
 
+@dataclass(slots=True)
+class Plan:
+    """When to count. Nodes that have connected beat before it as well, or they would be taken for lost."""
+
+    started_at: float = math.inf
+    end: float = math.inf
+    connected: int = 0
+    all_connected: anyio.Event = field(default_factory=anyio.Event)
+
+
 async def run(share: Share) -> Sent:
-    sent = Sent()
-    nodes = [Node(share.first + i, share.nodes, step_s=share.step_s) for i in range(share.count)]
+    sent, plan, opening = Sent(), Plan(), anyio.Semaphore(CONNECTING_MAX)
     channels = [
         grpc.aio.insecure_channel(share.endpoint, options=OPTIONS)
         for _ in range(-(-share.count // share.streams_per_connection))
     ]
     open_stream: list[Callable[[], Call]] = [channel.stream_stream(METHOD) for channel in channels]
-    calls = [open_stream[i // share.streams_per_connection]() for i in range(share.count)]
-    opening = anyio.Semaphore(CONNECTING_MAX)
-    async with anyio.create_task_group() as tasks:
-
-        async def greet(node: Node, call: Call) -> None:
-            async with opening:
-                await call.write(node.hello(time.time()))
-                await call.read()
-
-        with anyio.fail_after(CONNECT_TIMEOUT_S):
-            async with anyio.create_task_group() as greeting:
-                for node, call in zip(nodes, calls, strict=True):
-                    greeting.start_soon(greet, node, call)
-        for call in calls:
-            tasks.start_soon(_hear, call, sent)
-        print("connected", flush=True)
-        started_at = float(await anyio.to_thread.run_sync(sys.stdin.readline))
-        cpu_s = time.process_time()
-        async with anyio.create_task_group() as writing:
-            for place, (node, call) in enumerate(zip(nodes, calls, strict=True)):
-                due = started_at + place / share.count * TICK_S
-                writing.start_soon(_speak, share, node, call, place, due, started_at, sent)
-        sent.cpu_s = time.process_time() - cpu_s
-        tasks.cancel_scope.cancel()
+    async with anyio.create_task_group() as hearing:
+        async with anyio.create_task_group() as speaking:
+            for place in range(share.count):
+                call = open_stream[place // share.streams_per_connection]()
+                speaking.start_soon(_speak, share, place, call, plan, sent, opening)
+                hearing.start_soon(_hear, call, sent)
+            with anyio.fail_after(CONNECT_TIMEOUT_S):
+                await plan.all_connected.wait()
+            print("connected", flush=True)
+            plan.started_at = float(await anyio.to_thread.run_sync(sys.stdin.readline))
+            plan.end = plan.started_at + share.seconds
+            await anyio.sleep(plan.started_at - time.time())
+            began = time.process_time()
+        sent.cpu_s = time.process_time() - began
+        hearing.cancel_scope.deadline = anyio.current_time() + LEAVE_TIMEOUT_S  # goodbyes are heard, and streams end
     for channel in channels:
         await channel.close()
     return sent
 
 
-async def _speak(share: Share, node: Node, call: Call, place: int, due: float, started_at: float, sent: Sent) -> None:
-    breaks_at = started_at + (place + 1) * share.broken_every_s
-    end = started_at + share.seconds
-    while due < end:
-        await anyio.sleep(max(0.0, due - time.time()))
-        now = time.time()
-        if now - due > TICK_S:  # an agent that is held back sends one tick when it can, not all that it missed
-            missed = int((now - due) / TICK_S)
-            sent.late += missed
-            due += missed * TICK_S
-        raw = node.tick(now, started_at)
-        if breaks_at <= now:
-            breaks_at = end + 1.0
-            raw = node.broken(now)
-        try:
-            await call.write(raw)
-        except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
-            sent.refused = sent.refused or f"{node.name}: {error}"[:300]
-            return
-        sent.ticks += 1
-        sent.bytes += len(raw)
-        due += TICK_S
+async def _speak(share: Share, place: int, call: Call, plan: Plan, sent: Sent, opening: anyio.Semaphore) -> None:
+    node = Node(share.first + place, share.nodes, step_s=share.step_s)
+    whole = True
+    with _noting(sent):
+        async with opening:
+            await write(call, node.hello(time.time()))
+        plan.connected += 1
+        if plan.connected == share.count:
+            plan.all_connected.set()
+        due = math.floor(time.time()) + 1.0 + place / share.count * TICK_S
+        while due < plan.end:
+            await anyio.sleep(max(0.0, due - time.time()))
+            now = time.time()
+            missed = int(
+                (now - due) / TICK_S
+            )  # an agent that is held back sends one tick when it can, not all that it missed
+            breaks = whole and now >= plan.started_at + (place + 1) * share.broken_every_s
+            raw = node.broken(now) if breaks else node.tick(now)
+            whole = whole and not breaks
+            await write(call, raw)
+            if due >= plan.started_at:
+                sent.ticks += 1
+                sent.late += missed
+                sent.bytes += len(raw)
+            due += (missed + 1) * TICK_S
+        await write(call, node.goodbye(plan.end))
+        await call.done_writing()
 
 
 async def _hear(call: Call, sent: Sent) -> None:
-    try:
+    with _noting(sent):
         while await call.read() is not grpc.aio.EOF:
             sent.acks += 1
+
+
+@contextmanager
+def _noting(sent: Sent) -> Iterator[None]:
+    """A stream that breaks is counted, and the first reason is kept; the others go on."""
+    try:
+        yield
     except grpc.aio.AioRpcError as error:
+        sent.broken += 1
         sent.refused = sent.refused or f"{error.code().name}: {error.details()}"[:300]
 
 

@@ -45,7 +45,7 @@ def ticks(nodes: int, *, step_s: float) -> Costs:
     rows = []
     for second in range(1, ROUNDS + 1):
         now = T0 + second
-        raw = [node.tick(now, T0) for node in fleet]
+        raw = [node.tick(now) for node in fleet]
         began = time.process_time()
         parsed = [pb.Tick.FromString(one) for one in raw]
         parsed_at = time.process_time()
@@ -61,7 +61,8 @@ def ticks(nodes: int, *, step_s: float) -> Costs:
             (parsed_at - began, decoded_at - parsed_at, folded_at - decoded_at, time.process_time() - folded_at)
         )
     parse, decode, fold, clock = (statistics.median(column) for column in zip(*rows, strict=True))
-    return Costs(*(1e6 * seconds / nodes for seconds in (parse, decode, fold)), clock_ms=1e3 * clock)
+    each = 1e6 / nodes
+    return Costs(each * parse, each * decode, each * fold, clock_ms=1e3 * clock)
 
 
 def step_of_all_ranks(ranks: int, steps: int = 40) -> list[float]:

@@ -59,22 +59,22 @@ class Node:
         line = f"NVRM: Xid (PCI:0000:18:00): {XID}, pid=1, GPU has fallen off the bus."
         return self._reliable(KernelLine(self.name, at, line, XID, "0000:18:00", 0, KernelEvent.XID))
 
-    def tick(self, at: float, started_at: float) -> bytes:
-        """The tick of the time `at`; the fleet started at `started_at` and steps together."""
+    def tick(self, at: float) -> bytes:
+        """The tick of the time `at`. The whole fleet ends a step at every multiple of the step time."""
         self._seq += 1
         message = self._usual
         message.seq, message.at, message.wants_ack = self._seq, at, self._seq % ACK_EVERY == 0
         progress = message.progress[0]
         progress.at = message.gpus[0].at = at
-        step = int((at - started_at) / self._step_s)
-        if step > self._step:
-            self._step = step
+        step = int(at / self._step_s)
+        if 0 < self._step < step:
             progress.step[:] = [step] * GPUS
             columns = message.steps.add()
             columns.CopyFrom(self._steps)
             columns.at, columns.step[:] = at, [step] * GPUS
-            columns.ended_at[:] = [started_at + step * self._step_s] * GPUS
-            columns.started_at[:] = [started_at + (step - 1) * self._step_s] * GPUS
+            columns.ended_at[:] = [step * self._step_s] * GPUS
+            columns.started_at[:] = [(step - 1) * self._step_s] * GPUS
+        self._step = step
         raw = message.SerializeToString()
         del message.steps[:]
         return raw + b"".join(self._seldom(at))
@@ -88,9 +88,14 @@ class Node:
 
     def _dated(self, message: pb.Tick, at: float) -> bytes:
         message.seq, message.at = self._seq, at
-        for part in (*message.host, *message.nics, *message.gpu_health):
-            part.at = at
+        for parts in (message.host, message.nics, message.gpu_health):
+            for part in parts:
+                part.at = at
         return message.SerializeToString()
+
+    def goodbye(self, at: float) -> bytes:
+        self._seq += 1
+        return encode_tick(Tick(self.name, "a", self._seq, at), goodbye=True, wants_ack=True).SerializeToString()
 
     def _reliable(self, signal: NodeSignal) -> bytes:
         self._seq += 1

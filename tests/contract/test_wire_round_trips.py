@@ -53,7 +53,7 @@ def _has_identity(report: Report) -> bool:
 
 
 @given(tick=value_of(Tick), goodbye=st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_tick(tick: Tick, goodbye: bool) -> None:
     raw = telemetry.encode_tick(tick, goodbye=goodbye).SerializeToString()
     message = telemetry_pb2.Tick.FromString(raw)

@@ -10,8 +10,9 @@ kind of field it is follows from its annotation:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
+from operator import attrgetter
 from types import NoneType, UnionType
 from typing import Any, Generic, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -39,24 +40,28 @@ class Codec(Generic[D, M]):
         message: type[M],
         label: str,
         *,
-        apart: Collection[str] = (),
+        apart: Sequence[str] = (),
         renamed: Mapping[str, str] | None = None,
         through: Mapping[str, Through] | None = None,
         columns: bool = False,
     ) -> None:
-        """`apart`: fields of the dataclass that the message does not have; `decode` is given them. `renamed`: domain → wire.
+        """`apart`: first fields of the dataclass, which the message lacks; `decode` is given them. `renamed`: domain → wire.
 
         Raises TypeError when the two have drifted apart.
         """
         self.domain, self.label = domain, label
         self._message = message
         hints = get_type_hints(domain)
-        known = [field for field in fields(domain) if field.name not in apart]  # type: ignore[arg-type]
+        every = fields(domain)  # type: ignore[arg-type]
+        if [field.name for field in every[: len(apart)]] != list(apart):
+            raise TypeError(f"{domain.__name__} does not begin with {', '.join(apart)}")
+        known = every[len(apart) :]
         self._names = tuple(field.name for field in known)
         self._wire_names = tuple((renamed or {}).get(name, name) for name in self._names)
         on_wire = message.DESCRIPTOR.fields_by_name
         if drifted := set(on_wire) ^ set(self._wire_names):
             raise TypeError(f"{domain.__name__} and its message differ in {sorted(drifted)}")
+        self._of_value, self._of_message = attrgetter(*self._names), attrgetter(*self._wire_names)
         places = range(len(known))
         self._repeated = tuple(i for i in places if get_origin(hints[self._names[i]]) is tuple)
         self._optional = tuple(i for i in places if _is_optional(hints[self._names[i]]))
@@ -71,17 +76,17 @@ class Codec(Generic[D, M]):
 
     def encode(self, value: D) -> M:
         """Raises `MalformedMessage` for columns of unequal length."""
-        values = [getattr(value, name) for name in self._names]
+        values = list(self._of_value(value))
         self._check_columns(values)
         for i, encode, _ in self._through:
             if values[i] is not None:
                 values[i] = encode(values[i])
         return self._message(**dict(zip(self._wire_names, values, strict=True)))
 
-    def decode(self, message: M, **apart: Any) -> D:
+    def decode(self, message: M, *apart: object) -> D:
         """Raises `MalformedMessage` for columns of unequal length, for a required part that is missing, and for what the
         codecs of its parts refuse."""
-        values = [getattr(message, name) for name in self._wire_names]
+        values = list(self._of_message(message))
         for i in self._required:
             if not message.HasField(self._wire_names[i]):
                 raise MalformedMessage(f"{self.label}.{self._names[i]}", "missing")
@@ -94,10 +99,10 @@ class Codec(Generic[D, M]):
         for i, _, decode in self._through:
             if values[i] is not None:
                 values[i] = decode(values[i])
-        return self.domain(**apart, **dict(zip(self._names, values, strict=True)))
+        return self.domain(*apart, *values)
 
     def _check_columns(self, values: Sequence[Any]) -> None:
-        if not self._columns:
+        if len({len(values[i]) for i in self._columns}) <= 1:
             return
         rows = len(values[self._columns[0]])
         for i in self._columns:

@@ -76,7 +76,6 @@ _VERDICT = Through(_VERDICTS.encode_all, partial(_VERDICTS.decode_all, field="he
 _STARTS_AT = Through(float, partial(types.check_time, field="maintenance.starts_at"))
 
 
-
 def _check_members(members: tuple[str, ...]) -> tuple[str, ...]:
     """So that no detector meets a group whose members cannot be listed."""
     for text in set(members):
@@ -129,7 +128,9 @@ _CODECS = (
     _codec(HealthChecks, pb.HealthChecks, "health_checks", columns=True, through={"verdict": _VERDICT}),
     _codec(MaintenanceNotice, pb.MaintenanceNotice, "maintenance", through={"starts_at": _STARTS_AT}),
     _codec(ReplicaChecks, pb.ReplicaChecks, "replica_checks", columns=True),
-    _codec(Standstill, pb.Standstill, "standstills", columns=True, through={"rows": Through(_ROWS.encode, _ROWS.decode)}),
+    _codec(
+        Standstill, pb.Standstill, "standstills", columns=True, through={"rows": Through(_ROWS.encode, _ROWS.decode)}
+    ),
     _codec(NodeTested, pb.NodeTested, "node_tested", through={"preflight": _PREFLIGHT}),
 )
 _BY_FIELD: Mapping[str, Codec[Any, Any]] = {codec.label: codec for codec in _CODECS}
@@ -169,12 +170,13 @@ def decode_tick(message: pb.Tick) -> Tick:
 
     Signals of one time are in the order of their fields: a stop comes before the exits that it caused.
     """
-    types.check_protocol(message.protocol_version, f"the agent of node {message.node!r}")
     node = message.node
+    if message.protocol_version != PROTOCOL_VERSION:
+        types.check_protocol(message.protocol_version, f"the agent of node {node!r}")
     if not node or not message.incarnation:
         raise MalformedMessage("tick", "a node name and an incarnation are required")
     signals: list[NodeSignal] = [
-        codec.decode(part, node=node)
+        codec.decode(part, node)
         for field, parts in message.ListFields()  # of those that are set, in the order of their numbers
         if (codec := _BY_FIELD.get(field.name)) is not None
         for part in parts

@@ -126,9 +126,10 @@ class Backlog:
             line.refused = True
             line.waiting.clear()
             line.refuse(error)
-        line.kept = 0
-        line.room.set()
-        line.room = anyio.Event()
+        if line.kept:
+            line.kept = 0
+            line.room.set()
+            line.room = anyio.Event()
         if line.closed and not line.over:
             line.over = True
             line.ended()

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from holdfast.domain.findings import StepRecord
 from holdfast.domain.signals import GenerationStarted, StepColumns
@@ -17,6 +19,7 @@ _GENERATIONS_MAX = 1024
 _OPEN_STEPS_MAX = 256  # per generation; ranks are never this far apart
 
 Key = tuple[str, int]  # (job, generation)
+N = TypeVar("N", int, float)
 
 
 @dataclass(slots=True)
@@ -31,15 +34,16 @@ class _Step:
     losses: int = 0
     stall_s: float = 0.0
 
-    def add(self, columns: StepColumns, i: int) -> None:
-        self.ranks += 1
-        self.started_at = min(self.started_at, columns.started_at[i])
-        self.ended_at = max(self.ended_at, columns.ended_at[i])
-        self.tokens += columns.tokens[i]
-        self.stall_s = max(self.stall_s, columns.stall_s[i])
-        if not math.isnan(columns.loss[i]):
-            self.loss += columns.loss[i]
-            self.losses += 1
+    def add(self, columns: StepColumns, rows: Sequence[int]) -> None:
+        """These rows of a node's report, at least one."""
+        self.ranks += len(rows)
+        self.started_at = min(self.started_at, *_pick(columns.started_at, rows))
+        self.ended_at = max(self.ended_at, *_pick(columns.ended_at, rows))
+        self.tokens += sum(_pick(columns.tokens, rows))
+        self.stall_s = max(self.stall_s, *_pick(columns.stall_s, rows))
+        losses = [loss for loss in _pick(columns.loss, rows) if loss == loss]  # NaN: not reported
+        self.loss += sum(losses)
+        self.losses += len(losses)
 
 
 @dataclass(slots=True)
@@ -78,23 +82,41 @@ def fold(state: StepState, columns: StepColumns) -> tuple[StepRecord, ...]:
     if generation is None:
         return ()  # its size is not known: an agent announces the generation on every new stream
     newest_complete: int | None = None
-    for i, (rank, step) in enumerate(zip(columns.rank, columns.step, strict=True)):
-        if rank >= generation.world_size or step <= generation.finished[rank]:
+    for step, rows in _by_step(columns):
+        new = [
+            i for i in rows if (rank := columns.rank[i]) < generation.world_size and step > generation.finished[rank]
+        ]
+        if not new:
             continue
-        generation.finished[rank] = step
+        for i in new:
+            generation.finished[columns.rank[i]] = step
         sums = generation.open.get(step)
         if sums is None:
             sums = generation.open[step] = _Step()
             if len(generation.open) > _OPEN_STEPS_MAX:
                 del generation.open[min(generation.open)]
                 state.evicted += 1
-        sums.add(columns, i)
+        sums.add(columns, new)
         if sums.ranks == generation.world_size:
             newest_complete = max(step, newest_complete or 0)
     if newest_complete is None:
         return ()
     done = sorted(step for step in generation.open if step <= newest_complete)
     return tuple(_record(columns, generation, step) for step in done)
+
+
+def _by_step(columns: StepColumns) -> Iterable[tuple[int, Sequence[int]]]:
+    """(step, rows), in the order in which the steps first come. Nearly always a node reports one step of all its ranks."""
+    if len(set(columns.step)) == 1:
+        return ((columns.step[0], range(len(columns.step))),)
+    rows: dict[int, list[int]] = {}
+    for i, step in enumerate(columns.step):
+        rows.setdefault(step, []).append(i)
+    return rows.items()
+
+
+def _pick(column: Sequence[N], rows: Sequence[int]) -> Sequence[N]:
+    return column if len(rows) == len(column) else [column[i] for i in rows]
 
 
 def _record(columns: StepColumns, generation: _Generation, step: int) -> StepRecord:

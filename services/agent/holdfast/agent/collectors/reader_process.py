@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from time import time
-from typing import IO, Any, ClassVar
+from typing import IO, Any
 
 import anyio
 import structlog
@@ -32,7 +32,7 @@ _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, IndexError, Over
 class ReaderProcess(ABC):
     """`rejections`: what was passed over, and how often."""
 
-    name: ClassVar[str]
+    name: str
 
     def __init__(self, node: str, *, deadline_s: float) -> None:
         self._node, self._deadline_s = node, deadline_s

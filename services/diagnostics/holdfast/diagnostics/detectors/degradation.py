@@ -1,7 +1,7 @@
 """Degradation: what gets worse before it breaks. Counters of errors that grow, clocks held down, disks and memory that fill.
 
-Every number is kept as a short series, thinned to `points` per window, per node and subject. A counter that falls was reset by
-its driver: its series starts again. Three kinds of trend are judged once a series spans most of the window:
+Every number is kept as a short series, thinned to `points` per window, per node and subject (`trends`). Three kinds of trend
+are judged once a series spans most of the window:
 
 * a rate (PCIe replays, symbol errors): the growth per second is over a limit that a source names;
 * a share of readings with new errors (NVLink, corrected ECC): one burst is weather, errors in half of all readings are not;
@@ -12,38 +12,39 @@ All are warnings that carry the trend. Nothing is evicted: what really breaks is
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain
 
 import numpy as np
 
 from holdfast.diagnostics.detectors.protocol import Observed
 from holdfast.diagnostics.detectors.recurring import Recurring
+from holdfast.diagnostics.detectors.trends import Trends
 from holdfast.diagnostics.thresholds import DegradationThresholds
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.signals import GpuHealth, HostSample, NicSample
 
-_NODES_MAX = 20_000
-_SERIES_MAX = 512  # per node
+_SOURCES_MAX = 60_000  # (node, source) pairs
+_COLUMNS_MAX = 512  # per pair: a node has some 40
 _SPAN = 0.8  # share of the window that a series must cover
 _PCIE_5 = 5
-
 _NS = 1e-9
-
-Series = deque[tuple[float, float]]  # (agent's clock, value)
 
 
 @dataclass(slots=True)
-class _Node:
-    series: OrderedDict[str, Series] = field(default_factory=OrderedDict)
-    said: dict[str, Recurring] = field(default_factory=dict)  # by source
+class _Source:
+    """One kind of reading of one node."""
+
+    subjects: Hashable  # what the columns are of; with others everything starts again
+    trends: Trends
+    said: Recurring = field(default_factory=Recurring)
 
 
 @dataclass(slots=True)
 class DegradationState:
-    nodes: OrderedDict[str, _Node] = field(default_factory=OrderedDict)
+    sources: OrderedDict[tuple[str, type], _Source] = field(default_factory=OrderedDict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,146 +72,137 @@ class Degradation:
     def observe(
         self, state: DegradationState, item: Observed, now: float
     ) -> tuple[DegradationState, tuple[Finding, ...]]:
+        columns: tuple[Sequence[float], ...]
         match item:
             case GpuHealth():
-                node = _node(state, item.node)
-                found, source = list(self._gpus(node, item)), "gpu"
+                columns = (
+                    item.ecc_corrected,
+                    item.nvlink_errors,
+                    item.thermal_slowdown_ns,
+                    item.power_brake_ns,
+                    item.pcie_replays,
+                )
+                source = self._add(state, item, item.uuid, columns, counters=True)
+                found = [] if source is None else list(self._gpus(source.trends, item))
             case NicSample():
-                node = _node(state, item.node)
-                found, source = list(self._ports(node, item)), "nic"
+                columns = (item.symbol_errors, item.link_recoveries, item.slow_restarts)
+                source = self._add(state, item, (item.device, item.port), columns, counters=True)
+                found = [] if source is None else list(self._ports(source.trends, item))
             case HostSample():
-                node = _node(state, item.node)
-                found, source = list(self._host(node, item)), "host"
+                paths = tuple(path for path, _, _ in item.disks)
+                used = (item.memory_used, *(used for _, used, _ in item.disks))
+                source = self._add(state, item, paths, (used,), counters=False)
+                found = [] if source is None else list(self._host(source.trends, item))
             case _:
                 return state, ()
-        said = node.said.setdefault(source, Recurring())
-        news = said.news(found, int(item.at), now, int(self.limits.quiet_s), self.limits.repeat_s)
+        if source is None:
+            return state, ()
+        news = source.said.news(found, int(item.at), now, int(self.limits.quiet_s), self.limits.repeat_s)
         return state, tuple(_finding(item.node, item.at, condition, times, now) for condition, times in news)
+
+    def _add(
+        self,
+        state: DegradationState,
+        item: GpuHealth | NicSample | HostSample,
+        subjects: Hashable,
+        columns: Sequence[Sequence[float]],
+        *,
+        counters: bool,
+    ) -> _Source | None:
+        """The source with this reading in it; None when there is nothing new to judge, or not enough yet."""
+        reading = list(chain.from_iterable(columns))
+        if not 0 < len(reading) <= _COLUMNS_MAX:
+            return None
+        key = (item.node, type(item))
+        source = state.sources.get(key)
+        if source is None or source.subjects != subjects:
+            said = Recurring() if source is None else source.said
+            source = state.sources[key] = _Source(subjects, self._empty(len(reading)), said)
+            while len(state.sources) > _SOURCES_MAX:
+                state.sources.popitem(last=False)
+        changed = source.trends.add(item.at, reading, counters=counters)
+        return source if changed and not source.trends.young else None
+
+    def _empty(self, columns: int) -> Trends:
+        limits = self.limits
+        return Trends(
+            columns=columns,
+            points=limits.points + 1,
+            every_s=limits.window_s / limits.points * 0.9,
+            window_s=limits.window_s,
+            span_s=_SPAN * limits.window_s,
+        )
 
     # ---------------------------------------------------------------- sources
 
-    def _gpus(self, node: _Node, item: GpuHealth) -> Iterator[_Condition]:
-        limits = self.limits
-        for i, gpu in enumerate(item.gpu):
-            unit = f"gpu {item.uuid[i]}"
-            for name, value, words in (
-                ("corrected memory errors", item.ecc_corrected[i], "corrects memory errors"),
-                ("NVLink errors", item.nvlink_errors[i], "repeats transfers on NVLink"),
-            ):
-                series = self._grow(node, f"{unit} {name}", item.at, value)
-                share = _share_growing(series) if self._spans(series) else 0.0
-                if share > limits.busy_share:
-                    what = f"GPU {gpu} {words} in {share:.0%} of the readings"
-                    yield _Condition(f"{unit} {name}", what, _trend(series, name, "NVRx"), gpu)
-            for name, value in (("thermal", item.thermal_slowdown_ns[i]), ("power brake", item.power_brake_ns[i])):
-                series = self._grow(node, f"{unit} {name}", item.at, value)
-                share = _rate(series) * _NS if self._spans(series) else 0.0
-                if share > limits.throttled_share:
-                    what = f"GPU {gpu} is slowed down ({name}) {share:.0%} of the time"
-                    yield _Condition(f"{unit} {name}", what, _trend(series, f"{name} slowdown, ns", "gpud"), gpu)
-            series = self._grow(node, f"{unit} PCIe replays", item.at, item.pcie_replays[i])
-            limit = limits.pcie_per_lane_s * max(1, item.pcie_width[i]) * (2 if item.pcie_gen[i] >= _PCIE_5 else 1)
-            if self._spans(series) and _rate(series) > limit:
-                what = (
-                    f"GPU {gpu} repeats {_rate(series) * 60:.0f} PCIe transfers a minute ({limit * 60:.0f} are allowed)"
-                )
-                yield _Condition(f"{unit} PCIe replays", what, _trend(series, "PCIe replays", "DCGM"), gpu)
+    def _gpus(self, trends: Trends, item: GpuHealth) -> Iterator[_Condition]:
+        limits, count = self.limits, len(item.gpu)
+        judged, rate = trends.judged, trends.rate
+        lanes, generation = np.maximum(item.pcie_width, 1), np.asarray(item.pcie_gen)
+        replays_max = limits.pcie_per_lane_s * lanes * np.where(generation >= _PCIE_5, 2, 1)
+        share = trends.share_growing
+        bad = np.empty((5, count), np.bool_)  # in the order of the columns
+        bad[:2] = share.reshape(5, count)[:2] > limits.busy_share
+        bad[2:4] = rate.reshape(5, count)[2:4] * _NS > limits.throttled_share
+        bad[4] = rate.reshape(5, count)[4] > replays_max
+        for column in np.nonzero(bad.ravel() & judged)[0].tolist():
+            what, i = divmod(column, count)
+            gpu, unit = item.gpu[i], f"gpu {item.uuid[i]}"
+            if what < 2:
+                name, words = _GPU_ERRORS[what]
+                text = f"GPU {gpu} {words} in {share[column]:.0%} of the readings"
+                yield _Condition(f"{unit} {name}", text, _trend(trends, column, name, "NVRx"), gpu)
+            elif what < 4:
+                name = _GPU_SLOWDOWNS[what - 2]
+                text = f"GPU {gpu} is slowed down ({name}) {rate[column] * _NS:.0%} of the time"
+                yield _Condition(f"{unit} {name}", text, _trend(trends, column, f"{name} slowdown, ns", "gpud"), gpu)
+            else:
+                allowed = f"{replays_max[i] * 60:.0f} are allowed"
+                text = f"GPU {gpu} repeats {rate[column] * 60:.0f} PCIe transfers a minute ({allowed})"
+                yield _Condition(f"{unit} PCIe replays", text, _trend(trends, column, "PCIe replays", "DCGM"), gpu)
 
-    def _ports(self, node: _Node, item: NicSample) -> Iterator[_Condition]:
-        limits = self.limits
-        for i, device in enumerate(item.device):
-            port = f"{device} port {item.port[i]}"
-            for name, value, limit in (
-                ("symbol errors", item.symbol_errors[i], limits.symbol_errors_s),
-                ("link recoveries", item.link_recoveries[i], limits.link_recoveries_s),
-                ("slow restarts", item.slow_restarts[i], limits.slow_restarts_s),
-            ):
-                series = self._grow(node, f"{port} {name}", item.at, value)
-                if self._spans(series) and _rate(series) > limit:
-                    what = f"{port} counts {_rate(series):.2g} {name} a second ({limit:.2g} are too many)"
-                    yield _Condition(f"{port} {name}", what, _trend(series, name, "NVSentinel"))
+    def _ports(self, trends: Trends, item: NicSample) -> Iterator[_Condition]:
+        limits, count = self.limits, len(item.device)
+        rate, allowed = trends.rate, (limits.symbol_errors_s, limits.link_recoveries_s, limits.slow_restarts_s)
+        for column in np.nonzero((rate > np.repeat(allowed, count)) & trends.judged)[0].tolist():
+            what, i = divmod(column, count)
+            name, port = _PORT_COUNTERS[what], f"{item.device[i]} port {item.port[i]}"
+            text = f"{port} counts {rate[column]:.2g} {name} a second ({allowed[what]:.2g} are too many)"
+            yield _Condition(f"{port} {name}", text, _trend(trends, column, name, "NVSentinel"))
 
-    def _host(self, node: _Node, item: HostSample) -> Iterator[_Condition]:
-        limits = self.limits
+    def _host(self, trends: Trends, item: HostSample) -> Iterator[_Condition]:
+        limits, judged = self.limits, trends.judged
         levels = [("memory", item.memory_used, item.memory_total, limits.memory_full_in_s)]
         levels += [(f"disk {path}", used, total, limits.disk_full_in_s) for path, used, total in item.disks]
-        for name, used, total, soon_s in levels:
-            series = self._keep(node, name, item.at, used)
-            if total <= 0 or used < limits.full_from * total or not self._spans(series):
+        for column, (name, used, total, soon_s) in enumerate(levels):
+            if total <= 0 or used < limits.full_from * total or not judged[column]:
                 continue
-            slope = _slope(series)
+            slope = trends.slope(column)
             if slope > 0 and (total - used) / slope < soon_s:
                 left_s = (total - used) / slope
                 what = f"its {name} fills by {slope * 3600 / 2**30:.2f} GiB an hour and is full in {left_s / 60:.0f} minutes"
-                yield _Condition(
-                    name, what, _trend(series, f"{name}, bytes used", "ours") | {"full_in_s": f"{left_s:.0f}"}
-                )
-
-    # ---------------------------------------------------------------- series
-
-    def _grow(self, node: _Node, name: str, at: float, value: int) -> Series:
-        """Add a reading of a counter. Not known (-1) adds nothing; a counter that falls starts again."""
-        series = node.series.get(name)
-        if value < 0:
-            return series if series is not None else deque()
-        if series and value < series[-1][1]:
-            series.clear()
-        return self._keep(node, name, at, value)
-
-    def _keep(self, node: _Node, name: str, at: float, value: float) -> Series:
-        limits = self.limits
-        series = node.series.get(name)
-        if series is None:
-            series = node.series[name] = deque(maxlen=limits.points + 1)
-            while len(node.series) > _SERIES_MAX:
-                node.series.popitem(last=False)
-        if series and at < series[-1][0]:
-            series.clear()  # the clock was set back
-        if series and at - series[-1][0] > limits.window_s:
-            series.clear()  # nobody looked for so long that the rate in between says nothing
-        if not series or at - series[-1][0] >= limits.window_s / limits.points * 0.9:
-            series.append((at, float(value)))
-        return series
-
-    def _spans(self, series: Series) -> bool:
-        return len(series) > 2 and series[-1][0] - series[0][0] >= _SPAN * self.limits.window_s
+                evidence = _trend(trends, column, f"{name}, bytes used", "ours") | {"full_in_s": f"{left_s:.0f}"}
+                yield _Condition(name, what, evidence)
 
 
-def _rate(series: Series) -> float:
-    """Growth per second from the first reading to the last."""
-    return (series[-1][1] - series[0][1]) / (series[-1][0] - series[0][0])
+# In the order of the columns.
+_GPU_ERRORS = (
+    ("corrected memory errors", "corrects memory errors"),
+    ("NVLink errors", "repeats transfers on NVLink"),
+)
+_GPU_SLOWDOWNS = ("thermal", "power brake")
+_PORT_COUNTERS = ("symbol errors", "link recoveries", "slow restarts")
 
 
-def _share_growing(series: Series) -> float:
-    values = [value for _, value in series]
-    return sum(after > before for before, after in pairwise(values)) / (len(values) - 1)
-
-
-def _slope(series: Series) -> float:
-    """Per second, by least squares: one file that is written and removed is no trend."""
-    points = np.asarray(series, np.float64)
-    times = points[:, 0] - points[:, 0].mean()
-    return float((times * (points[:, 1] - points[:, 1].mean())).sum() / np.square(times).sum())
-
-
-def _trend(series: Series, name: str, source: str) -> dict[str, str]:
+def _trend(trends: Trends, column: int, name: str, source: str) -> dict[str, str]:
     return {
         "counter": name,
-        "first": f"{series[0][1]:.0f}",
-        "last": f"{series[-1][1]:.0f}",
-        "over_s": f"{series[-1][0] - series[0][0]:.0f}",
-        "per_hour": f"{_rate(series) * 3600:.6g}",
+        "first": f"{trends.first[column]:.0f}",
+        "last": f"{trends.last[column]:.0f}",
+        "over_s": f"{trends.span[column]:.0f}",
+        "per_hour": f"{trends.rate[column] * 3600:.6g}",
         "rule_from": source,
     }
-
-
-def _node(state: DegradationState, name: str) -> _Node:
-    node = state.nodes.get(name)
-    if node is None:
-        node = state.nodes[name] = _Node()
-        while len(state.nodes) > _NODES_MAX:
-            state.nodes.popitem(last=False)
-    return node
 
 
 def _finding(node: str, at: float, condition: _Condition, times: int, now: float) -> Finding:

@@ -31,8 +31,14 @@ class _Port:
 
 
 @dataclass(slots=True)
+class _Node:
+    ports: dict[str, _Port] = field(default_factory=dict)
+    calm: NicSample | None = None  # the last sample, when every port that was ever seen was active in it
+
+
+@dataclass(slots=True)
 class NicState:
-    nodes: OrderedDict[str, dict[str, _Port]] = field(default_factory=OrderedDict)
+    nodes: OrderedDict[str, _Node] = field(default_factory=OrderedDict)
     ports: int = 0
 
 
@@ -54,10 +60,13 @@ class NicPort:
     def observe(self, state: NicState, item: Observed, now: float) -> tuple[NicState, tuple[Finding, ...]]:
         if not isinstance(item, NicSample):
             return state, ()
-        ports = state.nodes.setdefault(item.node, {})
+        node = state.nodes.setdefault(item.node, _Node())
         state.nodes.move_to_end(item.node)
+        if node.calm is not None and _is_same(node.calm, item):
+            return state, ()
         while state.ports > _PORTS_MAX and len(state.nodes) > 1:
-            state.ports -= len(state.nodes.popitem(last=False)[1])
+            state.ports -= len(state.nodes.popitem(last=False)[1].ports)
+        ports = node.ports
         findings, seen = list[Finding](), set[str]()
         for row, (device, number) in enumerate(zip(item.device, item.port, strict=True)):
             name = f"{device}/{number}"
@@ -71,6 +80,8 @@ class NicPort:
             port.missed += 1
             if port.active and port.missed == self.missing:
                 findings.append(_finding(item, name, "missing", "has left the machine", {}, now))
+        all_active = len(ports) == len(seen) and all(word == _ACTIVE for word in item.state)
+        node.calm = item if all_active else None
         return state, tuple(findings)
 
     def _look(self, port: _Port, item: NicSample, row: int, name: str, now: float) -> Iterator[Finding]:
@@ -101,6 +112,13 @@ class NicPort:
             port.downs.clear()
             numbers = {"downs": str(self.flaps), "longer_than_s": f"{self.flap_s:.0f}"}
             yield _finding(item, name, "flap", f"went down and came back {self.flaps} times", numbers, now)
+
+
+def _is_same(before: NicSample, item: NicSample) -> bool:
+    """The usual case, for the price of comparing a few tuples."""
+    if (before.device, before.port, before.state) != (item.device, item.port, item.state):
+        return False
+    return all(getattr(before, counter) == getattr(item, counter) for counter in _FATAL)
 
 
 def _finding(item: NicSample, name: str, what: str, words: str, numbers: dict[str, str], now: float) -> Finding:

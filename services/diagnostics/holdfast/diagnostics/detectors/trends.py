@@ -1,0 +1,116 @@
+"""Many short series over one clock, in one array: a fleet of 100,000 GPUs has a million of them. Pure.
+
+A row per reading that was kept, a column per subject. Readings closer together than `every_s` are not kept; a gap longer than
+the window, or a clock that was set back, starts all columns again. A counter that falls was reset by its driver: its column
+starts again at the next row. What is not known (negative) stays what it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class Trends:
+    """`points` rows at most, one every `every_s` or so; a column is judged once it spans `span_s`."""
+
+    columns: int
+    points: int
+    every_s: float
+    window_s: float
+    span_s: float
+    rows: int = 0
+    at: Floats = field(init=False)
+    values: Floats = field(init=False)
+    starts: NDArray[np.int64] = field(init=False)  # first row of each column that counts
+    restart: NDArray[np.bool_] = field(init=False)  # columns that begin with the next row
+
+    def __post_init__(self) -> None:
+        self.at = np.zeros(self.points)
+        self.values = np.zeros((self.points, self.columns))
+        self._forget()
+
+    def add(self, at: float, reading: Sequence[float], *, counters: bool) -> bool:
+        """Add a reading; False when it is not kept, so that nothing has changed. `counters` never fall, levels may."""
+        now = np.asarray(reading, np.float64)
+        if self.rows:
+            gap_s = at - float(self.at[self.rows - 1])
+            if not 0.0 <= gap_s <= self.window_s:
+                self._forget()
+            elif counters:
+                self.restart |= (now >= 0.0) & (now < self.values[self.rows - 1])
+            if self.rows and gap_s < self.every_s:
+                return False
+        self._append(at, now)
+        return True
+
+    def _append(self, at: float, now: Floats) -> None:
+        if self.rows == self.points:
+            self.at[:-1] = self.at[1:]
+            self.values[:-1] = self.values[1:]
+            np.maximum(self.starts - 1, 0, out=self.starts)
+            self.rows -= 1
+        unknown = now < 0.0
+        self.starts[self.restart] = self.rows
+        self.values[self.rows] = now
+        if unknown.any():
+            known_before = unknown & (self.starts < self.rows)
+            self.values[self.rows, known_before] = self.values[self.rows - 1, known_before]
+        self.at[self.rows] = at
+        self.rows += 1
+        self.restart = unknown & ~(self.starts < self.rows - 1)  # never known yet: it begins when it is
+
+    def _forget(self) -> None:
+        self.rows = 0
+        self.starts = np.zeros(self.columns, np.int64)
+        self.restart = np.ones(self.columns, np.bool_)
+
+    # ---------------------------------------------------------------- what a column shows
+
+    @property
+    def young(self) -> bool:
+        """No column can span enough time yet."""
+        return self.rows < 3 or float(self.at[self.rows - 1] - self.at[0]) < self.span_s
+
+    @property
+    def judged(self) -> NDArray[np.bool_]:
+        """Columns of at least three rows that span enough time. Rates of the others mean nothing."""
+        return (self.rows - self.starts > 2) & (self.span >= self.span_s)
+
+    @property
+    def span(self) -> Floats:
+        """Seconds from each column's first row to the last."""
+        return np.asarray(self.at[self.rows - 1] - self.at[self.starts])
+
+    @property
+    def first(self) -> Floats:
+        return np.asarray(self.values[self.starts, np.arange(self.columns)])
+
+    @property
+    def last(self) -> Floats:
+        return np.asarray(self.values[self.rows - 1])
+
+    @property
+    def rate(self) -> Floats:
+        """Growth per second from the first row to the last; 0 of a single row."""
+        return np.asarray((self.last - self.first) / np.maximum(self.span, 1e-9))
+
+    @property
+    def share_growing(self) -> Floats:
+        """The share of readings that are larger than the one before."""
+        larger = np.diff(self.values[: self.rows], axis=0) > 0.0
+        counted = np.arange(self.rows - 1)[:, None] >= self.starts
+        return np.asarray((larger & counted).sum(axis=0) / np.maximum(self.rows - 1 - self.starts, 1))
+
+    def slope(self, column: int) -> float:
+        """Per second, by least squares: one file that is written and removed is no trend."""
+        start = int(self.starts[column])
+        times, values = self.at[start : self.rows], self.values[start : self.rows, column]
+        times = times - times.mean()
+        return float((times * (values - values.mean())).sum() / np.square(times).sum())
