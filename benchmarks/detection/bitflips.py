@@ -227,7 +227,8 @@ def _overhead(score: Score) -> None:
         torch.autograd.backward(model(batch).square().mean())
         with torch.no_grad():  # the cheapest optimizer there is: a share of any other's step is smaller
             for parameter in model.parameters():
-                parameter -= 1e-4 * parameter.grad
+                if parameter.grad is not None:
+                    parameter.sub_(1e-4 * parameter.grad)
 
     step()
     shares, checks_ms = [], []

@@ -8,12 +8,13 @@ import typer
 
 from holdfast.cli import incidents
 from holdfast.cli.client import Client, default_url
-from holdfast.cli.tables import Api, Name, Row, console, look_at, show_one, table
+from holdfast.cli.tables import Api, Name, Row, console, look_at, show_one, table, text
 
 app = typer.Typer(help="Nodes: list, show, watch, cordon, uncordon, repair.", no_args_is_help=True)
 
 COLUMNS = ("node", "state", "job", "zone", "capacity", "hostname", "reason")
 FAULT_COLUMNS = ("at", "incident", "job", "weight", "shared")
+CHECK_COLUMNS = ("name", "ok", "detail")
 Reason = Annotated[str, typer.Option(help="Kept in the node's record.")]
 
 
@@ -23,10 +24,19 @@ def show_node(row: Row, as_json: bool) -> None:
         show_one(row, as_json)
         return
     past = {"faults": FAULT_COLUMNS, "incidents": incidents.COLUMNS}
-    show_one({key: value for key, value in row.items() if key not in past}, as_json)
+    show_one({key: value for key, value in row.items() if key not in (*past, "preflight")}, as_json)
+    if (tested := row["preflight"]) is not None:
+        console.print(table(tested["checks"], CHECK_COLUMNS, title=f"\npre-flight: {_outcome(tested)}"))
     for key, columns in past.items():
         if row[key]:
             console.print(table(row[key], columns, title=f"\n{key}"))
+
+
+def _outcome(tested: Row) -> str:
+    if not tested["at"]:
+        return "under way"
+    verdict = "passed" if tested["passed"] else "failed"
+    return f"{verdict} at {text(tested['at'], 'at')}, {tested['took_s']:.1f} s"
 
 
 look_at(

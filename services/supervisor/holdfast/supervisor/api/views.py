@@ -204,7 +204,7 @@ def node(picture: Picture, value: Node, at: float) -> models.Node:
         kernel_log=facts.kernel_log,
         version=facts.version,
         quarantined=value.quarantined,
-        preflight=_preflight(value.preflight) if value.preflight is not None else None,
+        preflight=preflight(value.preflight) if value.preflight is not None else None,
         faults_per_day=rate_per_day(value.faults, value.known_since, at, picture.state.config.offenders),
     )
 
@@ -218,7 +218,7 @@ def node_detail(picture: Picture, value: Node, at: float, incidents: Sequence[In
     return models.NodeDetail(**dict(node(picture, value, at)), faults=faults, incidents=past)
 
 
-def _preflight(value: Preflight) -> models.Preflight:
+def preflight(value: Preflight) -> models.Preflight:
     checks = [models.Check(name=each.name, ok=each.ok, detail=each.detail) for each in value.checks]
     passed = bool(value.at) and not value.failures
     return models.Preflight(at=value.at, passed=passed, took_s=round(value.took_s, 3), checks=checks)
