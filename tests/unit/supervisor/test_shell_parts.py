@@ -21,7 +21,7 @@ from holdfast.log.memory import MemoryLog
 from holdfast.log.names import EVENTS, FINDINGS, INBOX, STEPS, SUPERVISOR_GROUP
 from holdfast.log.protocol import Delivery, Entry
 from holdfast.supervisor.api.server import bind
-from holdfast.supervisor.core import State, step
+from holdfast.supervisor.core import State
 from holdfast.supervisor.fold import Folder
 from holdfast.supervisor.inbox import InboxWriter, request_entry
 from holdfast.supervisor.intake import Input, take
@@ -149,12 +149,10 @@ def test_what_cannot_be_read_is_acknowledged_and_buried() -> None:
 
 
 def test_an_event_that_the_core_cannot_take_does_not_stop_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def buggy(state: State, event: Any) -> Any:
-        if isinstance(event, FindingArrived):
-            raise RuntimeError("a bug")
-        return step(state, event)
+    def buggy(turn: Any, finding: Any) -> None:
+        raise RuntimeError("a bug")
 
-    monkeypatch.setattr("holdfast.supervisor.fold.step", buggy)
+    monkeypatch.setattr("holdfast.supervisor.core.incidents.on_finding", buggy)
     bad = delivery(FINDINGS, crash("gpt", 1, "n1", 0))
     inputs = [Input(FindingArrived(1.0, None), bad), Input(submit())]  # type: ignore[arg-type]
     folded = Folder(State(), 5).fold(inputs, 99.0)

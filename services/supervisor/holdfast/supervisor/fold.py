@@ -13,7 +13,7 @@ from holdfast.domain.errors import HoldfastError
 from holdfast.log.names import EVENTS, SUPERVISOR_GROUP
 from holdfast.log.protocol import Commit, Delivery, Entry
 from holdfast.supervisor import snapshot
-from holdfast.supervisor.core import State, step
+from holdfast.supervisor.core import Batch, State
 from holdfast.supervisor.intake import Input, epitaph
 from holdfast.supervisor.picture import Workers
 from holdfast.supervisor.protocol import (
@@ -47,7 +47,7 @@ class Folded:
 
 @dataclass(slots=True)
 class _Batch:
-    state: State
+    core: Batch
     commands: list[Command] = field(default_factory=list)
     published: list[Published] = field(default_factory=list)
     dead: list[tuple[str, Entry]] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Folder:
     def fold(self, inputs: Iterable[Input], now: float) -> Folded:
         """The core learns of everything now: its time is the leader's clock, and never runs backwards."""
         self._at = max(self._at, now)
-        batch = _Batch(self.state)
+        batch = _Batch(Batch(self.state))
         for each in inputs:
             try:
                 self._fold_one(batch, each)
@@ -92,8 +92,8 @@ class Folder:
                 case _:
                     pass
         return Folded(
-            state=batch.state,
-            changed=batch.state is not self.state,
+            state=batch.core.state,
+            changed=batch.core.state is not self.state,
             commands=tuple(batch.commands),
             published=tuple(batch.published),
             dead=tuple(batch.dead),
@@ -125,7 +125,7 @@ class Folder:
             return  # said twice: by a client that repeats it, or by a log that lost its answer
         self.remember(request.operation)
         try:
-            check(batch.state, request.event)
+            check(batch.core.state, request.event)
             event = request.event
             if isinstance(event, CheckpointRequested):
                 event = replace(event, operation=request.operation)
@@ -139,9 +139,7 @@ class Folder:
         batch.published.append(done)
 
     def _step(self, batch: _Batch, event: Event) -> None:
-        state, commands = step(batch.state, replace(event, at=self._at))
-        batch.state = state
-        batch.commands.extend(commands)
+        batch.commands.extend(batch.core.step(replace(event, at=self._at)))
 
     def _refuse(self, batch: _Batch, each: Input, error: Exception) -> None:
         """A bug in the core must not stop the leader: the state is untouched by what could not be folded into it."""

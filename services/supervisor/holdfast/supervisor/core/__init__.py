@@ -28,6 +28,7 @@ from typing import assert_never
 
 from holdfast.supervisor.core import breaker, handover, incidents, jobs, notices, planned, reports, sessions, upkeep
 from holdfast.supervisor.core.catalogue import SavedStep, holders, saved_steps
+from holdfast.supervisor.core.index import By, Owned
 from holdfast.supervisor.core.state import Breaker, Config, Job, Node, State
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import check_submission, view
@@ -53,6 +54,7 @@ from holdfast.supervisor.protocol import (
 )
 
 __all__ = [
+    "Batch",
     "Breaker",
     "Config",
     "Job",
@@ -69,10 +71,41 @@ __all__ = [
 
 def step(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
     """Fold one event. The same state and event give the same answer, always."""
-    turn = Turn(state, event.at)
+    return _step(Turn(state, event.at), event)
+
+
+class Batch:
+    """Several events in a row: what `step` says of each, with each table copied once for all of them.
+
+    `state` is the newest; one that was read before the last event is not to be kept. What cannot be folded leaves no trace.
+    """
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self._before = state
+        self._folded: list[Event] = []
+        self._owned: Owned = {}
+
+    def step(self, event: Event) -> tuple[Command, ...]:
+        try:
+            self.state, commands = _step(Turn(self.state, event.at, self._owned), event)
+        except Exception:
+            self._again()
+            raise
+        self._folded.append(event)
+        return commands
+
+    def _again(self) -> None:
+        """Half an event may stand in our own tables: make them anew."""
+        self.state, self._owned = self._before, {}
+        for event in self._folded:
+            self.state, _ = _step(Turn(self.state, event.at, self._owned), event)
+
+
+def _step(turn: Turn, event: Event) -> tuple[State, tuple[Command, ...]]:
     match event:
         case LeaderStarted():
-            _lead(turn, state, event)
+            _lead(turn, event)
         case JobSubmitted():
             jobs.submit(turn, event)
         case JobStopRequested():
@@ -106,20 +139,19 @@ def step(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
     return turn.finish()
 
 
-def _lead(turn: Turn, state: State, event: LeaderStarted) -> None:
+def _lead(turn: Turn, event: LeaderStarted) -> None:
     """Hand out again what the last leader may not have carried out. Sessions are the old leader's: agents come back."""
     turn.set(epoch=event.epoch)
     turn.touch_all()
-    turn.commands.extend(SetTimer(name, due) for name, due in sorted(state.timers.items()))
-    for incident in state.questions:
-        turn.commands.append(Evaluate(incident, state.incidents[incident].job))
+    turn.commands.extend(SetTimer(name, due) for name, due in sorted(turn.timers.items()))
+    for incident in turn.questions:
+        turn.commands.append(Evaluate(incident, turn.incidents[incident].job))
     turn.commands.extend(turn.orders())
-    if state.nodes:
+    if turn.nodes:
         turn.set_timer(f"sessions:{event.epoch}:{event.at!r}", event.at + turn.config.session_s)
-    for node in sorted(state.nodes.values(), key=lambda node: node.name):
-        if node.connected:  # training went on meanwhile, and saved
-            until = event.at + turn.config.session_s
-            turn.put_node(node.name, stale_until=until, stale_session=node.session)
+    for name in turn.found(By.CONNECTED):  # training went on meanwhile, and saved
+        until = event.at + turn.config.session_s
+        turn.put_node(name, stale_until=until, stale_session=turn.nodes[name].session)
 
 
 def _timer(turn: Turn, name: str) -> None:

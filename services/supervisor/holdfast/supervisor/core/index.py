@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.domain.incidents import Incident, IncidentState
 from holdfast.supervisor.protocol import JobPhase, Send
@@ -42,9 +42,22 @@ class By(IntEnum):
     FINISHED = 18  # jobs
 
 
+V = TypeVar("V")
 Entry = tuple[By, str, str]  # (what, key, member)
 Group = Mapping[str, None]  # a set that remembers the order of arrival; copied at the speed of a dictionary
 _EMPTY: Group = {}
+
+
+Owned = dict[int, dict[Any, Any]]  # tables that nobody else has seen yet, by identity
+
+
+def own_copy(table: Mapping[str, V], owned: Owned) -> dict[str, V]:
+    """`table` itself where it is our own already, else a copy that is."""
+    mine: dict[str, V] | None = owned.get(id(table))
+    if mine is None:
+        mine = dict(table)
+        owned[id(mine)] = mine
+    return mine
 
 
 class Index:
@@ -77,13 +90,15 @@ class Index:
 class Draft:
     """An index in the making: groups are copied when they are first written to."""
 
-    __slots__ = ("_base", "_groups", "_own", "pool_changed")
+    __slots__ = ("_base", "_groups", "_own", "_owned", "pool_changed", "version")
 
-    def __init__(self, base: Index) -> None:
+    def __init__(self, base: Index, owned: Owned | None = None) -> None:
         self._base = base
+        self._owned = {} if owned is None else owned
         self._groups: dict[By, dict[str, Group]] = {}
         self._own: dict[tuple[By, str], dict[str, None]] = {}
         self.pool_changed = False  # which nodes are free, or what they can be used for
+        self.version = 0  # grows with every change of nodes or jobs that matters here
 
     def get(self, what: By, key: str = "") -> Group:
         table = self._groups.get(what)
@@ -104,10 +119,12 @@ class Draft:
         self._set_free(name)
         # A node whose facts, stock or state changed may be used otherwise than before: who waits for nodes looks again.
         self.pool_changed = True
+        self.version += 1
 
     def job(self, old: Job | None, new: Job | None) -> None:
         if old is not None and new is not None and not _job_differs(old, new):
             return
+        self.version += 1
         before, after = _of_job(old), _of_job(new)
         self._move(before, after)
         for what, node, _ in before ^ after:
@@ -142,8 +159,8 @@ class Draft:
         if (own := self._own.get((what, key))) is not None:
             return own
         if what not in self._groups:
-            self._groups[what] = dict(self._base.groups[what])
-        own = self._own[what, key] = dict(self._groups[what].get(key, _EMPTY))
+            self._groups[what] = own_copy(self._base.groups[what], self._owned)
+        own = self._own[what, key] = own_copy(self._groups[what].get(key, _EMPTY), self._owned)
         self._groups[what][key] = own
         return own
 
@@ -163,6 +180,7 @@ def _node_differs(old: Node, new: Node) -> bool:
         or old.preflight is not new.preflight
         or old.notices is not new.notices
         or old.holds is not new.holds
+        or old.faults is not new.faults
         or old.inventory.keys() != new.inventory.keys()
     )
 

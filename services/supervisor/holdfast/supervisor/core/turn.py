@@ -1,21 +1,22 @@
 """A turn: the next state while one event is folded, and the commands that go with it.
 
 From outside, `step` is pure: it takes a state and returns another. Inside, transitions write to a turn, which copies a table
-when it is first written to. A turn lives as long as one event and is never shared.
+when it is first written to. A turn lives as long as one event and is never shared. The turns of one batch share the copies:
+the states between two events of a batch are seen by nobody.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from holdfast.domain import tracing
 from holdfast.domain.findings import Finding
 from holdfast.domain.incidents import Incident, IncidentState
 from holdfast.domain.nodes import NodeState
 from holdfast.domain.orders import Order
-from holdfast.supervisor.core.index import By, Draft, Index
+from holdfast.supervisor.core.index import By, Draft, Index, Owned, own_copy
 from holdfast.supervisor.core.state import Breaker, Config, Job, Node, State
 from holdfast.supervisor.protocol import (
     CancelTimer,
@@ -33,17 +34,23 @@ from holdfast.supervisor.protocol import (
     SetTimer,
 )
 
+T = TypeVar("T")
+
 
 class Turn:
-    def __init__(self, state: State, at: float) -> None:
+    def __init__(self, state: State, at: float, owned: Owned | None = None) -> None:
+        """`owned`: tables of `state` that nobody else has seen, which may be written to in place; it grows."""
         self.at = at
+        self._owned = {} if owned is None else owned
         self.commands: list[Command] = []
         self._state = state
         self._tables: dict[str, dict[str, Any]] = {}
         self._changes: dict[str, Any] = {} if state.born else {"born": at}
-        self._index = Draft(state.index or Index.of(state))
+        self._index = Draft(state.index or Index.of(state), self._owned)
         self._touched: set[str] = set()  # jobs that this event may have changed something for
         self._everything = False
+        self._pooled: dict[Hashable, Any] = {}
+        self._pooled_version = 0
 
     def finish(self) -> tuple[State, tuple[Command, ...]]:
         if not self._tables and not self._changes:
@@ -120,6 +127,16 @@ class Turn:
             about = self._index.get(By.ORDER_ABOUT, job)
             known = [each for each in known if each in about] if node else about
         return sorted((self.outbox[each] for each in known), key=lambda send: (len(send.command_id), send.command_id))
+
+    def pooled(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What follows from nodes and jobs as they are, made once until one of them changes: a decision asks many times."""
+        if self._pooled_version != self._index.version:
+            self._pooled_version = self._index.version
+            self._pooled.clear()
+        if key not in self._pooled:
+            self._pooled[key] = make()
+        value: T = self._pooled[key]
+        return value
 
     # ------------------------------------------------------------ what to look at again
 
@@ -299,5 +316,5 @@ class Turn:
 
     def _write(self, name: str) -> dict[str, Any]:
         if name not in self._tables:
-            self._tables[name] = dict(getattr(self._state, name))
+            self._tables[name] = own_copy(getattr(self._state, name), self._owned)
         return self._tables[name]

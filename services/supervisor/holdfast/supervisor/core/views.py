@@ -32,11 +32,16 @@ def view(state: State, job_name: str, at: float) -> JobView:
 
 def spares_for(turn: Turn, job: Job) -> tuple[Spare, ...]:
     """Free nodes that could take ranks of `job` now: connected, in service, without another job's workers."""
-    members = set(job.generation.nodes) if job.generation else set()
+    members = job.generation.nodes if job.generation else ()
+    excluded = job.change.excluded if job.change else ()
+    return turn.pooled(("spares", job.name, members, excluded), lambda: _spares(turn, job, {*members, *excluded}))
+
+
+def _spares(turn: Turn, job: Job, out: set[str]) -> tuple[Spare, ...]:
     return tuple(
         Spare(node.name, node.facts.zone, faults_per_day(turn, node))
         for node in map(turn.nodes.__getitem__, turn.found(By.FREE))
-        if node.name not in members and _fits(node, job)
+        if node.name not in out and _fits(node, job)
     )
 
 
@@ -55,8 +60,6 @@ def _fits(node: Node, job: Job) -> bool:
     if node.facts.capacity < job.spec.nproc_per_node:
         return False
     if node.unfit or node.untested or node.notice is not None:
-        return False
-    if job.change is not None and node.name in job.change.excluded:
         return False
     return all(holder == job.name for holder in node.holds)
 

@@ -1,0 +1,128 @@
+"""The supervisor's half of a storm: findings in, decisions out, on a clock that counts what the computing really took.
+
+The real folder (decode, fold by the core, encode the commit) and the real default policy run as one server: a batch begins
+when the one before is done, takes what has arrived by then, and ends when its measured CPU time has passed. What is not
+counted is the log's own time per commit (a millisecond or two; `make bench-log`), for the bytes never leave this process.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from holdfast.domain.findings import Finding
+from holdfast.domain.generations import Generation, Placement
+from holdfast.domain.job import JobSpec, LaunchSpec
+from holdfast.domain.mesh import Mesh
+from holdfast.domain.nodes import NodeFacts, NodeState
+from holdfast.policy import default
+from holdfast.supervisor.core import Job, Node, State, view
+from holdfast.supervisor.fold import Folder
+from holdfast.supervisor.intake import Input
+from holdfast.supervisor.protocol import (
+    Evaluate,
+    FindingArrived,
+    FindingJudged,
+    IncidentChanged,
+    JobPhase,
+    NodeGone,
+    PolicyAnswered,
+)
+from holdfast.supervisor.term import BATCH_MAX
+from holdfast.wire.events import decode_finding, encode_finding
+
+
+def running_fleet(nodes: int, per_job: int, spares: int, at: float) -> State:
+    """`nodes` nodes `n0`, `n1` … with one rank each, in jobs `job0`, `job1` … that run, and spares `s0` …"""
+    mesh = Mesh.of({"dp": per_job})
+    jobs, members = dict[str, Job](), dict[str, str]()
+    for j in range(nodes // per_job):
+        name = f"job{j}"
+        hosts = [f"n{j * per_job + slot}" for slot in range(per_job)]
+        placements = tuple(Placement(slot, host, slot, 1) for slot, host in enumerate(hosts))
+        generation = Generation(1, 1, mesh, placements)
+        spec = JobSpec(name, LaunchSpec("/train.py"), per_job, 1, mesh, min_dp=1, max_dp=per_job)
+        jobs[name] = Job(
+            spec, "token", at, JobPhase.RUNNING, "", per_job, 1, generation, running=generation, step=50, best_step=50
+        )
+        members |= dict.fromkeys(hosts, name)
+    names = [*(f"n{i}" for i in range(nodes)), *(f"s{i}" for i in range(spares))]
+    return State(born=at, nodes={name: _node(name, members.get(name, ""), at) for name in names}, jobs=jobs)
+
+
+def _node(name: str, job: str, at: float) -> Node:
+    facts = NodeFacts(name, "a", name, "10.0.0.1", "", 1, f"{name}:9000", 1, "/var/holdfast", "/dev/kmsg")
+    state = NodeState.ACTIVE if job else NodeState.SPARE
+    holds = {job: (1,)} if job else {}
+    return Node(facts, True, state, 1, at, last_seq=1, holds=holds, inventoried=True, known_since=at)
+
+
+@dataclass(slots=True)
+class Decisions:
+    """When each finding was judged and, where that is known, when something was decided about it."""
+
+    judged: dict[str, float] = field(default_factory=dict)  # by node
+    decided: dict[str, float] = field(default_factory=dict)
+    held: int = 0  # findings whose incident the breaker holds
+    batches: int = 0
+    cpu_s: float = 0.0
+    commit_bytes: int = 0
+
+
+def decide(state: State, findings: Sequence[tuple[float, Finding]], gone: Sequence[tuple[float, str]]) -> Decisions:
+    """`findings` as published and `gone` control sessions, each with its time; times in Unix seconds."""
+    count = itertools.count()
+    waiting: list[tuple[float, int, NodeGone | bytes]] = [
+        *((at, next(count), NodeGone(at, node, "a", 1)) for at, node in gone),
+        *((at, next(count), encode_finding(finding)) for at, finding in findings),
+    ]
+    heapq.heapify(waiting)
+    folder, result = Folder(state, 1, committed=state), Decisions()
+    clock, internal = waiting[0][0], list[Input]()
+    of_incident: dict[str, list[str]] = {}  # incident → nodes whose finding it has
+    when_decided: dict[str, float] = {}
+    while waiting or internal:
+        if not internal:
+            clock = max(clock, waiting[0][0])
+        raw = list[NodeGone | bytes]()
+        while waiting and waiting[0][0] <= clock and len(raw) < BATCH_MAX:
+            raw.append(heapq.heappop(waiting)[2])
+        began = time.process_time()
+        inputs = [*internal, *(_input(each, clock) for each in raw)]
+        folded = folder.fold(inputs, clock)
+        commit = folder.commit(folded, {})
+        folder.keep(folded)
+        internal = []
+        for command in folded.commands:
+            if isinstance(command, Evaluate) and (incident := folded.state.incidents.get(command.incident)):
+                action = default(incident, view(folded.state, command.job, clock))
+                internal.append(Input(PolicyAnswered(clock, incident.id, action, "default policy")))
+        spent = time.process_time() - began
+        clock += spent
+        result.cpu_s += spent
+        result.batches += 1
+        result.commit_bytes += sum(len(value or b"") for value in commit.snapshot.values())
+        for record in folded.published:
+            match record:
+                case FindingJudged(finding=finding, incident=incident_id):
+                    result.judged.setdefault(finding.node, clock)
+                    if incident_id:
+                        of_incident.setdefault(incident_id, []).append(finding.node)
+                case IncidentChanged(incident=changed) if changed.action is not None:
+                    when_decided.setdefault(changed.id, clock)
+                case _:
+                    pass
+    for incident_id, nodes in of_incident.items():
+        for node in nodes:
+            if incident_id in when_decided:
+                result.decided.setdefault(node, max(result.judged[node], when_decided[incident_id]))
+            else:
+                result.held += 1
+    return result
+
+
+def _input(raw: NodeGone | bytes, at: float) -> Input:
+    return Input(FindingArrived(at, decode_finding(raw)) if isinstance(raw, bytes) else raw)

@@ -1,0 +1,84 @@
+"""A batch is what its events are one by one, and an event that cannot be folded leaves no trace in it."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.sim.scenario import simulate
+from holdfast.supervisor import snapshot
+from holdfast.supervisor.core import Batch, State, step
+from holdfast.supervisor.core.index import Index
+from holdfast.supervisor.protocol import Command, Event, JobSubmitted, NodeCordonRequested
+
+SEEDS = (3, 5, 10)  # with a harsh quarantine, with an object store, with both
+
+
+def history(seed: int) -> list[tuple[State, Event, State, tuple[Command, ...]]]:
+    """Everything that a leader folded in a hostile run, in order."""
+    told: list[tuple[State, Event, State, tuple[Command, ...]]] = []
+
+    def fold(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
+        after, commands = step(state, event)
+        told.append((state, event, after, commands))
+        return after, commands
+
+    simulate(seed, fold=fold)
+    return told
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_batch_says_what_its_events_say_one_by_one(seed: int) -> None:
+    state, told = State(), history(seed)
+    for start in range(0, len(told), 7):
+        part = told[start : start + 7]
+        batch, alone = Batch(state), state
+        for _, event, _, _ in part:
+            alone, commands = step(alone, event)
+            assert batch.step(event) == commands
+        before, state = state, batch.state
+        assert state == alone
+        assert state.index is None or state.index == Index.of(state)
+        assert before.index is None or before.index == Index.of(before), "a batch wrote into a state that others see"
+
+
+def test_an_event_that_cannot_be_folded_leaves_no_trace() -> None:
+    events = [event for _, event, _, _ in history(3)][:200]
+    batch, alone = Batch(State()), State()
+    for number, event in enumerate(events):
+        if number % 20 == 10:
+            broken = JobSubmitted(event.at, None, "token")  # type: ignore[arg-type]
+            with pytest.raises(AttributeError):
+                batch.step(broken)
+            broken_late = NodeCordonRequested(event.at, "n0", True, _Unprintable())  # type: ignore[arg-type]
+            with pytest.raises(ZeroDivisionError):
+                batch.step(broken_late)
+        alone, _ = step(alone, event)
+        batch.step(event)
+    assert batch.state == alone
+
+
+class _Unprintable:
+    """A reason that cannot be put into a sentence: folding it fails half-way."""
+
+    def __format__(self, spec: str) -> str:
+        raise ZeroDivisionError
+
+
+# ---------------------------------------------------------------- what is committed of it
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_parts_of_all_commits_are_the_state(seed: int) -> None:
+    parts: dict[str, bytes] = {}
+    committed: State | None = None
+    for _, _, after, _ in history(seed)[::3]:
+        changes = snapshot.changes(committed, after)
+        for name, value in changes.items():
+            if value is None:
+                del parts[name]
+            else:
+                parts[name] = value
+        committed = after
+        assert snapshot.load(parts) == after
+    assert committed is not None
+    assert snapshot.changes(committed, committed) == {}
