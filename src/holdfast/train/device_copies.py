@@ -60,18 +60,19 @@ class CudaDriver:
         self._device = device
 
     def register(self, address: int, nbytes: int) -> str:
-        cudart = torch.cuda.cudart()
+        cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         failed = self._apart(lambda: cudart.cudaHostRegister(address, nbytes, _PORTABLE))
         return str(cudart.cudaGetErrorString(failed)) if int(failed) else ""
 
     def unregister(self, address: int) -> None:
-        self._apart(lambda: torch.cuda.cudart().cudaHostUnregister(address))
+        cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        self._apart(lambda: cudart.cudaHostUnregister(address))
 
     def pinned(self, nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
     def mark(self) -> Callable[[], None]:
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         return event.synchronize
 

@@ -60,7 +60,9 @@ def test_a_step_that_was_asked_for_goes_whatever_the_interval_says_and_whoever_w
             node.wait_stored(10)  # the first of a run
             node.archive(30)
         b.stop(signal.SIGKILL)
+        b.notes.unlink()
         b.start()
+        wait_until(b.notes.exists, description="b to listen to notes")
         save_both(a, b, 30, images)
         a.wait_stored(30, 10)
         b.wait_stored(30, 10)
@@ -100,10 +102,10 @@ def test_another_jobs_checkpoint_becomes_this_ones_first_shards(tmp_path: Path) 
             node.configure(attempt=5, ranks=(rank,), peers=(c, d)[1 - rank : 2 - rank], job="heir")
             (staged,) = node.stage_all(RankRestore(rank, ShardKey(1, 10, rank), "", source), job="heir")
             assert content_is(staged.path, 10 + rank, 10 + rank)
-            node.stop(signal.SIGKILL)
-            node.start()
-            held = {(record.key, record.tier) for record in next(node.watch("heir"))}
-            assert (ShardKey(1, 10, rank), "memory") in held
+        d.stop(signal.SIGKILL)
+        d.start()
+        held = {(record.key, record.tier) for record in next(d.watch("heir"))}
+        assert (ShardKey(1, 10, 1), "memory") in held
 
 
 def test_parts_of_a_resharded_state_come_down_for_one_rank(tmp_path: Path) -> None:
