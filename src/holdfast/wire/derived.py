@@ -61,7 +61,7 @@ class Codec(Generic[D, M]):
         on_wire = message.DESCRIPTOR.fields_by_name
         if drifted := set(on_wire) ^ set(self._wire_names):
             raise TypeError(f"{domain.__name__} and its message differ in {sorted(drifted)}")
-        self._of_value, self._of_message = attrgetter(*self._names), attrgetter(*self._wire_names)
+        self._of_value, self._of_message = _values(self._names), _values(self._wire_names)
         places = range(len(known))
         self._repeated = tuple(i for i in places if get_origin(hints[self._names[i]]) is tuple)
         self._optional = tuple(i for i in places if _is_optional(hints[self._names[i]]))
@@ -109,6 +109,12 @@ class Codec(Generic[D, M]):
             if len(values[i]) != rows and (values[i] or i not in self._may_lack):
                 listed = ", ".join(f"{self._names[i]} {len(values[i])}" for i in self._columns)
                 raise MalformedMessage(self.label, f"columns of unequal length: {listed}")
+
+
+def _values(names: Sequence[str]) -> Callable[[Any], Sequence[Any]]:
+    """The attributes of these names, in order; `attrgetter` gives a single one as it is."""
+    get = attrgetter(*names)
+    return get if len(names) > 1 else lambda value: (get(value),)
 
 
 def _is_optional(hint: Any) -> bool:
