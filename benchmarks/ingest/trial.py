@@ -22,6 +22,7 @@ from holdfast.domain.findings import FindingKind
 from holdfast.log.embedded import EmbeddedRedis
 from holdfast.log.names import FINDINGS
 from holdfast.log.redis import RedisLog
+from holdfast.runtime.children import tied
 from holdfast.wire.events import decode_finding
 
 FLEET = "ingest"
@@ -190,7 +191,10 @@ def _diagnostics(redis_url: str, directory: Path, log_path: Path) -> Iterator[tu
     }
     with log_path.open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast.diagnostics"], env={**os.environ, **settings}, stdout=log, stderr=log
+            tied([sys.executable, "-m", "holdfast.diagnostics"]),
+            env={**os.environ, **settings},
+            stdout=log,
+            stderr=log,
         )
         try:
             deadline = time.monotonic() + START_TIMEOUT_S
@@ -207,7 +211,7 @@ def _diagnostics(redis_url: str, directory: Path, log_path: Path) -> Iterator[tu
 @contextmanager
 def _client(share: Share) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.ingest.client", json.dumps(asdict(share))],
+        tied([sys.executable, "-m", "benchmarks.ingest.client", json.dumps(asdict(share))]),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

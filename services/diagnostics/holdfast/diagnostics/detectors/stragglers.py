@@ -20,9 +20,8 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +35,7 @@ from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity, Ste
 from holdfast.domain.signals import GenerationStarted, StepColumns
 
 _RANKS_MAX = 1_000_000  # over all generations that are watched; the oldest generation is given up first
-_PENDING_MAX = 8  # rows per rank that wait for their step to be complete; ranks are never this far apart
+_OPEN_MAX = 8  # steps that wait to be complete; ranks are never this far apart
 _RANKS_IN_EVIDENCE_MAX = 32
 _WARM_UP = 3  # first steps of a generation: they compile and allocate
 _WAIT, _DATA, _TOKENS, _DURATION = range(4)
@@ -68,8 +67,8 @@ class _Run:
     alone: bool  # stages of one rank: judged by their past
     finished: int = 0  # steps
     judged: int = 0
-    pending: deque[StepColumns] = field(default_factory=deque)  # of steps that are not complete
-    pending_rows: int = 0
+    open: dict[int, NDArray[np.float64]] = field(default_factory=dict)  # step → what its ranks have reported so far
+    closed: int = 0  # newest step that was judged
     past: list[Floats] = field(default_factory=list)  # work of the first steps, until `usual` is known
     usual: Floats | None = None
     usual_wait_s: list[float] = field(default_factory=list)
@@ -113,7 +112,7 @@ class Stragglers:
 
     def _finished(self, run: _Run, record: StepRecord, now: float) -> tuple[Finding, ...]:
         run.finished += 1
-        columns = _columns(run, record.step)
+        columns = _close(run, record.step)
         judged = self._judge(run, record.step, columns) if run.finished > _WARM_UP else None
         if judged is None:
             return ()
@@ -197,36 +196,37 @@ def _open(state: StragglerState, item: GenerationStarted, window: int) -> None:
 
 
 def _collect(run: _Run | None, item: StepColumns) -> None:
-    """The hot path: every node, every tick. Telemetry that nobody came to read is dropped, the oldest first."""
+    """The hot path: every node, every step. Reports go to their place at once, so that judging a step finds a whole table.
+
+    Telemetry of a step that nobody came to read is dropped, the oldest first.
+    """
     if run is None or not item.step:
         return
-    run.pending.append(item)
-    run.pending_rows += len(item.step)
-    while run.pending_rows > _PENDING_MAX * run.mesh_ranks and len(run.pending) > 1:
-        run.pending_rows -= len(run.pending.popleft().step)
+    wait = item.comm_wait_s or (math.nan,) * len(item.rank)
+    rows = np.array((wait, item.data_s, item.tokens, item.ended_at), np.float64)
+    rows[_DURATION] -= item.started_at
+    ranks = np.array(item.rank)
+    for step in set(item.step):
+        if step <= run.closed:
+            continue  # it came after its step was judged
+        columns = run.open.get(step)
+        if columns is None:
+            columns = run.open[step] = np.full((4, run.mesh_ranks), math.nan)
+            if len(run.open) > _OPEN_MAX:
+                del run.open[min(run.open)]
+        here = ranks < run.mesh_ranks
+        if len(item.step) > 1:
+            here &= np.array(item.step) == step
+        columns[:, ranks[here]] = rows[:, here]
 
 
-def _columns(run: _Run, step: int) -> NDArray[np.float64]:
+def _close(run: _Run, step: int) -> NDArray[np.float64]:
     """What every rank reported of `step`: a row for each of _WAIT … _DURATION, NaN where nothing was reported."""
-    items = run.pending
-    count = run.pending_rows
-    ranks = np.fromiter(chain.from_iterable(item.rank for item in items), np.int64, count)
-    steps = np.fromiter(chain.from_iterable(item.step for item in items), np.int64, count)
-    rows = np.empty((4, count))
-    rows[_WAIT] = _row((item.comm_wait_s or (math.nan,) * len(item.rank) for item in items), count)
-    rows[_DATA] = _row((item.data_s for item in items), count)
-    rows[_TOKENS] = _row((item.tokens for item in items), count)
-    rows[_DURATION] = _row((item.ended_at for item in items), count) - _row((item.started_at for item in items), count)
-    chosen = (steps == step) & (ranks < run.mesh_ranks)
-    columns = np.full((4, run.mesh_ranks), math.nan)
-    columns[:, ranks[chosen]] = rows[:, chosen]
-    run.pending = deque(item for item in items if max(item.step) > step)
-    run.pending_rows = sum(len(item.step) for item in run.pending)
-    return columns
-
-
-def _row(values: Iterable[Iterable[float]], count: int) -> NDArray[np.float64]:
-    return np.fromiter(chain.from_iterable(values), np.float64, count)
+    columns = run.open.get(step)
+    run.closed = max(step, run.closed)
+    for old in [old for old in run.open if old <= run.closed]:
+        del run.open[old]
+    return np.full((4, run.mesh_ranks), math.nan) if columns is None else columns
 
 
 def _against_past(run: _Run, work: Floats, steps: int) -> Floats | None:
