@@ -22,7 +22,7 @@ import anyio
 import structlog
 from anyio.abc import TaskGroup
 
-from holdfast.agent import tracing
+from holdfast.agent import preflight_checks, tracing
 from holdfast.agent.collectors import build_all, nvml
 from holdfast.agent.collectors.protocol import Surroundings, keep_collecting
 from holdfast.agent.directory import MARK, claimed
