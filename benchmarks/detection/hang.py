@@ -137,7 +137,10 @@ def _judge(row: Score, case: str, finding: Finding | None, after_s: float, expec
 def _watch(
     mesh: Mesh, ranks: list[_Rank], culprit: int, rng: np.random.Generator, stuck: collectives.Stuck | None = None
 ) -> tuple[Finding | None, float]:
-    """Ten good steps, then the stall; recorders are asked when it has lasted for a third of the threshold. Returns the verdict, and how long after the threshold it came."""
+    """Ten good steps, then the stall; recorders are asked when it has lasted for a third of the threshold.
+
+    Returns the verdict, and how long after the threshold it came.
+    """
     detector, now, size = Hang(), _T0, mesh.world_size
     state = detector.initial()
     nodes = [tuple(range(i, min(i + _NODE, size))) for i in range(0, size, _NODE)]

@@ -32,6 +32,8 @@ ODD: dict[str, tuple[dict[str, object], dict[str, object]]] = {
     "in the kernel": ({"state": "D", "state_before": "D", "cpu": 0.0}, {}),
     "busy while others sleep": ({"state": "R", "cpu": 0.99}, {}),
     "asleep while others spin": ({"cpu": 0.0}, {"state": "R", "cpu": 0.98}),
+    "held interpreter": ({"interpreter": "held", "step": 8}, {"interpreter": "free"}),
+    "asleep elsewhere": ({"kernel": "hrtimer_nanosleep", "step": 8}, {"kernel": "futex_do_wait"}),
     "another phase": ({"phase": Phase.CHECKPOINT}, {}),
 }
 
@@ -55,8 +57,19 @@ def test_the_odd_one_is_named(case: str, size: int) -> None:
         [view(rank, state="T") for rank in range(4)],
         [view(rank, state="D", state_before="D") for rank in range(4)],
         [view(0, state="D"), view(1), view(2)],
+        [view(0, interpreter="held"), view(1, interpreter="free"), view(2)],
+        [view(0, kernel="pipe_read"), view(1, kernel="ep_poll"), view(2, kernel="futex_do_wait")],
     ],
-    ids=["two busy", "one of two", "no window", "all stopped", "all in the kernel", "D for an instant"],
+    ids=[
+        "two busy",
+        "one of two",
+        "no window",
+        "all stopped",
+        "all in the kernel",
+        "D for an instant",
+        "one not known",
+        "three places",
+    ],
 )
 def test_nobody_is_named_without_evidence(views: list[RankView]) -> None:
     assert localise(views).rank is None

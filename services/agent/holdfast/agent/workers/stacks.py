@@ -7,22 +7,20 @@ import re
 FRAMES_MAX = 12
 FRAME_CHARS_MAX = 160
 
-_PYSPY_THREAD = re.compile(r'Thread .*?(?P<state>\([^)]*\))?: "(?P<name>.*)"')
+_PYSPY_THREAD = re.compile(r'Thread .*: "(?P<name>.*)"')
 _FAULTHANDLER_FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)')
 
 
-def of_pyspy(text: str) -> tuple[str, str]:
-    """(interpreter, stack) of `py-spy dump`. "held": some thread has the lock and is running at this moment."""
+def of_pyspy(text: str) -> str:
+    """The main thread's frames of `py-spy dump`."""
     frames: list[str] = []
-    held = main = False
+    main = False
     for line in text.splitlines():
-        thread = _PYSPY_THREAD.match(line)
-        if thread is not None:
-            held = held or "gil" in (thread["state"] or "")
+        if (thread := _PYSPY_THREAD.match(line)) is not None:
             main = thread["name"] == "MainThread"
         elif main and line.startswith("    ") and len(frames) < FRAMES_MAX:
             frames.append(line.strip()[:FRAME_CHARS_MAX])
-    return "held" if held else "free", "\n".join(frames)
+    return "\n".join(frames)
 
 
 def of_faulthandler(text: str) -> str:

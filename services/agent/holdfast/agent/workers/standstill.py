@@ -7,7 +7,7 @@ process where it waits in the kernel, whether its interpreter is held, and its i
 
 The recorder is asked through torch's worker server (`holdfast.train.recorder`), C++ threads that answer while the interpreter
 is held; asking Python for its stack through the same server is answered only when it is not, and that is how a held one is
-known without py-spy.
+known. Its stack then takes py-spy.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import httpx
 import structlog
 
 from holdfast.agent.workers.generation import LocalGeneration
 from holdfast.agent.workers.procfs import kernel_wait
 from holdfast.agent.workers.progress import Progress
+from holdfast.agent.workers.recorders import post
 from holdfast.agent.workers.stacks import of_faulthandler, of_pyspy
 from holdfast.domain.collectives import CollectiveRows, Standstill
 from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.signals import NodeSignal
-from holdfast.wire.flight_recorder import DUMP_BYTES_MAX, entered_total, parse_json, records_messages, rows_of
+from holdfast.wire.flight_recorder import entered_total, parse_json, records_messages, rows_of
 
 log = structlog.get_logger("holdfast.agent.standstill")
 
@@ -120,7 +120,7 @@ class StandstillWatch:
             rank=tuple(workers),
             answered=tuple(rank in dumps for rank in workers),
             interpreter=tuple(stacks.get(rank, ("", ""))[0] for rank in workers),
-            messages=tuple(all(map(records_messages, dumps.get(rank, ()))) for rank in workers),
+            messages=tuple(rank in dumps and all(map(records_messages, dumps[rank])) for rank in workers),
             kernel=tuple(kernel_wait(worker.pid) for worker in workers.values()),
             stack=tuple(stacks.get(rank, ("", ""))[1] for rank in workers),
             rows=self._rows(generation, dumps),
@@ -144,7 +144,7 @@ class StandstillWatch:
 
         async def ask(rank: int, path: Path) -> None:
             for handler, query in _RECORDERS:
-                raw = await _post(path, handler, query, ANSWER_TIMEOUT_S)
+                raw = await post(path, handler, query, ANSWER_TIMEOUT_S)
                 if raw is None:
                     continue
                 try:
@@ -164,7 +164,7 @@ class StandstillWatch:
         found: dict[int, tuple[str, str]] = {}
 
         async def sample(rank: int, pid: int, path: Path) -> None:
-            found[rank] = await self._by_pyspy(pid) or await _by_server(path)
+            found[rank] = await self._stack(pid, path)
 
         async with anyio.create_task_group() as tasks:
             for worker in generation.alive:
@@ -172,17 +172,24 @@ class StandstillWatch:
                 tasks.start_soon(sample, rank, worker.pid, generation.recorders[rank])
         return found
 
-    async def _by_pyspy(self, pid: int) -> tuple[str, str] | None:
-        """None when py-spy is not there or may not look: then the process is asked itself."""
+    async def _stack(self, pid: int, path: Path) -> tuple[str, str]:
+        """Ask the process itself; when it does not answer though its recorder's server does, its interpreter is held."""
+        raw = await post(path, "dump_traceback", "", STACK_TIMEOUT_S)
+        if raw is not None:
+            return "free", of_faulthandler(raw.decode(errors="replace"))
+        held = await post(path, "ping", "", ANSWER_TIMEOUT_S) is not None
+        return "held" if held else "", await self._by_pyspy(pid)
+
+    async def _by_pyspy(self, pid: int) -> str:
+        """The stack as another process can read it; "" when py-spy is not there or may not look."""
         if not self._pyspy:
-            return None
+            return ""
         with anyio.move_on_after(STACK_TIMEOUT_S):
-            command = [self._pyspy, "dump", "--nonblocking", "--pid", str(pid)]
-            ended = await anyio.run_process(command, check=False)
+            ended = await anyio.run_process([self._pyspy, "dump", "--nonblocking", "--pid", str(pid)], check=False)
             if ended.returncode == 0:
                 return of_pyspy(ended.stdout.decode(errors="replace"))
             log.debug("py-spy cannot look", pid=pid, reason=ended.stderr.decode(errors="replace")[-200:])
-        return None
+        return ""
 
     def _refuse(self, generation: LocalGeneration, rank: int, error: MalformedMessage) -> None:
         self.refused += 1
@@ -197,32 +204,3 @@ def _progress(generation: LocalGeneration) -> Progress:
 def _find_pyspy() -> str:
     """Beside our own interpreter, or on the path; empty when there is none."""
     return shutil.which("py-spy", path=str(Path(sys.executable).parent)) or shutil.which("py-spy") or ""
-
-
-async def _by_server(path: Path) -> tuple[str, str]:
-    """The interpreter is held when the recorder's server answers, and its request for a stack is not."""
-    raw = await _post(path, "dump_traceback", "", STACK_TIMEOUT_S)
-    if raw is not None:
-        return "free", of_faulthandler(raw.decode(errors="replace"))
-    alive = await _post(path, "ping", "", ANSWER_TIMEOUT_S) is not None
-    return ("held" if alive else "", "")
-
-
-async def _post(path: Path, handler: str, query: str, timeout_s: float) -> bytes | None:
-    """The answer of a worker's server; None when there is none: no such handler, nobody listens, or not in time."""
-    body = bytearray()
-    with anyio.move_on_after(timeout_s) as limit:
-        try:
-            async with (
-                httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(path)), timeout=None) as client,
-                client.stream("POST", f"http://worker/handler/{handler}?{query}") as response,
-            ):
-                if response.status_code != httpx.codes.OK:
-                    return None
-                async for chunk in response.aiter_bytes():
-                    body += chunk
-                    if len(body) > DUMP_BYTES_MAX:
-                        return None
-        except httpx.HTTPError:
-            return None
-    return None if limit.cancelled_caught else bytes(body)

@@ -5,10 +5,11 @@ The rules are tried from the hardest evidence to the softest; rules about progre
 
 1. a process that is gone or stopped (SIGSTOP, a debugger),
 2. what the flight recorders say of the collectives (`waiting`): the rank that the others wait for, or that nobody is to blame,
-3. the rank that is alone behind the others in steps,
-4. the rank that sits in another phase than the others (a checkpoint, an evaluation that does not end),
-5. uninterruptible sleep without CPU time: storage, a mount or the kernel,
-6. the only one that burns CPU while the others sleep (a loop, a held GIL), or sleeps while the others spin.
+3. the rank whose interpreter alone is held by one of its threads, or that alone sleeps elsewhere than the others do,
+4. the rank that is alone behind the others in steps,
+5. the rank that sits in another phase than the others (a checkpoint, an evaluation that does not end),
+6. uninterruptible sleep without CPU time: storage, a mount or the kernel,
+7. the only one that burns CPU while the others sleep (a loop, a held GIL), or sleeps while the others spin.
 
 Whoever is named, what its process does is added: it holds its interpreter's lock, computes, or waits for storage.
 
@@ -29,6 +30,7 @@ _IDLE = 0.1
 _WINDOW_MIN_S = 0.2  # CPU accounting counts in ticks of 10 ms: a shorter window says nothing
 _STOPPED = frozenset("Tt")
 GONE = frozenset({"", "Z", "X"})
+WAITS_FOR_A_THREAD = "futex"  # /proc/PID/wchan of a thread that waits for another one
 _CONFIDENCE = {
     Standing.MISMATCH: 0.95,
     Standing.ABSENT: 0.95,
@@ -93,6 +95,9 @@ def _by_process(ranks: Sequence[RankView]) -> Verdict:
     """The softer rules, for what says nothing of its collectives."""
     if len(ranks) == 1:
         return Verdict(ranks[0].rank, "it is the only rank", 0.9)
+    odd = _odd_interpreter(ranks) or _odd_sleep(ranks)
+    if odd is not None:
+        return odd
     suspects = _behind(ranks)
     if len(suspects) == 1:
         return Verdict(suspects[0].rank, "it is alone behind the others in steps finished", 0.85)
@@ -121,6 +126,22 @@ def _dead_or_stopped(ranks: Sequence[RankView]) -> Verdict | None:
             reason = f"{len(found)} of {len(ranks)} ranks: {what.replace('its process is', 'their processes are')}"
             return Verdict(None, reason, 0.9, tuple(view.rank for view in found))
     return None
+
+
+def _odd_interpreter(ranks: Sequence[RankView]) -> Verdict | None:
+    held = [view for view in ranks if view.interpreter == "held"]
+    if len(held) != 1 or any(view.interpreter != "free" for view in ranks if view is not held[0]):
+        return None
+    return Verdict(held[0].rank, "its interpreter alone does not answer", 0.9)
+
+
+def _odd_sleep(ranks: Sequence[RankView]) -> Verdict | None:
+    """All others wait for a thread of theirs, as inside a collective or a receive of gloo's."""
+    elsewhere = [view for view in ranks if not view.kernel.startswith(WAITS_FOR_A_THREAD)]
+    if len(elsewhere) != 1 or not elsewhere[0].kernel or elsewhere[0].state != "S":
+        return None
+    odd = elsewhere[0]
+    return Verdict(odd.rank, f"it alone sleeps in {odd.kernel}, the others wait for their communication", 0.8)
 
 
 def _behind(ranks: Sequence[RankView]) -> Sequence[RankView]:

@@ -6,16 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import compress
 
-from holdfast.diagnostics.detectors.localise import RankView, Verdict, localise
+from holdfast.diagnostics.detectors.localise import WAITS_FOR_A_THREAD, RankView, Verdict, localise
 from holdfast.diagnostics.detectors.waiting import Waiting, who_is_waited_for
 from holdfast.domain.collectives import CollectiveRows, Standstill
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.signals import RankProgress
 
 _RANKS_IN_EVIDENCE_MAX = 32
-_WAITS_FOR_A_THREAD = (
-    "futex"  # /proc/PID/wchan of a thread that waits for another one: gloo's receives, but also a queue
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +103,7 @@ def _messaging(standing: Standstill, latest: Mapping[str, RankProgress]) -> Iter
     columns = zip(standing.rank, standing.messages, standing.interpreter, standing.kernel, strict=True)
     for rank, shown, interpreter, kernel in columns:
         asleep = states.get(rank) == "S" and interpreter != "held"
-        if asleep and not shown and (not kernel or kernel.startswith(_WAITS_FOR_A_THREAD)):
+        if asleep and not shown and (not kernel or kernel.startswith(WAITS_FOR_A_THREAD)):
             yield rank
 
 

@@ -1,0 +1,33 @@
+"""Requests to the worker server that torch runs inside a rank (`holdfast.train.recorder`): HTTP on a Unix socket."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+
+from holdfast.wire.flight_recorder import DUMP_BYTES_MAX
+
+_HEADER_BYTES_MAX = 64 << 10
+_OK = b" 200 "
+
+
+async def post(path: Path, handler: str, query: str, timeout_s: float) -> bytes | None:
+    """The answer of `handler`; None when there is none: nobody listens, no such handler, not in time, or more than a dump
+    can have."""
+    request = f"POST /handler/{handler}?{query} HTTP/1.0\r\nHost: worker\r\nContent-Length: 0\r\n\r\n"
+    answer = bytearray()
+    with anyio.move_on_after(timeout_s) as limit:
+        try:
+            async with await anyio.connect_unix(path) as stream:
+                await stream.send(request.encode("ascii"))
+                async for part in stream:
+                    answer += part
+                    if len(answer) > DUMP_BYTES_MAX + _HEADER_BYTES_MAX:
+                        return None
+        except (OSError, anyio.BrokenResourceError):
+            return None
+    header, end, body = bytes(answer).partition(b"\r\n\r\n")
+    if limit.cancelled_caught or not end or _OK not in header.partition(b"\r\n")[0]:
+        return None
+    return body
