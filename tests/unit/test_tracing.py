@@ -61,7 +61,7 @@ def incident_of(finding: Finding) -> Incident:
         outcome="generation 4 steps",
         shares=(
             NodeShare("n2", 100.5, (), {"stop": 0.05, "fork": 0.08, "stage": 0.1}, {"memory": 2}),
-            NodeShare("n2", 101.0, (4, 5), {"process_group": 0.2, "restore": 0.1, "first_step": 0.1}),
+            NodeShare("n2", 101.0, (4, 5), {"first_step": 0.1, "process_group": 0.2, "restore": 0.1}),
         ),
     )
 
@@ -134,6 +134,7 @@ def test_the_record_tells_the_whole_chain() -> None:
     assert {span.parent for span in names["process group"]} == {span.context.span_id for span in firsts}
     assert {span.context.trace_id for span in found} == {incident.trace_id}
     assert len({span.context.span_id for span in found}) == len(found)
+    assert names["process group"][0].start < names["restore"][0].start < names["step"][0].start
     assert (change.start, change.end) == (100.3, 101.0)
     assert prepare.start == pytest.approx(100.35)
     assert decision.attributes["reason"] == "a crash is cured by a restart"

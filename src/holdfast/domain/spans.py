@@ -21,7 +21,8 @@ SUPERVISOR = "holdfast-supervisor"
 
 _PARTS = ("fork", "stop", "stage")  # of prepare; they overlap
 _NOBODY = "0" * 16
-_TITLES = {"process_group": "process group", "first_step": "step"}  # of a rank's phases
+# What a rank goes through, in this order, and what its spans are called.
+_STAGES = {"process_group": "process group", "build": "build", "restore": "restore", "first_step": "step"}
 
 
 # ---------------------------------------------------------------- what each service writes
@@ -122,10 +123,10 @@ def of_first_step(
     context = above.child(tracing.FIRST_STEP, generation, rank)
     where = _where(job, generation, node, rank)
     yield Span(tracing.FIRST_STEP, AGENT, context, above.span_id, start, end, where)
-    phases = tuple(phases_s)
+    seconds_of = dict(phases_s)  # a record has them in any order
+    phases = [(title, seconds_of[name]) for name, title in _STAGES.items() if name in seconds_of]
     at = max(start, end - sum(seconds for _, seconds in phases))
-    for name, seconds in phases:
-        title = _TITLES.get(name, name)
+    for title, seconds in phases:
         yield Span(title, AGENT, context.child(title), context.span_id, at, min(end, at + seconds), where)
         at += seconds
 

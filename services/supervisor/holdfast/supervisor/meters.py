@@ -101,6 +101,7 @@ def _account(state: State, name: str, run: Run, now: float) -> tuple[Ledger, lis
 def _ages(state: State, name: str, run: Run, now: float) -> Iterator[Point]:
     """For each tier, how long ago the newest step that is complete there was finished."""
     finished = {record.step: record.ended_at for record in run.steps}  # of a step done twice, the later time
+    known = max(finished, default=0)
     newest: dict[str, int] = {}
     for saved in saved_steps(state, name):
         full = saved.mesh.world_size
@@ -108,8 +109,8 @@ def _ages(state: State, name: str, run: Run, now: float) -> Iterator[Point]:
             if there:
                 newest.setdefault(tier, saved.step)
     for tier, step in newest.items():
-        if step in finished:
-            yield max(0.0, now - finished[step]), {"job": name, "tier": tier}
+        if step in finished or step > known:  # steps are told a moment after they are finished, saves at once
+            yield max(0.0, now - finished.get(step, now)), {"job": name, "tier": tier}
 
 
 def _nodes(state: State) -> list[Point]:
