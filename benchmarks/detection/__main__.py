@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.detection import causes, hang, numerical, storm, stragglers, xid
+from benchmarks.detection import causes, fleet, hang, hang_gloo, numerical, storm, stragglers, xid
 from benchmarks.detection.score import Score
 
 Suite = Callable[[Path, np.random.Generator], Score]
@@ -31,10 +31,18 @@ SUITES: dict[str, Suite] = {
     "stragglers": stragglers.suite,
     "user_vs_hardware": lambda data, rng: causes.suite(data),
     "hang": hang.suite,
+    "hang_gloo": lambda data, rng: hang_gloo.suite(rng),
     "numerical": lambda data, rng: numerical.suite(rng),
     "bitflips": lambda data, rng: _bitflips(rng),
+    "fleet": lambda data, rng: fleet.suite(rng),
     "storm": lambda data, rng: storm.suite(rng),
 }
+
+
+def _bitflips(rng: np.random.Generator) -> Score:
+    from benchmarks.detection import bitflips  # the others need no torch
+
+    return bitflips.suite(rng)
 
 
 def _bitflips(rng: np.random.Generator) -> Score:
