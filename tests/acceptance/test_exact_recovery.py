@@ -1,14 +1,54 @@
-"""Restarts and swaps leave no trace: every loss and the final weights are those of the uninterrupted run, bit for bit."""
+"""Restarts and swaps leave no mark: every loss and the final weights are those of the uninterrupted run, bit for bit.
+
+A collector listens meanwhile: telemetry changes no bit either, and each incident is one trace across all services.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from training import cluster, gpt_job, losses
 
+from holdfast.domain.tracing import ATTRIBUTE_PREFIX, ATTRIBUTES
+from holdfast.runtime.fake_collector import FakeCollector, collecting
+from holdfast.runtime.telemetry import ENV_ENDPOINT
+
 STEPS = 400  # the run must outlast the news of it: steps are told once a second
+
+
+def check_trace(incident: dict[str, Any], record: dict[str, Any], collector: FakeCollector, ranks: int) -> None:
+    """What the collector got of one incident hangs together, from the first span to the last, and is what the record says."""
+    spans = [span for span in collector.spans if span.trace_id == incident["trace_id"]]
+    ids = {span.span_id: span for span in spans}
+    assert len(ids) == len(spans), "no span twice"
+    names = {span.name: span for span in spans}
+    [root] = [span for span in spans if not span.parent_id]
+    signalled = root.name == "worker exited"
+    assert signalled or (root.name == "finding" and incident["kind"] == "node_lost"), "nobody announces a lost node"
+    assert {span.parent_id for span in spans if span.parent_id} <= ids.keys(), "every parent arrived"
+    parents = {span.name: ids[span.parent_id].name for span in spans if span.parent_id}
+    chain = {"finding": "worker exited"} if signalled else {}
+    chain |= {"incident": "finding", "decision": "incident", "generation change": "incident"}
+    chain |= {"prepare": "generation change", "first step": "generation change"}
+    chain |= {"stop": "prepare", "fork": "prepare", "stage": "prepare"}
+    chain |= dict.fromkeys(("process group", "build", "restore", "step"), "first step")
+    chain |= {"fetch": "stage"} if incident["action"]["kind"] == "hot_swap" else {}
+    assert parents == chain
+    last = [span for span in spans if span.attributes.get("holdfast.generation") == incident["new_generation"]]
+    assert sorted(span.attributes["holdfast.rank"] for span in last if span.name == "first step") == [*range(ranks)]
+    assert len([span for span in last if span.name == "prepare"]) == ranks, "one rank per node"
+    assert names["decision"].attributes["holdfast.reason"] == incident["action"]["reason"]
+    assert {span.attributes["holdfast.job"] for span in spans} == {"rough"}
+    used = {name.removeprefix(ATTRIBUTE_PREFIX) for span in spans for name in span.attributes}
+    assert used <= set(ATTRIBUTES)
+    recorded = {span["span_id"]: span for span in record["spans"]}
+    assert recorded.keys() <= ids.keys()
+    assert {each.name for key, each in ids.items() if key not in recorded} <= {"fetch"}
+    for key, span in recorded.items():
+        assert span["parent_id"] == ids[key].parent_id
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:
@@ -22,7 +62,10 @@ def weights(out: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.timeout(240)
 def test_losses_and_weights_are_bit_identical_after_restarts_and_a_swap(tmp_path: Path) -> None:
     calm, rough = tmp_path / "calm", tmp_path / "rough"
-    with cluster(tmp_path / "stack", nodes=5) as run:
+    with (
+        collecting() as collector,
+        cluster(tmp_path / "stack", nodes=5, environment={ENV_ENDPOINT: collector.endpoint}) as run,
+    ):
         run.client.submit(gpt_job("calm", calm, dp=2, pp=2, steps=STEPS))
         assert run.wait_end("calm")["phase"] == "completed"
 
@@ -38,10 +81,14 @@ def test_losses_and_weights_are_bit_identical_after_restarts_and_a_swap(tmp_path
         run.inject.crash("rough", 0)
         incidents = run.wait_resolved("rough", 3)
         assert run.wait_end("rough")["phase"] == "completed"
+        records = [run.client.trace(incident["id"]) for incident in incidents]
 
     assert [incident["action"]["kind"] for incident in incidents] == ["restart", "hot_swap", "restart"]
     assert incidents[1]["node"] == lost
     assert all(incident["rework_steps"] <= 2 * 5 for incident in incidents)
+    for incident, record in zip(incidents, records, strict=True):
+        check_trace(incident, record, collector, ranks=4)
+    assert {"holdfast.incidents", "holdfast.recovery.duration", "holdfast.nodes"} <= collector.metrics.keys()
     assert losses(calm) == losses(rough)
     assert set(losses(calm)) == set(range(1, STEPS + 1))
     before, after = weights(calm), weights(rough)
