@@ -1,0 +1,67 @@
+"""`holdfast explain`: a finding as a person reads it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.cli.explain import story
+
+FINDING: dict[str, Any] = {
+    "id": "worker:gpt:1:2:1000.000",
+    "kind": "worker_crash",
+    "severity": "error",
+    "summary": "Rank 2 on n2 [gpu] was killed by SIGKILL after step 7.",
+    "node": "n2",
+    "job": "gpt",
+    "generation": 1,
+    "rank": 2,
+    "gpu": None,
+    "at": 1000.4,
+    "since": 1000.0,
+    "confidence": 0.95,
+    "rule": "the first rank that ended by itself",
+    "source": "NVRx",
+    "advice": "read the log",
+    "evidence": {"signal": "9", "log": "a\nb", "blame": "unknown", "because": "seen once", "rule": "said above"},
+    "ladder": ["restart_process", "replace_node"],
+    "ttl_s": 300.0,
+    "judged_at": 1000.5,
+    "verdict": "opened i-1",
+    "incident": "i-1",
+}
+INCIDENT: dict[str, Any] = {
+    "id": "i-1",
+    "state": "resolved",
+    "cause": "rank 2 died",
+    "action": {"kind": "restart", "nodes": [], "reason": "the nodes are healthy", "dp": None},
+    "decided_by": "default policy",
+    "outcome": "generation 2 steps from step 6 on",
+}
+
+
+def told(finding: dict[str, Any], incident: dict[str, Any] | None) -> str:
+    return "\n".join(line.plain for line in story(finding, incident))
+
+
+def test_it_says_why_and_what_was_done() -> None:
+    text = told(FINDING, INCIDENT)
+    for part in (
+        "Rank 2 on n2 [gpu] was killed",
+        "95 % sure",
+        "node n2, rank 2, job gpt, generation 1",
+        "0.40 s later",
+        "the first rank that ended by itself (source: NVRx)",
+        "unknown, because: seen once",
+        "restart the process → replace the node",
+        "opened i-1",
+        "restart, decided by default policy: the nodes are healthy",
+        "generation 2 steps from step 6 on",
+    ):
+        assert part in text, part
+    assert "said above" not in text
+    assert "a\n                 b" in text
+
+
+def test_a_warning_has_no_incident_and_an_undecided_one_says_so() -> None:
+    assert "action" not in told({**FINDING, "incident": "", "ladder": []}, None)
+    assert "none has been decided" in told(FINDING, {**INCIDENT, "action": None})
