@@ -65,8 +65,8 @@ class Plan:
 
     started_at: float = math.inf
     end: float = math.inf
-    connected: int = 0
-    all_connected: anyio.Event = field(default_factory=anyio.Event)
+    tried: int = 0  # to connect
+    all_tried: anyio.Event = field(default_factory=anyio.Event)
 
 
 async def run(share: Share) -> Sent:
@@ -83,7 +83,7 @@ async def run(share: Share) -> Sent:
                 speaking.start_soon(_speak, share, place, call, plan, sent, opening)
                 hearing.start_soon(_hear, call, sent)
             with anyio.fail_after(CONNECT_TIMEOUT_S):
-                await plan.all_connected.wait()
+                await plan.all_tried.wait()
             print("connected", flush=True)
             plan.started_at = float(await anyio.to_thread.run_sync(sys.stdin.readline))
             plan.end = plan.started_at + share.seconds
@@ -100,18 +100,19 @@ async def _speak(share: Share, place: int, call: Call, plan: Plan, sent: Sent, o
     node = Node(share.first + place, share.nodes, step_s=share.step_s)
     whole = True
     with _noting(sent):
-        async with opening:
-            await write(call, node.hello(time.time()))
-        plan.connected += 1
-        if plan.connected == share.count:
-            plan.all_connected.set()
+        try:
+            async with opening:
+                await write(call, node.hello(time.time()))
+        finally:
+            plan.tried += 1
+            if plan.tried == share.count:
+                plan.all_tried.set()
         due = math.floor(time.time()) + 1.0 + place / share.count * TICK_S
         while due < plan.end:
             await anyio.sleep(max(0.0, due - time.time()))
             now = time.time()
-            missed = int(
-                (now - due) / TICK_S
-            )  # an agent that is held back sends one tick when it can, not all that it missed
+            # An agent that is held back sends one tick when it can, not all that it missed.
+            missed = int((now - due) / TICK_S)
             breaks = whole and now >= plan.started_at + (place + 1) * share.broken_every_s
             raw = node.broken(now) if breaks else node.tick(now)
             whole = whole and not breaks
