@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 from stored import save
+from supervising import job_body
 
 from holdfast.domain.errors import InvalidSpec
 from holdfast.domain.generations import StoredStep
 from holdfast.domain.job import JobSpec
 from holdfast.domain.mesh import Mesh
+from holdfast.log.names import INBOX
 from holdfast.stores import layout
+from holdfast.stores.file import FileStore
 from holdfast.stores.memory import InMemory
+from holdfast.supervisor.inbox import InboxEvent
 from holdfast.supervisor.resume import resolve
+from holdfast.wire import records
 from holdfast.wire.jobfile import parse_job
 
 MESH = Mesh.of({"dp": 2, "pp": 2})
@@ -88,3 +95,20 @@ def test_a_damaged_manifest_is_passed_over_and_named_when_it_was_asked_for(store
     assert (found.attempt, found.step) == (1, 20)
     with pytest.raises(InvalidSpec, match=r"a checkpoint that can be read: .*its own checksum"):
         resolve(spec("gs://bucket/gpt@2/10"), lambda _: store)
+
+
+@pytest.mark.anyio
+async def test_who_submits_hears_at_once_what_is_there(api: Any, tmp_path: Path) -> None:
+    save(FileStore(tmp_path), 10)
+    body = job_body(nodes=4, mesh={"dp": 2, "pp": 2}, checkpoint={"resume": f"file://{tmp_path}/gpt@7"})
+    refused = await api.http.post("/v1/jobs", json=body)
+    assert refused.status_code == 422
+    [error] = refused.json()["errors"]
+    assert error["field"] == "checkpoint.resume"
+    assert error["expected"].endswith("newest first: 10 (attempt 1)")
+
+    body["checkpoint"]["resume"] = f"file://{tmp_path}/gpt"
+    assert (await api.http.post("/v1/jobs", json=body)).status_code == 202
+    [entry] = await api.log.read(INBOX)
+    request = records.loads(entry.entry.data, InboxEvent)
+    assert request.event.resumed == StoredStep(1, 10, MESH, False)
