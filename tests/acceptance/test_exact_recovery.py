@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from training import cluster, gpt_job, losses
+from waiting import wait_until
 
 from holdfast.domain.tracing import ATTRIBUTE_PREFIX, ATTRIBUTES
 from holdfast.runtime.fake_collector import FakeCollector, collecting
@@ -75,6 +76,10 @@ def test_losses_and_weights_are_bit_identical_after_restarts_and_a_swap(tmp_path
         run.wait_resolved("rough", 1)
         run.wait_step("rough", 22)
         lost = run.node_of("rough", 2)
+        # A node that is lost takes with it what it has not sent within the last second.
+        wait_until(
+            lambda: [span.name for span in collector.spans].count("step") == 4, description="each rank's last span"
+        )
         run.inject.node_loss(lost)
         run.wait_resolved("rough", 2)
         run.wait_step("rough", 38)
