@@ -34,7 +34,7 @@ MESHES = (
 )
 MISMATCHED = {"dp": 4, "pp": 1, "tp": 1}  # of two that differ neither is the odd one
 WAYS = ("SIGSTOP", "GIL lock", "endless loop", "data never comes", "exit", "mismatch")  # as `gloo_train.py` knows them
-RUNS = 4  # of each way
+RUNS = 2  # of each way
 WARM_TIMEOUT_S = 120.0
 VERDICT_TIMEOUT_S = 60.0
 _HANG = HangSpec(floor_s=3.0, init_s=60.0)
