@@ -29,7 +29,7 @@ class AgentSettings(ServiceSettings):
     infiniband: Path = Path("/sys/class/infiniband")
     # mlx5 ports to leave alone, shell patterns, comma-separated: reading counters of restricted functions floods the kernel log
     nic_exclude: str = ""
-    # Directory of nvidia-resiliency-ext and what it needs, when it is not in this environment: its pynvml shadows our NVML binding
+    # Directory of nvidia-resiliency-ext and what it needs, when it is not in this environment: its pynvml shadows ours
     nvrx_path: Path | None = None
     maintenance_file: Path | None = None  # its presence announces that this machine will be taken
     maintenance_url: str = ""  # GCE: http://metadata.google.internal/computeMetadata/v1/instance/maintenance-event
