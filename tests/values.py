@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 from holdfast.domain.collectives import CollectiveRows, Standstill
 from holdfast.domain.job import JobSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
-from holdfast.domain.signals import GpuHealth, GpuSample, HealthChecks, NicSample, RankProgress, ReplicaChecks, StepColumns, Tick
+from holdfast.domain.signals import (
+    GpuHealth,
+    GpuSample,
+    HealthChecks,
+    NicSample,
+    RankProgress,
+    ReplicaChecks,
+    StepColumns,
+    Tick,
+)
 
 ROWS_MAX = 4
 SINGLE_PRECISION = {"data_s", "stall_s", "comm_wait_s", "temperature_c", "power_w"}  # travel as 32-bit floats
