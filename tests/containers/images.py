@@ -54,17 +54,11 @@ def fetch_wheels() -> None:
     pip = (sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(WHEELHOUSE), "--prefer-binary")
     if not any(WHEELHOUSE.glob("torch-*.whl")):
         run(*pip, TORCH)
+    # Debian's Python is 3.11.2; what only older ones than the host's need, pip here does not think of.
+    older = ("async-timeout>=4.0.3",)
     run(
-        *pip,
-        "-c",
-        "constraints.txt",
-        "--find-links",
-        str(WHEELHOUSE),
-        ".[gcs,otel,nvml,train]",
-        "hatchling>=1.27",
-        "pip",
-        "setuptools",
-    )
+        *pip, "-c", "constraints.txt", "--find-links", str(WHEELHOUSE), ".[gcs,otel,nvml,train]", "hatchling>=1.27", *older,
+    )  # fmt: skip
 
 
 def build(version: str) -> None:
