@@ -68,7 +68,11 @@ async def commit_ms(log: FencedLog, stream: str, count: int) -> float:
         started = time.perf_counter()
         await log.commit(
             lease,
-            Commit(snapshot={"s": b"s" * 100_000}, append=[(stream + "-out", entry)], acknowledge={(stream, "g"): [position]}),
+            Commit(
+                snapshot={"s": b"s" * 100_000},
+                append=[(stream + "-out", entry)],
+                acknowledge={(stream, "g"): [position]},
+            ),
         )
         times.append(1e3 * (time.perf_counter() - started))
     return statistics.median(times)

@@ -214,7 +214,8 @@ async def test_a_malformed_commit_writes_nothing(log: FencedLog) -> None:
     lease = await lead(log)
     with pytest.raises(InvalidSpec, match="position"):
         await log.commit(
-            lease, Commit(snapshot={"": b"half"}, append=[("out", entry("x"))], acknowledge={("in", GROUP): ["1-0", "what"]})
+            lease,
+            Commit(snapshot={"": b"half"}, append=[("out", entry("x"))], acknowledge={("in", GROUP): ["1-0", "what"]}),
         )
     assert await log.snapshot("leader") == {}
     assert await read_all(log, "out") == []

@@ -39,7 +39,8 @@ def agent(
     memory: Annotated[Path, typer.Option(help="Directory of the memory tier, on a tmpfs.")] = Path("/dev/shm/holdfast"),
     kernel_log: Annotated[Path, typer.Option(help="Kernel log to watch for Xid and other lines.")] = Path("/dev/kmsg"),
     preflight: Annotated[
-        bool, typer.Option(help="Test devices, memory, disks and network before the node gets ranks, and while it is idle.")
+        bool,
+        typer.Option(help="Test devices, memory, disks and network before the node gets ranks, and while it is idle."),
     ] = True,
 ) -> None:
     """Join this machine to the fleet: watches its GPUs and host, runs workers, carries out the supervisor's orders."""

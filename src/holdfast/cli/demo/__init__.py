@@ -58,7 +58,9 @@ def demo(
         console.print(f"[dim]ten nodes are up after {time.time() - began:.1f} s; API {stack.api_url}[/]")
         scenario = Scenario(client=client, console=console, out=out.resolve(), steps=steps)
         outcome = scenario.run()
-        slowest = max(outcome.incidents, key=lambda each: (each.get("t_first_step") or 0.0) - each["t_fault"], default=None)
+        slowest = max(
+            outcome.incidents, key=lambda each: (each.get("t_first_step") or 0.0) - each["t_fault"], default=None
+        )
         trace = tree(client.trace(slowest["id"])) if slowest else None
         if keep_stack:
             console.input(f"the stack stays up at {stack.api_url}; press Enter to end it ")
