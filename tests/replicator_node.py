@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import grpc
@@ -70,7 +70,7 @@ class Node:
         }
         with (self.root / "log").open("ab") as log:
             self._process = subprocess.Popen([sys.executable, "-m", "holdfast.replicator"], env=env, stderr=log)
-        wait_until(lambda: ready.exists() or self._process.poll() is not None, description="ready", timeout_s=20)
+        wait_until(lambda: ready.exists() or self._process.poll() is not None, description="ready", timeout_s=60)
         assert ready.exists(), self.log
         self.endpoint = json.loads(ready.read_text())["endpoint"]
         self._channel = grpc.insecure_channel(f"unix:{self.root / 'rpc.sock'}")
@@ -97,7 +97,7 @@ class Node:
         if self._channel is not None:
             self._channel.close()
         process.send_signal(how)
-        return process.wait(timeout=15)
+        return process.wait(timeout=60)
 
     # ------------------------------------------------------------ the agent's side
 
@@ -202,13 +202,11 @@ class Node:
 @contextmanager
 def nodes(root: Path, *names: str, **env: str) -> Iterator[list[Node]]:
     made = [Node(name, root / name, **env) for name in names]
-    try:
+    with ExitStack() as stack:  # the others are stopped, too, when one does not stop in time
         for node in made:
+            stack.callback(node.stop)
             node.start()
         yield made
-    finally:
-        for node in made:
-            node.stop()
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -102,8 +103,9 @@ def test_a_save_holds_the_values_of_the_moment_it_was_called(tmp_path: Path) -> 
         images = a.memory / JOB / "w0"
         environment = Environment(World(Mesh.of({"dp": 2}), 0, 1), job=JOB, attempt=1, images=str(images))
         notes = Notes(agent="", replicator=str(a.notes), job=JOB, generation=1, rank=0)
-        assert Checkpointer(environment, torch.device("cpu"), notes).save({"w": weights}, 10)
-        weights.fill_(7)  # before a byte of it is on the disk
+        with closing(notes):
+            assert Checkpointer(environment, torch.device("cpu"), notes).save({"w": weights}, 10)
+        weights.fill_(7)  # before most of it is on the disk
         a.wait_for(KEY, "disk")
         with Reader(a.shard_file(KEY)) as reader:
             (name,) = (spec.fqn for spec in reader.tensors)
