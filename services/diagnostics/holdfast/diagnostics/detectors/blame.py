@@ -11,8 +11,8 @@ project's notes:
 5. the same node under different jobs: hardware;
 6. an exception of the script's own, before the first step and soon after the start: the user's.
 
-Beside the verdict stands how likely the user's fault is by the time to failure alone (`prior_user`). It decides nothing here; the
-supervisor uses it for what counts against a node.
+Beside the verdict stands how likely the user's fault is by the time to failure alone (`prior_user`). It decides nothing here;
+the supervisor uses it for what counts against a node.
 
 Not a detector of its own: `worker_exit` asks it, and writes the answer into the finding's evidence.
 """

@@ -52,7 +52,7 @@ def fingerprint_of(exit_: WorkerExited) -> str:
 
 
 def got_past(known: Mapping[str, Failure], step: int) -> dict[str, Failure]:
-    """The job has finished `step`: what failed before it was not the script's bug, or not this one. Progress resets the budget."""
+    """The job has finished `step`: what failed before was not the script's bug, or not this one. Progress resets the budget."""
     return {print_: failure for print_, failure in known.items() if step <= failure.step}
 
 
