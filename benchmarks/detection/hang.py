@@ -153,6 +153,7 @@ def _watch(
             state, _ = detector.observe(state, item, now)
         state, _ = detector.observe(state, StepRecord("job", 1, step, size, now - 0.5, now, 1, None, 0.0), now)
     stalled_at = now + _TICK_S  # the last change of progress is the first report of the stall
+    told = set[int]()
     while now < _T0 + 60:
         now += _TICK_S
         asked = stuck is not None and now > stalled_at + _HANG.floor_s / 3
@@ -165,7 +166,8 @@ def _watch(
                 state_now = str(rng.choice(["D", "R"])) if blip else true.state
                 shown.append(_Rank(state_now, 0.0, true.step, true.cpu_s, true.count if asked else -1))
             state, _ = detector.observe(state, _report(f"n{i}", now, of_node, shown), now)
-            if asked and stuck is not None:
+            if asked and stuck is not None and i not in told:
+                told.add(i)  # nothing changes any more
                 state, _ = detector.observe(state, _standstill(f"n{i}", now, of_node, stuck), now)
         state, found = detector.observe(state, ClockTick(now), now)
         for finding in found:
