@@ -1,4 +1,4 @@
-"""Prints what a pyproject.toml and some of its extras require, one a line: python requirements.py FILE [EXTRA …]."""
+"""Writes what a pyproject.toml and some of its extras require, one a line: python requirements.py FILE [EXTRA …]."""
 
 import sys
 import tomllib
@@ -6,5 +6,5 @@ from pathlib import Path
 
 file, *extras = sys.argv[1:]
 project = tomllib.loads(Path(file).read_text())["project"]
-for requirement in project["dependencies"] + [one for extra in extras for one in project["optional-dependencies"][extra]]:
-    print(requirement)
+wanted = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in extras)]
+sys.stdout.writelines(f"{requirement}\n" for requirements in wanted for requirement in requirements)
