@@ -29,7 +29,8 @@ from holdfast.domain.errors import InvalidSpec, InvalidSpecs
 from holdfast.domain.job import CheckpointSpec, ChecksSpec, HangSpec, JobSpec, LaunchSpec, LimitSpec
 from holdfast.domain.mesh import DATA_PARALLEL, Mesh
 from holdfast.stores.protocol import parse_url
-from holdfast.wire import resume, yamlfile
+from holdfast.wire import yamlfile
+from holdfast.wire.resume import parse as parse_resume
 from holdfast.wire.yamlfile import KeyPath, dotted
 
 NODES_MAX = 100_000
@@ -107,20 +108,16 @@ def _or_auto(check: Callable[[object], object], kind: str) -> tuple[Any, ...]:
     return BeforeValidator(check), PlainSerializer(_auto), WithJsonSchema(known)
 
 
-def _store(url: str) -> str:
-    if not url:
-        return url
-    try:
-        return str(parse_url(url))
-    except InvalidSpec as error:
-        raise ValueError(error.expected) from error
+def _canonical(parse: Callable[[str], object]) -> AfterValidator:
+    """A text that `parse` understands, as it writes it itself; empty stays empty."""
 
+    def check(text: str) -> str:
+        try:
+            return str(parse(text)) if text else ""
+        except InvalidSpec as error:
+            raise ValueError(error.expected) from error
 
-def _resume(text: str) -> str:
-    try:
-        return str(resume.parse(text)) if text else ""
-    except InvalidSpec as error:
-        raise ValueError(error.expected) from error
+    return AfterValidator(check)
 
 
 class Checkpoint(_Part):
@@ -140,7 +137,7 @@ class Checkpoint(_Part):
     )
     store: Annotated[
         str,
-        AfterValidator(_store),
+        _canonical(parse_url),
         Field(description="object store that takes copies: gs://bucket/prefix or file:///directory; absent = none"),
     ] = ""
     store_interval_s: Annotated[
@@ -153,7 +150,7 @@ class Checkpoint(_Part):
     )
     resume: Annotated[
         str,
-        AfterValidator(_resume),
+        _canonical(parse_resume),
         Field(
             description="start from a checkpoint in an object store: STORE/JOB, STORE/JOB@STEP or STORE/JOB@ATTEMPT/STEP"
         ),
@@ -339,7 +336,7 @@ def _spec(job: JobFile, launch: LaunchSpec, policy: str) -> JobSpec:
         checks=ChecksSpec(**job.checks.model_dump()),
         policy=policy,
         spares=job.spares,
-        resume=resume.parse(job.checkpoint.resume) if job.checkpoint.resume else None,
+        resume=parse_resume(job.checkpoint.resume) if job.checkpoint.resume else None,
     )
 
 
