@@ -12,7 +12,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from hypothesis import strategies as st
 
 from holdfast.domain.collectives import CollectiveRows, Standstill
-from holdfast.domain.job import JobSpec, LaunchSpec
+from holdfast.domain.job import ChecksSpec, JobSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.signals import (
     GpuHealth,
@@ -50,6 +50,8 @@ def jobs(draw: st.DrawFn) -> JobSpec:
         if field.name not in {"nodes", "nproc_per_node", "mesh", "min_dp", "max_dp"}
     }
     mesh = Mesh.of({"dp": dp, "pp": pp})
+    if dp < 2:
+        rest["checks"] = ChecksSpec()  # there is no other replica to compare with
     return JobSpec(nodes=dp * pp, nproc_per_node=1, mesh=mesh, min_dp=draw(st.integers(1, dp)), max_dp=dp + 1, **rest)
 
 
