@@ -110,8 +110,9 @@ class Checkpointer:
             images = self._open_images()
             if reason := images.prepare(plan):
                 log.warning("not every image could be made ready: %s", reason)
-            for image in images.images if self._device_copies is not None else ():
-                self._device_copies.adopt(image)
+            if (copies := self._device_copies) is not None:
+                for image in images.images:
+                    copies.adopt(image)
         except Exception:  # the first save will meet it again, and tell whoever asked for it
             log.exception("making images ready failed")
 
