@@ -73,6 +73,17 @@ def test_it_is_answered_when_the_object_store_has_it() -> None:
     )
 
 
+def test_what_the_store_has_is_saved_although_the_nodes_have_let_go_of_it() -> None:
+    fleet = waiting()
+    step = fleet.ask()
+    assert fleet.job.generation is not None
+    there = StoredStep(fleet.job.generation.attempt, step, fleet.job.generation.mesh, False)
+    fleet.report("n0", Inventory(JOB, (), (there,)))
+    [answer] = fleet.answers
+    assert answer.ok
+    assert answer.reason.endswith("is saved: the object store")
+
+
 def test_the_grace_bounds_the_wait_and_the_answer_says_what_is_missing() -> None:
     fleet = waiting()
     step = fleet.ask(grace_s=30.0)

@@ -25,11 +25,12 @@ class Reach:
 
     @property
     def all_copies(self) -> bool:
-        return all(count == self.ranks for _, count in self.counts)
+        """What the object store has is as far as it goes: nodes may have let go of it for newer steps by then."""
+        return (_STORE, self.ranks) in self.counts or all(count == self.ranks for _, count in self.counts)
 
     def __str__(self) -> str:
         there = [name if name == _STORE else f"{name} ({self._of(count)})" for name, count in self.counts if count]
-        missing = [name for name, count in self.counts if count < self.ranks]
+        missing = [] if self.all_copies else [name for name, count in self.counts if count < self.ranks]
         return (", ".join(there) or "nowhere") + (f"; not all of it yet: {', '.join(missing)}" if missing else "")
 
     def _of(self, count: int) -> str:
