@@ -80,34 +80,45 @@ def _go(turn: Turn, job: Job, outcome: Plan | Unplannable, why: str) -> None:
     if isinstance(outcome, Unplannable):
         hold(turn, job.name, f"{outcome.reason} ({why})", retry=bool(job.change and job.change.excluded))
         return
-    if stale := saved.stale(turn, job):
-        reason = f"what {', '.join(stale)} holds now is not known to this leader yet"
-        _defer(turn, job, reason, max(turn.nodes[node].stale_until for node in stale))
-        return
     election = saved.elect_for(turn, job, outcome.mesh, outcome.placements)
-    if late := saved.inventories_due(turn, job, election):
-        reason = f"{', '.join(late)} just connected, and may hold newer steps than {election.restore.step}"
-        _defer(turn, job, reason, turn.at + turn.config.inventory_s)
-        return
-    if election.restore.step == 0 and job.resumed is not None:  # it was not to start from step 0, and never does
-        reason = f"what it is to start from cannot be restored now ({election.restore.reason})"
-        _defer(turn, job, reason, saved.next_try(turn, job) or turn.at + turn.config.scratch_s)
+    if obstacle := _obstacle(turn, job, election):
+        _defer(turn, job, *obstacle)
         return
     if election.restore.step == 0 and saved.much_to_lose(job):
-        if again := saved.next_try(turn, job):
-            _defer(turn, job, f"saved steps exist, and cannot be restored now ({election.restore.reason})", again)
-            return
-        since = job.blocked.since if job.blocked else turn.at
-        if turn.at < since + turn.config.scratch_s:
-            held = any(holder.shards for holder in saved.holders(turn, job))
-            detail = election.restore.reason if held else "every node that holds one is away"
-            reason = f"saved steps exist, but none is complete on the nodes at hand ({detail})"
-            _defer(turn, job, reason, since + turn.config.scratch_s)
-            return
         turn.note(
             job.name, f"starts again from step 0 after waiting {turn.config.scratch_s:.0f} s: {election.restore.reason}"
         )
     _launch(turn, job, outcome, election)
+
+
+def not_yet(turn: Turn, job: Job, plan: Plan) -> tuple[str, float] | None:
+    """Why a change to `plan` would leave the job waiting now, and until when; None when it can begin."""
+    return _obstacle(turn, job, saved.elect_for(turn, job, plan.mesh, plan.placements))
+
+
+def _obstacle(turn: Turn, job: Job, election: Election) -> tuple[str, float] | None:
+    """What is not known yet of the saved steps that `election` should choose from, and how long that may take."""
+    if stale := saved.stale(turn, job):
+        reason = f"what {', '.join(stale)} holds now is not known to this leader yet"
+        return reason, max(turn.nodes[node].stale_until for node in stale)
+    if late := saved.inventories_due(turn, job, election):
+        reason = f"{', '.join(late)} just connected, and may hold newer steps than {election.restore.step}"
+        return reason, turn.at + turn.config.inventory_s
+    if election.restore.step > 0:
+        return None
+    if job.resumed is not None:  # it was not to start from step 0, and never does
+        reason = f"what it is to start from cannot be restored now ({election.restore.reason})"
+        return reason, saved.next_try(turn, job) or turn.at + turn.config.scratch_s
+    if not saved.much_to_lose(job):
+        return None
+    if again := saved.next_try(turn, job):
+        return f"saved steps exist, and cannot be restored now ({election.restore.reason})", again
+    since = job.blocked.since if job.blocked else turn.at
+    if turn.at >= since + turn.config.scratch_s:
+        return None
+    held = any(holder.shards for holder in saved.holders(turn, job))
+    detail = election.restore.reason if held else "every node that holds one is away"
+    return f"saved steps exist, but none is complete on the nodes at hand ({detail})", since + turn.config.scratch_s
 
 
 def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:

@@ -82,7 +82,7 @@ def on_save_timeout(turn: Turn, name: str) -> None:
 
 def _go(turn: Turn, job: Job, plan: Planned) -> None:
     turn.cancel_timer(f"save:{job.name}")
-    turn.put_job(job.name, planned=None)
+    job = turn.put_job(job.name, planned=None)
     incident = turn.incidents[plan.incident]
     if nodes.job_of(turn, incident.node) is None and incident.node:
         drop(turn, job.name, f"{incident.node} has left already")
@@ -91,6 +91,12 @@ def _go(turn: Turn, job: Job, plan: Planned) -> None:
     if isinstance(outcome, Unplannable):  # a spare has gone meanwhile: the run is healthy, and stays as it is
         drop(turn, job.name, f"not possible any more: {outcome.reason}")
         postpone(turn, job.name)
+        return
+    if wait_for := change.not_yet(turn, job, outcome):  # the run is healthy, and does the waiting while it trains
+        reason, until = wait_for
+        turn.note(job.name, f"{plan.action.kind} is put off: {reason}")
+        turn.put_job(job.name, planned=plan)
+        turn.set_timer(f"save:{job.name}", until)
         return
     change.begin(turn, job.name, plan.action, incident)
 
