@@ -15,6 +15,7 @@ from holdfast.supervisor.protocol import (
     CheckpointRequested,
     JobPhase,
     JobStopRequested,
+    LeaderStarted,
     NodeCordonRequested,
     NodeRepaired,
     ResizeRequested,
@@ -175,6 +176,21 @@ def test_a_cordoned_active_node_is_swapped_after_a_checkpoint() -> None:
     assert fleet.state.nodes["n1"].state is NodeState.CORDONED
     fleet.fold(NodeCordonRequested(fleet.now, "n1", False, "done"))
     assert fleet.view.spares == ("n1",)
+
+
+def test_a_planned_swap_waits_while_the_run_trains_for_what_a_new_leader_does_not_know_yet() -> None:
+    fleet = running(job(dp=2), spares=1, saved=10)
+    fleet.fold(LeaderStarted(fleet.now, 2))
+    fleet.hello("n2")
+    fleet.fold(NodeCordonRequested(fleet.now, "n1", True, "new firmware"))
+    assert fleet.job.phase is JobPhase.RUNNING
+    for node in ("n0", "n1"):
+        fleet.hello(node, running=1)
+    fleet.save(10)
+    assert fleet.job.phase is JobPhase.RUNNING
+    fleet.wait(5.1)
+    fleet.run()
+    assert fleet.nodes() == ("n0", "n2")
 
 
 def test_a_cordon_without_a_spare_leaves_a_healthy_run_alone_until_one_comes() -> None:
