@@ -84,6 +84,20 @@ def test_an_xid_beside_it_blames_the_node() -> None:
     assert last.ladder == (Remedy.REPLACE_NODE,)
 
 
+def test_an_xid_from_before_the_job_does_not() -> None:
+    fleet = Fleet()
+    fleet.start()
+    fleet.xid(95, "n1")
+    fleet.job, fleet.now = "the next one", fleet.now + 10
+    for generation in (1, 2):
+        fleet.start(generation)
+        fleet.exits(1, error=BUG)
+    assert [finding.kind for finding in fleet.found[-2:]] == [
+        FindingKind.WORKER_EXCEPTION,
+        FindingKind.REPEATED_EXCEPTION,
+    ]
+
+
 def test_the_application_s_own_xid_does_not() -> None:
     fleet = Fleet()
     fleet.start()

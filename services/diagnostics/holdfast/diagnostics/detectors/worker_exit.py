@@ -210,17 +210,19 @@ class WorkerExit:
         guests = {job for job in guests if job in state.places} | {exit_.job}
         _keep(state.places, exit_.job, places)
         _keep(state.guests, exit_.node, guests)
-        hardware = state.hardware.get(exit_.node)
+        hardware, began = state.hardware.get(exit_.node), state.began.get(exit_.job, exit_.at)
+        # What was found before the job first started was known when it got this node: repaired, or not in its way.
+        explains = hardware is not None and hardware.at >= began and abs(now - hardware.at) <= self.near_s
         started_at = generation.started_at
         context = Context(
-            hardware=hardware.summary if hardware is not None and abs(now - hardware.at) <= self.near_s else "",
+            hardware=hardware.summary if hardware is not None and explains else "",
             host_oom=abs(now - state.out_of_memory.get(exit_.node, -1e12)) <= self.near_s,
             tries=failure.tries if failure is not None else 1,
             nodes=len(failure.nodes) if failure is not None else 1,
             other_jobs=sum(
                 _failed_here_only(state, job, exit_.node, now - self.memory_s) for job in guests - {exit_.job}
             ),
-            after_s=max(0.0, exit_.at - state.began.get(exit_.job, exit_.at)),
+            after_s=max(0.0, exit_.at - began),
             before_first_step=exit_.step == 0,
             early=started_at is not None and exit_.at - started_at <= self.early_s,
         )
