@@ -3,7 +3,8 @@
 The rules, first match wins; sources are ByteRobust (SOSP'25), NVRx's restart policy and NVSentinel's, as compared in the
 project's notes:
 
-1. a hardware finding on the same node within a minute of the failure, since the job first started: hardware, whatever the exception says;
+1. a hardware finding on the same node within a minute of the failure, and since the job first started: hardware, whatever the
+   exception says;
 2. the kernel ran out of memory there, or the exception is about memory: its own class, the user's as a rule;
 3. an error that broken hardware raises too (an illegal address, an ECC error): the user's once it was seen on two nodes, the
    node's when another job failed there as well, else not known: the same node again proves nothing about the script;
