@@ -10,6 +10,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 import redis
+import structlog
 
 from holdfast.log.embedded import EmbeddedRedis
 from holdfast.log.keys import may_stay
@@ -17,6 +18,15 @@ from holdfast.log.keys import may_stay
 # How long an example takes says more about the machine's other work than about the code.
 hypothesis.settings.register_profile("shared machine", deadline=None)
 hypothesis.settings.load_profile("shared machine")
+
+
+# As a service's own log: a traceback that shows every local variable takes half a minute where the variables are large.
+structlog.configure(
+    processors=[
+        *structlog.get_config()["processors"][:-1],
+        structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
+    ]
+)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -56,4 +56,6 @@ def _renderers(*, as_json: bool) -> list[Processor]:
     strip = structlog.stdlib.ProcessorFormatter.remove_processors_meta
     if as_json:
         return [strip, structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
-    return [strip, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+    # Plain tracebacks: the pretty ones show every local variable, secrets among them, and take the event loop seconds.
+    plain = structlog.dev.plain_traceback
+    return [strip, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]

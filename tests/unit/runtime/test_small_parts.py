@@ -63,10 +63,11 @@ def test_nobody_asked_for_a_ready_file() -> None:
 @pytest.fixture
 def restored_logging() -> Iterator[None]:
     root = logging.getLogger()
+    before = structlog.get_config()
     handlers, level = list(root.handlers), root.level
     yield
     root.handlers[:], root.level = handlers, level
-    structlog.reset_defaults()
+    structlog.configure(**before)
 
 
 @pytest.mark.usefixtures("restored_logging")
@@ -106,3 +107,16 @@ def test_the_level_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
     err = capsys.readouterr().err
     assert "trouble" in err
     assert "chatter" not in err
+
+
+@pytest.mark.usefixtures("restored_logging")
+def test_a_traceback_shows_no_variables(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("agent", form="console")
+    token = "s3cret"
+    try:
+        raise KeyError(len(token))
+    except KeyError:
+        structlog.get_logger("holdfast.test").exception("trouble")
+    err = capsys.readouterr().err
+    assert "KeyError: 6" in err
+    assert "s3cret" not in err.replace('token = "s3cret"', "")
