@@ -28,6 +28,7 @@ from holdfast.wire import records
 DEADLINE_S = 1.0
 LOAD_DEADLINE_S = 10.0  # a fresh interpreter and the script's own imports
 ANSWER_BYTES_MAX = 65_536
+LATE_MAX = 2  # answers of one script that `try_script` waits for in vain: the rest would be no different
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,10 @@ class Question:
 
     incident: Incident
     job: JobView
+
+
+class PolicyLate(PolicyError):
+    """The script did not answer in time."""
 
 
 class PolicyScript:
@@ -109,7 +114,7 @@ class PolicyScript:
             left_s = end - time.monotonic()
             if left_s <= 0 or not select.select([process.stdout], [], [], left_s)[0]:
                 self.close()
-                raise PolicyError(f"{self.path}: {what} took longer than {deadline_s:g} s and was stopped")
+                raise PolicyLate(f"{self.path}: {what} took longer than {deadline_s:g} s and was stopped")
             chunk = os.read(process.stdout.fileno(), ANSWER_BYTES_MAX)
             line += chunk
             if not chunk or len(line) > ANSWER_BYTES_MAX:
@@ -136,14 +141,19 @@ class Trial:
 
 def try_script(path: str | Path, *, deadline_s: float = DEADLINE_S) -> tuple[Trial, ...]:
     """Load a script and ask it about one incident of every kind. Raises `PolicyError` when it does not load."""
-    trials = []
+    trials: list[Trial] = []
+    late = 0
     with PolicyScript(path, deadline_s=deadline_s) as script:
         script.load()
         for incident in sample_incidents():
             job = sample_job(incident)
+            if late >= LATE_MAX:
+                trials.append(Trial(incident.kind, None, f"not asked: it gave no answer in time {late} times"))
+                continue
             try:
                 action = script.decide(incident, job)
             except PolicyError as error:
+                late += isinstance(error, PolicyLate)
                 trials.append(Trial(incident.kind, None, str(error)))
             else:
                 trials.append(Trial(incident.kind, action, check(action, incident, job)))
