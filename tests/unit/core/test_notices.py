@@ -84,7 +84,7 @@ def test_a_spare_that_comes_in_time_is_taken() -> None:
     notice(fleet, "n1")
     save_asked_for(fleet)
     fleet.answer_orders()
-    fleet.train(30)
+    fleet.train(60)
     fleet.connect("n3")
     save_asked_for(fleet)
     fleet.run()

@@ -17,6 +17,7 @@ from holdfast.supervisor.core.views import options, plan_for
 from holdfast.supervisor.planner import Unplannable
 
 _AHEAD_S = 0.6  # an order reaches every rank well within it
+_TOLD_S = 1.6  # a step may have been finished this long ago when it is known here: agents and diagnostics tell by the second
 _AHEAD_STEPS = 2
 
 
@@ -39,15 +40,16 @@ def patience_s(turn: Turn, job: Job, at_step: int) -> float:
 def save_soon(turn: Turn, job: Job, *, far: bool = False) -> int:
     """Ask every rank to save at one step that none has passed when the order arrives. Returns that step.
 
-    One that has been asked for already and is still ahead will do. `far`: to the farthest tier there is.
+    One that has been asked for already and is still ahead will do. `far`: to the farthest tier there is, which a save that
+    is due in any case reaches only when the order comes before it.
     """
     asked = turn.jobs[job.name].asked
     if asked is not None and asked.generation == job.number and asked.at_step > job.step and asked.far >= far:
         return asked.at_step
     interval = job.interval_steps
-    ahead = _AHEAD_STEPS + (math.ceil(_AHEAD_S / job.step_s) if job.step_s > 0 else interval)
+    ahead = _AHEAD_STEPS + (math.ceil((_TOLD_S + _AHEAD_S) / job.step_s) if job.step_s > 0 else interval)
     due = (job.step // interval + 1) * interval  # saved in any case
-    at_step = min(job.step + ahead, due) if due - job.step >= _AHEAD_STEPS else due
+    at_step = job.step + ahead if far or due - job.step >= ahead else due
     if job.generation is not None:
         for node in job.generation.nodes:
             turn.send(node, CheckpointNow(job.name, job.number, at_step, far))
