@@ -25,6 +25,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     return losses(directory)
 
 
+@pytest.mark.slow
 def test_a_killed_rank_costs_time_and_nothing_else(tmp_path: Path, uninterrupted: dict[int, float]) -> None:
     mesh = {"dp": 2}
     with Workers(tmp_path, script=SCRIPT, mesh=mesh, args=arguments(tmp_path, 100_000)) as workers:

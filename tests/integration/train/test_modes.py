@@ -32,6 +32,7 @@ def torchrun(nproc: int, *command: str | Path) -> subprocess.CompletedProcess[st
     )
 
 
+@pytest.mark.slow
 def test_plain_python_and_torchrun_train_the_same_model(tmp_path: Path) -> None:
     script, alone, together = EXAMPLES / "gpt" / "train.py", tmp_path / "alone", tmp_path / "together"
     plain = start(sys.executable, script, *SMALL, "--steps", "8", "--out", alone)

@@ -89,6 +89,7 @@ def test_resizes_keep_the_global_batch_and_every_sample(tmp_path: Path, uninterr
     assert losses(tmp_path) == pytest.approx(losses(uninterrupted), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_any_layout_trains_the_same_model(tmp_path: Path, uninterrupted: Path) -> None:
     out = tmp_path / "pp"
     with Workers(tmp_path, mesh={"dp": 2, "pp": 2}, args=gpt(out, steps=10)) as workers:

@@ -194,6 +194,7 @@ def test_with_its_memory_lost_a_run_goes_on_from_disk(launch: StartLaunch, tmp_p
     assert losses(first, second) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_sigterm_to_one_rank_saves_one_step_of_all_and_leaves(launch: StartLaunch, tmp_path: Path, rank: int) -> None:
@@ -278,6 +279,7 @@ def two_nodes(launch: StartLaunch, names: Sequence[str], *, steps: int, step_s: 
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_node_that_is_replaced_gets_its_shard_from_its_partner(launch: StartLaunch, tmp_path: Path) -> None:
     expected = undisturbed(launch)

@@ -17,7 +17,7 @@ from holdfast.supervisor.core.views import options, plan_for
 from holdfast.supervisor.planner import Unplannable
 
 _AHEAD_S = 0.6  # an order reaches every rank well within it
-_TOLD_S = 1.6  # a step may have been finished this long ago when it is known here: agents and diagnostics tell by the second
+_TOLD_S = 1.6  # how long ago a step may have been finished when it is known here: steps are told by the second
 _AHEAD_STEPS = 2
 
 
