@@ -41,7 +41,7 @@ Trial = Callable[[Request, Scratch], Measured]
 def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinding ends the processes that trials have started
     arguments = _arguments()
-    out: Path = arguments.out
+    out: Path = arguments.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
     nbytes = int(arguments.size * 1e9)
     results = Results(about={"size": f"{arguments.size:g} GB", "trials": arguments.trials})
@@ -63,7 +63,7 @@ def main() -> None:
         results.about["seconds"] = round(time.monotonic() - began)
         results.write(out / "checkpoint.json")  # already now: a run takes minutes
     results.print()
-    print(f"\n{out / 'checkpoint.json'}")
+    print(f"\n{arguments.out / 'checkpoint.json'}")
 
 
 def _one(name: str, trial: Trial, nbytes: int, out: Path) -> Measured:
