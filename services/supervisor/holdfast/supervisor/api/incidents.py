@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Query
 
@@ -19,14 +20,22 @@ OfNode = Annotated[str | None, Query(max_length=200, description="Only this node
 SUGGESTED_FROM = 500  # the newest findings, among which a mistyped id is looked for
 SUGGESTED_MAX = 3
 
+R = TypeVar("R")
+V = TypeVar("V", bound=models.Model)
+
+
+def _page(rows: Sequence[tuple[int, R]], limit: int, view: Callable[[R], V]) -> models.Page[V]:
+    """Of `limit` + 1 numbered rows that were asked for; the one too many says that there is more."""
+    items = [view(value) for _, value in rows[:limit]]
+    return models.Page(items=items, next_cursor=str(rows[limit - 1][0]) if len(rows) > limit else None)
+
 
 @router.get("/incidents")
 async def list_incidents(
     backend: Serving, job: OfJob = None, node: OfNode = None, limit: Limit = 100, cursor: Cursor = None
 ) -> models.Page[models.Incident]:
     rows = await backend.history.incidents(job=job, node=node, before=number_of(cursor), limit=limit + 1)
-    items = [views.incident(incident) for _, incident in rows[:limit]]
-    return models.Page(items=items, next_cursor=str(rows[limit - 1][0]) if len(rows) > limit else None)
+    return _page(rows, limit, views.incident)
 
 
 @router.get("/incidents/{incident_id}")
@@ -53,8 +62,7 @@ async def list_findings(
 ) -> models.Page[models.Finding]:
     """What was concluded, warnings included, and what became of it."""
     rows = await backend.history.findings(job=job, node=node, before=number_of(cursor), limit=limit + 1)
-    items = [views.finding(judged) for _, judged in rows[:limit]]
-    return models.Page(items=items, next_cursor=str(rows[limit - 1][0]) if len(rows) > limit else None)
+    return _page(rows, limit, views.finding)
 
 
 @router.get("/findings/{finding_id:path}")
@@ -81,5 +89,4 @@ async def list_actions(
 ) -> models.Page[models.Action]:
     """What was done, by which policy, and why."""
     rows = await backend.history.actions(job=job, before=number_of(cursor), limit=limit + 1)
-    items = [views.action(done) for done in rows[:limit]]
-    return models.Page(items=items, next_cursor=str(rows[limit - 1].number) if len(rows) > limit else None)
+    return _page([(done.number, done) for done in rows], limit, views.action)
