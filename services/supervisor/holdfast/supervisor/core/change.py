@@ -40,7 +40,7 @@ RETRY_RUN_S = 2.0  # one that has run: a replicator that is being restarted answ
 def begin(turn: Turn, name: str, action: Action, incident: Incident) -> None:
     """Carry out a decided action, or say what stands in the way."""
     job = turn.jobs[name]
-    _go(turn, job, plan_for(turn, job, action, incident), action.reason)
+    carry_out(turn, job, plan_for(turn, job, action, incident), action.reason)
 
 
 def replan(turn: Turn, name: str, why: str, exclude: str = "") -> None:
@@ -56,7 +56,7 @@ def replan(turn: Turn, name: str, why: str, exclude: str = "") -> None:
 def resume(turn: Turn, name: str, why: str) -> None:
     """A change was given up: begin the best one that today's nodes allow."""
     job = turn.jobs[name]
-    _go(turn, job, reachable(turn, job, max(job.target_dp, job.spec.min_dp), job.spec.min_dp), why)
+    carry_out(turn, job, reachable(turn, job, max(job.target_dp, job.spec.min_dp), job.spec.min_dp), why)
 
 
 def first_start(turn: Turn, name: str, *, degraded: bool) -> bool:
@@ -76,7 +76,8 @@ def first_start(turn: Turn, name: str, *, degraded: bool) -> bool:
     return True
 
 
-def _go(turn: Turn, job: Job, outcome: Plan | Unplannable, why: str) -> None:
+def carry_out(turn: Turn, job: Job, outcome: Plan | Unplannable, why: str) -> None:
+    """Launch what was planned, or let the job wait for what stands in the way."""
     if isinstance(outcome, Unplannable):
         hold(turn, job.name, f"{outcome.reason} ({why})", retry=bool(job.change and job.change.excluded))
         return

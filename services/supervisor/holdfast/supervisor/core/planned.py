@@ -100,7 +100,7 @@ def _go(turn: Turn, job: Job, plan: Planned) -> None:
         turn.put_job(job.name, planned=plan)
         turn.set_timer(f"save:{job.name}", until)
         return
-    change.begin(turn, job.name, plan.action, incident)
+    change.carry_out(turn, job, outcome, plan.action.reason)
 
 
 def wait(turn: Turn, name: str) -> None:
