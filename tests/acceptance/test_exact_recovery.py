@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from traces import parents_of, root_of
 from training import cluster, gpt_job, losses
 from waiting import wait_until
 
@@ -22,15 +23,11 @@ STEPS = 400  # the run must outlast the news of it: steps are told once a second
 
 def check_trace(incident: dict[str, Any], record: dict[str, Any], collector: FakeCollector, ranks: int) -> None:
     """What the collector got of one incident hangs together, from the first span to the last, and is what the record says."""
-    spans = [span for span in collector.spans if span.trace_id == incident["trace_id"]]
-    ids = {span.span_id: span for span in spans}
-    assert len(ids) == len(spans), "no span twice"
-    names = {span.name: span for span in spans}
-    [root] = [span for span in spans if not span.parent_id]
+    spans = collector.trace(incident["trace_id"])
+    parents = parents_of(spans)
+    root = root_of(spans)
     signalled = root.name == "worker exited"
     assert signalled or (root.name == "finding" and incident["kind"] == "node_lost"), "nobody announces a lost node"
-    assert {span.parent_id for span in spans if span.parent_id} <= ids.keys(), "every parent arrived"
-    parents = {span.name: ids[span.parent_id].name for span in spans if span.parent_id}
     chain = {"finding": "worker exited"} if signalled else {}
     chain |= {"incident": "finding", "decision": "incident", "generation change": "incident"}
     chain |= {"prepare": "generation change", "first step": "generation change"}
@@ -41,10 +38,12 @@ def check_trace(incident: dict[str, Any], record: dict[str, Any], collector: Fak
     last = [span for span in spans if span.attributes.get("holdfast.generation") == incident["new_generation"]]
     assert sorted(span.attributes["holdfast.rank"] for span in last if span.name == "first step") == [*range(ranks)]
     assert len([span for span in last if span.name == "prepare"]) == ranks, "one rank per node"
-    assert names["decision"].attributes["holdfast.reason"] == incident["action"]["reason"]
+    [decision] = [span for span in spans if span.name == "decision"]
+    assert decision.attributes["holdfast.reason"] == incident["action"]["reason"]
     assert {span.attributes["holdfast.job"] for span in spans} == {"rough"}
     used = {name.removeprefix(ATTRIBUTE_PREFIX) for span in spans for name in span.attributes}
     assert used <= set(ATTRIBUTES)
+    ids = {span.span_id: span for span in spans}
     recorded = {span["span_id"]: span for span in record["spans"]}
     assert recorded.keys() <= ids.keys()
     assert {each.name for key, each in ids.items() if key not in recorded} <= {"fetch"}

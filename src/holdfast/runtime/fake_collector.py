@@ -1,5 +1,8 @@
 """A stand-in for an OpenTelemetry collector, in this process: takes spans and metrics by OTLP over gRPC and keeps them.
 
+    with collecting() as collector:                     # for processes of this machine
+    with collecting(host="0.0.0.0") as collector:       # for containers: they reach it at endpoint_at(GATEWAY OF THEIR NETWORK)
+
 For tests and benchmarks. Needs the `otel` extra.
 """
 
@@ -39,18 +42,32 @@ class Received:
 class FakeCollector:
     """`endpoint` is what OTEL_EXPORTER_OTLP_ENDPOINT is to be; `metrics` holds the latest points, name → attributes → value."""
 
-    endpoint: str = ""
+    host: str
+    port: int = 0
     spans: list[Received] = field(default_factory=list)
     metrics: dict[str, dict[tuple[tuple[str, Any], ...], float]] = field(default_factory=dict)
 
+    @property
+    def endpoint(self) -> str:
+        return self.endpoint_at(self.host)
+
+    def endpoint_at(self, host: str) -> str:
+        """The same for somebody who knows this machine by another address."""
+        return f"http://{host}:{self.port}"
+
+    def trace(self, trace_id: str) -> list[Received]:
+        """What has come of one trace so far, in the order of its coming."""
+        return [span for span in tuple(self.spans) if span.trace_id == trace_id]
+
 
 @contextmanager
-def collecting(port: int = 0) -> Iterator[FakeCollector]:
-    collector = FakeCollector()
+def collecting(port: int = 0, host: str = "127.0.0.1") -> Iterator[FakeCollector]:
+    """A collector on `host`; port 0 is a free one."""
+    collector = FakeCollector(host)
     server = grpc.server(ThreadPoolExecutor(THREADS), options=(("grpc.so_reuseport", 0),))
     trace_grpc.add_TraceServiceServicer_to_server(_Traces(collector), server)  # type: ignore[no-untyped-call]
     metrics_grpc.add_MetricsServiceServicer_to_server(_Metrics(collector), server)  # type: ignore[no-untyped-call]
-    collector.endpoint = f"http://127.0.0.1:{server.add_insecure_port(f'127.0.0.1:{port}')}"
+    collector.port = server.add_insecure_port(f"{host}:{port}")
     server.start()
     try:
         yield collector
