@@ -13,6 +13,8 @@ ROOT = Path(__file__).parents[2]
 BASE = "python:3.11-slim-bookworm"
 WHEELHOUSE = ROOT / "deploy" / "wheelhouse"
 MIRROR = "http://deb.debian.org/debian"
+VERSION = "compose-test"
+SERVICES = f"holdfast/services:{VERSION}"
 TORCH = next(line.strip() for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
 TIMEOUT_S = 900.0
 
@@ -26,6 +28,12 @@ def run(*command: str, **options: str) -> str:
     )  # fmt: skip
     assert done.returncode == 0, f"{' '.join(command)}: exit {done.returncode}\n{done.stdout[-4000:]}"
     return done.stdout
+
+
+def settings() -> dict[str, str]:
+    """What deploy/.env sets: image names, ports, sizes."""
+    lines = (ROOT / "deploy" / ".env").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 
 
 def exists(image: str) -> bool:
@@ -61,7 +69,7 @@ def fetch_wheels() -> None:
     )  # fmt: skip
 
 
-def build(version: str) -> None:
+def build(version: str = VERSION) -> None:
     """Both images, from the wheelhouse alone."""
     for target in ("services", "trainer"):
         run(

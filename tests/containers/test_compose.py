@@ -5,34 +5,16 @@ One stack for all tests, in this order: each waits until the job trains on four 
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
 from containers.compose import LOSS_RANK, Compose, project_name
-from containers.engine import NoEngine, engine
-from containers.images import ROOT, build, fetch_wheels, make_base, run
+from containers.engine import NoEngine, engine, free_ports
+from containers.images import ROOT, VERSION, build, fetch_wheels, make_base, run, settings
 from waiting import wait_until
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(600)]
-
-VERSION = "compose-test"
-
-
-def _environment() -> dict[str, str]:
-    lines = (ROOT / "deploy" / ".env").read_text().splitlines()
-    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
-
-
-def _free_ports(count: int) -> tuple[int, ...]:
-    with_them = [socket.socket() for _ in range(count)]
-    for one in with_them:
-        one.bind(("127.0.0.1", 0))
-    ports = tuple(one.getsockname()[1] for one in with_them)
-    for one in with_them:
-        one.close()
-    return ports
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +25,10 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compose]:
             opened.enter_context(engine(directory))
         except NoEngine as error:
             pytest.skip(str(error))
-        make_base(directory, _environment()["REDIS_IMAGE"])
+        make_base(directory, settings()["REDIS_IMAGE"])
         fetch_wheels()
-        build(VERSION)
-        first, second = _free_ports(2)
+        build()
+        first, second = free_ports(2)
         compose = Compose(project_name(), {"HOLDFAST_VERSION": VERSION}, (first, second))
         try:
             compose("up", "--detach", "--no-build")

@@ -11,13 +11,12 @@ from urllib.parse import urlsplit
 
 import pytest
 import yaml
+from containers.images import ROOT, settings
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
+DEPLOY = ROOT / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-VARIABLES = dict(
-    line.split("=", 1) for line in (DEPLOY / ".env").read_text().splitlines() if line and not line.startswith("#")
-)
+VARIABLES = settings()
 COLLECTOR = yaml.safe_load((DEPLOY / "observability/collector.yaml").read_text())
 PROMETHEUS = yaml.safe_load((DEPLOY / "observability/prometheus.yaml").read_text())
 GRAFANA = DEPLOY / "observability/grafana"
