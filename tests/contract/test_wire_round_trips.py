@@ -12,11 +12,11 @@ from values import value_of
 
 from holdfast.domain.findings import Finding, StepRecord
 from holdfast.domain.orders import Hello, Inventory, Order, Prepare, Report, Start
-from holdfast.domain.replication import Configure, Stage, StagedShard
+from holdfast.domain.replication import Configure, SavedByAll, Stage, StagedShard
 from holdfast.domain.signals import Tick
 from holdfast.supervisor.protocol import Command, Event, Record
 from holdfast.v1 import control_pb2, replicator_pb2, telemetry_pb2
-from holdfast.wire import control, events, shards, telemetry
+from holdfast.wire import control, events, retention, shards, telemetry
 from holdfast.wire.records import dumps, loads
 
 pytestmark = pytest.mark.timeout(60)
@@ -97,6 +97,15 @@ def test_stage_and_inventory(stage: Stage, staged: tuple[StagedShard, ...], inve
     assert shards.decode_staged(replicator_pb2.StageResponse.FromString(raw)) == staged
     raw = shards.encode_inventory(inventory).SerializeToString()
     assert shards.decode_inventory(replicator_pb2.ReplicatorInventory.FromString(raw)) == inventory
+
+
+@given(saved=value_of(SavedByAll).filter(lambda saved: saved.job))
+@quick
+def test_saved_by_all(saved: SavedByAll) -> None:
+    raw = retention.encode_saved_by_all(3, saved).SerializeToString()
+    assert retention.decode_saved_by_all(control_pb2.SupervisorMessage.FromString(raw).saved_by_all) == saved
+    raw = retention.encode_retain(saved).SerializeToString()
+    assert retention.decode_retain(replicator_pb2.RetainRequest.FromString(raw)) == saved
 
 
 @pytest.mark.parametrize(

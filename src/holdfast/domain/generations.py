@@ -55,6 +55,7 @@ class StoredStep:
     step: int
     mesh: Mesh  # of the generation that saved it
     sharded: bool  # over dp: replicas hold different tensors, so that a resize needs the shards of all of them
+    damage: str = ""  # what was found wrong with it since; empty = nothing is known
 
 
 OBJECT_STORE = "object store"  # as the node of a ShardSource: no node can be called so, for it has a space

@@ -124,6 +124,7 @@ class OrderDone:
     # For Prepare: how many shards came from "memory", "disk", "peer", "object store".
     restored_from: tuple[tuple[str, int], ...] = ()
     unrestorable: bool = False  # for Prepare: no source hands out what was to be restored; nothing is said of the node
+    restored_bytes: tuple[tuple[str, int], ...] = ()  # for Prepare: how many bytes came from where
 
 
 @dataclass(frozen=True, slots=True)

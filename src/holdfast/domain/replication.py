@@ -44,6 +44,20 @@ class ArchiveNow:
 
 
 @dataclass(frozen=True, slots=True)
+class SavedByAll:
+    """The newest step of which every rank's shard is on the disk of its own node and, where there are several nodes, with a
+    peer. As long as no newer one is, no node deletes it, or what might become the next one."""
+
+    job: str
+    attempt: int
+    step: int
+
+    @property
+    def age(self) -> tuple[int, int]:
+        return (self.attempt, self.step)
+
+
+@dataclass(frozen=True, slots=True)
 class StagedShard:
     """One shard that a rank can restore from: a local file whose checksums hold."""
 
@@ -51,3 +65,4 @@ class StagedShard:
     shard: ShardKey
     path: str
     source: str  # "memory", "disk", "object store" or the node it came from
+    size: int = 0  # bytes of the shard

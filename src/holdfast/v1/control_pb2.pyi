@@ -30,14 +30,16 @@ class AgentMessage(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., traceparent: _Optional[str] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., order_done: _Optional[_Union[OrderDone, _Mapping]] = ..., ranks_stepping: _Optional[_Union[RanksStepping, _Mapping]] = ..., ranks_finished: _Optional[_Union[RanksFinished, _Mapping]] = ..., inventory: _Optional[_Union[Inventory, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., tested: _Optional[_Union[Tested, _Mapping]] = ...) -> None: ...
 
 class SupervisorMessage(_message.Message):
-    __slots__ = ("welcome", "command", "ack")
+    __slots__ = ("welcome", "command", "ack", "saved_by_all")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     COMMAND_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
+    SAVED_BY_ALL_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     command: Command
     ack: ReportAck
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., command: _Optional[_Union[Command, _Mapping]] = ..., ack: _Optional[_Union[ReportAck, _Mapping]] = ...) -> None: ...
+    saved_by_all: SavedByAll
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., command: _Optional[_Union[Command, _Mapping]] = ..., ack: _Optional[_Union[ReportAck, _Mapping]] = ..., saved_by_all: _Optional[_Union[SavedByAll, _Mapping]] = ...) -> None: ...
 
 class Beat(_message.Message):
     __slots__ = ("at",)
@@ -50,6 +52,18 @@ class ReportAck(_message.Message):
     SEQ_FIELD_NUMBER: _ClassVar[int]
     seq: int
     def __init__(self, seq: _Optional[int] = ...) -> None: ...
+
+class SavedByAll(_message.Message):
+    __slots__ = ("epoch", "job", "attempt", "step")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    job: str
+    attempt: int
+    step: int
+    def __init__(self, epoch: _Optional[int] = ..., job: _Optional[str] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("epoch", "supervisor", "protocol_version", "diagnostics", "peers")
@@ -289,8 +303,16 @@ class Restored(_message.Message):
     shards: int
     def __init__(self, source: _Optional[str] = ..., shards: _Optional[int] = ...) -> None: ...
 
+class RestoredBytes(_message.Message):
+    __slots__ = ("source", "bytes")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    bytes: int
+    def __init__(self, source: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
+
 class OrderDone(_message.Message):
-    __slots__ = ("command_id", "ok", "reason", "master", "at", "phases", "workers", "unrestorable", "restored")
+    __slots__ = ("command_id", "ok", "reason", "master", "at", "phases", "workers", "unrestorable", "restored", "restored_bytes")
     COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
     OK_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -300,6 +322,7 @@ class OrderDone(_message.Message):
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     UNRESTORABLE_FIELD_NUMBER: _ClassVar[int]
     RESTORED_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_BYTES_FIELD_NUMBER: _ClassVar[int]
     command_id: str
     ok: bool
     reason: str
@@ -309,7 +332,8 @@ class OrderDone(_message.Message):
     workers: _containers.RepeatedCompositeFieldContainer[RunningWorker]
     unrestorable: bool
     restored: _containers.RepeatedCompositeFieldContainer[Restored]
-    def __init__(self, command_id: _Optional[str] = ..., ok: bool = ..., reason: _Optional[str] = ..., master: _Optional[str] = ..., at: _Optional[float] = ..., phases: _Optional[_Iterable[_Union[PhaseTime, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ..., unrestorable: bool = ..., restored: _Optional[_Iterable[_Union[Restored, _Mapping]]] = ...) -> None: ...
+    restored_bytes: _containers.RepeatedCompositeFieldContainer[RestoredBytes]
+    def __init__(self, command_id: _Optional[str] = ..., ok: bool = ..., reason: _Optional[str] = ..., master: _Optional[str] = ..., at: _Optional[float] = ..., phases: _Optional[_Iterable[_Union[PhaseTime, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ..., unrestorable: bool = ..., restored: _Optional[_Iterable[_Union[Restored, _Mapping]]] = ..., restored_bytes: _Optional[_Iterable[_Union[RestoredBytes, _Mapping]]] = ...) -> None: ...
 
 class RanksStepping(_message.Message):
     __slots__ = ("job", "generation", "ranks", "step", "at", "phases")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from holdfast.v1 import types_pb2 as holdfast_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1choldfast/v1/replicator.proto\x12\x0bholdfast.v1\x1a\x17holdfast/v1/types.proto\"\x11\n\x0f\x44\x65scribeRequest\"5\n\x10\x44\x65scribeResponse\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"\xf7\x01\n\x10\x43onfigureRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x04\x12\x1f\n\x04mesh\x18\x04 \x01(\x0b\x32\x11.holdfast.v1.Mesh\x12\r\n\x05ranks\x18\x05 \x03(\r\x12\'\n\x05peers\x18\x06 \x03(\x0b\x32\x18.holdfast.v1.ShardSource\x12\x0c\n\x04keep\x18\x07 \x01(\r\x12\r\n\x05token\x18\x08 \x01(\t\x12\r\n\x05store\x18\t \x01(\t\x12\x18\n\x10store_interval_s\x18\n \x01(\x01\x12\x12\n\nstore_keep\x18\x0b \x01(\r\"\x13\n\x11\x43onfigureResponse\"X\n\x0cStageRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12(\n\x06shards\x18\x02 \x03(\x0b\x32\x18.holdfast.v1.RankRestore\x12\x11\n\ttimeout_s\x18\x03 \x01(\x01\"9\n\rStageResponse\x12(\n\x06shards\x18\x01 \x03(\x0b\x32\x18.holdfast.v1.StagedShard\"_\n\x0bStagedShard\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12$\n\x05shard\x18\x02 \x01(\x0b\x32\x15.holdfast.v1.ShardKey\x12\x0c\n\x04path\x18\x03 \x01(\t\x12\x0e\n\x06source\x18\x04 \x01(\t\"?\n\x0e\x41rchiveRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x04\"\x11\n\x0f\x41rchiveResponse\"$\n\x15WatchInventoryRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"u\n\x13ReplicatorInventory\x12\x0b\n\x03job\x18\x01 \x01(\t\x12(\n\x06shards\x18\x02 \x03(\x0b\x32\x18.holdfast.v1.ShardRecord\x12\'\n\x06stored\x18\x03 \x03(\x0b\x32\x17.holdfast.v1.StoredStep\"\x1c\n\rForgetRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"\x10\n\x0e\x46orgetResponse2\xc4\x03\n\nReplicator\x12G\n\x08\x44\x65scribe\x12\x1c.holdfast.v1.DescribeRequest\x1a\x1d.holdfast.v1.DescribeResponse\x12J\n\tConfigure\x12\x1d.holdfast.v1.ConfigureRequest\x1a\x1e.holdfast.v1.ConfigureResponse\x12>\n\x05Stage\x12\x19.holdfast.v1.StageRequest\x1a\x1a.holdfast.v1.StageResponse\x12\x44\n\x07\x41rchive\x12\x1b.holdfast.v1.ArchiveRequest\x1a\x1c.holdfast.v1.ArchiveResponse\x12X\n\x0eWatchInventory\x12\".holdfast.v1.WatchInventoryRequest\x1a .holdfast.v1.ReplicatorInventory0\x01\x12\x41\n\x06\x46orget\x12\x1a.holdfast.v1.ForgetRequest\x1a\x1b.holdfast.v1.ForgetResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1choldfast/v1/replicator.proto\x12\x0bholdfast.v1\x1a\x17holdfast/v1/types.proto\"\x11\n\x0f\x44\x65scribeRequest\"5\n\x10\x44\x65scribeResponse\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"\xf7\x01\n\x10\x43onfigureRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x04\x12\x1f\n\x04mesh\x18\x04 \x01(\x0b\x32\x11.holdfast.v1.Mesh\x12\r\n\x05ranks\x18\x05 \x03(\r\x12\'\n\x05peers\x18\x06 \x03(\x0b\x32\x18.holdfast.v1.ShardSource\x12\x0c\n\x04keep\x18\x07 \x01(\r\x12\r\n\x05token\x18\x08 \x01(\t\x12\r\n\x05store\x18\t \x01(\t\x12\x18\n\x10store_interval_s\x18\n \x01(\x01\x12\x12\n\nstore_keep\x18\x0b \x01(\r\"\x13\n\x11\x43onfigureResponse\"X\n\x0cStageRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12(\n\x06shards\x18\x02 \x03(\x0b\x32\x18.holdfast.v1.RankRestore\x12\x11\n\ttimeout_s\x18\x03 \x01(\x01\"9\n\rStageResponse\x12(\n\x06shards\x18\x01 \x03(\x0b\x32\x18.holdfast.v1.StagedShard\"m\n\x0bStagedShard\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12$\n\x05shard\x18\x02 \x01(\x0b\x32\x15.holdfast.v1.ShardKey\x12\x0c\n\x04path\x18\x03 \x01(\t\x12\x0e\n\x06source\x18\x04 \x01(\t\x12\x0c\n\x04size\x18\x05 \x01(\x04\"?\n\x0e\x41rchiveRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x04\"\x11\n\x0f\x41rchiveResponse\";\n\rRetainRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x04\"\x10\n\x0eRetainResponse\"$\n\x15WatchInventoryRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"u\n\x13ReplicatorInventory\x12\x0b\n\x03job\x18\x01 \x01(\t\x12(\n\x06shards\x18\x02 \x03(\x0b\x32\x18.holdfast.v1.ShardRecord\x12\'\n\x06stored\x18\x03 \x03(\x0b\x32\x17.holdfast.v1.StoredStep\"\x1c\n\rForgetRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"\x10\n\x0e\x46orgetResponse2\x87\x04\n\nReplicator\x12G\n\x08\x44\x65scribe\x12\x1c.holdfast.v1.DescribeRequest\x1a\x1d.holdfast.v1.DescribeResponse\x12J\n\tConfigure\x12\x1d.holdfast.v1.ConfigureRequest\x1a\x1e.holdfast.v1.ConfigureResponse\x12>\n\x05Stage\x12\x19.holdfast.v1.StageRequest\x1a\x1a.holdfast.v1.StageResponse\x12\x44\n\x07\x41rchive\x12\x1b.holdfast.v1.ArchiveRequest\x1a\x1c.holdfast.v1.ArchiveResponse\x12\x41\n\x06Retain\x12\x1a.holdfast.v1.RetainRequest\x1a\x1b.holdfast.v1.RetainResponse\x12X\n\x0eWatchInventory\x12\".holdfast.v1.WatchInventoryRequest\x1a .holdfast.v1.ReplicatorInventory0\x01\x12\x41\n\x06\x46orget\x12\x1a.holdfast.v1.ForgetRequest\x1a\x1b.holdfast.v1.ForgetResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,19 +45,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STAGERESPONSE']._serialized_start=505
   _globals['_STAGERESPONSE']._serialized_end=562
   _globals['_STAGEDSHARD']._serialized_start=564
-  _globals['_STAGEDSHARD']._serialized_end=659
-  _globals['_ARCHIVEREQUEST']._serialized_start=661
-  _globals['_ARCHIVEREQUEST']._serialized_end=724
-  _globals['_ARCHIVERESPONSE']._serialized_start=726
-  _globals['_ARCHIVERESPONSE']._serialized_end=743
-  _globals['_WATCHINVENTORYREQUEST']._serialized_start=745
-  _globals['_WATCHINVENTORYREQUEST']._serialized_end=781
-  _globals['_REPLICATORINVENTORY']._serialized_start=783
-  _globals['_REPLICATORINVENTORY']._serialized_end=900
-  _globals['_FORGETREQUEST']._serialized_start=902
-  _globals['_FORGETREQUEST']._serialized_end=930
-  _globals['_FORGETRESPONSE']._serialized_start=932
-  _globals['_FORGETRESPONSE']._serialized_end=948
-  _globals['_REPLICATOR']._serialized_start=951
-  _globals['_REPLICATOR']._serialized_end=1403
+  _globals['_STAGEDSHARD']._serialized_end=673
+  _globals['_ARCHIVEREQUEST']._serialized_start=675
+  _globals['_ARCHIVEREQUEST']._serialized_end=738
+  _globals['_ARCHIVERESPONSE']._serialized_start=740
+  _globals['_ARCHIVERESPONSE']._serialized_end=757
+  _globals['_RETAINREQUEST']._serialized_start=759
+  _globals['_RETAINREQUEST']._serialized_end=818
+  _globals['_RETAINRESPONSE']._serialized_start=820
+  _globals['_RETAINRESPONSE']._serialized_end=836
+  _globals['_WATCHINVENTORYREQUEST']._serialized_start=838
+  _globals['_WATCHINVENTORYREQUEST']._serialized_end=874
+  _globals['_REPLICATORINVENTORY']._serialized_start=876
+  _globals['_REPLICATORINVENTORY']._serialized_end=993
+  _globals['_FORGETREQUEST']._serialized_start=995
+  _globals['_FORGETREQUEST']._serialized_end=1023
+  _globals['_FORGETRESPONSE']._serialized_start=1025
+  _globals['_FORGETRESPONSE']._serialized_end=1041
+  _globals['_REPLICATOR']._serialized_start=1044
+  _globals['_REPLICATOR']._serialized_end=1563
 # @@protoc_insertion_point(module_scope)

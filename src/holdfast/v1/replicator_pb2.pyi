@@ -66,16 +66,18 @@ class StageResponse(_message.Message):
     def __init__(self, shards: _Optional[_Iterable[_Union[StagedShard, _Mapping]]] = ...) -> None: ...
 
 class StagedShard(_message.Message):
-    __slots__ = ("rank", "shard", "path", "source")
+    __slots__ = ("rank", "shard", "path", "source", "size")
     RANK_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
     rank: int
     shard: _types_pb2.ShardKey
     path: str
     source: str
-    def __init__(self, rank: _Optional[int] = ..., shard: _Optional[_Union[_types_pb2.ShardKey, _Mapping]] = ..., path: _Optional[str] = ..., source: _Optional[str] = ...) -> None: ...
+    size: int
+    def __init__(self, rank: _Optional[int] = ..., shard: _Optional[_Union[_types_pb2.ShardKey, _Mapping]] = ..., path: _Optional[str] = ..., source: _Optional[str] = ..., size: _Optional[int] = ...) -> None: ...
 
 class ArchiveRequest(_message.Message):
     __slots__ = ("job", "generation", "step")
@@ -88,6 +90,20 @@ class ArchiveRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class ArchiveResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RetainRequest(_message.Message):
+    __slots__ = ("job", "attempt", "step")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    attempt: int
+    step: int
+    def __init__(self, job: _Optional[str] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class RetainResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

@@ -54,6 +54,11 @@ class ReplicatorStub(object):
                 request_serializer=holdfast_dot_v1_dot_replicator__pb2.ArchiveRequest.SerializeToString,
                 response_deserializer=holdfast_dot_v1_dot_replicator__pb2.ArchiveResponse.FromString,
                 _registered_method=True)
+        self.Retain = channel.unary_unary(
+                '/holdfast.v1.Replicator/Retain',
+                request_serializer=holdfast_dot_v1_dot_replicator__pb2.RetainRequest.SerializeToString,
+                response_deserializer=holdfast_dot_v1_dot_replicator__pb2.RetainResponse.FromString,
+                _registered_method=True)
         self.WatchInventory = channel.unary_stream(
                 '/holdfast.v1.Replicator/WatchInventory',
                 request_serializer=holdfast_dot_v1_dot_replicator__pb2.WatchInventoryRequest.SerializeToString,
@@ -97,6 +102,13 @@ class ReplicatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Retain(self, request, context):
+        """Which step is safe on every node: nobody may be left without one. Idempotent; an older step is ignored.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WatchInventory(self, request, context):
         """The inventory, at once and then again whenever it changes.
         """
@@ -133,6 +145,11 @@ def add_ReplicatorServicer_to_server(servicer, server):
                     servicer.Archive,
                     request_deserializer=holdfast_dot_v1_dot_replicator__pb2.ArchiveRequest.FromString,
                     response_serializer=holdfast_dot_v1_dot_replicator__pb2.ArchiveResponse.SerializeToString,
+            ),
+            'Retain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Retain,
+                    request_deserializer=holdfast_dot_v1_dot_replicator__pb2.RetainRequest.FromString,
+                    response_serializer=holdfast_dot_v1_dot_replicator__pb2.RetainResponse.SerializeToString,
             ),
             'WatchInventory': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchInventory,
@@ -253,6 +270,33 @@ class Replicator(object):
             '/holdfast.v1.Replicator/Archive',
             holdfast_dot_v1_dot_replicator__pb2.ArchiveRequest.SerializeToString,
             holdfast_dot_v1_dot_replicator__pb2.ArchiveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Retain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/holdfast.v1.Replicator/Retain',
+            holdfast_dot_v1_dot_replicator__pb2.RetainRequest.SerializeToString,
+            holdfast_dot_v1_dot_replicator__pb2.RetainResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -24,6 +24,8 @@ class ReplicatorStub:
     """Have these shards here, whole and verified; answers with a local file for each."""
     Archive: _aio.UnaryUnaryMultiCallable[_replicator_pb2.ArchiveRequest, _replicator_pb2.ArchiveResponse]
     """Take one step to the object store, whatever its interval says."""
+    Retain: _aio.UnaryUnaryMultiCallable[_replicator_pb2.RetainRequest, _replicator_pb2.RetainResponse]
+    """Which step is safe on every node: nobody may be left without one. Idempotent; an older step is ignored."""
     WatchInventory: _aio.UnaryStreamMultiCallable[_replicator_pb2.WatchInventoryRequest, _replicator_pb2.ReplicatorInventory]
     """The inventory, at once and then again whenever it changes."""
     Forget: _aio.UnaryUnaryMultiCallable[_replicator_pb2.ForgetRequest, _replicator_pb2.ForgetResponse]
@@ -61,6 +63,14 @@ class ReplicatorServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_replicator_pb2.ArchiveRequest, _abc.Awaitable[_replicator_pb2.ArchiveResponse]],
     ) -> _abc.Awaitable[_replicator_pb2.ArchiveResponse]:
         """Take one step to the object store, whatever its interval says."""
+
+    @_abc_1.abstractmethod
+    def Retain(
+        self,
+        request: _replicator_pb2.RetainRequest,
+        context: _aio.ServicerContext[_replicator_pb2.RetainRequest, _abc.Awaitable[_replicator_pb2.RetainResponse]],
+    ) -> _abc.Awaitable[_replicator_pb2.RetainResponse]:
+        """Which step is safe on every node: nobody may be left without one. Idempotent; an older step is ignored."""
 
     @_abc_1.abstractmethod
     def WatchInventory(

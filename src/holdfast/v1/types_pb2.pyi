@@ -76,16 +76,18 @@ class ShardRecord(_message.Message):
     def __init__(self, key: _Optional[_Union[ShardKey, _Mapping]] = ..., mesh: _Optional[_Union[Mesh, _Mapping]] = ..., tier: _Optional[_Union[Tier, str]] = ..., size_bytes: _Optional[int] = ..., digest: _Optional[str] = ..., owner: _Optional[str] = ...) -> None: ...
 
 class StoredStep(_message.Message):
-    __slots__ = ("attempt", "step", "mesh", "sharded")
+    __slots__ = ("attempt", "step", "mesh", "sharded", "damage")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     MESH_FIELD_NUMBER: _ClassVar[int]
     SHARDED_FIELD_NUMBER: _ClassVar[int]
+    DAMAGE_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     step: int
     mesh: Mesh
     sharded: bool
-    def __init__(self, attempt: _Optional[int] = ..., step: _Optional[int] = ..., mesh: _Optional[_Union[Mesh, _Mapping]] = ..., sharded: bool = ...) -> None: ...
+    damage: str
+    def __init__(self, attempt: _Optional[int] = ..., step: _Optional[int] = ..., mesh: _Optional[_Union[Mesh, _Mapping]] = ..., sharded: bool = ..., damage: _Optional[str] = ...) -> None: ...
 
 class ShardSource(_message.Message):
     __slots__ = ("node", "endpoint", "job")

@@ -243,6 +243,9 @@ def encode_report(report: Report, seq: int, traceparent: str = "") -> pb.AgentMe
                     workers=_encode_workers(report.workers),
                     unrestorable=report.unrestorable,
                     restored=[pb.Restored(source=source, shards=count) for source, count in report.restored_from],
+                    restored_bytes=[
+                        pb.RestoredBytes(source=where, bytes=size) for where, size in report.restored_bytes
+                    ],
                 )
             )
         case RanksStepping():
@@ -292,6 +295,7 @@ def decode_report(message: pb.AgentMessage) -> Report:
                 workers=_decode_workers(done.workers),
                 unrestorable=done.unrestorable,
                 restored_from=tuple((restored.source, restored.shards) for restored in done.restored),
+                restored_bytes=tuple((restored.source, restored.bytes) for restored in done.restored_bytes),
             )
         case "ranks_stepping":
             stepping = message.ranks_stepping

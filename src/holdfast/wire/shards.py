@@ -63,7 +63,11 @@ def encode_staged(shards: Iterable[StagedShard]) -> pb.StageResponse:
     return pb.StageResponse(
         shards=[
             pb.StagedShard(
-                rank=shard.rank, shard=types.encode_shard_key(shard.shard), path=shard.path, source=shard.source
+                rank=shard.rank,
+                shard=types.encode_shard_key(shard.shard),
+                path=shard.path,
+                source=shard.source,
+                size=shard.size,
             )
             for shard in shards
         ]
@@ -72,7 +76,13 @@ def encode_staged(shards: Iterable[StagedShard]) -> pb.StageResponse:
 
 def decode_staged(message: pb.StageResponse) -> tuple[StagedShard, ...]:
     return tuple(
-        StagedShard(rank=shard.rank, shard=types.decode_shard_key(shard.shard), path=shard.path, source=shard.source)
+        StagedShard(
+            rank=shard.rank,
+            shard=types.decode_shard_key(shard.shard),
+            path=shard.path,
+            source=shard.source,
+            size=shard.size,
+        )
         for shard in message.shards
     )
 

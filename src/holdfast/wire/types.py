@@ -147,7 +147,13 @@ def decode_shard_record(message: pb.ShardRecord) -> ShardRecord:
 
 def encode_stored(steps: Iterable[StoredStep]) -> list[pb.StoredStep]:
     return [
-        pb.StoredStep(attempt=stored.attempt, step=stored.step, mesh=encode_mesh(stored.mesh), sharded=stored.sharded)
+        pb.StoredStep(
+            attempt=stored.attempt,
+            step=stored.step,
+            mesh=encode_mesh(stored.mesh),
+            sharded=stored.sharded,
+            damage=stored.damage,
+        )
         for stored in steps
     ]
 
@@ -159,6 +165,7 @@ def decode_stored(messages: Iterable[pb.StoredStep]) -> tuple[StoredStep, ...]:
             step=message.step,
             mesh=decode_mesh(message.mesh, "stored.mesh"),
             sharded=message.sharded,
+            damage=message.damage,
         )
         for message in messages
     )

@@ -119,4 +119,5 @@ class Executor:
             phases_s=outcome.phases_s,
             workers=outcome.workers,
             restored_from=outcome.restored_from,
+            restored_bytes=outcome.restored_bytes,
         )

@@ -92,7 +92,10 @@ def _load(text: str) -> OrderDone:
     raw = json.loads(text)
     phases = tuple((name, seconds) for name, seconds in raw.pop("phases_s"))
     workers = tuple(RunningWorker(**worker) for worker in raw.pop("workers"))
-    restored_from = tuple(
-        (source, shards) for source, shards in raw.pop("restored_from", ())
-    )  # absent: an older agent's
-    return OrderDone(**raw, phases_s=phases, workers=workers, restored_from=restored_from)
+    restored_from, restored_bytes = (
+        tuple((source, number) for source, number in raw.pop(name, ()))  # absent: an older agent's
+        for name in ("restored_from", "restored_bytes")
+    )
+    return OrderDone(
+        **raw, phases_s=phases, workers=workers, restored_from=restored_from, restored_bytes=restored_bytes
+    )

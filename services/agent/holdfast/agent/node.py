@@ -41,6 +41,7 @@ class Outcome:
     phases_s: tuple[tuple[str, float], ...] = ()
     workers: tuple[RunningWorker, ...] = ()
     restored_from: tuple[tuple[str, int], ...] = ()
+    restored_bytes: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(slots=True)
@@ -140,7 +141,8 @@ class Node:
             if job.generation == order.generation:  # else a newer one is being prepared, and the scope is its own
                 job.preparing = None
         master = self._pool.master_of(order.job, order.generation)
-        return Outcome(master, phases.taken, forked, _sources(job.staged))
+        shards, sizes = _sources(job.staged)
+        return Outcome(master, phases.taken, forked, shards, sizes)
 
     async def _stage(self, order: Prepare) -> tuple[StagedShard, ...]:
         await self._replicator.configure(
@@ -222,8 +224,18 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
-def _sources(staged: Sequence[StagedShard]) -> tuple[tuple[str, int], ...]:
-    """How many shards came from where; every node that is not this one is a peer."""
-    here = ("memory", "disk", OBJECT_STORE)
-    counted = Counter(shard.source if shard.source in here else "peer" for shard in staged)
-    return tuple(sorted(counted.items()))
+_Counts = tuple[tuple[str, int], ...]
+
+
+def _sources(staged: Sequence[StagedShard]) -> tuple[_Counts, _Counts]:
+    """How many shards, and how many bytes, came from where; every node that is not this one is a peer. A shard that several
+    ranks restore from is counted for each of them, and comes once."""
+    shards: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    seen: set[str] = set()
+    for shard in staged:
+        source = shard.source if shard.source in ("memory", "disk", OBJECT_STORE) else "peer"
+        shards[source] += 1
+        sizes[source] += 0 if shard.path in seen else shard.size
+        seen.add(shard.path)
+    return tuple(sorted(shards.items())), tuple(sorted(sizes.items()))

@@ -183,7 +183,8 @@ class Stager:
 
     @staticmethod
     def _answer(restore: RankRestore, item: _Found) -> StagedShard:
-        return StagedShard(rank=restore.rank, shard=restore.shard, path=str(item.shard.path), source=item.source)
+        shard = item.shard
+        return StagedShard(restore.rank, restore.shard, str(shard.path), item.source, size=shard.manifest.size)
 
 
 def _by_shard(restores: Sequence[RankRestore]) -> dict[ShardKey, RankRestore]:
