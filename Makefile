@@ -18,6 +18,10 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 # What the benchmarks measure against.
 PEERS := nvidia-resiliency-ext==0.4.1 defusedxml pynvml
 
+# What `make test` runs against servers of its own where no Docker engine answers, and `make compose-test` in containers.
+SERVER_TESTS := tests/contract tests/integration/test_redis_log.py tests/integration/test_log_crashes.py \
+	tests/integration/supervisor/test_takeover_causes.py
+
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PEERS_DIR := $(VENV)/peers
@@ -63,8 +67,9 @@ sim: $(INSTALLED)  ## the supervisor's core against SEEDS hostile worlds
 campaign: $(INSTALLED)  ## real faults from SEED against real training, for CAMPAIGN_S seconds
 	HOLDFAST_CAMPAIGN_S=$(CAMPAIGN_S) HOLDFAST_CAMPAIGN_SEED=$(SEED) $(BIN)/pytest -s tests/acceptance/test_campaign.py $(ARGS)
 
-compose-test: $(INSTALLED)  ## the stack of deploy/ in real containers, broken six times; starts a Docker engine when none runs
+compose-test: $(INSTALLED)  ## the stack of deploy/ in real containers, broken six times, and the servers of tests in containers; starts an engine when none runs
 	$(BIN)/pytest -m containers tests/containers $(ARGS)
+	$(BIN)/pytest --servers=containers $(SERVER_TESTS) $(ARGS)
 
 bench-recovery: $(INSTALLED) $(PEERS_DIR)/.installed  ## time from kill to the next step: Holdfast, torchrun, ft_launcher
 	PEERS_DIR=$(abspath $(PEERS_DIR)) $(BIN)/python -m benchmarks.recovery --out out/bench $(ARGS)

@@ -1,8 +1,10 @@
-"""What every test shares: the event loop, one real Redis per test process, and a guard against keys that never go away."""
+"""What every test shares: the event loop, one real Redis per test process, and a guard against keys that never go away.
+
+Which Redis, and which object store: `servers`.
+"""
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,14 +12,24 @@ from pathlib import Path
 import hypothesis
 import pytest
 import redis
+import servers
 import structlog
+from servers import Choice, RedisServer
 
-from holdfast.log.embedded import EmbeddedRedis
 from holdfast.log.keys import may_stay
 
 # How long an example takes says more about the machine's other work than about the code.
 hypothesis.settings.register_profile("shared machine", deadline=None)
 hypothesis.settings.load_profile("shared machine")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--servers", choices=servers.MODES, default="auto", help="where Redis and the object store run")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    mode = config.getoption("--servers")
+    return f"servers: {mode if mode == 'containers' else servers.choose(mode)}"
 
 
 # As a service's own log: a traceback that shows every local variable takes half a minute where the variables are large.
@@ -42,18 +54,27 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="session")
-def redis_server() -> Iterator[EmbeddedRedis]:
-    """One server for all tests of this process. Take `redis_url` unless the test is about the server itself.
+def server_choice(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Choice]:
+    with servers.chosen(request.config.getoption("--servers"), tmp_path_factory.mktemp("servers")) as choice:
+        yield choice
 
-    HOLDFAST_TEST_REDIS_SERVER names another binary to test with, for instance of a newer version.
-    """
-    binary = os.environ.get("HOLDFAST_TEST_REDIS_SERVER")
-    with EmbeddedRedis(binary=Path(binary) if binary else None) as server:
+
+@pytest.fixture(scope="session")
+def redis_server(server_choice: Choice) -> Iterator[RedisServer]:
+    """One server for all tests of this process. Take `redis_url` unless the test is about the server itself."""
+    with servers.redis_server(server_choice) as server:
         yield server
 
 
 @pytest.fixture
-def redis_url(redis_server: EmbeddedRedis) -> Iterator[str]:
+def own_server(server_choice: Choice, tmp_path: Path) -> Iterator[RedisServer]:
+    """A server that the test may stop, freeze and kill."""
+    with servers.redis_server(server_choice, tmp_path / "redis") as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(redis_server: RedisServer) -> Iterator[str]:
     """The URL of a real, empty Redis. The test fails when it leaves a key that neither expires nor is declared."""
     with redis.Redis.from_url(redis_server.url, decode_responses=True) as client:
         client.flushall()

@@ -3,18 +3,26 @@ ways), each as a factory, because a contract between writers needs two of them."
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import servers
+from servers import Choice
 
 from holdfast.stores import ObjectStore
-from holdfast.stores.fake_gcs import FakeGcs
 from holdfast.stores.file import FileStore
 from holdfast.stores.gcs import GcsOptions, GcsStore
 from holdfast.stores.memory import InMemory
 
 Opened = Callable[[], ObjectStore]
+
+
+@pytest.fixture(scope="session")
+def gcs_endpoint(server_choice: Choice) -> Iterator[str]:
+    with servers.gcs_server(server_choice) as endpoint:
+        yield endpoint
 
 
 @pytest.fixture(params=["memory", "file", "gcs", "gcs in ranges", "gcs in parts"])
@@ -33,19 +41,15 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
         case "file":
             yield lambda: keep(FileStore(tmp_path / "store"))
         case kind:
-            with FakeGcs() as server:
-                server.page_objects = 3
-                monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.endpoint)
-                # the same paths as in production, only at sizes that a test can afford
-                sizes = {
-                    "gcs": GcsOptions(),
-                    "gcs in ranges": GcsOptions(small_bytes=0, range_bytes=1000),
-                    "gcs in parts": GcsOptions(small_bytes=0, composed_bytes=2000, part_bytes=700),
-                }[kind]
-                yield lambda: keep(GcsStore("bucket", "some/prefix", sizes))
-                for store in stores:
-                    store.close()
-                return
+            monkeypatch.setenv("STORAGE_EMULATOR_HOST", request.getfixturevalue("gcs_endpoint"))
+            # the same paths as in production, only at sizes that a test can afford
+            sizes = {
+                "gcs": GcsOptions(),
+                "gcs in ranges": GcsOptions(small_bytes=0, range_bytes=1000),
+                "gcs in parts": GcsOptions(small_bytes=0, composed_bytes=2000, part_bytes=700),
+            }[kind]
+            bucket = f"bucket-{uuid.uuid4().hex}"  # one server for all tests
+            yield lambda: keep(GcsStore(bucket, "some/prefix", sizes))
     for store in stores:
         store.close()
 

@@ -10,6 +10,7 @@ import anyio.to_thread
 import pytest
 from eventlogs import FLEET, redis_log
 from redis import asyncio as aioredis
+from servers import RedisServer
 from supervising import (
     QUICK,
     PlayedAgent,
@@ -24,7 +25,6 @@ from supervising import (
 from waiting import wait_until_async
 
 from holdfast.domain.orders import Prepare
-from holdfast.log.embedded import EmbeddedRedis
 from holdfast.log.keys import Keys
 from holdfast.supervisor.term import LeaseTimes
 
@@ -75,36 +75,35 @@ async def test_a_leader_that_does_not_know_of_its_end_writes_and_does_nothing(re
         tasks.cancel_scope.cancel()
 
 
-async def test_redis_goes_away_amid_an_incident_and_comes_back(tmp_path: Path) -> None:
-    with EmbeddedRedis(tmp_path / "redis") as server:
-        log = redis_log(server.url)
-        async with anyio.create_task_group() as tasks:
-            supervisor = await start_supervisor(tasks, tmp_path / "a", log, times=QUICK)
-            async with played_agents(tasks, ["n1", "n2"], [supervisor.control]) as agents:
-                await supervisor.post("/v1/jobs", job_body())
-                await until_phase(supervisor, "gpt", "running")
-                for agent in agents:
-                    agent.steps = False  # the incident stays open: its generation does not step yet
-                await publish(log, crash("gpt", 1, "n1", 0))
-                await until_phase(supervisor, "gpt", "starting")
-                before = (await supervisor.get("/v1/incidents"))["items"]
-                await anyio.to_thread.run_sync(server.stop)
-                await wait_until_async(lambda: not any(agent.connected for agent in agents), description="no leader")
-                async with supervisor.client() as client:
-                    answer = await client.get("/v1/jobs/gpt")
-                assert (answer.status_code, answer.headers["content-type"]) == (503, "application/problem+json")
-                assert "Redis" in answer.json()["detail"]
-                await anyio.sleep(ABSENCE_S)
-                await anyio.to_thread.run_sync(server.start)
-                await wait_until_async(lambda: all(agent.connected for agent in agents), description="the leader again")
-                for agent in agents:
-                    agent.steps = True
-                await publish(log, crash("gpt", 2, "n2", 1, name="f-2"))
-                after = await resolved(supervisor)
-                assert before[0]["id"] in [incident["id"] for incident in after]
-                await until_phase(supervisor, "gpt", "running")
-                assert_prepared_once(agents)
-            tasks.cancel_scope.cancel()
+async def test_redis_goes_away_amid_an_incident_and_comes_back(own_server: RedisServer, tmp_path: Path) -> None:
+    log = redis_log(own_server.url)
+    async with anyio.create_task_group() as tasks:
+        supervisor = await start_supervisor(tasks, tmp_path / "a", log, times=QUICK)
+        async with played_agents(tasks, ["n1", "n2"], [supervisor.control]) as agents:
+            await supervisor.post("/v1/jobs", job_body())
+            await until_phase(supervisor, "gpt", "running")
+            for agent in agents:
+                agent.steps = False  # the incident stays open: its generation does not step yet
+            await publish(log, crash("gpt", 1, "n1", 0))
+            await until_phase(supervisor, "gpt", "starting")
+            before = (await supervisor.get("/v1/incidents"))["items"]
+            await anyio.to_thread.run_sync(own_server.stop)
+            await wait_until_async(lambda: not any(agent.connected for agent in agents), description="no leader")
+            async with supervisor.client() as client:
+                answer = await client.get("/v1/jobs/gpt")
+            assert (answer.status_code, answer.headers["content-type"]) == (503, "application/problem+json")
+            assert "Redis" in answer.json()["detail"]
+            await anyio.sleep(ABSENCE_S)
+            await anyio.to_thread.run_sync(own_server.start)
+            await wait_until_async(lambda: all(agent.connected for agent in agents), description="the leader again")
+            for agent in agents:
+                agent.steps = True
+            await publish(log, crash("gpt", 2, "n2", 1, name="f-2"))
+            after = await resolved(supervisor)
+            assert before[0]["id"] in [incident["id"] for incident in after]
+            await until_phase(supervisor, "gpt", "running")
+            assert_prepared_once(agents)
+        tasks.cancel_scope.cancel()
 
 
 async def test_a_new_supervisor_carries_on_from_what_was_committed(redis_url: str, tmp_path: Path) -> None:
