@@ -5,7 +5,8 @@
     holdfast run job.yaml                                   dp 3 × pp 3, survives
 
 Runs on CUDA with NCCL where there are GPUs, else on CPU with gloo. The gradient of a step is the mean over the global
-batch, however many replicas there are.
+batch, however many replicas there are. With `--shard-optimizer` each replica keeps its share of the optimizer's state
+alone, and a resize deals the shares anew.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import holdfast.train as hf
 
 from model import GPTConfig, build_stage  # isort: skip
 from pipeline import Pipeline  # isort: skip
+from sharding import SharedWeights  # isort: skip
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -39,6 +41,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--micro-batch", type=int, default=6, help="samples per forward pass")
     parser.add_argument("--pp", type=int, default=1, help="pipeline stages; under holdfast the job's mesh decides")
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument(
+        "--shard-optimizer", action="store_true", help="divide the optimizer's state over the replicas (ZeRO 1)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1, help="CPU threads per process")
     parser.add_argument("--log-every", type=int, default=10, help="steps between printed losses")
@@ -58,20 +63,20 @@ class Gradients:
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         parameters = list(parameters)
-        self._flat = torch.zeros(sum(p.numel() for p in parameters) + 1, device=parameters[0].device)
+        self.flat = torch.zeros(sum(p.numel() for p in parameters) + 1, device=parameters[0].device)
         offset = 0
         for parameter in parameters:
-            parameter.grad = self._flat[offset : offset + parameter.numel()].view_as(parameter)
+            parameter.grad = self.flat[offset : offset + parameter.numel()].view_as(parameter)
             offset += parameter.numel()
 
     def zero(self) -> None:
-        self._flat.zero_()
+        self.flat.zero_()
 
     def reduce(self, loss: Tensor, group: dist.ProcessGroup) -> float:
         """Sum over the replicas; returns the summed loss."""
-        self._flat[-1] = loss
-        dist.all_reduce(self._flat, group=group)
-        return self._flat[-1].item()
+        self.flat[-1] = loss
+        dist.all_reduce(self.flat, group=group)
+        return self.flat[-1].item()
 
 
 class LossLog:
@@ -107,7 +112,8 @@ def main(run: hf.Run, args: argparse.Namespace) -> None:
     stage = build_stage(config, stage_index, stages).to(run.device)
     pipeline = Pipeline(stage, stage_index, replica_ranks, config.width, run.comm_wait)
     gradients = Gradients(stage.parameters())
-    optimizer = torch.optim.AdamW(stage.parameters(), lr=args.lr, fused=True)
+    shared = SharedWeights(stage.parameters(), gradients.flat, dp) if args.shard_optimizer else None
+    optimizer = torch.optim.AdamW([shared.parameter] if shared else stage.parameters(), lr=args.lr, fused=True)
     text = load_text()
     window = torch.arange(config.seq + 1)
     data = hf.ElasticSampler(
@@ -124,6 +130,8 @@ def main(run: hf.Run, args: argparse.Namespace) -> None:
         return summed / (args.global_batch * config.seq)
 
     state: dict[str, Any] = {"model": stage, "optimizer": optimizer, "data": data}
+    if shared is not None:  # a flat tensor has no parameter's name: each stage's gets its own
+        state["optimizer"] = {f"stage{stage_index}": optimizer}
     step = run.restore(state)
     log = LossLog(args.out, args.log_every, step) if pipeline.is_last and world.dp_index == 0 else None
     while step < args.steps:
@@ -136,6 +144,9 @@ def main(run: hf.Run, args: argparse.Namespace) -> None:
             with run.comm_wait():
                 loss_of_all = gradients.reduce(loss, dp.get_group())
             optimizer.step()
+            if shared is not None:
+                with run.comm_wait():
+                    shared.exchange()
             if pipeline.is_last:
                 s.log(loss=loss_of_all, tokens=sum(x[:, 1:].numel() for x in samples))
         step += 1

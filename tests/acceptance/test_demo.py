@@ -38,13 +38,15 @@ def test_every_fault_got_its_remediation_and_the_right_culprit(report: dict[str,
         ("gpu_error", "scale_down"),
         ("repair", "scale_up"),
     ]
-    crash, lost, hang, xid, _ = report["incidents"]
+    crash, lost, hang, xid, repair = report["incidents"]
     assert (crash["rank"], hang["rank"]) == (4, 2)
     assert lost["node"]
     assert xid["node"]
     assert crash["restored_from"] == {"memory": 9}
     assert lost["restored_from"]["peer"] == 1
-    assert xid["restored_from"]
+    assert xid["restored_from"]["peer"] >= 6, "each of six ranks needs what three replicas saved"
+    assert "re-sharded from dp 3 to dp 2: read " in xid["outcome"]
+    assert "re-sharded from dp 2 to dp 3: read " in repair["outcome"]
     bereft = report["both_copies_lost"]["incidents"]
     assert {(incident["kind"], incident["action"]) for incident in bereft} == {("node_lost", "hot_swap")}
     assert all(incident["restored_from"]["object store"] >= 1 for incident in bereft)

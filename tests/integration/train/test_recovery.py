@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from train_workers import Workers, elect, losses
+from train_workers import Workers, elect, elect_parts, losses
 
 from holdfast.domain import worker
 from holdfast.shards import Reader
@@ -86,6 +86,31 @@ def test_resizes_keep_the_global_batch_and_every_sample(tmp_path: Path, uninterr
                     per_step[note["step"]] = per_step.get(note["step"], 0) + note["tokens"]
             assert set(per_step.values()) == {12 * 16}, "the global batch in bytes, at every step and every size"
         previous = mesh
+    assert losses(tmp_path) == pytest.approx(losses(uninterrupted), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_an_optimizer_divided_over_the_replicas_is_dealt_anew_by_a_resize(tmp_path: Path, uninterrupted: Path) -> None:
+    """dp 3, killed and restarted, then 2: the weights are on every replica, each has its share of the moments alone."""
+    rest: dict[str, Any] = {}
+    for generation, (dp, until) in enumerate([(3, 8), (3, 16), (2, STEPS)], 1):
+        with Workers(
+            tmp_path,
+            mesh={"dp": dp},
+            args=gpt(tmp_path, "--shard-optimizer", steps=until),
+            generation=generation,
+            interval_steps=8,
+            **rest,
+        ) as workers:
+            assert set(workers.finish()) == {0}, workers.log(0)
+        if generation == 1:
+            rest = {"restore": elect(tmp_path, {"dp": 3})}
+        else:
+            rest = {"restore": elect_parts(tmp_path, {"dp": 3}, target={"dp": 2}), "previous_mesh": {"dp": 3}}
+    first, second = payloads(tmp_path, 2, STEPS)
+    moments = {name for name in first if "exp_avg" in name}
+    assert moments
+    assert {name for name in first if first[name] != second[name]} == moments
     assert losses(tmp_path) == pytest.approx(losses(uninterrupted), rel=1e-4)
 
 

@@ -31,7 +31,7 @@ INCIDENT_KEYS = {
         "t_detected_s",
         "t_decided_s",
     ),
-    *("t_prepared_s", "t_first_step_s", "rework_steps", "restored_from", "trace_id"),
+    *("t_prepared_s", "t_first_step_s", "rework_steps", "restored_from", "outcome", "trace_id"),
 }
 BADPUT_S = dict(zip(BADPUT, (3.0, 0.5, 0.1, 2.0, 1.4, 0.5, 0.5, 1.0, 1.0), strict=True))
 
@@ -54,6 +54,7 @@ def incident(**changes: Any) -> dict[str, Any]:
         "rework_steps": 3,
         "trace_id": "ab" * 16,
         "restored_from": {"memory": 9},
+        "outcome": "generation 2 steps from step 7 on, re-sharded from dp 3 to dp 2: read 7.4 MB from peers",
     }
     return base | changes
 
@@ -172,10 +173,12 @@ def test_without_matplotlib_the_demo_says_so_first(monkeypatch: pytest.MonkeyPat
         ({"rank": 3}, "crash: rank 3 instead of 4"),
         ({"kind": "hang"}, "crash: kind 'hang' instead of 'worker_crash'"),
         ({"action": None}, "crash: action None instead of 'restart'"),
+        ({"outcome": "generation 2 steps from step 7 on"}, "crash: outcome 'generation 2 steps from step 7 on', not"),
     ],
 )
 def test_what_must_come_of_a_fault(changes: dict[str, Any], message: str) -> None:
-    found = Expectation("crash", "worker_crash", "restart", rank=4).check(incident(**changes))
+    expected = Expectation("crash", "worker_crash", "restart", rank=4, outcome="re-sharded from dp 3 to dp 2")
+    found = expected.check(incident(**changes))
     assert found.startswith(message)
     assert bool(found) is bool(message)
 

@@ -186,3 +186,13 @@ def test_sharded_state_is_put_together_when_a_replica_leaves() -> None:
         prepare = orders[node]
         assert isinstance(prepare, Prepare)
         assert [restore.shard.rank for restore in prepare.restore] == [0, 1, 2]
+        read = (("memory", 4_000_000), ("peer", 9_200_000))
+        command = next(send.command_id for send in fleet.sent if send.node == node and send.order == prepare)
+        done = OrderDone(
+            command, True, master=f"{node}:1", at=fleet.now, restored_from=(("peer", 2),), restored_bytes=read
+        )
+        fleet.report(node, done)
+    fleet.run()
+    assert fleet.incident.outcome == (
+        "generation 2 steps from step 20 on, re-sharded from dp 3 to dp 2: read 18.4 MB from peers, 8.0 MB from memory"
+    )

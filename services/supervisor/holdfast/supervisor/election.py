@@ -102,6 +102,7 @@ class Election:
     mesh: Mesh | None = None  # that saved it; None = start from scratch
     ranks: tuple[RankRestore, ...] = ()  # by rank; several of one rank are parts of its state
     origin: Origin = Origin.NOWHERE  # the farthest that a rank has to go
+    in_parts: bool = False  # each rank puts its state together from what all replicas saved
 
 
 def branch(lineage: Sequence[Segment], attempt: int, restore: RestorePoint, length_max: int) -> tuple[Segment, ...]:
@@ -356,7 +357,8 @@ def _elected(saved: _Saved, picks: list[_Pick], mesh: Mesh, refused: Sequence[st
         f"step {saved.step} of attempt {saved.attempt} is the newest that is complete on all {mesh.world_size} ranks, "
         f"{_where_from(picks)}"
     )
-    if len(picks) > mesh.world_size:
+    in_parts = len(picks) > mesh.world_size
+    if in_parts:
         reason += f"; each rank's part is put together from those of {len(picks) // mesh.world_size} replicas"
     if refused:
         reason += f" (passed over: {'; '.join(refused[:REASONS_MAX])})"
@@ -365,6 +367,7 @@ def _elected(saved: _Saved, picks: list[_Pick], mesh: Mesh, refused: Sequence[st
         saved.meshes[0],
         tuple(pick.restore for pick in picks),
         max(pick.origin for pick in picks),
+        in_parts,
     )
 
 

@@ -111,6 +111,7 @@ def _incident(incident: View, zero: float) -> dict[str, Any]:
         "t_first_step_s": since("t_first_step"),
         "rework_steps": incident.get("rework_steps", 0),
         "restored_from": incident["restored_from"],
+        "outcome": incident["outcome"],
         "trace_id": incident.get("trace_id"),
     }
 
@@ -130,6 +131,10 @@ def print_summary(console: Console, report: Report, out: Path) -> None:
         f"(largest difference at any step {report.losses['max_abs_diff']:.2g})"
     )
     console.print(f"[bold]{out / 'report.json'}[/]   [bold]{out / 'timeline.png'}[/]   logs in {out / 'stack'}")
+    for incident in report.incidents:
+        _, comma, resharded = incident["outcome"].partition(", re-sharded ")
+        if comma:
+            console.print(f"{incident['action']}: re-sharded {escape(resharded)}")
     for failure in report.failures:
         console.print(f"[bold red]not as it should be:[/] {escape(failure)}")
     if not report.failures:

@@ -57,6 +57,7 @@ class Expectation:
     node: str = ""
     rank: int | None = None
     source: str = ""  # where at least one shard must have been restored from
+    outcome: str = ""  # what its outcome must say
 
     def check(self, incident: View | None) -> str:
         """Empty when it came as it should; else one sentence."""
@@ -75,6 +76,8 @@ class Expectation:
         ]
         if self.source and self.source not in incident["restored_from"]:
             wrong.append(f"restored from {incident['restored_from']}, nothing from the {self.source}")
+        if self.outcome not in incident["outcome"]:
+            wrong.append(f"outcome {incident['outcome']!r}, not {self.outcome!r}")
         return f"{self.fault}: {', '.join(wrong)} ({incident['cause']})" if wrong else ""
 
 
@@ -103,7 +106,7 @@ def examples() -> Path:
 
 
 def training_arguments(out: Path, steps: int) -> list[str]:
-    return ["--steps", str(steps), "--out", str(out)]
+    return ["--steps", str(steps), "--out", str(out), "--shard-optimizer"]
 
 
 class Scenario:
@@ -168,11 +171,20 @@ class Scenario:
         self._settle()
         broken = self._node_of(XID_RANK)
         self._fault(
-            Expectation("uncorrectable GPU error", "gpu_error", "scale_down", node=broken),
+            Expectation(
+                "uncorrectable GPU error",
+                "gpu_error",
+                "scale_down",
+                node=broken,
+                outcome="re-sharded from dp 3 to dp 2",
+            ),
             lambda: self._injector.xid(broken, 79),
         )
         self._settle()
-        self._fault(Expectation("repair", "repair", "scale_up"), lambda: self._repair(lost, broken))
+        self._fault(
+            Expectation("repair", "repair", "scale_up", outcome="re-sharded from dp 2 to dp 3"),
+            lambda: self._repair(lost, broken),
+        )
         self._settle()
         if (dp := self._client.job(JOB)["mesh"].get("dp")) != 3:
             self._failures.append(f"repair: the job runs with dp {dp}, not 3")

@@ -146,7 +146,10 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
         held = turn.nodes[placement.node].holds
         turn.put_node(placement.node, holds={**held, job.name: (*held.get(job.name, ()), number)})
     waiting |= stop_leavers(turn, job.name, number - 1, stay=chosen.nodes)
-    change = Change(generation, incidents, turn.at, waiting, excluded=excluded, origin=election.origin)
+    saved_dp = election.mesh.dp if election.mesh is not None and election.in_parts else 0
+    change = Change(
+        generation, incidents, turn.at, waiting, excluded=excluded, origin=election.origin, saved_dp=saved_dp
+    )
     turn.put_job(job.name, generation=generation, change=change, planned=None, blocked=None)
     turn.set_phase(job.name, JobPhase.PREPARING, chosen.reason)
     turn.publish(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from holdfast.domain.findings import Finding, FindingKind, Severity
+from holdfast.domain.generations import OBJECT_STORE
 from holdfast.domain.incidents import IncidentState, NodeShare
 from holdfast.domain.orders import OrderDone, Prepare, RanksStepping, Start, Stop, Warm
 from holdfast.supervisor.core import nodes, pacing, reports, saved
@@ -44,15 +46,18 @@ def on_order_done(turn: Turn, send: Send, done: OrderDone) -> None:
         )
         waiting = {k: v for k, v in change.waiting.items() if k != send.command_id}
         phases_s = _slowest(change.phases_s, done.phases_s)
-        restored = {**change.restored_from}
-        for source, shards in done.restored_from:
-            restored[source] = restored.get(source, 0) + shards
         shares = change.shares
         if isinstance(send.order, Prepare):
             share = NodeShare(send.node, done.at, (), dict(done.phases_s), dict(done.restored_from))
             shares = _latest(shares, share)
         change = replace(
-            change, waiting=waiting, master=master, phases_s=phases_s, restored_from=restored, shares=shares
+            change,
+            waiting=waiting,
+            master=master,
+            phases_s=phases_s,
+            restored_from=_added(change.restored_from, done.restored_from),
+            restored_bytes=_added(change.restored_bytes, done.restored_bytes),
+            shares=shares,
         )
         turn.put_job(job.name, change=change)
         start_when_ready(turn, job.name)
@@ -66,6 +71,10 @@ def _not_prepared(turn: Turn, job: Job, node: str, order: Prepare, done: OrderDo
         replan(turn, job.name, f"step {order.restore_step} cannot be restored on {node}: {done.reason}")
     else:
         replan(turn, job.name, f"{node} could not prepare: {done.reason}", exclude=node)
+
+
+def _added(known: Mapping[str, int], reported: Iterable[tuple[str, int]]) -> dict[str, int]:
+    return dict(Counter(known) + Counter(dict(reported)))
 
 
 def _slowest(known: Mapping[str, float], reported: Iterable[tuple[str, float]]) -> dict[str, float]:
@@ -192,7 +201,7 @@ def _complete(turn: Turn, job: Job, change: Change) -> None:
     )
     pacing.recovered(turn, job.name, change)
     for incident in change.incidents:
-        outcome = f"generation {generation.number} steps from step {generation.restore.step} on"
+        outcome = f"generation {generation.number} steps from step {generation.restore.step} on{_resharded(change)}"
         turn.close_incident(
             incident,
             IncidentState.RESOLVED,
@@ -203,6 +212,15 @@ def _complete(turn: Turn, job: Job, change: Change) -> None:
             shares=change.shares,
         )
     warm_spares(turn, turn.jobs[job.name])
+
+
+def _resharded(change: Change) -> str:
+    """What had to be read to deal a sharded state to another number of replicas; empty when it was not."""
+    if not change.saved_dp:
+        return ""
+    names = {"peer": "peers", OBJECT_STORE: "the object store"}
+    read = [f"{size / 1e6:.1f} MB from {names.get(source, source)}" for source, size in change.restored_bytes.items()]
+    return f", re-sharded from dp {change.saved_dp} to dp {change.generation.mesh.dp}: read {', '.join(sorted(read))}"
 
 
 def warm_spares(turn: Turn, job: Job) -> None:

@@ -131,6 +131,8 @@ class Change:
     shares: tuple[NodeShare, ...] = ()  # of the nodes that were last, for the incidents' records
     stepped_at: float = 0.0  # the latest first step so far
     origin: Origin = Origin.NOWHERE  # the farthest that a rank goes for what it restores
+    restored_bytes: Mapping[str, int] = field(default_factory=dict)  # by source, as nodes report them
+    saved_dp: int = 0  # replicas whose parts each rank puts together; 0 = each has its own again
 
 
 @dataclass(frozen=True, slots=True)
