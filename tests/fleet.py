@@ -276,9 +276,9 @@ class Fleet:
         self.find(FindingKind.NODE_LOST, node)
 
 
-def running(spec: JobSpec, spares: int = 0, *, saved: int = 0, decide: bool = True) -> Fleet:
+def running(spec: JobSpec, spares: int = 0, *, saved: int = 0, decide: bool = True, kind: type[Fleet] = Fleet) -> Fleet:
     """A fleet on which `spec` runs, with a complete checkpoint at step `saved`."""
-    fleet = Fleet(spec.nodes + spares, capacity=spec.nproc_per_node, decide=decide)
+    fleet = kind(spec.nodes + spares, capacity=spec.nproc_per_node, decide=decide)
     fleet.submit(spec)
     fleet.run()
     if saved:

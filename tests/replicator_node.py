@@ -19,12 +19,13 @@ from waiting import wait_until
 from holdfast.domain.generations import OBJECT_STORE, RankRestore, ShardKey, ShardRecord, ShardSource, StoredStep
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.orders import Inventory
-from holdfast.domain.replication import ArchiveNow, Configure, Stage, StagedShard
+from holdfast.domain.replication import ArchiveNow, Configure, SavedByAll, Stage, StagedShard
 from holdfast.domain.worker import encode
 from holdfast.shards import Image, ImageSet, Plan, Staged, TensorSpec
 from holdfast.v1 import replicator_pb2 as pb
 from holdfast.v1 import replicator_pb2_grpc as rpc
 from holdfast.wire import shards as wire
+from holdfast.wire.retention import encode_retain
 
 JOB = "llm"
 TOKEN = "secret-of-llm"
@@ -127,6 +128,9 @@ class Node:
     def archive(self, step: int, *, generation: int = 1) -> None:
         request = ArchiveNow(JOB, generation, step)
         self._stub.Archive(wire.encode_archive(request), timeout=10)
+
+    def retain(self, step: int, *, attempt: int = 1) -> None:
+        self._stub.Retain(encode_retain(SavedByAll(JOB, attempt, step)), timeout=10)
 
     def forget(self, job: str = JOB) -> None:
         self._stub.Forget(pb.ForgetRequest(job=job), timeout=10)

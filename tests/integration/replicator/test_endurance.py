@@ -63,6 +63,7 @@ def _at_rest(a: Node, b: Node, key: ShardKey) -> _Held:
     """Once both nodes have the step and nothing is being moved any more."""
     for node in (a, b):
         node.wait_for(key, "disk")
+        node.retain(key.step)
     wait_until(lambda: len(a.holdings()) == 4 and len(b.holdings()) == 2, description="older steps gone")
     latest = _Held(a, b)
 

@@ -11,6 +11,7 @@ from replicator_node import JOB, PLAN, TENSOR_BYTES, nodes
 from waiting import wait_until
 
 from holdfast.domain.generations import ShardKey
+from holdfast.replicator.plan import BACKLOG_STEPS_MAX
 from holdfast.shards import Reader
 
 
@@ -162,6 +163,8 @@ def test_retention_keeps_the_newest_and_the_restore_point(tmp_path: Path) -> Non
         images = a.images()
         for step in (10, 20, 30):
             a.wait_for(a.save(images, step), "disk")
+        a.retain(20)
+        a.retain(10)  # late
         a.wait_without(ShardKey(1, 10, 0), "disk")
         assert {(ShardKey(1, 20, 0), "disk"), (ShardKey(1, 30, 0), "disk")} <= a.holdings()
         a.configure(keep=2, generation=2, attempt=2)
@@ -171,7 +174,26 @@ def test_retention_keeps_the_newest_and_the_restore_point(tmp_path: Path) -> Non
         assert {(ShardKey(1, 20, 0), "disk"), (ShardKey(2, 25, 0), "disk")} <= a.holdings()
         a.wait_for(a.save(again, 35, attempt=2), "disk")
         a.wait_without(ShardKey(1, 30, 0), "disk")
+        a.retain(35, attempt=2)
         a.wait_without(ShardKey(1, 20, 0), "disk")
+
+
+def test_what_every_node_has_outlives_newer_steps_and_the_process(tmp_path: Path) -> None:
+    with nodes(tmp_path, "a") as (a,):
+        a.configure(keep=2)
+        images = a.images()
+        first = a.save(images, 10)
+        a.wait_for(first, "disk")
+        a.retain(10)
+        a.stop(signal.SIGKILL)
+        a.start()  # remembers the word
+        for step in range(20, 20 + 10 * (2 + BACKLOG_STEPS_MAX), 10):
+            a.wait_for(a.save(images, step), "disk")
+        a.wait_for(a.save(images, 500), "disk")
+        a.wait_without(ShardKey(1, 20, 0), "disk")  # might have become the next, and there is an end to it
+        assert (first, "disk") in a.holdings()
+        a.retain(500)
+        a.wait_without(first, "disk")
 
 
 def test_forget_leaves_nothing(tmp_path: Path) -> None:

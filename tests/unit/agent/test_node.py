@@ -21,7 +21,7 @@ from holdfast.domain.job import CheckpointSpec, HangSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import RunningWorker
 from holdfast.domain.orders import CheckpointNow, Prepare, Start, Stop
-from holdfast.domain.replication import ArchiveNow, Configure, Stage, StagedShard
+from holdfast.domain.replication import ArchiveNow, Configure, SavedByAll, Stage, StagedShard
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", [VIRTUAL_TIME], ids=["virtual"])]
 
@@ -116,6 +116,9 @@ class FakeReplicator:
 
     async def archive(self, request: ArchiveNow) -> None:
         self.archived.append(request.step)
+
+    def retain(self, saved: SavedByAll) -> None:
+        raise AssertionError("no order is about it")
 
     async def forget(self, job: str) -> None:
         self.forgotten.append(job)

@@ -21,8 +21,11 @@ def disk(step: int, rank: int = 0, attempt: int = 1) -> Held:
     return Held(Store.DISK, ShardKey(attempt, step, rank))
 
 
+OTHERS_ARE_AHEAD = (9, 0)  # every node is said to have something newer than anything here
+
+
 def view(*held: Held, **changes: object) -> View:
-    base = View(attempt=1, ranks=(0,), world_size=2, keep=2, peers=(), held=held)
+    base = View(attempt=1, ranks=(0,), world_size=2, keep=2, peers=(), held=held, saved_by_all=OTHERS_ARE_AHEAD)
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
@@ -91,6 +94,38 @@ def test_a_peer_that_never_answers_does_not_fill_the_disk() -> None:
     assert deleted(view(*many, peers=("b",))) == {1}
 
 
+def test_what_every_node_has_stays_until_all_have_something_newer() -> None:
+    held = [disk(step) for step in (10, 20, 30, 40)]
+    assert deleted(view(*held, saved_by_all=(1, 10))) == set()
+    assert deleted(view(*held, saved_by_all=(1, 20))) == {10}
+    assert deleted(view(*held, saved_by_all=(1, 40))) == {10, 20}
+    assert deleted(view(*held, disk(10, rank=1), saved_by_all=(1, 10))) == set(), "nor the copies of others"
+
+
+def test_without_a_word_more_is_kept_and_not_without_end() -> None:
+    backlog = 2 + BACKLOG_STEPS_MAX
+    many = [disk(step) for step in range(1, backlog + 2)]
+    assert deleted(view(*many, saved_by_all=None)) == set(), "the oldest may be the one that all have"
+    assert deleted(view(*many, disk(20), saved_by_all=None)) == {2}
+    assert deleted(view(*many, disk(20), saved_by_all=(1, 2))) == {1}, "2 is what all have, and stays for good"
+    assert deleted(view(*many, disk(20), disk(30), saved_by_all=(1, 2))) == {1, 3}
+
+
+def test_a_full_disk_takes_what_might_have_become_the_next_but_not_what_all_have() -> None:
+    held = [disk(step) for step in (10, 20, 30, 40, 50)]
+    assert deleted(view(*held, saved_by_all=(1, 20), disk_full=True)) == {10, 30}
+    assert deleted(view(*held, saved_by_all=None, disk_full=True)) == {20, 30}
+
+
+def test_what_the_attempt_started_from_stands_for_a_word_that_has_not_come() -> None:
+    held = [disk(10), *(disk(step, attempt=2) for step in (15, 25, 35, 45))]
+    before = view(*held, attempt=2, restored=(1, 10), disk_full=True)
+    assert deleted(replace(before, saved_by_all=None)) == {15, 25}
+    assert deleted(replace(before, saved_by_all=(1, 40))) == {15, 25}, "about a lineage given up: as good as none"
+    assert deleted(replace(before, saved_by_all=(1, 5))) == {15, 25}
+    assert deleted(replace(before, saved_by_all=(2, 35))) == {10, 15, 25}
+
+
 def test_the_restore_point_outlives_a_lineage_given_up() -> None:
     after_rollback = view(disk(10), disk(20), disk(15, attempt=2), attempt=2, restored=(1, 10))
     assert deleted(after_rollback) == set()  # 20 of attempt 1 is not counted as newer than the restore point
@@ -133,10 +168,11 @@ helds = st.builds(Held, st.sampled_from(Store), keys)
     pushed=st.sets(st.tuples(keys, st.sampled_from(["b", "c"])), max_size=5),
     peers=st.sets(st.sampled_from(["b", "c"])),
     keep=st.integers(0, 3),
+    saved_by_all=st.none() | st.tuples(st.integers(1, 3), st.integers(1, 6).map(lambda n: n * 10)),
 )
 def test_whatever_is_held_the_newest_of_every_living_rank_stays(
     held: set[Held], ranks: set[int], attempt: int, restored: tuple[int, int] | None,
-    pushed: set[tuple[ShardKey, str]], peers: set[str], keep: int,
+    pushed: set[tuple[ShardKey, str]], peers: set[str], keep: int, saved_by_all: tuple[int, int] | None,
 ) -> None:  # fmt: skip
     now = View(
         attempt=attempt,
@@ -147,6 +183,7 @@ def test_whatever_is_held_the_newest_of_every_living_rank_stays(
         held=tuple(sorted(held, key=str)),
         restored=restored,
         pushed=frozenset(pushed),
+        saved_by_all=saved_by_all,
     )  # fmt: skip
     steps = plan(now)
     assert len(set(steps)) == len(steps)

@@ -17,13 +17,14 @@ from anyio.abc import TaskStatus
 from holdfast.agent.workers.logs import open_log, tail
 from holdfast.domain.errors import NotFound, Unavailable, Unrestorable
 from holdfast.domain.orders import Inventory
-from holdfast.domain.replication import ArchiveNow, Configure, Stage, StagedShard
+from holdfast.domain.replication import ArchiveNow, Configure, SavedByAll, Stage, StagedShard
 from holdfast.runtime.backoff import Backoff
 from holdfast.runtime.children import Child, running, spawn
 from holdfast.runtime.grpc_channel import open_channel
 from holdfast.v1 import replicator_pb2 as pb
 from holdfast.v1.replicator_pb2_grpc import ReplicatorStub
 from holdfast.wire import shards as wire
+from holdfast.wire.retention import encode_retain
 
 log = structlog.get_logger("holdfast.agent.replicator")
 
@@ -49,6 +50,9 @@ class Replicator(Protocol):
 
     async def archive(self, request: ArchiveNow) -> None: ...
 
+    def retain(self, saved: SavedByAll) -> None:
+        """Passed on when it can be; the newest counts, and a replicator that starts anew hears it again."""
+
     async def forget(self, job: str) -> None: ...
 
 
@@ -66,6 +70,9 @@ class NoReplicator:
 
     async def archive(self, request: ArchiveNow) -> None:
         raise NotFound(f"this node runs without a replicator: step {request.step} of {request.job} goes nowhere")
+
+    def retain(self, saved: SavedByAll) -> None:
+        pass  # nothing is kept here
 
     async def forget(self, job: str) -> None:
         pass
@@ -106,6 +113,8 @@ class LocalReplicator:
         self._listen = places.listen
         self._endpoint = ""
         self._held: dict[str, Inventory] = {}  # by job
+        self._retained: dict[str, SavedByAll] = {}  # by job, the newest; gone with the job
+        self._retain_news = anyio.Event()
 
     @property
     def endpoint(self) -> str:
@@ -146,7 +155,14 @@ class LocalReplicator:
     async def archive(self, request: ArchiveNow) -> None:
         await self._call(self._stub.Archive, wire.encode_archive(request), CALL_TIMEOUT_S)
 
+    def retain(self, saved: SavedByAll) -> None:
+        known = self._retained.get(saved.job)
+        if known is None or known.age < saved.age:
+            self._retained[saved.job] = saved
+            self._retain_news.set()
+
     async def forget(self, job: str) -> None:
+        self._retained.pop(job, None)
         await self._call(self._stub.Forget, pb.ForgetRequest(job=job), CALL_TIMEOUT_S)
 
     def _spawn(self) -> Child:
@@ -205,6 +221,7 @@ class LocalReplicator:
         """Pass on what it holds until it ends."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._watch_inventory)
+            tasks.start_soon(self._pass_on_retained)
             await child.wait()
             tasks.cancel_scope.cancel()
 
@@ -218,6 +235,23 @@ class LocalReplicator:
             except grpc.aio.AioRpcError as error:
                 log.warning("inventory stream broke", reason=error.details())
             await backoff.sleep()
+
+    async def _pass_on_retained(self) -> None:
+        """To this process all of it, then what is new."""
+        told: dict[str, SavedByAll] = {}
+        while True:
+            news = self._retain_news
+            for job, saved in list(self._retained.items()):
+                if told.get(job) == saved:
+                    continue
+                try:
+                    await self._call(self._stub.Retain, encode_retain(saved), CALL_TIMEOUT_S)
+                except Unavailable as error:  # it keeps more meanwhile
+                    log.warning("which step every node has could not be passed on", job=job, reason=str(error))
+                told[job] = saved
+            told = {job: saved for job, saved in told.items() if job in self._retained}
+            await news.wait()
+            self._retain_news = anyio.Event()
 
     def _take(self, inventory: Inventory) -> None:
         if inventory.shards or inventory.stored:

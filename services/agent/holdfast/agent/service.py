@@ -137,6 +137,7 @@ async def _run(settings: AgentSettings, ledger: Ledger, tasks: TaskGroup) -> Non
         reports=Reports(),
         on_diagnostics=uplink.use,
         on_peers=preflights.know_peers,
+        on_saved_by_all=replicator.retain,
         tls=settings.tls,
     )
     guarded(tasks, "workers", pool.run)

@@ -15,15 +15,17 @@ import structlog
 from holdfast.agent.executor import Executor
 from holdfast.agent.reports import Reports
 from holdfast.agent.streams import broken, first_error, write
-from holdfast.domain.errors import HoldfastError, IncompatibleVersion, Unavailable
+from holdfast.domain.errors import HoldfastError, IncompatibleVersion, MalformedMessage, Unavailable
 from holdfast.domain.nodes import PROTOCOL_VERSION
 from holdfast.domain.orders import Hello, Inventory, OrderDone, Report
+from holdfast.domain.replication import SavedByAll
 from holdfast.runtime.backoff import Backoff
 from holdfast.runtime.grpc_channel import open_channel
 from holdfast.runtime.tls import Tls
 from holdfast.v1 import control_pb2 as pb
 from holdfast.v1.control_pb2_grpc import ControlStub
 from holdfast.wire.control import decode_order, encode_beat, encode_report
+from holdfast.wire.retention import decode_saved_by_all
 
 log = structlog.get_logger("holdfast.agent.session")
 
@@ -37,7 +39,7 @@ _Call = grpc.aio.StreamStreamCall[pb.AgentMessage, pb.SupervisorMessage]
 
 class Session:
     """`hello` and `inventories` are asked at the start of every session; `on_diagnostics` hears where telemetry goes,
-    `on_peers` where some other nodes' replicators are.
+    `on_peers` where some other nodes' replicators are, `on_saved_by_all` which step every node has.
 
     What this node holds is told to every leader anew: what the last one knew may be hundreds of steps old.
     """
@@ -52,6 +54,7 @@ class Session:
         reports: Reports,
         on_diagnostics: Callable[[Sequence[str]], None],
         on_peers: Callable[[Sequence[str]], None],
+        on_saved_by_all: Callable[[SavedByAll], None],
         tls: Tls | None = None,
     ) -> None:
         self._endpoints = tuple(endpoints)
@@ -61,6 +64,7 @@ class Session:
         self._reports = reports
         self._on_diagnostics = on_diagnostics
         self._on_peers = on_peers
+        self._on_saved_by_all = on_saved_by_all
         self._tls = tls
         self._news = anyio.Event()
         self._welcomed = False
@@ -156,6 +160,8 @@ class Session:
                 self._reports.acknowledge(message.ack.seq)
             case "command":
                 self._take_command(message.command)
+            case "saved_by_all":
+                self._take_saved_by_all(message.saved_by_all)
             case kind:
                 log.debug("message of no use", kind=kind)
 
@@ -167,6 +173,14 @@ class Session:
             self.report(OrderDone(command.command_id, ok=False, reason=str(error), at=time.time()))
             return
         self._executor.submit(command.epoch, command.command_id, order)
+
+    def _take_saved_by_all(self, message: pb.SavedByAll) -> None:
+        if message.epoch < self._executor.epoch:
+            return  # a leader of the past
+        try:
+            self._on_saved_by_all(decode_saved_by_all(message))
+        except MalformedMessage as error:
+            log.warning("word not understood", reason=str(error))
 
 
 async def _read(call: _Call) -> pb.SupervisorMessage:

@@ -16,7 +16,7 @@ import structlog
 
 from holdfast.domain.errors import Conflict, IntegrityError, InvalidSpec, MalformedMessage, Unavailable
 from holdfast.domain.orders import Inventory
-from holdfast.domain.replication import ArchiveNow, Configure
+from holdfast.domain.replication import ArchiveNow, Configure, SavedByAll
 from holdfast.replicator.jobs import Job, Remembered, held_of
 from holdfast.replicator.names import job_name, label
 from holdfast.replicator.threads import Threads
@@ -117,12 +117,20 @@ class Engine:
         self.notify()
         await self.remember(job)
 
+    async def retain(self, saved: SavedByAll) -> None:
+        """Words may come twice, and late. One about a job that is not here concerns nothing that is."""
+        job = self.jobs.get(saved.job)
+        if job is not None and (job.saved_by_all is None or job.saved_by_all < saved.age):
+            job.saved_by_all = saved.age
+            self.notify()
+            await self.remember(job)
+
     async def remember(self, job: Job) -> None:
         """Write down what the next life of this process has to know. A full disk must not stop a restore."""
         if job.config is None:
             return
         try:
-            remembered = Remembered(job.config, job.restored, frozenset(job.archive.asked))
+            remembered = Remembered(job.config, job.restored, frozenset(job.archive.asked), job.saved_by_all)
             await self.threads.urgent(remembered.write, self._disk_dir / job.name)
         except OSError as error:
             log.warning("the configuration cannot be remembered", job=job.name, reason=str(error))
@@ -165,6 +173,7 @@ class Engine:
             if remembered is not None:
                 job.config, job.restored = remembered.config, remembered.restored
                 job.archive.asked = set(remembered.asked)
+                job.saved_by_all = remembered.saved_by_all
             for store, tier in ((Store.STAGED, self.tiers.staged), (Store.DISK, self.tiers.disk)):
                 swept = await self.threads.urgent(tier.sweep, name)
                 manifests = await self.threads.urgent(tier.shards, name)
@@ -263,11 +272,11 @@ class Engine:
             job.drop(held)
             self.notify()
 
-    def arrived(self, name: str, manifest: Manifest) -> None:
+    def arrived(self, name: str, manifest: Manifest, store: Store = Store.DISK) -> None:
         """A peer's copy has been taken in."""
         job = self.jobs.get(name)
         if job is None:  # forgotten while it was on its way
-            self.tiers.disk.delete(name, manifest.key)
+            self.tiers[store].delete(name, manifest.key)
             return
-        job.held[Held(Store.DISK, manifest.key)] = manifest
+        job.held[Held(store, manifest.key)] = manifest
         self.notify()

@@ -36,6 +36,9 @@ class Job:
     pins: dict[Held, OpenShard] = field(default_factory=dict)
     wanted: set[ShardKey] = field(default_factory=set)  # being staged right now: not to be deleted
     archive: JobArchive = field(default_factory=JobArchive)
+    saved_by_all: tuple[int, int] | None = (
+        None  # the newest (attempt, step) that the supervisor knows safe on every node
+    )
     disk_full: bool = False
     gone: bool = False  # forgotten
     turned: anyio.Event = field(
@@ -112,6 +115,7 @@ class Job:
             pinned=frozenset(self.pins) | {Held(store, key) for key in self.wanted for store in Store},
             disk_full=self.disk_full,
             archive=self.archive.view(config) if config else None,
+            saved_by_all=self.saved_by_all,
         )
 
     def inventory(self) -> Inventory:
@@ -144,6 +148,7 @@ class Remembered:
     asked: frozenset[tuple[int, int]] = (
         frozenset()
     )  # (attempt, step) that go to the object store whatever its interval says
+    saved_by_all: tuple[int, int] | None = None
 
     def write(self, directory: Path) -> None:
         """Private to its owner: the configuration holds the job's secret. Atomic, but not synced: a recovery waits for this,

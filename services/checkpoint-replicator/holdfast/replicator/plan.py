@@ -1,13 +1,18 @@
 """What to copy, push and delete next, and why: a pure function of what is held where.
 
 The order of values: never delete what a restore may still need; then freshness (newest first, what is superseded is not
-copied at all); then space. Three facts make the difference between "old" and "superseded":
+copied at all); then space. Four facts make the difference between "old" and "superseded":
 
 * **lineage**: going back to a step starts a new attempt. Saves of older attempts beyond that step are *given up*: nobody
   will restore them while the new attempt has steps, but until it does they may yet be the best there is.
 * **whole**: a step counts as held only when the shards of *all* of this node's ranks are there.
 * **the next tier**: a disk copy goes only when a newer step is also one tier further: with a peer or, where there are none,
   complete in the object store. Up to `BACKLOG_STEPS_MAX` steps: a tier that never answers must not fill the disk.
+* **the other nodes**: a step is worth something only while every node has its part. The supervisor tells the newest that all
+  have (`saved_by_all`). That one stays, whatever happens here, until a newer one takes its place; what is newer may become the
+  next one, and stays as long as there is room: `BACKLOG_STEPS_MAX` beyond those that are kept, none of them on a full disk.
+  The word may be lost, late or told twice: an older one, or none, only keeps more. Before the first one the step that the
+  attempt started from stays in its place, or the oldest that is here.
 
 What goes to the object store is decided in `archive_plan`; the step that it is taken from stays on disk meanwhile.
 """
@@ -34,6 +39,7 @@ from holdfast.replicator.view import (
 
 KEEP_MIN = 2
 BACKLOG_STEPS_MAX = 8
+COPY_STEPS_MAX = 2  # a copy in memory that falls further behind than that is of a node that has gone elsewhere
 
 
 def plan(view: View) -> tuple[Step, ...]:
@@ -125,11 +131,24 @@ def _superseded(view: View, key: ShardKey, disk: list[ShardKey], whole: list[tup
         return f"of a lineage given up; {len(current)} newer steps are complete" if len(current) >= keep else None
     if key.rank >= view.world_size and len(current) < keep:
         return None
-    if len(newer) < keep:
+    if len(newer) < keep or _others_may_need(view, key, counted):
         return None
     if key.rank in view.ranks and not _one_tier_further(view, key) and len(newer) < keep + BACKLOG_STEPS_MAX:
         return None
     return f"superseded by {len(newer)} complete newer steps; {keep} are kept"
+
+
+def _others_may_need(view: View, key: ShardKey, counted: list[tuple[int, int]]) -> bool:
+    """Whether this may be the newest step that all nodes have, or become it; `counted` are complete here, oldest first."""
+    told = view.saved_by_all
+    if told is not None and given_up(view, told):
+        told = None
+    if told is not None and age(key) < told:
+        return False
+    if age(key) in (told or view.restored or counted[0], view.restored):
+        return True
+    newer = sum(1 for step in counted if step > age(key))
+    return not view.disk_full and newer < max(view.keep, KEEP_MIN) + BACKLOG_STEPS_MAX
 
 
 def _one_tier_further(view: View, key: ShardKey) -> bool:
@@ -146,14 +165,33 @@ def _one_tier_further(view: View, key: ShardKey) -> bool:
 
 
 def _staged_deletions(view: View) -> list[Step]:
-    """Memory is dear: what was fetched for a restore goes when this node has saved, and stored, something newer."""
+    """Memory is dear: what is no image and has a better place goes."""
     if not view.attempt:
         return []
     whole = whole_steps(view, (Store.DISK,))
-    return [
-        Delete(Store.STAGED, held.key, "restored from and superseded on disk")
-        for held in sorted(view.held, key=lambda held: (age(held.key), held.key.rank))
-        if held.store is Store.STAGED
-        and held not in view.pinned
-        and any(step[0] == view.attempt and step > age(held.key) for step in whole)
-    ]
+    steps: list[Step] = []
+    for held in sorted(view.held, key=lambda held: (age(held.key), held.key.rank)):
+        if held.store is not Store.STAGED or held in view.pinned:
+            continue
+        newer = [step for step in whole if step[0] == view.attempt and step > age(held.key)]
+        if held.key.rank not in view.ranks:
+            reason = _superseded_copy(view, held.key, newer)
+        else:
+            reason = "restored from and superseded on disk" if newer else None
+        if reason is not None:
+            steps.append(Delete(Store.STAGED, held.key, reason))
+    return steps
+
+
+def _superseded_copy(view: View, key: ShardKey, newer: list[tuple[int, int]]) -> str | None:
+    """Why another node's shard may leave memory; None when it may not. The newest one stays, although it is on disk, too: when
+    its node is lost, it is restored from here. `newer`: steps that are complete on this node's disk."""
+    of_rank = [held for held in view.held if held.key.rank == key.rank and not given_up(view, age(held.key))]
+    on_disk = any(held.store is Store.DISK and age(held.key) >= age(key) for held in of_rank)
+    if not on_disk and not view.disk_full:
+        return None
+    if any(age(held.key) > age(key) for held in of_rank):
+        return "a copy, and a newer one has come"
+    if on_disk and len(newer) >= COPY_STEPS_MAX:
+        return "a copy on disk, too, and not renewed for some steps"
+    return None

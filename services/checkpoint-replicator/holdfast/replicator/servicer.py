@@ -24,6 +24,7 @@ from holdfast.replicator.stager import Stager
 from holdfast.v1 import replicator_pb2 as pb
 from holdfast.v1 import replicator_pb2_grpc as rpc
 from holdfast.wire import shards as wire
+from holdfast.wire.retention import decode_retain
 
 SERVICE = "holdfast.v1.Replicator"
 
@@ -79,6 +80,15 @@ class Servicer(rpc.ReplicatorServicer):
 
         await _answered(context, archive())
         return pb.ArchiveResponse()
+
+    async def Retain(  # noqa: N802
+        self, request: pb.RetainRequest, context: Context
+    ) -> pb.RetainResponse:
+        async def retain() -> None:
+            await self._engine.retain(decode_retain(request))
+
+        await _answered(context, retain())
+        return pb.RetainResponse()
 
     async def WatchInventory(  # noqa: N802
         self,

@@ -90,6 +90,9 @@ class View:
     disk_full: bool = False
     archive: Archive | None = None  # None = the job has no object store
     fresh: tuple[ShardKey, ...] = ()  # images that are being committed: as good as held for whoever copies them
+    saved_by_all: tuple[int, int] | None = (
+        None  # newest (attempt, step) known to be safe on every node; None = not told
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from holdfast.domain.incidents import Action, Incident
 from holdfast.domain.job import JobSpec
 from holdfast.domain.nodes import NodeState
 from holdfast.domain.orders import Order, Report
+from holdfast.domain.replication import SavedByAll
 
 
 class JobPhase(StrEnum):
@@ -198,6 +199,14 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
+class Tell:
+    """A word for a node that is neither answered nor repeated: it is lost when the node has no session now."""
+
+    node: str
+    word: SavedByAll
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluate:
     """Ask the job's policy what to do; comes back as `PolicyAnswered`. Asked again after a change of leader: it is pure."""
 
@@ -301,4 +310,4 @@ class Answer:
     request: CheckpointRequested
 
 
-Command = Send | Evaluate | SetTimer | CancelTimer | Publish | Answer
+Command = Send | Tell | Evaluate | SetTimer | CancelTimer | Publish | Answer

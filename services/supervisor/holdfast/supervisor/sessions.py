@@ -14,11 +14,13 @@ import structlog
 from holdfast.domain.errors import HoldfastError
 from holdfast.domain.nodes import PROTOCOL_VERSION, NodeFacts
 from holdfast.domain.orders import Order
+from holdfast.domain.replication import SavedByAll
 from holdfast.supervisor.inbox import InboxWriter, gone_entry
 from holdfast.supervisor.meters import Latencies
 from holdfast.supervisor.protocol import NodeGone
 from holdfast.v1 import control_pb2 as pb
 from holdfast.wire.control import encode_order
+from holdfast.wire.retention import encode_saved_by_all
 
 ALIVE_S = 1.5  # agents say something every 0.5 s; one that has been silent for this long may be replaced
 OUTGOING_MAX = 1024  # messages that an agent does not read
@@ -142,6 +144,11 @@ class Sessions:
         self.latencies.sent(command_id, order)
         session.offer(encode_order(self.epoch, command_id, order))
         return True
+
+    def tell(self, node: str, word: SavedByAll) -> None:
+        """Whoever has no session now does without it."""
+        if (session := self._by_node.get(node)) is not None:
+            session.offer(encode_saved_by_all(self.epoch, word))
 
     def close_all(self, message: str) -> None:
         """The term is over. Agents keep training and look for the next leader."""

@@ -41,6 +41,7 @@ from holdfast.supervisor.protocol import (
     Publish,
     Send,
     SetTimer,
+    Tell,
     TimerFired,
 )
 from holdfast.supervisor.published import LeaderChanged
@@ -248,6 +249,8 @@ class Term:
         match command:
             case Send():
                 self.sessions.send(command.node, command.command_id, command.order)
+            case Tell():
+                self.sessions.tell(command.node, command.word)
             case Evaluate():
                 self._tasks.start_soon(self._answer, self._folder, command)
             case SetTimer():

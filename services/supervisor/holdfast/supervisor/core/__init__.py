@@ -18,6 +18,7 @@ order stays in the outbox until its agent answers, every timer and every questio
     saved.py      what is known of saved steps                pacing.py   how often to save
     reports.py    how far a checkpoint has come               catalogue.py what is saved, for those who ask
     notices.py    machines that their owner will take
+    retention.py  the saved step that no node may be left without
 
 The core trusts no single witness, keeps still when in doubt, and says why in every record.
 """
@@ -26,7 +27,18 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from holdfast.supervisor.core import breaker, handover, incidents, jobs, notices, planned, reports, sessions, upkeep
+from holdfast.supervisor.core import (
+    breaker,
+    handover,
+    incidents,
+    jobs,
+    notices,
+    planned,
+    reports,
+    retention,
+    sessions,
+    upkeep,
+)
 from holdfast.supervisor.core.catalogue import SavedStep, holders, saved_steps
 from holdfast.supervisor.core.index import By, Owned
 from holdfast.supervisor.core.state import Breaker, Config, Job, Node, State
@@ -188,6 +200,8 @@ def _timer(turn: Turn, name: str) -> None:
             planned.on_save_timeout(turn, rest)
         case "report":
             reports.review(turn, rest)
+        case "retain":
+            retention.review(turn, rest)
         case "stop":
             jobs.on_stop_timer(turn, rest)
         case "defer" | "retry":

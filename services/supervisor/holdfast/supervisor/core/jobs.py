@@ -226,7 +226,7 @@ def fail(turn: Turn, name: str, reason: str) -> None:
 def _end(turn: Turn, name: str, phase: JobPhase, reason: str, *, forget: bool = False) -> None:
     """Nothing of the job runs on; whoever is not connected now is told when it comes back."""
     job = turn.jobs[name]
-    for timer in ("pending", "plan", "save", "stop", "retry", "defer", "report"):
+    for timer in ("pending", "plan", "save", "stop", "retry", "defer", "report", "retain"):
         turn.cancel_timer(f"{timer}:{name}")
     outstanding = job.stopping.waiting if job.stopping else {}
     if not outstanding:

@@ -127,6 +127,25 @@ def held(turn: Turn, job: Job, attempt: int, step: int) -> Iterator[tuple[Node, 
                 yield node, record
 
 
+def steps_at_home(turn: Turn, job: Job, tier: str = "") -> set[int]:
+    """The steps of the running attempt of which every rank's own node holds its shard; in `tier` alone, if one is named."""
+    running = job.running
+    assert running is not None
+    common: set[int] | None = None
+    for placement in running.placements:
+        node = turn.nodes.get(placement.node)
+        ranks_at: dict[int, set[int]] = {}
+        for shard in node.inventory.get(job.name, ()) if node else ():
+            mine = shard.key.attempt == running.attempt and shard.key.rank in placement.ranks
+            if mine and (not tier or shard.tier == tier):
+                ranks_at.setdefault(shard.key.step, set()).add(shard.key.rank)
+        steps = {step for step, ranks in ranks_at.items() if len(ranks) == placement.nproc}
+        common = steps if common is None else common & steps
+        if not common:
+            return set()
+    return common or set()
+
+
 # ---------------------------------------------------------------- what must not be restored
 
 

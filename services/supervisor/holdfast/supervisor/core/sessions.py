@@ -16,7 +16,7 @@ from holdfast.domain.orders import (
     Tested,
     Warm,
 )
-from holdfast.supervisor.core import breaker, handover, incidents, jobs, nodes, planned, reports, saved
+from holdfast.supervisor.core import breaker, handover, incidents, jobs, nodes, planned, reports, retention, saved
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
@@ -279,30 +279,13 @@ def _inventory(turn: Turn, node: Node, event: NodeReported, inventory: Inventory
     job = turn.jobs.get(inventory.job)
     if job is None or job.running is None:
         return
-    step = _saved_step(turn, inventory.job)
+    step = max(saved.steps_at_home(turn, job), default=0)
     if step > job.checkpoint_step:
         turn.put_job(job.name, checkpoint_step=step, ever_saved=True, saved_at=turn.at)
         saved.learn_sharding(turn, job.name, job.running, step)
+        retention.expect(turn, job.name)
     saved.learn(turn, job.name, inventory)
     if step > job.checkpoint_step:
         planned.on_saved(turn, job.name)
         jobs.on_saved(turn, job.name)
     reports.review(turn, job.name)
-
-
-def _saved_step(turn: Turn, name: str) -> int:
-    """The newest step of the running attempt that every rank's own node holds."""
-    running = turn.jobs[name].running
-    assert running is not None
-    newest: set[int] | None = None
-    for placement in running.placements:
-        node = turn.nodes.get(placement.node)
-        ranks_at: dict[int, set[int]] = {}
-        for shard in node.inventory.get(name, ()) if node else ():
-            if shard.key.attempt == running.attempt and shard.key.rank in placement.ranks:
-                ranks_at.setdefault(shard.key.step, set()).add(shard.key.rank)
-        steps = {step for step, ranks in ranks_at.items() if len(ranks) == placement.nproc}
-        newest = steps if newest is None else newest & steps
-        if not newest:
-            return 0
-    return max(newest) if newest else 0

@@ -40,6 +40,7 @@ class Config:
     blind_progress_s: float = 300.0  # a script that reports no steps has made progress when it ran this long
     report_s: float = 5.0  # a checkpoint that was asked for may travel on for this long before it is reported,
     report_store_s: float = 300.0  # … and for this long to an object store whose speed is not known yet
+    retention_s: float = 2.0  # after a save: how far the one before it has come is looked at, and told to the nodes
     notice_lead_s: float = MAINTENANCE_LEAD_S  # this long before maintenance starts, a decision to stay is made again
     notice_hold_s: float = 3600.0  # a notice holds this long after its start, unless it is withdrawn
     stop_grace_s: float = 5.0  # workers may save before they are killed, when an operator stops a job
@@ -239,6 +240,7 @@ class Job:
     awaited: tuple[Awaited, ...] = ()
     asked: Asked | None = None
     stays: Mapping[str, Stay] = field(default_factory=dict)  # by node
+    saved_by_all: tuple[int, int] = (0, 0)  # (attempt, step) that was told to the nodes as safe everywhere
     resumed: StoredStep | None = None  # another job's, that this one started from; the root of its lineage
 
     @property
