@@ -32,7 +32,7 @@ SERVICE_PROTOS := $(shell grep -l '^service ' $(PROTOS))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow test-fast check lint proto proto-check bench-recovery bench-checkpoint bench-detection bench-ingest sim campaign compose-test clean
+.PHONY: help setup demo test test-slow test-fast check lint proto proto-check bench-recovery bench-checkpoint bench-detection bench-ingest bench-telemetry sim campaign compose-test clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -82,6 +82,9 @@ bench-detection: $(INSTALLED)  ## precision, recall and delay of the detectors o
 
 bench-ingest: $(INSTALLED)  ## telemetry of 12,500 nodes into one diagnostics process, and of twice as many
 	$(BIN)/python -m benchmarks.ingest --out out/bench $(ARGS)
+
+bench-telemetry: $(INSTALLED)  ## what traces and metrics cost a training step
+	$(BIN)/python -m benchmarks.telemetry --out out/bench $(ARGS)
 
 proto: $(PROTO_INSTALLED)  ## regenerate src/holdfast/v1 from proto/
 	$(call generate,src)
