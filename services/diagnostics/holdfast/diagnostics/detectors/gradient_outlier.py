@@ -133,7 +133,7 @@ class GradientOutlier:
         limits = self.limits
         by_position = norms.reshape(mesh.dp, mesh.replica_size).T
         logs = np.log(np.clip(by_position, _TINY, 1 / _TINY)).astype(np.float32)
-        usual = median_of_others(logs)
+        usual, _ = median_of_others(logs)
         over = logs - usual
         sigma = _MAD_TO_SIGMA * float(np.median(np.abs(over)))
         bar = max(math.log(limits.factor), limits.z * float(np.median(job.scatter or [sigma])))

@@ -26,7 +26,7 @@ from holdfast.domain.mesh import DATA_PARALLEL, Mesh
 
 PIPELINE = "pp"
 _SPREAD_MIN_RANKS = 8  # fewer say nothing of a spread
-_SAMPLE = 512  # peers of a stage from which the usual noise is taken
+SAMPLE = 512  # ranks from which is taken what is usual
 _MAD_TO_SIGMA = 1.4826
 
 Floats = NDArray[np.float32]
@@ -37,6 +37,7 @@ class Grid:
     """A mesh as stages × replicas × members (the other dimensions). `ranks` has that shape and holds rank numbers."""
 
     ranks: NDArray[np.int64]
+    in_order: bool  # the numbers go up by one: laying out needs no copy
 
     @classmethod
     def of(cls, mesh: Mesh) -> Grid:
@@ -45,7 +46,8 @@ class Grid:
         stage_axis = names.index(PIPELINE) if PIPELINE in names else None
         ranks = ranks[None] if stage_axis is None else np.moveaxis(ranks, stage_axis, 0)
         replicas = mesh.dp if DATA_PARALLEL in names else 1
-        return cls(np.ascontiguousarray(ranks.reshape(ranks.shape[0], replicas, -1)))
+        laid = np.ascontiguousarray(ranks.reshape(ranks.shape[0], replicas, -1))
+        return cls(laid, in_order=bool((np.diff(laid.ravel()) == 1).all()))
 
     @property
     def stages(self) -> int:
@@ -56,28 +58,38 @@ class Grid:
         """Ranks per stage."""
         return int(self.ranks.shape[1] * self.ranks.shape[2])
 
-    def lay(self, by_rank: NDArray[np.floating]) -> Floats:
-        """One value per rank, as stages × peers."""
-        return by_rank[self.ranks.reshape(self.stages, -1)].astype(np.float32, copy=False)
+    def lay(self, by_rank: Floats) -> Floats:
+        """One value per rank, as stages × peers; a view of `by_rank` where that will do."""
+        if self.in_order:
+            return by_rank.reshape(self.stages, -1)
+        return by_rank[self.ranks.reshape(self.stages, -1)]
 
 
-def median_of_others(work: Floats) -> Floats:
-    """For each element of each row the median of the row without it. Rows need at least two elements, none NaN."""
+def median_of_others(work: Floats) -> tuple[Floats, Floats]:
+    """For each element of each row the median of the row without it, and the lower median of each whole row.
+
+    Rows need at least two elements, none NaN.
+    """
     n = work.shape[1]
     half = n // 2
     if n % 2 == 0:
         low, high = np.partition(work, (half - 1, half), axis=1)[:, half - 1 : half + 1].T[:, :, None]
-        return np.asarray(np.where(work <= low, high, low), np.float32)
+        return np.asarray(np.where(work <= low, high, low), np.float32), low[:, 0].copy()
     below, middle, above = np.partition(work, (half - 1, half, half + 1), axis=1)[:, half - 1 : half + 2].T[:, :, None]
     upper, lower, without = (middle + above) / 2, (below + middle) / 2, (below + above) / 2
-    return np.asarray(np.where(work < middle, upper, np.where(work > middle, lower, without)), np.float32)
+    others = np.where(work < middle, upper, np.where(work > middle, lower, without))
+    return np.asarray(others, np.float32), middle[:, 0].copy()
 
 
-def excess(work: Floats) -> Floats:
-    """How much longer each rank worked than its peers; 0 where it has no peers."""
+def excess(work: Floats) -> tuple[Floats, Floats]:
+    """How much longer each rank worked than its peers, 0 where it has none; and the lower median of each stage's work."""
     if work.shape[1] < 2:
-        return np.zeros_like(work)
-    return np.asarray(work / np.maximum(median_of_others(work), np.float32(1e-9)) - np.float32(1.0), np.float32)
+        return np.zeros_like(work), work[:, 0].copy()
+    over, usual = median_of_others(work)
+    np.maximum(over, np.float32(1e-9), out=over)
+    np.divide(work, over, out=over)
+    over -= np.float32(1.0)
+    return over, usual
 
 
 def data_effect(over: Floats, grid: Grid) -> Floats | None:
@@ -115,18 +127,17 @@ class _Noise:
     spread: np.float32  # of the ranks' means, robust sigma
 
 
-def outliers(raw: Floats, cause: Floats, limits: StragglerThresholds) -> Outliers:
-    """Judge a window: steps × stages × peers of excess and of its covariate, both within ±clip.
+def outliers(raw: Floats, cause: Floats, mean: Floats, limits: StragglerThresholds) -> Outliers:
+    """Judge a window: steps × stages × peers of excess and of its covariate, both within ±clip; `mean` of `raw` over the steps.
 
     Only ranks with a mean above a third of the floor are looked at, and what is usual is taken from a regular sample of the
     others, so that 100,000 ranks cost little more than their mean.
     """
-    mean = raw.mean(axis=0)
     stage, peer = np.nonzero(mean > limits.floor / 3)
-    some = raw[:, :, :: max(1, raw.shape[2] // _SAMPLE)]
+    some = raw[:, :, :: max(1, raw.shape[2] // SAMPLE)]
     chosen = raw[:, stage, peer]
     is_high, _ = _above(chosen, stage, _usual(some), limits)
-    why = cause[:, :, :: max(1, raw.shape[2] // _SAMPLE)]
+    why = cause[:, :, :: max(1, raw.shape[2] // SAMPLE)]
     slope = np.einsum("wsp,wsp->s", some, why) / np.maximum(np.einsum("wsp,wsp->s", why, why), np.float32(1e-6))
     slope = np.clip(slope, 0.0, 2.0)
     adjusted = chosen - slope[stage] * cause[:, stage, peer]
