@@ -17,6 +17,7 @@ DEPLOY = ROOT / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 VARIABLES = settings()
+ENGINE_SOCKET = ("chaos", "/var/run/docker.sock")
 COLLECTOR = yaml.safe_load((DEPLOY / "observability/collector.yaml").read_text())
 PROMETHEUS = yaml.safe_load((DEPLOY / "observability/prometheus.yaml").read_text())
 GRAFANA = DEPLOY / "observability/grafana"
@@ -46,7 +47,7 @@ def test_what_is_mounted_exists(service: str) -> None:
         if source.startswith("."):
             assert (DEPLOY / source).exists(), f"{service} mounts {source}"
         else:
-            assert source in COMPOSE["volumes"], f"{service} mounts {source}"
+            assert source in COMPOSE["volumes"] or (service, source) == ENGINE_SOCKET, f"{service} mounts {source}"
 
 
 def test_every_variable_is_set_and_every_setting_is_used() -> None:
@@ -55,9 +56,10 @@ def test_every_variable_is_set_and_every_setting_is_used() -> None:
     assert VARIABLES.keys() - used == {"COMPOSE_PROFILES"}, ".env sets what nobody reads"
 
 
-def test_profiles_that_are_on_exist() -> None:
+def test_profiles_that_are_on_exist_and_chaos_is_not_among_them() -> None:
     profiles = {profile for service in SERVICES.values() for profile in service.get("profiles", [])}
-    assert set(VARIABLES["COMPOSE_PROFILES"].split(",")) <= profiles
+    assert set(VARIABLES["COMPOSE_PROFILES"].split(",")) <= profiles - {"chaos"}
+    assert SERVICES["chaos"]["profiles"] == ["chaos"]
 
 
 def test_the_core_waits_for_nothing_of_a_profile() -> None:
