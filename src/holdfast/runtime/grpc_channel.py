@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+import anyio
 import grpc
 
 from holdfast.runtime.grpc_options import COMMON
 from holdfast.runtime.grpc_tracing import SendContext
 from holdfast.runtime.tls import Tls
+
+Answer = TypeVar("Answer")
 
 OPTIONS: tuple[tuple[str, int], ...] = (
     *COMMON,
@@ -25,3 +32,16 @@ def open_channel(endpoint: str, tls: Tls | None = None) -> grpc.aio.Channel:
     if tls is None:
         return grpc.aio.insecure_channel(endpoint, options=OPTIONS, interceptors=interceptors)
     return grpc.aio.secure_channel(endpoint, tls.channel_credentials(), options=OPTIONS, interceptors=interceptors)
+
+
+async def cancellable(call: Awaitable[Answer]) -> Answer:
+    """Await a call, or one read of a stream, inside a cancel scope that may end it.
+
+    A gRPC call swallows the cancellation that it is waiting through and raises one of its own, unmarked. No scope takes that
+    for its own: it would pass every deadline and end the task group, and with it the service, without a word.
+    """
+    try:
+        return await call
+    except asyncio.CancelledError:
+        await anyio.lowlevel.checkpoint_if_cancelled()  # raises the scope's own, when it was a scope
+        raise

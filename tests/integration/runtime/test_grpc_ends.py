@@ -20,7 +20,7 @@ from waiting import wait_until
 from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.runtime import grpc_channel
 from holdfast.runtime.children import spawn
-from holdfast.runtime.grpc_channel import open_channel
+from holdfast.runtime.grpc_channel import cancellable, open_channel
 from holdfast.runtime.grpc_server import listen
 from holdfast.runtime.tls import Tls
 from holdfast.v1 import telemetry_pb2, telemetry_pb2_grpc
@@ -194,3 +194,26 @@ async def test_nobody_else_gets_in(pki: Path, client: str) -> None:
 
 def test_a_key_is_not_shown(pki: Path) -> None:
     assert "PRIVATE" not in repr(tls(pki, "ours", "ours"))
+
+
+async def test_a_deadline_ends_a_read_that_waits_for_a_name_server() -> None:
+    """And nothing but the read: the agent of a partitioned node once ended here, and its workers with it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+        silent.bind(("127.0.0.1", 0))
+        async with open_channel(f"dns://127.0.0.1:{silent.getsockname()[1]}/supervisor.invalid:8471") as channel:
+            call = telemetry_pb2_grpc.TelemetryStub(channel).Stream()
+            with anyio.move_on_after(0.2) as limit:
+                await cancellable(call.read())
+        assert limit.cancelled_caught
+
+
+async def test_a_deadline_ends_a_call_that_nobody_answers() -> None:
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        async with open_channel(f"127.0.0.1:{mute.getsockname()[1]}") as channel:
+            with anyio.move_on_after(0.2) as limit:
+                await cancellable(
+                    health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), wait_for_ready=True)
+                )
+        assert limit.cancelled_caught

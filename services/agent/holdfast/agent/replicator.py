@@ -20,7 +20,7 @@ from holdfast.domain.orders import Inventory
 from holdfast.domain.replication import ArchiveNow, Configure, SavedByAll, Stage, StagedShard
 from holdfast.runtime.backoff import Backoff
 from holdfast.runtime.children import Child, running, spawn
-from holdfast.runtime.grpc_channel import open_channel
+from holdfast.runtime.grpc_channel import cancellable, open_channel
 from holdfast.v1 import replicator_pb2 as pb
 from holdfast.v1.replicator_pb2_grpc import ReplicatorStub
 from holdfast.wire import shards as wire
@@ -264,7 +264,7 @@ class LocalReplicator:
         """One call, which waits for a replicator that is being restarted; its failure as `Unavailable`
         (`Unrestorable` when it has tried every source of a shard), in its own words."""
         try:
-            return await method(request, timeout=timeout_s, wait_for_ready=True)
+            return await cancellable(method(request, timeout=timeout_s, wait_for_ready=True))
         except grpc.aio.AioRpcError as error:
             kind = Unrestorable if error.code() is grpc.StatusCode.ABORTED else Unavailable
             raise kind(f"checkpoint-replicator: {error.details() or error.code().name}") from error

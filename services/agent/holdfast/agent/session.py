@@ -14,7 +14,7 @@ import structlog
 
 from holdfast.agent.executor import Executor
 from holdfast.agent.reports import Reports
-from holdfast.agent.streams import broken, first_error, write
+from holdfast.agent.streams import first_error, read, write
 from holdfast.domain.errors import HoldfastError, IncompatibleVersion, MalformedMessage, Unavailable
 from holdfast.domain.nodes import PROTOCOL_VERSION
 from holdfast.domain.orders import Hello, Inventory, OrderDone, Report
@@ -118,7 +118,7 @@ class Session:
                 await self._hear_welcome(call)
                 backoff.reset()
                 while True:
-                    self._take(await _read(call))
+                    self._take(await read(call, pb.SupervisorMessage))
         finally:
             call.cancel()
 
@@ -138,7 +138,7 @@ class Session:
         """The leader's greeting. Raises `Unavailable` when there is none, or when it comes from a leader of the past."""
         message: pb.SupervisorMessage | None = None
         with anyio.move_on_after(WELCOME_TIMEOUT_S):
-            message = await _read(call)
+            message = await read(call, pb.SupervisorMessage)
         if message is None or message.WhichOneof("message") != "welcome":
             raise Unavailable(f"no welcome within {WELCOME_TIMEOUT_S:g} s")
         welcome = message.welcome
@@ -181,11 +181,3 @@ class Session:
             self._on_saved_by_all(decode_saved_by_all(message))
         except MalformedMessage as error:
             log.warning("word not understood", reason=str(error))
-
-
-async def _read(call: _Call) -> pb.SupervisorMessage:
-    """The next message. Raises `AioRpcError` when there will be none."""
-    message = await call.read()
-    if isinstance(message, pb.SupervisorMessage):
-        return message
-    raise await broken(call)

@@ -7,6 +7,8 @@ from typing import TypeVar
 
 import grpc
 
+from holdfast.runtime.grpc_channel import cancellable
+
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 
@@ -17,6 +19,14 @@ async def write(call: grpc.aio.StreamStreamCall[Request, Response], message: Req
         await call.write(message)
     except asyncio.InvalidStateError:
         raise await broken(call) from None
+
+
+async def read(call: grpc.aio.StreamStreamCall[Request, Response], kind: type[Response]) -> Response:
+    """The next message. Raises `AioRpcError` when there will be none."""
+    message = await cancellable(call.read())
+    if isinstance(message, kind):
+        return message
+    raise await broken(call)
 
 
 async def broken(call: grpc.aio.StreamStreamCall[Request, Response]) -> grpc.aio.AioRpcError:
