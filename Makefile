@@ -20,7 +20,7 @@ PEERS := nvidia-resiliency-ext==0.4.1 defusedxml pynvml
 
 # What `make test` runs against servers of its own where no Docker engine answers, and `make compose-test` in containers.
 SERVER_TESTS := tests/contract tests/integration/test_redis_log.py tests/integration/test_log_crashes.py \
-	tests/integration/supervisor/test_takeover_causes.py
+	tests/integration/supervisor/test_takeover.py tests/integration/supervisor/test_takeover_causes.py
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
