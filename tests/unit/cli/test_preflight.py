@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis
 
 from holdfast.cli import doctor
 from holdfast.cli.claim import PID_FILE, SOCKET_PATH_BYTES_MAX, Claim
-from holdfast.cli.preflight import redis_version, require_ports, without_password
+from holdfast.cli.preflight import redis_risk, redis_version, require_ports, without_password
 from holdfast.cli.stack import kill_tree
 from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, Unavailable
+from holdfast.log import durability
 
 
 @pytest.fixture
@@ -138,6 +140,22 @@ def test_a_redis_that_does_not(taken: int) -> None:
 def test_what_is_no_redis_url(url: str) -> None:
     with pytest.raises(InvalidSpec, match=r"--redis-url: .* redis://host:port/db"):
         redis_version(url)
+
+
+def test_a_redis_that_forgets_says_what_it_costs(redis_url: str) -> None:
+    with redis.Redis.from_url(redis_url) as client:
+        before = client.config_get("appendonly")["appendonly"]
+        try:
+            client.config_set("appendonly", "no")
+            assert "a restart of Redis forgets jobs, open incidents and commands" in redis_risk(redis_url)
+            client.config_set("appendonly", "yes")
+            assert redis_risk(redis_url) == ""
+        finally:
+            client.config_set("appendonly", before)
+
+
+def test_a_redis_that_does_not_say_is_not_taken_for_safe() -> None:
+    assert "does not say" in durability.risk({})
 
 
 def test_a_redis_that_is_too_old(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

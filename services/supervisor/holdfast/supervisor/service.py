@@ -11,6 +11,7 @@ import anyio
 import structlog
 
 from holdfast.domain.errors import Unavailable
+from holdfast.log import durability
 from holdfast.log.protocol import FencedLog
 from holdfast.log.redis import RedisLog
 from holdfast.runtime import telemetry
@@ -42,6 +43,8 @@ async def serve(settings: SupervisorSettings) -> None:
     event_log = RedisLog(settings.redis_url, settings.fleet)
     try:
         await event_log.ping()
+        if risk := await event_log.risk():
+            log.warning("Redis may forget", reason=risk, advice=durability.ADVICE)
         await run(settings, event_log)
     finally:
         with anyio.CancelScope(shield=True):
