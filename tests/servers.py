@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -129,7 +130,7 @@ class OwnRedis(EmbeddedRedis):
         os.kill(self.pid, signal.SIGCONT)
 
 
-class Contained:
+class Contained(ABC):
     """A container of ours, published on a port of loopback that stays the same when it is started again."""
 
     def __init__(self, image: str, command: list[str], port: int) -> None:
@@ -156,8 +157,9 @@ class Contained:
     def remove(self) -> None:
         self._container.stop()
 
+    @abstractmethod
     def _answers(self) -> bool:
-        raise NotImplementedError
+        """Whether it serves already."""
 
 
 class ContainedRedis(Contained):

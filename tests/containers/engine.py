@@ -13,6 +13,7 @@ from pathlib import Path
 from waiting import wait_until
 
 PACKAGES = ("docker.io", "docker-compose", "debootstrap", "iptables")
+ANSWER_TIMEOUT_S = 20.0
 START_TIMEOUT_S = 60.0
 INSTALL_TIMEOUT_S = 600.0
 
@@ -25,7 +26,11 @@ def answers() -> bool:
     """Whether an engine answers where the `docker` command looks for it."""
     if shutil.which("docker") is None:
         return False
-    return subprocess.run(["docker", "version"], capture_output=True, check=False).returncode == 0
+    try:
+        asked = subprocess.run(["docker", "version"], capture_output=True, check=False, timeout=ANSWER_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return asked.returncode == 0
 
 
 @contextmanager
