@@ -50,6 +50,8 @@ def in_store(store: ObjectStore, job: str) -> list[Stored]:
 def _described(store: ObjectStore, job: str, objects: StepObjects) -> Stored:
     if not objects.complete:
         return Stored(objects, "incomplete", None, f"only {len(objects.ranks)} of its ranks are there")
+    if objects.damage:
+        return Stored(objects, "damaged", None, objects.damage)
     try:
         return Stored(objects, "complete", load(store, job, objects.attempt, objects.step))
     except IncompatibleVersion as error:

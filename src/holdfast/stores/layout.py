@@ -4,10 +4,12 @@
     {job}/a{attempt}-s{step}/rank-{rank}.rest               its header page and extra (RNG, sampler …): never shared
     {job}/a{attempt}-s{step}/rank-{rank}.json               its manifest, the bytes of `holdfast.shards.Manifest`
     {job}/a{attempt}-s{step}/manifest.json                  `CheckpointManifest`: written last, and only if absent
+    {job}/a{attempt}-s{step}/rank-{rank}.damaged            what was found wrong with its share since; goes when it is mended
 
 Tensors are named by their content: data-parallel replicas of one state have equal bytes there and meet in one object, which
-whoever comes first writes. The presence of manifest.json *is* the completeness of the checkpoint, so that a listing alone
-tells what can be restored; a deletion therefore takes it away first. Numbers are padded: keys sort by age.
+whoever comes first writes. The presence of manifest.json *is* the completeness of the checkpoint, and a share that was found
+damaged is marked beside it, so that a listing alone tells what can be restored; a deletion therefore takes the manifest away
+first. Numbers are padded: keys sort by age.
 
 Nothing here reads or writes but the functions at the end that are given a store.
 """
@@ -33,10 +35,12 @@ from holdfast.stores.protocol import ObjectInfo, ObjectStore, check_key
 SCHEMA_VERSION = 1
 CHECKPOINT_MANIFEST_BYTES_MAX = 64 << 20  # about 150,000 ranks
 MANIFEST_NAME = "manifest.json"
+RANKS_SHOWN_MAX = 8
 CHECKSUM = "crc32c"
 
 _STEP = re.compile(r"a(\d{12,18})-s(\d{12,18})", re.ASCII)
 _RANK_MANIFEST = re.compile(r"rank-(\d{1,9})\.json", re.ASCII)
+_DAMAGED = re.compile(r"rank-(\d{1,9})\.damaged", re.ASCII)
 _DIGEST = re.compile(r"([0-9a-f]{8})-([0-9a-f]{1,16})", re.ASCII)
 
 
@@ -66,9 +70,13 @@ def rank_manifest_key(job: str, key: ShardKey) -> str:
     return f"{step_prefix(job, key.attempt, key.step)}rank-{key.rank}.json"
 
 
-def rank_of(key: str) -> int | None:
+def damaged_key(job: str, key: ShardKey) -> str:
+    return f"{step_prefix(job, key.attempt, key.step)}rank-{key.rank}.damaged"
+
+
+def rank_of(key: str, name: re.Pattern[str] = _RANK_MANIFEST) -> int | None:
     """The rank whose manifest lies at `key`; None for any other object."""
-    found = _RANK_MANIFEST.fullmatch(key.rpartition("/")[2])
+    found = name.fullmatch(key.rpartition("/")[2])
     return int(found[1]) if found else None
 
 
@@ -270,6 +278,17 @@ class StepObjects:
     size: int  # bytes
     updated_at: float  # Unix s, by the store's clock
     keys: tuple[str, ...] = field(repr=False)
+    damaged: tuple[int, ...] = ()  # ranks whose share was found damaged
+
+    @property
+    def restorable(self) -> bool:
+        return self.complete and not self.damaged
+
+    @property
+    def damage(self) -> str:
+        """In words; empty when nothing is known."""
+        ranks = ", ".join(map(str, self.damaged[:RANKS_SHOWN_MAX])) + (" …" if self.damaged[RANKS_SHOWN_MAX:] else "")
+        return f"the share of rank {ranks} was found damaged" if self.damaged else ""
 
 
 def survey(store: ObjectStore, job: str) -> list[StepObjects]:
@@ -282,8 +301,8 @@ def survey(store: ObjectStore, job: str) -> list[StepObjects]:
 
 
 def steps(store: ObjectStore, job: str) -> list[tuple[int, int]]:
-    """(attempt, step) of every complete checkpoint, newest first, from a listing alone. Raises Unavailable."""
-    return [(found.attempt, found.step) for found in survey(store, job) if found.complete]
+    """(attempt, step) of every checkpoint that can be restored, newest first, from a listing alone. Raises Unavailable."""
+    return [(found.attempt, found.step) for found in survey(store, job) if found.restorable]
 
 
 def load(store: ObjectStore, job: str, attempt: int, step: int) -> CheckpointManifest:
@@ -335,9 +354,14 @@ def _step_objects(attempt: int, step: int, items: list[tuple[tuple[int, int], Ob
         attempt=attempt,
         step=step,
         complete=any(info.key.endswith(f"/{MANIFEST_NAME}") for info in objects),
-        ranks=tuple(sorted(rank for info in objects if (rank := rank_of(info.key)) is not None)),
+        ranks=_ranks(objects, _RANK_MANIFEST),
         objects=len(objects),
         size=sum(info.size for info in objects),
         updated_at=max(info.updated_at for info in objects),
         keys=tuple(info.key for info in objects),
+        damaged=_ranks(objects, _DAMAGED),
     )
+
+
+def _ranks(objects: Iterable[ObjectInfo], name: re.Pattern[str]) -> tuple[int, ...]:
+    return tuple(sorted(rank for info in objects if (rank := rank_of(info.key, name)) is not None))

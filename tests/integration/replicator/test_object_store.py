@@ -204,6 +204,38 @@ def test_what_rots_in_the_store_is_found_reported_and_written_anew_while_a_node_
         c.wait_stored(10)
         victim.unlink()
         wait_until(lambda: "no good copy for the object store" in c.log, description="the report")
+        wait_damage(c, "rank-0.json")
+        assert steps(open_store(url), JOB) == [], "for everybody who lists the bucket, too"
+        victim.write_bytes(whole)
+        wait_damage(c, "")
+        assert steps(open_store(url), JOB) == [(1, 10)]
+
+
+def wait_damage(node: Node, problem: str) -> None:
+    """Until step 10 is told with this problem; "" = with none."""
+    for inventory in node.inventories():
+        damage = [stored.damage for stored in inventory.stored]
+        if damage == [""] if not problem else problem in "".join(damage):
+            return
+    raise AssertionError(f"never told: {node.log}")
+
+
+def test_what_arrives_damaged_at_a_restore_is_not_offered_again(tmp_path: Path) -> None:
+    url = url_of(tmp_path)
+    with nodes(tmp_path, "a", "c") as (a, c):
+        a.configure(ranks=(0, 1), store=url)
+        for rank in (0, 1):
+            a.save(a.images(rank), 10, rank=rank, value=10)
+        a.wait_stored(10)
+        a.stop()
+        (victim,) = Path(tmp_path, "bucket").rglob("rank-1.rest")
+        victim.write_bytes(victim.read_bytes()[:-1])
+        c.configure(generation=2, attempt=2, ranks=(0, 1), store=url)
+        c.wait_stored(10)
+        with pytest.raises(grpc.RpcError):
+            c.stage(ShardKey(1, 10, 1), store=url)
+        wait_damage(c, "rank-1.rest")
+        assert steps(open_store(url), JOB) == []
 
 
 def test_the_store_keeps_what_it_is_asked_to_and_the_owner_deletes(tmp_path: Path) -> None:

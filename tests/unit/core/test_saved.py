@@ -9,6 +9,7 @@ from fleet import JOB, Fleet, job, running
 from holdfast.domain.findings import FindingKind, Severity
 from holdfast.domain.generations import OBJECT_STORE, ShardKey, ShardRecord, StoredStep
 from holdfast.domain.orders import Inventory, OrderDone, Prepare
+from holdfast.supervisor.core import saved_steps
 from holdfast.supervisor.protocol import JobPhase
 
 STORE = "gs://bucket/p"
@@ -82,6 +83,23 @@ def test_when_the_holders_are_lost_the_store_has_it() -> None:
     assert "from the object store" in fleet.job.generation.restore.reason
     fleet.run()
     assert fleet.job.measured.faults == {"copies": 1}
+
+
+def test_what_is_damaged_in_the_store_is_passed_over_until_somebody_finds_it_whole() -> None:
+    fleet = with_store()
+    (stored,) = fleet.job.stored
+    fleet.report("n1", Inventory(JOB, (), (replace(stored, damage="rank 2's share was found damaged"),)))
+    fleet.report("n2", Inventory(JOB, (), (stored,)))  # it looked before that, and has not looked since
+    fleet.report("n0", Inventory(JOB, ()))
+    assert [step.stored for step in saved_steps(fleet.state, JOB)] == [False]
+    fleet.train(45)
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    assert fleet.job.phase is JobPhase.WAITING
+    assert "in the object store, rank 2's share was found damaged" in fleet.job.reason
+    fleet.answer_orders()
+    fleet.wait(fleet.state.config.scratch_s + 1)
+    fleet.run()
+    assert fleet.job.stored == (), "every node lists the store anew with a generation: what is whole is told again"
 
 
 def test_the_store_is_given_more_time_than_the_nodes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from holdfast.domain.errors import (
     Unavailable,
 )
 from holdfast.domain.generations import ShardKey
-from holdfast.replicator.bucket import READ_TRIES_MAX, Bucket
+from holdfast.replicator.bucket import READ_STREAMS, READ_TRIES_MAX, Bucket
 from holdfast.replicator.checksum import Checksummer
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.tiers.images import ImageTier
@@ -25,6 +26,7 @@ from holdfast.shards import ImageSet, Plan, Staged, TensorSpec
 from holdfast.stores import layout, unpaced
 from holdfast.stores.checksum import crc32c
 from holdfast.stores.memory import InMemory
+from holdfast.stores.transfer import Damage
 
 JOB = "llm"
 NBYTES = 9 << 20  # more than one span
@@ -233,6 +235,61 @@ def test_rot_is_asked_for_again_and_then_refused(
     store.truncate(tensors, 100)
     with pytest.raises(IntegrityError):
         fetch(bucket, inbox)
+
+
+def test_what_was_damaged_on_the_way_is_told_from_what_lies_there_damaged(
+    bucket: Bucket, store: InMemory, images: ImageTier
+) -> None:
+    archive(bucket, images)
+    assert bucket.examine(ShardKey(1, 20, 1)) == []
+    with images.open(JOB, KEY) as shard:
+        store.rot(layout.tensors_key(shard.manifest), 5 << 20)
+    (damage,) = bucket.examine(ShardKey(1, 20, 1))
+    assert damage.rank == 0, "it shares its tensors with rank 0, whose node looks after them"
+    assert bucket.examine(ShardKey(1, 20, 2)) == []
+
+
+def test_a_damage_is_marked_beside_the_manifest_until_it_is_mended(
+    bucket: Bucket, store: InMemory, images: ImageTier
+) -> None:
+    archive(bucket, images)
+    with images.open(JOB, KEY) as shard:
+        store.rot(layout.tensors_key(shard.manifest), 5 << 20)
+    (damage,) = bucket.examine(KEY)
+    assert bucket.mark(damage, 1, 20)
+    found = bucket.survey((), newest=3)
+    assert [(step.complete, step.damaged) for step in found.steps] == [(False, True)]
+    assert found.stored[1, 20].damage == "the share of rank 0 was found damaged"
+    assert layout.steps(store, JOB) == []
+    assert not bucket.unmark(ShardKey(1, 20, 1)), "nobody has said anything of that one"
+    bucket.mend(images.open(JOB, KEY), damage.key, unpaced)
+    assert bucket.unmark(KEY)
+    assert bucket.survey((), newest=3).stored[1, 20].damage == ""
+    assert layout.steps(store, JOB) == [(1, 20)]
+
+
+def test_a_step_that_has_left_the_store_is_not_marked(bucket: Bucket, store: InMemory, images: ImageTier) -> None:
+    archive(bucket, images)
+    bucket.discard(1, 20)
+    assert not bucket.mark(Damage("gone", "is not there", 0), 1, 20)
+    assert list(store.list("")) == []
+
+
+def test_a_fetch_that_was_given_up_reads_no_further(
+    bucket: Bucket, store: InMemory, images: ImageTier, inbox: FileTier
+) -> None:
+    archive(bucket, images)
+    manifest = bucket.manifest_of(KEY, "")
+    given_up = threading.Event()
+    store.before = lambda operation, _: given_up.set() if operation == "read_into" else None
+    store.calls.clear()
+    with pytest.raises(Unavailable, match="given up"):
+        bucket.fetch(manifest, inbox, None, given_up=given_up)
+    asked = sum(operation == "read_into" for operation, _ in store.calls)
+    assert 1 <= asked <= READ_STREAMS + 1, "what was under way, and nothing after it"
+    store.before = None
+    fetch(bucket, inbox)
+    assert same(images, inbox)
 
 
 def test_what_is_on_this_node_is_not_fetched_and_a_rotten_donor_is_no_harm(

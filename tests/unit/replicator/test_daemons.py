@@ -6,9 +6,11 @@ import subprocess
 import sys
 import threading
 
+import anyio
 import pytest
 
 from holdfast.replicator.daemons import DaemonPool
+from holdfast.replicator.threads import Threads
 
 HANGS = """
 import threading
@@ -57,3 +59,22 @@ def test_what_waits_can_be_cancelled() -> None:
 
 def test_a_call_that_hangs_does_not_keep_the_process() -> None:
     assert subprocess.run([sys.executable, "-c", HANGS], timeout=30, check=False).returncode == 0
+
+
+@pytest.mark.anyio
+async def test_a_retrieval_that_nobody_waits_for_any_more_is_told_so() -> None:
+    threads = Threads(urgent=1, transfers=1, background=1)
+    given_up, begun, ended = threading.Event(), anyio.Event(), threading.Event()
+
+    def fetch() -> None:
+        anyio.from_thread.run_sync(begun.set, token=token)
+        if given_up.wait(10):
+            ended.set()
+
+    token = anyio.lowlevel.current_token()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: threads.retrieval(fetch, given_up=given_up))
+        await begun.wait()
+        tasks.cancel_scope.cancel()
+    assert await anyio.to_thread.run_sync(ended.wait, 10)
+    threads.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from holdfast.domain.generations import ShardKey, StoredStep
 from holdfast.domain.replication import Configure
@@ -12,6 +12,7 @@ from holdfast.shards import Manifest
 
 SAVES_MAX = 64
 ASKED_MAX = 8  # the newest
+SUSPECTS_MAX = 64
 TOLD_EXTRA = 4  # complete steps told beyond those that are kept: a deletion may be under way
 
 _Age = tuple[int, int]
@@ -26,6 +27,7 @@ class JobArchive:
     stored: dict[_Age, StoredStep] = field(default_factory=dict)
     uploaded: set[ShardKey] = field(default_factory=set)
     asked: set[_Age] = field(default_factory=set)
+    suspects: list[ShardKey] = field(default_factory=list)  # arrived damaged; to be looked at in the store
     surveyed: bool = False
 
     def saved(self, manifest: Manifest) -> None:
@@ -60,6 +62,19 @@ class JobArchive:
         self.steps[age] = Archived(*age, complete=True)
         self.stored[age] = step
         self.surveyed = self.surveyed and not owner
+
+    def suspect(self, key: ShardKey) -> None:
+        if key not in self.suspects and len(self.suspects) < SUSPECTS_MAX:
+            self.suspects.append(key)
+
+    def found_damaged(self, age: _Age, problem: str) -> None:
+        """It must not be restored from the store any more."""
+        self.steps[age] = Archived(*age, complete=False, damaged=True)
+        if age in self.stored:
+            self.stored[age] = replace(self.stored[age], damage=problem)
+
+    def is_damaged(self, age: _Age) -> bool:
+        return age in self.steps and self.steps[age].damaged
 
     def discarded(self, age: _Age) -> None:
         self.steps.pop(age, None)

@@ -90,7 +90,7 @@ def chosen(view: View) -> _Age | None:
     if archive is None or not view.ranks:
         return None
     wanted = level_wanted(archive.saves, archive.interval_s)
-    begun = {step.age for step in archive.steps if not step.complete}
+    begun = {step.age for step in archive.steps if not (step.complete or step.damaged)}
     newest = _newest_complete(view, archive)
     candidates = []
     for held in _whole(view):
@@ -151,7 +151,9 @@ def _uploads(view: View) -> list[ArchiveStep]:
 
 def _completions(view: View, archive: Archive) -> list[ArchiveStep]:
     newest = _newest_complete(view, archive)
-    ages = sorted({(key.attempt, key.step) for key in archive.uploaded if key.attempt == view.attempt}, reverse=True)
+    damaged = {step.age for step in archive.steps if step.damaged}
+    mine = {(key.attempt, key.step) for key in archive.uploaded if key.attempt == view.attempt}
+    ages = sorted(mine - damaged, reverse=True)
     waiting = [age for age in ages if (newest is None or age > newest) and _all_uploaded(view, archive, age)]
     if not waiting or not view.ranks:
         return []
@@ -183,5 +185,6 @@ def _why_not_kept(view: View, archive: Archive, step: Archived, complete: list[_
     if step.complete:
         return f"superseded by {newer} complete newer steps; {keep} are kept" if newer >= keep else ""
     if newer and step.idle_s > max(ABANDONED_S, 4 * archive.interval_s):
-        return f"never became complete, and nothing was added for {step.idle_s:.0f} s"
+        what = "was found damaged" if step.damaged else "never became complete"
+        return f"{what}, and nothing was added for {step.idle_s:.0f} s"
     return ""

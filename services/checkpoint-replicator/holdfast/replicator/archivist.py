@@ -4,7 +4,7 @@ what comes of it."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 import anyio
 import structlog
 
-from holdfast.domain.errors import Conflict, HoldfastError, NotFound
+from holdfast.domain.errors import Conflict, HoldfastError, IntegrityError, NotFound
 from holdfast.domain.generations import RankRestore, ShardKey, ShardSource
 from holdfast.replicator.archive import TOLD_EXTRA
 from holdfast.replicator.bucket import Bucket
@@ -28,6 +28,7 @@ from holdfast.replicator.transport.client import Client
 from holdfast.replicator.view import Complete, Discard, Survey
 from holdfast.shards import Manifest
 from holdfast.stores import ObjectStore, open_store
+from holdfast.stores.transfer import Damage
 
 # How long another replica may take before we upload the same tensors ourselves. Without its own share the step will not
 # become complete anyway, so this is for state that is sharded and not yet known to be.
@@ -139,17 +140,55 @@ class Archivist:
         """
         threads = self.engine.threads
         bucket = Bucket(await threads.retrieval(self.stores.__getitem__, source.endpoint), source.job or job.name)
+        try:
+            return await self._retrieve(job, restore, source, into, bucket)
+        except (IntegrityError, NotFound):
+            if (bucket.job, source.endpoint) == (job.name, job.config.store if job.config else ""):
+                job.archive.suspect(restore.shard)  # looked at by the scrubber: this restore has other sources to try
+                self.engine.notify()
+            raise
+
+    async def _retrieve(
+        self, job: Job, restore: RankRestore, source: ShardSource, into: FileTier, bucket: Bucket
+    ) -> Path:
+        threads = self.engine.threads
         manifest = await threads.retrieval(bucket.manifest_of, restore.shard, restore.digest)
         lock = self._locks.setdefault(f"{source.endpoint} {job.name} {manifest.digest}", anyio.Lock())
         async with lock:
             donor = await self._donor(job, manifest)
             sharing = self._sharing(job, restore, manifest)
+            given_up = threading.Event()
 
             def fetch() -> Path:
                 with donor or nullcontext():
-                    return bucket.fetch(manifest, into, donor, sharing, job.name)
+                    return bucket.fetch(manifest, into, donor, sharing, job.name, given_up)
 
-            return await threads.retrieval(fetch)
+            return await threads.retrieval(fetch, given_up=given_up)
+
+    # ------------------------------------------------------------ damage
+
+    async def mark(self, job: Job, bucket: Bucket, damage: Damage, age: tuple[int, int]) -> None:
+        """Say to everybody, in the store and by the inventory, that this step cannot be restored from there."""
+        try:
+            if not await self.engine.threads.archive(bucket.mark, damage, *age):
+                return  # it has left the store
+        except HoldfastError as error:  # by the inventory alone, then
+            log.warning("the damage cannot be marked in the object store", job=job.name, reason=str(error))
+        job.archive.found_damaged(age, damage.problem)
+        self.engine.notify()
+
+    async def unmark(self, job: Job, bucket: Bucket, keys: Sequence[ShardKey]) -> None:
+        """These shares are whole, whatever was said of them."""
+        for key in keys:
+            try:
+                unmarked = await self.engine.threads.archive(bucket.unmark, key)
+            except HoldfastError as error:
+                log.warning("the mark of a damage stays in the object store", job=job.name, reason=str(error))
+                continue
+            if unmarked:
+                log.info("whole again in the object store", job=job.name, shard=label(key))
+                job.archive.surveyed = False
+                self.engine.notify()
 
     def _sharing(self, job: Job, restore: RankRestore, manifest: Manifest) -> tuple[Sharers, Arrivals] | None:
         if all(node.node != self.node for node in restore.sharing):

@@ -7,7 +7,9 @@ the same bytes. A crash between any two of these leaves objects that count for n
 
 from __future__ import annotations
 
+import json
 import mmap
+import threading
 from collections import deque
 from collections.abc import Collection, Generator, Mapping
 from concurrent.futures import Future
@@ -17,7 +19,7 @@ from pathlib import Path
 
 import structlog
 
-from holdfast.domain.errors import Conflict, IncompatibleVersion, IntegrityError, NotFound
+from holdfast.domain.errors import Conflict, IncompatibleVersion, IntegrityError, NotFound, Unavailable
 from holdfast.domain.generations import ShardKey, StoredStep
 from holdfast.replicator.daemons import DaemonPool
 from holdfast.replicator.names import label
@@ -38,6 +40,7 @@ READ_STREAMS = 3  # per shard that is fetched; each holds two spans, so that a f
 READ_BYTES = 2 * CHUNK_BYTES
 READ_TRIES_MAX = 3  # per piece, when what arrives is damaged; the store itself repeats what fails
 MANIFEST_STREAMS = 8
+PROBLEM_CHARS_MAX = 1000
 
 log = structlog.get_logger("holdfast.replicator.bucket")
 
@@ -121,8 +124,11 @@ class Bucket:
             age = (each.attempt, each.step)
             if not each.complete or len(stored) == newest:
                 continue
+            if each.damaged:
+                damaged.add(age)
             try:
-                stored[age] = descriptions.get(age) or layout.load(self.store, self.job, *age).stored_step
+                found_step = descriptions.get(age) or layout.load(self.store, self.job, *age).stored_step
+                stored[age] = replace(found_step, damage=each.damage)
             except (IntegrityError, IncompatibleVersion, NotFound) as error:
                 damaged.add(age)  # of no use to us: counts as not complete
                 log.warning("checkpoint passed over", job=self.job, store=self.store.url, reason=str(error))
@@ -141,6 +147,30 @@ class Bucket:
         IntegrityError, IncompatibleVersion, Unavailable."""
         checkpoint = layout.load(self.store, self.job, attempt, step)
         return list(transfer.verify(self.store, checkpoint, pace, ranks=ranks))
+
+    def examine(self, key: ShardKey) -> list[Damage]:
+        """What is wrong in the store with a share that arrived damaged, what it has in common with replicas included; empty
+        when it was damaged on its way. Raises as `damage` does."""
+        checkpoint = layout.load(self.store, self.job, key.attempt, key.step)
+        tensors = checkpoint.entry(key.rank).tensors
+        shared_from = next(entry.rank for entry in checkpoint.ranks if entry.tensors == tensors)
+        return list(transfer.verify(self.store, checkpoint, ranks={key.rank, shared_from}))
+
+    def mark(self, damage: Damage, attempt: int, step: int) -> bool:
+        """Leave a word beside a complete step that it must not be restored; False when the step has left the store."""
+        if self.store.stat(layout.manifest_key(self.job, attempt, step)) is None:
+            return False
+        word = json.dumps({"object": damage.key, "problem": damage.problem[:PROBLEM_CHARS_MAX]}).encode()
+        self.store.put(layout.damaged_key(self.job, ShardKey(attempt, step, damage.rank)), [word], crc32c=crc32c(word))
+        return True
+
+    def unmark(self, key: ShardKey) -> bool:
+        """The share of this rank is whole again. False when nobody had said otherwise."""
+        word = layout.damaged_key(self.job, key)
+        if self.store.stat(word) is None:
+            return False
+        self.store.delete(word)
+        return True
 
     def mend(self, shard: OpenShard, damaged: str, pace: Pace) -> None:
         """Write one object of a complete step anew. Closes the shard. Raises IntegrityError when the shard is not what the
@@ -175,9 +205,11 @@ class Bucket:
         donor: OpenShard | None,
         sharing: tuple[Sharers, Arrivals] | None = None,
         job: str = "",
+        given_up: threading.Event | None = None,
     ) -> Path:
         """Bring a shard here, every span verified, committed in `into`; an interrupted fetch goes on where it was. `job` is
-        the one that it is to belong to here, when that is another one.
+        the one that it is to belong to here, when that is another one. Once `given_up` is set nothing more is read: it raises
+        Unavailable, and what has arrived stays for the next try.
 
         What `donor`, a shard with equal tensors on this node, can give is not fetched again; with `sharing`, other nodes
         give their part of the tensors and get ours. Raises as `FileTier.receive` and the store do.
@@ -190,14 +222,15 @@ class Bucket:
             pieces = [piece for piece in _pieces(manifest) if not incoming.has(piece.first_span, piece.end_span)]
             if sharers is not None:
                 pieces.sort(key=lambda piece: (piece.of_tensors, sharers.turn(piece.number)))
-            for piece, content in stack.enter_context(closing(self._read_ahead(pieces, donor, sharers))):
+            ahead = self._read_ahead(pieces, donor, sharers, given_up or threading.Event())
+            for piece, content in stack.enter_context(closing(ahead)):
                 self._take_in(incoming, piece, content, sharers)
                 if tell is not None:
                     tell()
             return incoming.commit()
 
     def _read_ahead(
-        self, pieces: list[_Piece], donor: OpenShard | None, sharers: Sharers | None
+        self, pieces: list[_Piece], donor: OpenShard | None, sharers: Sharers | None, given_up: threading.Event
     ) -> Generator[tuple[_Piece, memoryview], None, None]:
         """The pieces in order, a few of them read at the same time. A content is valid until the next one is asked for."""
         free = [memoryview(mmap.mmap(-1, READ_BYTES)) for _ in range(min(READ_STREAMS + 1, len(pieces)))]
@@ -205,6 +238,8 @@ class Bucket:
         todo = iter(pieces)
         with DaemonPool(READ_STREAMS, "retrieve") as pool:
             while True:
+                if given_up.is_set():
+                    raise Unavailable(f"the fetch from {self.store.url} was given up")
                 while free and (piece := next(todo, None)) is not None:
                     buffer = free.pop()
                     coming.append((piece, buffer, pool.submit(self._read, piece, buffer[: piece.size], donor, sharers)))
@@ -300,4 +335,6 @@ def _place_of(manifest: Manifest, offset: int) -> tuple[str, int]:
 
 def _archived(found: StepObjects, last: float, damaged: set[_Age]) -> Archived:
     age = (found.attempt, found.step)
-    return Archived(*age, complete=found.complete and age not in damaged, idle_s=max(0.0, last - found.updated_at))
+    whole = age not in damaged
+    idle_s = max(0.0, last - found.updated_at)
+    return Archived(*age, complete=found.complete and whole, idle_s=idle_s, damaged=found.complete and not whole)

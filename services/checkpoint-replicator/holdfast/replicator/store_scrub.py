@@ -1,12 +1,15 @@
 """Checkpoints in the object store are read again, slowly: one that rots unseen would be missed only when it is the last one.
 
 Each object is read by one node: a rank's own share by the node of that rank, tensors that replicas share by the node of the
-first rank that names them. What is damaged is reported, and written anew where this node still has the shard.
+first rank that names them. A share that arrived damaged at a restore is looked at by the node that wanted it, at once.
+
+What is damaged is reported, and written anew where this node still has the shard. Where it has not, the step is marked in the
+store: nobody lists it as restorable any more, until a later look finds it whole or can mend it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import anyio
 import structlog
@@ -17,6 +20,7 @@ from holdfast.replicator.archivist import Archivist
 from holdfast.replicator.bucket import Bucket
 from holdfast.replicator.engine import Engine
 from holdfast.replicator.jobs import Job
+from holdfast.replicator.names import label
 from holdfast.stores.transfer import Damage
 
 log = structlog.get_logger("holdfast.replicator.scrub")
@@ -32,29 +36,65 @@ class StoreScrubber:
         self._pace = pace
 
     async def run(self) -> None:
-        """Runs for ever. What goes up is verified by the store itself, so the first look has time."""
+        """Runs for ever."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._look_at_suspects)
+            while True:  # what goes up is verified by the store itself, so the first look has time
+                await anyio.sleep(self._interval_s)
+                for job in list(self._engine.jobs.values()):
+                    for age in sorted(job.archive.stored):
+                        await self._check(job, *age)
+
+    async def _look_at_suspects(self) -> None:
         while True:
-            await anyio.sleep(self._interval_s)
+            changed = self._engine.changed
             for job in list(self._engine.jobs.values()):
-                for age in sorted(job.archive.stored):
-                    await self._check(job, *age)
+                while job.archive.suspects:
+                    await self._examine(job, job.archive.suspects.pop())
+            await changed.wait()
+
+    async def _examine(self, job: Job, key: ShardKey) -> None:
+        """Was it damaged on its way here, or does it lie there damaged?"""
+        try:
+            bucket = await self._archivist.bucket(job)
+            damage = await self._engine.threads.archive(bucket.examine, key)
+        except HoldfastError as error:
+            log.warning("not examined", job=job.name, shard=label(key), reason=str(error))
+            return
+        if not damage:
+            log.warning("damaged on the way from the object store, and right there", job=job.name, shard=label(key))
+            return
+        await self._repair(job, bucket, (key.attempt, key.step), damage)
 
     async def _check(self, job: Job, attempt: int, step: int) -> None:
         if job.gone or job.config is None or not job.config.store:
             return
+        ranks = job.config.ranks
         try:
             bucket = await self._archivist.bucket(job)
-            damage = await self._engine.threads.archive(bucket.damage, attempt, step, job.config.ranks, self._pace)
+            damage = await self._engine.threads.archive(bucket.damage, attempt, step, ranks, self._pace)
         except NotFound:
             return  # it has left the store
         except HoldfastError as error:
             log.warning("not verified", job=job.name, step=step, attempt=attempt, reason=str(error))
             return
+        broken = await self._repair(job, bucket, (attempt, step), damage)
+        if job.archive.is_damaged((attempt, step)):
+            await self._archivist.unmark(
+                job, bucket, [ShardKey(attempt, step, rank) for rank in ranks if rank not in broken]
+            )
+
+    async def _repair(self, job: Job, bucket: Bucket, age: tuple[int, int], damage: Sequence[Damage]) -> set[int]:
+        """Mend what this node can, mark the rest; returns the ranks whose share stays damaged."""
+        broken: set[int] = set()
         for each in damage:
             log.error("corrupt object in the object store", job=job.name, object=each.key, reason=each.problem)
-            await self._mend(job, bucket, each, ShardKey(attempt, step, each.rank))
+            if not await self._mend(job, bucket, each, ShardKey(*age, each.rank)):
+                broken.add(each.rank)
+                await self._archivist.mark(job, bucket, each, age)
+        return broken
 
-    async def _mend(self, job: Job, bucket: Bucket, damage: Damage, key: ShardKey) -> None:
+    async def _mend(self, job: Job, bucket: Bucket, damage: Damage, key: ShardKey) -> bool:
         reasons: list[str] = []
         for held in job.holders(key):
             try:
@@ -64,10 +104,11 @@ class StoreScrubber:
                 reasons.append(str(error))
             else:
                 log.info("replaced in the object store", job=job.name, object=damage.key)
-                return
+                return True
         log.error(
             "no good copy for the object store: this step will not be restored from it",
             job=job.name,
             object=damage.key,
             reason="; ".join(reasons) or "this node does not hold the shard any more",
         )
+        return False

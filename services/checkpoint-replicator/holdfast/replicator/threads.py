@@ -66,8 +66,14 @@ class Threads:
                 future.exception()  # looked at: it is only the echo of the abort
             raise
 
-    async def retrieval(self, work: Callable[..., T], *args: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._retrievals, work, *args)
+    async def retrieval(self, work: Callable[..., T], *args: object, given_up: threading.Event | None = None) -> T:
+        """When this is cancelled, `given_up` is set and the work is left to end by itself: a store may not answer."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._retrievals, work, *args)
+        except asyncio.CancelledError:
+            if given_up is not None:
+                given_up.set()
+            raise
 
     async def commit(self, work: Callable[..., T], *args: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._commits, work, *args)

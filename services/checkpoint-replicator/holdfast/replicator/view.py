@@ -47,6 +47,7 @@ class Archived:
     step: int
     complete: bool
     idle_s: float = 0.0
+    damaged: bool = False  # was complete, and cannot be restored any more
 
     @property
     def age(self) -> tuple[int, int]:

@@ -167,7 +167,7 @@ class _Saved:
     step: int
     held: list[_Holding] = field(default_factory=list)
     stored: StoredStep | None = None
-    store: tuple[ShardSource, ...] = ()  # where all of its shards are; empty = in no store
+    store: tuple[ShardSource, ...] = ()  # where all of its shards are; empty = in no store, or damaged there
 
     @property
     def key(self) -> tuple[int, int]:
@@ -194,7 +194,7 @@ def _on_lineage(lineage: Sequence[Segment], holders: Iterable[Holder], *stores: 
                 key = stored.attempt, stored.step
                 saved = steps.setdefault(key, _Saved(*key))
                 saved.stored = stored
-                saved.store = (ShardSource(OBJECT_STORE, store.url, store.job),)
+                saved.store = () if stored.damage else (ShardSource(OBJECT_STORE, store.url, store.job),)
     return list(steps.values())
 
 
@@ -245,7 +245,8 @@ def _cover(
             for choices in wanted(rank):
                 candidates = [holding for choice in choices for holding in by_rank.get(choice, ())]
                 if not candidates and not saved.store:
-                    return f"no connected node holds the shard of rank {choices[0]}"
+                    damaged = f"; in the object store, {saved.stored.damage}" if saved.stored else ""
+                    return f"no connected node holds the shard of rank {choices[0]}{damaged}"
                 if len(digests := {record.digest for _, record in candidates}) > 1:
                     return f"{len(digests)} different shards claim to be that of rank {choices[0]}"
                 wanted_key = ShardKey(*saved.key, choices[0])

@@ -41,7 +41,7 @@ def saved_steps(state: State, name: str) -> Sequence[SavedStep]:
         copies = found.setdefault((record.key.attempt, record.key.step), _Copies(record.mesh))
         copies.ranks[record.tier].add(record.key.rank)
     for stored in job.stored:
-        found.setdefault((stored.attempt, stored.step), _Copies(stored.mesh)).stored = True
+        found.setdefault((stored.attempt, stored.step), _Copies(stored.mesh)).stored = not stored.damage
     steps = [_step(key, found[key]) for key in sorted(found, reverse=True)]
     line = Line(job.lineage)
     newest = next((each for each in steps if each.complete and line.holds(each.attempt, each.step)), None)

@@ -117,7 +117,7 @@ def _obstacle(turn: Turn, job: Job, election: Election) -> tuple[str, float] | N
     since = job.blocked.since if job.blocked else turn.at
     if turn.at >= since + turn.config.scratch_s:
         return None
-    held = any(holder.shards for holder in saved.holders(turn, job))
+    held = job.stored or any(holder.shards for holder in saved.holders(turn, job))
     detail = election.restore.reason if held else "every node that holds one is away"
     return f"saved steps exist, but none is complete on the nodes at hand ({detail})", since + turn.config.scratch_s
 

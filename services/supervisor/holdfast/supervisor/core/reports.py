@@ -54,7 +54,8 @@ def reach(turn: Turn, job: Job, step: int) -> Reach:
     if len(running.placements) > 1:
         counts.append((_PEER, len(tiers["peer"])))
     if job.spec.checkpoint.store:
-        stored = any((each.attempt, each.step) == (running.attempt, step) for each in job.stored)
+        good = {(each.attempt, each.step) for each in job.stored if not each.damage}
+        stored = (running.attempt, step) in good
         counts.append((_STORE, len(home) if stored else 0))
     return Reach(len(home), tuple(counts))
 

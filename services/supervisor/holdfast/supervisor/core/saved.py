@@ -98,10 +98,17 @@ def much_to_lose(job: Job) -> bool:
 
 
 def learn(turn: Turn, name: str, inventory: Inventory) -> None:
-    """A node has said what it holds. What it knows of the object store outlives it."""
+    """A node has said what it holds. What it knows of the object store outlives it.
+
+    Damage that one has found counts, although others have looked before; they look again with the next generation.
+    """
     job = turn.jobs[name]
     line = Line(job.lineage)
-    known = {(each.attempt, each.step): each for each in (*job.stored, *inventory.stored)}
+    known = {(each.attempt, each.step): each for each in job.stored}
+    for each in inventory.stored:
+        old = known.get((each.attempt, each.step))
+        if old is None or not old.damage:
+            known[each.attempt, each.step] = each
     newest = sorted((key for key in known if line.holds(*key)), reverse=True)[: turn.config.stored_max]
     stored = tuple(known[key] for key in newest)
     if stored != job.stored:
@@ -209,5 +216,5 @@ def forget_doubts(turn: Turn, name: str) -> None:
     """A generation has started: what lies behind it is given up, what lies before it was good enough."""
     job = turn.jobs[name]
     line = Line(job.lineage)
-    stored = tuple(each for each in job.stored if line.holds(each.attempt, each.step))
+    stored = tuple(each for each in job.stored if line.holds(each.attempt, each.step) and not each.damage)
     turn.put_job(name, passed_over=(), trusted=None, stored=stored)
