@@ -8,7 +8,6 @@ Who may touch it when is settled by `flock` alone, so that a process that dies g
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import mmap
@@ -31,11 +30,8 @@ from holdfast.shards.layout import (
     parse_body,
     parse_header,
 )
+from holdfast.shards.pages import map_apart, populate
 from holdfast.shards.slots import Layout, Plan, lay_out, read_index
-
-_MADV_POPULATE_WRITE = 23  # Linux 5.14; Python's mmap module does not name it
-_POPULATE_BYTES = 32 << 20
-_libc = ctypes.CDLL(None, use_errno=True)
 
 _open: weakref.WeakSet[Image] = weakref.WeakSet()
 
@@ -215,36 +211,10 @@ class Image:
             self._bytes[after : slot.offset + slot.length] = spec.envelope.suffix
 
     def _populate(self, *, fresh: bool) -> None:
-        """Pay for the page faults now, not in the first save: 10× on its stall.
-
-        Through libc, because mmap.madvise keeps the GIL for all of it: hundreds of milliseconds per gigabyte in which a
-        training thread could not go on. In pieces, because the kernel holds the address space's lock for each.
-        """
-        start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        for offset in range(0, len(self._map), _POPULATE_BYTES):
-            size = min(_POPULATE_BYTES, len(self._map) - offset)
-            if _libc.madvise(ctypes.c_void_p(start + offset), ctypes.c_size_t(size), _MADV_POPULATE_WRITE) == 0:
-                continue
-            if (code := ctypes.get_errno()) != errno.EINVAL:
-                raise OSError(code, f"populating {self.path}: {os.strerror(code)}")
-            if fresh:  # an older kernel: touch every page. What exists already only costs minor faults: leave it.
-                self._map[::PAGE] = bytes(len(range(0, len(self._map), PAGE)))
-            return
-
-
-def map_apart(fd: int, size: int, *, private: bool = False) -> mmap.mmap:
-    """Map the file behind `fd` through another open file description than the one that carries the lock.
-
-    A mapping keeps its file description alive, and Python's mmap a duplicate of its descriptor: mapped through `fd` itself,
-    a lock would outlive its descriptor for as long as any tensor still looks at the mapping, or any forked child lives.
-    """
-    other = os.open(f"/proc/self/fd/{fd}", (os.O_RDONLY if private else os.O_RDWR) | os.O_CLOEXEC)
-    try:
-        if private:  # copy-on-write: views are writable, as torch wants them, and the file stays as it is
-            return mmap.mmap(other, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-        return mmap.mmap(other, size)
-    finally:
-        os.close(other)
+        """Pay for the page faults now, not in the first save: 10× on its stall."""
+        # On an older kernel touch every page. What exists already only costs minor faults: leave it.
+        if not populate(self._map) and fresh:
+            self._map[::PAGE] = bytes(len(range(0, len(self._map), PAGE)))
 
 
 def _allocate(fd: int, path: Path, size: int) -> None:

@@ -14,8 +14,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -169,6 +169,7 @@ class Checkpointer:
                         f"{part.path} holds step {part.key.step} of attempt {part.key.attempt}, "
                         f"not step {target.step} of attempt {target.attempt}"
                     )
+            stack.enter_context(_pages_ahead(parts[0]))
             also = _load(parts, live)
             saved_by = parts[0].key.rank
         rank = self._environment.world.rank
@@ -177,6 +178,18 @@ class Checkpointer:
         else:
             rng.derive(also["rng"]["seed"], target.step, rank)
         return Restored(target.step, saved_by)
+
+
+@contextmanager
+def _pages_ahead(part: Reader) -> Iterator[None]:
+    """A thread that takes the page faults of the new mapping ahead of the copy: they are a third of its time. Of a first part
+    only; of the others a resize reads what overlaps."""
+    ahead = threading.Thread(target=part.populate, name="holdfast-pages")
+    ahead.start()
+    try:
+        yield
+    finally:
+        ahead.join()
 
 
 def _plan(collected: state.Collected) -> Plan:

@@ -26,8 +26,11 @@ from holdfast.replicator.sockets import OpenSockets
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.tiers.fresh import Fresh
 from holdfast.replicator.tiers.images import ImageTier
+from holdfast.replicator.tiers.warm import WarmFiles
+from holdfast.replicator.transport import lanes
 from holdfast.replicator.transport.client import Client
 from holdfast.replicator.transport.frames import Limits
+from holdfast.replicator.transport.intake import Intake
 from holdfast.replicator.transport.server import Server
 from holdfast.replicator.view import Store
 from holdfast.shards import ImageSet, Plan, Staged, TensorSpec
@@ -41,7 +44,7 @@ OPERATIONS = (
     "open", "write", "pwrite", "fsync", "posix_fallocate", "ftruncate", "rename", "unlink", "rmdir", "mkdir", "link",
 )  # fmt: skip
 POINTS_MAX = 500
-TORN = ("copy", "through", "push", "fetch")
+TORN = ("copy", "through", "push", "push to disk", "fetch", "fetch again")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,10 @@ class World:
 
     @property
     def staged(self) -> FileTier:
-        return FileTier("memory", self.root / "memory", "staged", reserve=False)
+        return self.in_memory(FileTier)
+
+    def in_memory(self, kind: type[FileTier]) -> FileTier:
+        return kind("memory", self.root / "memory", "staged", warm=WarmFiles(self.root / "memory"))
 
     @property
     def bucket(self) -> Bucket:
@@ -92,12 +98,14 @@ class World:
 
     def require_only_whole(self) -> None:
         """The next life: sweep, and then everything that is listed is what it says."""
+        WarmFiles(self.root / "memory").sweep()
         for tier in (self.disk, self.staged):
             tier.sweep(JOB)
             for manifest in tier.shards(JOB):
                 require_whole(tier, manifest.key)
         left = [path for pattern in ("*.part", ".*.tmp") for path in (self.root / "disk").rglob(pattern)]
         left += (self.root / "memory" / JOB / "staged").rglob(".*")
+        left += (self.root / "memory").glob(".*")
         assert not left, f"half-written files are left: {left}"
         for age in layout.steps(self.bucket.store, JOB):
             for rank in RANKS:
@@ -140,12 +148,22 @@ def through(world: World, step: int = 20) -> None:
                 world.disk.put_fresh(JOB, fresh, unpaced)
 
 
-def peer_copy(world: World, *, push: bool) -> None:
+class FullMemory(FileTier):
+    """Takes nothing that could as well go to the disk."""
+
+    def has_room(self, size: int) -> bool:
+        return False
+
+
+def peer_copy(
+    world: World, *, push: bool = False, memory: type[FileTier] = FileTier, into: FileTier | None = None
+) -> None:
     """Over a real connection; the server's side runs in a thread and dies with us."""
     commit(world)
     key = ShardKey(1, 20, 0)
     server = Server(
-        Limits(2, 2), OpenSockets(), ((Store.IMAGE, world.images),), Arrivals(0), world.disk, ThreadPoolExecutor(1),
+        Limits(2, 2), OpenSockets(), ((Store.IMAGE, world.images),), Arrivals(0), Intake(world.in_memory(memory), world.disk),
+        ThreadPoolExecutor(1),
         lambda job: "token", lambda *_: None, lambda *_: None,
     )  # fmt: skip
     client = Client(Limits(2, 2), OpenSockets())
@@ -157,8 +175,16 @@ def peer_copy(world: World, *, push: bool) -> None:
             with world.images.open(JOB, key) as shard:
                 client.push(source, JOB, "token", shard, unpaced)
         else:
-            client.fetch(source, JOB, "token", key, "", world.staged)
+            client.fetch(source, JOB, "token", key, "", into or world.staged)
         thread.join()
+
+
+def fetch_again(world: World) -> None:
+    """Into the pages of the one before."""
+    staged = world.staged
+    peer_copy(world, into=staged)
+    staged.delete(JOB, ShardKey(1, 20, 0))
+    peer_copy(world, into=staged)
 
 
 def upload_rank(world: World, key: ShardKey) -> None:
@@ -204,8 +230,12 @@ SCENARIOS = {
     "commit": Scenario(nothing, commit, lambda w: len(w.images.shards(JOB)) == 4),
     "copy": Scenario(commit, copy, lambda w: len(w.disk.shards(JOB)) == 4),
     "through": Scenario(nothing, through, lambda w: (len(w.images.shards(JOB)), len(w.disk.shards(JOB))) == (4, 4)),
-    "push": Scenario(commit, lambda w: peer_copy(w, push=True), lambda w: len(w.disk.shards(JOB)) == 3),
-    "fetch": Scenario(commit, lambda w: peer_copy(w, push=False), lambda w: len(w.staged.shards(JOB)) == 1),
+    "push": Scenario(commit, lambda w: peer_copy(w, push=True), lambda w: len(w.staged.shards(JOB)) == 1),
+    "push to disk": Scenario(
+        commit, lambda w: peer_copy(w, push=True, memory=FullMemory), lambda w: len(w.disk.shards(JOB)) == 3
+    ),
+    "fetch": Scenario(commit, peer_copy, lambda w: len(w.staged.shards(JOB)) == 1),
+    "fetch again": Scenario(commit, fetch_again, lambda w: len(w.staged.shards(JOB)) == 1),
     "upload": Scenario(copy, upload, lambda w: layout.steps(w.bucket.store, JOB) == [(1, 20), (1, 10)]),
     "retrieve": Scenario(upload, lambda w: fetch_from_store(w, ShardKey(1, 20, 1)), lambda w: not w.staged.shards(JOB)),
     "prune": Scenario(copy, prune, lambda w: len(w.disk.shards(JOB)) == 2),
@@ -228,6 +258,8 @@ def die_at(point: int, *, torn: bool) -> None:
                 if count == point:
                     if torn and name == "pwrite":
                         real(args[0], args[1][: len(args[1]) // 2 // 4096 * 4096], args[2])
+                    if torn and name == "receive":
+                        real(args[0], args[1][: len(args[1]) // 2])
                     os.kill(os.getpid(), signal.SIGKILL)
             return real(*args, **options)
 
@@ -235,6 +267,7 @@ def die_at(point: int, *, torn: bool) -> None:
 
     for name in OPERATIONS:
         setattr(os, name, counted(name, getattr(os, name)))
+    lanes.fill = counted("receive", lanes.fill)  # into mapped memory: no call of `os` tells of it
 
 
 def run_killed(work: Callable[[], None], point: int, *, torn: bool) -> bool:

@@ -16,8 +16,8 @@ SCRIPT = Path(__file__).with_name("crash_points.py")
 @pytest.mark.parametrize(
     ("scenario", "points_min"),
     [
-        ("commit", 10), ("copy", 30), ("through", 30), ("push", 15), ("fetch", 15), ("upload", 50), ("retrieve", 10),
-        ("prune", 5), ("discard", 10),
+        ("commit", 10), ("copy", 30), ("through", 30), ("push", 10), ("push to disk", 15), ("fetch", 10), ("fetch again", 25),
+        ("upload", 50), ("retrieve", 10), ("prune", 5), ("discard", 10),
     ],
 )  # fmt: skip
 def test_dying_at_any_operation_leaves_the_checkpoint_before_and_nothing_half(scenario: str, points_min: int) -> None:

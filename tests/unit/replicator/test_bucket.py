@@ -22,6 +22,7 @@ from holdfast.replicator.bucket import READ_STREAMS, READ_TRIES_MAX, Bucket
 from holdfast.replicator.checksum import Checksummer
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.tiers.images import ImageTier
+from holdfast.replicator.tiers.warm import WarmFiles
 from holdfast.shards import ImageSet, Plan, Staged, TensorSpec
 from holdfast.stores import layout, unpaced
 from holdfast.stores.checksum import crc32c
@@ -69,7 +70,7 @@ def bucket(store: InMemory) -> Bucket:
 
 @pytest.fixture
 def inbox(tmp_path: Path) -> FileTier:
-    return FileTier("memory", tmp_path, "staged", reserve=False)
+    return FileTier("memory", tmp_path, "staged", warm=WarmFiles(tmp_path))
 
 
 def upload(bucket: Bucket, images: ImageTier, *ranks: int) -> None:

@@ -17,6 +17,7 @@ from holdfast.replicator.checksum import Checksummer
 from holdfast.replicator.sharing import FAILED_MAX, Arrivals, Sharers
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.tiers.images import ImageTier
+from holdfast.replicator.tiers.warm import WarmFiles
 from holdfast.shards import CHUNK_BYTES, ImageSet, Plan, Staged, TensorSpec
 from holdfast.stores import unpaced
 from holdfast.stores.memory import InMemory
@@ -63,7 +64,7 @@ def fetch_all(store: InMemory, root: Path, arrivals: dict[str, Arrivals], read: 
     """Every node fetches its rank's shard at the same time, through `read(asking, asked, offset, target)`."""
 
     def fetch(rank: int, node: str) -> None:
-        bucket, inbox = Bucket(store, JOB), FileTier("memory", root / node, "staged", reserve=False)
+        bucket, inbox = Bucket(store, JOB), FileTier("memory", root / node, "staged", warm=WarmFiles(root / node))
         manifest = bucket.manifest_of(ShardKey(1, 20, rank), "")
         sharers = Sharers(SOURCES, node, lambda source, offset, target: read(node, source, offset, target))
         bucket.fetch(manifest, inbox, None, (sharers, arrivals[node]))
@@ -121,7 +122,7 @@ def test_after_two_have_failed_nobody_is_asked_any_more() -> None:
 
 
 def test_what_has_arrived_or_does_not_come(store: InMemory, tmp_path: Path) -> None:
-    bucket, inbox = Bucket(store, JOB), FileTier("memory", tmp_path, "staged", reserve=False)
+    bucket, inbox = Bucket(store, JOB), FileTier("memory", tmp_path, "staged", warm=WarmFiles(tmp_path))
     manifest = bucket.manifest_of(ShardKey(1, 20, 0), "")
     arrivals = Arrivals(wait_s=0)
     span = manifest.spans[2]

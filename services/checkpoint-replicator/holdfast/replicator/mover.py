@@ -180,18 +180,22 @@ class Mover:
             return  # configured away in the meantime
         held, shard = await self._open(job, key, self._push_from(job, peer_name, key))
 
-        def push() -> None:
+        def push() -> ShardKey | None:
             with shard:
                 began = time.monotonic()
-                self._client.push(peer, job.name, job.token, shard, self._peer_pace)
+                durable = self._client.push(peer, job.name, job.token, shard, self._peer_pace)
                 self._push_rate[job.name, peer_name] = shard.manifest.size / max(time.monotonic() - began, 1e-6)
+            return durable
 
         try:
-            await self._engine.threads.background(push)
+            durable = await self._engine.threads.background(push)
         except IntegrityError:  # the peer found a span damaged: on the way, or already here?
             await self._verify(job, held)
             raise
-        job.pushed[key.rank, peer_name] = key
+        if durable is not None:
+            job.pushed[key.rank, peer_name] = durable
+        if durable != key:
+            raise NotYet(f"{label(key)} is in the memory of {peer_name}, not yet on its disk")
 
     def _push_from(self, job: Job, peer: str, key: ShardKey) -> tuple[Store, ...]:
         """From memory, where the bytes are warm, if that is quick: an image that is being read cannot be saved into."""

@@ -19,7 +19,7 @@ from holdfast.replicator.checksum import require_consistent
 from holdfast.replicator.engine import Engine
 from holdfast.replicator.jobs import Job
 from holdfast.replicator.names import label
-from holdfast.replicator.tiers.incoming import aligned_buffer
+from holdfast.replicator.tiers.part import aligned_buffer
 from holdfast.replicator.transport.client import Client
 from holdfast.replicator.view import Held, Store
 from holdfast.shards import Manifest

@@ -27,8 +27,10 @@ from holdfast.replicator.store_scrub import StoreScrubber
 from holdfast.replicator.threads import Pace, Threads, be_nice
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.tiers.images import ImageTier
+from holdfast.replicator.tiers.warm import WarmFiles
 from holdfast.replicator.transport.client import Client
 from holdfast.replicator.transport.frames import Limits
+from holdfast.replicator.transport.intake import Intake
 from holdfast.replicator.transport.server import Server
 from holdfast.replicator.view import Held, Store
 from holdfast.runtime.grpc_server import listen
@@ -69,12 +71,16 @@ async def serve(settings: ReplicatorSettings) -> None:
     scrub_pace = Pace(settings.replicator_scrub_bytes_per_s_max)
     store_scrub_pace = Pace(settings.replicator_store_scrub_bytes_per_s_max)
     stores = OpenStores()
+    warm = WarmFiles(settings.memory_dir)
+    warm.sweep()
     tiers = Tiers(
         images=ImageTier(settings.memory_dir, settings.node, commit_checksummer, overflow=settings.disk_dir),
-        staged=FileTier("memory", settings.memory_dir, "staged", reserve=False),
+        staged=FileTier("memory", settings.memory_dir, "staged", warm=warm),
         disk=FileTier("disk", settings.disk_dir),
     )
-    limits = Limits(settings.replicator_connect_timeout_s, settings.replicator_io_timeout_s)
+    limits = Limits(
+        settings.replicator_connect_timeout_s, settings.replicator_io_timeout_s, settings.replicator_lanes_max
+    )
     client = Client(limits, sockets)
     engine = Engine(tiers, settings.disk_dir, threads)
     arrivals = Arrivals(wait_s=settings.replicator_io_timeout_s / 2)
@@ -139,8 +145,8 @@ def _data_server(
     """The server's threads hand news to the loop, where all state lives."""
     loop = asyncio.get_running_loop()
 
-    def arrived(name: str, manifest: Manifest) -> None:
-        loop.call_soon_threadsafe(engine.arrived, name, manifest)
+    def arrived(name: str, manifest: Manifest, store: Store) -> None:
+        loop.call_soon_threadsafe(engine.arrived, name, manifest, store)
 
     def suspect(name: str, held: Held) -> None:
         try:
@@ -157,7 +163,7 @@ def _data_server(
         sockets=sockets,
         tiers=tuple((store, engine.tiers[store]) for store in Store),
         arrivals=arrivals,
-        inbox=engine.tiers.disk,
+        intake=Intake(engine.tiers.staged, engine.tiers.disk),
         takers=takers,
         token_of=engine.token_of,
         arrived=arrived,

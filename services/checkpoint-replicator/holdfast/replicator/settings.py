@@ -29,7 +29,8 @@ class ReplicatorSettings(ServiceSettings):
     replicator_scrub_interval_s: float = Field(6 * 3600.0, gt=0)  # for each shard on disk
     replicator_store_scrub_bytes_per_s_max: int = Field(8 << 20, ge=0)
     replicator_store_scrub_interval_s: float = Field(24 * 3600.0, gt=0)  # for everything in the object store
-    replicator_connections_max: int = Field(32, ge=1, le=1024)
+    replicator_connections_max: int = Field(128, ge=1, le=1024)
+    replicator_lanes_max: int = Field(4, ge=1, le=16)  # connections for each shard on its way to or from a peer
     replicator_checksum_threads: int = Field(4, ge=1, le=64)
     replicator_connect_timeout_s: float = Field(3.0, gt=0)
     replicator_io_timeout_s: float = Field(10.0, gt=0)

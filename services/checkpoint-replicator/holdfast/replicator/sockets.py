@@ -39,11 +39,11 @@ class OpenSockets:
 
 
 class Abort:
-    """Lets whoever waits for a transfer end it: its connection is closed, and it can make no new one. Thread-safe."""
+    """Lets whoever waits for a transfer end it: its connections are closed, and it can make no new one. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sock: socket.socket | None = None
+        self._open: set[socket.socket] = set()
         self._aborted = False
 
     @contextmanager
@@ -51,18 +51,18 @@ class Abort:
         with self._lock:
             if self._aborted:
                 raise Unavailable("nobody waits for this transfer any more")
-            self._sock = sock
+            self._open.add(sock)
         try:
             yield
         finally:
             with self._lock:
-                self._sock = None
+                self._open.discard(sock)
 
     def __call__(self) -> None:
         with self._lock:
             self._aborted = True
-            if self._sock is not None:
-                _shut(self._sock)
+            for sock in self._open:
+                _shut(sock)
 
 
 def _shut(sock: socket.socket) -> None:

@@ -22,15 +22,17 @@ from holdfast.replicator.tiers import OpenShard, find, set_aside
 from holdfast.replicator.tiers.fresh import Fresh
 from holdfast.replicator.tiers.incoming import Incoming
 from holdfast.replicator.tiers.part import Part, manifest_path, out_of_space
+from holdfast.replicator.tiers.warm import WarmFiles
 from holdfast.shards import Manifest, Reader, spans_of, sync_directory
 
 
 class FileTier:
-    """One root directory of shard files. `below` is put between the job and its attempts; for `reserve` see `Incoming`."""
+    """One root directory of shard files. `below` is put between the job and its attempts. `warm`: it is in memory, and these
+    are its files."""
 
-    def __init__(self, name: str, root: Path, below: str = "", *, reserve: bool = True) -> None:
+    def __init__(self, name: str, root: Path, below: str = "", *, warm: WarmFiles | None = None) -> None:
         self.name = name
-        self._reserve = reserve
+        self._warm = warm
         self._root = root
         self._below = below
 
@@ -66,18 +68,30 @@ class FileTier:
             raise IntegrityError(f"{path} and its manifest are of different shards")
         return OpenShard(manifest, reader)
 
+    def has(self, job: str, manifest: Manifest) -> bool:
+        """Whether it holds these very bytes."""
+        try:
+            with self.open(job, manifest.key) as mine:
+                return (mine.manifest.crc32c, mine.manifest.size) == (manifest.crc32c, manifest.size)
+        except (NotFound, IntegrityError, Conflict):
+            return False
+
     @contextmanager
     def receive(self, job: str, manifest: Manifest) -> Iterator[Incoming]:
+        """As `incoming`, closed at the end."""
+        incoming = self.incoming(job, manifest)
+        try:
+            yield incoming
+        finally:
+            incoming.close()
+
+    def incoming(self, job: str, manifest: Manifest) -> Incoming:
         """Room for a shard, reserved: raises OutOfSpace before the first byte, Conflict when it is already arriving."""
         if manifest.job != job:
             raise IntegrityError(f"a manifest of job {manifest.job!r} offered for job {job!r}")
         require_consistent(manifest)
         with self._space_for(self.path(job, manifest.key), manifest.size) as path:
-            incoming = Incoming(path, manifest, reserve=self._reserve)
-        try:
-            yield incoming
-        finally:
-            incoming.close()
+            return Incoming(path, manifest, warm=self._warm)
 
     def put(self, job: str, source: OpenShard, pace: Callable[[int], None]) -> Path:
         """Copy an open shard in, verifying every span on the way. `pace(nbytes)` is called before each piece."""
@@ -101,7 +115,7 @@ class FileTier:
         with fresh.seen.open() as reader:
             header = reader.header
             with self._space_for(self.path(job, reader.key), header.size) as path:
-                part = Part(path, header.size, "fresh", what=label(reader.key), reserve=self._reserve)
+                part = Part(path, header.size, "fresh", what=label(reader.key), warm=self._warm)
             try:
                 part.store_all(reader.data, spans_of(header.size, header.tensors_end), pace)
                 manifest = fresh.manifest_of(reader)
@@ -128,7 +142,10 @@ class FileTier:
     def delete(self, job: str, key: ShardKey) -> None:
         path = self.path(job, key)
         manifest_path(path).unlink(missing_ok=True)  # first: a shard without a manifest is none
-        path.unlink(missing_ok=True)
+        if self._warm is None:
+            path.unlink(missing_ok=True)
+        else:
+            self._warm.keep(path)
         for left in find(path.parent, f".{path.name}.*"):
             left.unlink(missing_ok=True)
         if _remove_empty(path.parent):
@@ -140,6 +157,19 @@ class FileTier:
             shutil.rmtree(directory)
         if self._below:
             _remove_empty(directory.parent)
+        if self._warm is not None:
+            self._warm.give_back()
+
+    def has_room(self, size: int) -> bool:
+        """Whether a copy that has another place, too, may come here."""
+        return self._warm is None or self._warm.has_room(size)
+
+    def newest(self, job: str, rank: int) -> ShardKey | None:
+        """The newest shard of a rank, by the names of the manifests alone."""
+        directory = self._directory(job)
+        paths = find(directory, f"a*/s*/rank-{rank}.json")
+        keys = filter(None, (parse_shard_path(path.relative_to(directory).with_suffix(".shard")) for path in paths))
+        return max(keys, key=lambda key: (key.attempt, key.step), default=None)
 
     def sweep(self, job: str) -> int:
         """At start: remove what a crash left half-written. Returns how many files."""

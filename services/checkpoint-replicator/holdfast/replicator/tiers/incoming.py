@@ -1,45 +1,49 @@
 """A shard file on its way in: verified as it arrives, resumable, visible only when it is whole.
 
-    source ──► check (caller's thread) ──► write (threads of their own)
+From memory (`write_all`): source ──► check (caller's thread) ──► write (threads of their own), so that a span is checked while
+the one before it is on its way to the disk.
 
-so that a span is checked while the one before it is on its way to the disk; whoever reads from a network puts a third thread
-in front. A few spans are in memory at a time, not more.
+From a network (`claim`, `arrive`): over several connections, a thread for each that does one span after the other: receive,
+check while it is in the processor's cache, store. In memory there is nothing to store: it is received where it stays. Each span
+is one connection's, so that nothing that has been verified can be written to again.
 """
 
 from __future__ import annotations
 
-import mmap
 import threading
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from holdfast.domain.errors import Conflict, IntegrityError
 from holdfast.replicator.names import label
 from holdfast.replicator.tiers.part import WRITERS, Part
-from holdfast.shards import CHUNK_BYTES, Manifest
+from holdfast.replicator.tiers.warm import WarmFiles
+from holdfast.shards import Manifest
 from holdfast.stores.checksum import crc32c
 
 WRITES_AHEAD = 2  # spans checked and not yet written
+PIECE_BYTES = 1 << 20  # received and checked at a time
 
 
 class Incoming:
     """A shard on its way in: spans are verified as they arrive, in any order, and only a whole one can be committed.
 
-    Spans that an interrupted transfer of the same bytes left are found, verified and kept. For `reserve` see `Part`.
+    Spans that an interrupted transfer of the same bytes left are found, verified and kept. For `warm` see `Part`.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, *, reserve: bool = True) -> None:
+    def __init__(self, path: Path, manifest: Manifest, *, warm: WarmFiles | None = None) -> None:
         self.manifest = manifest
         # The checksum in the name: only a transfer of the same bytes may go on with what it finds.
         tag = f"{manifest.crc32c:08x}"
-        self._part = Part(path, manifest.size, tag, what=label(manifest.key), reserve=reserve)
+        self._part = Part(path, manifest.size, tag, what=label(manifest.key), warm=warm)
         self.spans = manifest.spans
         self._lock = threading.Lock()
         self._next = 0
         self._done: set[int] = set()
+        self._claimed: set[int] = set()
         try:
             if self._part.found:
                 self._find_verified()
@@ -51,6 +55,40 @@ class Incoming:
     def next_span(self) -> int:
         """The first one that is missing."""
         return self._next
+
+    @property
+    def whole(self) -> bool:
+        """Whether it can be committed."""
+        return self._next == len(self.spans)
+
+    @property
+    def arrived(self) -> int:
+        """Spans that are here."""
+        return len(self._done)
+
+    @property
+    def missing_bytes(self) -> int:
+        return self.manifest.size - sum(self.spans[number].size for number in self._done)
+
+    def claim(self, lane: int, lanes: int) -> list[int]:
+        """The missing spans that one of `lanes` connections is to bring: nobody else gets them. A lane that fails leaves them
+        to another transfer."""
+        with self._lock:
+            taken = self._done | self._claimed
+            mine = [number for number in range(lane, len(self.spans), lanes) if number not in taken]
+            self._claimed.update(mine)
+        return mine
+
+    def arrive(self, number: int, receive: Callable[[memoryview], None]) -> None:
+        """Bring a claimed span: `receive` fills what it is given. Raises as `write` does, and what `receive` raises."""
+        span, checksum = self.spans[number], 0
+        with self._part.place(span) as place:
+            for at in range(0, span.size, PIECE_BYTES):
+                piece = place[at : at + PIECE_BYTES]
+                receive(piece)
+                checksum = crc32c(piece, checksum)
+            self._require(number, span.size, checksum)
+        self._count(number)
 
     def has(self, first: int, end: int) -> bool:
         """Whether the spans from `first` to before `end` are here."""
@@ -90,7 +128,7 @@ class Incoming:
 
     def commit(self) -> Path:
         """fsync → rename → manifest. From here on the shard is listed."""
-        if self.next_span != len(self.spans):
+        if not self.whole:
             raise Conflict(f"{label(self.manifest.key)} is not complete: commit() came too early")
         return self._part.publish(self.manifest)
 
@@ -99,8 +137,11 @@ class Incoming:
         self._part.close()
 
     def _check(self, number: int, data: memoryview) -> None:
+        self._require(number, len(data), crc32c(data))
+
+    def _require(self, number: int, size: int, checksum: int) -> None:
         span = self.spans[number]
-        if len(data) != span.size or crc32c(data) != self.manifest.span_crc32c[number]:
+        if (size, checksum) != (span.size, self.manifest.span_crc32c[number]):
             raise IntegrityError(
                 f"{label(self.manifest.key)}: bytes {span.offset} to {span.offset + span.size} arrived damaged"
             )
@@ -120,8 +161,3 @@ class Incoming:
         for number, (span, expected) in enumerate(zip(self.spans, self.manifest.span_crc32c, strict=True)):
             if crc32c(self._part.read(span.size, span.offset)) == expected:
                 self._count(number)
-
-
-def aligned_buffer() -> memoryview:
-    """A page-aligned buffer of one span, as O_DIRECT wants it."""
-    return memoryview(mmap.mmap(-1, CHUNK_BYTES))

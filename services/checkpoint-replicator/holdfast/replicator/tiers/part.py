@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 from holdfast.domain.errors import Conflict, OutOfSpace
-from holdfast.shards import Manifest, Span
+from holdfast.replicator.tiers.warm import Pages, WarmFiles
+from holdfast.shards import CHUNK_BYTES, Manifest, Span
 
 PAGE = 4096
 # O_DIRECT is about 6× as fast as buffered writing and fsync for bulk, and does not flush the page cache of the training
@@ -24,26 +27,32 @@ class Arriving(Conflict):
 
 
 class Part:
-    """Space for `size` bytes that will be the file `path`; `store` may be called by several threads.
+    """Space for `size` bytes that will be the file `path`; `store` and `place` may be called by several threads.
 
-    `tag` tells apart what may go on with what it finds; `found` says whether there was something. `reserve`: take all of the
-    space at once. On a memory file system that takes as long as half the transfer, so there it is only looked at whether
-    there is enough, and taken piece by piece. Raises OutOfSpace before the first byte, Arriving when another is at it.
+    `tag` tells apart what may go on with what it finds; `found` says whether there was something. `warm`: in memory, in a file
+    of these if one fits. Space is taken at once; in memory that takes as long as half the transfer, so there it is only looked
+    at whether there is enough, and taken piece by piece. Raises OutOfSpace before the first byte, Arriving when another is at
+    it.
     """
 
-    def __init__(self, path: Path, size: int, tag: str, *, what: str, reserve: bool = True) -> None:
+    def __init__(self, path: Path, size: int, tag: str, *, what: str, warm: WarmFiles | None = None) -> None:
         self.path = path
         self.size = size
         self._what = what  # for errors
-        self._reserve = reserve
+        self._warm = warm
+        self._pages: Pages | None = None
+        self._buffers: list[memoryview] = []  # of a disk's, free to be used again
         self._part = path.with_name(f".{path.name}.{tag}.part")
         self._direct = -1
+        again = warm is not None and warm.reuse(self._part, size)
         self._fd = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._claim()
-            self.found = os.fstat(self._fd).st_size > 0
+            self.found = not again and os.fstat(self._fd).st_size > 0
             self._make_room()
-            if size >= DIRECT_BYTES_MIN:
+            if warm is not None:
+                self._pages = warm.pages(self._fd, size)
+            elif size >= DIRECT_BYTES_MIN:
                 self._direct = _open_direct(self._part)
         except BaseException:
             self.close()
@@ -56,11 +65,30 @@ class Part:
     def store(self, data: memoryview, offset: int) -> None:
         """Raises OutOfSpace, OSError."""
         try:
-            if not self._reserve:
+            if self._pages is not None and not self._pages.touched:
                 os.posix_fallocate(self._fd, offset, len(data))  # a third faster than letting the write find new pages
             self._write(data, offset)
         except OSError as error:
             raise out_of_space(error, self.path, self.size) from error
+
+    @contextmanager
+    def place(self, span: Span) -> Iterator[memoryview]:
+        """Where to put these bytes; they are stored when that has gone well. In memory that is where they stay, and no copy.
+        Raises as `store` does."""
+        if self._pages is None:
+            try:
+                buffer = self._buffers.pop()
+            except IndexError:
+                buffer = aligned_buffer()
+            yield buffer[: span.size]
+            self.store(buffer[: span.size], span.offset)
+            self._buffers.append(buffer)
+            return
+        try:
+            view = self._pages.view(span.offset, span.size)
+        except OSError as error:
+            raise out_of_space(error, self.path, self.size) from error
+        yield view
 
     def store_all(self, data: memoryview, spans: Iterable[Span], pace: Callable[[int], None]) -> None:
         """All of these pieces of `data`, each at its place. `pace(nbytes)` is called before each."""
@@ -83,6 +111,8 @@ class Part:
             os.fsync(self._fd)
             self._part.rename(self.path)
             fcntl.flock(self._fd, fcntl.LOCK_UN)  # before it is listed: whoever finds it may open it at once
+            if self._pages is not None:
+                self._pages.touched = True
             manifest.write(manifest_path(self.path))  # its directory fsync covers both renames
         except OSError as error:
             raise out_of_space(error, self.path, self.size) from error
@@ -108,13 +138,19 @@ class Part:
             raise Arriving(f"{self._what} has just arrived here by another way")
 
     def _make_room(self) -> None:
-        if self._reserve:
+        if self._warm is None:
             _allocate(self._fd, self.path, self.size)
             return
-        found, free = os.fstat(self._fd), os.fstatvfs(self._fd)
-        if free.f_bavail * free.f_frsize + found.st_blocks * 512 < self.size:
+        if self._missing() > 0:
+            self._warm.give_back()
+        if self._missing() > 0:
             raise out_of_space(OSError(errno.ENOSPC, "no space left"), self.path, self.size)
         os.ftruncate(self._fd, self.size)
+
+    def _missing(self) -> int:
+        """Bytes that the file system is short of; none when not above 0."""
+        found, free = os.fstat(self._fd), os.fstatvfs(self._fd)
+        return self.size - found.st_blocks * 512 - free.f_bavail * free.f_frsize
 
     def _write(self, data: memoryview, offset: int) -> None:
         if self._direct_works and len(data) % PAGE == 0 and offset % PAGE == 0:
@@ -126,6 +162,11 @@ class Part:
                     raise
                 self._direct_works = False  # the descriptor stays open: another thread may be using it
         _write_all(self._fd, data, offset)
+
+
+def aligned_buffer() -> memoryview:
+    """A page-aligned buffer of one span, as O_DIRECT wants it."""
+    return memoryview(mmap.mmap(-1, CHUNK_BYTES))
 
 
 def manifest_path(shard: Path) -> Path:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import structlog
 
 from holdfast.domain.errors import Conflict, HoldfastError, IntegrityError, NotFound, OutOfSpace, Unavailable
 from holdfast.domain.generations import ShardKey, ShardSource
@@ -15,9 +17,13 @@ from holdfast.replicator.names import label
 from holdfast.replicator.sockets import Abort, OpenSockets
 from holdfast.replicator.tiers import OpenShard
 from holdfast.replicator.tiers.files import FileTier
+from holdfast.replicator.tiers.incoming import Incoming
 from holdfast.replicator.transport import frames
 from holdfast.replicator.transport.frames import Limits
+from holdfast.replicator.transport.lanes import lanes_for, receive_spans, side_by_side
 from holdfast.shards import Manifest
+
+log = structlog.get_logger("holdfast.replicator.transport")
 
 ATTEMPTS_MAX = 3  # per source, each going on where the one before broke off
 
@@ -58,10 +64,23 @@ class Client:
                     raise Unavailable(f"{source.node} ({source.endpoint}): {error}") from error
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    def push(self, peer: ShardSource, job: str, token: str, shard: OpenShard, pace: Callable[[int], None]) -> None:
-        """Have a copy at `peer`; returns when it is committed there (or already was). Raises as `fetch` does."""
+    def push(
+        self, peer: ShardSource, job: str, token: str, shard: OpenShard, pace: Callable[[int], None]
+    ) -> ShardKey | None:
+        """Have a copy at `peer`; returns when it is whole there, on its disk or in its memory. The answer: the newest shard of
+        this rank that is on its disk by now. Raises as `fetch` does."""
+        manifest = shard.manifest
         try:
-            self._push_once(peer, job, token, shard, pace)
+            with ExitStack() as stack:
+                lines = self._lines(stack, peer, manifest.size)
+
+                def work(number: int, line: _Line) -> Mapping[str, Any] | None:
+                    return _push_lane(line, job, token, shard, pace, number, len(lines))
+
+                told = side_by_side(lines, work)
+                # Only now: one connection may be through long before another.
+                receipts = [have or line.accepted(token) for have, line in zip(told, lines, strict=True)]
+                return manifest.key if lines[0].version == 1 else _durable(receipts)
         except OSError as error:
             raise Unavailable(f"{peer.node} ({peer.endpoint}): {error}") from error
 
@@ -73,59 +92,49 @@ class Client:
         Raises NotFound when it does not have it in time, Unavailable.
         """
         try:
-            with self._connected(source) as (sock, challenge):
-                own = frames.nonce()
-                piece = {"digest": digest, "offset": offset, "size": len(target)}
-                request = {"op": "piece", "job": job, **piece, "nonce": own}
-                frames.send(sock, request, token=token, challenge=challenge)
-                _accepted(frames.receive(sock), source, token, own)
-                frames.fill(sock, target)
+            with self._connected(source) as line:
+                line.ask("piece", job, token, digest=digest, offset=offset, size=len(target))
+                frames.fill(line.sock, target)
         except OSError as error:
             raise Unavailable(f"{source.node} ({source.endpoint}): {error}") from error
 
     def _fetch_once(
         self, source: ShardSource, job: str, token: str, key: ShardKey, digest: str, into: FileTier, abort: Abort
     ) -> Path:
-        with self._connected(source) as (sock, challenge), abort.watching(sock):
-            own = frames.nonce()
-            request = {"op": "get", "job": job, **frames.encode_key(key), "nonce": own}
-            frames.send(sock, request, token=token, challenge=challenge)
-            answer = _accepted(frames.receive(sock), source, token, own)
-            manifest = Manifest.decode(str(answer.get("manifest")).encode())
+        with ExitStack() as stack:
+            first = stack.enter_context(self._connected(source))
+            stack.enter_context(abort.watching(first.sock))
+            manifest = _asked(first, job, token, key)
             if manifest.key != key or (digest and manifest.digest != digest):
                 raise IntegrityError(
                     f"{source.node} offers {label(manifest.key)} with digest {manifest.digest}, not {label(key)} with {digest}"
                 )
-            with into.receive(job, manifest) as incoming:
-                frames.send(sock, {"from": incoming.next_span}, token=token, challenge=challenge)
-                try:
-                    with closing(frames.spans(sock, manifest.spans[incoming.next_span :])) as contents:
-                        incoming.write_all(contents)
-                except IntegrityError:
-                    frames.send(sock, {"ok": False, "error": "corrupt"})  # so that its holder looks, too
-                    raise
-                path = incoming.commit()
-            frames.send(sock, {"ok": True})
-            return path
+            incoming = stack.enter_context(into.receive(job, manifest))
+            lines = self._lines(stack, source, incoming.missing_bytes, first)
+            for line in lines[1:]:
+                stack.enter_context(abort.watching(line.sock))
 
-    def _push_once(
-        self, peer: ShardSource, job: str, token: str, shard: OpenShard, pace: Callable[[int], None]
-    ) -> None:
-        manifest = shard.manifest
-        with self._connected(peer) as (sock, challenge):
-            own = frames.nonce()
-            request = {"op": "put", "job": job, "manifest": manifest.encode().decode(), "nonce": own}
-            frames.send(sock, request, token=token, challenge=challenge)
-            answer = _accepted(frames.receive(sock), peer, token, own)
-            if answer.get("have"):
-                return
-            for span in manifest.spans[frames.span_number(answer) :]:
-                pace(span.size)
-                sock.sendall(shard.data[span.offset : span.offset + span.size])
-            _accepted(frames.receive(sock), peer, token, own)
+            def work(number: int, line: _Line) -> None:
+                if number and _asked(line, job, token, key) != manifest:
+                    raise Unavailable(f"{source.node} has another {label(key)} by now")
+                _fetch_lane(line, token, incoming, incoming.claim(number, len(lines)))
+
+            side_by_side(lines, work)
+            return incoming.commit()
+
+    def _lines(self, stack: ExitStack, peer: ShardSource, nbytes: int, first: _Line | None = None) -> list[_Line]:
+        """As many connections as `nbytes` are worth, and as the peer takes: at least one."""
+        lines = [first or stack.enter_context(self._connected(peer))]
+        lanes = lanes_for(nbytes, self.limits.lanes_max) if lines[0].version > 1 else 1
+        try:
+            while len(lines) < lanes:
+                lines.append(stack.enter_context(self._connected(peer)))
+        except (OSError, Unavailable) as error:
+            log.info("fewer connections", peer=peer.node, reason=str(error))
+        return lines
 
     @contextmanager
-    def _connected(self, peer: ShardSource) -> Iterator[tuple[socket.socket, str]]:
+    def _connected(self, peer: ShardSource) -> Iterator[_Line]:
         host, _, port = peer.endpoint.rpartition(":")
         if not host or not port.isdecimal():
             raise Unavailable(f"{peer.node} has no data endpoint ({peer.endpoint!r} is not host:port)")
@@ -137,15 +146,73 @@ class Client:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             greeting = frames.receive(sock).fields
             sock.settimeout(self.limits.io_timeout_s)
-            yield sock, str(greeting.get("nonce", ""))
+            yield _Line(peer, sock, str(greeting.get("nonce", "")), frames.whole_number(greeting, "version"))
 
 
-def _accepted(answer: frames.Received, peer: ShardSource, token: str, own_nonce: str) -> Any:
-    """The fields of a yes. A refusal needs no signature, a yes does: nobody but a holder of the token can feed us."""
-    fields = answer.fields
-    if not fields.get("ok"):
-        kind = _REFUSALS.get(str(fields.get("error")), Unavailable)
-        raise kind(f"{peer.node} ({peer.endpoint}) refused: {fields.get('reason', 'no reason given')}")
-    if not answer.signed_by(token, own_nonce):
-        raise Unavailable(f"{peer.node} ({peer.endpoint}) does not know this job's token")
-    return fields
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A connection that has been greeted, with what is needed to sign what is said on it."""
+
+    peer: ShardSource
+    sock: socket.socket
+    challenge: str
+    version: int
+    nonce: str = field(default_factory=frames.nonce)
+
+    def say(self, message: Mapping[str, Any], token: str) -> None:
+        frames.send(self.sock, message, token=token, challenge=self.challenge)
+
+    def ask(self, op: str, job: str, token: str, **fields: object) -> Mapping[str, Any]:
+        """Begin a request; the fields of the answer. Raises as `accepted` does."""
+        self.say({"op": op, "job": job, **fields, "nonce": self.nonce}, token)
+        return self.accepted(token)
+
+    def accepted(self, token: str) -> Mapping[str, Any]:
+        """The fields of a yes. A refusal needs no signature, a yes does: nobody but a holder of the token can feed us."""
+        answer = frames.receive(self.sock)
+        name = f"{self.peer.node} ({self.peer.endpoint})"
+        if not answer.fields.get("ok"):
+            kind = _REFUSALS.get(str(answer.fields.get("error")), Unavailable)
+            raise kind(f"{name} refused: {answer.fields.get('reason', 'no reason given')}")
+        if not answer.signed_by(token, self.nonce):
+            raise Unavailable(f"{name} does not know this job's token")
+        return answer.fields
+
+
+def _asked(line: _Line, job: str, token: str, key: ShardKey) -> Manifest:
+    """Ask for a shard; its manifest, as the other end has it."""
+    answer = line.ask("get", job, token, **frames.encode_key(key))
+    return Manifest.decode(str(answer.get("manifest")).encode())
+
+
+def _fetch_lane(line: _Line, token: str, incoming: Incoming, claimed: list[int]) -> None:
+    count = len(incoming.spans)
+    line.say(frames.wanted(claimed, count), token)
+    coming = claimed if line.version > 1 else range(claimed[0] if claimed else count, count)
+    try:
+        receive_spans(line.sock, incoming, coming, claimed)
+    except IntegrityError:
+        frames.send(line.sock, {"ok": False, "error": "corrupt"})  # so that its holder looks, too
+        raise
+    frames.send(line.sock, {"ok": True})
+
+
+def _push_lane(
+    line: _Line, job: str, token: str, shard: OpenShard, pace: Callable[[int], None], lane: int, lanes: int
+) -> Mapping[str, Any] | None:
+    """Bring what the peer wants on this connection of `lanes`; its receipt, if it had all of it already."""
+    manifest = shard.manifest
+    answer = line.ask("put", job, token, manifest=manifest.encode().decode(), lane=lane, lanes=lanes)
+    if answer.get("have"):
+        return answer
+    for number in frames.wanted_spans(answer, len(manifest.spans)):
+        span = manifest.spans[number]
+        pace(span.size)
+        line.sock.sendall(shard.data[span.offset : span.offset + span.size])
+    return None
+
+
+def _durable(receipts: Sequence[Mapping[str, Any]]) -> ShardKey | None:
+    """What the peer has on its disk, as it said it last."""
+    told = receipts[-1].get("durable")
+    return frames.decode_key(told) if isinstance(told, dict) else None

@@ -8,21 +8,16 @@ import json
 import secrets
 import socket
 import struct
-from collections import deque
-from collections.abc import Generator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from holdfast.domain.errors import IncompatibleVersion, MalformedMessage, Unavailable
 from holdfast.domain.generations import ShardKey
-from holdfast.replicator.tiers.incoming import WRITES_AHEAD, aligned_buffer
-from holdfast.shards import Span
 from holdfast.shards.manifest import MANIFEST_BYTES_MAX
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2  # 1: one connection for each transfer; both are understood
 MESSAGE_BYTES_MAX = 2 * MANIFEST_BYTES_MAX  # a manifest travels as a JSON string inside a message
-RECEIVES_AHEAD = 2  # spans per transfer
 _PREFIX = struct.Struct("!4sI")
 _MAGIC = b"HFD1"
 
@@ -33,6 +28,7 @@ class Limits:
 
     connect_timeout_s: float = 3.0
     io_timeout_s: float = 10.0
+    lanes_max: int = 4  # connections for each transfer: one alone fills neither a fast network nor the processors
 
 
 def nonce() -> str:
@@ -96,29 +92,18 @@ def whole_number(fields: Mapping[str, Any], name: str) -> int:
     return value
 
 
-def span_number(fields: Mapping[str, Any]) -> int:
-    """Where to go on. Raises MalformedMessage."""
-    return whole_number(fields, "from")
+def wanted_spans(fields: Mapping[str, Any], count: int) -> Sequence[int]:
+    """Which of `count` spans the other end wants, in this order. Raises MalformedMessage."""
+    if (wanted := fields.get("spans")) is None:  # version 1: everything from one on
+        return range(whole_number(fields, "from"), count)
+    if not isinstance(wanted, list) or not all(type(number) is int and 0 <= number < count for number in wanted):
+        raise MalformedMessage("data plane spans", f"a list of numbers below {count} is expected")
+    return wanted
 
 
-def spans(sock: socket.socket, coming: Sequence[Span]) -> Generator[memoryview, None, None]:
-    """The contents of these spans as they arrive, received ahead in a thread of its own, into buffers that are used again in
-    turn: as `Incoming.write_all` takes them. Raises Unavailable when the peer hangs up, TimeoutError."""
-    count = min(RECEIVES_AHEAD + WRITES_AHEAD + 1, len(coming))
-    buffers = [aligned_buffer() for _ in range(count)]
-    waiting: deque[tuple[memoryview, Future[None]]] = deque()
-    todo = iter(enumerate(coming))
-    with ThreadPoolExecutor(1, "receive") as receiver:
-        while True:
-            while len(waiting) < RECEIVES_AHEAD and (following := next(todo, None)) is not None:
-                number, span = following
-                place = buffers[number % count][: span.size]
-                waiting.append((place, receiver.submit(fill, sock, place)))
-            if not waiting:
-                return
-            place, received = waiting.popleft()
-            received.result()
-            yield place
+def wanted(spans: Sequence[int], count: int) -> dict[str, Any]:
+    """The inverse. Who speaks version 1 reads "from" alone."""
+    return {"from": spans[0] if spans else count, "spans": list(spans)}
 
 
 def fill(sock: socket.socket, buffer: memoryview) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import closing
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
@@ -25,9 +25,10 @@ from holdfast.replicator.names import job_name, label
 from holdfast.replicator.sharing import Arrivals
 from holdfast.replicator.sockets import OpenSockets
 from holdfast.replicator.tiers import OpenShard, Tier
-from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.transport import frames
 from holdfast.replicator.transport.frames import Limits
+from holdfast.replicator.transport.intake import Intake
+from holdfast.replicator.transport.lanes import receive_spans
 from holdfast.replicator.view import Held, Store
 from holdfast.shards import Manifest
 
@@ -45,7 +46,7 @@ _ERRORS: tuple[tuple[type[HoldfastError], str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """`tiers` are asked in order, `arrivals` for what is only on its way here. Copies go to `inbox`, by the niced threads of
+    """`tiers` are asked in order, `arrivals` for what is only on its way here. Copies go to `intake`, by the niced threads of
     `takers`: a peer's copy can wait for our own training, what a peer restores from us cannot. `token_of` answers "" for an
     unknown job. In the connection's thread, `arrived` is called for each copy taken in, `suspect` for a shard that a peer
     found damaged or did not take to its end."""
@@ -54,10 +55,10 @@ class Server:
     sockets: OpenSockets
     tiers: tuple[tuple[Store, Tier], ...]
     arrivals: Arrivals
-    inbox: FileTier
+    intake: Intake
     takers: Executor
     token_of: Callable[[str], str]
-    arrived: Callable[[str, Manifest], None]
+    arrived: Callable[[str, Manifest, Store], None]
     suspect: Callable[[str, Held], None]
 
     def serve(self, sock: socket.socket) -> None:
@@ -115,19 +116,34 @@ class Server:
 
     def _put(self, exchange: _Exchange, job: str, request: frames.Received) -> None:
         manifest = Manifest.decode(str(request.fields.get("manifest")).encode())
-        if self._have(job, manifest):
-            exchange.answer(ok=True, have=True)
+        if self._held(job, manifest, request.fields):
+            exchange.answer(ok=True, have=True, **self._durable(job, manifest))
             return
-        self.takers.submit(self._take_in, exchange, job, manifest).result()
-        self.arrived(job, manifest)
-        exchange.answer(ok=True)
+        self.takers.submit(self._take_in, exchange, job, manifest, request.fields).result()
+        exchange.answer(ok=True, **self._durable(job, manifest))
 
-    def _take_in(self, exchange: _Exchange, job: str, manifest: Manifest) -> None:
-        with self.inbox.receive(job, manifest) as incoming:
-            exchange.answer(ok=True, **{"from": incoming.next_span})
-            with closing(frames.spans(exchange.sock, manifest.spans[incoming.next_span :])) as contents:
-                incoming.write_all(contents)
-            incoming.commit()
+    def _held(self, job: str, manifest: Manifest, fields: Mapping[str, Any]) -> bool:
+        store = self.intake.held(job, manifest)
+        return store is Store.DISK or (store is not None and "lanes" in fields)
+
+    def _take_in(self, exchange: _Exchange, job: str, manifest: Manifest, fields: Mapping[str, Any]) -> None:
+        lanes = (
+            frames.whole_number(fields, "lanes") if "lanes" in fields else 0
+        )  # 0: from a peer that knows the disk only
+        lane = frames.whole_number(fields, "lane") if lanes else 0
+        with self.intake.taking(job, manifest, memory=lanes > 0) as taking:
+            claimed = taking.incoming.claim(lane, max(lanes, 1))
+            count = len(manifest.spans)
+            coming = claimed if lanes else range(claimed[0] if claimed else count, count)
+            exchange.answer(ok=True, **frames.wanted(claimed, count))
+            receive_spans(exchange.sock, taking.incoming, coming, claimed)
+            if taking.finish(self.limits.io_timeout_s):
+                self.arrived(job, manifest, taking.store)
+
+    def _durable(self, job: str, manifest: Manifest) -> dict[str, Any]:
+        """What its sender may rely on: memory does not outlive this machine."""
+        newest = self.intake.disk.newest(job, manifest.rank)
+        return {} if newest is None else {"durable": frames.encode_key(newest)}
 
     def _piece(self, exchange: _Exchange, job: str, request: frames.Received) -> None:
         offset, size = (frames.whole_number(request.fields, name) for name in ("offset", "size"))
@@ -139,20 +155,13 @@ class Server:
         exchange.answer(ok=True)
         exchange.sock.sendall(content)
 
-    def _have(self, job: str, manifest: Manifest) -> bool:
-        try:
-            with self.inbox.open(job, manifest.key) as mine:
-                return mine.manifest.crc32c == manifest.crc32c and mine.manifest.size == manifest.size
-        except (NotFound, IntegrityError, Conflict):
-            return False
-
 
 def _send_shard(exchange: _Exchange, shard: OpenShard) -> bool:
     """Send what is asked for; False when the peer did not want it to the end: perhaps because it is damaged."""
     exchange.answer(ok=True, manifest=shard.manifest.encode().decode())
-    start = exchange.number()
+    wanted = exchange.wanted(len(shard.manifest.spans))
     try:
-        for span in shard.manifest.spans[start:]:
+        for span in (shard.manifest.spans[number] for number in wanted):
             exchange.sock.sendall(shard.data[span.offset : span.offset + span.size])
         return bool(frames.receive(exchange.sock).fields.get("ok"))
     except (OSError, Unavailable):
@@ -171,9 +180,9 @@ class _Exchange:
     def answer(self, **fields: object) -> None:
         frames.send(self.sock, fields, token=self.token, challenge=self.peer_nonce)
 
-    def number(self) -> int:
-        """Where the peer wants to go on: it knows only after it has seen the manifest."""
+    def wanted(self, count: int) -> Sequence[int]:
+        """Which of `count` spans the peer wants: it knows only after it has seen the manifest."""
         message = frames.receive(self.sock)
         if not message.signed_by(self.token, self.challenge):
             raise MalformedMessage("data plane resumption", "not signed")
-        return frames.span_number(message.fields)
+        return frames.wanted_spans(message.fields, count)

@@ -1,0 +1,174 @@
+"""Memory that is used again: the files of the memory tier, with pages that have been paid for.
+
+A new page costs ten times as much to fill as one that is there: to find, to clear, to map. So the file of a shard that goes
+from memory is not unlinked but kept in `.warm/`, mapped as it is, and is what the next shard arrives in. Kept files are given
+back to the system when memory gets short.
+
+A file is kept only if nobody reads it: `flock` tells, as everywhere. Those who read a shard let go of it before its lock.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import shutil
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.shards.pages import populate
+
+DIRECTORY = ".warm"
+SLACK_BYTES = 1 << 20  # what is no tensor grows and shrinks by a few bytes from save to save
+LOSS_MAX = 2  # a file that is more than so many times too large is left for others
+# Of the memory file system. The workers' own images need the rest: two for each rank.
+SHARE_MAX = 0.25  # in files here
+FREE_MIN = 0.25  # left after a copy that could as well go to the disk
+
+
+@dataclass(slots=True)
+class Pages:
+    """A file, mapped for writing. `mapping` may be longer than the file; `touched`: every page up to its end is there."""
+
+    fd: int  # of its own, and never locked: tells whether the file still has a name
+    mapping: mmap.mmap
+    touched: bool = False
+
+    def view(self, offset: int, size: int) -> memoryview:
+        """To write to. Raises OSError (ENOSPC) when memory is full."""
+        if not self.touched:
+            start = offset // mmap.PAGESIZE * mmap.PAGESIZE
+            try:
+                if not populate(self.mapping, start, offset + size - start):
+                    os.posix_fallocate(self.fd, offset, size)
+            except OSError as error:
+                if error.errno == errno.EFAULT:  # what would have been a SIGBUS
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+                raise
+        return memoryview(self.mapping)[offset : offset + size]
+
+
+class WarmFiles:
+    """Of one memory file system; `root` is the memory tier's directory. Thread-safe."""
+
+    def __init__(self, root: Path) -> None:
+        self._directory = root / DIRECTORY
+        self._lock = threading.Lock()
+        self._pages: dict[int, Pages] = {}  # by inode: which stays theirs for as long as their descriptor is open
+        self._kept: dict[int, Path] = {}
+
+    def sweep(self) -> None:
+        """At start: an earlier life's mappings are gone."""
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def pages(self, fd: int, size: int) -> Pages:
+        """Those of an open file, which has `size` bytes from now on. Raises OSError."""
+        with self._lock:
+            self._forget_unlinked()
+            inode = os.fstat(fd).st_ino
+            if inode not in self._pages:
+                self._pages[inode] = _map(fd, size)
+            return self._pages[inode]
+
+    def reuse(self, path: Path, size: int) -> bool:
+        """Make a kept file the file `path`, `size` bytes of anything; False when there is none that fits, or `path` exists."""
+        with self._lock:
+            fitting = {inode: len(self._pages[inode].mapping) for inode in self._kept}
+            fitting = {inode: room for inode, room in fitting.items() if size <= room <= LOSS_MAX * size + SLACK_BYTES}
+            if not fitting:
+                return False
+            inode = min(fitting, key=lambda inode: fitting[inode])
+            try:
+                _resize(self._pages[inode].fd, size)
+                os.link(self._kept[inode], path)  # unlike a rename it never takes the place of another's
+            except OSError:  # no memory for the last page, or somebody else was first
+                return False
+            self._kept.pop(inode).unlink()
+            return True
+
+    def keep(self, path: Path) -> None:
+        """Take a file away; its pages stay here when they can be used again."""
+        with self._lock:
+            self._forget_unlinked()
+            with suppress(FileNotFoundError):
+                if not self._keep(path):
+                    path.unlink()
+
+    def make(self, size: int) -> None:
+        """Keep a new file of `size` bytes, to be the first shard's that arrives. Raises OSError when memory is full."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        path = self._directory / f".{threading.get_native_id()}"
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            pages = self.pages(fd, size)
+            pages.view(0, size).release()
+            pages.touched = True
+            self.keep(path)
+        finally:
+            os.close(fd)
+
+    def has_room(self, size: int) -> bool:
+        """Whether a copy that could as well go to the disk may come here."""
+        with self._lock:
+            self._forget_unlinked()
+            if any(size <= len(self._pages[inode].mapping) <= LOSS_MAX * size + SLACK_BYTES for inode in self._kept):
+                return True
+            stat = os.statvfs(self._directory.parent)
+            whole, free = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
+            used = sum(len(pages.mapping) for pages in self._pages.values())
+            return used + size <= SHARE_MAX * whole and free - size >= FREE_MIN * whole
+
+    def give_back(self) -> None:
+        """To the system, what is kept."""
+        with self._lock:
+            while self._kept:
+                _, path = self._kept.popitem()
+                path.unlink(missing_ok=True)
+            self._forget_unlinked()
+
+    def _keep(self, path: Path) -> bool:
+        """Whether it has gone to the kept ones. Raises FileNotFoundError."""
+        inode = path.stat().st_ino
+        pages = self._pages.get(inode)
+        if pages is None or not pages.touched:
+            return False
+        with path.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False  # somebody reads it: they keep the pages, and nobody else gets them
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._kept[inode] = self._directory / str(inode)
+            path.rename(self._kept[inode])
+        return True
+
+    def _forget_unlinked(self) -> None:
+        """A mapping would keep the memory of a file that has no name any more."""
+        for inode, pages in list(self._pages.items()):
+            if not os.fstat(pages.fd).st_nlink:
+                os.close(pages.fd)
+                del self._pages[inode]  # the mapping goes with the last view of it
+
+
+def _map(fd: int, size: int) -> Pages:
+    other = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)  # the lock is another description's
+    try:
+        room = -(-(size + SLACK_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
+        os.ftruncate(other, room)  # for as long as it takes to map it
+        mapping = mmap.mmap(other, room)
+        os.ftruncate(other, size)
+    except BaseException:
+        os.close(other)
+        raise
+    return Pages(other, mapping)
+
+
+def _resize(fd: int, size: int) -> None:
+    """To exactly `size` bytes, all of them there: a write to a hole of a full file system is an end by SIGBUS."""
+    before = os.fstat(fd).st_size
+    if size > before:
+        os.posix_fallocate(fd, before, size - before)
+    os.ftruncate(fd, size)

@@ -1,0 +1,119 @@
+"""Copies that peers send, each over one connection or several.
+
+A copy goes to memory first, where there is room: it survives its sender from then on, and the sender's image is free again. The
+plan then takes it to the disk like everything else that is newest in memory. Where memory has no room, and for peers that know
+one place only, it goes to the disk at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from holdfast.domain.errors import OutOfSpace, Unavailable
+from holdfast.domain.generations import ShardKey
+from holdfast.replicator.names import label
+from holdfast.replicator.tiers.files import FileTier
+from holdfast.replicator.tiers.incoming import Incoming
+from holdfast.replicator.view import Store
+from holdfast.shards import Manifest
+
+_Name = tuple[str, ShardKey, int]  # job, shard, checksum of the file
+
+
+class Taking:
+    """One copy on its way in. Of the connections that bring it the last one commits it, and the others wait for that."""
+
+    def __init__(self, store: Store, incoming: Incoming) -> None:
+        self.store = store
+        self.incoming = incoming
+        self.over = False  # committed, or a connection has failed
+        self._committed = False
+        self._news = threading.Condition()
+
+    def finish(self, patience_s: float) -> bool:
+        """Called by a connection that has brought its part; returns when the copy is committed: True for the one that did it.
+        Raises Unavailable when another connection has failed, or nothing has come for `patience_s`."""
+        what = label(self.incoming.manifest.key)
+        with self._news:
+            if self.incoming.whole and not self.over:
+                self.incoming.commit()
+                self._committed = self.over = True
+                self._news.notify_all()
+                return True
+            arrived = self.incoming.arrived
+            while not self._news.wait_for(lambda: self.over, patience_s):
+                if self.incoming.arrived == arrived:
+                    raise Unavailable(f"nothing more of {what} has come")
+                arrived = self.incoming.arrived
+            if not self._committed:
+                raise Unavailable(f"another connection that brought {what} has failed")
+            return False
+
+    def fail(self) -> None:
+        with self._news:
+            self.over = True
+            self._news.notify_all()
+
+
+@dataclass(slots=True)
+class _Entry:
+    users: int = 0
+    opening: threading.Lock = field(default_factory=threading.Lock)
+    taking: Taking | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """Thread-safe."""
+
+    memory: FileTier
+    disk: FileTier
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _entries: dict[_Name, _Entry] = field(default_factory=dict)
+
+    def held(self, job: str, manifest: Manifest) -> Store | None:
+        """Where this very copy is already, the disk before memory."""
+        places = ((Store.DISK, self.disk), (Store.STAGED, self.memory))
+        return next((store for store, tier in places if tier.has(job, manifest)), None)
+
+    @contextmanager
+    def taking(self, job: str, manifest: Manifest, *, memory: bool) -> Iterator[Taking]:
+        """The copy that this connection and others like it bring. Raises Conflict when it is arriving in another way,
+        OutOfSpace, IntegrityError for a manifest that contradicts itself."""
+        name = (job, manifest.key, manifest.crc32c)
+        with self._lock:
+            entry = self._entries.setdefault(name, _Entry())
+            entry.users += 1
+        try:
+            with (
+                entry.opening
+            ):  # what an earlier transfer has left is verified first: the other connections wait for it
+                if entry.taking is None:
+                    entry.taking = self._open(job, manifest, memory=memory)
+            try:
+                yield entry.taking
+            except BaseException:
+                entry.taking.fail()
+                raise
+        finally:
+            self._leave(name, entry)
+
+    def _open(self, job: str, manifest: Manifest, *, memory: bool) -> Taking:
+        if memory and self.memory.has_room(manifest.size):
+            try:
+                return Taking(Store.STAGED, self.memory.incoming(job, manifest))
+            except OutOfSpace:
+                pass  # somebody else was faster: the disk will do
+        return Taking(Store.DISK, self.disk.incoming(job, manifest))
+
+    def _leave(self, name: _Name, entry: _Entry) -> None:
+        with self._lock:
+            entry.users -= 1
+            if self._entries.get(name) is entry and (not entry.users or (entry.taking and entry.taking.over)):
+                del self._entries[name]  # who comes now begins anew
+            last = not entry.users
+        if last and entry.taking is not None:
+            entry.taking.incoming.close()
