@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from holdfast.domain.generations import Placement
 from holdfast.domain.job import JobSpec
@@ -28,6 +28,13 @@ class Spare:
     node: str
     zone: str = ""
     faults_per_day: float = 0.0
+    repute: float = field(
+        init=False
+    )  # rates are estimates: only factors of two count, or it would be who is known longer
+
+    def __post_init__(self) -> None:
+        rate = self.faults_per_day
+        object.__setattr__(self, "repute", round(math.log2(rate)) if rate > 0 else -math.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +153,7 @@ def _fill(groups: list[_Group], pool: dict[str, Spare], request: Request) -> lis
             lost = before.get(slot, "")
             lost = lost if lost in request.out else ""
             zone = zones.get(lost) or next((zones[n] for n in group if n is not None and zones.get(n)), "")
-            chosen = min(
-                pool.values(), key=lambda spare: (_repute(spare), bool(zone) and spare.zone != zone, spare.node)
-            )
+            chosen = _best(pool, zone)
             del pool[chosen.node]
             group[index] = chosen.node
             why = f"in the same failure domain {zone}" if zone and chosen.zone == zone else "free"
@@ -156,9 +161,12 @@ def _fill(groups: list[_Group], pool: dict[str, Spare], request: Request) -> lis
     return moves
 
 
-def _repute(spare: Spare) -> float:
-    """Rates are estimates: only factors of two count, or two nodes that never failed would differ by how long each is known."""
-    return round(math.log2(spare.faults_per_day)) if spare.faults_per_day > 0 else -math.inf
+def _best(pool: Mapping[str, Spare], zone: str) -> Spare:
+    """Of the spares that are to be expected to fail least often one of `zone`, where that is known; then the first by name."""
+    least = min(spare.repute for spare in pool.values())
+    equal = [name for name, spare in pool.items() if spare.repute == least]
+    near = [name for name in equal if pool[name].zone == zone] if zone else equal
+    return pool[min(near or equal)]
 
 
 def _placements(nodes: Sequence[str], world_size: int, width: int) -> tuple[Placement, ...]:

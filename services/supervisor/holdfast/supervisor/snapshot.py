@@ -25,6 +25,11 @@ _TABLES = {
 WHOLE = ""  # the one part of a snapshot that an earlier version wrote
 
 
+def prepare() -> None:
+    """What writing and reading the first snapshot would have to do before it."""
+    records.prepare(*(_TABLES.get(name, _HINTS[name]) for name in _FIELDS))
+
+
 def changes(before: State | None, after: State) -> dict[str, bytes | None]:
     """Parts to write, None = to remove, so that a snapshot of `before` becomes one of `after`. None before: every part."""
     return dict(_changes(before, after))
@@ -39,13 +44,15 @@ def _changes(before: State | None, after: State) -> Iterator[tuple[str, bytes | 
             if before is None or old != new:
                 yield name, records.dumps(new, _HINTS[name])
             continue
-        kind, old = _TABLES[name], old or {}
+        kind, old, added = _TABLES[name], old or {}, 0
         for key, value in new.items():
             if old.get(key) is not value:
+                added += key not in old
                 yield f"{name}/{key}", records.dumps(value, kind)
-        for key in old:
-            if key not in new:
-                yield f"{name}/{key}", None
+        if len(old) + added > len(new):
+            for key in old:
+                if key not in new:
+                    yield f"{name}/{key}", None
 
 
 def load(parts: Mapping[str, bytes]) -> State:

@@ -6,6 +6,7 @@ window has passed, or when the nodes it doubted prove to have been gone; open in
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from holdfast.supervisor.core.index import By
@@ -13,6 +14,7 @@ from holdfast.supervisor.core.state import Breaker
 from holdfast.supervisor.core.turn import Turn
 
 TIMER = "breaker"
+_NAMES_MAX = 16  # in its reason, which is given again with everything that is held
 
 
 def is_open(turn: Turn) -> bool:
@@ -22,13 +24,22 @@ def is_open(turn: Turn) -> bool:
 def count_condemned(turn: Turn, node: str) -> None:
     """`node` was lost or condemned by a finding."""
     breaker = _recent(turn)
-    condemned = (*((at, name) for at, name in breaker.condemned if name != node), (turn.at, node))
-    turn.set(breaker=replace(breaker, condemned=condemned))
-    if is_open(turn):
-        return
-    fleet, limit = _fleet_and_limit(turn)
+    condemned = (*breaker.condemned, (turn.at, node))
+    # Looked through only when it may matter: thousands may stand there, and each of them is counted.
+    may_open = not is_open(turn) and len(condemned) > _limit(turn, turn.count(By.CONNECTED))
+    turn.set(breaker=replace(breaker, condemned=_each_once(condemned) if may_open else condemned))
+    if may_open:
+        _doubt(turn)
+
+
+def _doubt(turn: Turn) -> None:
+    """Open if more nodes are condemned than can be true."""
+    condemned = turn.breaker.condemned
+    fleet = turn.count(By.CONNECTED) + _away(turn)
+    limit = _limit(turn, fleet)
     if len(condemned) > limit:
-        names = ", ".join(sorted(name for _, name in condemned))
+        names = ", ".join(sorted(name for _, name in condemned)[:_NAMES_MAX])
+        names += f" and {len(condemned) - _NAMES_MAX} more" if len(condemned) > _NAMES_MAX else ""
         reason = (
             f"{len(condemned)} of {fleet} nodes condemned within {turn.config.breaker_window_s:.0f} s ({names}); "
             f"more than {limit} at once is more likely a fault of the network or of the supervisor's view"
@@ -39,9 +50,9 @@ def count_condemned(turn: Turn, node: str) -> None:
 def count_reborn(turn: Turn, node: str) -> None:
     """The agent of `node` started again: it really was gone, so its loss casts no doubt on our view."""
     breaker = _recent(turn)
-    condemned = tuple(item for item in breaker.condemned if item[1] != node)
+    condemned = tuple(item for item in _each_once(breaker.condemned) if item[1] != node)
     turn.set(breaker=replace(breaker, condemned=condemned))
-    _, limit = _fleet_and_limit(turn)
+    limit = _limit(turn, turn.count(By.CONNECTED) + _away(turn))
     if is_open(turn) and breaker.doubts_view and len(condemned) <= limit:
         close(turn, f"{node} started again, so what was seen of it was right", counts=turn.breaker)
 
@@ -67,20 +78,32 @@ def close(turn: Turn, why: str, *, counts: Breaker | None = None) -> None:
 
 
 def _recent(turn: Turn) -> Breaker:
+    """Without what has left the window. In a storm nothing has: then nothing is looked through, for thousands stand there."""
     since = turn.at - turn.config.breaker_window_s
     breaker = turn.breaker
-    return replace(
-        breaker,
-        condemned=tuple(item for item in breaker.condemned if item[0] > since),
-        changes=tuple(at for at in breaker.changes if at > since),
-    )
+    condemned, changes = breaker.condemned, breaker.changes
+    if condemned and condemned[0][0] <= since:
+        condemned = tuple(item for item in condemned if item[0] > since)
+    if changes and changes[0] <= since:
+        changes = tuple(at for at in changes if at > since)
+    return replace(breaker, condemned=condemned, changes=changes)
 
 
-def _fleet_and_limit(turn: Turn) -> tuple[int, int]:
-    """How many nodes there are, and how many of them may be condemned within the window."""
-    away = [name for _, name in turn.breaker.condemned if name not in turn.nodes or not turn.nodes[name].connected]
-    fleet = turn.count(By.CONNECTED) + len(away)
-    return fleet, max(turn.config.condemned_min, int(turn.config.condemned_fraction_max * fleet))
+def _each_once(condemned: Sequence[tuple[float, str]]) -> tuple[tuple[float, str], ...]:
+    """The newest time of each node."""
+    newest = {name: at for at, name in condemned}
+    return tuple(sorted((at, name) for name, at in newest.items()))
+
+
+def _away(turn: Turn) -> int:
+    """Condemned nodes without a session: they belong to the fleet as well."""
+    nodes = turn.nodes
+    return sum(name not in nodes or not nodes[name].connected for _, name in turn.breaker.condemned)
+
+
+def _limit(turn: Turn, fleet: int) -> int:
+    """How many of so many nodes may be condemned within the window."""
+    return max(turn.config.condemned_min, int(turn.config.condemned_fraction_max * fleet))
 
 
 def _open(turn: Turn, reason: str, *, doubts_view: bool) -> None:

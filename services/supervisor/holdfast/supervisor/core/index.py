@@ -29,7 +29,7 @@ class By(IntEnum):
     CONDEMNED = 5  # nodes with a session, out of service
     QUARANTINED = 6  # nodes
     GONE = 7  # nodes that are lost
-    SILENT = 8  # nodes with a session that have not said what they hold
+    SILENT = 8  # nodes with a session and a replicator that have not said what they hold
     HOLDS = 9  # job → nodes that may have workers of it
     KEEPS = 10  # job → nodes that have shards of it
     HUNGRY = 11  # unfinished jobs that might do better with other nodes, or cannot run now
@@ -40,12 +40,16 @@ class By(IntEnum):
     ORDER_FOR = 16  # node → its unanswered orders
     ORDER_ABOUT = 17  # job → unanswered orders about it
     FINISHED = 18  # jobs
+    DEFERRED = 19  # unfinished jobs that wait for news of what was saved
 
 
 V = TypeVar("V")
 Entry = tuple[By, str, str]  # (what, key, member)
 Group = Mapping[str, None]  # a set that remembers the order of arrival; copied at the speed of a dictionary
 _EMPTY: Group = {}
+# What was made of a node, by its name: (what it depended on, the result). Whoever reads it compares the former, so that all
+# states that follow each other can share it; it is no part of what an index says.
+Memo = dict[str, tuple[tuple[object, ...], Any]]
 
 
 Owned = dict[int, dict[Any, Any]]  # tables that nobody else has seen yet, by identity
@@ -63,10 +67,11 @@ def own_copy(table: Mapping[str, V], owned: Owned) -> dict[str, V]:
 class Index:
     """Read by `get`; a `Draft` makes the next one."""
 
-    __slots__ = ("groups",)
+    __slots__ = ("groups", "memo")
 
-    def __init__(self, groups: tuple[Mapping[str, Group], ...]) -> None:
+    def __init__(self, groups: tuple[Mapping[str, Group], ...], memo: Memo | None = None) -> None:
         self.groups = groups
+        self.memo: Memo = {} if memo is None else memo
 
     @classmethod
     def of(cls, state: State) -> Index:
@@ -90,7 +95,7 @@ class Index:
 class Draft:
     """An index in the making: groups are copied when they are first written to."""
 
-    __slots__ = ("_base", "_groups", "_own", "_owned", "pool_changed", "version")
+    __slots__ = ("_base", "_groups", "_own", "_owned", "all_told", "pool_changed", "version")
 
     def __init__(self, base: Index, owned: Owned | None = None) -> None:
         self._base = base
@@ -98,16 +103,21 @@ class Draft:
         self._groups: dict[By, dict[str, Group]] = {}
         self._own: dict[tuple[By, str], dict[str, None]] = {}
         self.pool_changed = False  # which nodes are free, or what they can be used for
+        self.all_told = False  # the last node that had not said what it holds has said so, or has gone
         self.version = 0  # grows with every change of nodes or jobs that matters here
 
     def get(self, what: By, key: str = "") -> Group:
         table = self._groups.get(what)
         return (self._base.groups[what] if table is None else table).get(key, _EMPTY)
 
+    @property
+    def memo(self) -> Memo:
+        return self._base.memo
+
     def finish(self) -> Index:
         if not self._groups:
             return self._base
-        return Index(tuple(self._groups.get(what, self._base.groups[what]) for what in By))
+        return Index(tuple(self._groups.get(what, self._base.groups[what]) for what in By), self._base.memo)
 
     # ------------------------------------------------------------ what is written
 
@@ -115,10 +125,16 @@ class Draft:
         if old is not None and new is not None and not _node_differs(old, new):
             return
         name = new.name if new is not None else old.name if old is not None else ""
+        if new is None:
+            self.memo.pop(name, None)
+        free, silent = name in self.get(By.FREE), name in self.get(By.SILENT)
         self._move(_of_node(old), _of_node(new))
         self._set_free(name)
-        # A node whose facts, stock or state changed may be used otherwise than before: who waits for nodes looks again.
-        self.pool_changed = True
+        # Others than the jobs that have a claim on it can use a node only while it is free, or released for them.
+        if free or name in self.get(By.FREE) or name in self.get(By.QUARANTINED):
+            self.pool_changed = True
+        if silent and not self.get(By.SILENT):
+            self.all_told = True
         self.version += 1
 
     def job(self, old: Job | None, new: Job | None) -> None:
@@ -195,7 +211,7 @@ def _of_node(node: Node | None) -> set[Entry]:
     if node.connected:
         entries.add((By.CONNECTED, "", name))
         entries.add((By.AVAILABLE if node.usable else By.CONDEMNED, "", name))
-        if not node.inventoried:
+        if not node.inventoried and node.facts.replicator_endpoint:
             entries.add((By.SILENT, "", name))
     if node.quarantined:
         entries.add((By.QUARANTINED, "", name))
@@ -212,6 +228,7 @@ def _job_differs(old: Job, new: Job) -> bool:
         or old.stopping is not new.stopping
         or old.target_dp != new.target_dp
         or old.stays is not new.stays
+        or old.blocked is not new.blocked
     )
 
 
@@ -232,6 +249,8 @@ def _of_job(job: Job | None) -> set[Entry]:
         or job.stays
     ):
         entries.add((By.HUNGRY, "", name))
+    if job.blocked is not None and job.blocked.until:
+        entries.add((By.DEFERRED, "", name))
     if job.stopping is not None:
         entries |= {(By.CONCERN, node, name) for node in job.stopping.waiting.values()}
     return entries

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import replace
+from operator import is_
 from typing import Any, TypeVar
 
 from holdfast.domain import tracing
@@ -49,7 +50,7 @@ class Turn:
         self._index = Draft(state.index or Index.of(state), self._owned)
         self._touched: set[str] = set()  # jobs that this event may have changed something for
         self._everything = False
-        self._pooled: dict[Hashable, Any] = {}
+        self._pooled: dict[Hashable, tuple[tuple[object, ...], Any]] = {}
         self._pooled_version = 0
 
     def finish(self) -> tuple[State, tuple[Command, ...]]:
@@ -118,7 +119,8 @@ class Turn:
 
     def in_order(self, names: Iterable[str]) -> list[Job]:
         """These jobs as submitted: the older one gets the spare."""
-        return sorted((self.jobs[name] for name in names), key=lambda job: (job.submitted_at, job.name))
+        jobs = self.jobs
+        return sorted((jobs[name] for name in names), key=lambda job: (job.submitted_at, job.name))
 
     def orders(self, *, node: str = "", job: str = "") -> list[Send]:
         """Unanswered orders for a node, or about a job, or both; oldest first."""
@@ -128,14 +130,26 @@ class Turn:
             known = [each for each in known if each in about] if node else about
         return sorted((self.outbox[each] for each in known), key=lambda send: (len(send.command_id), send.command_id))
 
-    def pooled(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What follows from nodes and jobs as they are, made once until one of them changes: a decision asks many times."""
+    def pooled(self, key: Hashable, make: Callable[[], T], *of: object) -> T:
+        """What follows from nodes and jobs as they are, made once until one of them changes: a decision asks many times.
+
+        `of`: other values that it follows from; made anew when one of them is another object.
+        """
         if self._pooled_version != self._index.version:
             self._pooled_version = self._index.version
             self._pooled.clear()
-        if key not in self._pooled:
-            self._pooled[key] = make()
-        value: T = self._pooled[key]
+        known = self._pooled.get(key)
+        if known is None or not all(map(is_, known[0], of)):
+            known = self._pooled[key] = (of, make())
+        value: T = known[1]
+        return value
+
+    def remembered(self, node: Node, make: Callable[[], T], *of: Hashable) -> T:
+        """What follows from `node` and `of`: made anew when it has changed, and remembered beyond this event."""
+        known = self._index.memo.get(node.name)
+        if known is None or known[0][0] is not node or known[0][1:] != of:
+            known = self._index.memo[node.name] = ((node, *of), make())
+        value: T = known[1]
         return value
 
     # ------------------------------------------------------------ what to look at again
@@ -152,11 +166,16 @@ class Turn:
 
         A job at rest is not looked at because another one is busy: at 12,500 nodes that alone would cost more than all else.
         """
-        names = set(self.jobs) if self._everything else self._touched
+        jobs, names = self.jobs, self._touched
+        if self._everything:
+            names = set(jobs)
         if self._index.pool_changed:
             names = names | self._index.get(By.HUNGRY).keys()
-        self._touched, self._everything, self._index.pool_changed = set(), False, False
-        known = (each for each in names if each in self.jobs and not self.jobs[each].phase.finished)
+        if self._index.all_told:
+            names = names | self._index.get(By.DEFERRED).keys()
+        self._touched, self._everything = set(), False
+        self._index.pool_changed = self._index.all_told = False
+        known = (each for each in names if each in jobs and not jobs[each].phase.finished)
         return [job.name for job in self.in_order(known)]
 
     # ------------------------------------------------------------ nodes and jobs

@@ -50,7 +50,7 @@ def repaired(turn: Turn, event: NodeRepaired) -> None:
 def poke(turn: Turn) -> None:
     """Look at every job that the event may have made something possible for, and at those that this makes possible again."""
     closed = not breaker.is_open(turn)
-    if closed:
+    if closed and turn.count(By.UNDECIDED) != len(turn.questions):  # only what is undecided is asked
         asked = set(turn.questions)
         for incident in turn.found(By.UNDECIDED):
             if incident not in asked:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
+
 from holdfast.domain.errors import Conflict, NotFound
 from holdfast.domain.incidents import Action, ActionKind, Incident
 from holdfast.domain.job import JobSpec
@@ -14,6 +17,7 @@ from holdfast.supervisor.offenders import rate_per_day
 from holdfast.supervisor.planner import Plan, Request, Spare, Unplannable, plan
 
 RECENT_MAX = 20
+_HOUR_S = 3600.0  # how often a spare is to be expected to fail is told by the hour: it changes over weeks
 
 
 def check_submission(state: State, spec: JobSpec) -> None:
@@ -32,17 +36,33 @@ def view(state: State, job_name: str, at: float) -> JobView:
 
 def spares_for(turn: Turn, job: Job) -> tuple[Spare, ...]:
     """Free nodes that could take ranks of `job` now: connected, in service, without another job's workers."""
+    pool = turn.pooled(("pool", job.spec.nproc_per_node), lambda: _pool(turn, job.spec.nproc_per_node))
     members = job.generation.nodes if job.generation else ()
     excluded = job.change.excluded if job.change else ()
-    return turn.pooled(("spares", job.name, members, excluded), lambda: _spares(turn, job, {*members, *excluded}))
+    out = pool.names.intersection((*members, *excluded))
+    out |= {name for name in pool.held if any(holder != job.name for holder in turn.nodes[name].holds)}
+    return tuple(spare for spare in pool.spares if spare.node not in out) if out else pool.spares
 
 
-def _spares(turn: Turn, job: Job, out: set[str]) -> tuple[Spare, ...]:
-    return tuple(
-        Spare(node.name, node.facts.zone, faults_per_day(turn, node))
-        for node in map(turn.nodes.__getitem__, turn.found(By.FREE))
-        if node.name not in out and _fits(node, job)
-    )
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """Free nodes with room for so many workers: what is the same for all jobs is looked at once."""
+
+    spares: tuple[Spare, ...]  # by name
+    names: frozenset[str]
+    held: tuple[str, ...]  # of them, those that may have workers of some job
+
+
+def _pool(turn: Turn, nproc: int) -> _Pool:
+    nodes, hour = turn.nodes, turn.at // _HOUR_S
+    able = [node for name in turn.found(By.FREE) if _is_able(node := nodes[name], nproc)]
+    spares = tuple(turn.remembered(node, partial(_spare, turn, node, hour * _HOUR_S), hour) for node in able)
+    return _Pool(spares, frozenset(node.name for node in able), tuple(node.name for node in able if node.holds))
+
+
+def _spare(turn: Turn, node: Node, at: float) -> Spare:
+    rate = rate_per_day(node.faults, node.known_since, at, turn.config.offenders)
+    return Spare(node.name, node.facts.zone, rate)
 
 
 def faults_per_day(turn: Turn, node: Node) -> float:
@@ -56,12 +76,13 @@ def _claimed_by_others(turn: Turn, job: Job) -> frozenset[str]:
     return frozenset(node for node in members if any(name != job.name for name in turn.found(By.CLAIM, node)))
 
 
-def _fits(node: Node, job: Job) -> bool:
-    if node.facts.capacity < job.spec.nproc_per_node:
+def _is_able(node: Node, nproc: int) -> bool:
+    """Asked of every spare for every plan: what most of them do not have is looked at where it is there."""
+    if node.facts.capacity < nproc:
         return False
-    if node.unfit or node.untested or node.notice is not None:
+    if node.preflight is not None and (node.unfit or node.untested):
         return False
-    return all(holder == job.name for holder in node.holds)
+    return not node.notices or node.notice is None
 
 
 def options(turn: Turn, job: Job) -> tuple[str, ...]:
@@ -90,6 +111,11 @@ def unusable_members(turn: Turn, job: Job) -> tuple[str, ...]:
 
 def reachable(turn: Turn, job: Job, dp: int, dp_min: int, out: frozenset[str] = frozenset()) -> Plan | Unplannable:
     """The plan for `dp` replicas (fewer, down to `dp_min`, when that is what today's nodes can run)."""
+    key = ("reachable", job.name, dp, dp_min, out)
+    return turn.pooled(key, lambda: _reachable(turn, job, dp, dp_min, out), job)
+
+
+def _reachable(turn: Turn, job: Job, dp: int, dp_min: int, out: frozenset[str]) -> Plan | Unplannable:
     generation = job.generation
     members = [turn.nodes[node] for node in (generation.nodes if generation else ()) if node in turn.nodes]
     request = Request(
@@ -141,6 +167,10 @@ def _notices(turn: Turn, job: Job) -> dict[str, Notice]:
 
 
 def job_view(turn: Turn, job: Job) -> JobView:
+    return turn.pooled(("view", job.name), lambda: _job_view(turn, job), job, turn.closed)
+
+
+def _job_view(turn: Turn, job: Job) -> JobView:
     mesh = job.generation.mesh if job.generation else job.spec.mesh
     best = reachable(turn, job, max(job.target_dp, job.spec.min_dp), job.spec.min_dp)
     return JobView(
