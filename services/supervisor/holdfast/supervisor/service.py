@@ -18,19 +18,23 @@ from holdfast.runtime import telemetry
 from holdfast.runtime.grpc_server import listen
 from holdfast.runtime.ready import announce
 from holdfast.runtime.service import guarded
+from holdfast.supervisor import snapshot
 from holdfast.supervisor.api.app import build
 from holdfast.supervisor.api.backend import Backend, Identity
 from holdfast.supervisor.api.server import bind, serving, url_of
 from holdfast.supervisor.control import SERVICE, ControlServicer
 from holdfast.supervisor.follower import Follower
 from holdfast.supervisor.history_sqlite import SqliteHistory
+from holdfast.supervisor.inbox import InboxEvent
 from holdfast.supervisor.leader import Leader
 from holdfast.supervisor.meters import Meters
 from holdfast.supervisor.picture import Progress, Viewer
 from holdfast.supervisor.policy_runner import PolicyRunner
+from holdfast.supervisor.published import Published
 from holdfast.supervisor.settings import SupervisorSettings
 from holdfast.supervisor.term import LeaseTimes
 from holdfast.v1.control_pb2_grpc import add_ControlServicer_to_server
+from holdfast.wire import records
 
 PICTURE_POLL_S = 0.01
 HISTORY_TIMEOUT_S = 10.0  # a supervisor that is this far behind leads all the same
@@ -53,6 +57,8 @@ async def serve(settings: SupervisorSettings) -> None:
 
 async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: LeaseTimes | None = None) -> None:
     """Run on any event log until cancelled."""
+    snapshot.prepare()
+    records.prepare(Published, InboxEvent)
     async with AsyncExitStack() as stack:
         listener = stack.enter_context(bind(settings.api_listen))
         api_url = settings.api_url or url_of(listener)
