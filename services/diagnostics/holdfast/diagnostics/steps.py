@@ -15,7 +15,7 @@ from typing import TypeVar
 from holdfast.domain.findings import StepRecord
 from holdfast.domain.signals import GenerationStarted, StepColumns
 
-_GENERATIONS_MAX = 1024
+_GENERATIONS_MAX = 4096
 _OPEN_STEPS_MAX = 256  # per generation; ranks are never this far apart
 
 Key = tuple[str, int]  # (job, generation)

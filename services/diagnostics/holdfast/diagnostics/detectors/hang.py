@@ -42,7 +42,7 @@ from holdfast.domain.signals import (
     WorkerExited,
 )
 
-_GENERATIONS_MAX = 1024
+_GENERATIONS_MAX = 4096
 _HISTORY = 200  # steps
 _HISTORY_MIN = 3  # fewer say nothing of the rhythm: the first steps of a job initialise and compile
 _REPORTS_LAG_S = 2.0  # steps that finished before a crash may be reported this much after it

@@ -223,11 +223,13 @@ class Liveness:
 
     def _mass(self, state: LivenessState, doubt: _Doubt) -> list[str]:
         """The nodes that went together with this one, when they are too many to have failed each by itself."""
+        bar = self.mass_fraction * (len(state.connected) + len(state.doubts))
+        if len(state.doubts) < self.mass_nodes_min or len(state.doubts) <= bar:
+            return []  # not even all of them: in a storm this is asked of each of thousands
         together = [
             name for name, other in sorted(state.doubts.items()) if abs(other.began - doubt.began) <= self.mass_window_s
         ]
-        seen = len(state.connected) + len(state.doubts)
-        return together if len(together) >= self.mass_nodes_min and len(together) > self.mass_fraction * seen else []
+        return together if len(together) >= self.mass_nodes_min and len(together) > bar else []
 
     def _suspend(self, state: LivenessState, names: list[str], now: float) -> Finding:
         doubts = [state.doubts[name] for name in names]

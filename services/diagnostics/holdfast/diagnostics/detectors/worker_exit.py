@@ -24,8 +24,8 @@ from holdfast.diagnostics.detectors.protocol import JobBegan, Observed
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity, StepRecord
 from holdfast.domain.signals import ClockTick, GenerationStarted, GenerationStopped, WorkerExited
 
-_GENERATIONS_MAX = 1024  # remembered, over all jobs; the oldest is forgotten first
-_JOBS_MAX = 1024
+_GENERATIONS_MAX = 4096  # remembered, over all jobs; the oldest is forgotten first
+_JOBS_MAX = 4096
 _KEPT_MAX = 4096  # nodes, or jobs
 _FRAMES_MAX = 12  # innermost, in the evidence
 _LOG_LINES_MAX = 10
