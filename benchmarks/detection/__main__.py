@@ -45,12 +45,6 @@ def _bitflips(rng: np.random.Generator) -> Score:
     return bitflips.suite(rng)
 
 
-def _bitflips(rng: np.random.Generator) -> Score:
-    from benchmarks.detection import bitflips  # the others need no torch
-
-    return bitflips.suite(rng)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.detection", description=__doc__.split("\n")[0])
     parser.add_argument("--data", type=Path, default=Path("tests/data"), help="laid out like tests/data")

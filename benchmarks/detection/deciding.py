@@ -20,6 +20,7 @@ from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import NodeFacts, NodeState
 from holdfast.policy import default
 from holdfast.supervisor.core import Job, Node, State, view
+from holdfast.supervisor.core.index import Index
 from holdfast.supervisor.fold import Folder
 from holdfast.supervisor.intake import Input
 from holdfast.supervisor.protocol import (
@@ -50,7 +51,8 @@ def running_fleet(nodes: int, per_job: int, spares: int, at: float) -> State:
         )
         members |= dict.fromkeys(hosts, name)
     names = [*(f"n{i}" for i in range(nodes)), *(f"s{i}" for i in range(spares))]
-    return State(born=at, nodes={name: _node(name, members.get(name, ""), at) for name in names}, jobs=jobs)
+    state = State(born=at, nodes={name: _node(name, members.get(name, ""), at) for name in names}, jobs=jobs)
+    return state.indexed(Index.of(state))
 
 
 def _node(name: str, job: str, at: float) -> Node:
@@ -72,8 +74,11 @@ class Decisions:
     commit_bytes: int = 0
 
 
-def decide(state: State, findings: Sequence[tuple[float, Finding]], gone: Sequence[tuple[float, str]]) -> Decisions:
-    """`findings` as published and `gone` control sessions, each with its time; times in Unix seconds."""
+def decide(
+    state: State, findings: Sequence[tuple[float, Finding]], gone: Sequence[tuple[float, str]], until: float
+) -> Decisions:
+    """`findings` as published and `gone` control sessions, each with its time; times in Unix seconds. Ends at `until` of the
+    monotonic clock with what has been decided by then."""
     count = itertools.count()
     waiting: list[tuple[float, int, NodeGone | bytes]] = [
         *((at, next(count), NodeGone(at, node, "a", 1)) for at, node in gone),
@@ -81,10 +86,10 @@ def decide(state: State, findings: Sequence[tuple[float, Finding]], gone: Sequen
     ]
     heapq.heapify(waiting)
     folder, result = Folder(state, 1, committed=state), Decisions()
-    clock, internal = waiting[0][0], list[Input]()
+    clock, internal = waiting[0][0] if waiting else 0.0, list[Input]()
     of_incident: dict[str, list[str]] = {}  # incident → nodes whose finding it has
     when_decided: dict[str, float] = {}
-    while waiting or internal:
+    while (waiting or internal) and time.monotonic() < until:
         if not internal:
             clock = max(clock, waiting[0][0])
         raw = list[NodeGone | bytes]()

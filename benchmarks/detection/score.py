@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,6 +97,11 @@ class Score:
         if self.rows:
             result["rows"] = {part.suite: part.as_json() for part in self.rows}
         return result
+
+
+def progress(text: str) -> None:
+    """Where a suite that takes long is, beside the table."""
+    print(f"… {text}", file=sys.stderr, flush=True)
 
 
 def delays_of(delays: list[float], unit: str) -> dict[str, Any] | None:
