@@ -37,9 +37,9 @@ class Compose:
         self.project = project
         self._command = (*command(), "--project-name", project, "--file", str(ROOT / "deploy" / "compose.yaml"))
         self._environment = {
-            **environment,
             "COMPOSE_PROFILES": "",
             "OTLP_ENDPOINT": "",
+            **environment,
             "API_PORT": str(ports[0]),
             "STANDBY_API_PORT": str(ports[1]),
         }
@@ -54,7 +54,7 @@ class Compose:
         )
 
     def container(self, service: str) -> str:
-        return self("ps", "-q", service).strip().splitlines()[-1]
+        return self("ps", "--all", "-q", service).strip().splitlines()[-1]
 
     def kill(self, service: str) -> None:
         run("docker", "kill", self.container(service))
@@ -80,7 +80,7 @@ class Compose:
     def keep_logs(self, directory: Path) -> None:
         """Each container's log in a file of its own."""
         directory.mkdir(parents=True, exist_ok=True)
-        for container in self("ps", "-q").split():
+        for container in self("ps", "--all", "-q").split():
             name = run("docker", "inspect", "--format", "{{.Name}}", container).strip().strip("/")
             (directory / f"{name}.log").write_text(run("docker", "logs", container))
 
@@ -102,10 +102,13 @@ class Compose:
         raise problem or AssertionError("no API")
 
     def leader(self) -> str:
-        """The service that leads."""
-        return next(
-            name for name, url in zip(("supervisor-a", "supervisor-b"), self.apis, strict=True) if self._leads(url)
-        )
+        """The service that leads, waited for."""
+
+        def leads() -> str:
+            services = zip(("supervisor-a", "supervisor-b"), self.apis, strict=True)
+            return next((name for name, url in services if self._leads(url)), "")
+
+        return wait_until(leads, description="a leader", timeout_s=TIMEOUT_S, poll_s=POLL_S)
 
     def _leads(self, url: str) -> bool:
         with suppress(HoldfastError), Client(url) as client:
@@ -145,6 +148,17 @@ class Compose:
             lambda view: view["phase"] == "running" and len(view["ranks"]) == 4 and (view["step"] or 0) >= first + more,
         )
 
+    def wait_nodes(self, count: int) -> None:
+        """Wait until so many nodes are there, with ranks or as spares."""
+
+        def there() -> bool:
+            with suppress(HoldfastError):
+                states = [node["state"] for node in self.ask(lambda client: list(client.nodes()))]
+                return sum(state in ("active", "spare") for state in states) >= count
+            return False
+
+        wait_until(there, description=f"{count} nodes", timeout_s=TIMEOUT_S, poll_s=POLL_S)
+
     def wait_incident(self, known: int) -> dict[str, Any]:
         """The first incident after the `known` oldest ones, once it is closed."""
 
@@ -167,15 +181,23 @@ class Compose:
 
     def container_of_rank(self, rank: int) -> str:
         node = next(worker["node"] for worker in self.job()["ranks"] if worker["rank"] == rank)
-        for container in self("ps", "-q").split():
-            if run("docker", "inspect", "--format", "{{.Config.Hostname}}", container).strip() == node:
+        for container in self("ps", "--all", "-q").split():
+            if run("docker", "inspect", "--format", "{{.Config.Hostname}}", container).strip() == node.removeprefix(
+                "spare-"
+            ):
                 return container
         raise AssertionError(f"no container has the hostname {node}")
 
     def workers(self, service: str) -> int:
         """Worker processes that really run on a node: forks of its template."""
-        script = "cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -o holdfast.train.template | wc -l"
+        # The brackets: the shell that asks has this text in its own command line, which must not be counted.
+        script = "cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -o '[h]oldfast.train.template' | wc -l"
         return int(self.inside(service, "sh", "-c", script)) - 1
+
+
+def gateway() -> str:
+    """Where containers reach this machine."""
+    return run("docker", "network", "inspect", "--format", "{{(index .IPAM.Config 0).Gateway}}", "bridge").strip()
 
 
 def project_name() -> str:

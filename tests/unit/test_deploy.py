@@ -51,7 +51,7 @@ def test_what_is_mounted_exists(service: str) -> None:
 
 
 def test_every_variable_is_set_and_every_setting_is_used() -> None:
-    used = set(re.findall(r"(?<!\$)\$\{([A-Z_]+)\}", (DEPLOY / "compose.yaml").read_text()))
+    used = set(re.findall(r"(?<!\$)\$\{([A-Z_]+)(?::\?[^}]*)?\}", (DEPLOY / "compose.yaml").read_text()))
     assert used <= VARIABLES.keys(), "compose.yaml asks for what .env does not set"
     assert VARIABLES.keys() - used == {"COMPOSE_PROFILES"}, ".env sets what nobody reads"
 
