@@ -18,6 +18,7 @@ LATEST_MAX = 20
 COLUMNS = ("id", "kind", "severity", "node", "rank", "at", "verdict")
 # What the lines above the evidence say already.
 _SAID = ("rule", "source", "traceparent")
+_INCIDENT = "i-"  # how the ids of incidents begin; those of findings begin with what they are about
 _LADDER = {
     "watch": "watch",
     "restart_process": "restart the process",
@@ -30,13 +31,14 @@ _LADDER = {
 
 def register(app: typer.Typer) -> None:
     app.command(
-        epilog="Example: [bold]holdfast explain[/] lists the latest findings, [bold]holdfast explain ID[/] explains one.",
+        epilog="Example: [bold]holdfast explain[/] lists the latest findings, [bold]holdfast explain ID[/] explains one, "
+        "or the one behind an incident.",
         rich_help_panel="Look",
     )(explain)
 
 
 def explain(
-    finding: Annotated[str, typer.Argument(help="Finding id, as incidents list it; none: the latest findings.")] = "",
+    finding: Annotated[str, typer.Argument(help="Id of a finding or an incident; none: the latest findings.")] = "",
     job: Annotated[str, typer.Option(help="Of the latest: only this job's.")] = "",
     node: Annotated[str, typer.Option(help="Of the latest: only this node's.")] = "",
     api: Api = "",
@@ -48,17 +50,32 @@ def explain(
             latest = islice(client.findings(job or None, node or None), LATEST_MAX)
             show_list(latest, COLUMNS, as_json, "nothing has been found yet")
             return
-        found = client.finding(finding)
-        if as_json:
-            show_one(found, as_json=True)
-            return
-        incident = client.incident(found["incident"]) if found["incident"] else None
+        found, incident = look_up(client, finding)
+    if as_json:
+        show_one(found or incident or {}, as_json=True)
+        return
     for line in story(found, incident):
         console.print(line, soft_wrap=True)
 
 
-def story(finding: dict[str, Any], incident: dict[str, Any] | None) -> Iterator[Text]:
+def look_up(client: Client, an_id: str) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """The finding of this id and its incident; of an incident's id the finding that it began with, if it began with one."""
+    if an_id.startswith(_INCIDENT):
+        incident = client.incident(an_id)
+        return (client.finding(incident["findings"][0]) if incident["findings"] else None), incident
+    found = client.finding(an_id)
+    return found, client.incident(found["incident"]) if found["incident"] else None
+
+
+def story(finding: dict[str, Any] | None, incident: dict[str, Any] | None) -> Iterator[Text]:
     """The lines of an explanation: the finding first, then why, then what to do, then what was done."""
+    if finding is not None:
+        yield from _finding(finding)
+    if incident is not None:
+        yield from _incident(incident)
+
+
+def _finding(finding: dict[str, Any]) -> Iterator[Text]:
     yield markup(f"[bold]{escape(finding['summary'])}[/]")
     yield _line("finding", f"{finding['id']}, {finding['kind']}, {finding['severity']}, {_confidence(finding)}")
     yield _line("where", _where(finding))
@@ -76,8 +93,6 @@ def story(finding: dict[str, Any], incident: dict[str, Any] | None) -> Iterator[
     yield _line("to do", finding["advice"])
     yield _line("worth acting on", f"until {_moment(finding['at'] + finding['ttl_s'])} ({finding['ttl_s']:g} s)")
     yield _line("verdict", f"{finding['verdict']}, at {_moment(finding['judged_at'])}")
-    if incident is not None:
-        yield from _incident(incident)
 
 
 def _incident(incident: dict[str, Any]) -> Iterator[Text]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.cli.explain import story
+import httpx
+
+from holdfast.cli.client import Client
+from holdfast.cli.explain import look_up, story
 
 FINDING: dict[str, Any] = {
     "id": "worker:gpt:1:2:1000.000",
@@ -65,3 +68,18 @@ def test_it_says_why_and_what_was_done() -> None:
 def test_a_warning_has_no_incident_and_an_undecided_one_says_so() -> None:
     assert "action" not in told({**FINDING, "incident": "", "ladder": []}, None)
     assert "none has been decided" in told(FINDING, {**INCIDENT, "action": None})
+
+
+def test_an_incident_is_explained_by_the_finding_that_it_began_with() -> None:
+    planned = {**INCIDENT, "id": "i-2", "findings": []}
+    known = {
+        "/v1/incidents/i-1": {**INCIDENT, "findings": [FINDING["id"], "worker:gpt:1:3:1000.100"]},
+        "/v1/incidents/i-2": planned,
+        f"/v1/findings/{FINDING['id']}": FINDING,
+    }
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, json=known[request.url.path]))
+    with Client("http://holdfast", transport=transport) as client:
+        assert look_up(client, "i-1") == (FINDING, known["/v1/incidents/i-1"])
+        assert look_up(client, FINDING["id"]) == (FINDING, known["/v1/incidents/i-1"])
+        assert look_up(client, "i-2") == (None, planned)
+    assert "rank 2 died" in "\n".join(line.plain for line in story(None, planned))
