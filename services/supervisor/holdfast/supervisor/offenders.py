@@ -118,9 +118,10 @@ def score(faults: Sequence[Fault], now: float, rules: Rules) -> float:
 
 def rate_per_day(faults: Sequence[Fault], known_since: float, now: float, rules: Rules) -> float:
     """Expected faults a day: (prior + counted) ÷ (prior time + time watched), the posterior mean of Gamma and Poisson."""
-    counted = (
-        sum(fault.weight for fault in faults if not fault.shared and now - fault.at <= rules.window_s) if faults else 0
-    )
+    counted = 0.0
+    for fault in faults:
+        if not fault.shared and now - fault.at <= rules.window_s:
+            counted += fault.weight
     watched_s = min(max(0.0, now - known_since), rules.window_s)
     return (rules.prior_faults + counted) / (rules.prior_s + watched_s) * DAY_S
 

@@ -23,14 +23,16 @@ from holdfast.domain.mesh import Mesh
 
 @dataclass(frozen=True, slots=True)
 class Spare:
-    """A free node. The one that is to be expected to fail least often is taken first."""
+    """A free node. The one that is to be expected to fail least often is taken first.
+
+    Rates are estimates: only factors of two count (`repute`), or two nodes that never failed would differ by how long each
+    is known.
+    """
 
     node: str
     zone: str = ""
     faults_per_day: float = 0.0
-    repute: float = field(
-        init=False
-    )  # rates are estimates: only factors of two count, or it would be who is known longer
+    repute: float = field(init=False)
 
     def __post_init__(self) -> None:
         rate = self.faults_per_day
