@@ -12,7 +12,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from holdfast.cli.main import app
+from holdfast.cli.main import application
 from holdfast.supervisor.policy_script import try_script
 from holdfast.wire.jobfile import load_job
 
@@ -54,7 +54,7 @@ def test_there_is_something_to_test() -> None:
 def test_a_command_parses(line: str) -> None:
     """Up to the point where it would do something."""
     arguments = shlex.split(line, comments=True)[1:]
-    command = get_command(app)
+    command = get_command(application())
     context = command.make_context("holdfast", list(arguments))
     while getattr(command, "commands", None):
         name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])  # type: ignore[attr-defined]
@@ -67,13 +67,13 @@ def test_a_command_parses(line: str) -> None:
 def test_a_command_in_the_text_exists(names: str, sub: str) -> None:
     for name in names.split("|"):
         path = [name, *([sub] if sub in _subcommands(name) else [])]
-        result = CliRunner().invoke(app, [*path, "--help"])
+        result = CliRunner().invoke(application(), [*path, "--help"])
         assert result.exit_code == 0, result.output
     assert not sub or sub in _subcommands(name) or not _subcommands(name), f"holdfast {name} has no {sub}"
 
 
 def _subcommands(name: str) -> dict[str, object]:
-    root = get_command(app)
+    root = get_command(application())
     return dict(getattr(root.commands[name], "commands", {})) if name in root.commands else {}  # type: ignore[attr-defined]
 
 

@@ -7,7 +7,7 @@ import typer
 from typer.testing import CliRunner
 
 from holdfast.cli.durations import seconds
-from holdfast.cli.main import app
+from holdfast.cli.main import application
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,6 @@ def test_what_is_none(text: str) -> None:
 
 
 def test_a_grace_that_is_none_is_refused_before_anything_is_asked() -> None:
-    result = CliRunner().invoke(app, ["jobs", "checkpoint", "llm", "--grace", "soon"])
+    result = CliRunner().invoke(application(), ["jobs", "checkpoint", "llm", "--grace", "soon"])
     assert result.exit_code == 2
     assert "is not a duration" in result.output

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from holdfast.cli import run as run_module
 from holdfast.cli import torchrun
 from holdfast.cli.log_tail import ALL_RANKS
-from holdfast.cli.main import app
+from holdfast.cli.main import application
 from holdfast.domain.errors import HoldfastError, InvalidSpec
 from holdfast.domain.job import JobSpec
 
@@ -46,7 +46,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Recorder:
 
 def typed(*arguments: str) -> None:
     """As typed after `holdfast run`. Raises what the command raises."""
-    result = CliRunner().invoke(app, ["run", "--local", *arguments])
+    result = CliRunner().invoke(application(), ["run", "--local", *arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output

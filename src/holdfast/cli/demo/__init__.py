@@ -35,9 +35,9 @@ def demo(
         bool, typer.Option("--keep", help="Leave everything running until Ctrl-C at the end.")
     ] = False,
 ) -> None:
-    """Train a GPT with data parallel 3 × pipeline parallel 3 on ten local nodes, and inject six real faults.
+    """Train a GPT with data parallel 3 × pipeline parallel 3 on ten local nodes, and inject seven real faults.
 
-    A crash, a lost node, a hang, a GPU error without a spare, the repair, and a user's bug: each is made for real.
+    A crash, a lost node, a hang, a GPU error without a spare, the repair, both nodes of a shard, and a bug: each is real.
 
     That the right culprit and remediation are found is checked. Takes a few minutes; Ctrl-C leaves nothing behind.
     """
