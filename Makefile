@@ -3,8 +3,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 PROTO_VENV ?= .venv-proto
-# JOBS: test processes at a time. SEEDS: for `make sim`. SEED, CAMPAIGN_S: for `make campaign`. DATA: for `make bench-detection`. ARGS: passed on to demo, sim, the benchmarks and pytest.
-JOBS ?= 2
+# JOBS: test processes at a time, one more than cores because tests wait much. SEEDS: for `make sim`. SEED, CAMPAIGN_S: for `make campaign`. DATA: for `make bench-detection`. ARGS: passed on to demo, sim, the benchmarks and pytest.
+JOBS ?= $(shell expr $$(nproc) + 1)
 SEEDS ?= 20000
 SEED ?= 1
 DATA ?= tests/data

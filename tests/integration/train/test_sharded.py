@@ -16,7 +16,7 @@ def shards(directory: Path, ranks: int) -> list[Path]:
     return [Path(image(directory, rank)) for rank in range(ranks)]
 
 
-@pytest.mark.parametrize("saved", [2, 4])
+@pytest.mark.parametrize("saved", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_fully_sharded_state_restores_at_any_size_and_loads_with_plain_dcp(tmp_path: Path, saved: int) -> None:
     """Rows divide by neither number, and on four ranks some hold no row of a layer at all."""
     run(tmp_path, Phase("save", saved), Phase("restore", saved))
