@@ -49,9 +49,8 @@ class Compose:
 
     def __call__(self, *arguments: str, **environment: str) -> str:
         # From a directory without a .env of its own: 1.29 reads the one beside the compose file only with --project-directory.
-        return run(
-            *self._command, "--project-directory", str(ROOT / "deploy"), *arguments, **self._environment, **environment
-        )
+        settings = {**self._environment, **environment}
+        return run(*self._command, "--project-directory", str(ROOT / "deploy"), *arguments, **settings)
 
     def container(self, service: str) -> str:
         return self("ps", "--all", "-q", service).strip().splitlines()[-1]
