@@ -48,7 +48,7 @@ async def written(requests: AsyncIterator[bytes], context: Any) -> None:
         await context.write(seen())
 
 
-HANDLERS = {
+HANDLERS: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
     "unary_unary": grpc.unary_unary_rpc_method_handler(single),
     "stream_unary": grpc.stream_unary_rpc_method_handler(gathered),
     "unary_stream": grpc.unary_stream_rpc_method_handler(streamed),
@@ -61,8 +61,8 @@ def register(server: grpc.aio.Server) -> None:
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t.T", HANDLERS),))
 
 
-async def call(channel: grpc.aio.Channel, kind: str, **options: Any) -> list[bytes]:
-    method = getattr(channel, "stream_stream" if kind == "written" else kind)(f"/t.T/{kind}")
+async def call(channel: grpc.aio.Channel, kind: str, name: str = "", **options: Any) -> list[bytes]:
+    method = getattr(channel, "stream_stream" if kind == "written" else kind)(f"/t.T/{name or kind}")
     request = iter([b"1", b"2", b"3"]) if kind.startswith(("stream", "written")) else b"1"
     going = method(request, **options)
     return [answer async for answer in going] if kind.endswith(("_stream", "written")) else [await going]
@@ -92,5 +92,5 @@ async def test_a_call_takes_the_current_span_along() -> None:
 async def test_errors_pass_through() -> None:
     async with listen("127.0.0.1:0", register, services=["t.T"]) as server, open_channel(server.endpoint) as channel:
         with telemetry.span("prepare", PARENT), pytest.raises(grpc.aio.AioRpcError) as caught:
-            await channel.unary_unary("/t.T/no_such_method")(b"")
+            await call(channel, "unary_unary", "no_such_method")
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
