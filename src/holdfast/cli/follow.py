@@ -31,8 +31,10 @@ def follow(
     check: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
+    until_left: bool = False,
 ) -> int:
     """Returns 0 when the job completes, 1 when it fails or is stopped. `check` raises when waiting has become pointless.
+    `until_left`: a completed job is waited for until its last checkpoint is in the object store, or is given up.
 
     A control plane that does not answer is waited for; `Unavailable` is raised after `SILENCE_MAX_S`.
     """
@@ -65,7 +67,7 @@ def follow(
                 display.print(line)
             for line in news:
                 display.say(line)
-            if job["phase"] in ENDED:
+            if job["phase"] in ENDED and not (until_left and job.get("leaving")):
                 break
             sleep(POLL_S)
         for line in logs.rest():

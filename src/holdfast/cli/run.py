@@ -147,7 +147,7 @@ def _run(spec: JobSpec, url: str, detach: bool, spares: int, ranks: Ranks) -> in
             console.print(f"[bold]{spec.name}[/] submitted to {url}", soft_wrap=True)
             if detach:
                 return 0
-            return follow(client, spec.name, console, ranks=ranks, check=check)
+            return follow(client, spec.name, console, ranks=ranks, check=check, until_left=not remote)
         except KeyboardInterrupt:
             if remote:
                 console.print(f"[bold]{spec.name}[/] goes on without us; `holdfast jobs stop {spec.name}` stops it")

@@ -75,7 +75,8 @@ class Stop:
 class CheckpointNow:
     """Save after step `at_step` on every rank; a rank that is already past it reports a miss.
 
-    `far`: that step goes to the object store, too, if the job has one, whatever its interval says.
+    `far`: that step goes to the object store, too, if the job has one, whatever its interval says; also one that was saved
+    before, by workers that have ended well.
     """
 
     job: str

@@ -207,6 +207,13 @@ def test_a_control_plane_that_is_away_is_waited_for() -> None:
     assert text.count("the supervisor answers again") == 1
 
 
+def test_who_ends_everything_with_the_job_waits_for_its_last_checkpoint() -> None:
+    views = [job(phase="completed", leaving=True), job(phase="completed", leaving=False, reason="step 40 is there")]
+    code, text = Played(*views).follow(until_left=True)
+    assert (code, "step 40 is there" in text) == (0, True)
+    assert "step 40 is there" not in Played(*views).follow()[1]
+
+
 def test_but_not_for_ever() -> None:
     played = Played(job(), Unavailable("gone"))
     with pytest.raises(Unavailable, match="gone"):

@@ -81,9 +81,10 @@ class Node:
                 return await self._stop(order)
             case CheckpointNow():
                 self._refuse_older(order.job, order.generation)
-                self._pool.checkpoint_now(order.job, order.generation, order.at_step)
                 if order.far:
                     await self._replicator.archive(ArchiveNow(order.job, order.generation, order.at_step))
+                if not order.far or order.generation in self._pool.generations(order.job):  # else it has been saved
+                    self._pool.checkpoint_now(order.job, order.generation, order.at_step)
                 return Outcome()
             case SetInterval():
                 self._refuse_older(order.job, order.generation)

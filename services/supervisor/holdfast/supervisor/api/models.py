@@ -164,6 +164,7 @@ class JobSummary(Model):
     loss: float | None
     tokens_per_s: Annotated[float | None, Field(description="over the last steps; null when the job does not run")]
     submitted_at: float
+    leaving: Annotated[bool, Field(description="completed, and its last checkpoint is on its way to the object store")]
     incident: Annotated[Incident | None, Field(description="the open one; the oldest of several")]
 
 

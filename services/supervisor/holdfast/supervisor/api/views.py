@@ -125,7 +125,7 @@ def job_summary(picture: Picture, progress: Progress, job: Job) -> models.JobSum
     return models.JobSummary(
         name=job.name,
         phase=job.phase,
-        reason=job.reason,
+        reason=f"{job.reason}; {job.leaving.news}" if job.leaving else job.reason,
         mesh=dict((generation.mesh if generation else job.spec.mesh).dims),
         target_dp=job.target_dp,
         min_dp=job.spec.min_dp,
@@ -137,6 +137,7 @@ def job_summary(picture: Picture, progress: Progress, job: Job) -> models.JobSum
         loss=progress.loss(job.name),
         tokens_per_s=progress.tokens_per_s(job.name) if job.phase is JobPhase.RUNNING else None,
         submitted_at=job.submitted_at,
+        leaving=job.leaving is not None and not job.leaving.over,
         incident=incident(oldest) if oldest else None,
     )
 

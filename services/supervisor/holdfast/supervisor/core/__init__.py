@@ -18,6 +18,7 @@ order stays in the outbox until its agent answers, every timer and every questio
     saved.py      what is known of saved steps                pacing.py   how often to save
     reports.py    how far a checkpoint has come               catalogue.py what is saved, for those who ask
     notices.py    machines that their owner will take
+    farewell.py   the last checkpoint of a completed job
     retention.py  the saved step that no node may be left without
 
 The core trusts no single witness, keeps still when in doubt, and says why in every record.
@@ -29,6 +30,7 @@ from typing import assert_never
 
 from holdfast.supervisor.core import (
     breaker,
+    farewell,
     handover,
     incidents,
     jobs,
@@ -202,6 +204,8 @@ def _timer(turn: Turn, name: str) -> None:
             reports.review(turn, rest)
         case "retain":
             retention.review(turn, rest)
+        case "leave":
+            farewell.on_timer(turn, rest)
         case "stop":
             jobs.on_stop_timer(turn, rest)
         case "defer" | "retry":

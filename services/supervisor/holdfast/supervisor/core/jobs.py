@@ -7,7 +7,7 @@ from dataclasses import replace
 from holdfast.domain.findings import FindingKind
 from holdfast.domain.incidents import IncidentState
 from holdfast.domain.orders import RanksFinished
-from holdfast.supervisor.core import change, nodes, pacing, planned, quarantine, reports
+from holdfast.supervisor.core import change, farewell, nodes, pacing, planned, quarantine, reports
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Job, Stopping
 from holdfast.supervisor.core.turn import Turn
@@ -231,7 +231,8 @@ def _end(turn: Turn, name: str, phase: JobPhase, reason: str, *, forget: bool = 
     outstanding = job.stopping.waiting if job.stopping else {}
     if not outstanding:
         change.abandon(turn, name)
-        change.stop_leavers(turn, name, job.number, forget=forget)
+        if not (forget and farewell.begin(turn, name)):
+            change.stop_leavers(turn, name, job.number, forget=forget)
     if job.running is not None:
         turn.publish(GenerationChanged(turn.at, name, "ended", job.running, reason))
     closing = IncidentState.FAILED if phase is JobPhase.FAILED else IncidentState.RESOLVED

@@ -16,7 +16,18 @@ from holdfast.domain.orders import (
     Tested,
     Warm,
 )
-from holdfast.supervisor.core import breaker, handover, incidents, jobs, nodes, planned, reports, retention, saved
+from holdfast.supervisor.core import (
+    breaker,
+    farewell,
+    handover,
+    incidents,
+    jobs,
+    nodes,
+    planned,
+    reports,
+    retention,
+    saved,
+)
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
@@ -289,3 +300,4 @@ def _inventory(turn: Turn, node: Node, event: NodeReported, inventory: Inventory
         planned.on_saved(turn, job.name)
         jobs.on_saved(turn, job.name)
     reports.review(turn, job.name)
+    farewell.review(turn, job.name)

@@ -172,6 +172,16 @@ class Stopping:
 
 
 @dataclass(frozen=True, slots=True)
+class Leaving:
+    """A completed job whose last checkpoint is on its way to the object store: nodes keep its files until then."""
+
+    until: float
+    step: int = 0  # that the nodes were asked to take there
+    news: str = "its last save is not known yet"
+    over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class PassedOver:
     """A step that is complete and could not be restored: no source of some shard handed it out whole."""
 
@@ -240,6 +250,7 @@ class Job:
     awaited: tuple[Awaited, ...] = ()
     asked: Asked | None = None
     stays: Mapping[str, Stay] = field(default_factory=dict)  # by node
+    leaving: Leaving | None = None  # None = it has not completed, or there was nothing to wait for
     saved_by_all: tuple[int, int] = (0, 0)  # (attempt, step) that was told to the nodes as safe everywhere
     resumed: StoredStep | None = None  # another job's, that this one started from; the root of its lineage
 
