@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -14,6 +14,7 @@ from holdfast.log.names import EVENTS, SUPERVISOR_GROUP
 from holdfast.log.protocol import Commit, Delivery, Entry
 from holdfast.supervisor import snapshot
 from holdfast.supervisor.core import Batch, State
+from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.intake import Input, epitaph
 from holdfast.supervisor.picture import Workers
 from holdfast.supervisor.protocol import (
@@ -128,7 +129,7 @@ class Folder:
             check(batch.core.state, request.event)
             event = request.event
             if isinstance(event, CheckpointRequested):
-                event = replace(event, operation=request.operation)
+                event = evolve(event, operation=request.operation)
             self._step(batch, event)
             if isinstance(event, CheckpointRequested):
                 return  # answered once it is known how far the checkpoint came
@@ -139,7 +140,7 @@ class Folder:
         batch.published.append(done)
 
     def _step(self, batch: _Batch, event: Event) -> None:
-        batch.commands.extend(batch.core.step(replace(event, at=self._at)))
+        batch.commands.extend(batch.core.step(evolve(event, at=self._at)))
 
     def _refuse(self, batch: _Batch, each: Input, error: Exception) -> None:
         """A bug in the core must not stop the leader: the state is untouched by what could not be folded into it."""
@@ -157,7 +158,7 @@ class Folder:
         for delivery, reason in poison:
             log.error("an entry cannot be read", stream=delivery.stream, position=delivery.position, reason=reason)
             dead.append(epitaph(delivery))
-        return replace(folded, dead=(*folded.dead, *dead)) if dead else folded
+        return evolve(folded, dead=(*folded.dead, *dead)) if dead else folded
 
     def _entry(self, record: Published) -> Entry:
         self._written += 1

@@ -7,8 +7,8 @@ window has passed, or when the nodes it doubted prove to have been gone; open in
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
+from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Breaker
 from holdfast.supervisor.core.turn import Turn
@@ -27,7 +27,7 @@ def count_condemned(turn: Turn, node: str) -> None:
     condemned = (*breaker.condemned, (turn.at, node))
     # Looked through only when it may matter: thousands may stand there, and each of them is counted.
     may_open = not is_open(turn) and len(condemned) > _limit(turn, turn.count(By.CONNECTED))
-    turn.set(breaker=replace(breaker, condemned=_each_once(condemned) if may_open else condemned))
+    turn.set(breaker=evolve(breaker, condemned=_each_once(condemned) if may_open else condemned))
     if may_open:
         _doubt(turn)
 
@@ -51,7 +51,7 @@ def count_reborn(turn: Turn, node: str) -> None:
     """The agent of `node` started again: it really was gone, so its loss casts no doubt on our view."""
     breaker = _recent(turn)
     condemned = tuple(item for item in _each_once(breaker.condemned) if item[1] != node)
-    turn.set(breaker=replace(breaker, condemned=condemned))
+    turn.set(breaker=evolve(breaker, condemned=condemned))
     limit = _limit(turn, turn.count(By.CONNECTED) + _away(turn))
     if is_open(turn) and breaker.doubts_view and len(condemned) <= limit:
         close(turn, f"{node} started again, so what was seen of it was right", counts=turn.breaker)
@@ -61,7 +61,7 @@ def count_change(turn: Turn) -> None:
     """A generation change began."""
     breaker = _recent(turn)
     changes = (*breaker.changes, turn.at)
-    turn.set(breaker=replace(breaker, changes=changes))
+    turn.set(breaker=evolve(breaker, changes=changes))
     limit = max(turn.config.changes_max, int(turn.config.changes_per_job_max * len(turn.jobs)))
     if len(changes) > limit:
         reason = f"{len(changes)} generation changes within {turn.config.breaker_window_s:.0f} s: acting does not help"
@@ -72,7 +72,7 @@ def close(turn: Turn, why: str, *, counts: Breaker | None = None) -> None:
     """Act again, with clean counts or these."""
     if is_open(turn):
         turn.note("breaker", f"closed: {why}")
-    turn.set(breaker=replace(counts or Breaker(), open_until=None, reason="", doubts_view=False))
+    turn.set(breaker=evolve(counts or Breaker(), open_until=None, reason="", doubts_view=False))
     turn.touch_all()
     turn.cancel_timer(TIMER)
 
@@ -86,7 +86,7 @@ def _recent(turn: Turn) -> Breaker:
         condemned = tuple(item for item in condemned if item[0] > since)
     if changes and changes[0] <= since:
         changes = tuple(at for at in changes if at > since)
-    return replace(breaker, condemned=condemned, changes=changes)
+    return evolve(breaker, condemned=condemned, changes=changes)
 
 
 def _each_once(condemned: Sequence[tuple[float, str]]) -> tuple[tuple[float, str], ...]:
@@ -110,7 +110,7 @@ def _open(turn: Turn, reason: str, *, doubts_view: bool) -> None:
     if is_open(turn):
         return
     until = turn.at + turn.config.breaker_window_s
-    turn.set(breaker=replace(turn.breaker, open_until=until, reason=reason, doubts_view=doubts_view))
+    turn.set(breaker=evolve(turn.breaker, open_until=until, reason=reason, doubts_view=doubts_view))
     turn.set_timer(TIMER, until)
     turn.note(
         "breaker", f"open, no action until an operator resets it or {turn.config.breaker_window_s:.0f} s pass: {reason}"

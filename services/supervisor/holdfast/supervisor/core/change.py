@@ -15,13 +15,13 @@ branch alone (docs/adr/0007).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from holdfast.domain import spans
 from holdfast.domain.generations import Generation, Placement, ShardSource
 from holdfast.domain.incidents import Action, Incident, IncidentState
 from holdfast.domain.orders import Prepare, Stop, Warm
 from holdfast.supervisor.core import breaker, nodes, pacing, saved
+from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Blocked, Change, Job
 from holdfast.supervisor.core.turn import Turn
@@ -49,7 +49,7 @@ def replan(turn: Turn, name: str, why: str, exclude: str = "") -> None:
     assert job.change is not None
     turn.note(name, f"generation {job.number} is planned again: {why}")
     if exclude:
-        job = turn.put_job(name, change=replace(job.change, excluded=(*job.change.excluded, exclude)))
+        job = turn.put_job(name, change=evolve(job.change, excluded=(*job.change.excluded, exclude)))
     resume(turn, name, why)
 
 
@@ -136,7 +136,7 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
     copies = peers(chosen.placements, {node: turn.nodes[node].facts.zone for node in chosen.nodes})
     waiting = {}
     for placement in chosen.placements:
-        prepare = replace(
+        prepare = evolve(
             _prepare(turn, job, generation, placement, election, copies[placement.node]),
             checkpoint=checkpoint,
             traceparent=traceparent,
@@ -156,7 +156,7 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
         GenerationChanged(turn.at, job.name, "planned", generation, f"{chosen.reason}; {election.restore.reason}")
     )
     for incident in incidents:
-        turn.put_incident(replace(turn.incidents[incident], state=IncidentState.PREPARING, new_generation=number))
+        turn.put_incident(evolve(turn.incidents[incident], state=IncidentState.PREPARING, new_generation=number))
     turn.set_timer(f"prepare:{job.name}:{number}", turn.at + prepare_timeout_s(turn, job, change))
     for node in sorted({*before, *chosen.nodes}):
         nodes.refresh(turn, node, chosen.reason)

@@ -7,13 +7,12 @@ ranks there now.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from holdfast.domain import tracing
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.incidents import MAINTENANCE, Action, ActionKind, Incident, IncidentState
 from holdfast.policy import check, default
 from holdfast.supervisor.core import breaker, change, jobs, nodes, notices, planned, quarantine, saved
+from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Job
 from holdfast.supervisor.core.turn import Turn
@@ -199,12 +198,12 @@ def _extend(turn: Turn, job: Job, incident: Incident, finding: Finding) -> None:
     )
     limit = turn.config.findings_per_incident_max
     if not better:
-        turn.put_incident(replace(incident, findings=(*incident.findings, finding.id)[:limit]))
+        turn.put_incident(evolve(incident, findings=(*incident.findings, finding.id)[:limit]))
         turn.judge(finding, f"part of {incident.id}, which began with another finding", incident.id)
         return
     quarantine.forget(turn, incident)
     turn.judge(finding, f"the root of {incident.id}, in place of what was found first", incident.id)
-    incident = replace(
+    incident = evolve(
         incident,
         kind=finding.kind,
         cause=finding.summary,
@@ -220,7 +219,7 @@ def _extend(turn: Turn, job: Job, incident: Incident, finding: Finding) -> None:
         finding.kind is FindingKind.REPEATED_EXCEPTION or finding.node in nodes_of_change(job) or job.change is None
     )
     if again:
-        incident = replace(incident, state=IncidentState.OPEN, action=None, t_decided=None)
+        incident = evolve(incident, state=IncidentState.OPEN, action=None, t_decided=None)
         if finding.node in nodes_of_change(job):
             change.suspend(turn, job.name, finding.summary)
     turn.put_incident(incident)
@@ -249,7 +248,7 @@ def consider(turn: Turn, incident: Incident) -> None:
 
 def reconsider(turn: Turn, incident: Incident) -> None:
     """What was decided cannot be, or need not be any more."""
-    incident = turn.put_incident(replace(incident, state=IncidentState.OPEN, action=None))
+    incident = turn.put_incident(evolve(incident, state=IncidentState.OPEN, action=None))
     consider(turn, incident)
 
 
@@ -291,7 +290,7 @@ def decide(turn: Turn, incident: Incident, action: Action, decided_by: str) -> N
         consider(turn, incident)
         return
     incident = turn.put_incident(
-        replace(incident, state=IncidentState.DECIDED, action=action, decided_by=decided_by, t_decided=turn.at)
+        evolve(incident, state=IncidentState.DECIDED, action=action, decided_by=decided_by, t_decided=turn.at)
     )
     name = incident.job
     match action.kind:
@@ -329,7 +328,7 @@ def _cover(turn: Turn, incident: Incident, action: Action, decided_by: str) -> N
         if other.action is None and other.id != incident.id and other.kind != FindingKind.REPEATED_EXCEPTION:
             turn.withdraw(other.id)
             turn.put_incident(
-                replace(
+                evolve(
                     other,
                     state=IncidentState.DECIDED,
                     action=action,

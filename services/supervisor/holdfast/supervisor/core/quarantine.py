@@ -32,7 +32,9 @@ def count(turn: Turn, incident: Incident) -> None:
     last_at, last_node = turn.last_fault
     shared = last_node != node.name and turn.at - last_at <= rules.together_s
     if shared and last_node in turn.nodes:
-        turn.put_node(last_node, faults=offenders.newest_shared(turn.nodes[last_node].faults))
+        before = turn.nodes[last_node].faults
+        if before and not before[-1].shared:
+            turn.put_node(last_node, faults=offenders.newest_shared(before))
     turn.set(last_fault=(turn.at, node.name))
     fault = Fault(turn.at, incident.id, incident.job, weight, shared)
     turn.put_node(node.name, faults=offenders.added(node.faults, fault, rules))

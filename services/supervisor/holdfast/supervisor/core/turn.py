@@ -8,7 +8,6 @@ the states between two events of a batch are seen by nobody.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import replace
 from operator import is_
 from typing import Any, TypeVar
 
@@ -17,6 +16,7 @@ from holdfast.domain.findings import Finding
 from holdfast.domain.incidents import Incident, IncidentState
 from holdfast.domain.nodes import NodeState
 from holdfast.domain.orders import Order
+from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By, Draft, Index, Owned, own_copy
 from holdfast.supervisor.core.state import Breaker, Config, Job, Node, State
 from holdfast.supervisor.protocol import (
@@ -57,7 +57,7 @@ class Turn:
         if not self._tables and not self._changes:
             return self._state, tuple(self.commands)
         changes: dict[str, Any] = {**self._tables, **self._changes}
-        return replace(self._state, **changes).indexed(self._index.finish()), tuple(self.commands)
+        return evolve(self._state, **changes).indexed(self._index.finish()), tuple(self.commands)
 
     # ------------------------------------------------------------ reading
 
@@ -182,7 +182,7 @@ class Turn:
 
     def put_node(self, name: str, **changes: Any) -> Node:
         old = self.nodes[name]
-        node = replace(old, **changes)
+        node = evolve(old, **changes)
         self._write("nodes")[name] = node
         self._index.node(old, node)
         for jobs in (old.holds, node.holds, old.inventory, node.inventory):
@@ -205,7 +205,7 @@ class Turn:
 
     def put_job(self, name: str, **changes: Any) -> Job:
         old = self.jobs[name]
-        job = replace(old, **changes)
+        job = evolve(old, **changes)
         self._write("jobs")[name] = job
         self._index.job(old, job)
         self._touched.add(name)
@@ -250,7 +250,7 @@ class Turn:
 
     def close_incident(self, incident_id: str, state: IncidentState, outcome: str, **changes: Any) -> None:
         if (incident := self.incidents.get(incident_id)) is not None:
-            self.put_incident(replace(incident, state=state, outcome=outcome, **changes))
+            self.put_incident(evolve(incident, state=state, outcome=outcome, **changes))
 
     def ask(self, incident: Incident) -> None:
         """Ask the job's policy; the default decides when no answer comes."""
