@@ -12,7 +12,8 @@ from pathlib import Path
 
 from waiting import wait_until
 
-PACKAGES = ("docker.io", "docker-compose", "debootstrap", "iptables")
+PACKAGES = ("docker.io", "docker-compose", "debootstrap", "debian-archive-keyring", "iptables")
+PROGRAMS = ("dockerd", "docker", "docker-compose", "debootstrap", "iptables")
 ANSWER_TIMEOUT_S = 20.0
 START_TIMEOUT_S = 60.0
 INSTALL_TIMEOUT_S = 600.0
@@ -73,7 +74,7 @@ def free_ports(count: int) -> tuple[int, ...]:
 
 
 def _install() -> None:
-    if all(shutil.which(program) for program in ("dockerd", "docker-compose", "debootstrap")):
+    if all(shutil.which(program) for program in PROGRAMS):
         return
     if shutil.which("apt-get") is None:
         raise NoEngine("no Docker engine answers, and without apt-get none can be installed")

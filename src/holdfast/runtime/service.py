@@ -7,6 +7,7 @@ signal comes twice, the process ends at once and says so: children die with it (
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -69,11 +70,18 @@ def run_service(
 
 
 def guarded(tasks: TaskGroup, name: str, loop: Callable[[], Awaitable[object]]) -> None:
-    """Start a loop that must not end: its return raises `LoopEnded`, its exceptions carry its name."""
+    """Start a loop that must not end: its return raises `LoopEnded`, its exceptions carry its name.
+
+    So does a cancellation that no scope has ordered, which a library has let escape: a task group would take it for its own and
+    end everything without a word.
+    """
 
     async def run() -> None:
         try:
             await loop()
+        except asyncio.CancelledError as error:
+            await anyio.lowlevel.checkpoint_if_cancelled()
+            raise LoopEnded(f"the loop {name!r} was cancelled, and not by us") from error
         except Exception as error:
             error.add_note(f"in the loop {name!r}")
             raise

@@ -95,6 +95,19 @@ def test_a_loop_that_ends_takes_the_service_down(start: Start) -> None:
     assert "the loop 'heartbeat' returned" in errors
 
 
+def test_a_cancellation_that_nobody_ordered_takes_the_service_down_and_is_named(start: Start) -> None:
+    source = """
+        async def serve(settings):
+            async def session(): raise anyio.get_cancelled_exc_class()
+            async with anyio.create_task_group() as tasks:
+                service.guarded(tasks, "session", session)
+                service.guarded(tasks, "other", anyio.sleep_forever)
+    """
+    code, errors = end(start(source, ready=False))
+    assert code == 1
+    assert "the loop 'session' was cancelled, and not by us" in errors
+
+
 def test_an_exception_carries_its_loops_name(start: Start) -> None:
     source = """
         async def serve(settings):
