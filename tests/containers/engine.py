@@ -44,7 +44,9 @@ def engine(directory: Path) -> Iterator[str]:
         raise NoEngine("no Docker engine answers, and only root can start one")
     _install()
     with (directory / "dockerd.log").open("wb") as log:
-        daemon = subprocess.Popen(["dockerd", f"--data-root={_data_root()}"], stdout=log, stderr=subprocess.STDOUT)
+        # Whatever becomes of us, it does not stay behind.
+        command = ["setpriv", "--pdeathsig", "TERM", "dockerd", f"--data-root={_data_root()}"]
+        daemon = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         try:
             wait_until(
                 lambda: daemon.poll() is not None or answers(),

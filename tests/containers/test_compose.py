@@ -20,7 +20,8 @@ from holdfast.runtime.fake_collector import FakeCollector, Received, collecting
 
 NODES = 5  # four and a spare
 
-pytestmark = [pytest.mark.containers, pytest.mark.timeout(600)]
+# The first test has to wait for images that are built from nothing; what it waits for afterwards has deadlines of its own.
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(1800)]
 
 
 LOGS = ROOT / "out" / "compose"
