@@ -26,11 +26,13 @@ from holdfast.domain.generations import Placement
 from holdfast.domain.job import CheckpointSpec, HangSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.orders import Hello, Order, OrderDone, Prepare, Report, Start
+from holdfast.domain.replication import SavedByAll
 from holdfast.domain.signals import NodeSignal, Tick
 from holdfast.v1 import control_pb2, telemetry_pb2
 from holdfast.v1.control_pb2_grpc import add_ControlServicer_to_server
 from holdfast.v1.telemetry_pb2_grpc import add_TelemetryServicer_to_server
 from holdfast.wire.control import decode_report, encode_ack, encode_order, encode_welcome
+from holdfast.wire.retention import encode_saved_by_all
 from holdfast.wire.telemetry import decode_tick
 
 START_TIMEOUT_S = 40.0  # the template imports torch, on a machine that others use too
@@ -123,6 +125,10 @@ class ControlPlane:
         command_id = command_id or f"c{next(self._ids)}"
         self._downstream.put(encode_order(self.epoch if epoch is None else epoch, command_id, order))
         return command_id
+
+    def tell(self, word: SavedByAll, *, epoch: int | None = None) -> None:
+        assert self._downstream is not None, "no agent has connected"
+        self._downstream.put(encode_saved_by_all(self.epoch if epoch is None else epoch, word))
 
     def answers(self, command_id: str) -> list[OrderDone]:
         return [r for r in self.reports if isinstance(r, OrderDone) and r.command_id == command_id]

@@ -12,11 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from agent_harness import Agent, gone, prepare_order, running_agent, script, start_job
+from agent_harness import Agent, gone, prepare_order, read_json, running_agent, script, start_job
 from waiting import wait_until
 
 from holdfast.domain.generations import RankRestore, ShardKey, ShardRecord, ShardSource
 from holdfast.domain.orders import CheckpointNow, Inventory, RanksStepping, Stop
+from holdfast.domain.replication import SavedByAll
 from holdfast.domain.signals import RankProgress, WorkerExited
 
 TRAIN = """
@@ -106,6 +107,21 @@ def test_a_shard_that_nobody_has_is_a_clear_refusal(agent: Agent) -> None:
     assert answer.unrestorable, "nothing is said against this node"
     log = agent.directory / "logs" / "lost" / "g2" / "rank-0.log"
     assert not log.exists() or "from step" not in log.read_text()  # forked or not by then, it never ran the script
+
+
+def test_which_step_every_node_has_is_passed_on_to_the_replicator(agent: Agent) -> None:
+    remembered = agent.root / "disk" / "train" / "job.json"
+    for step, epoch in (
+        (50, None),
+        (5000, 0),
+        (40, None),
+        (60, None),
+    ):  # one of a leader of the past, and one that is late
+        agent.plane.tell(SavedByAll("train", 2, step), epoch=epoch)
+        if step in (50, 60):
+            wait_until(
+                lambda step=step: read_json(remembered)["saved_by_all"] == [2, step], description=f"word of step {step}"
+            )
 
 
 def test_training_survives_the_replicators_death(agent: Agent) -> None:
