@@ -204,8 +204,11 @@ class Node:
 
 
 @contextmanager
-def nodes(root: Path, *names: str, **env: str) -> Iterator[list[Node]]:
+def nodes(root: Path, *names: str, memory: Path | None = None, **env: str) -> Iterator[list[Node]]:
+    """`memory`: where their memory is, on a file system that has room for copies of peers."""
     made = [Node(name, root / name, **env) for name in names]
+    for node in made:
+        node.memory = node.memory if memory is None else memory / node.name
     with ExitStack() as stack:  # the others are stopped, too, when one does not stop in time
         for node in made:
             stack.callback(node.stop)

@@ -145,7 +145,7 @@ class Client:
         ):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             greeting = frames.receive(sock).fields
-            sock.settimeout(self.limits.io_timeout_s)
+            frames.block(sock, self.limits.io_timeout_s)
             yield _Line(peer, sock, str(greeting.get("nonce", "")), frames.whole_number(greeting, "version"))
 
 
@@ -208,7 +208,7 @@ def _push_lane(
     for number in frames.wanted_spans(answer, len(manifest.spans)):
         span = manifest.spans[number]
         pace(span.size)
-        line.sock.sendall(shard.data[span.offset : span.offset + span.size])
+        frames.pour(line.sock, shard.data[span.offset : span.offset + span.size])
     return None
 
 

@@ -40,7 +40,7 @@ def send(sock: socket.socket, message: Mapping[str, Any], *, token: str = "", ch
     body = json.dumps(message, sort_keys=True, separators=(",", ":")).encode()
     signature = _sign(token, challenge, body) if token else b""
     envelope = signature.hex().encode().ljust(64, b"-") + body
-    sock.sendall(_PREFIX.pack(_MAGIC, len(envelope)) + envelope)
+    pour(sock, _PREFIX.pack(_MAGIC, len(envelope)) + envelope)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +106,30 @@ def wanted(spans: Sequence[int], count: int) -> dict[str, Any]:
     return {"from": spans[0] if spans else count, "spans": list(spans)}
 
 
+def block(sock: socket.socket, timeout_s: float) -> None:
+    """Have reads and writes wait in the kernel, at most `timeout_s` for anything to move. A socket with a timeout of Python's
+    wakes up for every packet instead: a tenth of the cost of a transfer."""
+    sock.settimeout(None)
+    limit = struct.pack("@ll", int(timeout_s), int(timeout_s % 1 * 1e6))
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        sock.setsockopt(socket.SOL_SOCKET, option, limit)
+
+
+def pour(sock: socket.socket, data: memoryview | bytes) -> None:
+    """Send all of it. Raises TimeoutError, OSError."""
+    try:
+        sock.sendall(data)
+    except BlockingIOError as error:
+        raise TimeoutError("timed out") from error
+
+
 def fill(sock: socket.socket, buffer: memoryview) -> None:
-    """Receive exactly `buffer`. Raises Unavailable when the peer hangs up."""
+    """Receive exactly `buffer`. Raises Unavailable when the peer hangs up, TimeoutError."""
     while buffer:
-        received = sock.recv_into(buffer)
+        try:
+            received = sock.recv_into(buffer, 0, socket.MSG_WAITALL)
+        except BlockingIOError as error:
+            raise TimeoutError("timed out") from error
         if not received:
             raise Unavailable("the peer hung up in the middle of a transfer")
         buffer = buffer[received:]

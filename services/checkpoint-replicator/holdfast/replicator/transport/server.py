@@ -76,7 +76,7 @@ class Server:
         challenge = frames.nonce()
         frames.send(sock, {"version": frames.PROTOCOL_VERSION, "nonce": challenge})
         request = frames.receive(sock)
-        sock.settimeout(self.limits.io_timeout_s)
+        frames.block(sock, self.limits.io_timeout_s)
         fields = request.fields
         token = self.token_of(str(fields.get("job")))
         if not request.signed_by(token, challenge):
@@ -153,7 +153,7 @@ class Server:
             )
         content = self.arrivals.read(job, str(request.fields.get("digest")), offset, size)
         exchange.answer(ok=True)
-        exchange.sock.sendall(content)
+        frames.pour(exchange.sock, memoryview(content))
 
 
 def _send_shard(exchange: _Exchange, shard: OpenShard) -> bool:
@@ -162,7 +162,7 @@ def _send_shard(exchange: _Exchange, shard: OpenShard) -> bool:
     wanted = exchange.wanted(len(shard.manifest.spans))
     try:
         for span in (shard.manifest.spans[number] for number in wanted):
-            exchange.sock.sendall(shard.data[span.offset : span.offset + span.size])
+            frames.pour(exchange.sock, shard.data[span.offset : span.offset + span.size])
         return bool(frames.receive(exchange.sock).fields.get("ok"))
     except (OSError, Unavailable):
         return False

@@ -1,0 +1,312 @@
+"""Pages that are used again, and copies that arrive over several connections."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from holdfast.domain.errors import HoldfastError, IntegrityError, NotFound, Unavailable
+from holdfast.domain.generations import ShardKey, ShardSource
+from holdfast.replicator.checksum import Checksummer
+from holdfast.replicator.sharing import Arrivals
+from holdfast.replicator.sockets import OpenSockets
+from holdfast.replicator.threads import Pace
+from holdfast.replicator.tiers import OpenShard
+from holdfast.replicator.tiers.files import FileTier
+from holdfast.replicator.tiers.images import ImageTier
+from holdfast.replicator.tiers.warm import DIRECTORY, WarmFiles
+from holdfast.replicator.transport import frames, lanes
+from holdfast.replicator.transport.client import Client
+from holdfast.replicator.transport.frames import Limits
+from holdfast.replicator.transport.intake import Intake
+from holdfast.replicator.transport.server import Server
+from holdfast.replicator.view import Held, Store
+from holdfast.shards import ImageSet, Manifest, Plan, Staged, TensorSpec
+
+JOB, TOKEN = "llm", "token"
+NBYTES = 33 << 20  # six spans
+NO_LIMIT = Pace(0)
+
+
+class Roomy(WarmFiles):
+    """The file system that tests run on may be as full as it likes."""
+
+    def has_room(self, size: int) -> bool:
+        return True
+
+
+class Here:
+    """One node's tiers and its end of the data plane."""
+
+    def __init__(self, root: Path, lanes_max: int = 3) -> None:
+        (root / "memory").mkdir(parents=True)
+        self.warm = Roomy(root / "memory")
+        self.memory = FileTier("memory", root / "memory", "staged", warm=self.warm)
+        self.disk = FileTier("disk", root / "disk")
+        self.arrived: list[tuple[ShardKey, Store]] = []
+        self.suspected: list[Held] = []
+        self.limits = Limits(1, 1, lanes_max)
+        self.client = Client(self.limits, OpenSockets())
+        self.takers = ThreadPoolExecutor(8)
+        self.connections = 0
+        self.server = Server(
+            self.limits, OpenSockets(), ((Store.STAGED, self.memory), (Store.DISK, self.disk)), Arrivals(0),
+            Intake(self.memory, self.disk), self.takers, lambda job: TOKEN,
+            lambda job, manifest, store: self.arrived.append((manifest.key, store)),
+            lambda job, held: self.suspected.append(held),
+        )  # fmt: skip
+
+    @contextmanager
+    def listening(self) -> Iterator[ShardSource]:
+        with socket.create_server(("127.0.0.1", 0)) as door, ThreadPoolExecutor(8) as pool:
+
+            def accept() -> None:
+                while True:
+                    try:
+                        sock, _ = door.accept()
+                    except OSError:
+                        return
+                    self.connections += 1
+                    pool.submit(self.server.serve, sock)
+
+            thread = threading.Thread(target=accept)
+            thread.start()
+            try:
+                yield ShardSource("b", f"127.0.0.1:{door.getsockname()[1]}")
+            finally:
+                door.shutdown(socket.SHUT_RDWR)
+                thread.join()
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
+    monkeypatch.setattr(lanes, "LANE_BYTES_MIN", 1 << 20)
+    node = Here(tmp_path / "b")
+    yield node
+    node.takers.shutdown()
+
+
+@contextmanager
+def saved(root: Path, step: int) -> Iterator[OpenShard]:
+    """A committed image of one worker, open."""
+    plan = Plan((TensorSpec("w", "uint8", (NBYTES,), NBYTES),))
+    images = ImageSet(root / "memory" / JOB / "w0")
+    staged = images.stage(
+        plan, 1, step, 0, {"dp": 1}, lambda image: image.view("w").__setitem__(slice(None), os.urandom(NBYTES)), b"e"
+    )
+    assert isinstance(staged, Staged)
+    images.close()
+    checksummer = Checksummer(1)
+    tier = ImageTier(root / "memory", "a", checksummer, overflow=root / "disk")
+    for seen in tier.scan(JOB):
+        tier.commit(JOB, seen)
+    checksummer.close()
+    with tier.open(JOB, staged.key) as shard:
+        yield shard
+
+
+def whole(tier: FileTier, shard: OpenShard) -> bool:
+    with tier.open(JOB, shard.manifest.key) as copy:
+        return bytes(copy.data) == bytes(shard.data)
+
+
+def test_a_copy_comes_to_memory_over_several_connections_and_counts_once_it_is_on_disk(
+    here: Here, tmp_path: Path
+) -> None:
+    with saved(tmp_path / "a", 10) as shard, here.listening() as peer:
+        key = shard.manifest.key
+        assert here.client.push(peer, JOB, TOKEN, shard, NO_LIMIT) is None
+        assert here.connections == 3
+        assert here.arrived == [(key, Store.STAGED)]
+        assert whole(here.memory, shard)
+        assert here.client.push(peer, JOB, TOKEN, shard, NO_LIMIT) is None, "it has it, in memory"
+        with here.memory.open(JOB, key) as copy:
+            here.disk.put(JOB, copy, NO_LIMIT)
+        assert here.client.push(peer, JOB, TOKEN, shard, NO_LIMIT) == key
+        assert here.arrived == [(key, Store.STAGED)], "nothing was sent twice"
+
+
+def test_where_memory_has_no_room_a_copy_goes_to_the_disk(
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Roomy, "has_room", lambda warm, size: False)
+    with saved(tmp_path / "a", 10) as shard, here.listening() as peer:
+        assert here.client.push(peer, JOB, TOKEN, shard, NO_LIMIT) == shard.manifest.key
+        assert here.arrived == [(shard.manifest.key, Store.DISK)]
+        assert whole(here.disk, shard)
+
+
+@pytest.mark.parametrize(("share", "free", "room"), [(1.0, 0.0, True), (0.0, 0.0, False), (1.0, 1.0, False)])
+def test_copies_take_a_share_of_memory_and_leave_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, free: float, room: bool
+) -> None:
+    monkeypatch.setattr("holdfast.replicator.tiers.warm.SHARE_MAX", share)
+    monkeypatch.setattr("holdfast.replicator.tiers.warm.FREE_MIN", free)
+    warm = WarmFiles(tmp_path)
+    assert warm.has_room(1 << 20) is room
+    warm.make(1 << 20)
+    assert warm.has_room(1 << 20), "what is kept is there already"
+    assert warm.has_room(1 << 10) is room, "a thousandth of it would be a waste"
+    warm.give_back()
+    assert warm.has_room(1 << 20) is room
+
+
+def test_a_sender_that_knows_the_disk_only_is_told_when_it_is_there(here: Here, tmp_path: Path) -> None:
+    """Version 1: one connection, everything from one span on."""
+    with saved(tmp_path / "a", 10) as shard, here.listening() as peer:
+        host, _, port = peer.endpoint.rpartition(":")
+        with socket.create_connection((host, int(port))) as sock:
+            challenge = str(frames.receive(sock).fields["nonce"])
+            request = {"op": "put", "job": JOB, "manifest": shard.manifest.encode().decode(), "nonce": "n"}
+            frames.send(sock, request, token=TOKEN, challenge=challenge)
+            assert frames.receive(sock).fields["from"] == 0
+            sock.sendall(shard.data)
+            assert frames.receive(sock).fields["ok"] is True
+        assert here.arrived == [(shard.manifest.key, Store.DISK)]
+
+
+def test_pages_of_a_shard_that_leaves_memory_are_the_next_ones(here: Here, tmp_path: Path) -> None:
+    with here.listening() as peer:
+        with saved(tmp_path / "a", 10) as first:
+            here.client.push(peer, JOB, TOKEN, first, NO_LIMIT)
+            key = first.manifest.key
+        inode = here.memory.path(JOB, key).stat().st_ino
+        here.memory.delete(JOB, key)
+        with pytest.raises(NotFound):
+            here.memory.open(JOB, key)
+        assert [path.stat().st_ino for path in kept(here)] == [inode]
+        with saved(tmp_path / "a", 20) as second:
+            here.client.push(peer, JOB, TOKEN, second, NO_LIMIT)
+            assert whole(here.memory, second)
+            assert here.memory.path(JOB, second.manifest.key).stat().st_ino == inode
+        assert kept(here) == []
+
+
+def kept(here: Here) -> list[Path]:
+    directory = here.warm._directory
+    assert directory.name == DIRECTORY
+    return list(directory.iterdir())
+
+
+def test_pages_that_somebody_reads_are_nobody_elses(here: Here, tmp_path: Path) -> None:
+    with here.listening() as peer, saved(tmp_path / "a", 10) as shard:
+        here.client.push(peer, JOB, TOKEN, shard, NO_LIMIT)
+        with here.memory.open(JOB, shard.manifest.key) as reading:
+            here.memory.delete(JOB, shard.manifest.key)
+            assert not here.warm._directory.exists() or kept(here) == []
+            assert bytes(reading.data) == bytes(shard.data)
+
+
+def test_kept_pages_are_given_back_when_the_job_is_forgotten(here: Here, tmp_path: Path) -> None:
+    with here.listening() as peer, saved(tmp_path / "a", 10) as shard:
+        here.client.push(peer, JOB, TOKEN, shard, NO_LIMIT)
+        here.memory.delete(JOB, shard.manifest.key)
+        assert kept(here)
+        here.memory.forget(JOB)
+        assert kept(here) == []
+        assert here.warm._pages == {}, "a mapping would keep the memory"
+
+
+def test_a_fetch_over_several_connections_is_the_shard_and_nobody_is_suspected(here: Here, tmp_path: Path) -> None:
+    with saved(tmp_path / "a", 10) as shard, here.listening() as peer:
+        here.disk.put(JOB, shard, NO_LIMIT)
+        other = Here(tmp_path / "c")
+        path = other.client.fetch(peer, JOB, TOKEN, shard.manifest.key, shard.manifest.digest, other.memory)
+        other.takers.shutdown()
+        assert path.read_bytes() == bytes(shard.data)
+        assert here.connections == 3
+    assert here.suspected == []
+
+
+def test_one_damaged_span_on_one_of_the_connections_spoils_the_fetch(here: Here, tmp_path: Path) -> None:
+    with saved(tmp_path / "a", 10) as shard, here.listening() as peer:
+        here.disk.put(JOB, shard, NO_LIMIT)
+        with here.disk.path(JOB, shard.manifest.key).open("r+b") as file:
+            file.seek(NBYTES - 5000)
+            file.write(b"\xff\x00")
+        inbox = FileTier("memory", tmp_path / "c", "staged", warm=WarmFiles(tmp_path / "c"))
+        with pytest.raises(IntegrityError, match="arrived damaged"):
+            here.client.fetch(peer, JOB, TOKEN, shard.manifest.key, "", inbox)
+        assert inbox.shards(JOB) == []
+    assert here.suspected == [Held(Store.DISK, shard.manifest.key)]
+
+
+def ask(sock: socket.socket, shard: OpenShard, lane: int, count: int) -> list[int]:
+    """Begin a put as one of `count` connections; what the other end wants on it."""
+    challenge = str(frames.receive(sock).fields["nonce"])
+    request = {
+        "op": "put", "job": JOB, "manifest": shard.manifest.encode().decode(), "nonce": "n", "lane": lane, "lanes": count,
+    }  # fmt: skip
+    frames.send(sock, request, token=TOKEN, challenge=challenge)
+    return [int(number) for number in frames.receive(sock).fields["spans"]]
+
+
+def receipt(sock: socket.socket) -> None:
+    if not (told := frames.receive(sock).fields)["ok"]:
+        raise Unavailable(str(told["reason"]))
+
+
+def connect(peer: ShardSource) -> socket.socket:
+    host, _, port = peer.endpoint.rpartition(":")
+    return socket.create_connection((host, int(port)), 5)
+
+
+def test_a_span_is_one_connections_and_a_second_that_claims_it_gets_none(here: Here, tmp_path: Path) -> None:
+    with saved(tmp_path / "a", 10) as shard, here.listening() as peer, connect(peer) as one, connect(peer) as two:
+        every = ask(one, shard, 0, 1)
+        assert every == list(range(len(shard.manifest.spans)))
+        assert ask(two, shard, 0, 1) == []
+        for number in every:
+            span = shard.manifest.spans[number]
+            one.sendall(shard.data[span.offset : span.offset + span.size])
+        assert frames.receive(one).fields["ok"] is True
+        assert frames.receive(two).fields["ok"] is True
+        assert whole(here.memory, shard)
+        assert here.arrived == [(shard.manifest.key, Store.STAGED)]
+
+
+@pytest.mark.parametrize("how", ["hangs up", "sends damaged bytes", "says nothing"])
+def test_a_copy_of_which_one_connection_fails_is_none_and_the_next_try_brings_the_rest(
+    here: Here, tmp_path: Path, how: str
+) -> None:
+    with saved(tmp_path / "a", 10) as shard, here.listening() as peer:
+        with connect(peer) as one, connect(peer) as two:
+            for number in ask(one, shard, 0, 2):
+                span = shard.manifest.spans[number]
+                one.sendall(shard.data[span.offset : span.offset + span.size])
+            first = shard.manifest.spans[ask(two, shard, 1, 2)[0]]
+            match how:
+                case "hangs up":
+                    two.close()
+                case "sends damaged bytes":
+                    two.sendall(bytes(first.size))
+            with pytest.raises((Unavailable, OSError)):
+                receipt(one)
+        assert here.memory.shards(JOB) == []
+        assert here.arrived == []
+        here.client.push(peer, JOB, TOKEN, shard, NO_LIMIT)
+        assert whole(here.memory, shard)
+
+
+@pytest.mark.parametrize("spans", [[-1], [99], ["0"], "all", [True], {"0": 1}])
+def test_spans_that_nobody_has_are_refused(spans: object) -> None:
+    with pytest.raises(HoldfastError):
+        frames.wanted_spans({"spans": spans}, 6)
+
+
+def test_a_manifest_that_contradicts_itself_is_not_taken(here: Here, tmp_path: Path) -> None:
+    with saved(tmp_path / "a", 10) as shard, here.listening() as peer, connect(peer) as sock:
+        challenge = str(frames.receive(sock).fields["nonce"])
+        lie: Manifest = shard.manifest
+        raw = lie.encode().decode().replace('"step":10', '"step":11')
+        request = {"op": "put", "job": JOB, "manifest": raw, "nonce": "n", "lane": 0, "lanes": 1}
+        frames.send(sock, request, token=TOKEN, challenge=challenge)
+        assert frames.receive(sock).fields["ok"] is False
+    assert here.memory.shards(JOB) == []
