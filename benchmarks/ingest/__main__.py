@@ -7,6 +7,8 @@
 The service, Redis and the clients that make the load share this machine. A fleet is *sustained* when 99 % of its ticks were
 sent in their second, nothing was dropped, and the 99th percentile from a report to its finding in Redis is at most a second.
 `nodes per core` is by the CPU time of the service alone.
+
+The whole ends after `--minutes`: a trial that would not be over by then is left out, and that is said.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ import json
 import os
 import statistics
 import tempfile
-from dataclasses import asdict
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +32,8 @@ from benchmarks.ingest.trial import Outcome
 PARTS = ("core", "fleet", "largest", "twice")
 TRIES_MAX = 5  # of the search for the largest fleet
 LARGER = 1.25
+SMALLER = 0.9  # of the ticks a second that a fleet which was too large came to
+CORE_NODES_MAX = 4000  # what a tick costs does not depend on how many there are
 
 
 def main() -> None:
@@ -37,12 +43,14 @@ def main() -> None:
     parser.add_argument("--step-s", type=float, default=5.0, help="step time of the job that runs on all nodes")
     parser.add_argument("--clients", type=int, default=2, help="processes that make the load")
     parser.add_argument("--streams-per-connection", type=int, default=25)
+    parser.add_argument("--minutes", type=float, default=7.5, help="for everything together")
     parser.add_argument("--only", default=",".join(PARTS), help="parts, comma-separated")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     options = parser.parse_args()
     wanted = options.only.split(",")
     if unknown := set(wanted) - set(PARTS):
         parser.error(f"--only: no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    budget = _Budget(time.monotonic() + 60.0 * options.minutes)
     report: dict[str, Any] = {"arguments": {name: str(value) for name, value in vars(options).items()}}
     if "core" in wanted:
         report |= _core(options.nodes, options.step_s)
@@ -57,7 +65,7 @@ def main() -> None:
         )
         if {"fleet", "largest", "twice"} & set(wanted):
             print(_HEAD)
-            report |= _fleets(options.nodes, wanted, run)
+            report |= _fleets(options.nodes, wanted, budget.of(run))
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "ingest.json"
     temporary = path.with_suffix(".tmp")
@@ -67,9 +75,10 @@ def main() -> None:
 
 
 def _core(nodes: int, step_s: float) -> dict[str, Any]:
-    costs = core.ticks(nodes, step_s=step_s)
+    ticking = min(nodes, CORE_NODES_MAX)
+    costs = core.ticks(ticking, step_s=step_s)
     print(
-        f"{nodes} nodes x {GPUS} GPUs in one process, without the network (CPU time, medians of {core.ROUNDS} rounds)"
+        f"{ticking} nodes x {GPUS} GPUs in one process, without the network (CPU time, medians of {core.ROUNDS} rounds)"
     )
     whole_us = costs.parse_us + costs.decode_us + costs.fold_us
     print(f"  a tick: parse {costs.parse_us:.1f}, decode {costs.decode_us:.1f}, fold {costs.fold_us:.1f} us")
@@ -81,21 +90,51 @@ def _core(nodes: int, step_s: float) -> dict[str, Any]:
     return {"core": asdict(costs), "step_ms": step_ms}
 
 
-def _fleets(nodes: int, wanted: list[str], run: partial[Outcome]) -> dict[str, Any]:
-    outcomes = [_show(run(nodes))]
-    if "largest" in wanted or "twice" in wanted:
-        low, high = (nodes, None) if outcomes[0].sustained else (0, nodes)
-        while len(outcomes) <= TRIES_MAX and (high is None or high - low > 0.1 * high):
-            guess = int(low * LARGER) if high is None else (low + high) // 2
-            outcomes.append(_show(run(guess)))
-            low, high = (guess, high) if outcomes[-1].sustained else (low, guess)
-        print(f"largest fleet that was sustained: {low} nodes, {low * GPUS:,} GPUs")
-    report: dict[str, Any] = {"fleet": outcomes[0].as_json(), "trials": [outcome.as_json() for outcome in outcomes]}
-    if "largest" in wanted or "twice" in wanted:
-        report["largest_sustained_nodes"] = low
+@dataclass(slots=True)
+class _Budget:
+    """Of time. A trial takes about as long as the longest so far."""
+
+    until: float
+    longest_s: float = 0.0
+
+    def of(self, run: partial[Outcome]) -> Callable[..., Outcome | None]:
+        """`run`, or None when it and `reserve` more would not be over in time."""
+
+        def run_in_time(nodes: int, reserve: int = 0) -> Outcome | None:
+            began = time.monotonic()
+            if began + (1 + reserve) * self.longest_s > self.until:
+                return None
+            outcome = _show(run(nodes))
+            self.longest_s = max(self.longest_s, time.monotonic() - began)
+            return outcome
+
+        return run_in_time
+
+
+def _fleets(nodes: int, wanted: list[str], run: Callable[..., Outcome | None]) -> dict[str, Any]:
+    first = run(nodes)
+    assert first is not None  # nothing has taken any time yet
+    report: dict[str, Any] = {"fleet": first.as_json(), "trials": [first.as_json()]}
+    if not {"largest", "twice"} & set(wanted):
+        return report
+    low, high = (nodes, None) if first.sustained else (0, nodes)
+    guess = int(nodes * LARGER) if first.sustained else min(int(SMALLER * first.ticks_s), nodes // 2)
+    while len(report["trials"]) <= TRIES_MAX and guess > 0 and (high is None or high - low > 0.1 * high):
+        outcome = run(guess, reserve=int("twice" in wanted))
+        if outcome is None:
+            print("the search for the largest fleet ends here: its time is over")
+            break
+        report["trials"].append(outcome.as_json())
+        low, high = (guess, high) if outcome.sustained else (low, guess)
+        guess = int(low * LARGER) if high is None else (low + high) // 2
+    print(f"largest fleet that was sustained: {low} nodes, {low * GPUS:,} GPUs")
+    report["largest_sustained_nodes"] = low
     if "twice" in wanted and low:
         print("twice as many:")
-        report["twice"] = _show(run(2 * low)).as_json()
+        twice = run(2 * low)
+        report["twice"] = twice.as_json() if twice is not None else None
+        if twice is None:
+            print("left out: its time is over")
     return report
 
 

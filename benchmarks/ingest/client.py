@@ -25,7 +25,7 @@ from holdfast.runtime.grpc_channel import OPTIONS
 
 TICK_S = 1.0
 CONNECTING_MAX = 64  # streams that open at the same time
-CONNECT_TIMEOUT_S = 180.0
+CONNECT_TIMEOUT_S = 60.0
 LEAVE_TIMEOUT_S = 30.0
 METHOD = "/holdfast.v1.Telemetry/Stream"
 
