@@ -29,7 +29,7 @@ async def get_breaker(backend: Serving) -> models.Breaker:
         state="closed" if breaker.open_until is None else "open",
         reason=breaker.reason,
         open_until=breaker.open_until,
-        condemned=[name for _, name in breaker.condemned],
+        condemned=list(dict.fromkeys(name for _, name in breaker.condemned)),
         changes=len(breaker.changes),
     )
 

@@ -6,8 +6,6 @@ window has passed, or when the nodes it doubted prove to have been gone; open in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Breaker
@@ -25,20 +23,18 @@ def count_condemned(turn: Turn, node: str) -> None:
     """`node` was lost or condemned by a finding."""
     breaker = _recent(turn)
     condemned = (*breaker.condemned, (turn.at, node))
+    turn.set(breaker=evolve(breaker, condemned=condemned))
     # Looked through only when it may matter: thousands may stand there, and each of them is counted.
-    may_open = not is_open(turn) and len(condemned) > _limit(turn, turn.count(By.CONNECTED))
-    turn.set(breaker=evolve(breaker, condemned=_each_once(condemned) if may_open else condemned))
-    if may_open:
-        _doubt(turn)
+    if not is_open(turn) and len(condemned) > _limit(turn, turn.count(By.CONNECTED)):
+        _doubt(turn, {name for _, name in condemned})
 
 
-def _doubt(turn: Turn) -> None:
+def _doubt(turn: Turn, condemned: set[str]) -> None:
     """Open if more nodes are condemned than can be true."""
-    condemned = turn.breaker.condemned
-    fleet = turn.count(By.CONNECTED) + _away(turn)
+    fleet = _fleet(turn, condemned)
     limit = _limit(turn, fleet)
     if len(condemned) > limit:
-        names = ", ".join(sorted(name for _, name in condemned)[:_NAMES_MAX])
+        names = ", ".join(sorted(condemned)[:_NAMES_MAX])
         names += f" and {len(condemned) - _NAMES_MAX} more" if len(condemned) > _NAMES_MAX else ""
         reason = (
             f"{len(condemned)} of {fleet} nodes condemned within {turn.config.breaker_window_s:.0f} s ({names}); "
@@ -50,10 +46,10 @@ def _doubt(turn: Turn) -> None:
 def count_reborn(turn: Turn, node: str) -> None:
     """The agent of `node` started again: it really was gone, so its loss casts no doubt on our view."""
     breaker = _recent(turn)
-    condemned = tuple(item for item in _each_once(breaker.condemned) if item[1] != node)
+    condemned = tuple(item for item in breaker.condemned if item[1] != node)
     turn.set(breaker=evolve(breaker, condemned=condemned))
-    limit = _limit(turn, turn.count(By.CONNECTED) + _away(turn))
-    if is_open(turn) and breaker.doubts_view and len(condemned) <= limit:
+    names = {name for _, name in condemned}
+    if is_open(turn) and breaker.doubts_view and len(names) <= _limit(turn, _fleet(turn, names)):
         close(turn, f"{node} started again, so what was seen of it was right", counts=turn.breaker)
 
 
@@ -89,16 +85,10 @@ def _recent(turn: Turn) -> Breaker:
     return evolve(breaker, condemned=condemned, changes=changes)
 
 
-def _each_once(condemned: Sequence[tuple[float, str]]) -> tuple[tuple[float, str], ...]:
-    """The newest time of each node."""
-    newest = {name: at for at, name in condemned}
-    return tuple(sorted((at, name) for name, at in newest.items()))
-
-
-def _away(turn: Turn) -> int:
-    """Condemned nodes without a session: they belong to the fleet as well."""
-    nodes = turn.nodes
-    return sum(name not in nodes or not nodes[name].connected for _, name in turn.breaker.condemned)
+def _fleet(turn: Turn, condemned: set[str]) -> int:
+    """How many nodes there are: condemned ones without a session belong to the fleet as well."""
+    connected = turn.group(By.CONNECTED)
+    return len(connected) + len(condemned - connected.keys())
 
 
 def _limit(turn: Turn, fleet: int) -> int:

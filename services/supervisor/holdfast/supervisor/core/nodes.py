@@ -11,7 +11,7 @@ from holdfast.supervisor.core.turn import Turn
 
 def job_of(turn: Turn, node: str) -> Job | None:
     """The unfinished job whose newest generation includes `node`."""
-    return next(iter(turn.in_order(turn.found(By.CLAIM, node))), None)
+    return next(iter(turn.in_order(turn.group(By.CLAIM, node))), None)
 
 
 def refresh(turn: Turn, name: str, reason: str) -> None:

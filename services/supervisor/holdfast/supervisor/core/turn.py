@@ -17,7 +17,7 @@ from holdfast.domain.incidents import Incident, IncidentState
 from holdfast.domain.nodes import NodeState
 from holdfast.domain.orders import Order
 from holdfast.supervisor.core.evolve import evolve
-from holdfast.supervisor.core.index import By, Draft, Index, Owned, own_copy
+from holdfast.supervisor.core.index import By, Draft, Group, Index, Owned, own_copy
 from holdfast.supervisor.core.state import Breaker, Config, Job, Node, State
 from holdfast.supervisor.protocol import (
     CancelTimer,
@@ -108,6 +108,10 @@ class Turn:
     def found(self, what: By, key: str = "") -> list[str]:
         """Names or ids, sorted: groups themselves have no order, a snapshot forgets it."""
         return sorted(self._index.get(what, key))
+
+    def group(self, what: By, key: str = "") -> Group:
+        """The same in no order: for what does not depend on one."""
+        return self._index.get(what, key)
 
     def count(self, what: By) -> int:
         return len(self._index.get(what))

@@ -73,7 +73,7 @@ def faults_per_day(turn: Turn, node: Node) -> float:
 def _claimed_by_others(turn: Turn, job: Job) -> frozenset[str]:
     """Of the job's nodes, those that another job has a claim on as well."""
     members = job.generation.nodes if job.generation else ()
-    return frozenset(node for node in members if any(name != job.name for name in turn.found(By.CLAIM, node)))
+    return frozenset(node for node in members if any(name != job.name for name in turn.group(By.CLAIM, node)))
 
 
 def _is_able(node: Node, nproc: int) -> bool:
@@ -101,11 +101,11 @@ def unusable_members(turn: Turn, job: Job) -> tuple[str, ...]:
     """The job's nodes that cannot have ranks: lost, condemned, or failed to prepare in the change that is going on."""
     if job.generation is None:
         return ()
-    excluded = job.change.excluded if job.change else ()
+    excluded, nodes = job.change.excluded if job.change else (), turn.nodes
     return tuple(
         node
         for node in job.generation.nodes
-        if node not in turn.nodes or not _may_stay(turn.nodes[node], job) or node in excluded
+        if node not in nodes or not _may_stay(nodes[node], job) or node in excluded
     )
 
 
@@ -116,8 +116,8 @@ def reachable(turn: Turn, job: Job, dp: int, dp_min: int, out: frozenset[str] = 
 
 
 def _reachable(turn: Turn, job: Job, dp: int, dp_min: int, out: frozenset[str]) -> Plan | Unplannable:
-    generation = job.generation
-    members = [turn.nodes[node] for node in (generation.nodes if generation else ()) if node in turn.nodes]
+    generation, nodes = job.generation, turn.nodes
+    members = [nodes[node] for node in (generation.nodes if generation else ()) if node in nodes]
     request = Request(
         spec=job.spec,
         dp=dp,
