@@ -119,3 +119,24 @@ def test_a_copy_that_rots_in_memory_is_found_on_its_way_to_the_disk(tmp_path: Pa
         b.wait_for(key, "disk")  # from its sender once more
         assert is_step(b.shard_file(key), 10)
         wait_until(lambda: "corrupt shard set aside" in b.log, description="the report")
+
+
+def test_a_spare_receives_into_memory_that_it_has_kept_ready(tmp_path: Path, memory: Path) -> None:
+    ready = {"HOLDFAST_REPLICATOR_SPARE_SHARDS": "2", "HOLDFAST_REPLICATOR_SPARE_SHARD_BYTES": str(7 << 20)}
+    with nodes(tmp_path, "a", memory=memory) as (a,), nodes(tmp_path, "spare", memory=memory, **ready) as (spare,):
+        a.configure()
+        key = a.save(a.images(), 10)
+        a.wait_for(key, "disk")
+        kept = wait_until(lambda: kept_by(spare, 2), description="the memory that is kept ready")
+        spare.configure(generation=2, attempt=2)
+        staged = Path(spare.stage(key, a).path)
+        assert staged.stat().st_ino in kept
+        assert is_step(staged, 10)
+        spare.forget()
+        assert wait_until(lambda: kept_by(spare, 2), description="as much again") != kept
+
+
+def kept_by(node: Node, count: int) -> set[int] | None:
+    """The inodes, as soon as there are so many."""
+    kept = {path.stat().st_ino for path in node.memory.glob(".warm/[0-9]*")}
+    return kept if len(kept) == count else None

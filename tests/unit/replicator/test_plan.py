@@ -155,6 +155,26 @@ def test_a_fetched_shard_leaves_memory_once_it_is_superseded_on_disk() -> None:
     assert plan(replace(now, held=(*now.held, disk(15, attempt=2)), pinned=frozenset({fetched}))) == ()
 
 
+def test_a_copy_of_another_node_leaves_memory_when_it_is_on_disk_and_a_newer_one_has_come() -> None:
+    first, second = (Held(Store.STAGED, ShardKey(1, step, 1)) for step in (10, 20))
+    assert plan(view(first)) == (CopyToDisk(first.key, "newest in memory, not yet on disk"),)
+    assert plan(view(first, disk(10, rank=1))) == (), "restored from here, it is at memory's speed"
+    assert deleted(view(first, second)) == set(), "neither is on disk yet"
+    gone = Delete(Store.STAGED, first.key, "a copy, and a newer one has come")
+    assert plan(view(first, disk(10, rank=1), second))[1:] == (gone,)
+    assert plan(view(first, second, disk_full=True)) == (gone,), "memory is all there is: the newest has it"
+    assert plan(view(first, disk(10, rank=1), second, pinned=frozenset({first})))[1:] == ()
+
+
+def test_a_copy_that_nobody_renews_leaves_memory() -> None:
+    copy = Held(Store.STAGED, ShardKey(1, 10, 1))
+    assert plan(view(copy, disk(10, rank=1), disk(20))) == ()
+    assert plan(view(copy, disk(10, rank=1), disk(20), disk(30))) == (
+        Delete(Store.STAGED, copy.key, "a copy on disk, too, and not renewed for some steps"),
+    )
+    assert deleted(view(copy, disk(20), disk(30))) == set(), "it is nowhere else"
+
+
 keys = st.builds(ShardKey, st.integers(1, 3), st.integers(1, 6).map(lambda n: n * 10), st.integers(0, 3))
 helds = st.builds(Held, st.sampled_from(Store), keys)
 

@@ -151,11 +151,15 @@ def test_copies_take_a_share_of_memory_and_leave_one(
     monkeypatch.setattr("holdfast.replicator.tiers.warm.FREE_MIN", free)
     warm = WarmFiles(tmp_path)
     assert warm.has_room(1 << 20) is room
-    warm.make(1 << 20)
+    warm.reserve(2, 1 << 20)
+    assert len(list(tmp_path.rglob("*"))) == (3 if room else 0), "the directory and two files"
+    if not room:
+        return
+    monkeypatch.setattr("holdfast.replicator.tiers.warm.SHARE_MAX", 0.0)
     assert warm.has_room(1 << 20), "what is kept is there already"
-    assert warm.has_room(1 << 10) is room, "a thousandth of it would be a waste"
+    assert not warm.has_room(1 << 10), "a thousandth of it would be a waste"
     warm.give_back()
-    assert warm.has_room(1 << 20) is room
+    assert not warm.has_room(1 << 20)
 
 
 def test_a_sender_that_knows_the_disk_only_is_told_when_it_is_there(here: Here, tmp_path: Path) -> None:

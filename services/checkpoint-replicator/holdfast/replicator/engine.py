@@ -144,6 +144,7 @@ class Engine:
         async with job.refreshing:
             for tier in self.tiers.in_order:
                 await self.threads.urgent(tier.forget, name)
+        self.notify()
 
     def job(self, name: str) -> Job:
         """The job, new when it was not known."""

@@ -23,6 +23,7 @@ from holdfast.replicator.settings import ReplicatorSettings
 from holdfast.replicator.sharing import Arrivals
 from holdfast.replicator.sockets import OpenSockets
 from holdfast.replicator.stager import Stager
+from holdfast.replicator.standby import keep_ready
 from holdfast.replicator.store_scrub import StoreScrubber
 from holdfast.replicator.threads import Pace, Threads, be_nice
 from holdfast.replicator.tiers.files import FileTier
@@ -109,6 +110,8 @@ async def serve(settings: ReplicatorSettings) -> None:
             guarded(tasks, "hints", engine.follow_hints)
             guarded(tasks, "rescan", partial(engine.rescan, settings.replicator_rescan_interval_s))
             guarded(tasks, "mover", mover.run)
+            spare = (settings.replicator_spare_shards, settings.replicator_spare_shard_bytes)
+            guarded(tasks, "standby", partial(keep_ready, engine, warm, *spare))
             guarded(tasks, "scrubber", scrubber.run)
             guarded(tasks, "store scrubber", store_scrubber.run)
             guarded(

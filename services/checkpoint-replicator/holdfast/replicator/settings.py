@@ -31,6 +31,9 @@ class ReplicatorSettings(ServiceSettings):
     replicator_store_scrub_interval_s: float = Field(24 * 3600.0, gt=0)  # for everything in the object store
     replicator_connections_max: int = Field(128, ge=1, le=1024)
     replicator_lanes_max: int = Field(4, ge=1, le=16)  # connections for each shard on its way to or from a peer
+    # On a node that waits as a spare: memory that is ready for the shards that a swap brings, as many as it would have ranks.
+    replicator_spare_shards: int = Field(0, ge=0, le=256)
+    replicator_spare_shard_bytes: int = Field(1 << 30, ge=1)
     replicator_checksum_threads: int = Field(4, ge=1, le=64)
     replicator_connect_timeout_s: float = Field(3.0, gt=0)
     replicator_io_timeout_s: float = Field(10.0, gt=0)

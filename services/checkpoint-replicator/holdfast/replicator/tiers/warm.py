@@ -76,11 +76,10 @@ class WarmFiles:
     def reuse(self, path: Path, size: int) -> bool:
         """Make a kept file the file `path`, `size` bytes of anything; False when there is none that fits, or `path` exists."""
         with self._lock:
-            fitting = {inode: len(self._pages[inode].mapping) for inode in self._kept}
-            fitting = {inode: room for inode, room in fitting.items() if size <= room <= LOSS_MAX * size + SLACK_BYTES}
+            fitting = [inode for inode in self._kept if self._fits(inode, size)]
             if not fitting:
                 return False
-            inode = min(fitting, key=lambda inode: fitting[inode])
+            inode = min(fitting, key=lambda inode: len(self._pages[inode].mapping))
             try:
                 _resize(self._pages[inode].fd, size)
                 os.link(self._kept[inode], path)  # unlike a rename it never takes the place of another's
@@ -97,8 +96,16 @@ class WarmFiles:
                 if not self._keep(path):
                     path.unlink()
 
-    def make(self, size: int) -> None:
-        """Keep a new file of `size` bytes, to be the first shard's that arrives. Raises OSError when memory is full."""
+    def reserve(self, count: int, size: int) -> None:
+        """Have `count` files of `size` bytes ready, as far as the share of memory goes. Raises OSError when memory is full."""
+        for _ in range(count):
+            with self._lock:
+                ready = sum(self._fits(inode, size) for inode in self._kept)
+                if ready >= count or not self._may_take(size):
+                    return
+            self._make(size)
+
+    def _make(self, size: int) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
         path = self._directory / f".{threading.get_native_id()}"
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -107,6 +114,9 @@ class WarmFiles:
             pages.view(0, size).release()
             pages.touched = True
             self.keep(path)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
         finally:
             os.close(fd)
 
@@ -114,12 +124,7 @@ class WarmFiles:
         """Whether a copy that could as well go to the disk may come here."""
         with self._lock:
             self._forget_unlinked()
-            if any(size <= len(self._pages[inode].mapping) <= LOSS_MAX * size + SLACK_BYTES for inode in self._kept):
-                return True
-            stat = os.statvfs(self._directory.parent)
-            whole, free = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
-            used = sum(len(pages.mapping) for pages in self._pages.values())
-            return used + size <= SHARE_MAX * whole and free - size >= FREE_MIN * whole
+            return any(self._fits(inode, size) for inode in self._kept) or self._may_take(size)
 
     def give_back(self) -> None:
         """To the system, what is kept."""
@@ -128,6 +133,15 @@ class WarmFiles:
                 _, path = self._kept.popitem()
                 path.unlink(missing_ok=True)
             self._forget_unlinked()
+
+    def _fits(self, inode: int, size: int) -> bool:
+        return size <= len(self._pages[inode].mapping) <= LOSS_MAX * size + SLACK_BYTES
+
+    def _may_take(self, size: int) -> bool:
+        stat = os.statvfs(self._directory.parent)
+        whole, free = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
+        used = sum(len(pages.mapping) for pages in self._pages.values())
+        return used + size <= SHARE_MAX * whole and free - size >= FREE_MIN * whole
 
     def _keep(self, path: Path) -> bool:
         """Whether it has gone to the kept ones. Raises FileNotFoundError."""
