@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.detection import causes, fleet, hang, hang_gloo, numerical, storm, stragglers, xid
-from benchmarks.detection.score import Score
+from benchmarks.detection.score import Score, progress
 
 Suite = Callable[[Path, np.random.Generator], Score]
 
@@ -64,8 +64,10 @@ def main() -> None:
         if name in wanted:
             began = time.perf_counter()
             score = suite(options.data, np.random.default_rng((seed, number)))
-            results[name] = score.as_json() | {"took_s": round(time.perf_counter() - began, 1)}
+            took_s = round(time.perf_counter() - began, 1)
+            results[name] = score.as_json() | {"took_s": took_s}
             _show(score)
+            progress(f"{name}: {took_s} s")
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "detection.json"
     report = {"seed": seed, "data": str(options.data), "suites": results}
