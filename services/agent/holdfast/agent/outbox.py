@@ -16,7 +16,7 @@ from holdfast.domain.signals import RELIABLE, KernelLine, NodeSignal, Tick
 
 DROPPABLE_MAX = 2048
 KERNEL_LINES_MAX = 1024
-ACK_EVERY = 4  # ticks; asking for each one would cost diagnostics as much as reading them
+ACK_EVERY = 8  # ticks, half of `IN_FLIGHT_MAX`; asking for each one would cost diagnostics as much as reading them
 IN_FLIGHT_MAX = 16
 UNACKNOWLEDGED_MAX = 256  # ticks with reliable signals; beyond it, signals gather until an acknowledgement comes
 
