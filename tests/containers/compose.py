@@ -77,11 +77,12 @@ class Compose:
         return run("docker", "exec", self.container(service), *arguments)
 
     def keep_logs(self, directory: Path) -> None:
-        """Each container's log in a file of its own."""
-        directory.mkdir(parents=True, exist_ok=True)
+        """Each container's log in a file of its own, in place of those of the last time."""
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
         for container in self("ps", "--all", "-q").split():
-            name = run("docker", "inspect", "--format", "{{.Name}}", container).strip().strip("/")
-            (directory / f"{name}.log").write_text(run("docker", "logs", container))
+            name = run("docker", "inspect", "--format", "{{.Name}}", container).strip().removeprefix(f"/{self.project}")
+            (directory / f"{name.strip('_-')}.log").write_text(run("docker", "logs", container))
 
     @property
     def _network(self) -> str:
