@@ -1,7 +1,10 @@
 """Replicator to replicator, next to what the network gives: iperf3 and a bare socket, one stream each, in the same round.
 
-* replicate: a shard on one node's disk is given a peer; until it is verified, durable and listed there.
-* restore from a peer: a node that holds nothing is asked to stage the shard; until it is verified in its memory.
+* replicate: a shard on one node's disk is given a peer; until it is verified and listed there, in its memory (`holdfast`) and
+  on its disk (`holdfast_to_disk`). Measured on the third copy, whose pages in the peer's memory are those of the first, as in
+  a run; `holdfast_first` is the first one.
+* restore from a peer: a node that holds nothing is asked to stage the shard; until it is verified in its memory. Once a spare
+  that has kept memory ready (`holdfast`), once a node that has none (`holdfast_cold`).
 
 Rate limits are off: the defaults are meant to leave bandwidth to training, and would be all that is measured.
 """
@@ -14,50 +17,88 @@ import socket
 import subprocess
 import threading
 import time
+from dataclasses import dataclass, replace
 
 import psutil
 
 from benchmarks.checkpoint.pages import recall
 from benchmarks.checkpoint.protocol import Request
-from benchmarks.checkpoint.replicators import Replicator
-from benchmarks.checkpoint.results import Measured, TrialFailed
+from benchmarks.checkpoint.replicators import ATTEMPT, Replicator
+from benchmarks.checkpoint.results import OURS, Measured, TrialFailed
 from benchmarks.checkpoint.saves import save_once
 from benchmarks.checkpoint.scratch import Scratch
+from holdfast.domain.generations import ShardKey, ShardRecord
 
 PIECE_BYTES = 1 << 20
 LIMIT_BYTES_MIN = 1 << 28  # a shorter stream says nothing
 TIMEOUT_S = 60.0
+COPIES = 3  # the third is the first that finds pages to use again
+SHARD_OVERHEAD_MAX = 0.02  # of a shard beyond the state
 
 
 def measure(request: Request, place: Scratch) -> Measured:
     """One round. Raises TrialFailed."""
-    with Replicator("a", place, unlimited=True) as holder, Replicator("b", place, unlimited=True) as other:
+    ready = {"SPARE_SHARDS": "1", "SPARE_SHARD_BYTES": str(int(request.nbytes * (1 + SHARD_OVERHEAD_MAX)))}
+    with (
+        Replicator("a", place, unlimited=True) as holder,
+        Replicator("b", place, unlimited=True) as other,
+        Replicator("c", place, unlimited=True, settings=ready) as spare,
+    ):
         holder.configure((0,))
         other.configure((1,))
-        save_once(request, place, holder)
-        record = holder.wait_for("disk")
+        copies = [_copy(replace(request, mark=step), place, holder, other) for step in range(1, COPIES + 1)]
+        record = copies[-1].record
         limits = _limits(max(record.size, LIMIT_BYTES_MIN))  # before and after: loopback swings by half
-
-        recall(record.size)
-        began = time.perf_counter()
-        holder.configure((0,), other)
-        other.wait_for("disk", record.key)
-        replicate_s = time.perf_counter() - began
-
         other.forget()
-        other.configure((1,))
-        recall(record.size)
-        began = time.perf_counter()
-        staged = other.stage(record.key, holder)
-        restore_s = time.perf_counter() - began
-        if staged.source != holder.node:
-            raise TrialFailed(f"the shard was staged from {staged.source}, not from the peer")
+        for node in (other, spare):
+            node.configure((1,))
+        restored_s = {
+            OURS: _restore(record, spare, holder),
+            f"{OURS}_cold": _restore(record, other, holder),
+        }
     limits += _limits(max(record.size, LIMIT_BYTES_MIN))
-    values = [("replicate_gb_s", replicate_s), ("restore_peer_gb_s", restore_s)]
-    return [
-        *((measure, "holdfast", record.size / seconds / 1e9) for measure, seconds in values),
-        *((measure, name, gb_s) for measure, _ in values for name, gb_s in limits),
+    values = [
+        ("replicate_gb_s", OURS, copies[-1].in_memory_s),
+        ("replicate_gb_s", f"{OURS}_to_disk", copies[-1].on_disk_s),
+        ("replicate_gb_s", f"{OURS}_first", copies[0].in_memory_s),
+        *(("restore_peer_gb_s", name, seconds) for name, seconds in restored_s.items()),
     ]
+    return [
+        *((measure, name, record.size / seconds / 1e9) for measure, name, seconds in values),
+        *((measure, name, gb_s) for measure in dict.fromkeys(value[0] for value in values) for name, gb_s in limits),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    record: ShardRecord
+    in_memory_s: float
+    on_disk_s: float
+
+
+def _copy(request: Request, place: Scratch, holder: Replicator, other: Replicator) -> _Copied:
+    """Save, and then give the shard to the other node; with the pages of the copy before the last, if there is one."""
+    holder.configure((0,))
+    save_once(request, place, holder)
+    key = ShardKey(ATTEMPT, request.mark, 0)
+    record = holder.wait_for("disk", key)
+    recall(record.size)
+    began = time.perf_counter()
+    holder.configure((0,), other)
+    other.wait_for("memory", key)
+    in_memory_s = time.perf_counter() - began
+    other.wait_for("disk", key)
+    return _Copied(record, in_memory_s, time.perf_counter() - began)
+
+
+def _restore(record: ShardRecord, node: Replicator, holder: Replicator) -> float:
+    recall(record.size)
+    began = time.perf_counter()
+    staged = node.stage(record.key, holder)
+    took_s = time.perf_counter() - began
+    if staged.source != holder.node:
+        raise TrialFailed(f"the shard was staged from {staged.source}, not from the peer")
+    return took_s
 
 
 def _limits(nbytes: int) -> list[tuple[str, float]]:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,12 @@ POLL_S = 0.005
 
 
 class Replicator:
-    """One node's replicator. A context manager; `unlimited` takes the rate limits off (rates are what is measured)."""
+    """One node's replicator. A context manager; `unlimited` takes the rate limits off (rates are what is measured); `settings`
+    are further ones, without their prefix."""
 
-    def __init__(self, node: str, place: Scratch, *, unlimited: bool = False) -> None:
+    def __init__(
+        self, node: str, place: Scratch, *, unlimited: bool = False, settings: Mapping[str, str] | None = None
+    ) -> None:
         self.node = node
         self.memory = place.memory / node
         self.disk = place.disk / node
@@ -44,7 +47,8 @@ class Replicator:
         self._rpc = place.sockets / f"{node}.rpc"
         self._ready = place.sockets / f"{node}.json"
         self._log = place.sockets / f"{node}.log"
-        self._limits = dict.fromkeys(("DISK", "PEER"), "0") if unlimited else {}
+        rates = ("DISK_BYTES_PER_S_MAX", "PEER_BYTES_PER_S_MAX")
+        self._settings = {**(dict.fromkeys(rates, "0") if unlimited else {}), **(settings or {})}
         self._generation = 0
 
     def __enter__(self) -> Replicator:
@@ -56,7 +60,7 @@ class Replicator:
             "HOLDFAST_REPLICATOR_SOCKET": str(self._rpc),
             "HOLDFAST_REPLICATOR_NOTES": str(self.notes),
             "HOLDFAST_READY_FILE": str(self._ready),
-            **{f"HOLDFAST_REPLICATOR_{tier}_BYTES_PER_S_MAX": rate for tier, rate in self._limits.items()},
+            **{f"HOLDFAST_REPLICATOR_{name}": value for name, value in self._settings.items()},
         }
         with self._log.open("wb") as log:
             self._process = subprocess.Popen([sys.executable, "-m", "holdfast.replicator"], env=env, stderr=log)
