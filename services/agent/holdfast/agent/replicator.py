@@ -29,7 +29,7 @@ from holdfast.wire.retention import encode_retain
 log = structlog.get_logger("holdfast.agent.replicator")
 
 CALL_TIMEOUT_S = 5.0
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 120.0  # it takes seconds, but a busy machine must not lose the node for that
 READY_POLL_S = 0.01
 
 

@@ -78,7 +78,7 @@ async function refresh() {
   const others = nodes.items.filter((node) => !node.job);
   byId("others").replaceChildren(...others.map((node) => element("span", `${node.node} ${node.state}`, `cell ${node.state}`)));
   byId("incidents").replaceChildren(...incidents.items.map(showIncident));
-  byId("status").textContent = `${count(jobs.items, "job")}, ${count(nodes.items, "node")}`;
+  byId("status").textContent = `${count(jobs.items.length, "job")}, ${count(nodes.items.length, "node")}`;
 }
 
 let timer;
