@@ -31,6 +31,7 @@ ODD: dict[str, tuple[dict[str, object], dict[str, object]]] = {
     "behind in steps": ({"step": 6}, {}),
     "in the kernel": ({"state": "D", "state_before": "D", "cpu": 0.0}, {}),
     "busy while others sleep": ({"state": "R", "cpu": 0.99}, {}),
+    "busy on a machine that is": ({"state": "R", "state_before": "R", "cpu": 0.08}, {"cpu": 0.03}),
     "asleep while others spin": ({"cpu": 0.0}, {"state": "R", "cpu": 0.98}),
     "held interpreter": ({"interpreter": "held", "step": 8}, {"interpreter": "free"}),
     "asleep elsewhere": ({"kernel": "hrtimer_nanosleep", "step": 8}, {"kernel": "futex_do_wait"}),
@@ -53,6 +54,9 @@ def test_the_odd_one_is_named(case: str, size: int) -> None:
     [
         [view(0, cpu=0.99), view(1, cpu=0.99), view(2), view(3)],
         [view(0, cpu=0.99), view(1)],
+        [view(0, state="R", cpu=0.08), view(1), view(2)],
+        [view(0, state="R", state_before="R", cpu=0.03), view(1, cpu=0.02), view(2)],
+        [view(rank, state="R", state_before="R", cpu=0.08) for rank in (0, 1)] + [view(2), view(3)],
         [view(0, cpu=0.99, window_s=0.05), view(1, window_s=0.05), view(2, window_s=0.05)],
         [view(rank, state="T") for rank in range(4)],
         [view(rank, state="D", state_before="D") for rank in range(4)],
@@ -63,6 +67,9 @@ def test_the_odd_one_is_named(case: str, size: int) -> None:
     ids=[
         "two busy",
         "one of two",
+        "wants to run for an instant",
+        "hardly more than the others",
+        "two want to run",
         "no window",
         "all stopped",
         "all in the kernel",

@@ -186,7 +186,10 @@ def _odd_cpu(ranks: Sequence[RankView]) -> Verdict | None:
         return None  # of two, neither is the odd one
     busy = [view for view in ranks if view.cpu >= _BUSY]
     idle = [view for view in ranks if view.cpu <= _IDLE]
-    if len(busy) == 1 and len(idle) == len(ranks) - 1:
+    if not busy:  # on a machine with more to do than CPUs nobody gets half of one: who wants to run, then?
+        busy = [view for view in ranks if view.state == view.state_before == "R"]
+        idle = [view for view in ranks if view.state == "S" and view.cpu <= _IDLE and view not in busy]
+    if len(busy) == 1 and len(idle) == len(ranks) - 1 and busy[0].cpu >= 2 * max(view.cpu for view in idle):
         return Verdict(busy[0].rank, f"it alone burns CPU ({busy[0].cpu:.0%}) while the others sleep", 0.75)
     if len(idle) == 1 and len(busy) == len(ranks) - 1:
         return Verdict(idle[0].rank, f"it alone is idle ({idle[0].cpu:.0%} CPU) while the others spin", 0.75)
