@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from benchmarks.checkpoint.scratch import Scratch
 from holdfast.domain import worker
 from holdfast.domain.generations import RankRestore, ShardKey, ShardRecord, ShardSource
 from holdfast.domain.mesh import Mesh
-from holdfast.domain.replication import Configure, Stage, StagedShard
+from holdfast.domain.replication import Configure, SavedByAll, Stage, StagedShard
 from holdfast.v1 import replicator_pb2 as pb
 from holdfast.v1 import replicator_pb2_grpc as rpc
 from holdfast.wire import shards as wire
+from holdfast.wire.retention import encode_retain
 
 JOB = "bench"
 TOKEN = "secret-of-bench"
@@ -117,6 +119,11 @@ class Replicator:
         request = wire.encode_stage(Stage(JOB, (restore,), STAGE_TIMEOUT_S))
         (staged,) = wire.decode_staged(self._stub.Stage(request, timeout=STAGE_TIMEOUT_S))
         return staged
+
+    def retain(self, key: ShardKey) -> None:
+        """As the supervisor does once every node has a step: what is older may go."""
+        with suppress(ValueError):  # the channel has been closed by us
+            self._stub.Retain(encode_retain(SavedByAll(JOB, key.attempt, key.step)), timeout=STAGE_TIMEOUT_S)
 
     def forget(self) -> None:
         self._stub.Forget(pb.ForgetRequest(job=JOB), timeout=STAGE_TIMEOUT_S)

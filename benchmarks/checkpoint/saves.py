@@ -26,6 +26,7 @@ from benchmarks.checkpoint.replicators import Replicator
 from benchmarks.checkpoint.results import Measured, TrialFailed
 from benchmarks.checkpoint.scratch import Scratch
 from holdfast.domain import worker
+from holdfast.domain.generations import ShardRecord
 
 TRIAL_TIMEOUT_S = 180.0
 LEAVE_TIMEOUT_S = 10.0
@@ -111,15 +112,20 @@ def measure_holdfast(request: Request, place: Scratch) -> Measured:
     """One trial of Holdfast: worker, its node's replicator, another node's that takes the copies; then the worker is killed,
     and a new one restores from memory. Raises TrialFailed."""
     with Replicator("a", place) as ours, Replicator("b", place) as other:
+
+        def at_the_peer(record: ShardRecord, at: float) -> None:
+            if record.tier == "disk":
+                trial.tell(f"{record.key.step} {PEER} {at}")
+                ours.retain(record.key)
+                other.retain(record.key)
+
         other.configure((1,))
         ours.configure((0,), other)
         with Trial(request, place, ours.worker_environment()) as trial:
             ours.watch(
                 lambda record, at: trial.tell(f"{record.key.step} {DISK} {at}") if record.tier == "disk" else None
             )
-            other.watch(
-                lambda record, at: trial.tell(f"{record.key.step} {PEER} {at}") if record.tier == "disk" else None
-            )
+            other.watch(at_the_peer)
             result, peak_bytes = _result(trial, [trial.pid, ours.pid])
         return _values("holdfast", result, peak_bytes) + _restored(request, place, ours, result)
 
