@@ -36,6 +36,7 @@ from holdfast.domain.signals import (
     Signal,
     WorkerExited,
 )
+from holdfast.runtime.garbage import collect_seldom
 
 FLEET = 12_500  # nodes
 SPARES = 250
@@ -53,6 +54,7 @@ _KINDS = {
 
 
 def suite(rng: np.random.Generator) -> Score:
+    collect_seldom()  # as both services do
     score = Score("storm")
     for count in STORMS:
         began = time.monotonic()

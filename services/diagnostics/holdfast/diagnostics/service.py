@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 
 import anyio
@@ -20,6 +19,7 @@ from holdfast.diagnostics.settings import DiagnosticsSettings
 from holdfast.log.protocol import EventLog
 from holdfast.log.redis import RedisLog
 from holdfast.runtime import metrics, telemetry
+from holdfast.runtime.garbage import collect_seldom
 from holdfast.runtime.grpc_server import listen
 from holdfast.runtime.ready import announce
 from holdfast.runtime.service import guarded
@@ -30,7 +30,7 @@ log = structlog.get_logger("holdfast.diagnostics")
 
 async def serve(settings: DiagnosticsSettings) -> None:
     """Run on Redis. Raises `Unavailable` when it cannot be reached at the start; later it is waited for."""
-    _collect_seldom()
+    collect_seldom()
     event_log = RedisLog(settings.redis_url, settings.fleet)
     try:
         await event_log.ping()
@@ -38,13 +38,6 @@ async def serve(settings: DiagnosticsSettings) -> None:
     finally:
         with anyio.CancelScope(shield=True):
             await event_log.aclose()
-
-
-def _collect_seldom() -> None:
-    """What is remembered of a fleet is millions of objects and no cycles: looking through all of them stops everything for as
-    long as a second. What there is at the start is never looked at, the rest after many more new objects than by default."""
-    gc.freeze()
-    gc.set_threshold(50_000, 50, 100)
 
 
 async def run(settings: DiagnosticsSettings, event_log: EventLog) -> None:

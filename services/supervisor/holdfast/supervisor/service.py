@@ -15,6 +15,7 @@ from holdfast.log import durability
 from holdfast.log.protocol import FencedLog
 from holdfast.log.redis import RedisLog
 from holdfast.runtime import telemetry
+from holdfast.runtime.garbage import collect_seldom
 from holdfast.runtime.grpc_server import listen
 from holdfast.runtime.ready import announce
 from holdfast.runtime.service import guarded
@@ -44,6 +45,7 @@ log = structlog.get_logger("holdfast.supervisor")
 
 async def serve(settings: SupervisorSettings) -> None:
     """Run on Redis. Raises `Unavailable` when it cannot be reached at the start; later it is waited for."""
+    collect_seldom()
     event_log = RedisLog(settings.redis_url, settings.fleet)
     try:
         await event_log.ping()
