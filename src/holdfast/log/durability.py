@@ -19,4 +19,6 @@ def risk(persistence: Mapping[str, Any]) -> str:
                 "training goes on, and nobody repairs it"
             )
         case _:
-            return "it does not say whether its append-only file is on; without one a restart forgets jobs and incidents"
+            return (
+                "it does not say whether its append-only file is on; without one a restart forgets jobs and incidents"
+            )
