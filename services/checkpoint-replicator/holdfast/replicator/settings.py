@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from pydantic import Field
@@ -30,7 +31,9 @@ class ReplicatorSettings(ServiceSettings):
     replicator_store_scrub_bytes_per_s_max: int = Field(8 << 20, ge=0)
     replicator_store_scrub_interval_s: float = Field(24 * 3600.0, gt=0)  # for everything in the object store
     replicator_connections_max: int = Field(128, ge=1, le=1024)
-    replicator_lanes_max: int = Field(4, ge=1, le=16)  # connections for each shard on its way to or from a peer
+    # Connections for each shard on its way to or from a peer. Not more than there are processors: each is a thread at both
+    # ends, and many threads of low priority take as much from training as one of its own.
+    replicator_lanes_max: int = Field(default_factory=lambda: min(4, len(os.sched_getaffinity(0))), ge=1, le=16)
     # On a node that waits as a spare: memory that is ready for the shards that a swap brings, as many as it would have ranks.
     replicator_spare_shards: int = Field(0, ge=0, le=256)
     replicator_spare_shard_bytes: int = Field(1 << 30, ge=1)
