@@ -88,9 +88,8 @@ class Intake:
             entry = self._entries.setdefault(name, _Entry())
             entry.users += 1
         try:
-            with (
-                entry.opening
-            ):  # what an earlier transfer has left is verified first: the other connections wait for it
+            # What an earlier transfer has left is verified first: the other connections wait for it.
+            with entry.opening:
                 if entry.taking is None:
                     entry.taking = self._open(job, manifest, memory=memory)
             try:
