@@ -28,10 +28,20 @@ def is_step(path: str | Path, step: int) -> bool:
         return reader.key.step == step and bytes(reader.view("w")) == bytes([step]) * len(reader.view("w"))
 
 
-def slowly(node: Node) -> None:
-    """Start it again, with a disk that takes a byte a second."""
-    node.stop()
-    node._env.update(CRAWL)
+def crawling_pair(a: Node, b: Node) -> None:
+    """`a` copies to `b`, which is started again with a disk that takes a byte a second."""
+    b.stop()
+    b._env.update(CRAWL)
+    b.start()
+    b.configure(ranks=(1,))
+    a.configure(peers=(b,))
+
+
+def start_at_full_speed(node: Node) -> None:
+    """With the address that it had."""
+    for name in CRAWL:
+        node._env.pop(name)
+    node._env["HOLDFAST_REPLICATOR_LISTEN"] = node.endpoint
     node.start()
 
 
@@ -55,9 +65,7 @@ def test_a_copy_is_in_memory_then_on_disk_and_only_the_newest_stays_in_memory(tm
 
 def test_what_is_in_the_memory_of_a_peer_survives_its_sender(tmp_path: Path, memory: Path) -> None:
     with nodes(tmp_path, "a", "b", "spare", memory=memory) as (a, b, spare):
-        slowly(b)
-        b.configure(ranks=(1,))
-        a.configure(peers=(b,))
+        crawling_pair(a, b)
         key = a.save(a.images(), 10)
         record = b.wait_for(key, "memory")
         a.stop(signal.SIGKILL)
@@ -70,24 +78,19 @@ def test_what_is_in_the_memory_of_a_peer_survives_its_sender(tmp_path: Path, mem
 
 def test_a_replicator_killed_between_memory_and_disk_carries_on(tmp_path: Path, memory: Path) -> None:
     with nodes(tmp_path, "a", "b", memory=memory) as (a, b):
-        slowly(b)
-        b.configure(ranks=(1,))
-        a.configure(peers=(b,))
+        crawling_pair(a, b)
         key = a.save(a.images(), 10)
         b.wait_for(key, "memory")
         b.stop(signal.SIGKILL)
         assert not list(b.disk.rglob("*.shard"))
-        b._env.pop("HOLDFAST_REPLICATOR_DISK_BYTES_PER_S_MAX")
-        b.start()
+        start_at_full_speed(b)
         b.wait_for(key, "disk")
         assert is_step(b.shard_file(key), 10)
 
 
 def test_a_sender_deletes_nothing_for_what_is_only_in_the_memory_of_its_peer(tmp_path: Path, memory: Path) -> None:
     with nodes(tmp_path, "a", "b", memory=memory) as (a, b):
-        slowly(b)
-        b.configure(ranks=(1,))
-        a.configure(peers=(b,))
+        crawling_pair(a, b)
         images = a.images()
         for step in (10, 20, 30, 40):
             a.wait_for(a.save(images, step), "disk")
@@ -95,27 +98,21 @@ def test_a_sender_deletes_nothing_for_what_is_only_in_the_memory_of_its_peer(tmp
         a.retain(40)
         assert {(ShardKey(1, step, 0), "disk") for step in (10, 20, 30, 40)} <= a.holdings()
         b.stop(signal.SIGKILL)
-        b._env.pop("HOLDFAST_REPLICATOR_DISK_BYTES_PER_S_MAX")
-        b._env["HOLDFAST_REPLICATOR_LISTEN"] = b.endpoint
-        b.start()
+        start_at_full_speed(b)
         b.wait_for(ShardKey(1, 40, 0), "disk")
         a.wait_without(ShardKey(1, 10, 0), "disk")
 
 
 def test_a_copy_that_rots_in_memory_is_found_on_its_way_to_the_disk(tmp_path: Path, memory: Path) -> None:
     with nodes(tmp_path, "a", "b", memory=memory) as (a, b):
-        slowly(b)
-        b.configure(ranks=(1,))
-        a.configure(peers=(b,))
+        crawling_pair(a, b)
         key = a.save(a.images(), 10)
         b.wait_for(key, "memory")
         b.stop(signal.SIGKILL)
         with b.shard_file(key, "memory").open("r+b") as file:
             file.seek(2 << 20)
             file.write(b"\xff")
-        b._env.pop("HOLDFAST_REPLICATOR_DISK_BYTES_PER_S_MAX")
-        b._env["HOLDFAST_REPLICATOR_LISTEN"] = b.endpoint
-        b.start()
+        start_at_full_speed(b)
         b.wait_for(key, "disk")  # from its sender once more
         assert is_step(b.shard_file(key), 10)
         wait_until(lambda: "corrupt shard set aside" in b.log, description="the report")
