@@ -28,6 +28,8 @@ from holdfast.train.rendezvous import wait_until_served
 from holdfast.train.run import Interrupted, Run
 from holdfast.train.standalone import Checkpoints, Session, open_session
 
+LAST_WORK_S = 0.05
+
 
 def launch(
     main: Callable[[Run], None],
@@ -87,6 +89,9 @@ def launch(
         notes.close()
         control.close()
     dist.destroy_process_group()  # only now: after an error the others may hang, and the exit itself tells them
+    # A DeviceMesh that torch caches keeps gloo's threads alive. One that lets go of its last work while the interpreter ends
+    # aborts the process ("terminate called without an active exception", torch 2.13): let it have the interpreter before.
+    time.sleep(LAST_WORK_S)
 
 
 def _open_session(checkpoint: Checkpoints | None, environment: Environment) -> Session | None:

@@ -103,6 +103,8 @@ class FakeReplicator:
         self.forgotten: list[str] = []
         self.configured: list[int] = []
         self.archived: list[int] = []
+        self.brought: dict[ShardKey, StagedShard] = {}
+        self.source = "memory"
 
     async def configure(self, request: Configure) -> None:
         self.configured.append(request.generation)
@@ -112,7 +114,11 @@ class FakeReplicator:
         await anyio.sleep(self.staging_s)
         if self.error is not None:
             raise self.error
-        return (StagedShard(0, request.shards[0].shard, f"/shm/{self.configured[-1]}", "memory"),)
+        key = request.shards[0].shard
+        if key not in self.brought:
+            self.brought[key] = StagedShard(0, key, f"/shm/{self.configured[-1]}", self.source)
+            return (self.brought[key],)
+        return (replace(self.brought[key], source="memory"),)
 
     async def archive(self, request: ArchiveNow) -> None:
         self.archived.append(request.step)
@@ -191,6 +197,16 @@ async def test_a_newer_prepare_cuts_an_older_one_short() -> None:
         assert pool.alive == {3}
         with pytest.raises(Conflict, match="generation 2 of gpt is over"):
             await subject.carry_out(Start("gpt", 2, "host:5"))
+
+
+async def test_what_an_overtaken_generation_has_fetched_was_fetched() -> None:
+    """The second of two nodes that are lost together is noticed when the shards are here already."""
+    async with node() as (subject, _, replicator):
+        replicator.source = "n7"
+        assert (await subject.carry_out(ORDER)).restored_from == (("peer", 1),)
+        assert (await subject.carry_out(replace(ORDER, generation=3))).restored_from == (("peer", 1),)
+        await subject.carry_out(Start("gpt", 3, "host:5"))
+        assert (await subject.carry_out(replace(ORDER, generation=4))).restored_from == (("memory", 1),)
 
 
 async def test_stop_cuts_a_preparation_short() -> None:

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import anyio
@@ -30,6 +30,7 @@ from holdfast.runtime import telemetry
 
 T = TypeVar("T")
 
+HERE = ("memory", "disk")  # sources of a shard that need no network
 STAGE_TIMEOUT_S = 600.0  # the supervisor's own deadline for `Prepare` is what counts; this only bounds the replicator
 
 
@@ -52,6 +53,7 @@ class _Job:
     generation: int = 0  # the newest that was prepared or is being prepared
     preparing: anyio.CancelScope | None = None
     staged: tuple[StagedShard, ...] = ()
+    brought: dict[str, str] = field(default_factory=dict)  # path → from where, since a generation last started
     lock: anyio.Lock = field(default_factory=anyio.Lock)
 
 
@@ -128,7 +130,7 @@ class Node:
             await phases.timed("stop", lambda: self._pool.stop_all_but(order.job, order.generation))
             if order.self_test:
                 await phases.timed("self_test", self._self_test)
-            job.staged = await phases.timed("stage", lambda: self._stage(order))
+            job.staged = _with_origins(await phases.timed("stage", lambda: self._stage(order)), job.brought)
 
         try:
             async with anyio.create_task_group() as tasks:
@@ -172,8 +174,9 @@ class Node:
         host, _, port = order.master.rpartition(":")
         if not host or not port.isdecimal():
             raise InvalidSpec("master", order.master, "host:port")
-        job = self._jobs.get(order.job)
-        self._pool.start(order.job, order.generation, (host, int(port)), job.staged if job is not None else ())
+        job = self._jobs.get(order.job) or _Job()
+        self._pool.start(order.job, order.generation, (host, int(port)), job.staged)
+        job.brought.clear()
         return Outcome()
 
     async def _stop(self, order: Stop) -> Outcome:
@@ -225,6 +228,13 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
+def _with_origins(staged: Sequence[StagedShard], brought: dict[str, str]) -> tuple[StagedShard, ...]:
+    """A shard that is here only because an overtaken generation has fetched it still came from there: two nodes that are lost
+    together are noticed one after the other, and the recovery is one. `brought` is added to."""
+    brought |= {shard.path: shard.source for shard in staged if shard.source not in HERE}
+    return tuple(replace(shard, source=brought.get(shard.path, shard.source)) for shard in staged)
+
+
 _Counts = tuple[tuple[str, int], ...]
 
 
@@ -235,7 +245,7 @@ def _sources(staged: Sequence[StagedShard]) -> tuple[_Counts, _Counts]:
     sizes: Counter[str] = Counter()
     seen: set[str] = set()
     for shard in staged:
-        source = shard.source if shard.source in ("memory", "disk", OBJECT_STORE) else "peer"
+        source = shard.source if shard.source in (*HERE, OBJECT_STORE) else "peer"
         shards[source] += 1
         sizes[source] += 0 if shard.path in seen else shard.size
         seen.add(shard.path)

@@ -36,14 +36,10 @@ class Job:
     pins: dict[Held, OpenShard] = field(default_factory=dict)
     wanted: set[ShardKey] = field(default_factory=set)  # being staged right now: not to be deleted
     archive: JobArchive = field(default_factory=JobArchive)
-    saved_by_all: tuple[int, int] | None = (
-        None  # the newest (attempt, step) that the supervisor knows safe on every node
-    )
+    saved_by_all: tuple[int, int] | None = None  # the newest (attempt, step) that is known to be safe on every node
     disk_full: bool = False
     gone: bool = False  # forgotten
-    turned: anyio.Event = field(
-        default_factory=anyio.Event
-    )  # set (and replaced) by a new configuration, and by the end
+    turned: anyio.Event = field(default_factory=anyio.Event)  # set, and replaced, by a new configuration and by the end
     refreshing: anyio.Lock = field(default_factory=anyio.Lock)
 
     def configure(self, config: Configure) -> None:
