@@ -47,9 +47,8 @@ class Standstill:
     job: str
     generation: int
     rank: tuple[int, ...]
-    answered: tuple[
-        bool, ...
-    ]  # its flight recorder answered, which it does while the interpreter is held, not when stopped
+    # Its flight recorder answered, which it does while the interpreter is held, not when stopped.
+    answered: tuple[bool, ...]
     interpreter: tuple[str, ...]  # "free", "held" by one thread, "" = not known
     kernel: tuple[str, ...]  # where its main thread waits inside the kernel (/proc/PID/wchan); "" = not known
     messages: tuple[bool, ...]  # its recorder shows point-to-point operations: NCCL's does, gloo's does not

@@ -48,20 +48,17 @@ class Invariants:
     closed: set[str] = field(default_factory=set)
     ancestors: dict[int, Ancestor] = field(default_factory=dict)  # by attempt
     newest_attempt: int = 0
-    prepared: dict[int, tuple[object, ...]] = field(
-        default_factory=dict
-    )  # generation → what every Prepare of it must say
+    # Generation → what every Prepare of it must say.
+    prepared: dict[int, tuple[object, ...]] = field(default_factory=dict)
     complete: dict[tuple[int, int], set[int]] = field(default_factory=dict)  # (attempt, step) → ranks that saved it
     meshes: dict[tuple[int, int], Mesh] = field(default_factory=dict)  # … and of which mesh
     points: dict[int, tuple[int, int]] = field(default_factory=dict)  # generation → (attempt, step) that it restores
     announced: dict[tuple[int, int], int] = field(default_factory=dict)  # (generation, from step) → interval
-    blind_takeover: set[int] = field(
-        default_factory=set
-    )  # generations replaced while none of their nodes could be asked
+    # Generations replaced while none of their nodes could be asked.
+    blind_takeover: set[int] = field(default_factory=set)
 
-    noticed: dict[str, tuple[float, bool]] = field(
-        default_factory=dict
-    )  # node → newest word on maintenance, and whether it is due
+    # Node → newest word on maintenance, and whether it is due.
+    noticed: dict[str, tuple[float, bool]] = field(default_factory=dict)
 
     # ------------------------------------------------------------ what the core decides
 

@@ -65,9 +65,8 @@ class Supervisor:
         config: Config | None = None,
     ) -> None:
         self.world, self.agents, self.observer, self.policy, self.fold = world, agents, observer, policy, fold
-        self.committed = State(
-            config=config or Config()
-        )  # durable, with the inbox: its left end is the first entry not acknowledged
+        # Durable, with the inbox: its left end is the first entry not acknowledged.
+        self.committed = State(config=config or Config())
         self.inbox: deque[Event] = deque()
         self.internal: deque[Event] = deque()  # the leader's own events, in its memory
         self.epoch = 0

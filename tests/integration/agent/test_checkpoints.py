@@ -111,12 +111,13 @@ def test_a_shard_that_nobody_has_is_a_clear_refusal(agent: Agent) -> None:
 
 def test_which_step_every_node_has_is_passed_on_to_the_replicator(agent: Agent) -> None:
     remembered = agent.root / "disk" / "train" / "job.json"
+    # One of a leader of the past, and one that is late.
     for step, epoch in (
         (50, None),
         (5000, 0),
         (40, None),
         (60, None),
-    ):  # one of a leader of the past, and one that is late
+    ):
         agent.plane.tell(SavedByAll("train", 2, step), epoch=epoch)
         if step in (50, 60):
             wait_until(

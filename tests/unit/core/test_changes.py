@@ -41,9 +41,8 @@ def test_start_goes_out_only_after_every_prepare_and_stop_is_answered() -> None:
     fleet = running(job(dp=3), spares=1)
     fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
     fleet.run()
-    fleet.find(
-        FindingKind.WORKER_CRASH, "n1", rank=1
-    )  # the second on one node: the spare takes over, n1 leaves connected
+    # The second on one node: the spare takes over, n1 leaves connected.
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
     assert fleet.incident.action is not None
     assert fleet.incident.action.kind is ActionKind.HOT_SWAP
     assert set(fleet.orders(Prepare)) == {"n0", "n3", "n2"}

@@ -35,9 +35,8 @@ class AgentSettings(ServiceSettings):
     maintenance_url: str = ""  # GCE: http://metadata.google.internal/computeMetadata/v1/instance/maintenance-event
     replicator: bool = True  # false: a node without checkpoints
     replicator_port: int = Field(default=0, ge=0, le=65535)  # of the shard data plane; 0 = any free one
-    preflight_every_s: float = Field(
-        default=1800.0, ge=0
-    )  # an idle node tests itself so often; 0 = never, not at its start
+    # An idle node tests itself so often; 0 = never, not at its start.
+    preflight_every_s: float = Field(default=1800.0, ge=0)
     blind_start_s: float = Field(default=5.0, gt=0)  # an unmodified script counts as stepping after this long
 
     @property

@@ -141,9 +141,8 @@ class Remembered:
 
     config: Configure
     restored: tuple[int, int] | None = None
-    asked: frozenset[tuple[int, int]] = (
-        frozenset()
-    )  # (attempt, step) that go to the object store whatever its interval says
+    # (attempt, step) that go to the object store whatever its interval says.
+    asked: frozenset[tuple[int, int]] = frozenset()
     saved_by_all: tuple[int, int] | None = None
 
     def write(self, directory: Path) -> None:

@@ -64,9 +64,8 @@ class Archive:
     saves: tuple[Save, ...] = ()  # oldest first
     steps: tuple[Archived, ...] = ()  # newest first
     uploaded: frozenset[ShardKey] = frozenset()  # shards of this node's ranks that are there
-    asked: frozenset[tuple[int, int]] = (
-        frozenset()
-    )  # (attempt, step) that somebody wants there whatever the interval says
+    # (attempt, step) that somebody wants there whatever the interval says.
+    asked: frozenset[tuple[int, int]] = frozenset()
 
     def is_complete(self, age: tuple[int, int]) -> bool:
         return any(step.complete and step.age == age for step in self.steps)

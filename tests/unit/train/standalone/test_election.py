@@ -98,9 +98,8 @@ def test_a_resize_of_sharded_state_takes_every_part_or_nothing() -> None:
     elected = elect(there, Mesh.of({"dp": 1}), ["n0"])
     assert [[part.key.rank for part in parts] for parts in elected.parts] == [[0, 1]]
     assert elect(there[:1], Mesh.of({"dp": 4}), ["n0"] * 4).at == (1, 10)  # one replica alone, as far as anybody knows
-    assert (
-        elect([held(1, 10, 0)], Mesh.of({"dp": 4}), ["n0"] * 4).at is None
-    )  # and nothing is known of what is in memory
+    # And nothing is known of what is in memory.
+    assert elect([held(1, 10, 0)], Mesh.of({"dp": 4}), ["n0"] * 4).at is None
 
 
 def test_another_replicas_state_is_only_taken_when_nothing_is_exact() -> None:

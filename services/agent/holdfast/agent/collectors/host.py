@@ -85,9 +85,8 @@ def write_latency(directory: Path) -> float | None:
     """
     started = time.monotonic()
     try:
-        fd = os.open(
-            directory, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600
-        )  # it never has a name for others to find
+        # It never has a name for others to find.
+        fd = os.open(directory, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     except OSError as error:
         return None if error.errno in (errno.EOPNOTSUPP, errno.EISDIR) else math.inf
     try:

@@ -74,9 +74,8 @@ class KernelLog:
                 except BlockingIOError:
                     await anyio.wait_readable(fd)
                     continue
-                except (
-                    BrokenPipeError
-                ):  # records were overwritten before we came to them; reading goes on with the oldest left
+                # Records were overwritten before we came to them; reading goes on with the oldest left.
+                except BrokenPipeError:
                     log.warning("kernel log overran us: some lines were not seen")
                     continue
                 record = parse_record(raw.decode(errors="replace"))

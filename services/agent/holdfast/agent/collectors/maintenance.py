@@ -80,9 +80,8 @@ def parse(text: str) -> _Notice:
         record = None
     if not isinstance(record, dict):
         return " ".join(text.split())[:EVENT_CHARS_MAX] or "maintenance", None
-    event = (
-        str(record.get("event") or "maintenance").encode(errors="replace").decode()
-    )  # JSON can hold half a character
+    # JSON can hold half a character.
+    event = str(record.get("event") or "maintenance").encode(errors="replace").decode()
     return " ".join(event.split())[:EVENT_CHARS_MAX], _time(record.get("starts_at"))
 
 

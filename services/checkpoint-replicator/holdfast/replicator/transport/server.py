@@ -127,9 +127,8 @@ class Server:
         return store is Store.DISK or (store is not None and "lanes" in fields)
 
     def _take_in(self, exchange: _Exchange, job: str, manifest: Manifest, fields: Mapping[str, Any]) -> None:
-        lanes = (
-            frames.whole_number(fields, "lanes") if "lanes" in fields else 0
-        )  # 0: from a peer that knows the disk only
+        # 0: from a peer that knows the disk only.
+        lanes = frames.whole_number(fields, "lanes") if "lanes" in fields else 0
         lane = frames.whole_number(fields, "lane") if lanes else 0
         with self.intake.taking(job, manifest, memory=lanes > 0) as taking:
             claimed = taking.incoming.claim(lane, max(lanes, 1))

@@ -80,9 +80,8 @@ class _Graph:
     waited: dict[int, str] = field(default_factory=dict)
     waiters: Counter[int] = field(default_factory=Counter)
     stalled: dict[int, str] = field(default_factory=dict)
-    doubted: dict[int, str] = field(
-        default_factory=dict
-    )  # nothing is known of them, others are in an operation of theirs
+    # Nothing is known of them, others are in an operation of theirs.
+    doubted: dict[int, str] = field(default_factory=dict)
     mismatches: list[Waiting] = field(default_factory=list)
 
 

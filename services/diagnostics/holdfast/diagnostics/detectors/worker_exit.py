@@ -52,9 +52,8 @@ class _Generation:
 @dataclass(slots=True)
 class ExitState:
     generations: OrderedDict[Key, _Generation] = field(default_factory=OrderedDict)
-    failures: OrderedDict[str, dict[str, repeated_exception.Failure]] = field(
-        default_factory=OrderedDict
-    )  # by job, by fingerprint
+    # By job, by fingerprint.
+    failures: OrderedDict[str, dict[str, repeated_exception.Failure]] = field(default_factory=OrderedDict)
     began: OrderedDict[str, float] = field(default_factory=OrderedDict)  # by job: agent's clock, its first generation
     holding: set[Key] = field(default_factory=set)
     hardware: OrderedDict[str, Finding] = field(default_factory=OrderedDict)  # by node: its newest hardware finding

@@ -224,9 +224,8 @@ def abandon(turn: Turn, name: str) -> None:
     """Give up the change in flight, if there is one: its orders are withdrawn, its timers with them."""
     job = turn.jobs[name]
     for send in turn.orders(job=name):
-        if not isinstance(
-            send.order, Warm
-        ):  # Stop orders, too: whoever abandons sends newer ones to all that need them
+        # Stop orders, too: whoever abandons sends newer ones to all that need them.
+        if not isinstance(send.order, Warm):
             turn.forget_order(send.command_id)
     for phase in ("prepare", "start", "fence"):
         turn.cancel_timer(f"{phase}:{name}:{job.number}")

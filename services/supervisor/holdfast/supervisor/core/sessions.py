@@ -282,9 +282,8 @@ def _inventory(turn: Turn, node: Node, event: NodeReported, inventory: Inventory
     held = {**node.inventory, inventory.job: inventory.shards}
     if not inventory.shards:
         del held[inventory.job]
-    late = (
-        event.session and event.session == node.stale_session
-    )  # told to the last leader, and left for this one to read
+    # Told to the last leader, and left for this one to read.
+    late = event.session and event.session == node.stale_session
     stale_until = node.stale_until if late else 0.0
     turn.put_node(node.name, inventory=held, inventoried=True, stale_until=stale_until)
     job = turn.jobs.get(inventory.job)
