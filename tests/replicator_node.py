@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import grpc
 import pytest
@@ -186,8 +187,14 @@ class Node:
         value: int | None = None,
     ) -> ShardKey:
         mark = step % 251 if value is None else value
-        staged = images.stage(PLAN, attempt, step, rank, {"dp": 2}, lambda image: fill(image, mark), bytes([mark]) * 99)
-        assert isinstance(staged, Staged), staged
+
+        def stage() -> Staged | None:
+            saved = images.stage(
+                PLAN, attempt, step, rank, {"dp": 2}, lambda image: fill(image, mark), bytes([mark]) * 99
+            )
+            return saved if isinstance(saved, Staged) else None
+
+        staged = wait_until(stage, description=f"an image to save step {step} in")
         if note:
             self.tell_saved(step, staged.path, rank=rank)
         return staged.key
@@ -204,13 +211,13 @@ class Node:
 
 
 @contextmanager
-def nodes(root: Path, *names: str, memory: Path | None = None, **env: str) -> Iterator[list[Node]]:
-    """`memory`: where their memory is, on a file system that has room for copies of peers."""
+def nodes(root: Path, *names: str, **env: str) -> Iterator[list[Node]]:
+    """Their memory is where memory is, with room for copies of peers, unless it is there already (`small_tmpfs`)."""
     made = [Node(name, root / name, **env) for name in names]
-    for node in made:
-        node.memory = node.memory if memory is None else memory / node.name
     with ExitStack() as stack:  # the others are stopped, too, when one does not stop in time
+        memory = Path(stack.enter_context(TemporaryDirectory(dir="/dev/shm")))
         for node in made:
+            node.memory = node.memory if node.memory.exists() else memory / node.name
             stack.callback(node.stop)
             node.start()
         yield made

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import signal
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from replicator_node import Node, nodes
 from waiting import wait_until
 
@@ -15,12 +12,6 @@ from holdfast.domain.generations import ShardKey
 from holdfast.shards import Reader
 
 CRAWL = {"HOLDFAST_REPLICATOR_DISK_BYTES_PER_S_MAX": "1"}  # nothing comes to the disk while a test lasts
-
-
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
-        yield Path(directory)
 
 
 def is_step(path: str | Path, step: int) -> bool:
@@ -45,8 +36,8 @@ def start_at_full_speed(node: Node) -> None:
     node.start()
 
 
-def test_a_copy_is_in_memory_then_on_disk_and_only_the_newest_stays_in_memory(tmp_path: Path, memory: Path) -> None:
-    with nodes(tmp_path, "a", "b", memory=memory) as (a, b):
+def test_a_copy_is_in_memory_then_on_disk_and_only_the_newest_stays_in_memory(tmp_path: Path) -> None:
+    with nodes(tmp_path, "a", "b") as (a, b):
         b.configure(ranks=(1,))
         a.configure(peers=(b,))
         images = a.images()
@@ -63,8 +54,8 @@ def test_a_copy_is_in_memory_then_on_disk_and_only_the_newest_stays_in_memory(tm
         assert len(files) <= 2, "one copy, and the pages for the next"
 
 
-def test_what_is_in_the_memory_of_a_peer_survives_its_sender(tmp_path: Path, memory: Path) -> None:
-    with nodes(tmp_path, "a", "b", "spare", memory=memory) as (a, b, spare):
+def test_what_is_in_the_memory_of_a_peer_survives_its_sender(tmp_path: Path) -> None:
+    with nodes(tmp_path, "a", "b", "spare") as (a, b, spare):
         crawling_pair(a, b)
         key = a.save(a.images(), 10)
         record = b.wait_for(key, "memory")
@@ -76,8 +67,8 @@ def test_what_is_in_the_memory_of_a_peer_survives_its_sender(tmp_path: Path, mem
         assert is_step(staged.path, 10)
 
 
-def test_a_replicator_killed_between_memory_and_disk_carries_on(tmp_path: Path, memory: Path) -> None:
-    with nodes(tmp_path, "a", "b", memory=memory) as (a, b):
+def test_a_replicator_killed_between_memory_and_disk_carries_on(tmp_path: Path) -> None:
+    with nodes(tmp_path, "a", "b") as (a, b):
         crawling_pair(a, b)
         key = a.save(a.images(), 10)
         b.wait_for(key, "memory")
@@ -88,8 +79,8 @@ def test_a_replicator_killed_between_memory_and_disk_carries_on(tmp_path: Path, 
         assert is_step(b.shard_file(key), 10)
 
 
-def test_a_sender_deletes_nothing_for_what_is_only_in_the_memory_of_its_peer(tmp_path: Path, memory: Path) -> None:
-    with nodes(tmp_path, "a", "b", memory=memory) as (a, b):
+def test_a_sender_deletes_nothing_for_what_is_only_in_the_memory_of_its_peer(tmp_path: Path) -> None:
+    with nodes(tmp_path, "a", "b") as (a, b):
         crawling_pair(a, b)
         images = a.images()
         for step in (10, 20, 30, 40):
@@ -103,8 +94,8 @@ def test_a_sender_deletes_nothing_for_what_is_only_in_the_memory_of_its_peer(tmp
         a.wait_without(ShardKey(1, 10, 0), "disk")
 
 
-def test_a_copy_that_rots_in_memory_is_found_on_its_way_to_the_disk(tmp_path: Path, memory: Path) -> None:
-    with nodes(tmp_path, "a", "b", memory=memory) as (a, b):
+def test_a_copy_that_rots_in_memory_is_found_on_its_way_to_the_disk(tmp_path: Path) -> None:
+    with nodes(tmp_path, "a", "b") as (a, b):
         crawling_pair(a, b)
         key = a.save(a.images(), 10)
         b.wait_for(key, "memory")
@@ -118,9 +109,9 @@ def test_a_copy_that_rots_in_memory_is_found_on_its_way_to_the_disk(tmp_path: Pa
         wait_until(lambda: "corrupt shard set aside" in b.log, description="the report")
 
 
-def test_a_spare_receives_into_memory_that_it_has_kept_ready(tmp_path: Path, memory: Path) -> None:
+def test_a_spare_receives_into_memory_that_it_has_kept_ready(tmp_path: Path) -> None:
     ready = {"HOLDFAST_REPLICATOR_SPARE_SHARDS": "2", "HOLDFAST_REPLICATOR_SPARE_SHARD_BYTES": str(7 << 20)}
-    with nodes(tmp_path, "a", memory=memory) as (a,), nodes(tmp_path, "spare", memory=memory, **ready) as (spare,):
+    with nodes(tmp_path, "a") as (a,), nodes(tmp_path, "spare", **ready) as (spare,):
         a.configure()
         key = a.save(a.images(), 10)
         a.wait_for(key, "disk")

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import grpc
 import psutil
@@ -27,7 +26,7 @@ CONNECTIONS_MORE_MAX = 2  # they come and go
 @pytest.mark.slow  # a minute on a busy machine
 def test_a_thousand_saves_in_a_row_leak_no_byte_no_file_and_no_descriptor(tmp_path: Path) -> None:
     """As fast as they are taken, each skipped save tried again: what is there after a hundred is all there ever is."""
-    with TemporaryDirectory(dir="/dev/shm") as memory, nodes(tmp_path, "a", "b", memory=Path(memory)) as (a, b):
+    with nodes(tmp_path, "a", "b") as (a, b):
         b.configure(ranks=(1,), peers=(a,))
         a.configure(peers=(b,))
         images = a.images()
@@ -164,7 +163,7 @@ def test_a_node_that_is_swapped_twice_during_one_fetch_has_the_shard_in_the_end(
             with Reader(Path(staged.path)) as reader:
                 assert reader.key == key
         spare.wait_for(key, "disk")
-        wait_until(lambda: not list(spare.root.rglob("*.part")), description="what was begun to be gone")
+        wait_until(lambda: not [*spare.memory.rglob("*.part"), *spare.disk.rglob("*.part")], description="what was begun to be gone")
         images = spare.images(restored=(1, 10))
         assert isinstance(images.stage(PLAN, 4, 11, 0, {"dp": 2}, lambda image: fill(image, 11), b""), Staged)
         assert JOB in {path.name for path in spare.disk.iterdir()}

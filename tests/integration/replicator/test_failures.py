@@ -150,12 +150,12 @@ def test_a_peer_that_dies_while_it_takes_a_copy_has_nothing_and_gets_it_later(tm
         b.configure(ranks=(1,))
         a.configure(peers=(b,))
         key = big_save(a, 24 << 20)
-        wait_until(lambda: list(b.disk.rglob("*.part")), description="the push to have begun")
+        wait_until(lambda: list(b.memory.rglob("*.part")), description="the push to have begun")
         b.stop(signal.SIGKILL)
-        assert not list(b.disk.rglob("*.shard"))
+        assert not [*b.memory.rglob("*.shard"), *b.disk.rglob("*.shard")]
         b._env["HOLDFAST_REPLICATOR_LISTEN"] = b.endpoint
         b.start()
-        assert b.holdings() <= {(key, "disk")}
+        assert b.holdings() <= {(key, "memory"), (key, "disk")}
         b.wait_for(key, "disk")
         assert b.shard_file(key).read_bytes() == a.shard_file(key).read_bytes()
 
@@ -206,6 +206,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from replicator_node import Node
 node = Node("a", Path(sys.argv[1]))
+node.memory = Path(sys.argv[3])
 images = node.images()
 step = 0
 while True:
@@ -225,7 +226,9 @@ def test_overwriting_while_replicating_never_mixes_a_shard(tmp_path: Path) -> No
     with nodes(tmp_path, "a", "b") as (a, b):
         b.configure(ranks=(1,))
         a.configure(peers=(b,))
-        saver = subprocess.Popen([sys.executable, "-c", SAVER, str(a.root), str(Path(__file__).parents[2])])
+        saver = subprocess.Popen(
+            [sys.executable, "-c", SAVER, str(a.root), str(Path(__file__).parents[2]), str(a.memory)]
+        )
         try:
             for _ in range(3):
                 wait_for_progress(a)

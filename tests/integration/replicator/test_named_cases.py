@@ -72,7 +72,7 @@ def test_whatever_file_is_damaged_the_next_holder_gives_the_shard(
             staged = a.stage(KEY, a, b, digest=record_digest)
             assert is_step_10(staged.path), (damaged, staged)
             a.stop()
-            for path in a.root.rglob("*.corrupt"):
+            for path in (*a.memory.rglob("*.corrupt"), *a.disk.rglob("*.corrupt")):
                 path.unlink()
             shutil.rmtree(a.memory / JOB / "staged", ignore_errors=True)
             for name, path in files.items():

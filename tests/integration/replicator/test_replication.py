@@ -103,14 +103,15 @@ def test_a_corrupt_copy_at_a_peer_is_refused_and_the_next_source_asked(tmp_path:
         record = a.wait_for(key, "memory")
         b.wait_for(key, "disk")
         c.wait_for(key, "disk")
-        with b.shard_file(key).open("r+b") as file:
-            file.seek(5 << 20)
-            file.write(b"\xff")
+        for tier in ("memory", "disk"):
+            with b.shard_file(key, tier).open("r+b") as file:
+                file.seek(5 << 20)
+                file.write(b"\xff")
         spare.configure(generation=2, attempt=2, world=3)
         staged = spare.stage(key, b, c, digest=record.digest)
         assert staged.source == "c"
         assert content_is(staged.path, 10)
-        b.wait_without(key, "disk")  # its holder has looked, too
+        b.wait_without(key, "memory")  # its holder has looked, too, at what it handed out
 
 
 def test_when_every_source_fails_each_is_named_with_its_reason(tmp_path: Path) -> None:
