@@ -163,7 +163,10 @@ def test_a_node_that_is_swapped_twice_during_one_fetch_has_the_shard_in_the_end(
             with Reader(Path(staged.path)) as reader:
                 assert reader.key == key
         spare.wait_for(key, "disk")
-        wait_until(lambda: not [*spare.memory.rglob("*.part"), *spare.disk.rglob("*.part")], description="what was begun to be gone")
+        wait_until(
+            lambda: not [*spare.memory.rglob("*.part"), *spare.disk.rglob("*.part")],
+            description="what was begun to be gone",
+        )
         images = spare.images(restored=(1, 10))
         assert isinstance(images.stage(PLAN, 4, 11, 0, {"dp": 2}, lambda image: fill(image, 11), b""), Staged)
         assert JOB in {path.name for path in spare.disk.iterdir()}

@@ -210,7 +210,9 @@ def test_a_thousand_saves_leak_no_byte_no_file_and_no_descriptor(tmp_path: Path)
     before, resident = footprint(), resident_bytes()
     for step in range(50, 1050):
         assert saver.save(state, step)
-    assert footprint() == before
+    # Fewer descriptors or threads are those that an earlier test of this process has left behind and that are gone now.
+    assert all(more <= fewer for more, fewer in zip(footprint()[:3], before[:3], strict=True))
+    assert footprint()[3] == before[3]
     assert resident_bytes() - resident < 2 << 20, "less than 2 kB per save, which is the allocator's noise"
 
 
