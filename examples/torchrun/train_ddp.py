@@ -33,11 +33,9 @@ def save(path: Path, **state: object) -> None:
     os.replace(partial, path)
 
 
-def main() -> None:
-    args = parse_arguments()
+def train(args: argparse.Namespace) -> None:
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
-    dist.init_process_group("nccl" if cuda else "gloo")
     rank = dist.get_rank()
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 1)).to(device)
@@ -61,6 +59,12 @@ def main() -> None:
         if rank == 0 and step % args.save_every == 0:
             save(args.checkpoint, model=network.state_dict(), optimizer=optimizer.state_dict(), step=step)
             print(f"step {step}  loss {loss.item():.4f}", flush=True)
+
+
+def main() -> None:
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    train(parse_arguments())
+    # When the model is gone: if it were the last to hold the group, torch 2.13 could wait for gloo's thread, and that for us.
     dist.destroy_process_group()
 
 

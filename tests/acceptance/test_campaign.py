@@ -23,7 +23,7 @@ from waiting import wait_until
 
 CAMPAIGN_S = float(os.environ.get("HOLDFAST_CAMPAIGN_S", "20"))
 SEED = int(os.environ.get("HOLDFAST_CAMPAIGN_SEED", "1"))
-INTERVAL_STEPS = 5
+INTERVAL_STEPS = 10
 ADVANCE_STEPS = 5
 REWORK_STEPS_MAX = 4 * INTERVAL_STEPS  # a shard on its way to a peer when its node is lost costs one interval more
 NOTICE_TIMEOUT_S = 30.0

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-STEPS = 160
+STEPS = 240
 CLASSES = {"startup", "detect", "decide", "recover", "rework", "stall", "wait", "degraded", "other"}
 
 
