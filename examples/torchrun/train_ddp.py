@@ -62,8 +62,9 @@ def train(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
+    args = parse_arguments()
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    train(parse_arguments())
+    train(args)
     # When the model is gone: if it were the last to hold the group, torch 2.13 could wait for gloo's thread, and that for us.
     dist.destroy_process_group()
 
