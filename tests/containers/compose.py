@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from contextlib import suppress
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
@@ -196,8 +197,10 @@ class Compose:
 
 
 def gateway() -> str:
-    """Where containers reach this machine."""
-    return run("docker", "network", "inspect", "--format", "{{(index .IPAM.Config 0).Gateway}}", "bridge").strip()
+    """Where containers reach this machine. An engine's first bridge names no gateway: it is the first address then."""
+    described = run("docker", "network", "inspect", "--format", "{{json (index .IPAM.Config 0)}}", "bridge")
+    config: dict[str, str] = json.loads(described)
+    return config.get("Gateway") or str(next(ip_network(config["Subnet"]).hosts()))
 
 
 def project_name() -> str:
