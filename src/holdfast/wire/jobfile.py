@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -102,10 +102,13 @@ def _auto(value: float) -> float | str:
     return value or AUTO
 
 
-def _or_auto(check: Callable[[object], object], kind: str) -> tuple[Any, ...]:
+def _or_auto(check: Callable[[object], object], kind: type[int] | type[float]) -> tuple[Any, ...]:
     """A number for which `auto` may stand: what it is checked by, and how it looks in the schema and in answers."""
-    known = {"anyOf": [{"const": AUTO}, {"type": kind, "exclusiveMinimum": 0}], "default": AUTO}
-    return BeforeValidator(check), PlainSerializer(_auto), WithJsonSchema(known)
+    number = {int: "integer", float: "number"}[kind]
+    known = {"anyOf": [{"const": AUTO}, {"type": number, "exclusiveMinimum": 0}], "default": AUTO}
+    # Its own number, not `_auto`'s: an int where the serialiser expects a float is a warning with every answer.
+    shown: Any = kind | Literal["auto"]
+    return BeforeValidator(check), PlainSerializer(_auto, return_type=shown), WithJsonSchema(known)
 
 
 def _canonical(parse: Callable[[str], object]) -> AfterValidator:
@@ -125,7 +128,7 @@ class Checkpoint(_Part):
 
     interval_steps: Annotated[
         int,
-        *_or_auto(_steps, "integer"),
+        *_or_auto(_steps, int),
         Field(description="run.checkpoint saves when the step is a multiple of it; auto = the supervisor chooses"),
     ] = 0
     keep: Annotated[int, Field(ge=2, description="complete steps kept per tier")] = CheckpointSpec().keep
@@ -142,7 +145,7 @@ class Checkpoint(_Part):
     ] = ""
     store_interval_s: Annotated[
         float,
-        *_or_auto(_seconds, "number"),
+        *_or_auto(_seconds, float),
         Field(description="at most one step per so long goes to the object store"),
     ] = CheckpointSpec().store_interval_s
     store_keep: Annotated[int, Field(ge=1, description="complete steps kept in the object store")] = (

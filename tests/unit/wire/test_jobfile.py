@@ -211,6 +211,15 @@ def test_the_interval_is_chosen_unless_the_job_says_a_number() -> None:
     )
 
 
+@pytest.mark.parametrize(("steps", "store_s"), [(10, 3.0), (10, "auto"), ("auto", 3.0), ("auto", "auto")])
+def test_a_number_or_auto_is_answered_as_it_was_given_and_without_a_warning(steps: int | str, store_s: object) -> None:
+    given = {"interval_steps": steps, "store_interval_s": store_s}
+    job = JobFile.model_validate({"name": "gpt", "script": "/x", "checkpoint": given})
+    answered = json.loads(job.model_dump_json())["checkpoint"]  # warnings are errors
+    assert {key: answered[key] for key in given} == given
+    assert type(answered["interval_steps"]) is type(steps)
+
+
 def test_where_the_object_store_is() -> None:
     assert checkpoint(store="gs://bucket/a/b/", store_keep=5).store == "gs://bucket/a/b"
     assert checkpoint(store="file:///mnt/nfs/ckpt").store == "file:///mnt/nfs/ckpt"
