@@ -10,13 +10,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from containers.images import ROOT, run
 from waiting import wait_until
 
 from holdfast.cli.client import Client
 from holdfast.domain.errors import HoldfastError
+
+T = TypeVar("T")
 
 JOB = "demo"
 LOSS_RANK = 1  # the last pipeline stage of the first replica writes the losses
@@ -68,6 +70,20 @@ class Compose:
     def unpause(self, service: str) -> None:
         run("docker", "unpause", self.container(service))
 
+    def restore(self) -> None:
+        """Undo what a test did to its containers: what was killed is started, paused woken, cut off connected."""
+        for container in self("ps", "--all", "-q").split():
+            seen = json.loads(run("docker", "inspect", container))[0]
+            service = seen["Config"]["Labels"]["com.docker.compose.service"]
+            if service == "job":
+                continue  # ends when the job does, or when nobody answers it any more
+            if seen["State"]["Paused"]:
+                run("docker", "unpause", container)
+            if not seen["NetworkSettings"]["Networks"]:
+                run("docker", "network", "connect", "--alias", service, self._network, container)
+            if not seen["State"]["Running"]:
+                run("docker", "start", container)
+
     def disconnect(self, service: str) -> None:
         run("docker", "network", "disconnect", self._network, self.container(service))
 
@@ -109,7 +125,7 @@ class Compose:
             services = zip(("supervisor-a", "supervisor-b"), self.apis, strict=True)
             return next((name for name, url in services if self._leads(url)), "")
 
-        return wait_until(leads, description="a leader", timeout_s=TIMEOUT_S, poll_s=POLL_S)
+        return self._until(leads, "a leader")
 
     def _leads(self, url: str) -> bool:
         with suppress(HoldfastError), Client(url) as client:
@@ -136,7 +152,7 @@ class Compose:
                 return condition(seen)
             return False
 
-        wait_until(holds, description=description, timeout_s=TIMEOUT_S, poll_s=POLL_S)
+        self._until(holds, description)
         return seen
 
     def wait_steps(self, more: int = 5) -> dict[str, Any]:
@@ -158,7 +174,7 @@ class Compose:
                 return sum(state in ("active", "spare") for state in states) >= count
             return False
 
-        wait_until(there, description=f"{count} nodes", timeout_s=TIMEOUT_S, poll_s=POLL_S)
+        self._until(there, f"{count} nodes")
 
     def wait_incident(self, known: int) -> dict[str, Any]:
         """The first incident after the `known` oldest ones, once it is closed."""
@@ -168,8 +184,28 @@ class Compose:
                 return any(one["state"] in ("resolved", "failed") for one in self.incidents()[known:])
             return False
 
-        wait_until(closed, description="a closed incident", timeout_s=TIMEOUT_S, poll_s=POLL_S)
+        self._until(closed, "a closed incident")
         return next(one for one in self.incidents()[known:] if one["state"] in ("resolved", "failed"))
+
+    def _until(self, condition: Callable[[], T], description: str) -> T:
+        """`wait_until`, whose error says what the stack looks like."""
+        try:
+            return wait_until(condition, description=description, timeout_s=TIMEOUT_S, poll_s=POLL_S)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; {self.state()}") from error
+
+    def state(self) -> str:
+        """The stack in one line, for whoever reads why a test failed."""
+        try:
+            job, incidents = self.job(), self.incidents()
+            nodes = self.ask(lambda client: list(client.nodes()))
+        except HoldfastError as error:
+            return f"the API does not say more: {error}"
+        parts = [f"job {job['phase']} ({job['reason']}) at step {job['step']}, generation {job['generation']}"]
+        parts.append(f"ranks on {[worker['node'] for worker in job['ranks']]}")
+        parts += [f"{node['node']} {node['state']} {node['reason']}".strip() for node in nodes]
+        parts += [f"{one['id']} {one['kind']} of {one['node']} {one['state']}" for one in incidents[-3:]]
+        return "; ".join(parts)
 
     def losses(self) -> dict[int, float]:
         """Steps that the trainer itself has written down, since it last came to the node that it writes on."""

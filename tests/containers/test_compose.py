@@ -65,6 +65,7 @@ def stack(images: None, collector: FakeCollector) -> Iterator[Compose]:
 @pytest.fixture
 def calm(stack: Compose) -> Compose:
     """Every node is up, the job trains on four of them, and what the last test did to nodes is not held against them."""
+    stack.restore()
     stack.wait_nodes(NODES)
     stack.ask(lambda client: client.reset_breaker("the next test begins"))
     stack.wait_steps()
@@ -86,16 +87,20 @@ def test_a_setting_that_is_missing_is_named(images: None, tmp_path: Path) -> Non
         )
 
 
+def test_the_job_starts_on_the_nodes_that_are_no_spares(stack: Compose) -> None:
+    assert [worker["node"] for worker in stack.job()["ranks"]] == ["node-0", "node-1", "node-2", "node-3"]
+
+
 def test_a_killed_node_is_replaced_by_the_spare_and_one_trace_tells_how(
     calm: Compose, collector: FakeCollector
 ) -> None:
     known = len(calm.incidents())
-    calm.kill("node-2")
+    victim = _with_a_rank(calm, "node-2")
+    calm.kill(victim)
     incident = calm.wait_incident(known)
-    assert (incident["kind"], incident["node"], incident["action"]["kind"]) == ("node_lost", "node-2", "hot_swap")
+    assert (incident["kind"], incident["node"], incident["action"]["kind"]) == ("node_lost", victim, "hot_swap")
     view = calm.wait_steps()
-    assert "node-2" not in {worker["node"] for worker in view["ranks"]}
-    calm.start("node-2")
+    assert victim not in {worker["node"] for worker in view["ranks"]}
 
     expected = {"incident": "finding", "decision": "incident", "generation change": "incident"}
     expected |= {
@@ -123,20 +128,20 @@ def test_a_killed_node_is_replaced_by_the_spare_and_one_trace_tells_how(
 def test_a_paused_node_is_taken_for_lost_and_trains_no_more_when_it_is_back(calm: Compose) -> None:
     known = len(calm.incidents())
     before = calm.job()["generation"]
-    calm.pause("node-1")
+    victim = _with_a_rank(calm, "node-1")
+    calm.pause(victim)
     incident = calm.wait_incident(known)
-    assert incident["node"] == "node-1"
-    calm.unpause("node-1")
+    assert incident["node"] == victim
+    calm.unpause(victim)
     view = calm.wait_steps()
     assert view["generation"] > before
     # Its workers of the old generation woke up with it, and must not go on.
-    _wait_workers(calm, "node-1")
+    _wait_workers(calm, victim)
 
 
 def test_a_partitioned_node_and_its_replacement_never_both_train(calm: Compose) -> None:
     known = len(calm.incidents())
-    ranks = {worker["node"]: worker["rank"] for worker in calm.job()["ranks"]}
-    victim = next(node for node in ("node-3", "node-0", "node-1", "node-2") if node in ranks)
+    victim = _with_a_rank(calm, "node-3")
     calm.disconnect(victim)
     incident = calm.wait_incident(known)
     assert incident["node"] == victim
@@ -168,8 +173,7 @@ def test_training_goes_on_without_redis_and_so_does_the_supervisor_afterwards(ca
 def test_the_standby_finishes_the_incident_of_a_killed_leader(calm: Compose) -> None:
     known = len(calm.incidents())
     leader = calm.leader()
-    ranks = {worker["node"] for worker in calm.job()["ranks"]}
-    victim = next(node for node in ("node-0", "node-1", "node-2", "node-3") if node in ranks)
+    victim = _with_a_rank(calm, "node-0")
     before = calm.job()["generation"]
     calm.kill(victim)
     calm.kill(leader)
@@ -179,8 +183,6 @@ def test_the_standby_finishes_the_incident_of_a_killed_leader(calm: Compose) -> 
     assert view["generation"] == before + 1, "one change, not two"
     assert calm.leader() != leader
     assert len([one for one in calm.incidents()[known:] if one["node"] == victim]) == 1
-    calm.start(leader)
-    calm.start(victim)
 
 
 def test_diagnostics_is_replaced_by_a_rebuilt_image_while_training_goes_on(calm: Compose) -> None:
@@ -194,6 +196,12 @@ def test_diagnostics_is_replaced_by_a_rebuilt_image_while_training_goes_on(calm:
     view = calm.wait_steps(20)
     assert view["generation"] == before
     assert not [one for one in calm.incidents()[known:] if one["kind"] == "node_lost"]
+
+
+def _with_a_rank(calm: Compose, wanted: str) -> str:
+    """`wanted`, or another node that is no spare when earlier tests have made it one."""
+    ranks = {worker["node"] for worker in calm.job()["ranks"]}
+    return next(node for node in (wanted, "node-0", "node-1", "node-2", "node-3") if node in ranks)
 
 
 def _wait_workers(calm: Compose, service: str) -> None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import anyio
@@ -22,6 +23,7 @@ from holdfast.domain import orders
 from holdfast.domain.errors import Conflict, Unavailable
 from holdfast.domain.nodes import Check, Preflight
 from holdfast.domain.signals import GpuHealth, GpuSample, NodeSignal, NodeTested
+from holdfast.wire import records
 
 virtual = pytest.mark.parametrize("anyio_backend", [VIRTUAL_TIME], ids=["virtual"])
 
@@ -40,6 +42,7 @@ class Stage:
     """An agent around `Preflights` that the test plays."""
 
     tests: Preflights = field(init=False)
+    path: Path = field(init=False)
     idle: bool = True
     answer: str | Exception = field(default_factory=printed)
     takes_s: float = 0.5
@@ -74,21 +77,25 @@ class Stage:
 @asynccontextmanager
 async def stage(*, every_s: float = 1800.0, **options: Any) -> AsyncIterator[Stage]:
     played = Stage()
-    played.tests = Preflights(
-        node="n0",
-        every_s=every_s,
-        gpus=options.get("gpus", 0),
-        watches_gpus=options.get("watches_gpus", False),
-        test_devices=played.devices,
-        test_disk=played.disk,
-        is_idle=lambda: played.idle,
-        emit=played.emit,
-        report=played.report,
-    )
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(played.tests.run)
-        yield played
-        tasks.cancel_scope.cancel()
+    with TemporaryDirectory() as directory:
+        played.path = Path(directory) / "preflight.json"
+        played.path.write_text("of a former agent")
+        played.tests = Preflights(
+            node="n0",
+            every_s=every_s,
+            gpus=options.get("gpus", 0),
+            watches_gpus=options.get("watches_gpus", False),
+            test_devices=played.devices,
+            test_disk=played.disk,
+            is_idle=lambda: played.idle,
+            emit=played.emit,
+            report=played.report,
+            path=played.path,
+        )
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(played.tests.run)
+            yield played
+            tasks.cancel_scope.cancel()
 
 
 @pytest.mark.anyio
@@ -96,7 +103,9 @@ async def stage(*, every_s: float = 1800.0, **options: Any) -> AsyncIterator[Sta
 async def test_a_node_tests_itself_when_it_joins_and_every_so_often(anyio_backend: Any) -> None:
     async with stage() as played:
         assert played.tests.newest.at == 0, "until then it says that it is testing itself"
+        assert not played.path.exists(), "what a former agent found says nothing about this one"
         await anyio.sleep(3)
+        assert records.loads(played.path.read_bytes(), Preflight) == played.reports[0]
         assert len(played.reports) == len(played.signals) == 1
         assert played.reports[0].failures == ""
         await anyio.sleep(1700)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
 
 import anyio
 import structlog
@@ -23,6 +24,7 @@ from holdfast.domain.errors import Conflict, HoldfastError
 from holdfast.domain.nodes import Check, Preflight
 from holdfast.domain.orders import Report, Tested
 from holdfast.domain.signals import GpuHealth, GpuSample, NodeSignal, NodeTested
+from holdfast.wire import records
 
 log = structlog.get_logger("holdfast.agent.preflight")
 
@@ -35,12 +37,16 @@ DEVICE_BUDGET_S = 0.5
 SUSPICION_BUDGET_S = 5.0  # one pass proves little: a device that is suspected is asked for longer
 PEER_TIMEOUT_S = 2.0
 PEERS_MAX = 8
+FILE = "preflight.json"
 
 TestDevices = Callable[[float, float], Awaitable[str]]  # (budget, timeout in seconds) → what the self-test printed
 
 
 class Preflights:
-    """`run` is a loop of the agent's; `every_s` is the time between tests of a node that stays idle."""
+    """`run` is a loop of the agent's; `every_s` is the time between tests of a node that stays idle.
+
+    `path` holds the newest result, for start-up scripts and health checks of containers. A new agent's node is untested.
+    """
 
     def __init__(
         self,
@@ -54,12 +60,15 @@ class Preflights:
         is_idle: Callable[[], bool],
         emit: Emit,
         report: Callable[[Report], None],
+        path: Path,
         look_s: float = LOOK_S,
         idle_s: float = IDLE_S,
     ) -> None:
         self._node, self._every_s, self._gpus, self._watches_gpus = node, every_s, gpus, watches_gpus
         self._test_devices, self._test_disk, self._is_idle = test_devices, test_disk, is_idle
         self._emit, self._report = emit, report
+        self._path = path
+        self._path.unlink(missing_ok=True)
         self._look_s, self._idle_s = look_s, idle_s
         self._sample: GpuSample | None = None
         self._sampled = anyio.Event()
@@ -98,6 +107,8 @@ class Preflights:
         self._was_busy = True
         if self._under_way is not None:
             self._under_way.cancel()
+        if not self._tested_at:  # a member that has come back: it serves, and is not tested before it is idle
+            self._keep(self.newest)
 
     # ------------------------------------------------------------------ tests
 
@@ -147,6 +158,15 @@ class Preflights:
         log.info("node tested", took_s=round(preflight.took_s, 2), failures=preflight.failures or "none")
         self._report(Tested(preflight))
         self._emit(NodeTested(self._node, preflight.at, preflight))
+        self._keep(preflight)
+
+    def _keep(self, preflight: Preflight) -> None:
+        try:
+            temporary = self._path.with_suffix(".new")
+            temporary.write_bytes(records.dumps(preflight, Preflight))
+            temporary.replace(self._path)
+        except OSError as error:
+            log.warning("the result cannot be kept", path=str(self._path), error=error.strerror)
 
     async def _gpu_check(self) -> Check:
         if self._watches_gpus:

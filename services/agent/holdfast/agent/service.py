@@ -22,7 +22,7 @@ import anyio
 import structlog
 from anyio.abc import TaskGroup
 
-from holdfast.agent import preflight_checks, tracing
+from holdfast.agent import preflight, preflight_checks, tracing
 from holdfast.agent.collectors import build_all, nvml
 from holdfast.agent.collectors.protocol import Surroundings, keep_collecting
 from holdfast.agent.directory import MARK, claimed
@@ -30,7 +30,6 @@ from holdfast.agent.executor import Executor
 from holdfast.agent.ledger import Ledger
 from holdfast.agent.node import Node, Outcome
 from holdfast.agent.outbox import Outbox
-from holdfast.agent.preflight import Preflights
 from holdfast.agent.replicator import LocalReplicator, NoReplicator, Replicator, ReplicatorPlaces
 from holdfast.agent.reports import Reports
 from holdfast.agent.session import Session
@@ -101,7 +100,7 @@ async def _run(settings: AgentSettings, ledger: Ledger, tasks: TaskGroup) -> Non
         replicator = LocalReplicator(places, {**os.environ, MARK: str(settings.agent_dir)}, report)
     collectors = build_all(_surroundings(settings))
     directories = (settings.agent_dir, settings.disk_dir, settings.memory_dir)
-    preflights = Preflights(
+    preflights = preflight.Preflights(
         node=settings.node,
         every_s=settings.preflight_every_s,
         gpus=settings.gpus,
@@ -111,6 +110,7 @@ async def _run(settings: AgentSettings, ledger: Ledger, tasks: TaskGroup) -> Non
         is_idle=lambda: not pool.running(),
         emit=emit,
         report=report,
+        path=settings.agent_dir / preflight.FILE,
     )
     node = Node(pool, replicator, pool.site, self_test=preflights.on_suspicion)
     executor = Executor(
