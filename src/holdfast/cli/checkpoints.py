@@ -222,11 +222,12 @@ def _show_plan(job: str, plan: checkpoint_rows.Pruning) -> None:
     if not plan.go:
         console.print(f"{job}: nothing to delete; {len(plan.stay)} stay")
         return
-    result = table((), ("step", "attempt", "bytes", "plan", "reason"))
-    for word, part in (("[red]delete[/]", plan.go), ("keep", plan.stay)):
-        for row in _plan_rows(part):
-            result.add_row(str(row["step"]), str(row["attempt"]), decimal(row["bytes"]), word, escape(row["reason"]))
-    console.print(result)
+    rows = [
+        row | {"bytes": decimal(row["bytes"]), "plan": word}
+        for word, part in (("delete", plan.go), ("keep", plan.stay))
+        for row in _plan_rows(part)
+    ]
+    console.print(table(rows, ("step", "attempt", "bytes", "plan", "reason")))
 
 
 def _plan_rows(part: tuple[tuple[Stored, str], ...]) -> list[Json]:

@@ -35,8 +35,9 @@ def check(script: Annotated[Path, typer.Argument(help="The policy script, a Pyth
         }
         for trial in trials
     ]
-    console.print(table(rows, COLUMNS))
-    if any(trial.problem for trial in trials):
+    unusable = any(trial.problem for trial in trials)
+    console.print(table(rows, COLUMNS if unusable else COLUMNS[:-1]))
+    if unusable:
         console.print(f"[red]{script}: where there is a problem, the default policy would decide[/]")
         raise typer.Exit(UNUSABLE)
     console.print(f"[green]{script}: every answer can be carried out[/]")

@@ -10,13 +10,12 @@ from itertools import islice
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from holdfast.cli.client import Client, default_url
+from holdfast.cli.listing import EMPTY, Fields, Listing, screen
 
 WATCH_S = 0.5
 WATCHED_ROWS_MAX = 200
@@ -36,6 +35,7 @@ STATE_STYLE = {
     "cordoned": "magenta",
     "failed": "red",
     "lost": "red",
+    "delete": "red",
 }
 
 Api = Annotated[str, typer.Option(help="The API to ask.", envvar="HOLDFAST_API", show_default=False)]
@@ -44,7 +44,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 Name = Annotated[str, typer.Argument(help="Its name.")]
 
 Row = Mapping[str, Any]
-console = Console(highlight=False, emoji=False)  # names and messages are shown as they are: `:100:` is a line number
+console = screen()
 
 
 def markup(line: str) -> Text:
@@ -55,7 +55,7 @@ def markup(line: str) -> Text:
 def text(value: Any, name: str = "") -> str:
     """A cell, as markup: moments as local time, floats with two digits, lists joined, nothing as a dash."""
     if value is None or value in ("", [], {}):
-        return "–"
+        return EMPTY
     if isinstance(value, float) and _is_moment(name):
         return datetime.fromtimestamp(value).strftime("%Y-%m-%d %H:%M:%S.%f")[:-4]
     if isinstance(value, bool):
@@ -75,7 +75,7 @@ def text(value: Any, name: str = "") -> str:
 def _inline(value: Any, name: str) -> str:
     """What stands in a line of its own inside a cell."""
     if isinstance(value, dict) and name != "mesh":
-        return ", ".join(f"{escape(str(key))} {text(item, str(key))}" for key, item in value.items()) or "–"
+        return ", ".join(f"{escape(str(key))} {text(item, str(key))}" for key, item in value.items()) or EMPTY
     return text(value, name)
 
 
@@ -89,14 +89,11 @@ def _is_moment(name: str) -> bool:
     return name == "at" or name.startswith("t_") or name.endswith("_at")
 
 
-def table(rows: Iterable[Row], columns: Sequence[str], title: str = "") -> Table:
-    """`columns` are keys of the rows; "a.b" reaches into an object."""
-    result = Table(box=None, pad_edge=False, title=title or None, title_justify="left", header_style="bold")
-    for column in columns:
-        result.add_column(column.split(".")[0].replace("_", " "), overflow="fold")
-    for row in rows:
-        result.add_row(*(text(_reach(row, column), column) for column in columns))
-    return result
+def table(rows: Iterable[Row], columns: Sequence[str], title: str = "") -> Listing:
+    """`columns` are keys of the rows; "a.b" reaches into an object. Prose comes last."""
+    names = tuple(column.split(".")[0].replace("_", " ") for column in columns)
+    cells = (tuple(markup(text(_reach(row, column), column)) for column in columns) for row in rows)
+    return Listing(names, tuple(cells), title)
 
 
 def show_list(rows: Iterable[Row], columns: Sequence[str], as_json: bool, empty: str) -> None:
@@ -113,15 +110,13 @@ def show_one(row: Row, as_json: bool) -> None:
     if as_json:
         print(json.dumps(dict(row), indent=2))
         return
-    result = Table(box=None, pad_edge=False, show_header=False)
-    result.add_column(style="bold")
-    result.add_column(overflow="fold")
-    for key, value in row.items():
-        if isinstance(value, list) and value and isinstance(value[0], dict):
-            result.add_row(key.replace("_", " "), table(value, list(value[0])))
-        else:
-            result.add_row(key.replace("_", " "), text(value, key))
-    console.print(result)
+    console.print(Fields(tuple((key.replace("_", " "), _field(value, key)) for key, value in row.items())))
+
+
+def _field(value: Any, name: str) -> Listing | Text:
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return table(value, list(value[0]))
+    return markup(text(value, name))
 
 
 def look_at(

@@ -63,6 +63,7 @@ def test_moments_are_local_time(monkeypatch: pytest.MonkeyPatch, name: str) -> N
 
 @pytest.mark.parametrize("columns", [jobs.COLUMNS, nodes.COLUMNS, incidents.COLUMNS, incidents.ACTION_COLUMNS])
 def test_a_list(screen: io.StringIO, columns: tuple[str, ...]) -> None:
+    tables.console.width = 1000
     row = dict.fromkeys(columns, NASTY) | {"at": 1_700_000_000.0, "mesh": {"dp": 2}, "action": None}
     tables.show_list([row], columns, as_json=False, empty="none")
     header, line = screen.getvalue().splitlines()[:2]
@@ -74,6 +75,12 @@ def test_nested_columns_are_reached_and_missing_ones_are_a_dash(screen: io.Strin
     rows: list[dict[str, Any]] = [{"action": {"kind": "restart"}}, {"action": None}, {}]
     tables.show_list(rows, ("action.kind",), as_json=False, empty="none")
     assert screen.getvalue().split() == ["action", "restart", "–", "–"]
+
+
+def test_on_a_pipe_a_row_is_one_line_however_long(capsys: pytest.CaptureFixture[str]) -> None:
+    cause = "word " * 100 + "end"
+    tables.console.print(tables.table([{"id": "i-1", "cause": cause}, {"id": "i-22", "cause": ""}], ("id", "cause")))
+    assert capsys.readouterr().out.splitlines() == ["id    cause", f"i-1   {cause}", "i-22  –"]
 
 
 def test_an_empty_list_says_what_to_do(screen: io.StringIO) -> None:
