@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from holdfast.domain.generations import ShardRecord
 from holdfast.domain.mesh import Mesh
+from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.state import State
 from holdfast.supervisor.election import Line
 
@@ -45,7 +46,7 @@ def saved_steps(state: State, name: str) -> Sequence[SavedStep]:
     steps = [_step(key, found[key]) for key in sorted(found, reverse=True)]
     line = Line(job.lineage)
     newest = next((each for each in steps if each.complete and line.holds(each.attempt, each.step)), None)
-    return [replace(each, newest=each is newest) for each in steps]
+    return [evolve(each, newest=each is newest) for each in steps]
 
 
 def holders(state: State, name: str, attempt: int, step: int) -> Mapping[int, Sequence[str]]:

@@ -8,11 +8,10 @@ there already, is forgotten at once.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from holdfast.domain.orders import CheckpointNow
 from holdfast.supervisor.core import reports
 from holdfast.supervisor.core.change import abandon, stop_leavers
+from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.state import Job, Leaving
 from holdfast.supervisor.core.turn import Turn
 
@@ -38,7 +37,7 @@ def review(turn: Turn, name: str) -> None:
     if _stored(job, step):
         _forget(turn, job, f"step {step} is in the object store")
     elif step > job.leaving.step:
-        turn.put_job(name, leaving=replace(job.leaving, step=step, news=f"step {step} is going to the object store"))
+        turn.put_job(name, leaving=evolve(job.leaving, step=step, news=f"step {step} is going to the object store"))
         assert job.running is not None
         for node in job.running.nodes:
             turn.send(node, CheckpointNow(name, job.running.number, step, far=True))
@@ -60,7 +59,7 @@ def _stored(job: Job, step: int) -> bool:
 def _forget(turn: Turn, job: Job, news: str) -> None:
     assert job.leaving is not None
     turn.cancel_timer(f"leave:{job.name}")
-    turn.put_job(job.name, leaving=replace(job.leaving, news=news, over=True))
+    turn.put_job(job.name, leaving=evolve(job.leaving, news=news, over=True))
     turn.note(job.name, f"completed: {news}")
     abandon(turn, job.name)
     stop_leavers(turn, job.name, job.number, forget=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.generations import OBJECT_STORE
@@ -12,6 +11,7 @@ from holdfast.domain.incidents import IncidentState, NodeShare
 from holdfast.domain.orders import OrderDone, Prepare, RanksStepping, Start, Stop, Warm
 from holdfast.supervisor.core import nodes, pacing, reports, saved
 from holdfast.supervisor.core.change import give_grace, prepare_timeout_s, replan, traceparent_of
+from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.state import Change, Job
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import spares_for
@@ -34,7 +34,7 @@ def on_order_done(turn: Turn, send: Send, done: OrderDone) -> None:
             replan(turn, job.name, f"{send.node} could not start: {done.reason}", exclude=send.node)
             return
         unstarted = {k: v for k, v in change.unstarted.items() if k != send.command_id}
-        turn.put_job(job.name, change=replace(change, unstarted=unstarted))
+        turn.put_job(job.name, change=evolve(change, unstarted=unstarted))
     elif send.command_id in change.waiting:
         if not done.ok and isinstance(send.order, Prepare):
             _not_prepared(turn, job, send.node, send.order, done)
@@ -50,7 +50,7 @@ def on_order_done(turn: Turn, send: Send, done: OrderDone) -> None:
         if isinstance(send.order, Prepare):
             share = NodeShare(send.node, done.at, (), dict(done.phases_s), dict(done.restored_from))
             shares = _latest(shares, share)
-        change = replace(
+        change = evolve(
             change,
             waiting=waiting,
             master=master,
@@ -132,7 +132,7 @@ def _start(turn: Turn, job: Job, change: Change) -> None:
     turn.cancel_timer(f"prepare:{job.name}:{generation.number}")
     turn.put_job(
         job.name,
-        change=replace(change, started_at=turn.at, unstarted=unstarted),
+        change=evolve(change, started_at=turn.at, unstarted=unstarted),
         running=generation,
         running_at=turn.at,
         lineage=branch(job.lineage, generation.attempt, generation.restore, turn.config.lineage_max),
@@ -151,7 +151,7 @@ def _start(turn: Turn, job: Job, change: Change) -> None:
     for incident in change.incidents:
         if incident in turn.incidents:
             turn.put_incident(
-                replace(
+                evolve(
                     turn.incidents[incident],
                     state=IncidentState.STARTING,
                     t_prepared=turn.at,
@@ -168,7 +168,7 @@ def on_ranks_stepping(turn: Turn, report: RanksStepping) -> None:
     job = turn.jobs.get(report.job)
     if job is None or job.change is None or job.change.started_at is None or report.generation != job.number:
         return
-    change = replace(
+    change = evolve(
         job.change,
         stepping=tuple(sorted({*job.change.stepping, *report.ranks})),
         stepped_at=max(job.change.stepped_at, report.at),
@@ -247,7 +247,7 @@ def on_node_gone(turn: Turn, name: str, node: str) -> None:
         return
     waiting = {command: other for command, other in change.waiting.items() if other != node}
     if len(waiting) < len(change.waiting):
-        turn.put_job(name, change=replace(change, waiting=waiting))
+        turn.put_job(name, change=evolve(change, waiting=waiting))
         start_when_ready(turn, name)
 
 
@@ -265,7 +265,7 @@ def on_node_back(turn: Turn, name: str, node: str) -> None:
         stale[-1].command_id if stale else turn.send(node, Stop(name, job.number if change is None else job.number - 1))
     )
     if change is not None and change.started_at is None:
-        turn.put_job(name, change=replace(change, waiting={**change.waiting, command: node}))
+        turn.put_job(name, change=evolve(change, waiting={**change.waiting, command: node}))
 
 
 def on_node_restarted(turn: Turn, name: str, node: str) -> None:
@@ -304,17 +304,17 @@ def on_prepare_timeout(turn: Turn, name: str, number: int) -> None:
             nodes.condemn(turn, node, f"did not stop its workers of {name} within {seconds}")
     members = [node for node in late if node in change.generation.nodes]
     if members:
-        turn.put_job(name, change=replace(change, excluded=(*change.excluded, *members[:-1])))
+        turn.put_job(name, change=evolve(change, excluded=(*change.excluded, *members[:-1])))
         replan(turn, name, f"{', '.join(members)} did not prepare within {seconds}", exclude=members[-1])
     else:
-        turn.put_job(name, change=replace(change, waiting={}))
+        turn.put_job(name, change=evolve(change, waiting={}))
         start_when_ready(turn, name)
 
 
 def on_fence_over(turn: Turn, name: str, number: int) -> None:
     job = turn.jobs.get(name)
     if job is not None and job.number == number and job.change is not None:
-        turn.put_job(name, change=replace(job.change, fenced=True))
+        turn.put_job(name, change=evolve(job.change, fenced=True))
         start_when_ready(turn, name)
 
 

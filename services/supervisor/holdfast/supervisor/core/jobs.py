@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from holdfast.domain.findings import FindingKind
 from holdfast.domain.incidents import IncidentState
 from holdfast.domain.orders import RanksFinished
 from holdfast.supervisor.core import change, farewell, nodes, pacing, planned, quarantine, reports
+from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Job, Stopping
 from holdfast.supervisor.core.turn import Turn
@@ -45,7 +44,7 @@ def submit(turn: Turn, event: JobSubmitted) -> None:
         reason="submitted",
         target_dp=event.spec.mesh.dp,
         attempt_base=max(int(turn.at), last_attempt) - number,
-        generation=replace(old.generation, placements=()) if old and old.generation else None,
+        generation=evolve(old.generation, placements=()) if old and old.generation else None,
         lineage=(Segment(resumed.attempt, resumed.step),) if resumed else (),
         resumed=resumed,
     )
@@ -80,7 +79,7 @@ def _newest_before_fault(turn: Turn, event: StepsCompleted) -> None:
     """Steps are reported a little after the fault that followed them."""
     for incident in turn.open_incidents(event.job):
         if incident.generation == event.generation and event.step > (incident.last_step or 0) and not incident.planned:
-            turn.put_incident(replace(incident, last_step=event.step))
+            turn.put_incident(evolve(incident, last_step=event.step))
 
 
 def _alive_after_all(turn: Turn, job: Job, event: StepsCompleted) -> None:
@@ -187,7 +186,7 @@ def stop_now(turn: Turn, name: str) -> None:
     assert job.stopping is not None
     change.abandon(turn, name)
     waiting = change.stop_leavers(turn, name, job.number, grace_s=turn.config.stop_grace_s)
-    turn.put_job(name, stopping=replace(job.stopping, at_step=None, waiting=waiting), blocked=None)
+    turn.put_job(name, stopping=evolve(job.stopping, at_step=None, waiting=waiting), blocked=None)
     turn.set_phase(name, JobPhase.STOPPING, job.stopping.reason)
     if not waiting:
         _end(turn, name, JobPhase.STOPPED, job.stopping.reason)
@@ -213,7 +212,7 @@ def on_stop_answered(turn: Turn, command_id: str, name: str) -> None:
     if job is None or job.stopping is None or command_id not in job.stopping.waiting:
         return
     waiting = {k: v for k, v in job.stopping.waiting.items() if k != command_id}
-    job = turn.put_job(name, stopping=replace(job.stopping, waiting=waiting))
+    job = turn.put_job(name, stopping=evolve(job.stopping, waiting=waiting))
     if not waiting and job.stopping is not None:
         _end(turn, name, JobPhase.STOPPED, job.stopping.reason)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from holdfast.domain.job import CheckpointSpec
 from holdfast.domain.orders import SetInterval
+from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.state import Change, Job
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.election import Origin
@@ -26,7 +26,7 @@ def resolved(turn: Turn, name: str) -> CheckpointSpec:
         if not job.spec.checkpoint.interval_steps:
             turn.note(name, f"checkpoints {job.interval.reason}")
     assert job.interval is not None
-    return replace(job.spec.checkpoint, interval_steps=job.interval.steps, store_interval_s=job.interval.store_s)
+    return evolve(job.spec.checkpoint, interval_steps=job.interval.steps, store_interval_s=job.interval.store_s)
 
 
 def measure(turn: Turn, name: str, event: StepsCompleted) -> None:
@@ -76,7 +76,7 @@ def _review(turn: Turn, job: Job, before: Interval) -> None:
     if not differs(choice.steps, before.steps):
         # The store's own interval reaches the nodes with the next PREPARE.
         reason = f"every {before.steps} steps, which is close enough to the best: {choice.reason}"
-        turn.put_job(job.name, interval=replace(choice, steps=before.steps, reason=reason))
+        turn.put_job(job.name, interval=evolve(choice, steps=before.steps, reason=reason))
         return
     turn.put_job(job.name, interval=choice)
     generation = job.generation
