@@ -31,6 +31,14 @@ def save_both(a: Node, b: Node, step: int, images: list[object], *, attempt: int
         node.save(images[rank], step, rank=rank, attempt=attempt, value=step % 251 + rank * sharded)  # type: ignore[arg-type]
 
 
+def store_both_ranks(node: Node, url: str, *values: int) -> None:
+    """Step 10 of a job that one node has to itself, whole in the store; rank 0's bytes are the first of `values`."""
+    node.configure(ranks=(0, 1), store=url)
+    for rank, value in enumerate(values):
+        node.save(node.images(rank), 10, rank=rank, value=value)
+    node.wait_stored(10)
+
+
 def test_a_step_of_two_nodes_becomes_complete_and_replicas_store_it_once(tmp_path: Path) -> None:
     url = url_of(tmp_path)
     with nodes(tmp_path, "a", "b") as (a, b):
@@ -93,10 +101,7 @@ def test_both_nodes_are_lost_and_two_new_ones_start_from_the_store(tmp_path: Pat
 def test_another_jobs_checkpoint_becomes_this_ones_first_shards(tmp_path: Path) -> None:
     url = url_of(tmp_path)
     with nodes(tmp_path, "a", "c", "d") as (a, c, d):
-        a.configure(ranks=(0, 1), store=url)
-        for rank in (0, 1):
-            a.save(a.images(rank), 10, rank=rank, value=10 + rank)
-        a.wait_stored(10)
+        store_both_ranks(a, url, 10, 11)
         source = (ShardSource(OBJECT_STORE, url, JOB),)
         for rank, node in enumerate((c, d)):
             node.configure(attempt=5, ranks=(rank,), peers=(c, d)[1 - rank : 2 - rank], job="heir")
@@ -125,10 +130,7 @@ def test_parts_of_a_resharded_state_come_down_for_one_rank(tmp_path: Path) -> No
 def test_tensors_that_ranks_of_a_node_share_come_once(tmp_path: Path) -> None:
     url = url_of(tmp_path)
     with nodes(tmp_path, "a", "c") as (a, c):
-        a.configure(ranks=(0, 1), store=url)
-        for rank in (0, 1):
-            a.save(a.images(rank), 10, rank=rank, value=7)
-        a.wait_stored(10)
+        store_both_ranks(a, url, 7, 7)
         c.configure(generation=2, attempt=2, ranks=(0, 1), store=url)
         tensors = next(Path(tmp_path, "bucket").rglob("*.tensors"))
         source = (ShardSource(OBJECT_STORE, url),)
@@ -142,10 +144,7 @@ def test_tensors_that_ranks_of_a_node_share_come_once(tmp_path: Path) -> None:
 def test_tensors_that_nodes_share_come_from_the_first_and_a_dead_one_is_no_harm(tmp_path: Path) -> None:
     url = url_of(tmp_path)
     with nodes(tmp_path, "a", "c", "d") as (a, c, d):
-        a.configure(ranks=(0, 1), store=url)
-        for rank in (0, 1):
-            a.save(a.images(rank), 10, rank=rank, value=7)
-        a.wait_stored(10)
+        store_both_ranks(a, url, 7, 7)
         from_store = (ShardSource(OBJECT_STORE, url),)
         for rank, node in enumerate((c, d)):
             node.configure(generation=2, attempt=2, ranks=(rank,), store=url)
@@ -161,10 +160,7 @@ def test_tensors_that_nodes_share_come_from_the_first_and_a_dead_one_is_no_harm(
 def test_rot_in_the_store_is_never_handed_out(tmp_path: Path) -> None:
     url = url_of(tmp_path)
     with nodes(tmp_path, "a", "c") as (a, c):
-        a.configure(ranks=(0, 1), store=url)
-        for rank in (0, 1):
-            a.save(a.images(rank), 10, rank=rank, value=10)
-        a.wait_stored(10)
+        store_both_ranks(a, url, 10, 10)
         c.configure(generation=2, attempt=2, ranks=(0, 1), store=url)
         for pattern in ("*.tensors", "rank-0.rest", "rank-0.json", "manifest.json"):
             (victim,) = Path(tmp_path, "bucket").rglob(pattern)
@@ -189,10 +185,7 @@ def test_what_rots_in_the_store_is_found_reported_and_written_anew_while_a_node_
         "HOLDFAST_REPLICATOR_STORE_SCRUB_BYTES_PER_S_MAX": "0",
     }
     with nodes(tmp_path, "a", "c", **scrub) as (a, c):
-        a.configure(ranks=(0, 1), store=url)
-        for rank in (0, 1):
-            a.save(a.images(rank), 10, rank=rank, value=10)
-        a.wait_stored(10)
+        store_both_ranks(a, url, 10, 10)
         for pattern in ("*.tensors", "rank-1.rest", "rank-0.json"):
             (victim,) = Path(tmp_path, "bucket").rglob(pattern)
             whole = victim.read_bytes()
@@ -223,10 +216,7 @@ def wait_damage(node: Node, problem: str) -> None:
 def test_what_arrives_damaged_at_a_restore_is_not_offered_again(tmp_path: Path) -> None:
     url = url_of(tmp_path)
     with nodes(tmp_path, "a", "c") as (a, c):
-        a.configure(ranks=(0, 1), store=url)
-        for rank in (0, 1):
-            a.save(a.images(rank), 10, rank=rank, value=10)
-        a.wait_stored(10)
+        store_both_ranks(a, url, 10, 10)
         a.stop()
         (victim,) = Path(tmp_path, "bucket").rglob("rank-1.rest")
         victim.write_bytes(victim.read_bytes()[:-1])
