@@ -18,6 +18,8 @@ from holdfast.runtime.grpc_tracing import TakeContext
 from holdfast.runtime.tls import Tls
 
 STOP_GRACE_S = 0.5
+# Calls that wait for this process to look at them: a whole fleet that comes back at once, after a restart, and a few over.
+PENDING_CALLS_MAX = 65_536
 
 OPTIONS: tuple[tuple[str, int], ...] = (
     *COMMON,
@@ -28,6 +30,9 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     # Nor for pings that measure bandwidth, which a client sends of itself on a busy stream and the server counts as well: an
     # idle-looking connection was ended with "too many pings" (seen with 1.85 on the replicator's inventory stream).
     ("grpc.http2.max_ping_strikes", 0),
+    # From 1,000 on gRPC ends some at random, from 3,000 on all, with a bare CANCELLED that names nobody (seen with 1.85).
+    ("grpc.server.max_pending_requests", PENDING_CALLS_MAX),
+    ("grpc.server.max_pending_requests_hard_limit", PENDING_CALLS_MAX),
 )
 
 

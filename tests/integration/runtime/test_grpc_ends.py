@@ -7,10 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -135,6 +137,16 @@ async def test_a_message_beyond_the_limit_is_refused_and_the_next_one_is_not() -
             await echo(channel, telemetry_pb2.Tick(seq=1, node="x" * (17 * 1024 * 1024)))
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert await echo(channel, telemetry_pb2.Tick(seq=2, node="x" * (8 * 1024 * 1024))) == 2
+
+
+async def test_a_fleet_that_comes_back_at_once_is_not_turned_away() -> None:
+    async with listen("127.0.0.1:0", register, services=[NAME]) as server:
+        with grpc.insecure_channel(server.endpoint) as channel:
+            check = health_pb2_grpc.HealthStub(channel).Check
+            # From a thread of gRPC's own, while this loop, which is also the server's, looks at none of them.
+            calls = [check.future(health_pb2.HealthCheckRequest(), timeout=60) for _ in range(2_000)]
+            ends = await anyio.to_thread.run_sync(lambda: Counter(call.code() for call in calls))
+    assert ends == {grpc.StatusCode.OK: 2_000}
 
 
 async def test_a_peer_that_falls_silent_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
