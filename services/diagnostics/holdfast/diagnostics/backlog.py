@@ -24,7 +24,7 @@ from holdfast.wire.telemetry import count_droppable, is_reliable
 
 WAITING_MAX = 4  # ticks of one stream: seconds
 KEPT_MAX = 64  # of those that must not be dropped, before the stream is read no further
-SLICE_S = 0.01  # of folding, then it is the readers' turn
+SLICE_S = 0.002  # of folding, then it is the turn of the readers, and of a stream that opens: one per turn
 _SAY_EVERY_S = 10.0
 
 log = structlog.get_logger("holdfast.diagnostics.backlog")
