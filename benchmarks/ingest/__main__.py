@@ -5,8 +5,8 @@
     python -m benchmarks.ingest --only core                  without the network: the cost of a tick, and of a step of all ranks
 
 The service, Redis and the clients that make the load share this machine. A fleet is *sustained* when 99 % of its ticks were
-sent in their second, nothing was dropped, and the 99th percentile from a report to its finding in Redis is at most a second.
-`nodes per core` is by the CPU time of the service alone.
+sent in their second and whole, nothing was dropped, and the 99th percentile from a report to its finding in Redis is at most a
+second; what kept one from it is said below its line. `nodes per core` is by the CPU time of the service alone.
 
 The whole ends after `--minutes`: a trial that would not be over by then is left out, and that is said.
 """
@@ -139,25 +139,30 @@ def _fleets(nodes: int, wanted: list[str], run: Callable[..., Outcome | None]) -
 
 
 _HEAD = (
-    f"{'nodes':>7} {'ticks/s':>8} {'late':>7} {'dropped':>8} {'findings':>9} {'p50 / p99 / max s':>20}"
-    f" {'cores':>6} {'clients':>8} {'nodes/core':>11} {'MB idle / max':>14}"
+    f"{'nodes':>7} {'ticks/s':>8} {'late':>7} {'bare':>7} {'dropped':>8} {'findings':>9} {'p50 / p99 / max s':>20}"
+    f" {'written':>8} {'cores':>6} {'clients':>8} {'nodes/core':>11} {'MB idle / max':>14}"
 )
 
 
 def _show(outcome: Outcome) -> Outcome:
-    spread = outcome.as_json()["latency_p50_p99_max_s"]
-    times = " / ".join(f"{seconds:.3f}" for seconds in spread) if isinstance(spread, list) else ""
+    values = outcome.as_json()
+    spread, written = values["latency_s"], values["written_s"]
+    assert isinstance(spread, dict)
+    assert isinstance(written, dict)
+    times = " / ".join(f"{seconds:.3f}" for seconds in spread.values())
+    since_written = f"{written['p99']:.3f}" if written else ""
     memory = f"{outcome.memory_idle_bytes / 1e6:.0f} / {outcome.memory_bytes / 1e6:.0f}"
     print(
-        f"{outcome.nodes:>7} {outcome.ticks_s:>8,.0f} {outcome.late:>7} {outcome.dropped:>8}"
-        f" {outcome.findings:>4}/{outcome.expected:<4} {times:>20} {outcome.service_cores:>6.2f}"
+        f"{outcome.nodes:>7} {outcome.ticks_s:>8,.0f} {outcome.late:>7} {outcome.bare:>7} {outcome.dropped:>8}"
+        f" {outcome.findings:>4}/{outcome.expected:<4} {times:>20} {since_written:>8} {outcome.service_cores:>6.2f}"
         f" {outcome.clients_cores:>8.2f} {outcome.nodes_per_core:>11,.0f} {memory:>14}"
-        f" {'sustained' if outcome.sustained else 'not sustained'}",
+        f" {'sustained' if outcome.sustained else 'not sustained:'}",
         flush=True,
     )
-    for what in (outcome.refused, outcome.unexpected):
-        if what:
-            print(f"    ! {what}")
+    for reason in outcome.missed:
+        print(f"    - {reason}", flush=True)
+    if outcome.unexpected:
+        print(f"    ! unexpected findings: {outcome.unexpected}", flush=True)
     return outcome
 
 

@@ -2,7 +2,9 @@
 
     python -m benchmarks.ingest.client '{"endpoint": …, "first": 0, "count": 100, "nodes": 100, …}'
 
-Says "connected" when every stream stands, waits for a line on standard input (the time to start at), and prints what it sent.
+Says "connected" when diagnostics has acknowledged the hello of every node (a call that was begun, and a message that was
+written, may wait in diagnostics for as long as it likes), waits for a line on standard input (the time to start at), and prints
+what it sent.
 """
 
 from __future__ import annotations
@@ -18,10 +20,13 @@ from dataclasses import asdict, dataclass, field
 import anyio
 import anyio.to_thread
 import grpc
+from anyio.abc import TaskGroup
 
 from benchmarks.ingest.fleet import Node
-from holdfast.agent.streams import write
+from holdfast.agent.streams import broken, write
+from holdfast.runtime.garbage import collect_seldom
 from holdfast.runtime.grpc_channel import OPTIONS
+from holdfast.v1 import telemetry_pb2 as pb
 
 TICK_S = 1.0
 CONNECTING_MAX = 64  # streams that open at the same time
@@ -50,12 +55,13 @@ class Share:
 class Sent:
     ticks: int = 0
     bytes: int = 0
-    late: int = (
-        0  # ticks that left more than a second after their time: this process, or the flow control, held them back
-    )
+    late: int = 0  # ticks that left more than a second after their time: this process, or flow control, held them back
+    bare: int = 0  # ticks without telemetry, as an agent sends them while too many are not acknowledged
     acks: int = 0
-    broken: int = 0  # streams that ended before their time
-    refused: str = ""
+    written_at: dict[str, float] = field(
+        default_factory=dict
+    )  # by node: when gRPC had taken its report of a broken GPU
+    ended: dict[str, str] = field(default_factory=dict)  # by node: why its stream ended before its time
     cpu_s: float = 0.0
 
 
@@ -65,7 +71,7 @@ class Plan:
 
     started_at: float = math.inf
     end: float = math.inf
-    tried: int = 0  # to connect
+    tried: int = 0  # to connect, with an end, good or bad
     all_tried: anyio.Event = field(default_factory=anyio.Event)
 
 
@@ -79,11 +85,15 @@ async def run(share: Share) -> Sent:
     async with anyio.create_task_group() as hearing:
         async with anyio.create_task_group() as speaking:
             for place in range(share.count):
-                call = open_stream[place // share.streams_per_connection]()
-                speaking.start_soon(_speak, share, place, call, plan, sent, opening)
-                hearing.start_soon(_hear, call, sent)
-            with anyio.fail_after(CONNECT_TIMEOUT_S):
+                opens = open_stream[place // share.streams_per_connection]
+                speaking.start_soon(_speak, share, place, opens, plan, sent, opening, hearing)
+            with anyio.move_on_after(CONNECT_TIMEOUT_S):
                 await plan.all_tried.wait()
+            if plan.tried < share.count:
+                print(f"{plan.tried} of {share.count}", flush=True)
+                hearing.cancel_scope.cancel()
+                return sent
+            collect_seldom()
             print("connected", flush=True)
             plan.started_at = float(await anyio.to_thread.run_sync(sys.stdin.readline))
             plan.end = plan.started_at + share.seconds
@@ -96,50 +106,71 @@ async def run(share: Share) -> Sent:
     return sent
 
 
-async def _speak(share: Share, place: int, call: Call, plan: Plan, sent: Sent, opening: anyio.Semaphore) -> None:
+async def _speak(
+    share: Share,
+    place: int,
+    opens: Callable[[], Call],
+    plan: Plan,
+    sent: Sent,
+    opening: anyio.Semaphore,
+    hearing: TaskGroup,
+) -> None:
     node = Node(share.first + place, share.nodes, step_s=share.step_s)
-    whole = True
-    with _noting(sent):
+    with _noting(sent, node):
         try:
             async with opening:
-                await write(call, node.hello(time.time()))
+                call = await _connected(opens, node)
         finally:
             plan.tried += 1
             if plan.tried == share.count:
                 plan.all_tried.set()
+        hearing.start_soon(_hear, call, node, sent)
+        breaks_after_s = (place + 1) * share.broken_every_s
         due = math.floor(time.time()) + 1.0 + place / share.count * TICK_S
         while due < plan.end:
             await anyio.sleep(max(0.0, due - time.time()))
             now = time.time()
             # An agent that is held back sends one tick when it can, not all that it missed.
             missed = int((now - due) / TICK_S)
-            breaks = whole and now >= plan.started_at + (place + 1) * share.broken_every_s
+            breaks = node.name not in sent.written_at and now >= plan.started_at + breaks_after_s
             raw = node.broken(now) if breaks else node.tick(now)
-            whole = whole and not breaks
             await write(call, raw)
+            if breaks:
+                sent.written_at[node.name] = time.time()
             if due >= plan.started_at:
                 sent.ticks += 1
                 sent.late += missed
+                sent.bare += node.stalled
                 sent.bytes += len(raw)
             due += (missed + 1) * TICK_S
         await write(call, node.goodbye(plan.end))
         await call.done_writing()
 
 
-async def _hear(call: Call, sent: Sent) -> None:
-    with _noting(sent):
-        while await call.read() is not grpc.aio.EOF:
+async def _connected(opens: Callable[[], Call], node: Node) -> Call:
+    """A stream whose first tick has been acknowledged."""
+    call = opens()
+    await write(call, node.hello(time.time()))
+    if not isinstance(ack := await call.read(), bytes):
+        raise await broken(call)
+    node.hear(pb.TickAck.FromString(ack).seq)
+    return call
+
+
+async def _hear(call: Call, node: Node, sent: Sent) -> None:
+    with _noting(sent, node):
+        while isinstance(ack := await call.read(), bytes):
             sent.acks += 1
+            node.hear(pb.TickAck.FromString(ack).seq)
 
 
 @contextmanager
-def _noting(sent: Sent) -> Iterator[None]:
-    """A stream that breaks is counted, and the first reason is kept; the others go on."""
+def _noting(sent: Sent, node: Node) -> Iterator[None]:
+    """A stream that breaks is counted, with its reason; the others go on."""
     try:
         yield
     except grpc.aio.AioRpcError as error:
-        sent.broken += 1
-        sent.refused = sent.refused or f"{error.code().name}: {error.details()}"[:300]
+        sent.ended.setdefault(node.name, f"{error.code().name}: {error.details()}"[:300])
 
 
 if __name__ == "__main__":

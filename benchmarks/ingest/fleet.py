@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from holdfast.agent.outbox import ACK_EVERY
+from holdfast.agent.outbox import ACK_EVERY, IN_FLIGHT_MAX
 from holdfast.domain.job import HangSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.signals import (
@@ -40,7 +40,7 @@ class Node:
         self.name = f"n{number}"
         self._number, self._nodes, self._step_s = number, nodes, step_s
         self._host_s, self._slow_s = host_s, slow_s
-        self._seq = self._step = 0
+        self._seq = self._step = self._heard_of = 0
         self._usual = encode_tick(Tick(self.name, "a", 1, 0.0, (self._progress(), self._gpus())))
         self._steps = encode_tick(Tick(self.name, "a", 1, 0.0, (self._columns(),))).steps[0]
         self._host = encode_tick(Tick(self.name, "a", 1, 0.0, (self._sample(), self._ports())))
@@ -49,6 +49,15 @@ class Node:
     @property
     def ranks(self) -> tuple[int, ...]:
         return tuple(range(self._number * GPUS, (self._number + 1) * GPUS))
+
+    @property
+    def stalled(self) -> bool:
+        """Too much is on the way: as an agent's, its ticks are signs of life only."""
+        return self._seq - self._heard_of > IN_FLIGHT_MAX
+
+    def hear(self, seq: int) -> None:
+        """An acknowledgement of the tick `seq` and all before it."""
+        self._heard_of = max(seq, self._heard_of)
 
     def hello(self, at: float) -> bytes:
         mesh = Mesh.of({"dp": self._nodes, "tp": GPUS})
@@ -62,8 +71,11 @@ class Node:
     def tick(self, at: float) -> bytes:
         """The tick of the time `at`. The whole fleet ends a step at every multiple of the step time."""
         self._seq += 1
+        wants_ack = self._seq - self._heard_of >= ACK_EVERY
+        if self.stalled:
+            return encode_tick(Tick(self.name, "a", self._seq, at), wants_ack=wants_ack).SerializeToString()
         message = self._usual
-        message.seq, message.at, message.wants_ack = self._seq, at, self._seq % ACK_EVERY == 0
+        message.seq, message.at, message.wants_ack = self._seq, at, wants_ack
         progress = message.progress[0]
         progress.at = message.gpus[0].at = at
         step = int(at / self._step_s)

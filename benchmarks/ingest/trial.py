@@ -31,6 +31,8 @@ CLIENT_TIMEOUT_S = 60.0  # beyond what it was told to do
 SETTLE_S = 2.0  # after the last tick: what it led to reaches Redis
 FINDINGS_A_SECOND = 20.0
 FINDINGS_MAX = 100_000
+LATE_SHARE_MAX = 0.01  # of the ticks
+P99_MAX_S = 1.0
 
 
 @dataclass(slots=True)
@@ -39,16 +41,19 @@ class Outcome:
     seconds: float
     ticks: int = 0
     late: int = 0  # ticks that clients could not send in their second
+    bare: int = 0  # ticks that went without telemetry, because too many before them had not been acknowledged
     dropped: int = 0  # signals that diagnostics dropped
     findings: int = 0
     expected: int = 0
     unexpected: dict[str, int] = field(default_factory=dict)
-    latency_s: list[float] = field(default_factory=list)  # report → finding in Redis
+    latency_s: list[float] = field(default_factory=list)  # kernel line → finding in Redis
+    written_s: list[float] = field(default_factory=list)  # the same from when the client had handed its report to gRPC
     service_cores: float = 0.0
     clients_cores: float = 0.0
     memory_bytes: int = 0
     memory_idle_bytes: int = 0
-    refused: str = ""
+    not_connected: str = ""
+    ended: dict[str, int] = field(default_factory=dict)  # streams that ended before their time, by reason
 
     @property
     def p99_s(self) -> float:
@@ -64,26 +69,42 @@ class Outcome:
         return self.ticks_s / self.service_cores if self.service_cores else 0.0
 
     @property
+    def missed(self) -> tuple[str, ...]:
+        """Why this fleet was not sustained: everything sent in its second, nothing dropped, findings in time."""
+        if self.not_connected:
+            return (self.not_connected,)
+        asked, missed = self.nodes * self.seconds, list[str]()
+        if (unsent := asked - self.ticks + self.bare) > LATE_SHARE_MAX * asked:
+            missed.append(f"{unsent / asked:.1%} of the ticks not sent in their second with all that belongs to them")
+        if self.dropped:
+            missed.append(f"{self.dropped} signals dropped")
+        if self.findings < self.expected:
+            missed.append(f"{self.expected - self.findings} findings missing")
+        if self.p99_s > P99_MAX_S:
+            missed.append(f"p99 {self.p99_s:.2f} s is more than {P99_MAX_S:g}")
+        missed += [f"{count} streams ended early ({reason})" for reason, count in self.ended.items()]
+        return tuple(missed)
+
+    @property
     def sustained(self) -> bool:
-        """Everything was sent in its second, nothing was dropped, and findings came in time."""
-        return (
-            not self.refused
-            and self.late <= 0.01 * self.nodes * self.seconds
-            and self.dropped == 0
-            and self.findings >= self.expected
-            and self.p99_s <= 1.0
-        )
+        return not self.missed
 
     def as_json(self) -> dict[str, object]:
         values = asdict(self)
-        del values["latency_s"]
-        spread = [float(np.quantile(self.latency_s, q)) for q in (0.5, 0.99, 1.0)] if self.latency_s else []
         return values | {
-            "latency_p50_p99_max_s": spread,
+            "latency_s": _spread(self.latency_s),
+            "written_s": _spread(self.written_s),
             "sustained": self.sustained,
+            "missed": self.missed,
             "ticks_s": self.ticks_s,
             "nodes_per_core": self.nodes_per_core,
         }
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    """Seconds."""
+    names = {"p50": 0.5, "p99": 0.99, "max": 1.0}
+    return {name: float(np.quantile(values, q)) for name, q in names.items()} if values else {}
 
 
 def run(
@@ -99,7 +120,7 @@ def run(
         running = [stack.enter_context(_client(share)) for share in shares]
         for client in running:
             if (said := _said(client)) != "connected":
-                outcome.refused = f"not all of {nodes} streams stood within {CONNECT_TIMEOUT_S:.0f} s: {said!r}"
+                outcome.not_connected = f"not all {nodes} nodes were heard within {CONNECT_TIMEOUT_S:.0f} s: {said or 'nothing'} of a client's"
                 return outcome
         outcome.memory_idle_bytes = service.memory_info().rss
         started_at = time.time() + 0.5
@@ -108,10 +129,11 @@ def run(
             client.stdin.write(f"{started_at}\n")
             client.stdin.flush()
         outcome.service_cores = _watch(service, started_at, seconds, outcome)
+        written_at = dict[str, float]()
         for client in running:
-            _add(outcome, client, seconds)
+            written_at |= _add(outcome, client, seconds)
         time.sleep(SETTLE_S)
-        anyio.run(_read_findings, redis.url, outcome)
+        anyio.run(_read_findings, redis.url, outcome, written_at)
         outcome.expected = sum(int(min(share.count, (seconds - 1.0) / share.broken_every_s)) for share in shares)
         service.send_signal(signal.SIGTERM)
         service.wait(timeout=START_TIMEOUT_S)
@@ -149,16 +171,21 @@ def _watch(service: psutil.Process, started_at: float, seconds: float, outcome: 
     return (after.user + after.system - before.user - before.system) / took
 
 
-def _add(outcome: Outcome, client: subprocess.Popen[str], seconds: float) -> None:
+def _add(outcome: Outcome, client: subprocess.Popen[str], seconds: float) -> dict[str, float]:
+    """What a client sent. Returns when each node's report of a broken GPU was handed to gRPC."""
     out, _ = client.communicate(timeout=seconds + CLIENT_TIMEOUT_S)
     sent = json.loads(out)
     outcome.ticks += sent["ticks"]
     outcome.late += sent["late"]
+    outcome.bare += sent["bare"]
     outcome.clients_cores += sent["cpu_s"] / seconds
-    outcome.refused = outcome.refused or sent["refused"]
+    for reason in sent["ended"].values():
+        outcome.ended[reason] = outcome.ended.get(reason, 0) + 1
+    written_at: dict[str, float] = sent["written_at"]
+    return written_at
 
 
-async def _read_findings(url: str, outcome: Outcome) -> None:
+async def _read_findings(url: str, outcome: Outcome, written_at: dict[str, float]) -> None:
     """The position of a stream's entry is Redis's own clock, in milliseconds, when it was written."""
     log = RedisLog(url, FLEET)
     try:
@@ -168,8 +195,11 @@ async def _read_findings(url: str, outcome: Outcome) -> None:
     for delivery in deliveries:
         finding = decode_finding(delivery.entry.data)
         if finding.kind is FindingKind.GPU_ERROR:
+            at = int(delivery.position.partition("-")[0]) / 1e3
             outcome.findings += 1
-            outcome.latency_s.append(int(delivery.position.partition("-")[0]) / 1e3 - finding.since)
+            outcome.latency_s.append(at - finding.since)
+            # A client that is busy hears of its own write after the finding is there.
+            outcome.written_s.append(max(0.0, at - written_at.get(finding.node, finding.since)))
         else:
             outcome.unexpected[finding.kind.value] = outcome.unexpected.get(finding.kind.value, 0) + 1
 

@@ -17,7 +17,8 @@ def test_a_small_fleet_is_taken_and_counted(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "ingest.json").read_text())
     fleet = report["fleet"]
-    assert fleet["refused"] == ""
+    assert fleet["not_connected"] == ""
+    assert fleet["ended"] == {}
     assert fleet["unexpected"] == {}
     assert fleet["findings"] >= fleet["expected"] > 20
     assert 60 <= fleet["ticks"] <= 121
