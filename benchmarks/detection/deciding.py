@@ -27,11 +27,13 @@ from holdfast.supervisor.protocol import (
     Evaluate,
     FindingArrived,
     FindingJudged,
+    GenerationChanged,
     IncidentChanged,
     JobPhase,
     NodeGone,
     PolicyAnswered,
 )
+from holdfast.supervisor.questions import Questions
 from holdfast.supervisor.term import BATCH_MAX
 from holdfast.wire.events import decode_finding, encode_finding
 
@@ -64,14 +66,23 @@ def _node(name: str, job: str, at: float) -> Node:
 
 @dataclass(slots=True)
 class Decisions:
-    """When each finding was judged and, where that is known, when something was decided about it."""
+    """When each finding was judged, and when it was decided what is done about its incident, or that the breaker holds it."""
 
     judged: dict[str, float] = field(default_factory=dict)  # by node
-    decided: dict[str, float] = field(default_factory=dict)
+    decided: dict[str, float] = field(default_factory=dict)  # by node; one without an incident is not in it
+    undecided: set[str] = field(default_factory=set)  # nodes whose incident has got no decision
     held: int = 0  # findings whose incident the breaker holds
+    asked: int = 0  # questions to the policy
+    changes: int = 0  # generations that were planned
     batches: int = 0
-    cpu_s: float = 0.0
+    cpu_s: dict[str, float] = field(default_factory=dict)  # by what it went into
     commit_bytes: int = 0
+
+    def timed(self, what: str, began: float) -> float:
+        """CPU time since `began` went into `what`; returns now."""
+        now = time.process_time()
+        self.cpu_s[what] = self.cpu_s.get(what, 0.0) + now - began
+        return now
 
 
 def decide(
@@ -89,43 +100,57 @@ def decide(
     clock, internal = waiting[0][0] if waiting else 0.0, list[Input]()
     of_incident: dict[str, list[str]] = {}  # incident → nodes whose finding it has
     when_decided: dict[str, float] = {}
-    while (waiting or internal) and time.monotonic() < until:
-        if not internal:
+    opened_at: float | None = None  # the breaker
+    questions = Questions()
+    while (waiting or internal or questions) and time.monotonic() < until:
+        if not internal and not questions:
             clock = max(clock, waiting[0][0])
         raw = list[NodeGone | bytes]()
         while waiting and waiting[0][0] <= clock and len(raw) < BATCH_MAX:
             raw.append(heapq.heappop(waiting)[2])
-        began = time.process_time()
-        inputs = [*internal, *(_input(each, clock) for each in raw)]
-        folded = folder.fold(inputs, clock)
+        began = now = time.process_time()
+        facts = [_input(each, clock) for each in raw]
+        now = result.timed("decode", now)
+        folded = folder.fold([*facts, *internal], clock)
+        now = result.timed("fold", now)
         commit = folder.commit(folded, {})
         folder.keep(folded)
+        now = result.timed("commit", now)
         internal = []
         for command in folded.commands:
-            if isinstance(command, Evaluate) and (incident := folded.state.incidents.get(command.incident)):
-                action = default(incident, view(folded.state, command.job, clock))
-                internal.append(Input(PolicyAnswered(clock, incident.id, action, "default policy")))
-        spent = time.process_time() - began
-        clock += spent
-        result.cpu_s += spent
+            if isinstance(command, Evaluate):
+                questions.add(command)
+        behind = bool(waiting) and waiting[0][0] <= clock
+        for question in questions.due(folded.state, behind=behind):
+            incident = folded.state.incidents[question.incident]
+            action = default(incident, view(folded.state, question.job, clock))
+            internal.append(Input(PolicyAnswered(clock, incident.id, action, "default policy")))
+        clock += result.timed("policy", now) - began
+        result.asked += len(internal)
         result.batches += 1
         result.commit_bytes += sum(len(value or b"") for value in commit.snapshot.values())
+        if opened_at is None and folded.state.breaker.open_until is not None:
+            opened_at = clock
         for record in folded.published:
             match record:
                 case FindingJudged(finding=finding, incident=incident_id):
                     result.judged.setdefault(finding.node, clock)
                     if incident_id:
                         of_incident.setdefault(incident_id, []).append(finding.node)
-                case IncidentChanged(incident=changed) if changed.action is not None:
+                case IncidentChanged(incident=changed) if changed.action is not None or changed.closed:
                     when_decided.setdefault(changed.id, clock)
+                case GenerationChanged(stage="planned"):
+                    result.changes += 1
                 case _:
                     pass
     for incident_id, nodes in of_incident.items():
         for node in nodes:
-            if incident_id in when_decided:
-                result.decided.setdefault(node, max(result.judged[node], when_decided[incident_id]))
+            when = when_decided.get(incident_id, opened_at)
+            if when is not None:
+                result.decided.setdefault(node, max(result.judged[node], when))
+                result.held += incident_id not in when_decided
             else:
-                result.held += 1
+                result.undecided.add(node)
     return result
 
 

@@ -4,7 +4,8 @@ core decides what to do.
 Time is virtual, and computing takes the time that it really took: the engine is behind by what it has not computed yet, and so
 is the supervisor (`deciding`). `finding` is the delay from fault to finding, `decision` that from fault to decision; the row's
 own delay is the latter. A storm that takes more than the breaker's share of the fleet is decided once, by the breaker: what
-comes after is held, and counts as decided when it has been judged. Memory exhausted is a warning: nothing is decided.
+waits for a decision then has it, and what comes after is held, and counts as decided when it has been judged. Memory exhausted
+is a warning: nothing is decided.
 
 Each storm has `DEADLINE_S` of this machine's time; what is not decided by then was missed.
 """
@@ -115,7 +116,9 @@ def _storm(row: Score, count: int, rng: np.random.Generator, until: float) -> No
     row.facts |= {
         "cascades": len(ways) - len(kinds),
         "engine_cpu_s": round(cpu_s, 3),
-        "supervisor_cpu_s": round(decisions.cpu_s, 3),
+        "supervisor_cpu_s": {what: round(spent, 3) for what, spent in decisions.cpu_s.items()},
+        "questions": decisions.asked,
+        "generation_changes": decisions.changes,
         "held_by_breaker": decisions.held,
         "commits": decisions.batches,
         "commit_kb": round(decisions.commit_bytes / 1024 / max(1, decisions.batches), 1),
@@ -140,7 +143,7 @@ def _judge(
             row.fail(f"{kind} of {node} not found", missed=1)
         elif kind is FindingKind.HOST_OOM:
             row.hit()
-        elif node in decisions.judged:
+        elif node in decisions.judged and node not in decisions.undecided:
             row.hit(decisions.decided.get(node, decisions.judged[node]) - at_fault[node])
         else:
             row.fail(f"{kind} of {node} never reached a decision", missed=1)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 import pytest
 from fleet import JOB, Fleet, job, running
 
-from holdfast.domain.findings import FindingKind
+from holdfast.domain.findings import FindingKind, Severity
 from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.turn import Turn
-from holdfast.supervisor.protocol import JobPhase
+from holdfast.supervisor.protocol import BreakerResetRequested, JobPhase
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,60 @@ def test_the_reason_of_the_breaker_names_some_and_counts_the_rest() -> None:
     for index in range(25):
         fleet.find(FindingKind.NODE_LOST, f"n{index}")
     assert fleet.state.breaker.open_until is not None
-    assert "20 of 65 nodes condemned" in fleet.state.breaker.reason
-    assert "and 4 more" in fleet.state.breaker.reason
+    assert "22 of 70 nodes condemned" in fleet.state.breaker.reason
+    assert "and 6 more" in fleet.state.breaker.reason
     assert len(fleet.state.breaker.condemned) == 25
+
+
+def condemn(fleet: Fleet, *nodes: str) -> None:
+    for node in nodes:
+        fleet.find(FindingKind.GPU_ERROR, node, severity=Severity.FATAL)
+
+
+def test_a_node_that_has_just_lost_its_session_belongs_to_the_fleet() -> None:
+    """Three bad GPUs of ten nodes are to be believed, whoever else is being heard of at that moment."""
+    fleet = running(job(dp=10, min_dp=1))
+    fleet.gone(*(f"n{index}" for index in range(5, 10)))
+    condemn(fleet, "n0", "n1", "n2")
+    assert fleet.state.breaker.open_until is None
+    condemn(fleet, "n3")
+    assert "4 of 10 nodes condemned" in fleet.state.breaker.reason
+
+
+def test_a_node_that_has_been_away_for_long_does_not_belong_to_the_fleet() -> None:
+    fleet = running(job(dp=10, min_dp=1))
+    fleet.gone(*(f"n{index}" for index in range(5, 10)))
+    fleet.wait(fleet.state.config.breaker_window_s + 1)
+    condemn(fleet, "n0", "n1", "n2")
+    assert "3 of 5 nodes condemned" in fleet.state.breaker.reason
+
+
+def test_a_breaker_that_opens_takes_back_what_is_being_asked_and_asks_again_when_it_closes() -> None:
+    fleet = running(job(dp=8, min_dp=1), decide=False)
+    number = fleet.job.number
+    for index in range(3):
+        fleet.lose(f"n{index}")
+    assert fleet.state.breaker.open_until is not None
+    held = list(fleet.state.incidents)
+    assert len(held) == 3
+    assert not fleet.state.questions
+    assert not [name for name in fleet.state.timers if name.startswith("policy:")]
+    assert all(f"no action for {each} while the breaker is open" in fleet.notes() for each in held)
+    while fleet.questions:
+        fleet.answer()  # late: nobody wants it any more
+    assert fleet.job.number == number
+    fleet.fold(BreakerResetRequested(fleet.now, "the switch was replaced"))
+    assert [question.incident for question in fleet.questions] == held
+    fleet.answer()
+    assert fleet.job.number == number + 1
+
+
+def test_a_planned_change_is_still_decided_while_the_breaker_is_open() -> None:
+    fleet = running(job(dp=4, min_dp=1), spares=6, decide=False)
+    fleet.find(FindingKind.MAINTENANCE, "n0", severity=Severity.WARNING, source="file", event="reboot")
+    (planned,) = fleet.state.questions
+    condemn(fleet, *(f"n{index}" for index in range(6, 10)))
+    assert fleet.state.breaker.open_until is not None
+    assert fleet.state.questions == (planned,)
+    fleet.answer()
+    assert fleet.state.incidents[planned].action is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from holdfast.domain.generations import ShardKey, ShardRecord, StoredStep
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.orders import Inventory
 from holdfast.log.names import INBOX
-from holdfast.supervisor.core.state import Breaker, State
+from holdfast.supervisor.core.state import Breaker, Config, State
 from holdfast.supervisor.inbox import InboxEvent
 from holdfast.supervisor.picture import Picture
 from holdfast.supervisor.protocol import JobStopRequested, JobSubmitted, NodeCordonRequested, ResizeRequested
@@ -319,13 +320,15 @@ async def test_the_dashboard_is_served_and_asks_only_this_api(api: Any) -> None:
 async def test_the_breaker_says_whether_and_why_it_holds_back(api: Any) -> None:
     closed = (await api.http.get("/v1/breaker")).json()
     assert closed == {"state": "closed", "reason": "", "open_until": None, "condemned": [], "changes": 0}
-    why = "3 of 5 nodes condemned within 300 s"
-    breaker = Breaker(open_until=1300.0, reason=why, doubts_view=True, condemned=((1000.0, "n1"), (1001.0, "n2")))
+    why, now = "3 of 5 nodes condemned within 300 s", time.time()
+    long_ago = now - 2 * Config().breaker_window_s
+    condemned = ((long_ago, "n0"), (now, "n1"), (now, "n2"))
+    breaker = Breaker(open_until=now, reason=why, doubts_view=True, condemned=condemned, changes=(long_ago, now))
     api.picture = Picture(State(breaker=breaker), leading=True)
     assert (await api.http.get("/v1/breaker")).json() == {
         "state": "open",
         "reason": why,
-        "open_until": 1300.0,
+        "open_until": now,
         "condemned": ["n1", "n2"],
-        "changes": 0,
+        "changes": 1,
     }

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 import anyio
+import anyio.lowlevel
 import structlog
 from anyio.abc import TaskGroup
 
@@ -45,6 +46,7 @@ from holdfast.supervisor.protocol import (
     TimerFired,
 )
 from holdfast.supervisor.published import LeaderChanged
+from holdfast.supervisor.questions import Questions
 from holdfast.supervisor.requests import OperatorRequest
 from holdfast.supervisor.sessions import Sessions
 from holdfast.supervisor.timers import Timers
@@ -101,6 +103,7 @@ class Term:
         self._timers = Timers(clock)
         self._internal: deque[Input] = deque()  # what the shell itself has to say
         self._read: deque[Intake] = deque()
+        self._questions = Questions()
         self._news = anyio.Event()
         self._room = anyio.Event()
         self._folder: Folder | None = None
@@ -209,15 +212,21 @@ class Term:
 
     async def _fold(self) -> None:
         assert self._folder is not None
+        assert self._tasks is not None
         while True:
-            while not (self._internal or self._read):
+            while not (self._internal or self._read or self._questions):
                 await self._news.wait()
                 self._news = anyio.Event()
-            inputs = [self._internal.popleft() for _ in range(len(self._internal))]
             intake = self._read.popleft() if self._read else Intake()
+            internal = [self._internal.popleft() for _ in range(len(self._internal))]
             self._room.set()
             self._room = anyio.Event()
-            await self._take(self._folder, [*inputs, *intake.inputs], intake)
+            # What has happened before what follows from it: an order that was answered in time is not found late.
+            await self._take(self._folder, [*intake.inputs, *internal], intake)
+            for question in self._questions.due(self._folder.state, behind=bool(self._read)):
+                self._tasks.start_soon(self._answer, self._folder, question)
+            if self._questions:  # the next turn has the answers that come at once
+                await anyio.lowlevel.checkpoint()
 
     async def _take(self, folder: Folder, inputs: list[Input], intake: Intake) -> None:
         await self._recall(folder, inputs)
@@ -244,15 +253,13 @@ class Term:
             self._carry_out(command)
 
     def _carry_out(self, command: Command) -> None:
-        assert self._tasks is not None
-        assert self._folder is not None
         match command:
             case Send():
                 self.sessions.send(command.node, command.command_id, command.order)
             case Tell():
                 self.sessions.tell(command.node, command.word)
             case Evaluate():
-                self._tasks.start_soon(self._answer, self._folder, command)
+                self._questions.add(command)
             case SetTimer():
                 self._timers.set(command.name, command.due)
             case CancelTimer():

@@ -23,8 +23,9 @@ async def get_operation(operation: str, backend: Serving) -> models.Operation:
 
 @router.get("/breaker")
 async def get_breaker(backend: Serving) -> models.Breaker:
-    """Whether faults are acted on, and what has happened within the breaker's window."""
-    breaker = (await backend.picture()).state.breaker
+    """Whether faults are acted on, and what has happened within the breaker's window until now."""
+    state = (await backend.picture()).state
+    breaker = state.breaker.since(time.time() - state.config.breaker_window_s)
     return models.Breaker(
         state="closed" if breaker.open_until is None else "open",
         reason=breaker.reason,

@@ -1,11 +1,15 @@
 """The circuit breaker of the whole fleet: when too much goes wrong at once, the view is more likely broken than the nodes.
 
-Open, it stops new changes that faults ask for. Nothing is stopped: healthy runs go on. It closes by an operator or when the
-window has passed, or when the nodes it doubted prove to have been gone; open incidents are then decided.
+Open, it stops new changes that faults ask for, those that are being decided included. Nothing is stopped: healthy runs go on.
+It closes by an operator or when the window has passed, or when the nodes it doubted prove to have been gone; open incidents are
+then decided.
 """
 
 from __future__ import annotations
 
+from operator import itemgetter
+
+from holdfast.domain.incidents import Incident
 from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Breaker
@@ -19,6 +23,13 @@ def is_open(turn: Turn) -> bool:
     return turn.breaker.open_until is not None
 
 
+def hold(turn: Turn, incident: Incident) -> None:
+    """Nothing is decided about `incident` while the breaker is open."""
+    turn.note(
+        incident.job, f"no action for {incident.id} while the breaker is open ({turn.breaker.reason}): {incident.cause}"
+    )
+
+
 def count_condemned(turn: Turn, node: str) -> None:
     """`node` was lost or condemned by a finding."""
     breaker = _recent(turn)
@@ -26,21 +37,21 @@ def count_condemned(turn: Turn, node: str) -> None:
     turn.set(breaker=evolve(breaker, condemned=condemned))
     # Looked through only when it may matter: thousands may stand there, and each of them is counted.
     if not is_open(turn) and len(condemned) > _limit(turn, turn.count(By.CONNECTED)):
-        _doubt(turn, {name for _, name in condemned})
+        _doubt(turn, set(map(itemgetter(1), condemned)))
 
 
 def _doubt(turn: Turn, condemned: set[str]) -> None:
     """Open if more nodes are condemned than can be true."""
+    if _acceptable(turn, condemned):
+        return
     fleet = _fleet(turn, condemned)
-    limit = _limit(turn, fleet)
-    if len(condemned) > limit:
-        names = ", ".join(sorted(condemned)[:_NAMES_MAX])
-        names += f" and {len(condemned) - _NAMES_MAX} more" if len(condemned) > _NAMES_MAX else ""
-        reason = (
-            f"{len(condemned)} of {fleet} nodes condemned within {turn.config.breaker_window_s:.0f} s ({names}); "
-            f"more than {limit} at once is more likely a fault of the network or of the supervisor's view"
-        )
-        _open(turn, reason, doubts_view=True)
+    names = ", ".join(sorted(condemned)[:_NAMES_MAX])
+    names += f" and {len(condemned) - _NAMES_MAX} more" if len(condemned) > _NAMES_MAX else ""
+    reason = (
+        f"{len(condemned)} of {fleet} nodes condemned within {turn.config.breaker_window_s:.0f} s ({names}); "
+        f"more than {_limit(turn, fleet)} at once is more likely a fault of the network or of the supervisor's view"
+    )
+    _open(turn, reason, doubts_view=True)
 
 
 def count_reborn(turn: Turn, node: str) -> None:
@@ -49,7 +60,7 @@ def count_reborn(turn: Turn, node: str) -> None:
     condemned = tuple(item for item in breaker.condemned if item[1] != node)
     turn.set(breaker=evolve(breaker, condemned=condemned))
     names = {name for _, name in condemned}
-    if is_open(turn) and breaker.doubts_view and len(names) <= _limit(turn, _fleet(turn, names)):
+    if is_open(turn) and breaker.doubts_view and _acceptable(turn, names):
         close(turn, f"{node} started again, so what was seen of it was right", counts=turn.breaker)
 
 
@@ -74,21 +85,27 @@ def close(turn: Turn, why: str, *, counts: Breaker | None = None) -> None:
 
 
 def _recent(turn: Turn) -> Breaker:
-    """Without what has left the window. In a storm nothing has: then nothing is looked through, for thousands stand there."""
-    since = turn.at - turn.config.breaker_window_s
-    breaker = turn.breaker
-    condemned, changes = breaker.condemned, breaker.changes
-    if condemned and condemned[0][0] <= since:
-        condemned = tuple(item for item in condemned if item[0] > since)
-    if changes and changes[0] <= since:
-        changes = tuple(at for at in changes if at > since)
-    return evolve(breaker, condemned=condemned, changes=changes)
+    return turn.breaker.since(turn.at - turn.config.breaker_window_s)
+
+
+def _acceptable(turn: Turn, condemned: set[str]) -> bool:
+    """Whether it is to be believed that all of these are out of order."""
+    # Those who are away make the fleet larger, and are looked through only when that may matter.
+    return any(len(condemned) <= _limit(turn, fleet(turn, condemned)) for fleet in (_seen, _fleet))
+
+
+def _seen(turn: Turn, condemned: set[str]) -> int:
+    """How many nodes have a session, or were condemned."""
+    connected = turn.group(By.CONNECTED)
+    return len(connected) + len(condemned - connected.keys())
 
 
 def _fleet(turn: Turn, condemned: set[str]) -> int:
-    """How many nodes there are: condemned ones without a session belong to the fleet as well."""
-    connected = turn.group(By.CONNECTED)
-    return len(connected) + len(condemned - connected.keys())
+    """How many nodes there are. A session that has ended within the window makes the fleet no smaller: its node may be back at
+    any moment. What has been away for longer counts only if it was condemned."""
+    since = turn.at - turn.config.breaker_window_s
+    nodes, away = turn.nodes, turn.group(By.AWAY)
+    return _seen(turn, condemned) + sum(nodes[name].gone_at > since for name in away if name not in condemned)
 
 
 def _limit(turn: Turn, fleet: int) -> int:
@@ -105,3 +122,8 @@ def _open(turn: Turn, reason: str, *, doubts_view: bool) -> None:
     turn.note(
         "breaker", f"open, no action until an operator resets it or {turn.config.breaker_window_s:.0f} s pass: {reason}"
     )
+    asked = [turn.incidents[each] for each in turn.questions]
+    held = [incident for incident in asked if not incident.planned]
+    turn.withdraw(*(incident.id for incident in held))
+    for incident in held:
+        hold(turn, incident)

@@ -238,12 +238,10 @@ def _origin(incident: Incident) -> dict[str, str]:
 
 def consider(turn: Turn, incident: Incident) -> None:
     """Ask the policy, unless the breaker is open: then the incident waits for it to close."""
-    if not breaker.is_open(turn):
+    if breaker.is_open(turn):
+        breaker.hold(turn, incident)
+    else:
         turn.ask(incident)
-        return
-    turn.note(
-        incident.job, f"no action for {incident.id} while the breaker is open ({turn.breaker.reason}): {incident.cause}"
-    )
 
 
 def reconsider(turn: Turn, incident: Incident) -> None:

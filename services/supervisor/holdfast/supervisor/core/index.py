@@ -41,6 +41,7 @@ class By(IntEnum):
     ORDER_ABOUT = 17  # job → unanswered orders about it
     FINISHED = 18  # jobs
     DEFERRED = 19  # unfinished jobs that wait for news of what was saved
+    AWAY = 20  # nodes without a session that nobody has declared lost
 
 
 V = TypeVar("V")
@@ -213,6 +214,8 @@ def _of_node(node: Node | None) -> set[Entry]:
         entries.add((By.AVAILABLE if node.usable else By.CONDEMNED, "", name))
         if not node.inventoried and node.facts.replicator_endpoint:
             entries.add((By.SILENT, "", name))
+    elif not node.lost:
+        entries.add((By.AWAY, "", name))
     if node.quarantined:
         entries.add((By.QUARANTINED, "", name))
     if node.lost:

@@ -11,6 +11,7 @@ from holdfast.domain.incidents import Action, Incident, NodeShare
 from holdfast.domain.job import JobSpec
 from holdfast.domain.nodes import NodeFacts, NodeState, Notice, Preflight
 from holdfast.policy import MAINTENANCE_LEAD_S
+from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import Index
 from holdfast.supervisor.election import Origin, Segment, Trusted
 from holdfast.supervisor.interval import STEPS_UNMEASURED, Interval, Measured
@@ -277,6 +278,16 @@ class Breaker:
     doubts_view: bool = False  # open because too many nodes were condemned at once
     condemned: tuple[tuple[float, str], ...] = ()  # (when, node) within the window
     changes: tuple[float, ...] = ()  # when, within the window
+
+    def since(self, at: float) -> Breaker:
+        """Without what was counted until `at`. In a storm that is nothing: then the thousands that stand there are not looked
+        through."""
+        condemned, changes = self.condemned, self.changes
+        if condemned and condemned[0][0] <= at:
+            condemned = tuple(item for item in condemned if item[0] > at)
+        if changes and changes[0] <= at:
+            changes = tuple(began for began in changes if began > at)
+        return evolve(self, condemned=condemned, changes=changes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -263,11 +263,12 @@ class Turn:
         self.commands.append(Evaluate(incident.id, incident.job))
         self.set_timer(f"policy:{incident.id}", self.at + self.config.policy_s)
 
-    def withdraw(self, incident_id: str) -> None:
-        """No answer is wanted any more."""
-        if incident_id in self.questions:
-            self._changes["questions"] = tuple(i for i in self.questions if i != incident_id)
-        self.cancel_timer(f"policy:{incident_id}")
+    def withdraw(self, *incidents: str) -> None:
+        """No answer about these, by id, is wanted any more."""
+        if gone := set(incidents).intersection(self.questions):
+            self._changes["questions"] = tuple(each for each in self.questions if each not in gone)
+        for each in incidents:
+            self.cancel_timer(f"policy:{each}")
 
     # ------------------------------------------------------------ commands
 
