@@ -23,7 +23,7 @@ from holdfast.replicator.settings import ReplicatorSettings
 from holdfast.replicator.sharing import Arrivals
 from holdfast.replicator.sockets import OpenSockets
 from holdfast.replicator.stager import Stager
-from holdfast.replicator.standby import keep_ready
+from holdfast.replicator.standby import keep_ready, require_room
 from holdfast.replicator.store_scrub import StoreScrubber
 from holdfast.replicator.threads import Pace, Threads, be_nice
 from holdfast.replicator.tiers.files import FileTier
@@ -55,6 +55,9 @@ async def serve(settings: ReplicatorSettings) -> None:
     structlog.contextvars.bind_contextvars(node=settings.node)  # in every line of this process
     for directory in (settings.memory_dir, settings.disk_dir):
         directory.mkdir(parents=True, exist_ok=True)
+    warm = WarmFiles(settings.memory_dir)
+    spare = (settings.replicator_spare_shards, settings.replicator_spare_shard_bytes)
+    require_room(warm, *spare, settings.memory_dir)
     threads = Threads(
         urgent=URGENT_THREADS,
         transfers=TRANSFER_THREADS,
@@ -72,7 +75,6 @@ async def serve(settings: ReplicatorSettings) -> None:
     scrub_pace = Pace(settings.replicator_scrub_bytes_per_s_max)
     store_scrub_pace = Pace(settings.replicator_store_scrub_bytes_per_s_max)
     stores = OpenStores()
-    warm = WarmFiles(settings.memory_dir)
     warm.sweep()
     tiers = Tiers(
         images=ImageTier(settings.memory_dir, settings.node, commit_checksummer, overflow=settings.disk_dir),
@@ -110,7 +112,6 @@ async def serve(settings: ReplicatorSettings) -> None:
             guarded(tasks, "hints", engine.follow_hints)
             guarded(tasks, "rescan", partial(engine.rescan, settings.replicator_rescan_interval_s))
             guarded(tasks, "mover", mover.run)
-            spare = (settings.replicator_spare_shards, settings.replicator_spare_shard_bytes)
             guarded(tasks, "standby", partial(keep_ready, engine, warm, *spare))
             guarded(tasks, "scrubber", scrubber.run)
             guarded(tasks, "store scrubber", store_scrubber.run)

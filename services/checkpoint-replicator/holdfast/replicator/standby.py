@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import anyio
 import structlog
 
+from holdfast.domain.errors import InvalidSpec
 from holdfast.replicator.engine import Engine
-from holdfast.replicator.tiers.warm import WarmFiles
+from holdfast.replicator.tiers.warm import SHARE_MAX, WarmFiles
 
 RETRY_S = 30.0  # after memory was full
 
 log = structlog.get_logger("holdfast.replicator")
+
+
+def require_room(warm: WarmFiles, shards: int, shard_bytes: int, memory_dir: Path) -> None:
+    """Raises `InvalidSpec` when so much may never be kept ready: a swap would be slow, and nobody would know why."""
+    most = warm.reservable(shard_bytes)
+    if shards > most:
+        raise InvalidSpec(
+            "HOLDFAST_REPLICATOR_SPARE_SHARDS",
+            shards,
+            f"at most {most} of {shard_bytes} bytes each (HOLDFAST_REPLICATOR_SPARE_SHARD_BYTES): what is kept ready may "
+            f"take {SHARE_MAX:.0%} of the memory behind {memory_dir}",
+        )
 
 
 async def keep_ready(engine: Engine, warm: WarmFiles, shards: int, shard_bytes: int) -> None:

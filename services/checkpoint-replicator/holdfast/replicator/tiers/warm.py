@@ -120,6 +120,10 @@ class WarmFiles:
         finally:
             os.close(fd)
 
+    def reservable(self, size: int) -> int:
+        """How many files of `size` bytes the share of memory can hold, however much of it is free now."""
+        return int(SHARE_MAX * self._whole()) // _mapped(size)
+
     def has_room(self, size: int) -> bool:
         """Whether a copy that could as well go to the disk may come here."""
         with self._lock:
@@ -139,9 +143,13 @@ class WarmFiles:
 
     def _may_take(self, size: int) -> bool:
         stat = os.statvfs(self._directory.parent)
-        whole, free = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
+        whole, free = self._whole(), stat.f_bavail * stat.f_frsize
         used = sum(len(pages.mapping) for pages in self._pages.values())
         return used + size <= SHARE_MAX * whole and free - size >= FREE_MIN * whole
+
+    def _whole(self) -> int:
+        stat = os.statvfs(self._directory.parent)
+        return stat.f_blocks * stat.f_frsize
 
     def _keep(self, path: Path) -> bool:
         """Whether it has gone to the kept ones. Raises FileNotFoundError."""
@@ -167,10 +175,15 @@ class WarmFiles:
                 del self._pages[inode]  # the mapping goes with the last view of it
 
 
+def _mapped(size: int) -> int:
+    """What a file of `size` bytes counts for: its mapping has room to grow."""
+    return -(-(size + SLACK_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
 def _map(fd: int, size: int) -> Pages:
     other = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)  # the lock is another description's
     try:
-        room = -(-(size + SLACK_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
+        room = _mapped(size)
         os.ftruncate(other, room)  # for as long as it takes to map it
         mapping = mmap.mmap(other, room)
         os.ftruncate(other, size)
