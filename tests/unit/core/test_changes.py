@@ -9,7 +9,7 @@ from holdfast.domain import spans
 from holdfast.domain.findings import FindingKind
 from holdfast.domain.generations import ShardKey, ShardRecord
 from holdfast.domain.incidents import ActionKind, IncidentState
-from holdfast.domain.orders import Inventory, Prepare, Start, Stop, Warm
+from holdfast.domain.orders import Inventory, Prepare, RanksFinished, RanksStepping, Start, Stop, Warm
 from holdfast.supervisor.core.change import RETRY_RUN_S
 from holdfast.supervisor.core.handover import SHARES_MAX
 from holdfast.supervisor.protocol import Evaluate, GenerationChanged, JobPhase, LeaderStarted, Send, SetTimer
@@ -27,6 +27,23 @@ def test_a_job_starts_when_there_are_nodes_and_warms_the_spare() -> None:
     fleet.run()
     assert fleet.job.phase is JobPhase.RUNNING
     assert set(fleet.orders(Warm)) == {"n3"}
+
+
+def test_a_spare_is_warmed_for_every_job_and_forgets_those_that_are_over() -> None:
+    fleet = Fleet(3)
+    for name in ("one", "two", "three", "four"):  # more than there are nodes: one of them is the spare twice
+        fleet.submit(job(dp=2, name=name))
+        fleet.answer_orders()
+        generation = fleet.state.jobs[name].generation
+        assert generation is not None
+        ranks = [(placement.node, tuple(placement.ranks)) for placement in generation.placements]
+        for node, those in ranks:
+            fleet.report(node, RanksStepping(name, generation.number, those, 1, fleet.now))
+        (spare,) = fleet.orders(Warm)
+        assert fleet.state.nodes[spare].warmed == (name,)
+        fleet.answer_orders()
+        for node, those in ranks:
+            fleet.report(node, RanksFinished(name, generation.number, those, fleet.now))
 
 
 def test_a_job_starts_with_fewer_replicas_after_waiting_for_its_full_mesh() -> None:

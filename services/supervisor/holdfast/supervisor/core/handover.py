@@ -228,7 +228,9 @@ def warm_spares(turn: Turn, job: Job) -> None:
     for spare in spares_for(turn, job):
         node = turn.nodes[spare.node]
         if job.name not in node.warmed:
-            turn.put_node(spare.node, warmed=(*node.warmed, job.name))
+            # A spare that waits for a year sees many jobs: those that are over are not remembered.
+            going_on = (name for name in node.warmed if name in turn.jobs and not turn.jobs[name].phase.finished)
+            turn.put_node(spare.node, warmed=(*going_on, job.name))
             turn.send(spare.node, Warm(job.name, job.spec.launch))
 
 
