@@ -14,7 +14,7 @@ import pytest
 from holdfast.domain.errors import Conflict, HoldfastError, IntegrityError, NotFound, Unavailable
 from holdfast.domain.generations import ShardKey, ShardSource
 from holdfast.replicator.checksum import Checksummer
-from holdfast.replicator.sockets import Abort, OpenSockets
+from holdfast.replicator.sockets import OpenSockets, of_one_transfer
 from holdfast.replicator.threads import Pace
 from holdfast.replicator.tiers import OpenShard
 from holdfast.replicator.tiers.files import FileTier
@@ -229,7 +229,7 @@ def test_what_a_peer_may_answer(
     endpoint, thread = answering(reply)
     client = Client(Limits(1, 1), OpenSockets())
     with pytest.raises(expected, match=text):
-        client._fetch_once(ShardSource("b", endpoint), JOB, "t", KEY, "", FileTier("disk", tmp_path), Abort())
+        client._fetch_once(ShardSource("b", endpoint), JOB, "t", KEY, "", FileTier("disk", tmp_path), of_one_transfer())
     thread.join()
 
 

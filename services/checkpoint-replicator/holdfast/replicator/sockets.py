@@ -1,4 +1,4 @@
-"""Every open data connection of this process, so that stopping does not wait for a peer; and of one transfer, likewise."""
+"""Open data connections that somebody may end from another thread: all of this process, or those of one transfer."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from holdfast.domain.errors import Unavailable
 
 
 class OpenSockets:
-    """Thread-safe. After `close_all` no connection is taken in any more."""
+    """Thread-safe. After `close_all` no connection is taken in any more; `closed` says why in the error."""
 
-    def __init__(self) -> None:
+    def __init__(self, closed: str = "this replicator is stopping") -> None:
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
+        self._reason = closed
         self._closed = False
 
     @contextmanager
     def tracking(self, sock: socket.socket) -> Iterator[None]:
+        """For as long as the block lasts, `sock` is one of them. Raises Unavailable when they have been closed."""
         with self._lock:
             if self._closed:
-                raise Unavailable("this replicator is stopping")
+                raise Unavailable(self._reason)
             self._open.add(sock)
         try:
             yield
@@ -35,36 +37,10 @@ class OpenSockets:
         with self._lock:
             self._closed = True
             for sock in self._open:
-                _shut(sock)
+                with suppress(OSError):  # the peer was faster
+                    sock.shutdown(socket.SHUT_RDWR)
 
 
-class Abort:
-    """Lets whoever waits for a transfer end it: its connections are closed, and it can make no new one. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open: set[socket.socket] = set()
-        self._aborted = False
-
-    @contextmanager
-    def watching(self, sock: socket.socket) -> Iterator[None]:
-        with self._lock:
-            if self._aborted:
-                raise Unavailable("nobody waits for this transfer any more")
-            self._open.add(sock)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._open.discard(sock)
-
-    def __call__(self) -> None:
-        with self._lock:
-            self._aborted = True
-            for sock in self._open:
-                _shut(sock)
-
-
-def _shut(sock: socket.socket) -> None:
-    with suppress(OSError):  # the peer was faster
-        sock.shutdown(socket.SHUT_RDWR)
+def of_one_transfer() -> OpenSockets:
+    """The connections of a transfer that whoever waits for it may give up."""
+    return OpenSockets("nobody waits for this transfer any more")

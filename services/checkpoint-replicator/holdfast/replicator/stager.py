@@ -22,7 +22,7 @@ from holdfast.replicator.checksum import Checksummer
 from holdfast.replicator.engine import Engine
 from holdfast.replicator.jobs import Job
 from holdfast.replicator.names import label
-from holdfast.replicator.sockets import Abort
+from holdfast.replicator.sockets import of_one_transfer
 from holdfast.replicator.tiers import OpenShard, Tier
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.tiers.part import Arriving
@@ -151,9 +151,9 @@ class Stager:
         if source.node == OBJECT_STORE:
             await self._archivist.retrieve(job, restore, source, tier)
             return
-        abort = Abort()
-        what = (source, job.name, job.token, restore.shard, restore.digest, tier, abort)
-        await self._engine.threads.transfer(abort, self._client.fetch, *what)
+        connections = of_one_transfer()
+        what = (source, job.name, job.token, restore.shard, restore.digest, tier, connections)
+        await self._engine.threads.transfer(connections.close_all, self._client.fetch, *what)
 
     async def _arrived(self, job: Job, restore: RankRestore, tier: FileTier) -> OpenShard | None:
         """What somebody else was bringing, if it is here after a while."""

@@ -14,7 +14,7 @@ import structlog
 from holdfast.domain.errors import Conflict, HoldfastError, IntegrityError, NotFound, OutOfSpace, Unavailable
 from holdfast.domain.generations import ShardKey, ShardSource
 from holdfast.replicator.names import label
-from holdfast.replicator.sockets import Abort, OpenSockets
+from holdfast.replicator.sockets import OpenSockets, of_one_transfer
 from holdfast.replicator.tiers import OpenShard
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.tiers.incoming import Incoming
@@ -49,16 +49,17 @@ class Client:
         key: ShardKey,
         digest: str,
         into: FileTier,
-        abort: Abort | None = None,
+        connections: OpenSockets | None = None,
     ) -> Path:
-        """Bring a shard here, verified and committed in `into`; `abort` can end it before that.
+        """Bring a shard here, verified and committed in `into`; whoever closes `connections` ends it before that.
 
         Raises NotFound, Conflict, IntegrityError, OutOfSpace, or Unavailable when the source does not answer or breaks off
         `ATTEMPTS_MAX` times.
         """
+        connections = connections or of_one_transfer()
         for attempt in range(1, ATTEMPTS_MAX + 1):
             try:
-                return self._fetch_once(source, job, token, key, digest, into, abort or Abort())
+                return self._fetch_once(source, job, token, key, digest, into, connections)
             except (OSError, Unavailable) as error:
                 if attempt == ATTEMPTS_MAX or isinstance(error, ConnectionRefusedError):
                     raise Unavailable(f"{source.node} ({source.endpoint}): {error}") from error
@@ -99,11 +100,18 @@ class Client:
             raise Unavailable(f"{source.node} ({source.endpoint}): {error}") from error
 
     def _fetch_once(
-        self, source: ShardSource, job: str, token: str, key: ShardKey, digest: str, into: FileTier, abort: Abort
+        self,
+        source: ShardSource,
+        job: str,
+        token: str,
+        key: ShardKey,
+        digest: str,
+        into: FileTier,
+        connections: OpenSockets,
     ) -> Path:
         with ExitStack() as stack:
             first = stack.enter_context(self._connected(source))
-            stack.enter_context(abort.watching(first.sock))
+            stack.enter_context(connections.tracking(first.sock))
             manifest = _asked(first, job, token, key)
             if manifest.key != key or (digest and manifest.digest != digest):
                 raise IntegrityError(
@@ -112,7 +120,7 @@ class Client:
             incoming = stack.enter_context(into.receive(job, manifest))
             lines = self._lines(stack, source, incoming.missing_bytes, first)
             for line in lines[1:]:
-                stack.enter_context(abort.watching(line.sock))
+                stack.enter_context(connections.tracking(line.sock))
 
             def work(number: int, line: _Line) -> None:
                 if number and _asked(line, job, token, key) != manifest:
