@@ -18,7 +18,7 @@ from holdfast.cli.client import ENV_API, Client, NoApi, default_url
 from holdfast.cli.follow import follow
 from holdfast.cli.log_tail import Ranks
 from holdfast.cli.policy import require_usable
-from holdfast.cli.stack import LocalStack, StackOptions
+from holdfast.cli.stack import NODES_MAX, LocalStack, StackOptions
 from holdfast.domain.errors import InvalidSpec, Unavailable
 from holdfast.domain.job import JobSpec
 from holdfast.wire.jobfile import load_job, parse_job, to_body
@@ -157,8 +157,16 @@ def _run(spec: JobSpec, url: str, detach: bool, spares: int, ranks: Ranks) -> in
 def _start_stack(spec: JobSpec, spares: int, console: Console, cleanup: ExitStack) -> LocalStack:
     if spec.policy:
         require_usable(spec.policy)  # the supervisor asks too, but by then everything would have been started
-    directory = Path(tempfile.mkdtemp(prefix=f"holdfast-{spec.name}-"))
     nodes = spec.nodes + spares
+    if nodes > NODES_MAX:
+        field, value = ("nodes", spec.nodes) if spec.nodes > NODES_MAX else ("spares", spares)
+        raise InvalidSpec(
+            field,
+            value,
+            f"at most {NODES_MAX} nodes, spares included, for a local stack: they all run on this machine "
+            "(`holdfast agent` starts a node on another one)",
+        )
+    directory = Path(tempfile.mkdtemp(prefix=f"holdfast-{spec.name}-"))
     console.print(
         f"no Holdfast is used here: starting one for this job with {nodes} {'node' if nodes == 1 else 'nodes'}; "
         f"logs in {escape(str(directory))}",

@@ -42,6 +42,7 @@ POLL_S = 0.02
 LOG_TAIL_LINES = 15
 MEMORY_ROOT = Path("/dev/shm")
 MEMORY_PREFIX = "holdfast-stack-"  # then the pid of the stack, and something random
+NODES_MAX = 256  # on one machine: each is an agent, a replicator and a template, half a gigabyte before any worker
 WILDCARDS = ("0.0.0.0", "[::]")
 
 Say = Callable[[str], None]

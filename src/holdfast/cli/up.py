@@ -12,7 +12,7 @@ from rich.console import Console
 
 from holdfast.cli.client import DEFAULT_API_PORT
 from holdfast.cli.preflight import PORT_MAX, require_ports
-from holdfast.cli.stack import LocalStack, StackOptions
+from holdfast.cli.stack import NODES_MAX, LocalStack, StackOptions
 
 CONTROL_PORT = 8471
 DIAGNOSTICS_PORT = 8472
@@ -27,7 +27,9 @@ def register(app: typer.Typer) -> None:
 
 
 def up(
-    nodes: Annotated[int, typer.Option(help="Nodes to start on this machine; 0 = only the control plane.", min=0)] = 0,
+    nodes: Annotated[
+        int, typer.Option(help="Nodes to start on this machine; 0 = only the control plane.", min=0, max=NODES_MAX)
+    ] = 0,
     workers_per_node: Annotated[int, typer.Option(help="Workers that fit on each local node.", min=1)] = 1,
     redis_url: Annotated[
         str,

@@ -73,9 +73,8 @@ def test_policy_check_says_the_same(shell: Shell, case: str) -> None:
     assert result.code == 2
     said = " ".join((result.out + result.err).split())
     assert "Traceback" not in said
-    unbroken = said.replace(" ", "")  # the table folds long cells anywhere
     for part in parts:
-        assert part.replace(" ", "") in unbroken, said
+        assert part in said
 
 
 def test_policy_check_of_a_good_one(shell: Shell) -> None:

@@ -1,0 +1,39 @@
+"""How many nodes one machine is asked to carry: refused before anything is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from holdfast.cli.main import application
+from holdfast.cli.stack import NODES_MAX
+from holdfast.domain.errors import InvalidSpec
+
+
+@pytest.mark.parametrize(
+    ("flags", "field", "value"),
+    [
+        (["--nnodes", "2", "--spares", str(NODES_MAX - 1)], "spares", NODES_MAX - 1),
+        (["--spares", "100000"], "spares", 100_000),
+        (["--nnodes", str(NODES_MAX + 1), "--spares", "1"], "nodes", NODES_MAX + 1),
+    ],
+)
+def test_a_local_run_of_too_many_nodes_names_what_is_too_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], field: str, value: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    result = CliRunner().invoke(application("run"), ["run", "--local", *flags, "train.py"])
+    assert isinstance(result.exception, InvalidSpec)
+    assert str(result.exception).startswith(
+        f"{field}: {value} is not valid; expected at most {NODES_MAX} nodes, spares"
+    )
+    assert not result.output, "nothing was begun"
+
+
+def test_up_says_how_many_it_can_be_asked_for() -> None:
+    result = CliRunner().invoke(application("up"), ["up", "--nodes", str(NODES_MAX + 1)])
+    assert result.exit_code == 2
+    assert f"less than or equal to {NODES_MAX}" in result.stderr
