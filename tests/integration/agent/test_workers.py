@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -14,7 +15,8 @@ from agent_harness import Agent, gone, prepare_order, running_agent, script, sta
 from waiting import wait_until
 
 from holdfast.agent.workers.worker import STATUS_TIMEOUT_S
-from holdfast.domain.job import LaunchSpec
+from holdfast.domain.collectives import Standstill
+from holdfast.domain.job import HangSpec, LaunchSpec
 from holdfast.domain.orders import CheckpointNow, RanksFinished, RanksStepping, Start, Stop, Warm
 from holdfast.domain.signals import GenerationStarted, GenerationStopped, RankProgress, StepColumns, WorkerExited
 
@@ -118,6 +120,43 @@ def test_the_last_steps_before_the_end_are_told(agent: Agent, tmp_path: Path) ->
 
     every = {(rank, step) for rank in (0, 1) for step in range(1, 8)}
     wait_until(lambda: told() == every, description="seven steps of both ranks")
+
+
+STANDS_STILL = """
+import time
+import torch
+import torch.distributed as dist
+import holdfast.train as hf
+def main(run):
+    step = run.restore({})
+    while True:
+        with run.step(step):
+            if step == 3 and dist.get_rank() == 1:
+                wait_for_what_never_comes()
+            dist.all_reduce(torch.ones(4))
+        step += 1
+def wait_for_what_never_comes():
+    time.sleep(600)
+hf.launch(main)
+"""
+
+
+def test_ranks_that_stand_still_are_asked_what_they_do_and_the_absent_one_shows(agent: Agent, tmp_path: Path) -> None:
+    """Rank 0 waits for a collective that rank 1 never enters: from torch's recorders in both processes to diagnostics."""
+    order = prepare_order("still", script(tmp_path, "still", STANDS_STILL), nproc=2)
+    start_job(agent.plane, replace(order, hang=HangSpec(floor_s=1.0)))
+    told = agent.plane.wait_for_signal(Standstill, lambda s: s.job == "still" and all(s.answered))
+    assert told.rank == (0, 1)
+    assert told.interpreter == ("free", "free")
+    assert "wait_for_what_never_comes" in told.stack[1]
+    assert "wait_for_what_never_comes" not in told.stack[0]
+    rows = told.rows
+    seen = dict(zip(rows.rank, zip(rows.members, rows.kind, rows.entered, rows.pending, strict=True), strict=True))
+    assert {members for members, *_ in seen.values()} == {"0-1"}
+    (_, kind, entered, pending), (_, nothing, before, idle) = seen[0], seen[1]
+    assert (kind, pending, nothing, idle) == ("all_reduce", entered, "", -1)
+    assert entered == before + 1
+    assert agent.plane.ask(Stop("still", 1)).ok
 
 
 def test_sigkill_is_seen_within_milliseconds(agent: Agent, tmp_path: Path) -> None:
