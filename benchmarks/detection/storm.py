@@ -1,11 +1,11 @@
 """Suite `storm`: N of 12,500 nodes fail in the same second, in four ways; the real engine says which, and the real supervisor
 core decides what to do.
 
-Time is virtual, and computing takes the time that it really took: the engine is behind by what it has not computed yet, and so
-is the supervisor (`deciding`). `finding` is the delay from fault to finding, `decision` that from fault to decision; the row's
-own delay is the latter. A storm that takes more than the breaker's share of the fleet is decided once, by the breaker: what
-waits for a decision then has it, and what comes after is held, and counts as decided when it has been judged. Memory exhausted
-is a warning: nothing is decided.
+Time is virtual, and computing takes the CPU time that it really took: the engine is behind by what it has not computed yet, and
+so is the supervisor (`deciding`). `finding` is the delay from fault to finding, `decision` that from fault to decision; the
+row's own delay is the latter. A storm that takes more than the breaker's share of the fleet is decided once, by the breaker:
+what waits for a decision then has it, and what comes after is held, and counts as decided when it has been judged. Memory
+exhausted is a warning: nothing is decided.
 
 Each storm has `DEADLINE_S` of this machine's time; what is not decided by then was missed.
 """
@@ -116,7 +116,7 @@ def _storm(row: Score, count: int, rng: np.random.Generator, until: float) -> No
     row.facts |= {
         "cascades": len(ways) - len(kinds),
         "engine_cpu_s": round(cpu_s, 3),
-        "supervisor_cpu_s": {what: round(spent, 3) for what, spent in decisions.cpu_s.items()},
+        "supervisor_s": {what: round(spent, 3) for what, spent in decisions.spent_s.items()},
         "questions": decisions.asked,
         "generation_changes": decisions.changes,
         "held_by_breaker": decisions.held,

@@ -44,7 +44,7 @@ def _doubt(turn: Turn, condemned: set[str]) -> None:
     """Open if more nodes are condemned than can be true."""
     if _acceptable(turn, condemned):
         return
-    fleet = _fleet(turn, condemned)
+    fleet = _seen(turn, condemned) + _away(turn, condemned)
     names = ", ".join(sorted(condemned)[:_NAMES_MAX])
     names += f" and {len(condemned) - _NAMES_MAX} more" if len(condemned) > _NAMES_MAX else ""
     reason = (
@@ -90,8 +90,9 @@ def _recent(turn: Turn) -> Breaker:
 
 def _acceptable(turn: Turn, condemned: set[str]) -> bool:
     """Whether it is to be believed that all of these are out of order."""
-    # Those who are away make the fleet larger, and are looked through only when that may matter.
-    return any(len(condemned) <= _limit(turn, fleet(turn, condemned)) for fleet in (_seen, _fleet))
+    seen = _seen(turn, condemned)
+    # Those who are away make the fleet larger, and are looked through only when that matters.
+    return len(condemned) <= _limit(turn, seen) or len(condemned) <= _limit(turn, seen + _away(turn, condemned))
 
 
 def _seen(turn: Turn, condemned: set[str]) -> int:
@@ -100,12 +101,11 @@ def _seen(turn: Turn, condemned: set[str]) -> int:
     return len(connected) + len(condemned - connected.keys())
 
 
-def _fleet(turn: Turn, condemned: set[str]) -> int:
-    """How many nodes there are. A session that has ended within the window makes the fleet no smaller: its node may be back at
-    any moment. What has been away for longer counts only if it was condemned."""
-    since = turn.at - turn.config.breaker_window_s
-    nodes, away = turn.nodes, turn.group(By.AWAY)
-    return _seen(turn, condemned) + sum(nodes[name].gone_at > since for name in away if name not in condemned)
+def _away(turn: Turn, condemned: set[str]) -> int:
+    """How many others had a session within the window: they may be back at any moment, and belong to the fleet. Who has been
+    away for longer belongs to it only if condemned."""
+    since, nodes = turn.at - turn.config.breaker_window_s, turn.nodes
+    return sum(nodes[name].gone_at > since for name in turn.group(By.AWAY) if name not in condemned)
 
 
 def _limit(turn: Turn, fleet: int) -> int:
@@ -124,6 +124,6 @@ def _open(turn: Turn, reason: str, *, doubts_view: bool) -> None:
     )
     asked = [turn.incidents[each] for each in turn.questions]
     held = [incident for incident in asked if not incident.planned]
-    turn.withdraw(*(incident.id for incident in held))
+    turn.withdraw_all(incident.id for incident in held)
     for incident in held:
         hold(turn, incident)

@@ -263,11 +263,18 @@ class Turn:
         self.commands.append(Evaluate(incident.id, incident.job))
         self.set_timer(f"policy:{incident.id}", self.at + self.config.policy_s)
 
-    def withdraw(self, *incidents: str) -> None:
-        """No answer about these, by id, is wanted any more."""
-        if gone := set(incidents).intersection(self.questions):
-            self._changes["questions"] = tuple(each for each in self.questions if each not in gone)
-        for each in incidents:
+    def withdraw(self, incident_id: str) -> None:
+        """No answer is wanted any more."""
+        if incident_id in (questions := self.questions):
+            place = questions.index(incident_id)
+            self._changes["questions"] = questions[:place] + questions[place + 1 :]
+        self.cancel_timer(f"policy:{incident_id}")
+
+    def withdraw_all(self, incidents: Iterable[str]) -> None:
+        """No answer about any of these is wanted any more."""
+        gone = set(incidents)
+        self._changes["questions"] = tuple(each for each in self.questions if each not in gone)
+        for each in sorted(gone):
             self.cancel_timer(f"policy:{each}")
 
     # ------------------------------------------------------------ commands

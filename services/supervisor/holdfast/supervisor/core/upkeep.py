@@ -56,7 +56,9 @@ def poke(turn: Turn) -> None:
             if incident not in asked:
                 turn.ask(turn.incidents[incident])
     for _ in range(_PASSES_MAX):
-        for name in turn.touched():
+        if not (names := turn.touched()):
+            break
+        for name in names:
             if name in turn.jobs:
                 _look_at(turn, turn.jobs[name], closed)
 
