@@ -2,13 +2,22 @@
 
 What a container's health check runs, again and again: it imports only what the question needs, a tenth of what the
 `holdfast` command imports. `holdfast health` asks the same question for a person.
+
+With the services' own `HOLDFAST_TLS_CERT`, `_KEY` and `_CA` in the environment, `grpc://` is asked by mutual TLS: the name in
+TARGET has to be one of the certificate's. Unix sockets and the HTTP API have no TLS.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+
+from holdfast.domain.errors import InvalidSpec
+from holdfast.runtime.tls import CA, CERT, KEY, Tls
 
 SCHEMES = "grpc://host:port, unix:/path of a gRPC socket, or http://host:port/healthz"
 TIMEOUT_S = 3.0
@@ -19,11 +28,13 @@ def known(target: str) -> bool:
     return target.startswith(("http://", "https://", "grpc://", "unix:"))
 
 
-def probe(target: str, timeout_s: float = TIMEOUT_S) -> str:
-    """What is wrong with the service at `target`, one of `SCHEMES`; empty when it serves."""
+def probe(target: str, timeout_s: float = TIMEOUT_S, tls: Tls | None = None) -> str:
+    """What is wrong with the service at `target`, one of `SCHEMES`; empty when it serves. `tls`: for `grpc://`."""
     if target.startswith(("http://", "https://")):
         return _http(target, timeout_s)
-    return _grpc(target.removeprefix("grpc://"), timeout_s)
+    if target.startswith("unix:"):
+        return _grpc(target, timeout_s, None)
+    return _grpc(target.removeprefix("grpc://"), timeout_s, tls)
 
 
 def _http(url: str, timeout_s: float) -> str:
@@ -38,33 +49,46 @@ def _http(url: str, timeout_s: float) -> str:
         return str(error) or type(error).__name__
 
 
-def _grpc(endpoint: str, timeout_s: float) -> str:
+def _grpc(endpoint: str, timeout_s: float, tls: Tls | None) -> str:
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
     options = (("grpc.enable_http_proxy", 0),)
-    with grpc.insecure_channel(endpoint, options) as channel:
+    opened = (
+        grpc.insecure_channel(endpoint, options)
+        if tls is None
+        else grpc.secure_channel(endpoint, tls.channel_credentials(), options)
+    )
+    with opened as channel:
         try:
-            answer = health_pb2_grpc.HealthStub(channel).Check(
-                health_pb2.HealthCheckRequest(), timeout=timeout_s, wait_for_ready=True
-            )
+            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
         except grpc.RpcError as error:
             return f"{error.code().name} {error.details()}"
     serving = health_pb2.HealthCheckResponse.SERVING
     return "" if answer.status == serving else health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str], environ: Mapping[str, str]) -> int:
     """The exit code: 0 it serves, 1 it does not, 2 nothing was asked."""
     match arguments:
         case [target] if known(target):
-            problem = probe(target)
+            pass
         case _:
             sys.stderr.write(f"usage: python -m holdfast.runtime.probe TARGET; TARGET is {SCHEMES}\n")
             return 2
+    try:
+        problem = probe(target, tls=_tls(environ))
+    except InvalidSpec as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
     sys.stdout.write(f"{target} does not serve: {problem}\n" if problem else f"{target} serves\n")
     return 1 if problem else 0
 
 
+def _tls(environ: Mapping[str, str]) -> Tls | None:
+    cert, key, ca = (Path(path) if (path := environ.get(name)) else None for name in (CERT, KEY, CA))
+    return Tls.load(cert=cert, key=key, ca=ca)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], os.environ))

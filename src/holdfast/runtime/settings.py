@@ -9,7 +9,7 @@ from pydantic import ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from holdfast.domain.errors import InvalidSpec, InvalidSpecs
-from holdfast.runtime.tls import Tls
+from holdfast.runtime.tls import Tls, require_whole
 
 ENV_PREFIX = "HOLDFAST_"
 
@@ -29,16 +29,11 @@ class ServiceSettings(BaseSettings):
     @property
     def tls(self) -> Tls | None:
         """Reads the three files. None when TLS is not configured; raises `InvalidSpec` for a file that cannot be read."""
-        if self.tls_cert is None or self.tls_key is None or self.tls_ca is None:
-            return None
         return Tls.load(cert=self.tls_cert, key=self.tls_key, ca=self.tls_ca)
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> Self:
-        parts = {"tls_cert": self.tls_cert, "tls_key": self.tls_key, "tls_ca": self.tls_ca}
-        missing = [_variable(name) for name, path in parts.items() if path is None]
-        if 0 < len(missing) < len(parts):
-            raise InvalidSpec(missing[0], None, "a PEM file: mutual TLS needs certificate, key and CA together")
+        require_whole(cert=self.tls_cert, key=self.tls_key, ca=self.tls_ca)
         return self
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import grpc
+from typing import TYPE_CHECKING
 
 from holdfast.domain.errors import InvalidSpec
+
+if TYPE_CHECKING:  # a health check imports this module every few seconds, and mostly does without
+    import grpc
+
+CERT, KEY, CA = "HOLDFAST_TLS_CERT", "HOLDFAST_TLS_KEY", "HOLDFAST_TLS_CA"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,19 +23,32 @@ class Tls:
     ca: bytes
 
     @classmethod
-    def load(cls, *, cert: Path, key: Path, ca: Path) -> Tls:
-        """Raises `InvalidSpec` naming the file that cannot be read."""
-        return cls(
-            cert=_read("HOLDFAST_TLS_CERT", cert), key=_read("HOLDFAST_TLS_KEY", key), ca=_read("HOLDFAST_TLS_CA", ca)
-        )
+    def load(cls, *, cert: Path | None, key: Path | None, ca: Path | None) -> Tls | None:
+        """None when no file is named. Raises `InvalidSpec` naming the one that is missing or cannot be read."""
+        require_whole(cert=cert, key=key, ca=ca)
+        if cert is None or key is None or ca is None:
+            return None
+        return cls(cert=_read(CERT, cert), key=_read(KEY, key), ca=_read(CA, ca))
 
     def server_credentials(self) -> grpc.ServerCredentials:
+        import grpc
+
         return grpc.ssl_server_credentials([(self.key, self.cert)], root_certificates=self.ca, require_client_auth=True)
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
+        import grpc
+
         return grpc.ssl_channel_credentials(
             root_certificates=self.ca, private_key=self.key, certificate_chain=self.cert
         )
+
+
+def require_whole(*, cert: Path | None, key: Path | None, ca: Path | None) -> None:
+    """Raises `InvalidSpec` naming the first file that is missing when only some of the three are given."""
+    files = {CERT: cert, KEY: key, CA: ca}
+    missing = [variable for variable, path in files.items() if path is None]
+    if 0 < len(missing) < len(files):
+        raise InvalidSpec(missing[0], None, "a PEM file: mutual TLS needs certificate, key and CA together")
 
 
 def _read(variable: str, path: Path) -> bytes:

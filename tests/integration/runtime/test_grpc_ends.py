@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -15,6 +14,7 @@ import anyio
 import anyio.to_thread
 import grpc
 import pytest
+from certificates import tls
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from waiting import wait_until
@@ -24,7 +24,6 @@ from holdfast.runtime import grpc_channel
 from holdfast.runtime.children import spawn
 from holdfast.runtime.grpc_channel import cancellable, open_channel
 from holdfast.runtime.grpc_server import listen
-from holdfast.runtime.tls import Tls
 from holdfast.v1 import telemetry_pb2, telemetry_pb2_grpc
 
 pytestmark = pytest.mark.anyio
@@ -191,29 +190,6 @@ anyio.run(main)
 
 
 # ---------------------------------------------------------------- mutual TLS
-
-
-def openssl(*arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=30)
-
-
-@pytest.fixture(scope="module")
-def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two CAs, `ours` and `foreign`, each with one leaf for localhost."""
-    folder = tmp_path_factory.mktemp("pki")
-    (folder / "san").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1")
-    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-    for name in ("ours", "foreign"):
-        ca, leaf = folder / f"{name}-ca", folder / name
-        openssl("req", "-x509", *curve, "-subj", f"/CN={name}-ca", "-keyout", f"{ca}.key", "-out", f"{ca}.pem")
-        openssl("req", *curve, "-subj", f"/CN={name}", "-keyout", f"{leaf}.key", "-out", f"{leaf}.csr")
-        signer = ["-CA", f"{ca}.pem", "-CAkey", f"{ca}.key", "-CAcreateserial", "-extfile", f"{folder}/san"]
-        openssl("x509", "-req", "-in", f"{leaf}.csr", *signer, "-out", f"{leaf}.pem")
-    return folder
-
-
-def tls(pki: Path, leaf: str, ca: str) -> Tls:
-    return Tls.load(cert=pki / f"{leaf}.pem", key=pki / f"{leaf}.key", ca=pki / f"{ca}-ca.pem")
 
 
 async def test_both_ends_of_one_ca_talk(pki: Path) -> None:
