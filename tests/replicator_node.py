@@ -68,6 +68,7 @@ class Node:
             "HOLDFAST_REPLICATOR_NOTES": str(self.notes),
             "HOLDFAST_READY_FILE": str(ready),
             "HOLDFAST_REPLICATOR_IO_TIMEOUT_S": "2",
+            "HOLDFAST_REPLICATOR_RESCAN_INTERVAL_S": "0.5",  # what nobody tells of is found as surely, and sooner
             **self._env,
         }
         with (self.root / "log").open("ab") as log:
