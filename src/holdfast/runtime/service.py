@@ -21,6 +21,7 @@ from anyio.abc import TaskGroup
 
 from holdfast.domain.errors import HoldfastError
 from holdfast.runtime import logs, telemetry
+from holdfast.runtime.loop import ServiceLoop
 from holdfast.runtime.settings import ServiceSettings, read_settings
 
 EXIT_OK = 0
@@ -61,7 +62,7 @@ def run_service(
     """Run `serve` to its end and return the exit code. Must be called from the main thread: signals arrive there."""
     watchdog = _Watchdog(name, shutdown_timeout_s)
     try:
-        anyio.run(_until_signal, name, serve, watchdog)
+        anyio.run(_until_signal, name, serve, watchdog, backend_options={"loop_factory": ServiceLoop})
     except BaseException as error:
         return _report(name, error)
     finally:
