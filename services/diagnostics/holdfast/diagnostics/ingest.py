@@ -26,7 +26,6 @@ from holdfast.wire.telemetry import decode_tick
 SERVICE = "holdfast.v1.Telemetry"
 # A full outbox of an agent that could not send for long is about 2 MiB.
 _TICK_BYTES_MAX = 4 << 20
-_WAITING_MAX = 256  # acknowledgements of one stream, beyond which those that nobody waits for are skipped
 
 log = structlog.get_logger("holdfast.diagnostics.ingest")
 Context = grpc.aio.ServicerContext[pb.Tick, pb.TickAck]
@@ -59,6 +58,8 @@ class TelemetryServicer(pb_grpc.TelemetryServicer):
                 tasks.start_soon(agent.acks.send, context)
                 with agent.reading:
                     async for message in request_iterator:
+                        if line.waiting:
+                            self._intake.heard(agent.stream)
                         await self._backlog.put(line, message)
                 self._backlog.close(line)
                 await agent.over.wait()
@@ -133,9 +134,8 @@ class _Acks:
         self._closed = False
 
     def add(self, receipt: Receipt) -> None:
-        last = self._waiting[-1][0] if self._waiting else None
-        if len(self._waiting) >= _WAITING_MAX and last is not None and not last.must_hold:
-            self._waiting.pop()
+        if self._waiting and not self._waiting[-1][0].must_hold:
+            self._waiting.pop()  # the new one covers it
         self._waiting.append((receipt, self._clock() + receipt.settle_s))
         self._news.set()
 

@@ -143,6 +143,12 @@ class Intake:
         failed = must_hold and any(isinstance(s, WorkerExited) and is_failure(s) for s in tick.signals)
         return Receipt(tick.seq, must_hold, SETTLE_S if failed else 0.0)
 
+    def heard(self, stream: NodeStream) -> None:
+        """Something has come that is folded later: who has to wait for us is not silent."""
+        if stream.node and self._streams.get(stream.node) is stream:
+            now = self._clock()
+            self._fold(NodeBeat(stream.node, now), now)
+
     def close(self, stream: NodeStream, *, clean: bool) -> None:
         """The stream has ended. `clean`: by a goodbye, or because this side refused it: neither is the node's fault."""
         if stream.node and self._streams.get(stream.node) is stream:
