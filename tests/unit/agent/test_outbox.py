@@ -103,6 +103,16 @@ def test_an_acknowledgement_is_asked_for_at_first_and_when_the_last_is_some_tick
     assert asked == [True, *[False] * (ACK_EVERY - 1), True, *[False] * (ACK_EVERY - 1), True]
 
 
+def test_one_who_is_late_with_acknowledgements_is_not_asked_for_more_of_them() -> None:
+    box = outbox()
+    box.again()
+    asked = []
+    for at in range(1, 4 * ACK_EVERY + 1):
+        box.compose(at)
+        asked.append(box.wants_ack)
+    assert asked == [True, *[False] * (ACK_EVERY - 1)] * 4
+
+
 def test_without_acknowledgements_telemetry_waits_here_the_newest_of_it_and_reliable_signals_go_on() -> None:
     box = outbox()
     for at in range(IN_FLIGHT_MAX):

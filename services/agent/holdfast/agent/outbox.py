@@ -45,8 +45,12 @@ class Outbox:
 
     @property
     def wants_ack(self) -> bool:
-        """The last acknowledgement is so far back that the next tick should ask for one."""
-        return self._seq - self._heard_of >= ACK_EVERY
+        """The last acknowledgement is so far back that the tick just composed should ask for one.
+
+        Every `ACK_EVERY`th asks, also while none comes: one who is late with answers must not be asked for more of them.
+        """
+        back = self._seq - self._heard_of
+        return back > 0 and back % ACK_EVERY == 0
 
     @property
     def stalled(self) -> bool:
@@ -105,5 +109,5 @@ class Outbox:
 
     def again(self) -> tuple[Tick, ...]:
         """What a new stream has to be told first: unacknowledged ticks, in order, under their own numbers."""
-        self._heard_of = self._seq - ACK_EVERY  # nothing is on the way, and its first word is to be acknowledged
+        self._heard_of = self._seq + 1 - ACK_EVERY  # nothing is on the way, and its first word is to be acknowledged
         return tuple(self._unacknowledged.values())

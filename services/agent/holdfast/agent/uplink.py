@@ -15,7 +15,7 @@ import structlog
 
 from holdfast.agent.outbox import Outbox
 from holdfast.agent.streams import broken, first_error, write
-from holdfast.domain.signals import NodeSignal
+from holdfast.domain.signals import NodeSignal, Tick
 from holdfast.runtime.backoff import Backoff
 from holdfast.runtime.grpc_channel import open_channel
 from holdfast.runtime.tls import Tls
@@ -133,7 +133,7 @@ class Uplink:
                 for tick in self._outbox.again():
                     await write(call, encode_tick(tick))
                 if standing := self._standing():
-                    await write(call, encode_tick(self._outbox.compose(time.time(), standing, lost=self._lost())))
+                    await self._write(call, self._outbox.compose(time.time(), standing, lost=self._lost()))
                 self._streaming = True
                 while not self._closing:
                     await self._write_tick(call)
@@ -148,6 +148,10 @@ class Uplink:
         at = time.time()
         fresh = () if goodbye or self._outbox.stalled else self._sample(at)
         tick = self._outbox.compose(at, fresh, lost=self._lost())
+        await self._write(call, tick, goodbye=goodbye)
+
+    async def _write(self, call: _Call, tick: Tick, *, goodbye: bool = False) -> None:
+        """The tick that has just been composed."""
         await write(call, encode_tick(tick, goodbye=goodbye, wants_ack=self._outbox.wants_ack))
 
     async def _pause(self) -> None:
