@@ -26,6 +26,7 @@ from benchmarks.ingest.fleet import Node
 from holdfast.agent.streams import broken, write
 from holdfast.runtime.garbage import collect_seldom
 from holdfast.runtime.grpc_channel import OPTIONS
+from holdfast.runtime.loop import ServiceLoop
 from holdfast.v1 import telemetry_pb2 as pb
 
 TICK_S = 1.0
@@ -174,4 +175,5 @@ def _noting(sent: Sent, node: Node) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(anyio.run(run, Share(**json.loads(sys.argv[1]))))), flush=True)
+    said = anyio.run(run, Share(**json.loads(sys.argv[1])), backend_options={"loop_factory": ServiceLoop})
+    print(json.dumps(asdict(said)), flush=True)

@@ -71,7 +71,7 @@ class Node:
     def tick(self, at: float) -> bytes:
         """The tick of the time `at`. The whole fleet ends a step at every multiple of the step time."""
         self._seq += 1
-        wants_ack = self._seq - self._heard_of >= ACK_EVERY
+        wants_ack = (self._seq - self._heard_of) % ACK_EVERY == 0
         if self.stalled:
             return encode_tick(Tick(self.name, "a", self._seq, at), wants_ack=wants_ack).SerializeToString()
         message = self._usual

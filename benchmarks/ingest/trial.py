@@ -120,7 +120,8 @@ def run(
         running = [stack.enter_context(_client(share)) for share in shares]
         for client in running:
             if (said := _said(client)) != "connected":
-                outcome.not_connected = f"not all {nodes} nodes were heard within {CONNECT_TIMEOUT_S:.0f} s: {said or 'nothing'} of a client's"
+                heard = f"{said or 'nothing'} of a client's"
+                outcome.not_connected = f"not all {nodes} nodes were heard within {CONNECT_TIMEOUT_S:.0f} s: {heard}"
                 return outcome
         outcome.memory_idle_bytes = service.memory_info().rss
         started_at = time.time() + 0.5
