@@ -30,6 +30,7 @@ from holdfast.runtime.loop import ServiceLoop
 from holdfast.v1 import telemetry_pb2 as pb
 
 TICK_S = 1.0
+BEAT_S = 2.5  # half of the silence that makes a node lost
 CONNECTING_MAX = 64  # streams that open at the same time
 CONNECT_TIMEOUT_S = 60.0
 LEAVE_TIMEOUT_S = 30.0
@@ -68,8 +69,9 @@ class Sent:
 
 @dataclass(slots=True)
 class Plan:
-    """When to count. Nodes that have connected beat before it as well, or they would be taken for lost."""
+    """When to tick."""
 
+    starting: anyio.Event = field(default_factory=anyio.Event)  # the times are known
     started_at: float = math.inf
     end: float = math.inf
     tried: int = 0  # to connect, with an end, good or bad
@@ -98,6 +100,7 @@ async def run(share: Share) -> Sent:
             print("connected", flush=True)
             plan.started_at = float(await anyio.to_thread.run_sync(sys.stdin.readline))
             plan.end = plan.started_at + share.seconds
+            plan.starting.set()
             await anyio.sleep(plan.started_at - time.time())
             began = time.process_time()
         sent.cpu_s = time.process_time() - began
@@ -126,23 +129,23 @@ async def _speak(
             if plan.tried == share.count:
                 plan.all_tried.set()
         hearing.start_soon(_hear, call, node, sent)
+        await _beat(call, node, plan)
         breaks_after_s = (place + 1) * share.broken_every_s
-        due = math.floor(time.time()) + 1.0 + place / share.count * TICK_S
+        due = plan.started_at + place / share.count * TICK_S
         while due < plan.end:
             await anyio.sleep(max(0.0, due - time.time()))
             now = time.time()
             # An agent that is held back sends one tick when it can, not all that it missed.
             missed = int((now - due) / TICK_S)
             breaks = node.name not in sent.written_at and now >= plan.started_at + breaks_after_s
+            sent.bare += node.stalled and not breaks
             raw = node.broken(now) if breaks else node.tick(now)
             await write(call, raw)
             if breaks:
                 sent.written_at[node.name] = time.time()
-            if due >= plan.started_at:
-                sent.ticks += 1
-                sent.late += missed
-                sent.bare += node.stalled
-                sent.bytes += len(raw)
+            sent.ticks += 1
+            sent.late += missed
+            sent.bytes += len(raw)
             due += (missed + 1) * TICK_S
         await write(call, node.goodbye(plan.end))
         await call.done_writing()
@@ -156,6 +159,14 @@ async def _connected(opens: Callable[[], Call], node: Node) -> Call:
         raise await broken(call)
     node.hear(pb.TickAck.FromString(ack).seq)
     return call
+
+
+async def _beat(call: Call, node: Node, plan: Plan) -> None:
+    """Signs of life until it is time to start: one who has connected and is silent would be taken for lost."""
+    while not plan.starting.is_set():
+        await write(call, node.beat(time.time()))
+        with anyio.move_on_after(BEAT_S):
+            await plan.starting.wait()
 
 
 async def _hear(call: Call, node: Node, sent: Sent) -> None:

@@ -53,7 +53,11 @@ class Node:
     @property
     def stalled(self) -> bool:
         """Too much is on the way: as an agent's, its ticks are signs of life only."""
-        return self._seq - self._heard_of > IN_FLIGHT_MAX
+        return self._seq - self._heard_of >= IN_FLIGHT_MAX
+
+    @property
+    def _wants_ack(self) -> bool:
+        return (self._seq - self._heard_of) % ACK_EVERY == 0
 
     def hear(self, seq: int) -> None:
         """An acknowledgement of the tick `seq` and all before it."""
@@ -70,12 +74,11 @@ class Node:
 
     def tick(self, at: float) -> bytes:
         """The tick of the time `at`. The whole fleet ends a step at every multiple of the step time."""
-        self._seq += 1
-        wants_ack = (self._seq - self._heard_of) % ACK_EVERY == 0
         if self.stalled:
-            return encode_tick(Tick(self.name, "a", self._seq, at), wants_ack=wants_ack).SerializeToString()
+            return self.beat(at)
+        self._seq += 1
         message = self._usual
-        message.seq, message.at, message.wants_ack = self._seq, at, wants_ack
+        message.seq, message.at, message.wants_ack = self._seq, at, self._wants_ack
         progress = message.progress[0]
         progress.at = message.gpus[0].at = at
         step = int(at / self._step_s)
@@ -104,6 +107,11 @@ class Node:
             for part in parts:
                 part.at = at
         return message.SerializeToString()
+
+    def beat(self, at: float) -> bytes:
+        """A tick with nothing in it."""
+        self._seq += 1
+        return encode_tick(Tick(self.name, "a", self._seq, at), wants_ack=self._wants_ack).SerializeToString()
 
     def goodbye(self, at: float) -> bytes:
         self._seq += 1
