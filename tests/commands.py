@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 from waiting import wait_until
+from warm_commands import warm_commands
 
 MEMORY = Path("/dev/shm")
 MARK = "HF_TEST_MARK"  # HOLDFAST_… would not reach the services: the stack gives them its own
@@ -35,9 +36,13 @@ class Shell:
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __call__(self, *arguments: str, timeout_s: float = TIMEOUT_S) -> Result:
-        with self.start(*arguments) as process:
-            out, err = process.communicate(timeout=timeout_s)
-        return Result(process.returncode, out, err)
+        return Result(*warm_commands()(arguments, self.directory, self._environment(), timeout_s))
+
+    def _environment(self) -> dict[str, str]:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+        scratch = self.directory / "tmp"
+        scratch.mkdir(exist_ok=True)
+        return {**inherited, MARK: self.mark, "TMPDIR": str(scratch), "COLUMNS": "120", **self.environment}
 
     def start(self, *arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
         """A command that is killed when the block is left before its end."""
@@ -45,13 +50,10 @@ class Shell:
 
     @contextmanager
     def start_python(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
-        scratch = self.directory / "tmp"
-        scratch.mkdir(exist_ok=True)
         with subprocess.Popen(
             [sys.executable, *arguments],
             cwd=self.directory,
-            env={**inherited, MARK: self.mark, "TMPDIR": str(scratch), "COLUMNS": "120", **self.environment},
+            env=self._environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
