@@ -42,9 +42,10 @@ setup: $(INSTALLED)  ## virtual environment with everything that demo, test and 
 demo: $(INSTALLED)  ## train a small GPT, break it seven times, watch it survive; writes out/demo/
 	$(BIN)/holdfast demo --out out/demo $(ARGS)
 
+# The files that take long come first: none that began last keeps the others waiting at the end.
 # Acceptance tests run real training against the clock: alone, one after the other.
 test: $(INSTALLED)  ## every test, but for the longest variations (test-slow)
-	$(BIN)/pytest -m 'not slow' -n $(JOBS) --dist loadfile tests/unit tests/contract tests/simulation tests/integration $(ARGS)
+	$(BIN)/pytest -m 'not slow' -n $(JOBS) --dist loadfile --no-loadscope-reorder tests/integration tests/simulation tests/contract tests/unit $(ARGS)
 	$(BIN)/pytest -m 'not slow' tests/acceptance $(ARGS)
 
 test-slow: $(INSTALLED)  ## what `make test` leaves out: variations that start training again and again
