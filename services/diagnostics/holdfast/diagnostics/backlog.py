@@ -1,10 +1,11 @@
 """Ticks that have been read and are not folded yet: what happens when agents say more than this process can think about.
 
-Reading is cheap and goes on; folding takes what it can, a slice of time at a time, and a third of all time at least. While it
-keeps up, a tick waits for microseconds. When it does not, the oldest telemetry goes: of each stream the newest `WAITING_MAX`
-ticks wait, and with another one the oldest that carries only telemetry is dropped and counted, because where a node stands now
-is worth more than how it came there. What must not be dropped (exits, kernel lines) is folded before what all the others have
-waiting, so that findings flow; when a stream has too much of that waiting, it is read no further until there is room.
+Reading is cheap and goes on; folding takes what it can, a slice of time at a time: what has not been read may be urgent.
+While it keeps up, a tick waits for microseconds. When it does not, the oldest telemetry goes: of each stream the newest
+`WAITING_MAX` ticks wait, and with another one the oldest that carries only telemetry is dropped and counted, because where a
+node stands now is worth more than how it came there. What must not be dropped (exits, kernel lines) is folded before what all
+the others have waiting, so that findings flow; when a stream has too much of that waiting, it is read no further until there
+is room.
 
 Ticks of one stream are folded in the order in which they came, and its end after the last of them.
 """
@@ -24,8 +25,7 @@ from holdfast.wire.telemetry import count_droppable, is_reliable
 
 WAITING_MAX = 4  # ticks of one stream: seconds
 KEPT_MAX = 64  # of those that must not be dropped, before the stream is read no further
-SLICE_S = 0.002  # of folding at least, then it is the turn of the readers, and of a stream that opens: one per turn
-SLICE_MAX_S = 0.05  # of folding, however long the readers took: what is urgent must be read first
+SLICE_S = 0.002  # of folding, then it is the turn of the readers, and of a stream that opens: one per turn
 _SAY_EVERY_S = 10.0
 
 log = structlog.get_logger("holdfast.diagnostics.backlog")
@@ -93,10 +93,9 @@ class Backlog:
         until = perf_counter() + SLICE_S
         while (line := self._next()) is not None:
             await self._fold(line)
-            if (paused := perf_counter()) >= until:
+            if perf_counter() >= until:
                 await anyio.lowlevel.checkpoint()
-                resumed = perf_counter()
-                until = resumed + min(max(SLICE_S, 0.5 * (resumed - paused)), SLICE_MAX_S)
+                until = perf_counter() + SLICE_S
 
     def _queue(self, line: Line, *, urgent: bool) -> None:
         if urgent and not line.urgent:
