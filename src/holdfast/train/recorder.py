@@ -9,6 +9,7 @@ in a note, once for each new group. A torch that has no such server leaves the a
 from __future__ import annotations
 
 import logging
+import socket
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from holdfast.train.channels import Notes
 
 log = logging.getLogger("holdfast.train")
 
+SERVES_TIMEOUT_S = 1.0
 GROUPS_MAX = 256  # told of one rank; a job of four dimensions has about thirty
 
 
@@ -54,8 +56,18 @@ class Recorder:
 
     def close(self) -> None:
         if self._server is not None:
+            _wait_until_it_serves(self._path)
             self._server.shutdown()
             self._server = None
+
+
+def _wait_until_it_serves(path: str) -> None:
+    """torch's server (2.13) forgets a shutdown that comes before its loop has begun, and then waits for that loop for ever."""
+    with suppress(OSError), socket.socket(socket.AF_UNIX) as asking:
+        asking.settimeout(SERVES_TIMEOUT_S)
+        asking.connect(path)
+        asking.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        asking.recv(1)
 
 
 def _serve(path: str) -> Any:
