@@ -6,15 +6,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import anyio
+from anyio.abc import UNIXDatagramSocket
 
 from holdfast.domain.worker import decode
 
 
-async def listen_to_notes(path: Path, saved: Callable[[str], None]) -> None:
+async def open_notes(path: Path) -> UNIXDatagramSocket:
+    """Where workers send them, from now on."""
+    return await anyio.create_unix_datagram_socket(local_path=path, local_mode=0o600)
+
+
+async def listen_to_notes(notes: UNIXDatagramSocket, saved: Callable[[str], None]) -> None:
     """Runs for ever. Garbage and notes of other types are ignored."""
-    async with await anyio.create_unix_datagram_socket(local_path=path, local_mode=0o600) as notes:
-        async for raw, _ in notes:
-            note = decode(raw)
-            job = note.get("job")
-            if note.get("type") == "saved" and isinstance(job, str):
-                saved(job)
+    async for raw, _ in notes:
+        note = decode(raw)
+        job = note.get("job")
+        if note.get("type") == "saved" and isinstance(job, str):
+            saved(job)

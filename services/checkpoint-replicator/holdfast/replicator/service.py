@@ -16,7 +16,7 @@ from holdfast.replicator.archivist import Archivist, OpenStores
 from holdfast.replicator.checksum import Checksummer
 from holdfast.replicator.engine import Engine, Tiers
 from holdfast.replicator.mover import Mover
-from holdfast.replicator.notes import listen_to_notes
+from holdfast.replicator.notes import listen_to_notes, open_notes
 from holdfast.replicator.scrub import Scrubber
 from holdfast.replicator.servicer import SERVICE, Servicer
 from holdfast.replicator.settings import ReplicatorSettings
@@ -101,6 +101,7 @@ async def serve(settings: ReplicatorSettings) -> None:
         servicer = Servicer(engine, Stager(engine, client, archivist, checksummer, settings.node), mover, endpoint)
         await engine.start()
         async with (
+            await open_notes(settings.replicator_notes) as notes,
             anyio.create_task_group() as tasks,
             listen(
                 f"unix:{settings.replicator_socket}",
@@ -108,7 +109,7 @@ async def serve(settings: ReplicatorSettings) -> None:
                 services=(SERVICE,),
             ),
         ):
-            guarded(tasks, "notes", partial(listen_to_notes, settings.replicator_notes, engine.hint))
+            guarded(tasks, "notes", partial(listen_to_notes, notes, engine.hint))
             guarded(tasks, "hints", engine.follow_hints)
             guarded(tasks, "rescan", partial(engine.rescan, settings.replicator_rescan_interval_s))
             guarded(tasks, "mover", mover.run)
