@@ -21,7 +21,7 @@ from leftovers import MARK, marked, memory_of
 from training import Cluster, cluster, gpt_job, losses
 from waiting import wait_until
 
-CAMPAIGN_S = float(os.environ.get("HOLDFAST_CAMPAIGN_S", "20"))
+CAMPAIGN_S = float(os.environ.get("HOLDFAST_CAMPAIGN_S", "15"))
 SEED = int(os.environ.get("HOLDFAST_CAMPAIGN_SEED", "1"))
 INTERVAL_STEPS = 10
 ADVANCE_STEPS = 5

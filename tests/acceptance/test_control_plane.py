@@ -44,6 +44,8 @@ def generation(run: Cluster) -> int:
 
 
 def hang_is_found(run: Cluster, out: Path) -> None:
+    # A new leader hears from the agents which processes there are.
+    run.wait("long", "the processes of all ranks", lambda view: all(worker["pid"] for worker in view["ranks"]))
     before, found = generation(run), len(list(run.client.incidents("long")))
     run.inject.hang("long", 1)
     run.wait("long", "a new generation", lambda view: view["phase"] == "running" and view["generation"] > before)
@@ -69,7 +71,6 @@ def test_restarted_supervisor_knows_what_was_and_acts_on_what_comes(run: Cluster
     goes_on(run, out)
     assert generation(run) == before
     assert {incident["id"] for incident in run.client.incidents("long")} == history
-    run.wait("long", "the processes of all ranks", lambda view: all(worker["pid"] for worker in view["ranks"]))
     hang_is_found(run, out)
 
 
