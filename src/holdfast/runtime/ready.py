@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
+
+from holdfast.runtime.files import write_whole
 
 
 def announce(path: Path | None, endpoints: Mapping[str, str]) -> None:
     """Write `endpoints` as JSON, whole or not at all. Nothing happens without a path: nobody asked."""
-    if path is None:
-        return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(dict(endpoints)))
-    temporary.replace(path)
+    if path is not None:
+        write_whole(path, json.dumps(dict(endpoints)).encode())

@@ -135,6 +135,7 @@ async def test_an_order_ends_a_test_at_once_and_it_is_made_up_for_when_the_node_
         played.tests.make_way()
         await anyio.lowlevel.checkpoint()
         assert played.cancelled == 1
+        assert records.loads(played.path.read_bytes(), Preflight) == Preflight(), "it serves, untested"
         played.idle, played.takes_s = False, 0.5
         await anyio.sleep(3600)
         assert played.reports == [], "never while a job has it"

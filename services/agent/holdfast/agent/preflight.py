@@ -24,6 +24,7 @@ from holdfast.domain.errors import Conflict, HoldfastError
 from holdfast.domain.nodes import Check, Preflight
 from holdfast.domain.orders import Report, Tested
 from holdfast.domain.signals import GpuHealth, GpuSample, NodeSignal, NodeTested
+from holdfast.runtime.files import write_whole
 from holdfast.wire import records
 
 log = structlog.get_logger("holdfast.agent.preflight")
@@ -107,7 +108,8 @@ class Preflights:
         self._was_busy = True
         if self._under_way is not None:
             self._under_way.cancel()
-        if not self._tested_at:  # a member that has come back: it serves, and is not tested before it is idle
+        # A member that has come back: it serves, and is not tested before it is idle. Once: a recovery waits for this.
+        if not self._tested_at and not self._path.exists():
             self._keep(self.newest)
 
     # ------------------------------------------------------------------ tests
@@ -162,9 +164,7 @@ class Preflights:
 
     def _keep(self, preflight: Preflight) -> None:
         try:
-            temporary = self._path.with_suffix(".new")
-            temporary.write_bytes(records.dumps(preflight, Preflight))
-            temporary.replace(self._path)
+            write_whole(self._path, records.dumps(preflight, Preflight))
         except OSError as error:
             log.warning("the result cannot be kept", path=str(self._path), error=error.strerror)
 

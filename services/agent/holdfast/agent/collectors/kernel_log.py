@@ -22,6 +22,7 @@ from holdfast.agent.collectors.inotify import FileWatch
 from holdfast.agent.collectors.kernel_lines import gpu_named, is_garbled, parse_record, recognise
 from holdfast.agent.collectors.protocol import Emit, Surroundings
 from holdfast.domain.signals import KernelLine
+from holdfast.runtime.files import write_whole
 
 log = structlog.get_logger("holdfast.agent.kernel_log")
 
@@ -130,9 +131,7 @@ class KernelLog:
             return None  # never written, or torn by a crash: then from the end
 
     def _save(self, place: str, position: int) -> None:
-        temporary = self._position.with_suffix(".tmp")
-        temporary.write_text(json.dumps({"place": place, "position": position}))
-        temporary.replace(self._position)
+        write_whole(self._position, json.dumps({"place": place, "position": position}).encode())
 
 
 def gpu_of(pci: str, gpus: Path = GPUS) -> int | None:

@@ -122,7 +122,8 @@ class WarmFiles:
 
     def reservable(self, size: int) -> int:
         """How many files of `size` bytes the share of memory can hold, however much of it is free now."""
-        return int(SHARE_MAX * self._whole()) // _mapped(size)
+        whole, _ = self._space()
+        return int(SHARE_MAX * whole) // _mapped(size)
 
     def has_room(self, size: int) -> bool:
         """Whether a copy that could as well go to the disk may come here."""
@@ -142,14 +143,14 @@ class WarmFiles:
         return size <= len(self._pages[inode].mapping) <= LOSS_MAX * size + SLACK_BYTES
 
     def _may_take(self, size: int) -> bool:
-        stat = os.statvfs(self._directory.parent)
-        whole, free = self._whole(), stat.f_bavail * stat.f_frsize
+        whole, free = self._space()
         used = sum(len(pages.mapping) for pages in self._pages.values())
         return used + size <= SHARE_MAX * whole and free - size >= FREE_MIN * whole
 
-    def _whole(self) -> int:
+    def _space(self) -> tuple[int, int]:
+        """Bytes of the memory file system: all, and free."""
         stat = os.statvfs(self._directory.parent)
-        return stat.f_blocks * stat.f_frsize
+        return stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
 
     def _keep(self, path: Path) -> bool:
         """Whether it has gone to the kept ones. Raises FileNotFoundError."""
