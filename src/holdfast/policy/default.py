@@ -1,6 +1,7 @@
 """The default policy, as a table:
 
-the same exception again, or no progress after N tries      stop
+the same exception again                                    stop
+no step after N restarts, the same steps after 3 × N        stop
 crash, exception, hang                                      restart; hot_swap at the second on one node, with a spare
 node lost, GPU dead, node unusable for any reason           hot_swap; without a spare scale_down; below min_dp wait
 wrong results without an error (silent corruption)         hot_swap, else scale_down, else wait; restart if no node is named
@@ -16,6 +17,10 @@ from holdfast.policy.actions import hot_swap, notify, restart, scale_down, scale
 from holdfast.policy.job import JobView
 
 SUSPECT_WINDOW_S = 600.0  # two worker faults on one node within it point at the node
+
+# A generation that steps is worth more tries than one that does not: so many times the job's restarts_without_progress_max, as
+# long as the faults come before the next checkpoint.
+ADVANCE_PATIENCE = 3
 
 # Without a spare, a replica leaves this long before the maintenance of its node: enough to save, to change, and to copy what
 # was saved. Until then a spare may come.
@@ -58,6 +63,11 @@ def _worker_fault(incident: Incident, job: JobView) -> Action:
         return stop(
             f"{job.restarts_without_progress} generations in a row finished no new step; the last one ended with: "
             f"{incident.cause}"
+        )
+    if job.restarts_without_advance >= ADVANCE_PATIENCE * job.restarts_without_progress_max:
+        return stop(
+            f"{job.restarts_without_advance} generations in a row came no further than step {job.furthest_step}; "
+            f"the last one ended with: {incident.cause}"
         )
     if job.unusable:
         return _replace(job.unusable, f"{', '.join(job.unusable)} cannot be used", job)

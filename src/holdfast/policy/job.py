@@ -28,8 +28,12 @@ class JobView:
     step: int = 0  # newest step finished by all ranks
     checkpoint_step: int = 0  # newest step that every rank has saved
     checkpoint_interval_steps: int = 0
-    restarts_without_progress: int = 0  # generations in a row that ended by a fault of a worker before a new step
+    # Generations in a row that ended by a fault of a worker before they finished or saved a step beyond the restored one.
+    restarts_without_progress: int = 0
     restarts_without_progress_max: int = 3
+    # Faults of workers since the job came further than ever from the step that it restores: it did the same steps again.
+    restarts_without_advance: int = 0
+    furthest_step: int = 0  # … and how far it came
     recent: tuple[Incident, ...] = ()  # closed incidents of this job, oldest first
     notices: Mapping[str, Notice] = field(default_factory=dict)  # those of `nodes` whose machine will be taken, by node
 

@@ -194,7 +194,7 @@ class Limits(_Part):
         Count, Field(description="the same exception at the same step this often stops the job")
     ] = LimitSpec().same_error_max
     restarts_without_progress_max: Annotated[
-        int, Field(ge=0, description="generations in a row that finish no new step")
+        int, Field(ge=0, description="generations in a row that finish no step beyond the restored one")
     ] = LimitSpec().restarts_without_progress_max
 
 

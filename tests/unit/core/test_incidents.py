@@ -252,28 +252,6 @@ def test_a_repeated_exception_stops_even_what_was_decided_for_the_plain_one() ->
     assert fleet.job.phase is JobPhase.FAILED
 
 
-def test_generations_that_get_nowhere_end_the_job() -> None:
-    fleet = running(job(dp=2))
-    for _ in range(3):
-        assert fleet.job.phase is JobPhase.RUNNING
-        fleet.find(FindingKind.WORKER_CRASH, "", rank=1)
-        if fleet.sent:
-            fleet.run()
-    assert fleet.job.phase is JobPhase.FAILED
-    assert "3 generations in a row finished no new step" in fleet.job.reason
-    assert fleet.job.number == 3
-
-
-def test_progress_forgives_earlier_restarts() -> None:
-    fleet = running(job(dp=2))
-    for count in range(6):
-        fleet.train(count + 1)
-        fleet.find(FindingKind.WORKER_CRASH, "", rank=1)
-        fleet.run()
-    assert fleet.job.phase is JobPhase.RUNNING
-    assert fleet.job.fruitless == 0
-
-
 # ---------------------------------------------------------------- the breaker
 
 

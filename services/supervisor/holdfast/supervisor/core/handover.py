@@ -9,7 +9,7 @@ from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.generations import OBJECT_STORE
 from holdfast.domain.incidents import IncidentState, NodeShare
 from holdfast.domain.orders import OrderDone, Prepare, RanksStepping, Start, Stop, Warm
-from holdfast.supervisor.core import nodes, pacing, reports, saved
+from holdfast.supervisor.core import nodes, pacing, progress, reports, saved
 from holdfast.supervisor.core.change import give_grace, prepare_timeout_s, replan, traceparent_of
 from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.state import Change, Job
@@ -140,9 +140,9 @@ def _start(turn: Turn, job: Job, change: Change) -> None:
         checkpoint_step=generation.restore.step,
         saved_at=0.0,
         ever_saved=generation.restore.step > 0,
-        progressed=False,
         blind=False,
         finished=(),
+        **progress.started(job, generation),
     )
     saved.forget_doubts(turn, job.name)
     turn.publish(GenerationChanged(turn.at, job.name, "prepared", generation, f"rendezvous at {change.master}"))
@@ -172,6 +172,7 @@ def on_ranks_stepping(turn: Turn, report: RanksStepping) -> None:
         job.change,
         stepping=tuple(sorted({*job.change.stepping, *report.ranks})),
         stepped_at=max(job.change.stepped_at, report.at),
+        stepped_to=min(job.change.stepped_to or report.step, report.step),
         phases_s=_slowest(job.change.phases_s, report.phases_s),
         shares=_stepped(job.change, report),
     )
@@ -193,6 +194,7 @@ def _complete(turn: Turn, job: Job, change: Change) -> None:
     generation = change.generation
     turn.cancel_timer(f"start:{job.name}:{generation.number}")
     turn.put_job(job.name, change=None)
+    progress.reached(turn, job.name, change.stepped_to)
     turn.publish(GenerationChanged(turn.at, job.name, "stepping", generation, "every rank has stepped"))
     turn.set_phase(
         job.name,

@@ -11,7 +11,7 @@ from holdfast.domain import tracing
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.incidents import MAINTENANCE, Action, ActionKind, Incident, IncidentState
 from holdfast.policy import check, default
-from holdfast.supervisor.core import breaker, change, jobs, nodes, notices, planned, quarantine, saved
+from holdfast.supervisor.core import breaker, change, jobs, nodes, notices, planned, progress, quarantine, saved
 from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Job
@@ -171,7 +171,7 @@ def _open(turn: Turn, job: Job, finding: Finding) -> None:
     turn.judge(finding, f"opened {identifier}", identifier)
     planned.drop(turn, job.name, f"overtaken by {identifier}")
     if finding.kind in _WORKER_FAULTS:
-        _count_fruitless(turn, turn.jobs[job.name])
+        progress.count_fault(turn, job.name)
     quarantine.count(turn, incident)
     if turn.jobs[job.name].change is not None and finding.node in nodes_of_change(turn.jobs[job.name]):
         change.suspend(turn, job.name, finding.summary)
@@ -180,13 +180,6 @@ def _open(turn: Turn, job: Job, finding: Finding) -> None:
 
 def nodes_of_change(job: Job) -> tuple[str, ...]:
     return job.change.generation.nodes if job.change else ()
-
-
-def _count_fruitless(turn: Turn, job: Job) -> None:
-    """A generation ended by a worker's fault: did it get anywhere?"""
-    ran_s = turn.at - job.running_at
-    progressed = job.progressed or (job.blind and ran_s >= turn.config.blind_progress_s)
-    turn.put_job(job.name, fruitless=0 if progressed else job.fruitless + 1)
 
 
 def _extend(turn: Turn, job: Job, incident: Incident, finding: Finding) -> None:

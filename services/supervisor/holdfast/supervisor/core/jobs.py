@@ -5,7 +5,7 @@ from __future__ import annotations
 from holdfast.domain.findings import FindingKind
 from holdfast.domain.incidents import IncidentState
 from holdfast.domain.orders import RanksFinished
-from holdfast.supervisor.core import change, farewell, nodes, pacing, planned, quarantine, reports
+from holdfast.supervisor.core import change, farewell, nodes, pacing, planned, progress, quarantine, reports
 from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Job, Stopping
@@ -62,12 +62,13 @@ def on_steps(turn: Turn, event: StepsCompleted) -> None:
     if event.step > job.best_step:
         changes |= {"best_step": event.step, "fruitless": 0}
     if job.running is not None and event.generation == job.running.number and event.step > job.step:
-        changes |= {"step": event.step, "progressed": job.progressed or event.step > job.best_step}
+        changes["step"] = event.step
         if event.step_s > 0:
             changes["step_s"] = event.step_s
     if changes:
         job = turn.put_job(job.name, **changes)
     if job.running is not None and event.generation == job.running.number:
+        job = progress.reached(turn, job.name, event.step)
         pacing.measure(turn, job.name, event)
     _newest_before_fault(turn, event)
     _alive_after_all(turn, job, event)

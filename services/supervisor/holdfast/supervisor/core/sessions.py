@@ -24,6 +24,7 @@ from holdfast.supervisor.core import (
     jobs,
     nodes,
     planned,
+    progress,
     reports,
     retention,
     saved,
@@ -292,6 +293,7 @@ def _inventory(turn: Turn, node: Node, event: NodeReported, inventory: Inventory
     step = max(saved.steps_at_home(turn, job), default=0)
     if step > job.checkpoint_step:
         turn.put_job(job.name, checkpoint_step=step, ever_saved=True, saved_at=turn.at)
+        progress.reached(turn, job.name, step)
         saved.learn_sharding(turn, job.name, job.running, step)
         retention.expect(turn, job.name)
     saved.learn(turn, job.name, inventory)

@@ -132,6 +132,7 @@ class Change:
     restored_from: Mapping[str, int] = field(default_factory=dict)  # shards by source, as nodes report them
     shares: tuple[NodeShare, ...] = ()  # of the nodes that were last, for the incidents' records
     stepped_at: float = 0.0  # the latest first step so far
+    stepped_to: int = 0  # the newest step that all ranks which have reported have finished; 0 = none
     origin: Origin = Origin.NOWHERE  # the farthest that a rank goes for what it restores
     restored_bytes: Mapping[str, int] = field(default_factory=dict)  # by source, as nodes report them
     saved_dp: int = 0  # replicas whose parts each rank puts together; 0 = each has its own again
@@ -236,7 +237,11 @@ class Job:
     checkpoint_step: int = 0  # newest step that every rank of the running generation has saved
     ever_saved: bool = False  # a complete checkpoint has existed on this lineage
     fruitless: int = 0  # generations in a row that ended by a worker's fault (or never started) before a new step
-    progressed: bool = False  # the running generation has finished a new step
+    progressed: bool = False  # the running generation has finished, or saved, a step beyond the one that it restored
+    furthest: int = (
+        0  # newest step finished or saved by generations that restored the step which the running one restored
+    )
+    stuck: int = 0  # worker faults since `furthest` last grew
     finished: tuple[int, ...] = ()  # ranks that ended with exit code 0, sorted
     planned_not_before: float = 0.0
     stored: tuple[

@@ -190,6 +190,8 @@ def _job_view(turn: Turn, job: Job) -> JobView:
         checkpoint_step=job.checkpoint_step,
         checkpoint_interval_steps=job.interval_steps,
         restarts_without_progress=job.fruitless,
+        restarts_without_advance=job.stuck,
+        furthest_step=job.furthest,
         restarts_without_progress_max=job.spec.limits.restarts_without_progress_max,
         recent=tuple(i for i in turn.closed if i.job == job.name and i.t_fault >= job.submitted_at)[-RECENT_MAX:],
     )

@@ -1,0 +1,137 @@
+"""A job ends for want of progress only when it makes none: what counts as progress, whoever saw it."""
+
+from __future__ import annotations
+
+from fleet import JOB, Fleet, job, running
+
+from holdfast.domain.findings import FindingKind
+from holdfast.domain.orders import Prepare, RanksStepping
+from holdfast.supervisor.protocol import JobPhase
+
+
+def crash(fleet: Fleet) -> None:
+    """A rank crashes; nobody is suspect."""
+    fleet.find(FindingKind.WORKER_CRASH, "", rank=1)
+
+
+def start(fleet: Fleet, *, steps: int) -> None:
+    """The next generation starts, and every rank finishes so many steps, as agents report; diagnostics says nothing."""
+    fleet.now += 0.1
+    fleet.answer_orders()
+    if steps:
+        assert fleet.job.generation is not None
+        fleet.step_all(fleet.job.generation.restore.step + steps)
+
+
+def test_generations_that_finish_no_step_end_the_job() -> None:
+    fleet = running(job(dp=2), saved=10)
+    for _ in range(4):
+        crash(fleet)
+        if fleet.orders(Prepare):
+            start(fleet, steps=0)
+    assert fleet.job.phase is JobPhase.FAILED
+    assert "3 generations in a row finished no new step" in fleet.job.reason
+    assert fleet.job.number == 4, "the first one trained, three did not"
+
+
+def test_progress_forgives_earlier_restarts() -> None:
+    fleet = running(job(dp=2))
+    for count in range(20):
+        fleet.train(count + 1)
+        crash(fleet)
+        fleet.run()
+    assert fleet.job.phase is JobPhase.RUNNING
+    assert (fleet.job.fruitless, fleet.job.stuck) == (0, 1)
+
+
+def test_new_checkpoints_are_progress_while_diagnostics_is_away() -> None:
+    fleet = running(job(dp=2))
+    for number in range(1, 21):
+        fleet.save(100 * number)  # the inventories are the only witness
+        crash(fleet)
+        start(fleet, steps=1)
+        assert fleet.job.phase is JobPhase.RUNNING
+        assert fleet.job.step == 100 * number
+
+
+def test_a_checkpoint_that_became_complete_after_the_fault_is_progress() -> None:
+    fleet = running(job(dp=2), saved=10)
+    for number in range(2, 12):
+        crash(fleet)
+        fleet.save(10 * number)  # the generation that ended had saved it; it restores 10 × (number - 1) meanwhile
+        start(fleet, steps=0)
+    assert fleet.job.phase is not JobPhase.FAILED
+
+
+def test_first_steps_that_agents_report_are_progress() -> None:
+    fleet = running(job(dp=2, interval=1000), saved=1000)
+    for _ in range(4):
+        crash(fleet)
+        start(fleet, steps=1)
+    assert fleet.job.phase is JobPhase.RUNNING
+    assert fleet.job.fruitless == 0
+
+
+def test_a_step_counts_when_every_rank_has_finished_it() -> None:
+    fleet = running(job(dp=2), saved=10)
+    for _ in range(3):
+        crash(fleet)
+        start(fleet, steps=0)
+        fleet.report("n0", RanksStepping(JOB, fleet.job.number, (0,), 11, fleet.now))
+    crash(fleet)
+    assert fleet.job.phase is JobPhase.FAILED
+
+
+def test_steps_that_are_done_again_after_a_rollback_are_progress() -> None:
+    fleet = running(job(dp=2), saved=10)
+    fleet.train(100, save=True)
+    fleet.find(FindingKind.SILENT_CORRUPTION, verified_step="15")
+    fleet.run()
+    assert fleet.job.generation is not None
+    assert fleet.job.generation.restore.step == 10
+    for step in (20, 30, 40, 50, 60):
+        fleet.train(step)
+        fleet.save(step)
+        fleet.train(step + 5)
+        crash(fleet)
+        fleet.run()
+        assert fleet.job.phase is JobPhase.RUNNING, (
+            f"step {step} was finished anew, though {fleet.job.best_step} had been"
+        )
+
+
+def test_doing_the_same_steps_again_and_again_ends_the_job_after_more_tries() -> None:
+    fleet = running(job(dp=2), saved=10)
+    tries = 0
+    while fleet.job.phase is JobPhase.RUNNING:
+        fleet.train(16)
+        crash(fleet)
+        tries += 1
+        if fleet.orders(Prepare):
+            fleet.run()
+    assert fleet.job.phase is JobPhase.FAILED
+    assert "9 generations in a row came no further than step 16" in fleet.job.reason
+    assert tries == 10, "the first generation had started from step 0"
+
+
+def test_a_checkpoint_in_between_begins_the_count_anew() -> None:
+    fleet = running(job(dp=2), saved=10)
+    for count in range(24):
+        if count % 8 == 7:
+            fleet.save(20 + count)
+        assert fleet.job.generation is not None
+        fleet.train(fleet.job.generation.restore.step + 6)
+        crash(fleet)
+        fleet.run()
+    assert fleet.job.phase is JobPhase.RUNNING
+
+
+def test_a_script_that_reports_no_steps_has_made_progress_when_it_ran_for_long() -> None:
+    fleet = Fleet(2)
+    fleet.submit(job(dp=2))
+    for _ in range(12):
+        fleet.answer_orders()
+        fleet.step_all(0)
+        fleet.wait(301)
+        crash(fleet)
+    assert fleet.job.phase is not JobPhase.FAILED
