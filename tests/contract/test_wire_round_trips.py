@@ -12,7 +12,7 @@ from values import value_of
 
 from holdfast.domain.findings import Finding, StepRecord
 from holdfast.domain.orders import Hello, Inventory, Order, Prepare, Report, Start
-from holdfast.domain.replication import Configure, SavedByAll, Stage, StagedShard
+from holdfast.domain.replication import Configure, SavedByAll, Stage, StagedShard, Trouble
 from holdfast.domain.signals import Tick
 from holdfast.supervisor.protocol import Command, Event, Record
 from holdfast.v1 import control_pb2, replicator_pb2, telemetry_pb2
@@ -88,15 +88,19 @@ def test_configure(configure: Configure) -> None:
     stage=value_of(Stage).filter(lambda request: request.job),
     staged=st.lists(value_of(StagedShard), max_size=3).map(tuple),
     inventory=st.builds(Inventory, job=value_of(str), shards=value_of(Inventory).map(lambda held: held.shards)),
+    troubles=st.lists(value_of(Trouble), max_size=3).map(tuple),
 )
 @quick
-def test_stage_and_inventory(stage: Stage, staged: tuple[StagedShard, ...], inventory: Inventory) -> None:
+def test_stage_and_inventory(
+    stage: Stage, staged: tuple[StagedShard, ...], inventory: Inventory, troubles: tuple[Trouble, ...]
+) -> None:
     raw = shards.encode_stage(stage).SerializeToString()
     assert shards.decode_stage(replicator_pb2.StageRequest.FromString(raw)) == stage
     raw = shards.encode_staged(staged).SerializeToString()
     assert shards.decode_staged(replicator_pb2.StageResponse.FromString(raw)) == staged
-    raw = shards.encode_inventory(inventory).SerializeToString()
-    assert shards.decode_inventory(replicator_pb2.ReplicatorInventory.FromString(raw)) == inventory
+    raw = shards.encode_inventory(inventory, troubles).SerializeToString()
+    message = replicator_pb2.ReplicatorInventory.FromString(raw)
+    assert (shards.decode_inventory(message), shards.decode_troubles(message)) == (inventory, troubles)
 
 
 @given(saved=value_of(SavedByAll).filter(lambda saved: saved.job))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from holdfast.domain.generations import RankRestore, ShardKey, ShardSource
 from holdfast.domain.mesh import Mesh
@@ -66,3 +67,21 @@ class StagedShard:
     path: str
     source: str  # "memory", "disk", "object store" or the node it came from
     size: int = 0  # bytes of the shard
+
+
+class TroubleKind(StrEnum):
+    SET_ASIDE = "set_aside"  # what lay in a shard's place could not be read as one, and was moved out of the way
+    LEFT_ALONE = "left_alone"  # the same, but it could not be moved, or belongs to another release
+    TIER_FAILS = "tier_fails"  # memory, disk or a peer takes no copies
+    IMAGE_LOCKED = "image_locked"  # a worker cannot save into an image that nobody reads
+    SAVES_MISSED = "saves_missed"  # a rank's saves did not happen, several times in a row
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Something that keeps checkpoints of a job from being made, moved or kept on this node."""
+
+    kind: TroubleKind
+    place: str  # a path, a tier, "rank 3"
+    reason: str
+    since: float  # Unix s

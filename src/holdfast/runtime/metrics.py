@@ -109,6 +109,14 @@ REPLICATED = Metric(
     "checkpoint-replicator",
     "bytes of shards written to a tier",
 )
+CHECKPOINT_TROUBLES = Metric(
+    "holdfast.checkpoint.troubles",
+    "counter",
+    "{trouble}",
+    ("job", "kind"),
+    "checkpoint-replicator",
+    "damaged files set aside or left alone, tiers that take no copies, images that are locked without a reader",
+)
 
 METRICS = (
     JOB_TIME,
@@ -125,4 +133,5 @@ METRICS = (
     FINDINGS,
     TELEMETRY_DROPPED,
     REPLICATED,
+    CHECKPOINT_TROUBLES,
 )

@@ -30,6 +30,7 @@ from holdfast.shards.layout import (
     parse_body,
     parse_header,
 )
+from holdfast.shards.opening import open_stored
 from holdfast.shards.pages import map_apart, populate
 from holdfast.shards.slots import Layout, Plan, lay_out, read_index
 
@@ -96,7 +97,7 @@ class Image:
         Raises FileNotFoundError, IntegrityError when it was never complete or is damaged (it can only be replaced),
         IncompatibleVersion for another layout.
         """
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fd = open_stored(path, os.O_RDWR)
         try:
             header = parse_body(os.pread(fd, PAGE, 0))
             layout = _layout_of(fd, header, os.fstat(fd).st_size)
@@ -237,7 +238,7 @@ def _allocate(fd: int, path: Path, size: int) -> None:
 
 def _layout_of(fd: int, header: Header, file_size: int) -> Layout:
     """The layout of an existing image, taken from the file itself."""
-    index = os.pread(fd, header.index_size, PAGE)
+    index = os.pread(fd, header.index_size, PAGE) if file_size >= header.size else b""
     if file_size < header.size or zlib.crc32(index) != header.index_crc:
         raise IntegrityError("the shard is truncated or its index is damaged")
     tensors, slots = read_index(index, header.tensors_end)

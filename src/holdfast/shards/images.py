@@ -21,6 +21,7 @@ from holdfast.domain.generations import ShardKey
 from holdfast.domain.mesh import Mesh
 from holdfast.shards.image import Image
 from holdfast.shards.layout import Stamp
+from holdfast.shards.opening import make_way
 from holdfast.shards.slots import Layout, Plan, aligned, lay_out
 
 log = logging.getLogger("holdfast.shards")
@@ -159,7 +160,7 @@ class ImageSet:
         if old is not None:
             old.close()
         for directory in self._directories:
-            (directory / name).unlink(missing_ok=True)
+            make_way(directory / name)
         image = self._create(name, layout)
         self._images[name] = image
         return image
@@ -210,7 +211,7 @@ class ImageSet:
         for directory in self._directories:
             try:
                 return Image.open(directory / name)
-            except (FileNotFoundError, IntegrityError, IncompatibleVersion):
+            except (FileNotFoundError, PermissionError, IntegrityError, IncompatibleVersion):
                 continue
         return None
 
@@ -229,7 +230,7 @@ class ImageSet:
 
 def _born(path: Path, plan: Plan) -> Image:
     unborn = path.with_name(f".{path.name}.new")
-    unborn.unlink(missing_ok=True)
+    make_way(unborn)
     image = Image.create(unborn, plan)
     image.try_lock()  # before anybody can know its name
     unborn.rename(path)

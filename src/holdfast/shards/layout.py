@@ -22,6 +22,7 @@ Nothing outside this package knows any of this.
 from __future__ import annotations
 
 import json
+import math
 import struct
 import zlib
 from collections.abc import Mapping
@@ -31,6 +32,7 @@ from typing import Any
 from holdfast.domain.errors import IncompatibleVersion, IntegrityError, InvalidSpec
 from holdfast.domain.generations import ShardKey
 from holdfast.domain.mesh import Mesh
+from holdfast.shards.sealed import UNDECODABLE
 
 LAYOUT_VERSION = 2  # 1: bare payloads without slots
 PAGE = 4096
@@ -40,6 +42,11 @@ MAGIC = b"HFSHARD\0"
 WRITING = b"WRITING\0"
 COMPLETE = b"COMPLETE"
 STATE_OFFSET = len(MAGIC)
+
+# What paths and messages have room for.
+ATTEMPT_MAX = 10**12 - 1
+STEP_MAX = 10**15 - 1
+RANK_MAX = 10**9 - 1
 
 _PREFIX = struct.Struct("<8s8sI")  # magic, state, checksum of everything after it up to the stamp's end
 _BODY = struct.Struct(
@@ -76,15 +83,30 @@ class Stamp:
 
     @classmethod
     def decode(cls, raw: bytes) -> Stamp:
-        fields: Mapping[str, Any] = json.loads(raw)
-        parent = fields["parent"]
-        return cls(
-            key=ShardKey(int(fields["attempt"]), int(fields["step"]), int(fields["rank"])),
-            mesh=Mesh(tuple((str(name), int(size)) for name, size in fields["mesh"])),
-            parent=None if parent is None else (int(parent[0]), int(parent[1])),
-            created_at=float(fields["created_at"]),
-            producer=str(fields["producer"]),
-        )
+        """Raises IntegrityError for anything that `encode` did not write."""
+        try:
+            fields: Mapping[str, Any] = json.loads(raw)
+            parent = fields["parent"]
+            stamp = cls(
+                key=ShardKey(int(fields["attempt"]), int(fields["step"]), int(fields["rank"])),
+                mesh=Mesh(tuple((str(name), int(size)) for name, size in fields["mesh"])),
+                parent=None if parent is None else (int(parent[0]), int(parent[1])),
+                created_at=float(fields["created_at"]),
+                producer=str(fields["producer"]),
+            )
+        except UNDECODABLE as error:
+            raise IntegrityError(f"the shard's stamp cannot be read: {error!r}") from error
+        require_nameable(stamp.key)
+        if not math.isfinite(stamp.created_at):  # not equal to itself: no manifest would ever describe it
+            raise IntegrityError(f"the shard's stamp has no date: {stamp.created_at}")
+        return stamp
+
+
+def require_nameable(key: ShardKey) -> None:
+    """Raises IntegrityError for numbers that cannot be part of a path or of a message."""
+    limits = (ATTEMPT_MAX, STEP_MAX, RANK_MAX)
+    if not all(0 <= number <= most for number, most in zip((key.attempt, key.step, key.rank), limits, strict=True)):
+        raise IntegrityError("no shard can be of such an attempt, step or rank: at least one of them is out of range")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,5 +169,7 @@ def parse_body(page: bytes) -> Header:
         raise IntegrityError("the shard's header is damaged: its checksum does not match")
     if layout != LAYOUT_VERSION:
         raise IncompatibleVersion(f"shard of layout {layout}; this release reads layout {LAYOUT_VERSION}")
+    if tensors_end < PAGE + index_size:
+        raise IntegrityError(f"the shard's header is damaged: {index_size} bytes of index in {tensors_end} bytes")
     stamp = Stamp.decode(page[_STAMP_OFFSET:end])
     return Header(stamp, sequence, index_size, index_crc, tensors_end, extra_size)

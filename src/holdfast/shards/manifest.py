@@ -8,6 +8,7 @@ tensors (equal for replicas of one state) and of the whole file come out of the 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -16,8 +17,9 @@ from pathlib import Path
 from holdfast.domain.errors import IncompatibleVersion, IntegrityError
 from holdfast.domain.generations import ShardKey
 from holdfast.domain.mesh import Mesh
-from holdfast.shards.layout import LAYOUT_VERSION, PAGE, Header
-from holdfast.shards.sealed import lineage_fields, seal, unseal
+from holdfast.shards.layout import LAYOUT_VERSION, PAGE, Header, require_nameable
+from holdfast.shards.opening import move_aside, open_stored
+from holdfast.shards.sealed import UNDECODABLE, lineage_fields, seal, unseal
 
 SCHEMA_VERSION = 1
 CHUNK_BYTES = 8 << 20
@@ -115,7 +117,8 @@ class Manifest:
                 )
             sums = tuple(map(int, fields["span_crc32c"]))
             manifest = cls(**(fields | lineage_fields(fields) | {"span_crc32c": sums}))
-        except (ValueError, TypeError, KeyError, IndexError) as error:
+            manifest.domain_mesh()
+        except UNDECODABLE as error:
             raise IntegrityError(f"not a manifest: {error!r}") from error
         manifest._check()
         return manifest
@@ -124,7 +127,13 @@ class Manifest:
         """Numbers before they are used: as a path, as an amount of memory."""
         numbers = (self.attempt, self.step, self.rank, self.size, self.tensors_end, self.crc32c)
         if not all(type(number) is int and number >= 0 for number in numbers):
-            raise IntegrityError(f"the manifest has a field that is no whole number: {numbers!r}")
+            raise IntegrityError("the manifest has a field that is no whole number")
+        require_nameable(self.key)
+        texts = (self.job, self.node, self.digest, self.producer, self.checksum)
+        if not all(type(text) is str for text in texts) or type(self.created_at) not in (int, float):
+            raise IntegrityError("the manifest has a field of another type")
+        if not math.isfinite(self.created_at):
+            raise IntegrityError("the manifest has no date")
         if not PAGE <= self.tensors_end <= self.size <= len(self.span_crc32c) * CHUNK_BYTES:
             raise IntegrityError(
                 f"the manifest's sizes are impossible: tensors end at {self.tensors_end} of {self.size}"
@@ -143,6 +152,9 @@ class Manifest:
     def write(self, path: Path) -> None:
         """Atomic and durable: temporary name → fsync → rename → fsync of the directory."""
         temporary = path.with_name(f".{path.name}.tmp")
+        for place in (temporary, path):
+            if place.is_dir():  # whoever made it: a rename cannot take its place
+                move_aside(place)
         with temporary.open("wb") as file:
             file.write(self.encode())
             file.flush()
@@ -152,8 +164,8 @@ class Manifest:
 
     @classmethod
     def read(cls, path: Path) -> Manifest:
-        """Raises FileNotFoundError, IntegrityError, IncompatibleVersion."""
-        with path.open("rb") as file:
+        """Raises FileNotFoundError, IntegrityError, IncompatibleVersion, OSError."""
+        with open(open_stored(path), "rb") as file:
             raw = file.read(MANIFEST_BYTES_MAX + 1)
         if len(raw) > MANIFEST_BYTES_MAX:
             raise IntegrityError(f"{path} is larger than any manifest ({MANIFEST_BYTES_MAX} bytes)")

@@ -18,6 +18,7 @@ from holdfast.domain.errors import Conflict, IntegrityError
 from holdfast.domain.generations import ShardKey
 from holdfast.shards.layout import PAGE, Header, parse_header
 from holdfast.shards.manifest import Manifest
+from holdfast.shards.opening import open_stored
 from holdfast.shards.pages import map_apart, populate
 from holdfast.shards.slots import Slot, TensorSpec, read_index
 
@@ -25,9 +26,9 @@ from holdfast.shards.slots import Slot, TensorSpec, read_index
 def peek(path: Path) -> Header | None:
     """The header without taking any lock: a hint, to be looked at again under the lock. None = nothing whole there.
 
-    Raises FileNotFoundError, IntegrityError, IncompatibleVersion.
+    Raises FileNotFoundError, IntegrityError, IncompatibleVersion, OSError.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = open_stored(path)
     try:
         return parse_header(os.pread(fd, PAGE, 0))
     finally:
@@ -43,7 +44,7 @@ class Reader:
 
     def __init__(self, path: Path, expected: ShardKey | None = None) -> None:
         self.path = path
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._fd = open_stored(path)
         try:
             self._lock()
             self.header = self._check(expected)

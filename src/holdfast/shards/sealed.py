@@ -11,7 +11,10 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.domain.errors import IncompatibleVersion, IntegrityError
+from holdfast.domain.errors import IncompatibleVersion, IntegrityError, InvalidSpec
+
+# What reading JSON of an unknown writer into values can raise: a number of 5,000 digits, a list where a name should be.
+UNDECODABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError, InvalidSpec)
 
 
 def seal(member: str, fields: Mapping[str, Any]) -> bytes:
@@ -32,7 +35,7 @@ def unseal(member: str, raw: bytes, *, schema: int, what: str) -> dict[str, Any]
         if zlib.crc32(_canonical(fields)) != envelope["self"]:
             raise IntegrityError(f"the {what} is damaged: its own checksum does not match")
         found = fields["schema"]
-    except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise IntegrityError(f"not a {what}: {error!r}") from error
     if found != schema:
         raise IncompatibleVersion(f"{what} of schema {found}; this release reads {schema}")
@@ -40,7 +43,7 @@ def unseal(member: str, raw: bytes, *, schema: int, what: str) -> dict[str, Any]
 
 
 def lineage_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """`mesh` and `parent` as the values that manifests hold. Raises ValueError, TypeError, KeyError or IndexError."""
+    """`mesh` and `parent` as the values that manifests hold. Raises one of `UNDECODABLE`."""
     parent = fields["parent"]
     return {
         "mesh": tuple((str(name), int(size)) for name, size in fields["mesh"]),

@@ -17,6 +17,7 @@ from typing import Any
 
 from holdfast.domain.errors import IntegrityError, InvalidSpec
 from holdfast.shards.layout import ALIGN, PAGE
+from holdfast.shards.sealed import UNDECODABLE
 
 INDEX_BYTES_MAX = 256 << 20
 
@@ -149,8 +150,8 @@ def read_index(raw: bytes, tensors_end: int) -> tuple[tuple[TensorSpec, ...], tu
         slots = tuple(_slot(row, start) for row in rows)
         for spec, slot, row in zip(tensors, slots, rows, strict=True):
             _check(spec, slot, min(row[3]), start, tensors_end)
-    except (ValueError, TypeError, IndexError) as error:
-        raise IntegrityError(f"the shard's index is not readable: {error}") from error
+    except UNDECODABLE as error:
+        raise IntegrityError(f"the shard's index is not readable: {error!r}") from error
     return tensors, slots
 
 

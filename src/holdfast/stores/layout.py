@@ -22,13 +22,13 @@ from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import Any
 
-from holdfast.domain.errors import IntegrityError, InvalidSpec, NotFound
+from holdfast.domain.errors import IntegrityError, NotFound
 from holdfast.domain.generations import ShardKey, StoredStep
 from holdfast.domain.mesh import Mesh
 from holdfast.shards import Manifest
 from holdfast.shards.layout import PAGE
 from holdfast.shards.manifest import MANIFEST_BYTES_MAX
-from holdfast.shards.sealed import lineage_fields, seal, unseal
+from holdfast.shards.sealed import UNDECODABLE, lineage_fields, seal, unseal
 from holdfast.stores.checksum import combine, crc32c
 from holdfast.stores.protocol import ObjectInfo, ObjectStore, check_key
 
@@ -214,7 +214,7 @@ class CheckpointManifest:
             ranks = tuple(RankEntry(**entry) for entry in fields["ranks"])
             checkpoint = cls(**(fields | lineage_fields(fields) | {"ranks": ranks}))
             checkpoint._check()
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, InvalidSpec) as error:
+        except UNDECODABLE as error:
             raise IntegrityError(f"not a checkpoint manifest: {error!r}") from error
         return checkpoint
 

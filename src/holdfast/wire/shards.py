@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.orders import Inventory
-from holdfast.domain.replication import ArchiveNow, Configure, Stage, StagedShard
+from holdfast.domain.replication import ArchiveNow, Configure, Stage, StagedShard, Trouble, TroubleKind
 from holdfast.v1 import replicator_pb2 as pb
 from holdfast.wire import types
 
@@ -97,11 +97,15 @@ def decode_archive(message: pb.ArchiveRequest) -> ArchiveNow:
     return ArchiveNow(job=message.job, generation=message.generation, step=message.step)
 
 
-def encode_inventory(inventory: Inventory) -> pb.ReplicatorInventory:
+def encode_inventory(inventory: Inventory, troubles: Iterable[Trouble] = ()) -> pb.ReplicatorInventory:
     return pb.ReplicatorInventory(
         job=inventory.job,
         shards=[types.encode_shard_record(shard) for shard in inventory.shards],
         stored=types.encode_stored(inventory.stored),
+        troubles=[
+            pb.Trouble(kind=each.kind.value, place=each.place, reason=each.reason, since=each.since)
+            for each in troubles
+        ],
     )
 
 
@@ -110,4 +114,14 @@ def decode_inventory(message: pb.ReplicatorInventory) -> Inventory:
         job=message.job,
         shards=tuple(types.decode_shard_record(shard) for shard in message.shards),
         stored=types.decode_stored(message.stored),
+    )
+
+
+def decode_troubles(message: pb.ReplicatorInventory) -> tuple[Trouble, ...]:
+    """What is wrong with the job's checkpoints there; kinds of another release are passed over."""
+    known = {kind.value for kind in TroubleKind}
+    return tuple(
+        Trouble(TroubleKind(each.kind), each.place, each.reason, types.check_time(each.since, "trouble.since"))
+        for each in message.troubles
+        if each.kind in known
     )

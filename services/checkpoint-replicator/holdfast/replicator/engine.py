@@ -7,25 +7,33 @@ values and return values.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
 import structlog
 
-from holdfast.domain.errors import Conflict, IntegrityError, InvalidSpec, MalformedMessage, Unavailable
+from holdfast.domain.errors import (
+    Conflict,
+    HoldfastError,
+    IntegrityError,
+    InvalidSpec,
+    MalformedMessage,
+    Unavailable,
+)
 from holdfast.domain.orders import Inventory
-from holdfast.domain.replication import ArchiveNow, Configure, SavedByAll
-from holdfast.replicator.jobs import Job, Remembered, held_of
+from holdfast.domain.replication import ArchiveNow, Configure, SavedByAll, Trouble, TroubleKind
+from holdfast.replicator.jobs import REMEMBERED, Job, Remembered, held_of
 from holdfast.replicator.names import job_name, label
 from holdfast.replicator.threads import Threads
-from holdfast.replicator.tiers import Tier
+from holdfast.replicator.tiers import Damaged, Tier
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.tiers.fresh import Fresh
 from holdfast.replicator.tiers.images import ImageTier
 from holdfast.replicator.view import Held, Store
 from holdfast.shards import Manifest
+from holdfast.shards.opening import move_aside
 
 log = structlog.get_logger("holdfast.replicator")
 
@@ -77,19 +85,19 @@ class Engine:
         """Take it *before* looking at the state, or a change in between is missed."""
         return self._changed
 
-    async def watch(self, name: str) -> AsyncIterator[Inventory]:
-        """Inventories, now and at each change, never an older one after a newer; `name` "" = every job. A slow reader
-        misses intermediate states, not the last one."""
-        sent: dict[str, Inventory] = {name: Inventory("", ())} if name else {}
+    async def watch(self, name: str) -> AsyncIterator[tuple[Inventory, tuple[Trouble, ...]]]:
+        """Inventories with what is wrong, now and at each change, never an older one after a newer; `name` "" = every job.
+        A slow reader misses intermediate states, not the last one."""
+        sent: dict[str, tuple[Inventory, tuple[Trouble, ...]]] = {name: (Inventory("", ()), ())} if name else {}
         while True:
             changed = self.changed
             names = [name] if name else sorted(set(self.jobs) | set(sent))
             for each in names:
                 job = self.jobs.get(each)
-                inventory = job.inventory() if job else Inventory(each, ())
-                if sent.get(each) != inventory:
-                    sent[each] = inventory
-                    yield inventory
+                status = (job.inventory(), job.troubles.all()) if job else (Inventory(each, ()), ())
+                if sent.get(each) != status:
+                    sent[each] = status
+                    yield status
                 if job is None and not name:
                     sent.pop(each, None)
             await changed.wait()
@@ -165,11 +173,14 @@ class Engine:
             try:
                 job = self.job(name)
                 remembered = Remembered.read(self._disk_dir / name)
+                if remembered is not None and remembered.config.job != name:
+                    raise IntegrityError(f"it is of job {remembered.config.job!r}")
             except InvalidSpec as error:
                 log.warning("a directory is left alone", name=name, reason=str(error))
                 continue
-            except MalformedMessage as error:
+            except (MalformedMessage, IntegrityError, OSError) as error:
                 log.warning("the configuration is lost; waiting for a new one", job=name, reason=str(error))
+                await self._set_aside_configuration(job, error)
                 remembered = None
             if remembered is not None:
                 job.config, job.restored = remembered.config, remembered.restored
@@ -177,7 +188,8 @@ class Engine:
                 job.saved_by_all = remembered.saved_by_all
             for store, tier in ((Store.STAGED, self.tiers.staged), (Store.DISK, self.tiers.disk)):
                 swept = await self.threads.urgent(tier.sweep, name)
-                manifests = await self.threads.urgent(tier.shards, name)
+                manifests, damaged = await self.threads.urgent(tier.look, name)
+                self._say_damaged(job, damaged)
                 job.held |= held_of(store, manifests)
                 if store is Store.DISK and job.config is not None:
                     for manifest in manifests:
@@ -186,6 +198,25 @@ class Engine:
                 if swept:
                     log.info("half-written files removed", job=name, tier=store.value, files=swept)
             await self.refresh(job)
+
+    async def _set_aside_configuration(self, job: Job, error: Exception) -> None:
+        path = self._disk_dir / job.name / REMEMBERED
+        aside = not isinstance(error, OSError)  # else it may be read another time
+        try:
+            if aside:
+                await self.threads.urgent(move_aside, path)
+        except OSError:
+            aside = False
+        self._say_damaged(job, [Damaged(path, str(error), aside=aside)])
+
+    @staticmethod
+    def _say_damaged(job: Job, damaged: Iterable[Damaged]) -> bool:
+        """Whether any of it is new."""
+        new = False
+        for each in damaged:
+            kind = TroubleKind.SET_ASIDE if each.aside else TroubleKind.LEFT_ALONE
+            new |= job.troubles.begin(kind, each.path, each.reason)
+        return new
 
     def hint(self, name: str) -> None:
         """A worker says that it has saved. Cheap, and harmless when it is not true."""
@@ -217,7 +248,10 @@ class Engine:
         async with job.refreshing:
             if job.gone:
                 return
-            seen = {each.header.stamp.key: each for each in await self.threads.urgent(self.tiers.images.scan, job.name)}
+            there, damaged = await self.threads.urgent(self.tiers.images.look, job.name)
+            if self._say_damaged(job, damaged):
+                self.notify()
+            seen = {each.header.stamp.key: each for each in there}
             before = dict(job.held)
             for held, manifest in before.items():
                 if held.store is Store.IMAGE:
@@ -249,6 +283,9 @@ class Engine:
             fresh.fail(Conflict(str(error)))
         except IntegrityError as error:
             await self.quarantine(job, Held(Store.IMAGE, key), str(error))
+        except HoldfastError as error:  # of another release, for example
+            log.warning("not committed", job=job.name, shard=label(key), reason=str(error))
+            fresh.fail(error)
         except OSError as error:  # memory is full to the last page: tried again at the next look
             trouble = f"{label(key)}: {error}"
             if trouble != self._last_trouble:
@@ -264,13 +301,17 @@ class Engine:
     async def quarantine(self, job: Job, held: Held, reason: str) -> None:
         """A shard is not what its manifest says: out of the inventory, and out of the way."""
         self.lost(job.name, held, reason)
-        await self.threads.urgent(self.tiers[held.store].quarantine, job.name, held.key)
+        try:
+            await self.threads.urgent(self.tiers[held.store].quarantine, job.name, held.key)
+        except OSError as error:
+            log.error("it cannot be moved", job=job.name, shard=label(held.key), reason=str(error))
 
     def lost(self, name: str, held: Held, reason: str) -> None:
         """A shard was found corrupt: nobody is sent there any more."""
         log.error("corrupt shard set aside", job=name, shard=label(held.key), store=held.store.value, reason=reason)
         if (job := self.jobs.get(name)) is not None:
             job.drop(held)
+            job.troubles.begin(TroubleKind.SET_ASIDE, f"{label(held.key)} in {held.store.value}", reason)
             self.notify()
 
     def arrived(self, name: str, manifest: Manifest, store: Store = Store.DISK) -> None:

@@ -15,12 +15,15 @@ from holdfast.domain.replication import Configure
 from holdfast.replicator.archive import JobArchive
 from holdfast.replicator.tiers import OpenShard
 from holdfast.replicator.tiers.fresh import Fresh
+from holdfast.replicator.troubles import Troubles
 from holdfast.replicator.view import Held, Store, View, age
 from holdfast.shards import Manifest
+from holdfast.shards.opening import move_aside, open_stored
 from holdfast.wire import records
 
 _TIER_NAMES = {Store.IMAGE: "memory", Store.STAGED: "memory", Store.DISK: "disk"}
 REMEMBERED = "job.json"
+REMEMBERED_BYTES_MAX = 16 << 20
 
 
 @dataclass(slots=True)
@@ -41,6 +44,10 @@ class Job:
     gone: bool = False  # forgotten
     turned: anyio.Event = field(default_factory=anyio.Event)  # set, and replaced, by a new configuration and by the end
     refreshing: anyio.Lock = field(default_factory=anyio.Lock)
+    troubles: Troubles = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.troubles = Troubles(self.name)
 
     def configure(self, config: Configure) -> None:
         """A newer generation lets go of what the previous one was restored from."""
@@ -150,6 +157,9 @@ class Remembered:
         and after a power cut a lost or damaged file only means to wait for the next configuration."""
         directory.mkdir(parents=True, exist_ok=True)
         temporary = directory / f".{REMEMBERED}.tmp"
+        for place in (temporary, directory / REMEMBERED):
+            if place.is_dir():
+                move_aside(place)
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(fd, "wb") as file:
             file.write(records.dumps(self, Remembered))
@@ -157,9 +167,10 @@ class Remembered:
 
     @classmethod
     def read(cls, directory: Path) -> Remembered | None:
-        """None when there is nothing. Raises MalformedMessage for a file that is damaged."""
+        """None when there is nothing. Raises MalformedMessage or IntegrityError for what is damaged, OSError."""
         try:
-            raw = (directory / REMEMBERED).read_bytes()
+            with open(open_stored(directory / REMEMBERED), "rb") as file:
+                raw = file.read(REMEMBERED_BYTES_MAX)
         except FileNotFoundError:
             return None
         return records.loads(raw, cls)

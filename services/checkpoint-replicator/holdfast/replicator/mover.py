@@ -239,10 +239,10 @@ class Mover:
                 continue
             try:
                 return held, await self._engine.threads.urgent(self._engine.tiers[held.store].open, job.name, key)
-            except (NotFound, Conflict, FileNotFoundError) as error:
-                reasons.append(str(error))
             except IntegrityError as error:
                 await self._engine.quarantine(job, held, str(error))
+                reasons.append(str(error))
+            except (HoldfastError, OSError) as error:
                 reasons.append(str(error))
         raise _LostRace("; ".join(reasons) or f"{label(key)} is not held any more")
 

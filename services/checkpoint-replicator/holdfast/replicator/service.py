@@ -10,7 +10,7 @@ from functools import partial
 import anyio
 import structlog
 
-from holdfast.domain.errors import Conflict, IntegrityError, NotFound
+from holdfast.domain.errors import HoldfastError, IntegrityError
 from holdfast.replicator import listener
 from holdfast.replicator.archivist import Archivist, OpenStores
 from holdfast.replicator.checksum import Checksummer
@@ -158,9 +158,10 @@ def _data_server(
             with engine.tiers[held.store].open(name, held.key) as shard:
                 checksummer.verify(shard.manifest, shard.data)
         except IntegrityError as error:
-            engine.tiers[held.store].quarantine(name, held.key)
+            with suppress(OSError):  # it stays where it is, and out of the inventory
+                engine.tiers[held.store].quarantine(name, held.key)
             loop.call_soon_threadsafe(engine.lost, name, held, str(error))
-        except (NotFound, Conflict):
+        except (HoldfastError, OSError):
             return  # overwritten or deleted since: nobody will be sent there again
 
     return Server(

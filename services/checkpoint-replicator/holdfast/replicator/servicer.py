@@ -95,8 +95,8 @@ class Servicer(rpc.ReplicatorServicer):
         request: pb.WatchInventoryRequest,
         context: Context,
     ) -> AsyncIterator[pb.ReplicatorInventory]:
-        async for inventory in self._engine.watch(request.job):
-            yield wire.encode_inventory(inventory)
+        async for inventory, troubles in self._engine.watch(request.job):
+            yield wire.encode_inventory(inventory, troubles)
 
     async def Forget(  # noqa: N802
         self, request: pb.ForgetRequest, context: Context

@@ -98,7 +98,7 @@ class Stager:
             except IntegrityError as error:
                 await self._engine.quarantine(job, held, str(error))
                 reasons.append(f"{held.store.value} here: {error}")
-            except (NotFound, Conflict, OSError) as error:
+            except (HoldfastError, OSError) as error:
                 reasons.append(f"{held.store.value} here: {error}")
             else:
                 return _Found(held, shard, tier.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Protocol
 
 from holdfast.domain.generations import ShardKey
 from holdfast.shards import Manifest, Reader
+from holdfast.shards.opening import ASIDE, make_way, move_aside, remove
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,16 @@ class OpenShard:
         self.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """What lies in a shard's place and is none. `aside`: it has been moved out of the way; else it was left where it is,
+    because another release may know it, or because it cannot be read or moved now."""
+
+    path: Path
+    reason: str
+    aside: bool
+
+
 class Tier(Protocol):
     """Blocking; call from a thread. `job` has passed `names.job_name`."""
 
@@ -48,7 +60,7 @@ class Tier(Protocol):
         """Jobs that have anything here."""
 
     def shards(self, job: str) -> list[Manifest]:
-        """Every committed shard. What is damaged or unfinished is not listed."""
+        """Every committed shard. What is damaged or unfinished is not listed, nor touched."""
 
     def open(self, job: str, key: ShardKey) -> OpenShard:
         """Raises NotFound, Conflict while it is being overwritten, IntegrityError when the file is damaged."""
@@ -69,9 +81,13 @@ def find(root: Path, pattern: str) -> list[Path]:
 
 
 def set_aside(shard: Path, manifest: Path) -> None:
-    """Rename a corrupt shard; one per directory is kept, so that a bad disk cannot fill itself with evidence."""
-    manifest.unlink(missing_ok=True)
-    for older in find(shard.parent, "*.corrupt"):
-        older.unlink(missing_ok=True)
-    if shard.exists():
-        shard.rename(shard.with_name(f"{shard.name}.corrupt"))
+    """Rename a corrupt shard; one per directory is kept, so that a bad disk cannot fill itself with evidence.
+
+    Raises OSError when it cannot be moved.
+    """
+    make_way(manifest)
+    for older in find(shard.parent, f"*{ASIDE}"):
+        if older.name != f"{manifest.name}{ASIDE}":
+            remove(older)
+    with suppress(FileNotFoundError):
+        move_aside(shard)

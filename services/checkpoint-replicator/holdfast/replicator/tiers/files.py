@@ -9,21 +9,25 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from holdfast.domain.errors import Conflict, HoldfastError, IntegrityError, NotFound
 from holdfast.domain.generations import ShardKey
 from holdfast.replicator.checksum import require_consistent
 from holdfast.replicator.names import label, parse_shard_path, shard_path
-from holdfast.replicator.tiers import OpenShard, find, set_aside
+from holdfast.replicator.tiers import Damaged, OpenShard, find, set_aside
 from holdfast.replicator.tiers.fresh import Fresh
 from holdfast.replicator.tiers.incoming import Incoming
 from holdfast.replicator.tiers.part import Part, manifest_path, out_of_space
 from holdfast.replicator.tiers.warm import WarmFiles
 from holdfast.shards import Manifest, Reader, spans_of, sync_directory
+from holdfast.shards.opening import ASIDE, make_way, open_stored, remove
+
+ASIDE_MAX = 8  # corrupt shards of a job and tier that are kept
 
 
 class FileTier:
@@ -44,14 +48,39 @@ class FileTier:
     def shards(self, job: str) -> list[Manifest]:
         found: list[Manifest] = []
         for path in self._paths(job):
-            try:
-                manifest = Manifest.read(manifest_path(path))
-            except (FileNotFoundError, HoldfastError):
-                continue  # no manifest, no checkpoint
-            key = parse_shard_path(path.relative_to(self._directory(job)))
-            if (key, manifest.job) == (manifest.key, job) and path.stat().st_size == manifest.size:
-                found.append(manifest)
+            with suppress(OSError, HoldfastError):
+                found.append(self._committed(job, path))
         return found
+
+    def look(self, job: str) -> tuple[list[Manifest], list[Damaged]]:
+        """Every committed shard, and what is damaged: that is out of the way afterwards, if it can be moved."""
+        found: list[Manifest] = []
+        damaged: list[Damaged] = []
+        for path in self._paths(job):
+            try:
+                found.append(self._committed(job, path))
+            except FileNotFoundError:
+                continue  # no manifest, no checkpoint
+            except IntegrityError as error:
+                damaged.append(self._set_aside(job, path, str(error)))
+            except (HoldfastError, OSError) as error:
+                damaged.append(Damaged(path, str(error), aside=False))
+        return found, damaged
+
+    def _committed(self, job: str, path: Path) -> Manifest:
+        """Raises FileNotFoundError for what was never finished, IntegrityError, IncompatibleVersion, OSError."""
+        manifest = Manifest.read(manifest_path(path))
+        key = parse_shard_path(path.relative_to(self._directory(job)))
+        if (key, manifest.job) != (manifest.key, job):
+            raise IntegrityError(f"the manifest beside {path} is of another shard")
+        fd = open_stored(path)
+        try:
+            size = os.fstat(fd).st_size
+        finally:
+            os.close(fd)
+        if size != manifest.size:
+            raise IntegrityError(f"{path} is truncated: {size} of {manifest.size} bytes")
+        return manifest
 
     def path(self, job: str, key: ShardKey) -> Path:
         return self._directory(job) / shard_path(key)
@@ -73,7 +102,7 @@ class FileTier:
         try:
             with self.open(job, manifest.key) as mine:
                 return (mine.manifest.crc32c, mine.manifest.size) == (manifest.crc32c, manifest.size)
-        except (NotFound, IntegrityError, Conflict):
+        except HoldfastError:
             return False
 
     @contextmanager
@@ -138,16 +167,32 @@ class FileTier:
     def quarantine(self, job: str, key: ShardKey) -> None:
         path = self.path(job, key)
         set_aside(path, manifest_path(path))
+        self._bound_aside(job)
+
+    def _set_aside(self, job: str, path: Path, reason: str) -> Damaged:
+        try:
+            set_aside(path, manifest_path(path))
+            self._bound_aside(job)
+        except OSError as error:
+            return Damaged(path, f"{reason}; it cannot be moved: {error}", aside=False)
+        return Damaged(path, reason, aside=True)
+
+    def _bound_aside(self, job: str) -> None:
+        """The newest few of a job stay for a post-mortem, and no directories for the others."""
+        kept = sorted(find(self._directory(job), f"a*/s*/*{ASIDE}"), key=lambda path: path.lstat().st_ctime)
+        for path in kept[:-ASIDE_MAX]:
+            remove(path)
+            _remove_empty(path.parent)
 
     def delete(self, job: str, key: ShardKey) -> None:
         path = self.path(job, key)
-        manifest_path(path).unlink(missing_ok=True)  # first: a shard without a manifest is none
+        make_way(manifest_path(path))  # first: a shard without a manifest is none
         if self._warm is None:
-            path.unlink(missing_ok=True)
+            make_way(path)
         else:
             self._warm.keep(path)
         for left in find(path.parent, f".{path.name}.*"):
-            left.unlink(missing_ok=True)
+            remove(left)
         if _remove_empty(path.parent):
             _remove_empty(path.parent.parent)
 
@@ -172,15 +217,16 @@ class FileTier:
         return max(keys, key=lambda key: (key.attempt, key.step), default=None)
 
     def sweep(self, job: str) -> int:
-        """At start: remove what a crash left half-written. Returns how many files."""
+        """At start: remove what a crash left half-written. Returns how many files. What is no file, or not ours, stays."""
         swept = 0
         for path in find(self._directory(job), "a*/s*/*"):
             orphan = (path.suffix == ".shard" and not manifest_path(path).exists()) or (
                 path.suffix == ".json" and not path.with_suffix(".shard").exists()
             )
             if orphan or path.suffix in (".part", ".tmp"):
-                path.unlink(missing_ok=True)
-                swept += 1
+                with suppress(IsADirectoryError, PermissionError):
+                    path.unlink(missing_ok=True)
+                    swept += 1
         return swept
 
     def drop_unfinished(self, job: str, older_than: tuple[int, int]) -> None:
@@ -201,11 +247,13 @@ class FileTier:
 
 def _unlink_unclaimed(part: Path) -> None:
     try:
-        with part.open("rb") as file:
+        with open(open_stored(part), "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             part.unlink(missing_ok=True)
     except (FileNotFoundError, BlockingIOError):
         return  # committed, or still arriving
+    except (IntegrityError, PermissionError):
+        return  # nobody's transfer
 
 
 def _make_directories(root: Path, directory: Path) -> None:

@@ -8,17 +8,21 @@ header has moved on is stale and means nothing.
 
 from __future__ import annotations
 
-import shutil
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from holdfast.domain.errors import Conflict, HoldfastError, IncompatibleVersion, IntegrityError, NotFound
+from holdfast.domain.errors import Conflict, HoldfastError, IntegrityError, NotFound
 from holdfast.domain.generations import ShardKey
 from holdfast.replicator.checksum import Checksummer
 from holdfast.replicator.names import is_job_name, label
-from holdfast.replicator.tiers import OpenShard, find, set_aside
+from holdfast.replicator.tiers import Damaged, OpenShard, find, set_aside
 from holdfast.replicator.tiers.fresh import Seen
 from holdfast.shards import Header, Manifest, Reader, peek
 from holdfast.shards.crc import summarise
+from holdfast.shards.opening import open_stored, remove
 
 IMAGES_MAX = 256  # per job and node; the rest is ignored
 
@@ -41,18 +45,29 @@ class ImageTier:
         return sorted(filter(is_job_name, names))
 
     def scan(self, job: str) -> list[Seen]:
-        """What is there now: a page read per image."""
+        """What is there now: a page read per image. What is damaged is not listed, nor touched."""
         seen: list[Seen] = []
-        paths = find(self._root, f"{job}/w*/[!.]*.image")
-        paths += find(self._overflow, f"{job}/overflow/w*/[!.]*.image")
-        for path in paths[:IMAGES_MAX]:
-            try:
-                header = peek(path)
-            except (FileNotFoundError, IntegrityError, IncompatibleVersion):
-                continue  # replaced under us, or nothing that anybody could use: its worker will write over it
-            if header is not None:
-                seen.append(Seen(path, header))
+        for path in self._paths(job):
+            with suppress(OSError, HoldfastError):
+                if (header := peek(path)) is not None:
+                    seen.append(Seen(path, header))
         return seen
+
+    def look(self, job: str) -> tuple[list[Seen], list[Damaged]]:
+        """What is there now, and what is damaged: that is out of its worker's way afterwards, if it can be moved."""
+        seen: list[Seen] = []
+        damaged: list[Damaged] = []
+        for path in self._paths(job):
+            try:
+                if (header := peek(path)) is not None:
+                    seen.append(Seen(path, header))
+            except FileNotFoundError:
+                continue  # replaced under us
+            except IntegrityError:
+                damaged += _set_aside(path)
+            except (HoldfastError, OSError) as error:
+                damaged.append(Damaged(path, str(error), aside=False))
+        return seen, damaged
 
     def commit(self, job: str, seen: Seen) -> Manifest:
         """Checksum an image and write its manifest: from here on it is a checkpoint.
@@ -61,7 +76,7 @@ class ImageTier:
         Raises Conflict when it is being overwritten, IntegrityError when it is damaged.
         """
         with seen.open() as reader:
-            known = self._manifest(seen.path, reader.header)
+            known = self._manifest(job, seen.path, reader.header)
             if known is not None:
                 self._checksummer.verify(known, reader.data)
                 return known
@@ -74,13 +89,13 @@ class ImageTier:
             return manifest
 
     def shards(self, job: str) -> list[Manifest]:
-        found = (self._manifest(seen.path, seen.header) for seen in self.scan(job))
+        found = (self._manifest(job, seen.path, seen.header) for seen in self.scan(job))
         return [manifest for manifest in found if manifest is not None]
 
     def open(self, job: str, key: ShardKey) -> OpenShard:
         path = self._path(job, key)
         reader = Reader(path)
-        manifest = self._manifest(path, reader.header)
+        manifest = self._manifest(job, path, reader.header)
         if reader.key != key or manifest is None:
             reader.close()
             raise NotFound(f"{label(key)} is not in memory, or not committed yet")
@@ -98,7 +113,12 @@ class ImageTier:
 
     def forget(self, job: str) -> None:
         for directory in (*find(self._root, f"{job}/w*"), *find(self._overflow, f"{job}/overflow")):
-            shutil.rmtree(directory)
+            remove(directory)
+
+    def _paths(self, job: str) -> list[Path]:
+        paths = find(self._root, f"{job}/w*/[!.]*.image")
+        paths += find(self._overflow, f"{job}/overflow/w*/[!.]*.image")
+        return paths[:IMAGES_MAX]
 
     def _path(self, job: str, key: ShardKey) -> Path:
         for seen in self.scan(job):
@@ -107,13 +127,49 @@ class ImageTier:
         raise NotFound(f"{label(key)} is not in memory")
 
     @staticmethod
-    def _manifest(path: Path, header: Header) -> Manifest | None:
+    def _manifest(job: str, path: Path, header: Header) -> Manifest | None:
         """The manifest, when it is of exactly this save."""
         try:
             manifest = Manifest.read(_manifest_path(path))
-        except (FileNotFoundError, HoldfastError):
+        except (OSError, HoldfastError):
             return None
-        return manifest if manifest.describes(header) else None
+        return manifest if manifest.job == job and manifest.describes(header) else None
+
+
+def _set_aside(path: Path) -> list[Damaged]:
+    """Move a damaged image out of the way, unless somebody uses it by now."""
+    try:
+        with _for_ourselves(path):
+            try:
+                peek(path)
+            except IntegrityError as error:
+                return [_moved(path, str(error))]
+    except IntegrityError as error:  # no file at all
+        return [_moved(path, str(error))]
+    except (BlockingIOError, FileNotFoundError):
+        return []  # it is being written, read or replaced: by somebody who will find out
+    except (HoldfastError, OSError) as error:
+        return [Damaged(path, str(error), aside=False)]
+    return []
+
+
+def _moved(path: Path, reason: str) -> Damaged:
+    try:
+        set_aside(path, _manifest_path(path))
+    except OSError as error:
+        return Damaged(path, f"{reason}; it cannot be moved: {error}", aside=False)
+    return Damaged(path, reason, aside=True)
+
+
+@contextmanager
+def _for_ourselves(path: Path) -> Iterator[None]:
+    """Raises BlockingIOError when another holds it, and as `open_stored` does."""
+    fd = open_stored(path)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(fd)
 
 
 def _manifest_path(image: Path) -> Path:

@@ -14,6 +14,7 @@ from pathlib import Path
 from holdfast.domain.errors import Conflict, OutOfSpace
 from holdfast.replicator.tiers.warm import Pages, WarmFiles
 from holdfast.shards import CHUNK_BYTES, Manifest, Span
+from holdfast.shards.opening import move_aside
 
 PAGE = 4096
 # O_DIRECT is about 6× as fast as buffered writing and fsync for bulk, and does not flush the page cache of the training
@@ -45,7 +46,7 @@ class Part:
         self._part = path.with_name(f".{path.name}.{tag}.part")
         self._direct = -1
         again = warm is not None and warm.reuse(self._part, size)
-        self._fd = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._fd = _open_part(self._part)
         try:
             self._claim()
             self.found = not again and os.fstat(self._fd).st_size > 0
@@ -109,6 +110,8 @@ class Part:
         """fsync → rename → manifest. From here on the shard is listed."""
         try:
             os.fsync(self._fd)
+            if self.path.is_dir():  # whoever made it: a rename cannot take its place
+                move_aside(self.path)
             self._part.rename(self.path)
             fcntl.flock(self._fd, fcntl.LOCK_UN)  # before it is listed: whoever finds it may open it at once
             if self._pages is not None:
@@ -171,6 +174,13 @@ def aligned_buffer() -> memoryview:
 
 def manifest_path(shard: Path) -> Path:
     return shard.with_suffix(".json")
+
+
+def _open_part(path: Path) -> int:
+    """The file, new if there is none; what is no file is moved aside. Raises OSError."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        move_aside(path)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
 def _allocate(fd: int, path: Path, size: int) -> None:

@@ -1,0 +1,56 @@
+"""Opening a stored file, when anything may lie in its place."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from pathlib import Path
+
+from holdfast.domain.errors import IntegrityError
+
+ASIDE = ".corrupt"  # ends the name of what was moved out of the way
+_NO_FILE = (errno.EISDIR, errno.ELOOP, errno.ENXIO)
+
+
+def open_stored(path: Path, flags: int = os.O_RDONLY) -> int:
+    """A descriptor of a regular file.
+
+    Raises FileNotFoundError, IntegrityError for what is no file (a directory, a pipe, a link that leads nowhere), OSError for
+    what may be one and cannot be opened now.
+    """
+    try:
+        fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)  # or a pipe would be waited for
+    except OSError as error:
+        if error.errno in _NO_FILE or (error.errno == errno.ENOENT and path.is_symlink()):
+            raise IntegrityError(f"{path} is no file: {error.strerror}") from error
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise IntegrityError(f"{path} is no file")
+    return fd
+
+
+def make_way(path: Path) -> None:
+    """Remove the file at `path`, if there is one; a directory is moved aside. Raises OSError."""
+    try:
+        path.unlink(missing_ok=True)
+    except IsADirectoryError:
+        move_aside(path)
+
+
+def move_aside(path: Path) -> Path:
+    """Rename whatever is at `path`, in the place of what was moved aside there before. Raises FileNotFoundError, OSError."""
+    aside = path.with_name(f"{path.name}{ASIDE}")
+    if path.is_dir() or aside.is_dir():  # a rename replaces a file by a file only
+        remove(aside)
+    return path.rename(aside)
+
+
+def remove(path: Path) -> None:
+    """A file, or a directory with all that is in it, if there is one. Raises OSError."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
