@@ -14,7 +14,7 @@ from holdfast.domain.generations import ShardKey, ShardRecord
 from holdfast.domain.incidents import Action, Incident
 from holdfast.domain.job import CheckpointSpec, JobSpec, LaunchSpec, LimitSpec
 from holdfast.domain.mesh import Mesh
-from holdfast.domain.nodes import NodeFacts, RunningWorker
+from holdfast.domain.nodes import NodeFacts, RunningWorker, WorkerEnded
 from holdfast.domain.orders import (
     Hello,
     Inventory,
@@ -25,6 +25,8 @@ from holdfast.domain.orders import (
     RanksStepping,
     Report,
     Start,
+    StepReached,
+    WorkersChanged,
 )
 from holdfast.policy import JobView, default
 from holdfast.supervisor.core import Job, State, step, view
@@ -43,6 +45,7 @@ from holdfast.supervisor.protocol import (
     Record,
     Send,
     StepsCompleted,
+    StepSeen,
     TimerFired,
 )
 from holdfast.wire import records
@@ -77,6 +80,7 @@ class Fleet:
         self.decide = decide  # answer policy questions at once, by the default policy
         self.seq: dict[str, int] = {}
         self.life: dict[str, int] = {}
+        self.version: dict[str, int] = {}  # of the workers that a node reported
         self.finding_count = 0
         self.session = 0  # of the agents that report; 0 = not told
         for index in range(nodes):
@@ -171,6 +175,25 @@ class Fleet:
     def gone(self, *nodes: str) -> None:
         for node in nodes:
             self.fold(NodeGone(self.now, node, f"{node}-{self.life[node]}"))
+
+    def workers(
+        self, node: str, *ranks: int, generation: int | None = None, ended: tuple[WorkerEnded, ...] = ()
+    ) -> None:
+        """`node` reports its whole set of workers: these ranks of the newest generation."""
+        self.version[node] = self.version.get(node, 0) + 1
+        number = self.job.number if generation is None else generation
+        living = tuple(RunningWorker(JOB, number, rank, 100 + rank) for rank in ranks)
+        self.report(node, WorkersChanged(self.version[node], living, ended))
+
+    def all_live(self) -> None:
+        """Every node of the generation reports that all of its ranks live."""
+        assert self.job.generation is not None
+        for placement in self.job.generation.placements:
+            self.workers(placement.node, *placement.ranks)
+
+    def beat(self, step_number: int) -> None:
+        """Some node's beat says that its ranks have finished this step."""
+        self.fold(StepSeen(self.now, StepReached(JOB, self.job.number, step_number)))
 
     def report(self, node: str, report: Report) -> None:
         self.seq[node] += 1

@@ -33,6 +33,7 @@ STATE_STYLE = {
     "decided": "yellow",
     "stopping": "yellow",
     "cordoned": "magenta",
+    "unknown": "magenta",
     "failed": "red",
     "lost": "red",
     "delete": "red",

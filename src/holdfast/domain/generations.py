@@ -114,5 +114,8 @@ class Generation:
                 return placement.node
         raise LookupError(f"rank {rank} is not in generation {self.number} ({self.mesh})")
 
+    def placement_of(self, node: str) -> Placement | None:
+        return next((placement for placement in self.placements if placement.node == node), None)
+
     def slot_of(self, node: str) -> int | None:
         return next((p.slot for p in self.placements if p.node == node), None)

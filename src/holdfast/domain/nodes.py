@@ -76,3 +76,27 @@ class RunningWorker:
     generation: int
     rank: int
     pid: int
+    since: float = 0.0  # Unix seconds by the node's clock, when it was forked; 0 = not reported
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEnded:
+    """A rank that had been told to start and has ended. One of `exit_code` and `signal` is set, unless neither is known."""
+
+    job: str
+    generation: int
+    rank: int
+    exit_code: int | None = None
+    signal: int | None = None
+    ago_s: float = 0.0  # when the report was made, by the node's monotonic clock
+
+    @property
+    def well(self) -> bool:
+        return self.exit_code == 0
+
+    @property
+    def how(self) -> str:
+        """In words."""
+        if self.signal is not None:
+            return f"was ended by signal {self.signal}"
+        return "has ended" if self.exit_code is None else f"ended with exit code {self.exit_code}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from holdfast.domain.generations import Placement, RankRestore, ShardRecord, ShardSource, StoredStep
 from holdfast.domain.job import CheckpointSpec, ChecksSpec, HangSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
-from holdfast.domain.nodes import NodeFacts, Preflight, RunningWorker
+from holdfast.domain.nodes import NodeFacts, Preflight, RunningWorker, WorkerEnded
 
 # ---------------------------------------------------------------- supervisor → agent
 
@@ -109,6 +109,21 @@ class Hello:
     facts: NodeFacts
     running: tuple[RunningWorker, ...] = ()
     preflight: Preflight | None = None  # the newest; None = this node does not test itself
+    workers_version: int = 0  # of `running`, as in `WorkersChanged`; 0 = this agent does not report changes
+    ended: tuple[WorkerEnded, ...] = ()  # of the generations that still have workers here, and of the last one that had
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersChanged:
+    """Every worker process that this node has, whatever was ordered; replaces what was reported before.
+
+    Sent when the set has changed. Every beat carries the version of the newest one, so that a set that was lost on the way is
+    noticed and asked for again: comparing costs nothing while nothing changes.
+    """
+
+    version: int  # grows with every change, per incarnation
+    workers: tuple[RunningWorker, ...] = ()
+    ended: tuple[WorkerEnded, ...] = ()  # as in `Hello`
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,4 +186,13 @@ class Tested:
     preflight: Preflight
 
 
-Report = Hello | OrderDone | RanksStepping | RanksFinished | Inventory | Tested
+@dataclass(frozen=True, slots=True)
+class StepReached:
+    """The newest step that every rank of a node has finished; travels with beats, neither numbered nor acknowledged."""
+
+    job: str
+    generation: int
+    step: int
+
+
+Report = Hello | WorkersChanged | OrderDone | RanksStepping | RanksFinished | Inventory | Tested

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class AgentMessage(_message.Message):
-    __slots__ = ("seq", "traceparent", "hello", "order_done", "ranks_stepping", "ranks_finished", "inventory", "beat", "tested")
+    __slots__ = ("seq", "traceparent", "hello", "order_done", "ranks_stepping", "ranks_finished", "inventory", "beat", "tested", "workers_changed")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -18,6 +18,7 @@ class AgentMessage(_message.Message):
     INVENTORY_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
     TESTED_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_CHANGED_FIELD_NUMBER: _ClassVar[int]
     seq: int
     traceparent: str
     hello: Hello
@@ -27,7 +28,8 @@ class AgentMessage(_message.Message):
     inventory: Inventory
     beat: Beat
     tested: Tested
-    def __init__(self, seq: _Optional[int] = ..., traceparent: _Optional[str] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., order_done: _Optional[_Union[OrderDone, _Mapping]] = ..., ranks_stepping: _Optional[_Union[RanksStepping, _Mapping]] = ..., ranks_finished: _Optional[_Union[RanksFinished, _Mapping]] = ..., inventory: _Optional[_Union[Inventory, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., tested: _Optional[_Union[Tested, _Mapping]] = ...) -> None: ...
+    workers_changed: WorkersChanged
+    def __init__(self, seq: _Optional[int] = ..., traceparent: _Optional[str] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., order_done: _Optional[_Union[OrderDone, _Mapping]] = ..., ranks_stepping: _Optional[_Union[RanksStepping, _Mapping]] = ..., ranks_finished: _Optional[_Union[RanksFinished, _Mapping]] = ..., inventory: _Optional[_Union[Inventory, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., tested: _Optional[_Union[Tested, _Mapping]] = ..., workers_changed: _Optional[_Union[WorkersChanged, _Mapping]] = ...) -> None: ...
 
 class SupervisorMessage(_message.Message):
     __slots__ = ("welcome", "command", "ack", "saved_by_all")
@@ -42,10 +44,24 @@ class SupervisorMessage(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., command: _Optional[_Union[Command, _Mapping]] = ..., ack: _Optional[_Union[ReportAck, _Mapping]] = ..., saved_by_all: _Optional[_Union[SavedByAll, _Mapping]] = ...) -> None: ...
 
 class Beat(_message.Message):
-    __slots__ = ("at",)
+    __slots__ = ("at", "workers_version", "steps")
     AT_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     at: float
-    def __init__(self, at: _Optional[float] = ...) -> None: ...
+    workers_version: int
+    steps: _containers.RepeatedCompositeFieldContainer[StepReached]
+    def __init__(self, at: _Optional[float] = ..., workers_version: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[StepReached, _Mapping]]] = ...) -> None: ...
+
+class StepReached(_message.Message):
+    __slots__ = ("job", "generation", "step")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    generation: int
+    step: int
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class ReportAck(_message.Message):
     __slots__ = ("seq",)
@@ -244,19 +260,47 @@ class SetInterval(_message.Message):
     def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., from_step: _Optional[int] = ..., interval_steps: _Optional[int] = ...) -> None: ...
 
 class RunningWorker(_message.Message):
-    __slots__ = ("job", "generation", "rank", "pid")
+    __slots__ = ("job", "generation", "rank", "pid", "since")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     rank: int
     pid: int
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
+    since: float
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., since: _Optional[float] = ...) -> None: ...
+
+class WorkerEnded(_message.Message):
+    __slots__ = ("job", "generation", "rank", "exit_code", "signal", "ago_s")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    SIGNAL_FIELD_NUMBER: _ClassVar[int]
+    AGO_S_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    generation: int
+    rank: int
+    exit_code: int
+    signal: int
+    ago_s: float
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., ago_s: _Optional[float] = ...) -> None: ...
+
+class WorkersChanged(_message.Message):
+    __slots__ = ("version", "workers", "ended")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    workers: _containers.RepeatedCompositeFieldContainer[RunningWorker]
+    ended: _containers.RepeatedCompositeFieldContainer[WorkerEnded]
+    def __init__(self, version: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[WorkerEnded, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("node", "incarnation", "hostname", "address", "zone", "capacity", "replicator_endpoint", "agent_pid", "directory", "kernel_log", "version", "protocol_version", "running", "preflight")
+    __slots__ = ("node", "incarnation", "hostname", "address", "zone", "capacity", "replicator_endpoint", "agent_pid", "directory", "kernel_log", "version", "protocol_version", "running", "preflight", "workers_version", "ended")
     NODE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HOSTNAME_FIELD_NUMBER: _ClassVar[int]
@@ -271,6 +315,8 @@ class Hello(_message.Message):
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     PREFLIGHT_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
     node: str
     incarnation: str
     hostname: str
@@ -285,7 +331,9 @@ class Hello(_message.Message):
     protocol_version: int
     running: _containers.RepeatedCompositeFieldContainer[RunningWorker]
     preflight: _types_pb2.Preflight
-    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., hostname: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., capacity: _Optional[int] = ..., replicator_endpoint: _Optional[str] = ..., agent_pid: _Optional[int] = ..., directory: _Optional[str] = ..., kernel_log: _Optional[str] = ..., version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., running: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ..., preflight: _Optional[_Union[_types_pb2.Preflight, _Mapping]] = ...) -> None: ...
+    workers_version: int
+    ended: _containers.RepeatedCompositeFieldContainer[WorkerEnded]
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., hostname: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., capacity: _Optional[int] = ..., replicator_endpoint: _Optional[str] = ..., agent_pid: _Optional[int] = ..., directory: _Optional[str] = ..., kernel_log: _Optional[str] = ..., version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., running: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ..., preflight: _Optional[_Union[_types_pb2.Preflight, _Mapping]] = ..., workers_version: _Optional[int] = ..., ended: _Optional[_Iterable[_Union[WorkerEnded, _Mapping]]] = ...) -> None: ...
 
 class PhaseTime(_message.Message):
     __slots__ = ("name", "seconds")

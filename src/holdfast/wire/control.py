@@ -8,7 +8,7 @@ from typing import assert_never
 from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.generations import Placement
 from holdfast.domain.job import CheckpointSpec, LaunchSpec
-from holdfast.domain.nodes import PROTOCOL_VERSION, NodeFacts, RunningWorker
+from holdfast.domain.nodes import PROTOCOL_VERSION, NodeFacts, RunningWorker, WorkerEnded
 from holdfast.domain.orders import (
     CheckpointNow,
     Hello,
@@ -21,9 +21,11 @@ from holdfast.domain.orders import (
     Report,
     SetInterval,
     Start,
+    StepReached,
     Stop,
     Tested,
     Warm,
+    WorkersChanged,
 )
 from holdfast.v1 import control_pb2 as pb
 from holdfast.wire import types
@@ -220,9 +222,14 @@ def _decode_launch(message: pb.LaunchSpec) -> LaunchSpec:
 # ---------------------------------------------------------------- agent → supervisor
 
 
-def encode_beat(at: float) -> pb.AgentMessage:
+def encode_beat(at: float, workers_version: int = 0, steps: Iterable[StepReached] = ()) -> pb.AgentMessage:
     """A sign of life; not numbered and not acknowledged."""
-    return pb.AgentMessage(beat=pb.Beat(at=at))
+    reached = [pb.StepReached(job=each.job, generation=each.generation, step=each.step) for each in steps]
+    return pb.AgentMessage(beat=pb.Beat(at=at, workers_version=workers_version, steps=reached))
+
+
+def decode_steps_reached(beat: pb.Beat) -> tuple[StepReached, ...]:
+    return tuple(StepReached(each.job, each.generation, each.step) for each in beat.steps)
 
 
 def encode_report(report: Report, seq: int, traceparent: str = "") -> pb.AgentMessage:
@@ -269,6 +276,12 @@ def encode_report(report: Report, seq: int, traceparent: str = "") -> pb.AgentMe
                     job=report.job,
                     shards=[types.encode_shard_record(shard) for shard in report.shards],
                     stored=types.encode_stored(report.stored),
+                )
+            )
+        case WorkersChanged():
+            message.workers_changed.CopyFrom(
+                pb.WorkersChanged(
+                    version=report.version, workers=_encode_workers(report.workers), ended=_encode_ended(report.ended)
                 )
             )
         case Tested():
@@ -322,6 +335,9 @@ def decode_report(message: pb.AgentMessage) -> Report:
                 shards=tuple(types.decode_shard_record(shard) for shard in inventory.shards),
                 stored=types.decode_stored(inventory.stored),
             )
+        case "workers_changed":
+            changed = message.workers_changed
+            return WorkersChanged(changed.version, _decode_workers(changed.workers), _decode_ended(changed.ended))
         case "tested":
             return Tested(PREFLIGHT.decode(message.tested.preflight))
         case kind:
@@ -345,6 +361,8 @@ def _encode_hello(hello: Hello) -> pb.Hello:
         protocol_version=facts.protocol_version,
         running=_encode_workers(hello.running),
         preflight=PREFLIGHT.encode(hello.preflight) if hello.preflight is not None else None,
+        workers_version=hello.workers_version,
+        ended=_encode_ended(hello.ended),
     )
 
 
@@ -370,19 +388,57 @@ def _decode_hello(message: pb.Hello) -> Hello:
         facts=facts,
         running=_decode_workers(message.running),
         preflight=PREFLIGHT.decode(message.preflight) if message.HasField("preflight") else None,
+        workers_version=message.workers_version,
+        ended=_decode_ended(message.ended),
     )
 
 
 def _encode_workers(workers: Iterable[RunningWorker]) -> list[pb.RunningWorker]:
     return [
-        pb.RunningWorker(job=worker.job, generation=worker.generation, rank=worker.rank, pid=worker.pid)
+        pb.RunningWorker(
+            job=worker.job, generation=worker.generation, rank=worker.rank, pid=worker.pid, since=worker.since
+        )
         for worker in workers
     ]
 
 
 def _decode_workers(messages: Iterable[pb.RunningWorker]) -> tuple[RunningWorker, ...]:
     return tuple(
-        RunningWorker(job=message.job, generation=message.generation, rank=message.rank, pid=message.pid)
+        RunningWorker(
+            job=message.job,
+            generation=message.generation,
+            rank=message.rank,
+            pid=message.pid,
+            since=types.check_time(message.since, "worker.since"),
+        )
+        for message in messages
+    )
+
+
+def _encode_ended(ended: Iterable[WorkerEnded]) -> list[pb.WorkerEnded]:
+    return [
+        pb.WorkerEnded(
+            job=each.job,
+            generation=each.generation,
+            rank=each.rank,
+            exit_code=each.exit_code,
+            signal=each.signal,
+            ago_s=each.ago_s,
+        )
+        for each in ended
+    ]
+
+
+def _decode_ended(messages: Iterable[pb.WorkerEnded]) -> tuple[WorkerEnded, ...]:
+    return tuple(
+        WorkerEnded(
+            job=message.job,
+            generation=message.generation,
+            rank=message.rank,
+            exit_code=message.exit_code if message.HasField("exit_code") else None,
+            signal=message.signal if message.HasField("signal") else None,
+            ago_s=types.check_time(message.ago_s, "ended.ago_s"),
+        )
         for message in messages
     )
 

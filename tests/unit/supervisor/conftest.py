@@ -39,7 +39,7 @@ class Api:
         state = self.picture.state
         for event in events:
             state, _ = step(state, event)
-        self.picture = Picture(state, self.picture.workers, leading=True)
+        self.picture = Picture(state, leading=True)
 
     def node(self, name: str, *, at: float = 1000.0) -> None:
         self.folded += 1

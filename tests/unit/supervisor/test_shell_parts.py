@@ -9,14 +9,12 @@ from typing import Any
 
 import anyio
 import pytest
-from supervising import crash, facts, job_body
+from supervising import crash, job_body
 from waiting import VIRTUAL_TIME
 
 from holdfast.domain.errors import Conflict, InvalidSpec, NotFound, Unavailable
 from holdfast.domain.findings import StepRecord
 from holdfast.domain.incidents import ActionKind
-from holdfast.domain.nodes import RunningWorker
-from holdfast.domain.orders import Hello, OrderDone
 from holdfast.log.memory import MemoryLog
 from holdfast.log.names import EVENTS, FINDINGS, INBOX, STEPS, SUPERVISOR_GROUP
 from holdfast.log.protocol import Delivery, Entry
@@ -25,7 +23,6 @@ from holdfast.supervisor.core import State
 from holdfast.supervisor.fold import Folder
 from holdfast.supervisor.inbox import InboxWriter, request_entry
 from holdfast.supervisor.intake import Input, take
-from holdfast.supervisor.picture import Workers
 from holdfast.supervisor.policy_runner import DEFAULT, PolicyRunner
 from holdfast.supervisor.policy_script import sample_incidents, sample_job
 from holdfast.supervisor.protocol import (
@@ -33,7 +30,6 @@ from holdfast.supervisor.protocol import (
     FindingArrived,
     JobStopRequested,
     JobSubmitted,
-    NodeReported,
     ResizeRequested,
     SetTimer,
     StepsCompleted,
@@ -214,19 +210,6 @@ def test_equal_requests_have_equal_fingerprints() -> None:
     assert fingerprint(JobSubmitted(1.0, spec, "a")) == fingerprint(JobSubmitted(2.0, spec, "b"))
     assert fingerprint(JobStopRequested(1.0, "a", "r")) != fingerprint(JobStopRequested(1.0, "a", "r", save=False))
     assert request_entry(submit()).id == "op-1"
-
-
-def test_pids_follow_reports() -> None:
-    workers = Workers()
-    old, new = RunningWorker("gpt", 1, 0, 10), RunningWorker("gpt", 2, 0, 20)
-    workers.tell(NodeReported(1.0, "n1", "i", 1, Hello(facts("n1"), (old, RunningWorker("other", 1, 0, 5)))))
-    workers.tell(NodeReported(1.0, "n1", "i", 2, OrderDone("c", ok=True, workers=(new,))))
-    workers.tell(NodeReported(1.0, "n1", "i", 3, OrderDone("d", ok=True)))
-    assert workers.pid("n1", "gpt", 2, 0) == 20
-    assert workers.pid("n1", "gpt", 1, 0) is None
-    assert workers.pid("n1", "other", 1, 0) == 5
-    workers.tell(NodeReported(1.0, "n1", "j", 4, Hello(facts("n1", "j"))))
-    assert workers.pid("n1", "gpt", 2, 0) is None
 
 
 # ---------------------------------------------------------------- policies

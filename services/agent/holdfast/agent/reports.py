@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from holdfast.domain.orders import Hello, Inventory, Report
+from holdfast.domain.orders import Hello, Inventory, Report, WorkersChanged
 
 WAITING_MAX = 1024
 
@@ -23,7 +23,7 @@ class Numbered:
 
 
 class Reports:
-    """A queue of reports. Inventories replace each other; the rest is kept until acknowledged."""
+    """A queue of reports. Those that say what the node has now replace each other; the rest is kept until acknowledged."""
 
     def __init__(self) -> None:
         self._seq = 0
@@ -36,10 +36,8 @@ class Reports:
 
     def add(self, report: Report) -> None:
         """Raises RuntimeError when thousands wait: the supervisor asked for none of it, so something here runs wild."""
-        if isinstance(report, Inventory):
-            superseded = [r for r in self._waiting if isinstance(r, Inventory) and r.job == report.job]
-            for old in superseded:
-                self._waiting.remove(old)
+        for old in [waiting for waiting in self._waiting if _replaces(report, waiting)]:
+            self._waiting.remove(old)
         if len(self._waiting) >= WAITING_MAX:
             raise RuntimeError(f"{WAITING_MAX} reports wait for the supervisor, the newest {report!r}")
         self._waiting.append(report)
@@ -60,9 +58,20 @@ class Reports:
 
     def greet(self, hello: Hello, inventories: Iterable[Inventory] = ()) -> None:
         """A new session: `hello` first, then everything that was not acknowledged, in order, then what is held here."""
-        again = [numbered.report for numbered in self._sent if not isinstance(numbered.report, Hello)]
+        # Hello carries the workers as they are now: an older set, sent after it, would be taken for a newer one.
+        again = [each.report for each in self._sent if not isinstance(each.report, Hello | WorkersChanged)]
         self._sent.clear()
-        newer = list(self._waiting)
+        newer = [report for report in self._waiting if not isinstance(report, WorkersChanged)]
         self._waiting.clear()
         for report in (hello, *again, *newer, *inventories):
             self.add(report)
+
+
+def _replaces(report: Report, waiting: Report) -> bool:
+    match report, waiting:
+        case Inventory(), Inventory():
+            return report.job == waiting.job
+        case WorkersChanged(), WorkersChanged():
+            return True
+        case _:
+            return False

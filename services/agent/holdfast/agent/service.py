@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import socket
+import time
 import uuid
 from collections.abc import Mapping
 from functools import partial
@@ -42,6 +43,8 @@ from holdfast.domain.orders import Hello, Order, Prepare, Report
 from holdfast.domain.signals import NodeSignal
 from holdfast.runtime import metrics, ready, telemetry
 from holdfast.runtime.service import guarded
+from holdfast.v1.control_pb2 import AgentMessage
+from holdfast.wire.control import encode_beat
 
 
 async def serve(settings: AgentSettings) -> None:
@@ -70,7 +73,12 @@ async def _run(settings: AgentSettings, ledger: Ledger, tasks: TaskGroup) -> Non
 
     def hello() -> Hello:
         tested = preflights.newest if settings.preflight_every_s else None
-        return Hello(_facts(settings, incarnation, replicator.endpoint), pool.running(), tested)
+        roll = pool.roll
+        facts = _facts(settings, incarnation, replicator.endpoint)
+        return Hello(facts, pool.running(), tested, roll.version, roll.ended)
+
+    def beat() -> AgentMessage:
+        return encode_beat(time.time(), pool.roll.version, pool.steps())
 
     async def carry_out(order: Order) -> Outcome:
         if isinstance(order, Prepare):
@@ -138,6 +146,7 @@ async def _run(settings: AgentSettings, ledger: Ledger, tasks: TaskGroup) -> Non
         on_diagnostics=uplink.use,
         on_peers=preflights.know_peers,
         on_saved_by_all=replicator.retain,
+        beat=beat,
         tls=settings.tls,
     )
     guarded(tasks, "workers", pool.run)

@@ -38,8 +38,8 @@ _Call = grpc.aio.StreamStreamCall[pb.AgentMessage, pb.SupervisorMessage]
 
 
 class Session:
-    """`hello` and `inventories` are asked at the start of every session; `on_diagnostics` hears where telemetry goes,
-    `on_peers` where some other nodes' replicators are, `on_saved_by_all` which step every node has.
+    """`hello` and `inventories` are asked at the start of every session, `beat` twice a second; `on_diagnostics` hears where
+    telemetry goes, `on_peers` where some other nodes' replicators are, `on_saved_by_all` which step every node has.
 
     What this node holds is told to every leader anew: what the last one knew may be hundreds of steps old.
     """
@@ -55,6 +55,7 @@ class Session:
         on_diagnostics: Callable[[Sequence[str]], None],
         on_peers: Callable[[Sequence[str]], None],
         on_saved_by_all: Callable[[SavedByAll], None],
+        beat: Callable[[], pb.AgentMessage] = lambda: encode_beat(time.time()),
         tls: Tls | None = None,
     ) -> None:
         self._endpoints = tuple(endpoints)
@@ -65,6 +66,7 @@ class Session:
         self._on_diagnostics = on_diagnostics
         self._on_peers = on_peers
         self._on_saved_by_all = on_saved_by_all
+        self._beat = beat
         self._tls = tls
         self._news = anyio.Event()
         self._welcomed = False
@@ -123,16 +125,18 @@ class Session:
             call.cancel()
 
     async def _speak(self, call: _Call) -> None:
-        """Hello, then every report as it comes, and a beat when there has been none."""
+        """Hello, then every report as it comes, and a beat every `BEAT_S`: it says more than that the agent lives."""
         self._reports.greet(self._hello(), self._inventories())
+        beat_at = anyio.current_time() + BEAT_S
         while True:
             while (numbered := self._reports.take()) is not None:
                 await write(call, encode_report(numbered.report, numbered.seq))
-            with anyio.move_on_after(BEAT_S) as silence:
+            with anyio.move_on_at(beat_at):
                 await self._news.wait()
             self._news = anyio.Event()
-            if silence.cancelled_caught:
-                await write(call, encode_beat(time.time()))
+            if anyio.current_time() >= beat_at:
+                await write(call, self._beat())
+                beat_at = anyio.current_time() + BEAT_S
 
     async def _hear_welcome(self, call: _Call) -> None:
         """The leader's greeting. Raises `Unavailable` when there is none, or when it comes from a leader of the past."""

@@ -21,7 +21,7 @@ from holdfast.supervisor.protocol import NodeReported
 from holdfast.supervisor.sessions import AgentSession, Refused, Sessions
 from holdfast.v1 import control_pb2 as pb
 from holdfast.v1 import control_pb2_grpc as pb_grpc
-from holdfast.wire.control import decode_report, encode_ack, encode_welcome
+from holdfast.wire.control import decode_report, decode_steps_reached, encode_ack, encode_welcome
 
 SERVICE = "holdfast.v1.Control"
 HELLO_TIMEOUT_S = 5.0
@@ -86,7 +86,9 @@ class ControlServicer(pb_grpc.ControlServicer):
             self._take(sessions, session, first)
             async for message in messages:
                 session.heard()
-                if message.WhichOneof("report") != "beat":
+                if message.WhichOneof("report") == "beat":
+                    session.beat(message.beat.workers_version, decode_steps_reached(message.beat))
+                else:
                     self._take(sessions, session, message)
                     await sessions.inbox.wait_for_room()
         except HoldfastError as error:

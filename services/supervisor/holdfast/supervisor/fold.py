@@ -16,14 +16,12 @@ from holdfast.supervisor import snapshot
 from holdfast.supervisor.core import Batch, State
 from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.intake import Input, epitaph
-from holdfast.supervisor.picture import Workers
 from holdfast.supervisor.protocol import (
     Answer,
     CheckpointRequested,
     Command,
     Event,
     IncidentChanged,
-    NodeReported,
     Publish,
 )
 from holdfast.supervisor.published import OperationDone, Published
@@ -61,7 +59,6 @@ class Folder:
         """`committed`: what the parts of the snapshot amount to now; None = there are none, so all of them are written."""
         self.state = state
         self._committed = committed
-        self.workers = Workers()
         self._epoch = epoch
         self._written = 0
         self._at = 0.0
@@ -118,8 +115,6 @@ class Folder:
             self._fold_request(batch, each.event)
             return
         self._step(batch, each.event)
-        if isinstance(each.event, NodeReported):
-            self.workers.tell(each.event)
 
     def _fold_request(self, batch: _Batch, request: OperatorRequest) -> None:
         if self.knows(request.operation):

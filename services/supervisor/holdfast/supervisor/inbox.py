@@ -62,6 +62,11 @@ class InboxWriter:
         self._waiting.append(_Waiting(entry, written))
         self._news.set()
 
+    @property
+    def waiting(self) -> bool:
+        """Something does not stand in the log yet."""
+        return bool(self._waiting)
+
     async def wait_for_room(self) -> None:
         while len(self._waiting) >= WAITING_MAX:
             await self._room.wait()

@@ -1,52 +1,23 @@
-"""What those who ask are shown: the state, the processes behind its ranks, and the newest finished steps."""
+"""What those who ask are shown: the state, how sure it is, and the newest finished steps."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import anyio
 
 from holdfast.domain.findings import StepRecord
-from holdfast.domain.nodes import RunningWorker
-from holdfast.domain.orders import Hello, OrderDone
 from holdfast.log.names import LEADER_LEASE
 from holdfast.log.protocol import FencedLog
 from holdfast.supervisor import snapshot
-from holdfast.supervisor.core import State
-from holdfast.supervisor.protocol import NodeReported
+from holdfast.supervisor.core import Job, State
 
 RECENT_STEPS_MAX = 32  # per job: what a rate is taken over
 JOBS_MAX = 1000
-NODES_MAX = 100_000
+CONFIRMED_S = 5.0  # agents say something twice a second
 SNAPSHOT_AGE_MAX_S = 0.2  # a standby's picture is this old at most
-
-
-class Workers:
-    """Which process runs which rank, from what agents report. A new leader hears it again in each node's Hello."""
-
-    def __init__(self) -> None:
-        self._by_node: dict[str, tuple[RunningWorker, ...]] = {}
-
-    def tell(self, event: NodeReported) -> None:
-        match event.report:
-            case Hello(running=running):
-                self._by_node[event.node] = running
-            case OrderDone(workers=workers) if workers:
-                jobs = {worker.job for worker in workers}
-                others = (each for each in self._by_node.get(event.node, ()) if each.job not in jobs)
-                self._by_node[event.node] = (*others, *workers)
-            case _:
-                pass
-        while len(self._by_node) > NODES_MAX:
-            del self._by_node[next(iter(self._by_node))]
-
-    def pid(self, node: str, job: str, generation: int, rank: int) -> int | None:
-        for worker in self._by_node.get(node, ()):
-            if (worker.job, worker.generation, worker.rank) == (job, generation, rank):
-                return worker.pid
-        return None
 
 
 class Progress:
@@ -88,9 +59,37 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
+    """The state, and how long ago each node's agent said anything: the leader has the sessions, a standby only the state."""
+
     state: State
-    workers: Workers = field(default_factory=Workers)
     leading: bool = False
+    at: float = 0.0  # Unix seconds, when it was taken
+    heard_s_ago: Callable[[str], float | None] | None = None
+
+    def unconfirmed_since(self, job: Job) -> dict[str, float]:
+        """Nodes of a running generation whose agents have not said within `CONFIRMED_S` that all of its ranks live, and since
+        when (Unix seconds); empty when the run is confirmed."""
+        if job.running is None:
+            return {}
+        silent = {}
+        for name in job.running.nodes:
+            since = self._unconfirmed(name)
+            if since is None:
+                since = job.absent.get(name)
+            if since is not None:
+                silent[name] = since
+        return silent
+
+    def _unconfirmed(self, name: str) -> float | None:
+        node = self.state.nodes.get(name)
+        if node is None or not node.connected:
+            return node.gone_at if node is not None else 0.0
+        if self.heard_s_ago is None:
+            return None
+        ago_s = self.heard_s_ago(name)
+        if ago_s is None:  # connected as the last leader knew it
+            return node.connected_at
+        return self.at - ago_s if ago_s > CONFIRMED_S else None
 
 
 Live = Callable[[], Picture | None]

@@ -14,7 +14,7 @@ from holdfast.domain.generations import Generation, StoredStep
 from holdfast.domain.incidents import Action, Incident
 from holdfast.domain.job import JobSpec
 from holdfast.domain.nodes import NodeState
-from holdfast.domain.orders import Order, Report
+from holdfast.domain.orders import Order, Report, StepReached
 from holdfast.domain.replication import SavedByAll
 
 
@@ -134,6 +134,15 @@ class StepsCompleted:
 
 
 @dataclass(frozen=True, slots=True)
+class StepSeen:
+    """A node's beat says how far its ranks have come. Not from the log: said only when the core needs to know, and lost with
+    the leader."""
+
+    at: float
+    reached: StepReached
+
+
+@dataclass(frozen=True, slots=True)
 class FindingArrived:
     at: float
     finding: Finding
@@ -177,6 +186,7 @@ Event = (
     | NodeReported
     | NodeGone
     | StepsCompleted
+    | StepSeen
     | FindingArrived
     | PolicyAnswered
     | BreakerResetRequested

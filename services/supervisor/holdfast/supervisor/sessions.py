@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import anyio
@@ -13,7 +13,7 @@ import structlog
 
 from holdfast.domain.errors import HoldfastError
 from holdfast.domain.nodes import PROTOCOL_VERSION, NodeFacts
-from holdfast.domain.orders import Order
+from holdfast.domain.orders import Order, StepReached
 from holdfast.domain.replication import SavedByAll
 from holdfast.supervisor.inbox import InboxWriter, gone_entry
 from holdfast.supervisor.meters import Latencies
@@ -25,6 +25,7 @@ from holdfast.wire.retention import encode_saved_by_all
 ALIVE_S = 1.5  # agents say something every 0.5 s; one that has been silent for this long may be replaced
 OUTGOING_MAX = 1024  # messages that an agent does not read
 PEERS_MAX = 4  # that an agent is told to test its network with
+DIFFERS_S = 3.0  # a report is on its way for less, unless the log is away
 NUMBERS_PER_EPOCH = 10**9  # session numbers grow over all terms: a later one of a node is always the higher
 
 log = structlog.get_logger("holdfast.supervisor.sessions")
@@ -56,11 +57,17 @@ class AgentSession:
         self.end: End | None = None
         self.ended = anyio.Event()
         self.heard_at_s = anyio.current_time()
+        self.workers_version = 0  # of the workers that run there, as its newest beat says; 0 = not reported
+        self.steps: tuple[StepReached, ...] = ()  # how far they have come, likewise
+        self.differs_since_s: float | None = None  # what was reported in full is not what the beats say
         self._outgoing: deque[pb.SupervisorMessage] = deque()
         self._news = anyio.Event()
 
     def heard(self) -> None:
         self.heard_at_s = anyio.current_time()
+
+    def beat(self, workers_version: int, steps: tuple[StepReached, ...]) -> None:
+        self.workers_version, self.steps = workers_version, steps
 
     @property
     def alive(self) -> bool:
@@ -149,6 +156,32 @@ class Sessions:
         """Whoever has no session now does without it."""
         if (session := self._by_node.get(node)) is not None:
             session.offer(encode_saved_by_all(self.epoch, word))
+
+    def compare(self, reported: Callable[[str], int]) -> None:
+        """End the sessions of agents whose beats name other workers than were `reported` in full, node → version: a report
+        was lost. The agent opens a new one, and Hello carries everything."""
+        now = anyio.current_time()
+        for session in list(self._by_node.values()):
+            if not session.workers_version or session.workers_version == reported(session.node):
+                session.differs_since_s = None
+            elif session.differs_since_s is None:
+                session.differs_since_s = now
+            elif now - session.differs_since_s >= DIFFERS_S:
+                session.close(
+                    grpc.StatusCode.ABORTED,
+                    f"{session.node} runs other workers (version {session.workers_version}) than it reported in full "
+                    f"(version {reported(session.node)}): a report was lost, and a new session carries all of it",
+                )
+
+    def steps(self) -> Iterator[StepReached]:
+        """What the newest beats say of the steps, node after node."""
+        for session in self._by_node.values():
+            yield from session.steps
+
+    def heard_s_ago(self, node: str) -> float | None:
+        """Seconds since the node's agent last said anything; None when it has no session."""
+        session = self._by_node.get(node)
+        return None if session is None else anyio.current_time() - session.heard_at_s
 
     def close_all(self, message: str) -> None:
         """The term is over. Agents keep training and look for the next leader."""

@@ -23,7 +23,7 @@ from holdfast.domain.errors import HoldfastError, StaleEpoch, Unavailable
 from holdfast.log.names import LEADER_LEASE, SUPERVISOR_GROUP
 from holdfast.log.protocol import FencedLog, Lease
 from holdfast.runtime.service import guarded
-from holdfast.supervisor import announce, snapshot, tracing
+from holdfast.supervisor import announce, beats, snapshot, tracing
 from holdfast.supervisor.core import State, view
 from holdfast.supervisor.fold import Folded, Folder
 from holdfast.supervisor.history import History
@@ -42,6 +42,7 @@ from holdfast.supervisor.protocol import (
     Publish,
     Send,
     SetTimer,
+    StepSeen,
     Tell,
     TimerFired,
 )
@@ -55,6 +56,7 @@ from holdfast.supervisor.timers import Timers
 CONSUMER = "leader"
 BATCH_MAX = 256
 BATCHES_AHEAD = 2
+BEATS_S = 1.0
 
 log = structlog.get_logger("holdfast.supervisor.term")
 
@@ -114,7 +116,8 @@ class Term:
         """None until the state has been loaded."""
         if self._folder is None:
             return None
-        return Picture(self._folder.state, self._folder.workers, leading=True)
+        heard = self.sessions.heard_s_ago
+        return Picture(self._folder.state, leading=True, at=self._clock(), heard_s_ago=heard)
 
     async def run(self) -> None:
         """Until the lease or the log is lost: raises `LeaseLost`, `StaleEpoch` or `Unavailable`, in a group."""
@@ -125,6 +128,7 @@ class Term:
                 await self._begin()
                 guarded(tasks, "inbox", self._inbox.run)
                 guarded(tasks, "timers", lambda: self._timers.run(self._on_timer))
+                guarded(tasks, "beats", self._look_at_beats)
                 guarded(tasks, "streams", self._read_streams)
                 guarded(tasks, "fold", self._fold)
         finally:
@@ -186,6 +190,21 @@ class Term:
             self._news.set()
             while len(self._read) >= BATCHES_AHEAD:
                 await self._room.wait()
+
+    async def _look_at_beats(self) -> None:
+        """What agents' beats say against what the state says. A beat is not logged: most of them change nothing."""
+        while True:
+            await anyio.sleep(BEATS_S)
+            assert self._folder is not None
+            if not (self._read or self._inbox.waiting):  # else the state is behind what was reported
+                self.sessions.compare(self._reported_version)
+            for reached in beats.steps_to_fold(self.sessions.steps(), self._folder.state, self._clock()):
+                self._say(Input(StepSeen(self._clock(), reached)))
+
+    def _reported_version(self, node: str) -> int:
+        assert self._folder is not None
+        known = self._folder.state.nodes.get(node)
+        return known.workers_version if known is not None else 0
 
     def _say(self, each: Input) -> None:
         self._internal.append(each)

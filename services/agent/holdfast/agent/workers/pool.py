@@ -21,6 +21,7 @@ from holdfast.agent.workers.inbox import NotesInbox
 from holdfast.agent.workers.keeper import TemplateKeeper
 from holdfast.agent.workers.logs import WorkerLogs, open_log
 from holdfast.agent.workers.notes import MissedNote, Note
+from holdfast.agent.workers.roll import Roll
 from holdfast.agent.workers.standstill import StandstillWatch
 from holdfast.agent.workers.template import Template, TemplateKey
 from holdfast.agent.workers.worker import Worker, WorkerIdentity
@@ -28,7 +29,7 @@ from holdfast.domain import worker as worker_protocol
 from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, NotFound, Unavailable
 from holdfast.domain.job import LaunchSpec
 from holdfast.domain.nodes import RunningWorker
-from holdfast.domain.orders import Prepare, Report
+from holdfast.domain.orders import Prepare, Report, StepReached
 from holdfast.domain.replication import StagedShard
 from holdfast.domain.signals import NodeSignal
 from holdfast.runtime.service import guarded
@@ -69,6 +70,7 @@ class WorkerPool:
         self._inbox = NotesInbox(site.notes, self._take_note)
         self._standstill = StandstillWatch(node=node, generations=lambda: list(self._generations.values()), emit=emit)
         self._generations: dict[tuple[str, int], LocalGeneration] = {}
+        self.roll = Roll(self.running, report)
         self._steps_dropped = 0  # by generations that are over
         self._tasks: TaskGroup | None = None
         self._keeper: TemplateKeeper | None = None
@@ -83,6 +85,7 @@ class WorkerPool:
             guarded(tasks, "worker notes", self._inbox.run)
             guarded(tasks, "worker logs", self._bound_logs)
             guarded(tasks, "standstill", self._standstill.run)
+            guarded(tasks, "worker roll", self.roll.run)
             tasks.start_soon(self._warm_at_start, name="first template")
             try:
                 await anyio.sleep_forever()
@@ -126,6 +129,7 @@ class WorkerPool:
         if key in self._generations:
             raise Conflict(f"generation {order.generation} of {order.job} has workers here already")
         self._generations[key] = generation
+        self.roll.begin(order.job, order.generation)
         try:
             if order.placement.first_rank == 0:
                 generation.master = reserve_port()
@@ -200,6 +204,15 @@ class WorkerPool:
 
     def running(self) -> tuple[RunningWorker, ...]:
         return tuple(worker.running for generation in self._generations.values() for worker in generation.alive)
+
+    def steps(self) -> tuple[StepReached, ...]:
+        """How far the generations have come that run here and report their steps."""
+        going_on = [each for each in self._generations.values() if not each.stopping and each.alive]
+        return tuple(
+            StepReached(each.order.job, each.order.generation, each.progress.newest_common_step)
+            for each in going_on
+            if each.progress is not None and not each.progress.silent
+        )
 
     def generations(self, job: str) -> tuple[int, ...]:
         """Numbers of the generations with workers here."""
@@ -288,13 +301,17 @@ class WorkerPool:
         finally:
             os.close(log_fd)
         generation.workers[rank] = worker
+        self.roll.changed()
         assert self._tasks is not None  # a template exists only while `run` does
         self._tasks.start_soon(partial(self._watch, generation, worker), name=f"rank {rank}")
 
     async def _watch(self, generation: LocalGeneration, worker: Worker) -> None:
         with anyio.CancelScope(shield=True):  # ends with the process, which `run` ends before it returns
             how = await worker.watch()
+        self.roll.changed()
         if generation.started_at is not None:
+            if not worker.expected:
+                self.roll.add_ended(worker, how)
             self._take_last_words(generation)
             self._emit(generation.exited(worker, how))
             if (finished := generation.finished()) is not None:

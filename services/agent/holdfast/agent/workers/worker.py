@@ -41,6 +41,7 @@ class Worker:
     def __init__(self, identity: WorkerIdentity, control: socket.socket) -> None:
         self.identity = identity
         self.pid = 0
+        self.since = 0.0  # Unix seconds, when it was forked
         self.expected = False  # the agent told it to stop: its end is no fault
         self.gone = anyio.Event()
         self.exit: Exit | None = None
@@ -79,11 +80,13 @@ class Worker:
         finally:
             theirs.close()
         worker.pid, worker._pidfd = forked.pid, forked.pidfd
+        worker.since = time.time()
         return worker
 
     @property
     def running(self) -> RunningWorker:
-        return RunningWorker(self.identity.job, self.identity.generation, self.identity.rank, self.pid)
+        identity = self.identity
+        return RunningWorker(identity.job, identity.generation, identity.rank, self.pid, self.since)
 
     @property
     def alive(self) -> bool:

@@ -146,13 +146,20 @@ class Rank(Model):
     rank: int
     node: str
     state: Annotated[str, Field(description="of its node; 'unknown' when the supervisor has never heard of it")]
-    pid: Annotated[int | None, Field(description="on the node; null until its agent has said so")]
+    pid: Annotated[int | None, Field(description="on the node; null while its agent reports no process for the rank")]
+    since: Annotated[float | None, Field(description="when the process was started, Unix seconds by the node's clock")]
 
 
 class JobSummary(Model):
     name: str
-    phase: JobPhase
+    phase: Annotated[
+        JobPhase | Literal["unknown"],
+        Field(
+            description="'unknown': it ran when agents last said so, and not all of them have said so within seconds"
+        ),
+    ]
     reason: str
+    unknown_since: Annotated[float | None, Field(description="Unix seconds; null unless the phase is 'unknown'")]
     mesh: Annotated[dict[str, int], Field(description="of the newest generation, outermost dimension first")]
     target_dp: int
     min_dp: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from holdfast.domain import spans, tracing
 from holdfast.domain.generations import Generation
@@ -18,6 +18,8 @@ from holdfast.supervisor.offenders import rate_per_day
 from holdfast.supervisor.picture import Picture, Progress
 from holdfast.supervisor.protocol import FindingJudged, JobPhase
 from holdfast.wire import jobfile
+
+NODES_SHOWN_MAX = 8
 
 
 def incident(value: Incident) -> models.Incident:
@@ -122,10 +124,12 @@ def job_summary(picture: Picture, progress: Progress, job: Job) -> models.JobSum
     generation = job.generation
     open_ones = [each for each in picture.state.incidents.values() if each.job == job.name]
     oldest = min(open_ones, key=lambda each: (each.t_detected, each.id), default=None)
+    silent = picture.unconfirmed_since(job) if job.phase is JobPhase.RUNNING else {}
     return models.JobSummary(
         name=job.name,
-        phase=job.phase,
-        reason=f"{job.reason}; {job.leaving.news}" if job.leaving else job.reason,
+        phase="unknown" if silent else job.phase,
+        reason=_reason_of(job, silent),
+        unknown_since=min(silent.values()) if silent else None,
         mesh=dict((generation.mesh if generation else job.spec.mesh).dims),
         target_dp=job.target_dp,
         min_dp=job.spec.min_dp,
@@ -140,6 +144,13 @@ def job_summary(picture: Picture, progress: Progress, job: Job) -> models.JobSum
         leaving=job.leaving is not None and not job.leaving.over,
         incident=incident(oldest) if oldest else None,
     )
+
+
+def _reason_of(job: Job, silent: Mapping[str, float]) -> str:
+    if silent:
+        shown = ", ".join(sorted(silent)[:NODES_SHOWN_MAX]) + (" …" if len(silent) > NODES_SHOWN_MAX else "")
+        return f"not confirmed by {shown} that every rank lives; before that: {job.reason}"
+    return f"{job.reason}; {job.leaving.news}" if job.leaving else job.reason
 
 
 def _last_step(progress: Progress, job: Job) -> int:
@@ -178,10 +189,15 @@ def _ranks(picture: Picture, name: str, generation: Generation) -> list[models.R
     ranks = []
     for placement in generation.placements:
         node = picture.state.nodes.get(placement.node)
+        state = node.state.value if node else "unknown"
+        mine = (
+            each for each in (node.workers if node else ()) if (each.job, each.generation) == (name, generation.number)
+        )
+        living = {each.rank: each for each in mine}
         for rank in placement.ranks:
-            pid = picture.workers.pid(placement.node, name, generation.number, rank)
-            state = node.state.value if node else "unknown"
-            ranks.append(models.Rank(rank=rank, node=placement.node, state=state, pid=pid))
+            worker = living.get(rank)
+            pid, since = (worker.pid, worker.since or None) if worker else (None, None)
+            ranks.append(models.Rank(rank=rank, node=placement.node, state=state, pid=pid, since=since))
     return ranks
 
 

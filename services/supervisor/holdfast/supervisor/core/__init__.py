@@ -20,6 +20,7 @@ order stays in the outbox until its agent answers, every timer and every questio
     notices.py    machines that their owner will take
     farewell.py   the last checkpoint of a completed job
     retention.py  the saved step that no node may be left without
+    reconcile.py  what should run against what runs
 
 The core trusts no single witness, keeps still when in doubt, and says why in every record.
 """
@@ -36,6 +37,7 @@ from holdfast.supervisor.core import (
     jobs,
     notices,
     planned,
+    reconcile,
     reports,
     retention,
     sessions,
@@ -64,6 +66,7 @@ from holdfast.supervisor.protocol import (
     ResizeRequested,
     SetTimer,
     StepsCompleted,
+    StepSeen,
     TimerFired,
 )
 
@@ -137,8 +140,12 @@ def _step(turn: Turn, event: Event) -> tuple[State, tuple[Command, ...]]:
         case NodeGone():
             sessions.on_gone(turn, event)
         case StepsCompleted():
+            turn.set(diagnostics_at=event.at)
             jobs.on_steps(turn, event)
+        case StepSeen():
+            reconcile.on_step_reached(turn, event.reached)
         case FindingArrived():
+            turn.set(diagnostics_at=event.at)
             incidents.on_finding(turn, event.finding)
         case PolicyAnswered():
             incidents.on_answer(turn, event)
@@ -179,7 +186,7 @@ def _timer(turn: Turn, name: str) -> None:
         case "start":
             job, number = rest.rsplit(":", 1)
             if (finding := handover.ranks_missing(turn, job, int(number))) is not None:
-                incidents.strike(turn, finding)
+                incidents.record_fault(turn, finding)
         case "fence":
             job, number = rest.rsplit(":", 1)
             handover.on_fence_over(turn, job, int(number))
@@ -214,6 +221,8 @@ def _timer(turn: Turn, name: str) -> None:
             upkeep.start_degraded(turn, rest)
         case "notice":
             notices.on_timer(turn, rest)
+        case reconcile.TIMER:
+            reconcile.on_timer(turn, rest)
         case "plan":
             pass  # upkeep looks again after every event
         case breaker.TIMER:

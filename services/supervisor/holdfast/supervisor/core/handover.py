@@ -9,7 +9,7 @@ from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.generations import OBJECT_STORE
 from holdfast.domain.incidents import IncidentState, NodeShare
 from holdfast.domain.orders import OrderDone, Prepare, RanksStepping, Start, Stop, Warm
-from holdfast.supervisor.core import nodes, pacing, progress, reports, saved
+from holdfast.supervisor.core import nodes, pacing, progress, reconcile, reports, saved
 from holdfast.supervisor.core.change import give_grace, prepare_timeout_s, replan, traceparent_of
 from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.state import Change, Job
@@ -159,34 +159,32 @@ def _start(turn: Turn, job: Job, change: Change) -> None:
                 )
             )
     turn.set_timer(f"start:{job.name}:{generation.number}", turn.at + job.spec.limits.first_step_timeout_s)
+    reconcile.review_generation(turn, job.name)
     for node in generation.nodes:
         if not turn.nodes[node].connected:
             give_grace(turn, job.name, generation.number, node)
 
 
-def on_ranks_stepping(turn: Turn, report: RanksStepping) -> None:
+def on_ranks_stepping(turn: Turn, node: str, report: RanksStepping) -> None:
     job = turn.jobs.get(report.job)
     if job is None or job.change is None or job.change.started_at is None or report.generation != job.number:
         return
+    placement = job.change.generation.placement_of(node)
+    if placement is None or not set(report.ranks) <= set(placement.ranks):
+        turn.note(node, f"its report about ranks of {job.name} that it does not run is ignored: {report.ranks}")
+        return
+    share = NodeShare(node, report.at, report.ranks, dict(report.phases_s))
     change = evolve(
         job.change,
         stepping=tuple(sorted({*job.change.stepping, *report.ranks})),
         stepped_at=max(job.change.stepped_at, report.at),
         stepped_to=min(job.change.stepped_to or report.step, report.step),
         phases_s=_slowest(job.change.phases_s, report.phases_s),
-        shares=_stepped(job.change, report),
+        shares=_latest(job.change.shares, share),
     )
     job = turn.put_job(job.name, change=change, blind=job.blind or report.step == 0)
     if len(change.stepping) == change.generation.mesh.world_size:
         _complete(turn, job, change)
-
-
-def _stepped(change: Change, report: RanksStepping) -> tuple[NodeShare, ...]:
-    """The shares, with that of the node whose ranks these are."""
-    for placement in change.generation.placements:
-        if report.ranks and report.ranks[0] in placement.ranks:
-            return _latest(change.shares, NodeShare(placement.node, report.at, report.ranks, dict(report.phases_s)))
-    return change.shares
 
 
 def _complete(turn: Turn, job: Job, change: Change) -> None:

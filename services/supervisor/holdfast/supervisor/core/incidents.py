@@ -45,7 +45,7 @@ def on_finding(turn: Turn, finding: Finding) -> None:
     elif finding.severity is Severity.FATAL and finding.node:
         _fatal(turn, finding)
     else:
-        strike(turn, finding)
+        record_fault(turn, finding)
 
 
 def _is_known(turn: Turn, finding: Finding) -> bool:
@@ -74,7 +74,7 @@ def confirm_lost(turn: Turn, finding: Finding) -> None:
     """Both witnesses agree."""
     nodes.declare_lost(turn, finding.node, finding.summary)
     if nodes.job_of(turn, finding.node) is not None:
-        strike(turn, finding)
+        record_fault(turn, finding)
     else:
         turn.judge(finding, f"{finding.node} is lost; no job has ranks there")
 
@@ -87,12 +87,12 @@ def _fatal(turn: Turn, finding: Finding) -> None:
     already = bool(node.condemned)
     nodes.condemn(turn, node.name, finding.summary)
     if nodes.job_of(turn, node.name) is not None:
-        strike(turn, finding)
+        record_fault(turn, finding)
     else:
         turn.judge(finding, f"{node.name} {'was' if already else 'is put'} out of service; no job has ranks there")
 
 
-def strike(turn: Turn, finding: Finding) -> None:
+def record_fault(turn: Turn, finding: Finding) -> None:
     """A fault of a job: extend the incident that it belongs to, or open one."""
     job = _job_concerned(turn, finding)
     if job is None or job.generation is None or job.phase.finished or job.phase is JobPhase.STOPPING:
@@ -184,8 +184,10 @@ def nodes_of_change(job: Job) -> tuple[str, ...]:
 
 def _extend(turn: Turn, job: Job, incident: Incident, finding: Finding) -> None:
     """Cascade is recorded; a better root replaces the old one, and what was decided for the old one is asked again."""
+    names_culprit = incident.kind == FindingKind.RANKS_MISSING and finding.kind in _WORKER_FAULTS
     better = (
-        finding.evidence.get("supersedes", "-") in incident.findings
+        names_culprit
+        or finding.evidence.get("supersedes", "-") in incident.findings
         or (_is_node_fault(finding) and not _is_node_kind(incident))
         or finding.kind is FindingKind.REPEATED_EXCEPTION
     )
@@ -208,7 +210,7 @@ def _extend(turn: Turn, job: Job, incident: Incident, finding: Finding) -> None:
         evidence={**incident.evidence, **finding.evidence, **_origin(incident)},
         t_fault=min(incident.t_fault, finding.since),
     )
-    again = incident.action is not None and (
+    again = (incident.action is not None and not names_culprit) and (
         finding.kind is FindingKind.REPEATED_EXCEPTION or finding.node in nodes_of_change(job) or job.change is None
     )
     if again:

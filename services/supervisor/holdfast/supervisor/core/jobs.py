@@ -105,11 +105,17 @@ def _alive_after_all(turn: Turn, job: Job, event: StepsCompleted) -> None:
             )
 
 
-def on_ranks_finished(turn: Turn, report: RanksFinished) -> None:
+def on_ranks_finished(turn: Turn, node: str, report: RanksFinished) -> None:
+    """Ranks of `node` have ended with exit code 0. What it says of other nodes' ranks counts for nothing: when the last rank
+    has ended, the job is over."""
     job = turn.jobs.get(report.job)
     if job is None or job.running is None or job.phase.finished or report.generation != job.running.number:
         return
     running = job.running
+    placement = running.placement_of(node)
+    if placement is None or not set(report.ranks) <= set(placement.ranks):
+        turn.note(node, f"its report about ranks of {job.name} that it does not run is ignored: {report.ranks}")
+        return
     finished = tuple(sorted({*job.finished, *report.ranks}))
     job = turn.put_job(job.name, finished=finished)
     if len(finished) == running.mesh.world_size and job.number == running.number:
@@ -226,7 +232,7 @@ def fail(turn: Turn, name: str, reason: str) -> None:
 def _end(turn: Turn, name: str, phase: JobPhase, reason: str, *, forget: bool = False) -> None:
     """Nothing of the job runs on; whoever is not connected now is told when it comes back."""
     job = turn.jobs[name]
-    for timer in ("pending", "plan", "save", "stop", "retry", "defer", "report", "retain"):
+    for timer in ("pending", "plan", "save", "stop", "retry", "defer", "report", "retain", "reconcile"):
         turn.cancel_timer(f"{timer}:{name}")
     outstanding = job.stopping.waiting if job.stopping else {}
     if not outstanding:

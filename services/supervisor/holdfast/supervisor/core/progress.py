@@ -19,9 +19,15 @@ from holdfast.supervisor.core.state import Job
 from holdfast.supervisor.core.turn import Turn
 
 
+def seen(turn: Turn, name: str, step: int) -> Job:
+    """Some rank of the running generation has finished, or saved, `step`: its ranks take part in steps."""
+    job = turn.jobs[name]
+    return turn.put_job(name, seen_step=step, seen_at=turn.at) if step > job.seen_step else job
+
+
 def reached(turn: Turn, name: str, step: int) -> Job:
     """Every rank of the running generation has finished, or saved, `step`."""
-    job = turn.jobs[name]
+    job = seen(turn, name, step)
     if job.running is None or step <= job.running.restore.step:
         return job
     changes: dict[str, object] = {"progressed": True, "fruitless": 0} if not job.progressed else {}

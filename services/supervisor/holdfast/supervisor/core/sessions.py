@@ -15,6 +15,7 @@ from holdfast.domain.orders import (
     Stop,
     Tested,
     Warm,
+    WorkersChanged,
 )
 from holdfast.supervisor.core import (
     breaker,
@@ -25,6 +26,7 @@ from holdfast.supervisor.core import (
     nodes,
     planned,
     progress,
+    reconcile,
     reports,
     retention,
     saved,
@@ -47,10 +49,12 @@ def on_report(turn: Turn, event: NodeReported) -> None:
     match event.report:
         case OrderDone():
             _order_done(turn, event.node, event.report)
+        case WorkersChanged(version=version, workers=workers, ended=ended):
+            reconcile.on_workers(turn, event.node, version, workers, ended)
         case RanksStepping():
-            handover.on_ranks_stepping(turn, event.report)
+            handover.on_ranks_stepping(turn, event.node, event.report)
         case RanksFinished():
-            jobs.on_ranks_finished(turn, event.report)
+            jobs.on_ranks_finished(turn, event.node, event.report)
         case Inventory():
             _inventory(turn, node, event, event.report)
         case Tested():
@@ -77,18 +81,23 @@ def _hello(turn: Turn, event: NodeReported, hello: Hello) -> None:
             )
         )
         turn.publish(NodeChanged(turn.at, facts.node, NodeState.SPARE, "", f"connected from {facts.hostname}"))
-        _stop_strangers(turn, hello)
+        _workers_of(turn, hello)
     elif node.facts.incarnation == facts.incarnation:
         if event.seq <= node.last_seq or _is_over(node, event.session):
             return  # said before, or its session has ended meanwhile
         _reconnected(turn, node, event, facts)
         if hello.preflight is not None:
             _tested(turn, node, Tested(hello.preflight))
-        _stop_strangers(turn, hello)
+        _workers_of(turn, hello)
     elif _is_over(node, event.session) or (event.session and event.session < node.session):
         return  # an older life of the node speaks late
     else:
         _restarted(turn, node, event, facts, hello.preflight)
+        _workers_of(turn, hello)
+
+
+def _workers_of(turn: Turn, hello: Hello) -> None:
+    reconcile.on_workers(turn, hello.facts.node, hello.workers_version, hello.running, hello.ended)
 
 
 def _is_over(node: Node, session: int) -> bool:
@@ -140,6 +149,9 @@ def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts, pr
         warmed=(),
         suspicion=None,
         preflight=preflight,
+        workers=(),
+        workers_version=0,
+        ended=(),
     )
     for timer in ("lost", "witness"):
         turn.cancel_timer(f"{timer}:{node.name}")
@@ -149,7 +161,7 @@ def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts, pr
         handover.on_node_restarted(turn, other.name, node.name)
         _answer_stops(turn, other.name, node.name)
     if job is not None and ran and turn.jobs[job.name].change is None and job.phase is JobPhase.RUNNING:
-        incidents.strike(turn, _restart_finding(turn, node, job.name, job.number))
+        incidents.record_fault(turn, _restart_finding(turn, node, job.name, job.number))
     breaker.count_reborn(turn, node.name)
 
 
@@ -171,24 +183,6 @@ def _resend(turn: Turn, node: str) -> None:
     turn.commands.extend(turn.orders(node=node))
 
 
-def _stop_strangers(turn: Turn, hello: Hello) -> None:
-    """Workers that are not part of any run: of a job that has ended, or of a generation that was given up."""
-    newest: dict[str, int] = {}
-    for worker in hello.running:
-        newest[worker.job] = max(worker.generation, newest.get(worker.job, 0))
-    name = hello.facts.node
-    for job, generation in sorted(newest.items()):
-        known = turn.jobs.get(job)
-        held = turn.nodes[name].holds.get(job, ())
-        if generation in held and known is not None and not known.phase.finished:
-            continue
-        turn.put_node(name, holds={**turn.nodes[name].holds, job: tuple(sorted({*held, generation}))})
-        if known is None:  # unknown is not faulty: this state may be younger than that run
-            turn.note(name, f"runs generation {generation} of {job}, which is not known here: left alone")
-        elif not any(isinstance(send.order, Stop) for send in turn.orders(node=name, job=job)):
-            turn.send(name, Stop(job, generation))
-
-
 def on_gone(turn: Turn, event: NodeGone) -> None:
     """The control session ended. That alone is no fault: the run may be healthy."""
     node = turn.nodes.get(event.node)
@@ -201,6 +195,7 @@ def on_gone(turn: Turn, event: NodeGone) -> None:
 
 def disconnect(turn: Turn, node: Node) -> None:
     turn.put_node(node.name, connected=False, gone_at=turn.at)
+    reconcile.review_node(turn, node.name)
     if node.suspicion is not None and turn.at - node.suspicion.at <= node.suspicion.ttl_s:
         if turn.at - node.suspicion.at <= turn.config.witness_s:
             incidents.confirm_lost(turn, node.suspicion)
@@ -252,12 +247,17 @@ def on_sessions_timer(turn: Turn, epoch: int, known_before: float) -> None:
 
 
 def _order_done(turn: Turn, node: str, done: OrderDone) -> None:
+    asked = turn.outbox.get(done.command_id)
+    if asked is not None and asked.node != node:
+        turn.note(node, f"its answer to an order for {asked.node} is ignored ({done.command_id})")
+        return
     send = turn.forget_order(done.command_id)
     if send is None:
         return  # answered before, or withdrawn
     match send.order:
         case Prepare() if done.ok:
             nodes.release_holds(turn, node, send.order.job, send.order.generation - 1)
+            reconcile.on_forked(turn, node, send.order.job, done.workers)
         case Stop() if done.ok:
             nodes.release_holds(turn, node, send.order.job, send.order.generation)
         case Warm() if not done.ok:

@@ -9,7 +9,7 @@ from holdfast.domain.findings import Finding
 from holdfast.domain.generations import Generation, ShardRecord, StoredStep
 from holdfast.domain.incidents import Action, Incident, NodeShare
 from holdfast.domain.job import JobSpec
-from holdfast.domain.nodes import NodeFacts, NodeState, Notice, Preflight
+from holdfast.domain.nodes import NodeFacts, NodeState, Notice, Preflight, RunningWorker, WorkerEnded
 from holdfast.policy import MAINTENANCE_LEAD_S
 from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import Index
@@ -25,6 +25,11 @@ class Config:
 
     witness_s: float = 2.0  # a lost-node finding and the end of the node's control session belong together within it
     session_s: float = 5.0  # after a change of leader: a node that has not said Hello by then has no session
+    missing_s: float = 3.0  # a rank that has no process, as its node reports, is a fault by itself after this long
+    away_s: float = 15.0  # a member without a session, whose job finishes no step, is lost after this long
+    alone_s: float = 60.0  # … when no other node of its job can testify, and diagnostics has no step of it of it either
+    diagnostics_s: float = 10.0  # diagnostics is at work when something came from it within this long
+    look_again_s: float = 1.0  # what should run is compared with what runs this often while the two differ
     lost_after_s: float = 5.0  # a node without ranks is published as lost after this long without a session
     change_grace_s: float = 0.5  # a node that vanishes while it prepares has this long to come back
     inventory_s: float = 2.0  # a node that just connected has this long to say which shards it holds
@@ -87,6 +92,12 @@ class Node:
     faults: tuple[Fault, ...] = ()  # incidents that count against it, oldest first
     quarantined: bool = False  # condemned for its faults, and not by anybody's word
     notices: tuple[Notice, ...] = ()  # the newest of each source, withdrawals too
+    workers: tuple[RunningWorker, ...] = ()  # every living worker, as the node reported last
+    workers_version: int = 0  # of that report; 0 = it does not report its workers: nothing is known of them
+    workers_at: float = 0.0  # when that report was folded
+    ended: tuple[
+        WorkerEnded, ...
+    ] = ()  # how ranks ended that nobody had told to stop; `ago_s` counts from `workers_at`
 
     @property
     def name(self) -> str:
@@ -243,6 +254,9 @@ class Job:
     )
     stuck: int = 0  # worker faults since `furthest` last grew
     finished: tuple[int, ...] = ()  # ranks that ended with exit code 0, sorted
+    absent: Mapping[str, float] = field(default_factory=dict)  # nodes that lack a living rank → since when
+    seen_step: int = 0  # newest step of the running generation that any witness has reported for any node
+    seen_at: float = 0.0  # when that was reported: the last sign of a step
     planned_not_before: float = 0.0
     stored: tuple[
         StoredStep, ...
@@ -310,6 +324,7 @@ class State:
     timers: Mapping[str, float] = field(default_factory=dict)  # name → due
     questions: tuple[str, ...] = ()  # incidents whose policy has not answered yet
     breaker: Breaker = field(default_factory=Breaker)
+    diagnostics_at: float = 0.0  # when something last came from diagnostics, about whatever job
     last_fault: tuple[float, str] = (0.0, "")  # when, on which node: two at once have a common cause
     index: Index | None = field(default=None, init=False, compare=False, repr=False)  # follows from the tables
 

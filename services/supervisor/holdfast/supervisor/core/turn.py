@@ -101,6 +101,11 @@ class Turn:
         return breaker
 
     @property
+    def diagnostics_at(self) -> float:
+        heard: float = self._value("diagnostics_at")
+        return heard
+
+    @property
     def last_fault(self) -> tuple[float, str]:
         last: tuple[float, str] = self._value("last_fault")
         return last

@@ -1,0 +1,72 @@
+"""What the supervisor is told of this node's workers, apart from what happens to them: which there are, and how the last ended.
+
+The supervisor compares this with what should run, so that a worker whose end was reported to nobody, or in vain, is missed all
+the same. A version number stands for the whole set: while nothing changes, a beat carries the number and nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+import anyio
+
+from holdfast.agent.workers.template import Exit
+from holdfast.agent.workers.worker import Worker
+from holdfast.domain.nodes import RunningWorker, WorkerEnded
+from holdfast.domain.orders import WorkersChanged
+
+GATHER_S = 0.2  # a generation that starts or ends is one report, not one per rank
+ENDED_MAX = 256
+
+
+class Roll:
+    """`running` lists the living workers; `report` takes the report of a changed set."""
+
+    def __init__(
+        self,
+        running: Callable[[], tuple[RunningWorker, ...]],
+        report: Callable[[WorkersChanged], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._running, self._report, self._clock = running, report, clock
+        self.version = 1
+        self._ended: deque[tuple[float, WorkerEnded]] = deque(maxlen=ENDED_MAX)
+        self._reported = 1  # an empty set needs no report: Hello carries it
+        self._news = anyio.Event()
+
+    @property
+    def ended(self) -> tuple[WorkerEnded, ...]:
+        """With their ages now."""
+        now = self._clock()
+        return tuple(replace(ended, ago_s=now - at) for at, ended in self._ended)
+
+    def changed(self) -> None:
+        """A worker was forked, or has ended."""
+        self.version += 1
+        self._news.set()
+
+    def add_ended(self, worker: Worker, how: Exit) -> None:
+        """A rank has ended that had been told to start, and not to stop."""
+        identity = worker.identity
+        ended = WorkerEnded(identity.job, identity.generation, identity.rank, how.exit_code, how.signal)
+        self._ended.append((self._clock(), ended))
+
+    def begin(self, job: str, generation: int) -> None:
+        """`generation` is prepared here: how older ones ended no longer matters."""
+        kept = [
+            each for each in self._ended if (each[1].job, each[1].generation) == (job, generation) or each[1].job != job
+        ]
+        self._ended = deque(kept, maxlen=ENDED_MAX)
+
+    async def run(self) -> None:
+        """A loop for the pool's task group: reports each change, gathered over `GATHER_S`."""
+        while True:
+            await self._news.wait()
+            await anyio.sleep(GATHER_S)
+            self._news = anyio.Event()
+            if self.version != self._reported:
+                self._reported = self.version
+                self._report(WorkersChanged(self.version, self._running(), self.ended))

@@ -1,0 +1,253 @@
+"""What should run, compared with what agents say that they run.
+
+Theory of operation. A finding is an event: it can be lost, late, contradicted or misdated, and then nothing would ever follow
+from it. The workers of a node are a level: an agent reports the whole set whenever it has changed and at every Hello, and each
+beat carries the version of the set. So a rank of the running generation without a living worker is noticed however its end was
+reported, and becomes a fault by itself when nothing else has explained it in time. A finding is the quicker way and names the
+culprit; its absence never makes recovery impossible.
+
+    node reports its workers, connects, goes ──► review: does it lack a rank of the running generation?
+        yes ──► job.absent[node] = since, timer ──► check: still so after the grace ──► fault, with the agent as the witness
+        no  ──► job.absent without it
+
+A node without a session says nothing. It is lost only when others testify: the other nodes of the job report steps, and theirs
+have stood still since it went away; or, where it is alone, diagnostics is at work and has no step of it either. While steps go
+on it takes part in them, whatever its sessions do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from holdfast.domain.findings import Finding, FindingKind, Severity
+from holdfast.domain.generations import Placement
+from holdfast.domain.nodes import RunningWorker, WorkerEnded
+from holdfast.domain.orders import StepReached, Stop
+from holdfast.supervisor.core import incidents, progress
+from holdfast.supervisor.core.index import By
+from holdfast.supervisor.core.state import Job, Node
+from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.protocol import JobPhase
+
+TIMER = "reconcile"
+_SHOWN_MAX = 8
+
+# ---------------------------------------------------------------- what agents say
+
+
+def on_workers(
+    turn: Turn, name: str, version: int, workers: tuple[RunningWorker, ...], ended: tuple[WorkerEnded, ...]
+) -> None:
+    """Every worker of the node, as it reports them: in Hello, and whenever the set has changed."""
+    turn.put_node(name, workers=workers, workers_version=version, ended=ended, workers_at=turn.at)
+    stop_orphaned(turn, name, workers)
+    review_node(turn, name)
+
+
+def on_forked(turn: Turn, name: str, job: str, workers: tuple[RunningWorker, ...]) -> None:
+    """The node has prepared a generation with these workers; the whole set is reported a moment later."""
+    others = tuple(each for each in turn.nodes[name].workers if each.job != job)
+    turn.put_node(name, workers=(*others, *workers))
+
+
+def on_step_reached(turn: Turn, reached: StepReached) -> None:
+    """Some node of a running generation has finished a step: a sign of life of all its ranks, whoever else is silent."""
+    job = turn.jobs.get(reached.job)
+    if job is not None and job.running is not None and reached.generation == job.running.number:
+        progress.seen(turn, job.name, reached.step)
+
+
+def stop_orphaned(turn: Turn, name: str, workers: Iterable[RunningWorker]) -> None:
+    """Workers that are not part of any run: of a job that has ended, or of a generation that was given up."""
+    newest: dict[str, int] = {}
+    for worker in workers:
+        newest[worker.job] = max(worker.generation, newest.get(worker.job, 0))
+    for job, generation in sorted(newest.items()):
+        known = turn.jobs.get(job)
+        held = turn.nodes[name].holds.get(job, ())
+        if generation in held and known is not None and not known.phase.finished:
+            continue
+        if generation not in held:
+            turn.put_node(name, holds={**turn.nodes[name].holds, job: tuple(sorted({*held, generation}))})
+        if known is None:  # unknown is not faulty: this state may be younger than that run
+            if generation not in held:
+                turn.note(name, f"runs generation {generation} of {job}, which is not known here: left alone")
+        elif not any(isinstance(send.order, Stop) for send in turn.orders(node=name, job=job)):
+            turn.send(name, Stop(job, generation))
+
+
+# ---------------------------------------------------------------- who lacks a rank
+
+
+def review_node(turn: Turn, name: str) -> None:
+    """The node's workers or its session have changed."""
+    for job in turn.found(By.CLAIM, name):
+        _review(turn, turn.jobs[job], turn.nodes[name])
+
+
+def review_generation(turn: Turn, name: str) -> None:
+    """A generation was told to run: from here on each of its ranks should live."""
+    job = turn.jobs[name]
+    assert job.running is not None
+    nodes = (turn.nodes[node] for node in job.running.nodes)
+    absent = {node.name: turn.at for node in nodes if _lacks(node, job)}
+    turn.put_job(name, absent=absent, seen_step=job.running.restore.step, seen_at=turn.at)
+    _set_timer(turn, name)
+
+
+def _review(turn: Turn, job: Job, node: Node) -> None:
+    if job.running is None or job.running.number != job.number:
+        return
+    since = job.absent.get(node.name)
+    if not _lacks(node, job):
+        if since is not None:
+            turn.put_job(job.name, absent={other: at for other, at in job.absent.items() if other != node.name})
+            _set_timer(turn, job.name)
+    elif since is None:
+        turn.put_job(job.name, absent={**job.absent, node.name: turn.at})
+        _set_timer(turn, job.name)
+
+
+def _lacks(node: Node, job: Job) -> bool:
+    """Whether not every rank of the running generation that belongs on the node is known to live, or to have ended well."""
+    if not node.connected:
+        return True
+    if not node.workers_version:  # it does not report its workers: unknown is not faulty
+        return False
+    assert job.running is not None
+    mine = (job.name, job.running.number)
+    living = sum((each.job, each.generation) == mine for each in node.workers)
+    well = sum((each.job, each.generation) == mine and each.well for each in node.ended)
+    return living + well < job.spec.nproc_per_node
+
+
+def _missing(turn: Turn, job: Job) -> dict[str, tuple[int, ...]]:
+    """Ranks of the running generation that nodes with a session have no worker for, by node."""
+    if job.running is None or not job.absent:
+        return {}
+    found = {}
+    for placement in job.running.placements:
+        node = turn.nodes.get(placement.node)
+        if placement.node in job.absent and node is not None and node.connected:
+            found[placement.node] = _missing_on(node, job, placement)
+    return {node: ranks for node, ranks in found.items() if ranks}
+
+
+def _missing_on(node: Node, job: Job, placement: Placement) -> tuple[int, ...]:
+    assert job.running is not None
+    mine = (job.name, job.running.number)
+    there = {each.rank for each in node.workers if (each.job, each.generation) == mine}
+    there |= {each.rank for each in node.ended if (each.job, each.generation) == mine and each.well}
+    return tuple(rank for rank in placement.ranks if rank not in there and rank not in job.finished)
+
+
+# ---------------------------------------------------------------- what follows
+
+
+def _applies(job: Job) -> bool:
+    """Whether each rank of the running generation should have a living worker now."""
+    going_on = job.phase in (JobPhase.RUNNING, JobPhase.STARTING)
+    return going_on and job.running is not None and job.running.number == job.number
+
+
+def _set_timer(turn: Turn, name: str) -> None:
+    job = turn.jobs[name]
+    if not job.absent or not _applies(job):
+        turn.cancel_timer(f"{TIMER}:{name}")
+        return
+    due = min(since + _patience_s(turn, node) for node, since in job.absent.items())
+    turn.set_timer(f"{TIMER}:{name}", max(due, turn.at + turn.config.look_again_s))
+
+
+def _patience_s(turn: Turn, name: str) -> float:
+    node = turn.nodes.get(name)
+    return turn.config.missing_s if node is not None and node.connected else turn.config.away_s
+
+
+def on_timer(turn: Turn, name: str) -> None:
+    """Look again at the nodes that lack ranks: what nothing else has explained by now is a fault."""
+    job = turn.jobs.get(name)
+    if job is None or not _applies(job) or not job.absent:
+        return
+    if not any(not incident.planned for incident in turn.open_incidents(name)):
+        gone = {node: ranks for node, ranks in _missing(turn, job).items() if _is_due(turn, job, node)}
+        if gone:
+            incidents.record_fault(turn, _ranks_gone(turn, job, gone))
+        elif lost := next((node for node in sorted(job.absent) if _is_lost(turn, job, node)), ""):
+            incidents.confirm_lost(turn, _node_gone(turn, job, lost))
+    if name in turn.jobs:
+        _set_timer(turn, name)
+
+
+def _is_due(turn: Turn, job: Job, node: str) -> bool:
+    return turn.at - job.absent[node] >= turn.config.missing_s
+
+
+def _is_lost(turn: Turn, job: Job, name: str) -> bool:
+    """A node without a session: do others testify that it takes part in no step any more?"""
+    node, config = turn.nodes.get(name), turn.config
+    assert job.running is not None
+    if node is None or node.connected or node.lost:
+        return False
+    away_s, still_s = turn.at - job.absent[name], turn.at - max(job.seen_at, job.absent[name])
+    if any(turn.nodes[other].connected for other in job.running.nodes if other in turn.nodes):
+        stepped = job.seen_step > job.running.restore.step  # else nobody can say that steps stopped
+        patience_s = max(config.away_s, job.spec.hang.floor_s, job.spec.hang.factor * job.step_s)
+        return stepped and away_s >= config.away_s and still_s >= patience_s
+    # No node of the job can testify. Diagnostics can: it sees steps of other jobs, and none of this one.
+    at_work = turn.at - turn.diagnostics_at <= config.diagnostics_s and turn.count(By.CONNECTED) > 0
+    return at_work and min(away_s, still_s) >= config.alone_s
+
+
+def _ranks_gone(turn: Turn, job: Job, gone: dict[str, tuple[int, ...]]) -> Finding:
+    assert job.running is not None
+    ranks = sorted(rank for each in gone.values() for rank in each)
+    only = next(iter(gone)) if len(gone) == 1 else ""
+    shown = ", ".join(map(str, ranks[:_SHOWN_MAX])) + (" …" if len(ranks) > _SHOWN_MAX else "")
+    where = ", ".join(sorted(gone)[:_SHOWN_MAX]) + (" …" if len(gone) > _SHOWN_MAX else "")
+    how = _how(turn.nodes[only], job, ranks[0]) if len(ranks) == 1 else "have no process"
+    since = min(_ended_at(turn.nodes[node], job, job.absent[node]) for node in gone)
+    return Finding(
+        id=f"ranks-gone:{job.name}:{job.number}",
+        kind=FindingKind.RANKS_MISSING,
+        severity=Severity.ERROR,
+        at=turn.at,
+        since=since,
+        summary=f"rank{'s' if len(ranks) > 1 else ''} {shown} on {where} {how}: "
+        f"{only or f'{len(gone)} agents'} reported it, and no finding explained it within {turn.config.missing_s:g} s",
+        node=only,
+        job=job.name,
+        generation=job.number,
+        rank=ranks[0] if len(ranks) == 1 else None,
+    )
+
+
+def _how(node: Node, job: Job, rank: int) -> str:
+    for each in node.ended:
+        if (each.job, each.generation, each.rank) == (job.name, job.number, rank):
+            return each.how
+    return "has no process"
+
+
+def _ended_at(node: Node, job: Job, noticed_at: float) -> float:
+    """When the first of the job's ranks on the node ended, by the supervisor's clock: the node reported how long ago."""
+    ages = [
+        each.ago_s for each in node.ended if (each.job, each.generation) == (job.name, job.number) and not each.well
+    ]
+    return min(noticed_at, node.workers_at - max(ages, default=0.0))
+
+
+def _node_gone(turn: Turn, job: Job, node: str) -> Finding:
+    since = job.absent[node]
+    return Finding(
+        id=f"node-away:{node}:{turn.nodes[node].facts.incarnation}:{turn.nodes[node].session}",
+        kind=FindingKind.NODE_LOST,
+        severity=Severity.ERROR,
+        at=turn.at,
+        since=since,
+        summary=f"{node} has had no control session for {turn.at - since:.0f} s, and no node of {job.name} has "
+        f"finished a step for {turn.at - max(job.seen_at, since):.0f} s",
+        node=node,
+        job=job.name,
+        generation=job.number,
+    )

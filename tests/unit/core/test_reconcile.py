@@ -1,0 +1,186 @@
+"""What should run against what agents say that they run: no fault stays unnoticed because a finding was lost."""
+
+from __future__ import annotations
+
+import pytest
+from fleet import JOB, Fleet, job, running
+
+from holdfast.domain.findings import FindingKind
+from holdfast.domain.incidents import ActionKind, IncidentState
+from holdfast.domain.nodes import NodeState, RunningWorker, WorkerEnded
+from holdfast.domain.orders import Hello, OrderDone, Prepare, RanksFinished, RanksStepping, Stop
+from holdfast.supervisor.protocol import JobPhase, LeaderStarted
+
+KILLED = WorkerEnded(JOB, 1, 1, signal=9, ago_s=0.2)
+
+
+def reporting(dp: int = 3, **more: int) -> Fleet:
+    """A run whose agents report their workers."""
+    fleet = running(job(dp=dp), **more)  # type: ignore[arg-type]
+    fleet.all_live()
+    return fleet
+
+
+# ---------------------------------------------------------------- a rank without a process
+
+
+def test_a_dead_rank_is_a_fault_though_no_finding_ever_comes() -> None:
+    fleet = reporting(saved=10)
+    fleet.workers("n1", ended=(KILLED,))
+    fleet.wait(2.9)
+    assert fleet.job.phase is JobPhase.RUNNING
+    fleet.wait(0.2)
+    assert fleet.incident.kind == FindingKind.RANKS_MISSING
+    assert (fleet.incident.node, fleet.incident.rank) == ("n1", 1)
+    assert "rank 1 on n1 was ended by signal 9: n1 reported it" in fleet.incident.cause
+    assert fleet.incident.action is not None
+    assert fleet.incident.action.kind is ActionKind.RESTART
+    fleet.run()
+    assert fleet.job.phase is JobPhase.RUNNING
+    assert fleet.incident.state is IncidentState.RESOLVED
+
+
+def test_the_fault_is_dated_by_what_the_agent_measured() -> None:
+    fleet = reporting()
+    fleet.wait(100.0)
+    died_at = fleet.now
+    fleet.wait(0.2)
+    fleet.workers("n1", ended=(KILLED,))
+    fleet.wait(3.1)
+    assert fleet.incident.t_fault == pytest.approx(died_at)
+
+
+def test_a_finding_is_quicker_and_nothing_is_found_twice() -> None:
+    fleet = reporting(saved=10)
+    fleet.workers("n1", ended=(KILLED,))
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    fleet.run()
+    fleet.all_live()
+    fleet.wait(60.0)
+    assert [incident.kind for incident in fleet.state.closed] == [FindingKind.WORKER_CRASH]
+    assert not fleet.state.incidents
+
+
+def test_a_finding_that_comes_later_names_the_culprit() -> None:
+    fleet = reporting()
+    fleet.workers("n0", ended=(WorkerEnded(JOB, 1, 0, exit_code=1),))
+    fleet.workers("n1", ended=(KILLED,))
+    fleet.wait(3.1)
+    assert (fleet.incident.kind, fleet.incident.node) == (FindingKind.RANKS_MISSING, "")
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1, generation=1)
+    assert (fleet.incident.kind, fleet.incident.node, fleet.incident.rank) == (FindingKind.WORKER_CRASH, "n1", 1)
+    assert fleet.job.number == 2
+    fleet.run()
+    assert fleet.job.phase is JobPhase.RUNNING
+
+
+def test_a_rank_that_ended_well_is_not_missed() -> None:
+    fleet = reporting()
+    fleet.workers("n1", ended=(WorkerEnded(JOB, 1, 1, exit_code=0),))
+    fleet.wait(60.0)
+    assert fleet.job.phase is JobPhase.RUNNING
+    assert not fleet.state.incidents
+    fleet.finish()
+    assert fleet.job.phase is JobPhase.COMPLETED
+
+
+def test_an_agent_that_does_not_report_its_workers_is_believed_nothing() -> None:
+    fleet = running(job())
+    fleet.wait(600.0)
+    assert fleet.job.phase is JobPhase.RUNNING
+    assert not fleet.state.closed
+
+
+def test_a_new_leader_misses_what_died_while_nobody_led() -> None:
+    fleet = reporting(saved=10)
+    fleet.gone("n0", "n1", "n2")
+    fleet.now += 400.0
+    fleet.fold(LeaderStarted(fleet.now, 2))
+    for node, ranks in (("n0", (0,)), ("n1", ()), ("n2", (2,))):
+        living = tuple(RunningWorker(JOB, 1, rank, 1) for rank in ranks)
+        fleet.report(node, Hello(fleet.facts(node), living, workers_version=7))
+    fleet.wait(3.1)
+    assert (fleet.incident.kind, fleet.incident.node) == (FindingKind.RANKS_MISSING, "n1")
+    fleet.run()
+    assert fleet.job.phase is JobPhase.RUNNING
+
+
+def test_workers_of_a_generation_that_was_given_up_are_stopped_whenever_they_are_reported() -> None:
+    fleet = running(job(), spares=1)
+    fleet.workers("n3", 0, generation=7)
+    assert fleet.orders(Stop) == {"n3": Stop(JOB, 7)}
+
+
+# ---------------------------------------------------------------- a node without a session
+
+
+def test_a_node_whose_loss_nobody_found_is_lost_when_its_peers_stand_still() -> None:
+    fleet = reporting(spares=1, saved=10)
+    fleet.beat(11)
+    fleet.gone("n1")
+    fleet.wait(14.0)
+    assert fleet.job.phase is JobPhase.RUNNING
+    fleet.wait(2.0)
+    assert (fleet.incident.kind, fleet.incident.node) == (FindingKind.NODE_LOST, "n1")
+    assert "no node of job has finished a step" in fleet.incident.cause
+    fleet.run("n1")
+    assert "n3" in fleet.nodes()
+
+
+def test_a_node_that_is_cut_off_from_the_control_plane_is_not_lost_while_steps_go_on() -> None:
+    fleet = reporting(spares=1, saved=10)
+    fleet.gone("n1")
+    for step in range(11, 311):
+        fleet.beat(step)
+        fleet.wait(2.0)
+    assert fleet.job.phase is JobPhase.RUNNING
+    assert not fleet.state.closed
+    assert not fleet.state.incidents
+
+
+def test_a_job_on_one_node_is_lost_only_when_diagnostics_is_at_work_and_has_no_step_of_it() -> None:
+    fleet = running(job(dp=1), spares=1, saved=10)
+    fleet.all_live()
+    fleet.gone("n0")
+    fleet.wait(600.0)
+    assert fleet.job.phase is JobPhase.RUNNING, "nobody has testified"
+    fleet.find(FindingKind.HOST_PRESSURE, "n1", generation=0)
+    fleet.wait(2.0)
+    assert (fleet.incident.kind, fleet.incident.node) == (FindingKind.NODE_LOST, "n0")
+
+
+# ---------------------------------------------------------------- every report is its sender's
+
+
+def test_ranks_that_a_node_does_not_run_are_not_finished_by_its_word() -> None:
+    fleet = running(job(), spares=1, saved=10)
+    fleet.report("n3", RanksFinished(JOB, 1, (0, 1, 2), fleet.now))
+    fleet.report("n0", RanksFinished(JOB, 1, (0, 1, 2), fleet.now))
+    assert fleet.job.phase is JobPhase.RUNNING
+    assert "n3: its report about ranks of job" in "\n".join(_notes(fleet))
+
+
+def test_ranks_that_a_node_does_not_run_are_not_stepping_by_its_word() -> None:
+    fleet = Fleet(3)
+    fleet.submit(job())
+    fleet.answer_orders()
+    fleet.report("n0", RanksStepping(JOB, 1, (0, 1, 2), 1, fleet.now))
+    assert fleet.job.phase is JobPhase.STARTING
+
+
+def test_an_order_is_answered_only_by_the_node_that_got_it() -> None:
+    fleet = Fleet(4)
+    fleet.submit(job())
+    theirs = next(send for send in fleet.sent if send.node == "n0")
+    for sender in ("n1", "n3"):
+        fleet.report(sender, OrderDone(theirs.command_id, True, "", "evil:1", fleet.now))
+    assert "n0" in fleet.orders(Prepare)
+    assert fleet.job.change is not None
+    assert fleet.job.change.master == ""
+    fleet.run()
+    assert fleet.job.phase is JobPhase.RUNNING
+    assert fleet.state.nodes["n3"].state is NodeState.SPARE
+
+
+def _notes(fleet: Fleet) -> list[str]:
+    return [f"{record.subject}: {record.text}" for record in fleet.records if hasattr(record, "text")]
