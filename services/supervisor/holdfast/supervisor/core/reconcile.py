@@ -190,7 +190,10 @@ def _is_lost(turn: Turn, job: Job, name: str) -> bool:
     if node is None or node.connected or node.lost:
         return False
     away_s, still_s = turn.at - job.absent[name], turn.at - max(job.seen_at, job.absent[name])
-    if any(turn.nodes[other].connected for other in job.running.nodes if other in turn.nodes):
+    peers = (turn.nodes[other] for other in job.running.nodes if other in turn.nodes)
+    if any(
+        peer.connected and peer.workers_version for peer in peers
+    ):  # agents that report their steps with their beats
         stepped = job.seen_step > job.running.restore.step  # else nobody can say that steps stopped
         patience_s = max(config.away_s, job.spec.hang.floor_s, job.spec.hang.factor * job.step_s)
         return stepped and away_s >= config.away_s and still_s >= patience_s
