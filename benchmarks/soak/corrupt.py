@@ -1,0 +1,62 @@
+"""One flipped bit in a stored copy of the job's state, of each kind that there is: what a bad disk or memory does.
+
+Only what is committed is touched. A bit that flips while a copy is being made is the sender's memory at fault: no checksum of
+ours could know. A worker's image is therefore only touched while the worker stands still.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from holdfast.domain.errors import HoldfastError
+from holdfast.shards import Manifest, peek
+from holdfast.shards.layout import PAGE
+
+
+def image(shm: Path, job: str, chance: random.Random) -> str:
+    """The newest committed image of the worker; the worker must stand still. Empty when there is none."""
+    newest: tuple[int, Path, int] | None = None
+    for path in sorted((shm / job).glob("w*/*.image")):
+        try:
+            header = peek(path)
+            manifest = Manifest.read(path.with_name(f"{path.name}.json"))
+        except (OSError, HoldfastError):
+            continue
+        if header is not None and manifest.describes(header):
+            newest = max(newest or (-1, path, 0), (header.stamp.key.step, path, header.size))
+    return "" if newest is None else f"{_flip(newest[1], newest[2], chance)} (step {newest[0]})"
+
+
+def shard(disk: Path, job: str, chance: random.Random, *, rank: int | None = None, but: int | None = None) -> str:
+    """The newest shard on a disk: of `rank`, or of any other than `but`. Empty when there is none."""
+    found: list[tuple[int, int, Path]] = []
+    for path in disk.glob(f"tier/{job}/a*/s*/rank-*.shard"):
+        number = int(path.stem.removeprefix("rank-"))
+        if (rank is None or number == rank) and number != but and path.with_suffix(".json").exists():
+            found.append((int(path.parent.parent.name[1:]), int(path.parent.name[1:]), path))
+    if not found:
+        return ""
+    attempt, step, path = max(found)
+    return f"{_flip(path, path.stat().st_size, chance)} (attempt {attempt}, step {step})"
+
+
+def stored(store: Path, job: str, chance: random.Random) -> str:
+    """An object of the newest complete checkpoint in the object store. Empty when there is none."""
+    complete = sorted(path.parent for path in (store / job).glob("a*-s*/manifest.json"))
+    if not complete:
+        return ""
+    objects = sorted(path for path in complete[-1].iterdir() if path.suffix in (".tensors", ".rest"))
+    path = chance.choice(objects)
+    return f"{_flip(path, path.stat().st_size, chance)} ({complete[-1].name})"
+
+
+def _flip(path: Path, size: int, chance: random.Random) -> str:
+    """Behind the header page where there is something behind it."""
+    at = chance.randrange(min(PAGE, size - 1), size)
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ (1 << chance.randrange(8))]))
+    return f"a bit of {path.name} at byte {at} of {path.parent}"

@@ -1,0 +1,148 @@
+"""report.json, the exit code, and the table of what is lost when a part dies. Pure."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+# Rows of the table in docs/architecture.md: what dies → the kinds of fault that show it.
+PARTS: Mapping[str, tuple[str, ...]] = {
+    "diagnostics": ("diagnostics_kill", "diagnostics_all_kill"),
+    "supervisor": ("supervisor_leader_kill", "supervisor_standby_kill", "supervisor_all_kill"),
+    "Redis": ("redis_kill",),
+    "the whole control plane": ("control_plane_away",),
+    "agent": ("agent_kill",),
+    "replicator": ("replicator_kill",),
+    "object store": ("store_away",),
+    "worker template": ("template_kill",),
+    "a worker": ("worker_kill", "workers_kill"),
+    "a node": ("node_power", "node_replaced"),
+    "every node": ("fleet_power", "fleet_replaced"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one trial came to."""
+
+    number: int
+    kinds: tuple[str, ...]
+    what: str  # what was done, in words
+    pause_s: float  # the longest without a whole step
+    bound_s: float  # that it may have taken
+    rework_steps: int
+    generations: int  # new ones
+    findings: tuple[tuple[str, str], ...] = ()  # (count that it belongs to, in words)
+
+
+@dataclass(slots=True)
+class Report:
+    """Everything that a soak found. `counts` of the four kinds of failure come from the outcomes."""
+
+    seed: int
+    minutes: float
+    nodes: int
+    outcomes: list[Outcome] = field(default_factory=list)
+    wrong_values: int = 0
+    leaks: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)  # kind → why
+    slowest: float = 1.0  # the machine's slowness, as measured, at its worst
+    broken_off: str = ""  # why it did not run to its end
+    elapsed_s: float = 0.0
+
+    def count(self, what: str) -> int:
+        return sum(kind == what for outcome in self.outcomes for kind, _ in outcome.findings)
+
+    @property
+    def passed(self) -> bool:
+        return not (
+            self.count("unrecovered")
+            or self.wrong_values
+            or self.count("healthy_stopped")
+            or self.count("healthy_evicted")
+            or self.leaks
+            or self.broken_off
+        ) and bool(self.outcomes)
+
+    def to_json(self) -> dict[str, Any]:
+        faults: dict[str, int] = defaultdict(int)
+        for outcome in self.outcomes:
+            for kind in outcome.kinds:
+                faults[kind] += 1
+        return {
+            "seed": self.seed,
+            "minutes": self.minutes,
+            "nodes": self.nodes,
+            "elapsed_s": round(self.elapsed_s, 1),
+            "passed": self.passed,
+            "faults": dict(sorted(faults.items())),
+            "unrecovered": self.count("unrecovered"),
+            "wrong_values": self.wrong_values,
+            "healthy_stopped": self.count("healthy_stopped"),
+            "healthy_evicted": self.count("healthy_evicted"),
+            "api_wrong": self.count("api_wrong"),
+            "leaks": self.leaks,
+            "pause_s": quantiles(outcome.pause_s for outcome in self.outcomes),
+            "pause_s_by_kind": self._by_kind(),
+            "skipped": self.skipped,
+            "slowness": round(self.slowest, 2),
+            "broken_off": self.broken_off,
+            "findings": [
+                {"trial": outcome.number, "what": outcome.what, "kind": kind, "finding": words}
+                for outcome in self.outcomes
+                for kind, words in outcome.findings
+            ],
+        }
+
+    def _by_kind(self) -> dict[str, dict[str, float]]:
+        """Of the trials that were of one kind only: in the others nobody can say whose pause it was."""
+        alone: dict[str, list[Outcome]] = defaultdict(list)
+        for outcome in self.outcomes:
+            if len(outcome.kinds) == 1:
+                alone[outcome.kinds[0]].append(outcome)
+        return {
+            kind: {
+                "n": len(outcomes),
+                **quantiles(outcome.pause_s for outcome in outcomes),
+                "rework_steps_max": max(outcome.rework_steps for outcome in outcomes),
+                "generations_max": max(outcome.generations for outcome in outcomes),
+            }
+            for kind, outcomes in sorted(alone.items())
+        }
+
+
+def quantiles(values: Iterable[float]) -> dict[str, float]:
+    """p50, p99 and max, by nearest rank; empty for nothing."""
+    ordered = sorted(values)
+    if not ordered:
+        return {}
+
+    def rank(share: float) -> float:
+        return round(ordered[max(0, math.ceil(share * len(ordered)) - 1)], 3)
+
+    return {"p50": rank(0.5), "p99": rank(0.99), "max": round(ordered[-1], 3)}
+
+
+def table(reports: Sequence[Mapping[str, Any]]) -> str:
+    """Markdown for docs/architecture.md from report.json of one soak or several: what dies, and what that cost."""
+    rows = ["| dies | times | new generations | longest pause | steps done again |", "|---|---|---|---|---|"]
+    for part, kinds in PARTS.items():
+        found = [by[kind] for report in reports for by in [report["pause_s_by_kind"]] for kind in kinds if kind in by]
+        if not found:
+            rows.append(f"| {part} | 0 | – | – | – |")
+            continue
+        times = sum(int(each["n"]) for each in found)
+        most = {name: max(each[name] for each in found) for name in ("generations_max", "max", "rework_steps_max")}
+        rows.append(
+            f"| {part} | {times} | {most['generations_max']:.0f} at most | {most['max']:.1f} s "
+            f"| {most['rework_steps_max']:.0f} at most |"
+        )
+    return "\n".join(rows)
+
+
+def dumps(report: Report) -> str:
+    return json.dumps(report.to_json(), indent=2) + "\n"

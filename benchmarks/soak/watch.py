@@ -1,0 +1,187 @@
+"""Looking without touching: what the API says, what the processes hold, how fast the machine is."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import redis
+
+from benchmarks.soak.judge import Sample
+from benchmarks.soak.rig import DIAGNOSTICS, REPLICATOR, SUPERVISORS, TEMPLATE, Rig
+
+TIMEOUT_S = 2.0
+PAGE_LIMIT = 200
+QUIET_LOOP_S = 0.030  # what `slowness` times, on the quiet machine of two cores that the bounds were set on
+LOOP = 1_000_000
+
+Json = dict[str, Any]
+
+
+class Api:
+    """Asks both supervisors; whoever answers first counts. None = nobody does."""
+
+    def __init__(self, urls: tuple[str, ...]) -> None:
+        self._clients = [httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False) for url in urls]
+
+    def get(self, path: str, **parameters: Any) -> Json | None:
+        for index, client in enumerate(self._clients):
+            try:
+                answer = client.get(path, params=parameters)
+                if answer.is_success:
+                    self._clients.insert(0, self._clients.pop(index))  # a frozen one costs its timeout once
+                    found: Json = answer.json()
+                    return found
+            except (httpx.HTTPError, ValueError):
+                continue
+        return None
+
+    def job(self, name: str) -> Json | None:
+        return self.get(f"/v1/jobs/{name}")
+
+    def nodes(self) -> list[Json]:
+        page = self.get("/v1/nodes", limit=PAGE_LIMIT)
+        return [] if page is None else list(page["items"])
+
+    def incidents(self, job: str) -> list[Json]:
+        page = self.get("/v1/incidents", limit=PAGE_LIMIT, job=job)
+        return [] if page is None else list(page["items"])
+
+    def post(self, path: str, body: Mapping[str, Any]) -> bool:
+        """Whether somebody took it."""
+        for client in self._clients:
+            try:
+                if client.post(path, json=dict(body)).is_success:
+                    return True
+            except httpx.HTTPError:
+                continue
+        return False
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+
+
+def words(view: Mapping[str, Any] | None) -> str:
+    """What the API says of a job, on one line."""
+    if view is None:
+        return "no answer"
+    incident = view["incident"]
+    doing = f"{incident['kind']} {incident['state']}" if incident else "no incident"
+    return f"{view['phase']}, generation {view['generation']}, step {view['step']}, {doing}"
+
+
+def leader(redis_url: str) -> str:
+    """Name of the supervisor that leads; empty while none does. The lease is held under its name and something random."""
+    try:
+        with redis.Redis.from_url(redis_url, socket_timeout=TIMEOUT_S) as connection:
+            raw = connection.get("holdfast:{main}:lease:supervisor")
+    except redis.RedisError:
+        return ""
+    holder = raw.decode().partition(" ")[2] if isinstance(raw, bytes) else ""
+    return next((name for name in SUPERVISORS if holder.startswith(name)), "")
+
+
+def slowness() -> float:
+    """How many times slower than a quiet machine this one is now; at least 1."""
+    started = time.perf_counter()
+    total = 0
+    for number in range(LOOP):
+        total += number
+    return max(1.0, (time.perf_counter() - started) / QUIET_LOOP_S)
+
+
+# ---------------------------------------------------------------- what the processes hold
+
+
+def sample(rig: Rig, ranks: int) -> Sample:
+    """Counts at a calm moment. `ranks` processes of workers are expected, whatever is beyond shows as growth."""
+    counts: dict[tuple[str, str], float] = defaultdict(float)
+    for role, processes in _roles(rig).items():
+        counts["processes", role] = len(processes)
+        for process in processes:
+            _count(counts, role, process)
+    counts["processes", "workers"] -= ranks
+    for node in rig.node_names:
+        files = [path for path in rig.shm(node).rglob("*") if path.is_file()]
+        counts["shm_files", node] = len(files)
+        counts["shm_bytes", node] = sum(_size(path) for path in files)
+        counts["disk_files", node] = sum(1 for path in rig.disk(node).rglob("*") if path.is_file())
+        counts["directory_sockets", node] = sum(1 for path in rig.disk(node).rglob("*") if path.is_socket())
+    for name, path in rig.databases().items():
+        counts["sqlite_bytes", name] = _database_bytes(path)
+    with redis.Redis.from_url(rig.redis_url, socket_timeout=TIMEOUT_S) as connection:
+        counts["redis_keys", "redis"] = float(_int(connection.dbsize()))
+        memory: Any = connection.info("memory")
+        counts["redis_bytes", "redis"] = float(memory["used_memory"])
+    return Sample(time.monotonic(), dict(counts))
+
+
+def _roles(rig: Rig) -> dict[str, list[psutil.Process]]:
+    """Every process of the soak, by what it is. Those of nodes count together: ranks move from one to another."""
+    services = {rig.pid(name): name for name in ("redis", *DIAGNOSTICS, *SUPERVISORS) if rig.running(name)}
+    agents = {rig.pid(name) for name in rig.node_names if rig.running(name)}
+    roles: dict[str, list[psutil.Process]] = defaultdict(list)
+    for process in rig.leftovers():
+        try:
+            command, parent = process.cmdline(), process.ppid()
+        except psutil.Error:
+            continue
+        if process.pid in services:
+            role = services[process.pid]
+        elif process.pid in agents:
+            role = "agents"
+        elif parent in agents and REPLICATOR in command:
+            role = "replicators"
+        elif TEMPLATE in command:  # its children carry its command line
+            role = "templates" if parent in agents else "workers"
+        elif parent in services:
+            role = f"children of {services[parent]}"
+        else:
+            role = "others"
+        roles[role].append(process)
+    roles.setdefault("workers", [])
+    return roles
+
+
+def _count(counts: dict[tuple[str, str], float], role: str, process: psutil.Process) -> None:
+    try:
+        links = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{process.pid}/fd")]
+        rss = process.memory_info().rss
+    except (OSError, psutil.Error):
+        return
+    # The largest of a role: a sum would follow how many there are.
+    for what, value in (
+        ("descriptors", len(links)),
+        ("sockets", sum(link.startswith("socket:") for link in links)),
+        ("rss_bytes", rss),
+    ):
+        counts[what, role] = max(counts[what, role], float(value))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_blocks * 512
+    except OSError:
+        return 0
+
+
+def _database_bytes(path: Path) -> float:
+    """Pages in use: the file itself does not shrink."""
+    try:
+        with sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=TIMEOUT_S) as database:
+            pages, size = (database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
+            return float(pages * size)
+    except sqlite3.Error:
+        return 0.0
+
+
+def _int(value: Any) -> int:
+    return int(value)
