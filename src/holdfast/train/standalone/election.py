@@ -55,7 +55,7 @@ class Election:
 
 def elect(holdings: Iterable[Holding], mesh: Mesh, nodes: Sequence[str]) -> Election:
     """`nodes[rank]` is where each rank of `mesh` runs now."""
-    steps = _on_lineage(list(holdings))
+    steps = _on_lineage(sorted(holdings, key=_total_order))
     complete = tuple(sorted(at for at, found in steps.items() if _is_complete(found)))
     refused: list[str] = []
     for cover in (_cover, _substitute):
@@ -80,8 +80,16 @@ def attempts(holdings: Iterable[Holding]) -> int:
     return max((holding.key.attempt for holding in holdings), default=0)
 
 
+def _total_order(holding: Holding) -> tuple[object, ...]:
+    """By every field, so that nothing is left to the order of arrival: the ranks of a node all report the same file, and one
+    of them may know its digest before the others do. A known digest comes before none."""
+    key = (holding.key.attempt, holding.key.step, holding.key.rank)
+    where = (holding.node, holding.path, holding.tier)
+    return key, where, not holding.digest, holding.digest, holding.mesh.dims, holding.parent or (), holding.holder
+
+
 def _on_lineage(holdings: list[Holding]) -> Mapping[Step, list[Holding]]:
-    """What counts, by step. The chain goes by what shards say of their own attempt."""
+    """What counts, by step, in the order of `holdings`. The chain goes by what shards say of their own attempt."""
     parents = {holding.key.attempt: holding.parent for holding in holdings}
     until: dict[int, int | None] = {}
     attempt = attempts(holdings)
@@ -92,7 +100,7 @@ def _on_lineage(holdings: list[Holding]) -> Mapping[Step, list[Holding]]:
     if attempt not in until:
         until[attempt] = last  # nothing of it is left but, perhaps, the forked-from step in somebody's memory
     steps: dict[Step, list[Holding]] = defaultdict(list)
-    for holding in sorted(holdings, key=lambda holding: (holding.node, holding.path)):
+    for holding in holdings:
         limit = until.get(holding.key.attempt, -1)
         if holding.key.step > 0 and (limit is None or holding.key.step <= limit):
             steps[holding.at].append(holding)
@@ -169,5 +177,12 @@ def _nearest(candidates: Iterable[Holding], node: str, rank: int | None = None) 
     """The rank's own shard before another replica's, then the same node, then memory before disk."""
     return min(
         candidates,
-        key=lambda it: (rank not in (None, it.key.rank), it.node != node, it.tier != "memory", it.node, it.path),
+        key=lambda it: (
+            rank not in (None, it.key.rank),
+            it.node != node,
+            it.tier != "memory",
+            it.node,
+            it.path,
+            _total_order(it),
+        ),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast.domain.generations import ShardKey
@@ -110,6 +110,15 @@ def test_another_replicas_state_is_only_taken_when_nothing_is_exact() -> None:
     assert [part.key.rank for (part,) in elected.parts] == [0, 0]
 
 
+def test_two_reports_of_one_shard_elect_the_same_whatever_came_first() -> None:
+    """The file of a rank is reported by each rank of its node, and only one of them has read its digest yet."""
+    plain, read = held(1, 10, 1), held(1, 10, 1, digest="x")
+    other = [held(1, 10, 0)]
+    forth, back = elect([*other, plain, read], DP2, NODES), elect([*other, read, plain], DP2, NODES)
+    assert forth == back
+    assert forth.parts[1] == (read,)
+
+
 @given(
     st.lists(
         st.tuples(
@@ -119,6 +128,9 @@ def test_another_replicas_state_is_only_taken_when_nothing_is_exact() -> None:
     ),
     st.sampled_from([1, 2, 4]),
     st.randoms(use_true_random=False),
+)
+@example(
+    [(1, 1, 0, 0, ""), (1, 1, 0, 0, ""), (1, 1, 0, 0, ""), (1, 2, 0, 2, ""), (1, 2, 0, 2, "x")], 4, random.Random(0)
 )
 def test_every_rank_elects_the_same_whatever_the_order(
     raw: list[tuple[int, int, int, int, str]], dp: int, shuffler: random.Random
