@@ -53,7 +53,7 @@ class Workers:
         self.logs = directory / f"logs-{generation}"
         self.logs.mkdir()
         self._listener = _Listener(directory / f"notes-{generation}", self.notes)
-        self._port = _reserve_port()
+        self._port = reserve_port()
         self._controls: list[socket.socket] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         for rank in range(self.mesh.world_size):
@@ -163,7 +163,7 @@ class _Listener:
         self._socket.close()
 
 
-def _reserve_port() -> socket.socket:
+def reserve_port() -> socket.socket:
     """Bound but not listening: nobody else gets it, and rank 0's store can listen on it."""
     reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -27,6 +27,7 @@ from holdfast.shards import Image, ImageSet, Plan, Reader, Skipped, Staged
 from holdfast.train import rng, state
 from holdfast.train.channels import Notes
 from holdfast.train.copying import copy_all
+from holdfast.train.ddp_buckets import DDPBuckets
 from holdfast.train.device_copies import CudaDriver, DeviceCopies
 from holdfast.train.environment import Environment, RestoreTarget
 from holdfast.train.sharded import Piece, is_loaded
@@ -49,8 +50,11 @@ class Restored:
 class Checkpointer:
     """One worker's saves and its one restore. `stall_s` sums the time that training has waited for saves."""
 
-    def __init__(self, environment: Environment, device: torch.device, notes: Notes) -> None:
+    def __init__(
+        self, environment: Environment, device: torch.device, notes: Notes, buckets: DDPBuckets | None = None
+    ) -> None:
         self._environment = environment
+        self._buckets = buckets
         self._device = device
         self._notes = notes
         self._images: ImageSet | None = None
@@ -71,7 +75,7 @@ class Checkpointer:
         user's to fix, one that does not work now is not.
         """
         began = time.perf_counter()
-        collected = state.collect(live, rng=rng.capture())
+        collected = self._collect(live)
         self._finish_preparing()
         outcome = self._stage(self._open_images(), collected, step)
         stall_s = time.perf_counter() - began
@@ -85,6 +89,12 @@ class Checkpointer:
             case Skipped():
                 self.miss(step, outcome.reason)
                 return False
+
+    def _collect(self, live: Mapping[str, Any]) -> state.Collected:
+        also: dict[str, Any] = {"rng": rng.capture()}
+        if self._buckets is not None:
+            also["ddp_buckets"] = self._buckets.capture()
+        return state.collect(live, **also)
 
     def miss(self, step: int, reason: str) -> None:
         """Say that a save that was due did not happen."""
@@ -100,7 +110,7 @@ class Checkpointer:
         """
         if self._preparing is not None or self._images is not None:
             return
-        plan = _plan(state.collect(live, rng=rng.capture()))
+        plan = _plan(self._collect(live))
         self._preparing = threading.Thread(target=self._prepare, args=(plan,), name="holdfast-images", daemon=True)
         self._preparing.start()
 
@@ -175,6 +185,8 @@ class Checkpointer:
         rank = self._environment.world.rank
         if saved_by == rank:
             rng.restore(also["rng"])
+            if self._buckets is not None:
+                self._buckets.restored(also.get("ddp_buckets"))
         else:
             rng.derive(also["rng"]["seed"], target.step, rank)
         return Restored(target.step, saved_by)

@@ -22,6 +22,7 @@ from holdfast.domain.signals import Phase
 from holdfast.train import error_file
 from holdfast.train.channels import Control, Notes
 from holdfast.train.compile_cache import CompileCache, Key
+from holdfast.train.ddp_buckets import DDPBuckets
 from holdfast.train.environment import Environment
 from holdfast.train.recorder import Recorder
 from holdfast.train.rendezvous import wait_until_served
@@ -60,6 +61,7 @@ def launch(
     )
     control = Control(environment.control_fd)
     recorder = Recorder(environment.recorder, notes)
+    buckets = DDPBuckets()
     try:
         notes.phase(Phase.INIT, time.time(), 0)
         device = _device(environment.local_rank)
@@ -76,6 +78,7 @@ def launch(
             process_group_s=time.monotonic() - began,
             standalone=session,
             compile_cache=_compile_cache(session.place.directory.root if session else None, environment, device),
+            buckets=buckets,
         )
         with _ended_well(session):
             main(run)
@@ -85,6 +88,7 @@ def launch(
             error_file.write(environment.error_file, error)
         raise
     finally:
+        buckets.close()
         recorder.close()
         notes.close()
         control.close()

@@ -28,6 +28,7 @@ from holdfast.domain.signals import Phase
 from holdfast.train.channels import Control, Notes
 from holdfast.train.checkpoint import Checkpointer
 from holdfast.train.compile_cache import CompileCache
+from holdfast.train.ddp_buckets import DDPBuckets
 from holdfast.train.environment import Environment, World
 from holdfast.train.recorder import Recorder
 from holdfast.train.replica_check import ReplicaCheck
@@ -126,6 +127,7 @@ class Run:
         recorder: Recorder | None = None,
         standalone: Session | None = None,
         compile_cache: CompileCache | None = None,
+        buckets: DDPBuckets | None = None,
     ) -> None:
         self.world = environment.world
         self.device = device
@@ -136,7 +138,8 @@ class Run:
         self._recorder = recorder
         self._standalone = standalone
         self._compile_cache = compile_cache
-        self._checkpoints = Checkpointer(environment, device, notes)
+        self._buckets = buckets
+        self._checkpoints = Checkpointer(environment, device, notes, buckets)
         self._replicas = ReplicaCheck(environment.replica_check_steps, notes, environment.world.rank)
         self._mesh: DeviceMesh | None = None
         self._resized: list[OnResize] = []
@@ -263,6 +266,8 @@ class Run:
             raise InvalidSpec("step", step, f"{self._done}, which run.restore returned")
         if self._recorder is not None:
             self._recorder.tell_groups()
+        if self._buckets is not None:
+            self._buckets.replay()
         self._done = step
         self._step = Step(self)
         return self._step

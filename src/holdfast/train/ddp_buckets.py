@@ -1,0 +1,197 @@
+"""The order in which DDP sums gradients, saved and set again, so that a restored run sums as the uninterrupted one would.
+
+Theory. DistributedDataParallel all-reduces gradients in buckets. Its first step has other buckets than all later ones: after
+the first backward it builds them anew, in the order in which rank 0's gradients became ready. Where an element lies in its
+bucket decides in which order the ranks' values are added, and with more than two ranks another order gives other last bits. A
+restored process starts with a new DDP, whose first step would sum as no step of the uninterrupted run did.
+
+So a checkpoint holds the order of each DDP module, and a restored run replays it before its first step: one backward that
+reports every parameter ready in that order, with gradients of zero, from which DDP builds its buckets as it always does. The
+replay runs no hook of the user's, draws no random number, and leaves parameters, buffers and gradients as they were; it costs
+one all-reduce of the size of the gradients. The ranks of a module's process group agree first that each of them can.
+
+DDP gives and takes the order through private parts of torch (the same from 2.6 to 2.13), so every use is guarded: where a run
+cannot be made exact it goes on, and says so once. Nothing is to be done for up to two ranks, whose sum has one order, and with
+`find_unused_parameters=True`, with which DDP never builds its buckets anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.parallel import DistributedDataParallel
+
+log = logging.getLogger("holdfast.train")
+
+ONE_ORDER_RANKS_MAX = 2  # a + b is b + a
+
+# What DDP's own log calls the order: that of the buckets, and until these are built that of the last backward.
+BUCKETS = "rebuilt_per_bucket_param_indices"
+LAST_BACKWARD = "prev_iteration_grad_ready_order_indices"
+
+_IMPOSSIBLE, _NOTHING_TO_DO, _POSSIBLE = range(3)
+
+# They have no state and treat each element alike; other communication hooks may keep something from call to call.
+_PLAIN_HOOKS = {"allreduce_hook", "fp16_compress_hook", "bf16_compress_hook"}
+_PLAIN_HOOKS_MODULE = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
+
+
+class DDPBuckets:
+    """The DDP modules of this process, in the order of their construction, which is the same on all ranks of a group."""
+
+    def __init__(self) -> None:
+        self._modules: list[weakref.ref[DistributedDataParallel]] = []
+        self._orders: weakref.WeakKeyDictionary[DistributedDataParallel, list[int]] = weakref.WeakKeyDictionary()
+        self._saved: Sequence[Sequence[int] | None] | None = None  # waits to be replayed
+        self._hook = register_module_module_registration_hook(self._registered)
+
+    def close(self) -> None:
+        self._hook.remove()
+
+    def _registered(self, module: nn.Module, name: str, submodule: nn.Module | None) -> None:
+        if name == "module" and isinstance(module, DistributedDataParallel):
+            self._modules.append(weakref.ref(module))
+
+    def _living(self) -> Iterator[DistributedDataParallel]:
+        for reference in self._modules:
+            module = reference()
+            if module is not None and _builds_anew(module):
+                yield module
+
+    def capture(self) -> list[list[int] | None]:
+        """The order of each module's parameters, by their numbers; None = there has been no backward that decides it."""
+        return [self._order_of(module) for module in self._living()]
+
+    def _order_of(self, module: DistributedDataParallel) -> list[int] | None:
+        if module not in self._orders:
+            told = _told(module)
+            if BUCKETS not in told:
+                return _numbers(told.get(LAST_BACKWARD))
+            self._orders[module] = _numbers(told[BUCKETS]) or []  # for good: DDP builds anew once
+        return self._orders[module] or None
+
+    def restored(self, saved: Sequence[Sequence[int] | None] | None) -> None:
+        """Take what `capture` gave when the state was saved; None = a release that knew no orders saved it."""
+        self._saved = saved
+
+    def replay(self) -> None:
+        """To be called before the first step of a restored run: collective over each module's process group."""
+        saved, self._saved = self._saved, None
+        if saved is None:
+            return
+        modules = list(self._living())
+        reasons = []
+        for number, module in enumerate(modules):
+            if dist.get_world_size(module.process_group) <= ONE_ORDER_RANKS_MAX:
+                continue
+            order = saved[number] if len(saved) == len(modules) else ()
+            why_not = _why_not(module, order)
+            can = _IMPOSSIBLE if why_not else _NOTHING_TO_DO if order is None else _POSSIBLE
+            match _least_and_most(module, can):
+                case (least, most) if least == most == _POSSIBLE and order:
+                    _replay(module, order)
+                    self._orders[module] = list(order)
+                case (least, most) if not least == most == _NOTHING_TO_DO:
+                    reasons.append(why_not or "another rank cannot set it")
+        if reasons:
+            log.warning(
+                "The first step after this restore sums the gradients of DistributedDataParallel in another order than the "
+                "uninterrupted run would have, so weights may differ from it in their last bits: %s. With "
+                "find_unused_parameters=True, and static_graph=False, the order is always the same",
+                "; ".join(dict.fromkeys(reasons)),
+            )
+
+
+def _builds_anew(module: DistributedDataParallel) -> bool:
+    """Whether this module's buckets change after its first backward."""
+    by_reducer = hasattr(module, "reducer") and not getattr(module, "_use_python_reducer", False)
+    return by_reducer and (module.static_graph or not module.find_unused_parameters)
+
+
+def _told(module: DistributedDataParallel) -> dict[str, Any]:
+    """DDP's own log, brought up to date where the buckets are not in it yet; empty where this torch keeps none."""
+    private: Any = module
+    try:
+        told: dict[str, Any] = private._get_ddp_logging_data()
+        if BUCKETS not in told:
+            private.logger.set_runtime_stats_and_log()  # DDP does it at the begin of the next forward
+            told = private._get_ddp_logging_data()
+    except (AttributeError, RuntimeError, TypeError):
+        return {}
+    return told
+
+
+def _numbers(text: str | None) -> list[int] | None:
+    return [int(number) for number in text.replace(",", " ").split()] if text else None
+
+
+def _why_not(module: DistributedDataParallel, order: Sequence[int] | None) -> str:
+    """Why the order cannot be set, or ""."""
+    told = _told(module)
+    hooks = getattr(module, "_comm_hooks", ())
+    parameters = list(module.module.parameters())
+    if not told or not hasattr(module.reducer, "_autograd_hook"):
+        return f"torch {torch.__version__} does not let it be set"
+    if module.static_graph:
+        return "static_graph=True fixes it in the second step"
+    if BUCKETS in told or LAST_BACKWARD in told:
+        return "there was a backward before the first run.step"
+    if module.mixed_precision is not None:
+        return "of DDP's mixed_precision"
+    if not all(_is_plain(hook) for hook, _ in hooks):
+        return "a communication hook is registered that may keep a state"
+    if any(hasattr(parameter, "_in_backward_optimizers") for parameter in parameters):
+        return "an optimizer runs in the backward"
+    if any(getattr(child, "sparse", False) for child in module.module.modules()):
+        return "there are sparse gradients"
+    if order is not None and sorted(order) != list(range(told["num_parameter_tensors"])):
+        return "the checkpoint is of other modules"
+    return ""
+
+
+def _is_plain(hook: Any) -> bool:
+    return getattr(hook, "__module__", "") == _PLAIN_HOOKS_MODULE and hook.__name__ in _PLAIN_HOOKS
+
+
+def _least_and_most(module: DistributedDataParallel, can: int) -> tuple[int, int]:
+    """Of what the ranks of the module's process group can do."""
+    both = torch.tensor([can, -can], device=module.device)
+    dist.all_reduce(both, dist.ReduceOp.MIN, group=module.process_group)
+    least, most = both.tolist()
+    return least, -most
+
+
+class _Ready(torch.autograd.Function):
+    """The backward of a model of which nothing is left but the order in which its gradients become ready."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, reducer: Any, order: Iterable[int]) -> torch.Tensor:
+        ctx.reducer, ctx.order = reducer, order
+        return anchor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, None, None]:
+        for number in ctx.order:
+            ctx.reducer._autograd_hook(number)
+        return None, None, None
+
+
+def _replay(module: DistributedDataParallel, order: Sequence[int]) -> None:
+    parameters = [parameter for parameter in module.module.parameters() if parameter.requires_grad]
+    gradients = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    with torch.enable_grad():
+        anchor = torch.zeros((), device=module.device, requires_grad=True)
+        done = _Ready.apply(anchor, module.reducer, order)  # type: ignore[no-untyped-call]
+        module.reducer.prepare_for_backward([])
+        done.backward()
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
