@@ -7,7 +7,7 @@ from eventlogs import GROUP, Bench, Reader, entries, entry, names, read_all
 from waiting import wait_until_async
 
 from holdfast.domain.errors import InvalidSpec, StaleEpoch
-from holdfast.log.protocol import Commit, FencedLog, Lease
+from holdfast.log.protocol import Backlog, Commit, FencedLog, Lease
 
 pytestmark = pytest.mark.anyio
 
@@ -122,12 +122,13 @@ async def test_a_commit_stores_appends_and_acknowledges(log: FencedLog) -> None:
     assert (await log.read("out"))[0].entry == entry("a")
 
 
-async def test_a_large_commit(log: FencedLog) -> None:
+async def test_a_large_commit(patient_bench: Bench) -> None:
     """More positions than a Lua stack holds."""
-    lease = await lead(log)
+    log = patient_bench.open()
+    lease = await lead(log, ttl_s=10 * TTL_S)
     reader = Reader(log, "in", batch_max=10_000)
     await log.append("in", *entries(10_000))
-    taken = await reader.take(10_000)
+    taken = await reader.take(10_000, timeout_s=100.0)
     await log.commit(
         lease,
         Commit(
@@ -137,7 +138,7 @@ async def test_a_large_commit(log: FencedLog) -> None:
         ),
     )
     assert len(await log.read("out", count=20_000)) == 10_000
-    await Reader(log, "in").idle()
+    assert await log.backlog("in", GROUP) == Backlog()
 
 
 async def test_a_commit_without_snapshot_keeps_the_last_one(log: FencedLog) -> None:
