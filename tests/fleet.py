@@ -290,7 +290,7 @@ class Fleet:
             rank=rank,
             evidence=evidence,
         )
-        self.fold(FindingArrived(self.now, finding))
+        self.fold(FindingArrived(self.now, finding, age_s))
         return finding
 
     def lose(self, node: str) -> None:

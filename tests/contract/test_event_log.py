@@ -68,6 +68,15 @@ async def test_a_backlog_is_what_is_pending_and_how_old_the_oldest_unread_entry_
     assert await log.backlog("s", GROUP) == Backlog(pending=1, lag_s=0.0)
 
 
+async def test_an_entry_is_handed_out_with_the_time_it_has_waited_in_the_log(log: FencedLog) -> None:
+    """Measured by the log's own clock: a reader need not trust the clock of whoever wrote it."""
+    await log.append("s", entry("x"))
+    await anyio.sleep(0.02)
+    [first] = await Reader(log, "s").take(1)
+    [again] = await Reader(log, "s").take(1)
+    assert 0.01 < first.age_s <= again.age_s < PATIENCE_S
+
+
 async def test_appending_nothing_writes_nothing(log: FencedLog) -> None:
     assert await log.append("s") == []
     assert await log.last_position("s") == "0"

@@ -50,7 +50,10 @@ class Remedy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`at` is when it was concluded, `since` when the fault began (best estimate); both Unix seconds."""
+    """`at` is when it was concluded, `since` when the fault began (best estimate); both Unix seconds by the publisher's clock.
+
+    The supervisor dates it anew by its own clock: a finding's age is measured, never the difference of two machines' clocks.
+    """
 
     id: str  # stable: the same physical fault found again carries the same id
     kind: FindingKind
@@ -66,8 +69,9 @@ class Finding:
     confidence: float = 1.0  # 0 … 1
     evidence: Mapping[str, str] = field(default_factory=dict)
     ladder: tuple[Remedy, ...] = ()
-    ttl_s: float = 300.0  # older findings are history, not news: a supervisor that was away does not act on them
+    ttl_s: float = 300.0  # older ones are history, unless they concern the generation that runs, or a node
     traceparent: str = ""
+    waited_s: float = 0.0  # from its conclusion to its publication, by the publisher's monotonic clock
 
 
 @dataclass(frozen=True, slots=True)

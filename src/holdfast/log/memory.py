@@ -262,7 +262,9 @@ class MemoryLog:
             for number in self._streams[stream].after(reader.last, count):
                 reader.last = number
                 reader.pending[number] = _Pending(consumer, anyio.current_time(), 1)
-                batch.append(Delivery(stream, _position(number), self._streams[stream].entries[number]))
+                held = self._streams[stream]
+                age_s = anyio.current_time() - held.since_s[number]
+                batch.append(Delivery(stream, _position(number), held.entries[number], age_s=age_s))
         return batch
 
     def _own_pending(self, cursors: dict[str, int], group: str, consumer: str, count: int) -> list[Delivery]:
@@ -291,6 +293,7 @@ class MemoryLog:
         """Skips what has been trimmed; what was handed out too often goes to the dead stream."""
         batch = []
         pending, entries = self._group(stream, group).pending, self._streams[stream].entries
+        since_s = self._streams[stream].since_s
         for number in numbers:
             each = pending[number]
             if number not in entries:
@@ -302,7 +305,8 @@ class MemoryLog:
                 pending[number] = replace(
                     each, consumer=consumer, since_s=anyio.current_time(), deliveries=each.deliveries + 1
                 )
-                batch.append(Delivery(stream, _position(number), entries[number], each.deliveries + 1))
+                age_s = anyio.current_time() - since_s[number]
+                batch.append(Delivery(stream, _position(number), entries[number], each.deliveries + 1, age_s))
         return batch
 
     def _acknowledge(self, stream: str, group: str, numbers: Iterable[int]) -> None:

@@ -35,6 +35,7 @@ class Delivery:
     position: str  # the stream's own id, e.g. "1700000000000-0"
     entry: Entry
     deliveries: int = 1
+    age_s: float = 0.0  # since it was appended, by the log's own clock; of subscriptions only
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import anyio
@@ -179,13 +179,21 @@ class Subscription:
 
     async def _decoded(self, stream: str, rows: Iterable[tuple[bytes, int, Mapping[bytes, bytes]]]) -> list[Delivery]:
         """What can be decoded; the rest is buried at once, since no retry will make it readable."""
-        batch = []
+        batch: list[Delivery] = []
+        now_ms: int | None = None
         for position, tries, fields in rows:
             if (delivery := decode(stream, position, fields, tries)) is not None:
-                batch.append(delivery)
+                now_ms = await self._now_ms() if now_ms is None else now_ms
+                age_s = max(0, now_ms - int(position.partition(b"-")[0])) / 1000
+                batch.append(replace(delivery, age_s=age_s))
             else:
                 await self._bury(stream, position, fields)
         return batch
+
+    async def _now_ms(self) -> int:
+        """By the clock that made the positions."""
+        seconds, microseconds = await self._call(self._redis.time, delays_s=())
+        return int(seconds) * 1000 + int(microseconds) // 1000
 
     async def _bury(self, stream: str, position: bytes, fields: Mapping[bytes, bytes]) -> None:
         async def move() -> None:

@@ -83,7 +83,7 @@ REMEDY_REPLACE_NODE: Remedy
 REMEDY_STOP_JOB: Remedy
 
 class Finding(_message.Message):
-    __slots__ = ("id", "kind", "severity", "at", "since", "summary", "node", "job", "generation", "rank", "gpu", "confidence", "evidence", "ladder", "ttl_s", "traceparent")
+    __slots__ = ("id", "kind", "severity", "at", "since", "summary", "node", "job", "generation", "rank", "gpu", "confidence", "evidence", "ladder", "ttl_s", "traceparent", "waited_s")
     class EvidenceEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +107,7 @@ class Finding(_message.Message):
     LADDER_FIELD_NUMBER: _ClassVar[int]
     TTL_S_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    WAITED_S_FIELD_NUMBER: _ClassVar[int]
     id: str
     kind: FindingKind
     severity: Severity
@@ -123,7 +124,8 @@ class Finding(_message.Message):
     ladder: _containers.RepeatedScalarFieldContainer[Remedy]
     ttl_s: float
     traceparent: str
-    def __init__(self, id: _Optional[str] = ..., kind: _Optional[_Union[FindingKind, str]] = ..., severity: _Optional[_Union[Severity, str]] = ..., at: _Optional[float] = ..., since: _Optional[float] = ..., summary: _Optional[str] = ..., node: _Optional[str] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., gpu: _Optional[int] = ..., confidence: _Optional[float] = ..., evidence: _Optional[_Mapping[str, str]] = ..., ladder: _Optional[_Iterable[_Union[Remedy, str]]] = ..., ttl_s: _Optional[float] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    waited_s: float
+    def __init__(self, id: _Optional[str] = ..., kind: _Optional[_Union[FindingKind, str]] = ..., severity: _Optional[_Union[Severity, str]] = ..., at: _Optional[float] = ..., since: _Optional[float] = ..., summary: _Optional[str] = ..., node: _Optional[str] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., gpu: _Optional[int] = ..., confidence: _Optional[float] = ..., evidence: _Optional[_Mapping[str, str]] = ..., ladder: _Optional[_Iterable[_Union[Remedy, str]]] = ..., ttl_s: _Optional[float] = ..., traceparent: _Optional[str] = ..., waited_s: _Optional[float] = ...) -> None: ...
 
 class StepRecords(_message.Message):
     __slots__ = ("job", "generation", "world_size", "step", "started_at", "ended_at", "tokens", "loss", "stall_s")

@@ -48,6 +48,7 @@ def encode_finding(finding: Finding) -> bytes:
         ladder=[_REMEDY.encode(remedy) for remedy in finding.ladder],
         ttl_s=finding.ttl_s,
         traceparent=finding.traceparent,
+        waited_s=finding.waited_s,
     ).SerializeToString()
 
 
@@ -73,6 +74,7 @@ def decode_finding(raw: bytes) -> Finding:
         ladder=tuple(_REMEDY.decode(remedy, "finding.ladder") for remedy in message.ladder),
         ttl_s=message.ttl_s,
         traceparent=message.traceparent,
+        waited_s=types.check_time(message.waited_s, "finding.waited_s"),
     )
 
 

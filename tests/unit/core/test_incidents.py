@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from fleet import Fleet, job, running
+import pytest
+from fleet import JOB, Fleet, job, running
 
-from holdfast.domain.findings import FindingKind, Severity
+from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.incidents import Action, ActionKind, IncidentState
 from holdfast.domain.nodes import NodeState
 from holdfast.domain.orders import Prepare
 from holdfast.policy import notify, restart, scale_up, stop
-from holdfast.supervisor.protocol import BreakerResetRequested, FindingArrived, JobPhase, NodeRepaired
+from holdfast.supervisor.protocol import (
+    BreakerResetRequested,
+    FindingArrived,
+    JobPhase,
+    NodeRepaired,
+    StepsCompleted,
+)
 
 
 def kinds(fleet: Fleet) -> list[ActionKind]:
@@ -19,11 +26,51 @@ def kinds(fleet: Fleet) -> list[ActionKind]:
 # ---------------------------------------------------------------- what is news
 
 
-def test_an_old_finding_is_history() -> None:
+def test_an_old_finding_about_something_else_than_what_runs_is_history() -> None:
     fleet = running(job(dp=2))
-    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1, age_s=301)
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1, generation=7, age_s=301)
     assert not fleet.state.incidents
     assert "301 s old" in fleet.notes()
+
+
+def test_a_late_finding_about_the_running_generation_counts() -> None:
+    """The log, or the supervisor, was away for longer than findings are news."""
+    fleet = running(job(dp=2))
+    fleet.wait(3600.0)
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1, age_s=3500.0)
+    assert (fleet.incident.kind, fleet.incident.node) == (FindingKind.WORKER_CRASH, "n1")
+    assert fleet.job.phase is JobPhase.PREPARING
+
+
+@pytest.mark.parametrize("clock_s", [-3600.0, 3600.0])
+def test_a_finding_is_dated_by_its_age_and_not_by_its_publishers_clock(clock_s: float) -> None:
+    fleet = running(job(dp=2))
+    fleet.wait(7200.0)
+    published = Finding(
+        id="f",
+        kind=FindingKind.WORKER_CRASH,
+        severity=Severity.ERROR,
+        at=fleet.now + clock_s,
+        since=fleet.now + clock_s - 0.25,
+        summary="a crash",
+        node="n1",
+        job=JOB,
+        generation=1,
+        rank=1,
+    )
+    fleet.fold(FindingArrived(fleet.now, published, 0.5))
+    assert fleet.incident.t_detected == pytest.approx(fleet.now - 0.5)
+    assert fleet.incident.t_fault == pytest.approx(fleet.now - 0.75)
+    assert fleet.job.phase is JobPhase.PREPARING
+
+
+def test_a_step_that_ended_before_the_loss_does_not_contradict_it_whatever_its_clock_says() -> None:
+    """An agent's clock is an hour ahead: its last steps, reported after the loss, are older than the loss."""
+    fleet = running(job(dp=3), spares=1, decide=False)
+    fleet.lose("n1")
+    fleet.now += 0.5
+    fleet.fold(StepsCompleted(fleet.now, JOB, 1, 4, fleet.now + 3600.0, 10, 0.1))
+    assert fleet.incident.state is IncidentState.OPEN
 
 
 def test_a_finding_about_an_older_generation_is_history() -> None:
@@ -144,6 +191,7 @@ def test_a_suspicion_from_long_ago_gives_the_session_time_to_come_back() -> None
 def test_steps_that_go_on_clear_the_suspicion() -> None:
     fleet = running(job(dp=3), spares=1)
     fleet.find(FindingKind.NODE_LOST, "n1")
+    fleet.wait(3.0)
     fleet.train(5)
     assert fleet.state.nodes["n1"].suspicion is None
     fleet.gone("n1")

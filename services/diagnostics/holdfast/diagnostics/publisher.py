@@ -8,7 +8,8 @@ telemetry: the oldest are dropped and counted.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import anyio
 import structlog
@@ -37,7 +38,7 @@ class Publisher:
         steps_every_s: float = 0.5,
     ) -> None:
         self._log = event_log
-        self._findings: deque[Finding] = deque()
+        self._findings: deque[tuple[float, Finding]] = deque()  # with the loop's time of the conclusion
         self._findings_max = findings_max
         self._steps: deque[StepRecord] = deque(maxlen=steps_max)
         self._steps_every_s = steps_every_s
@@ -51,7 +52,8 @@ class Publisher:
     def offer(self, findings: Sequence[Finding], steps: Sequence[StepRecord]) -> None:
         """Take what a fold produced. Never waits; callers ask `wait_for_room` before they fold more."""
         if findings:
-            self._findings.extend(findings)
+            now_s = anyio.current_time()
+            self._findings.extend((now_s, finding) for finding in findings)
             self.offered += len(findings)
             self._news.set()
         if steps:
@@ -77,7 +79,7 @@ class Publisher:
             self._news = anyio.Event()
             while self._findings:
                 batch = [self._findings[i] for i in range(min(_BATCH_MAX, len(self._findings)))]
-                await self._append(FINDINGS, [finding_entry(finding) for finding in batch])
+                await self._append(FINDINGS, lambda batch=batch: _dated(batch))  # type: ignore[misc]
                 for _ in batch:
                     self._findings.popleft()
                 self.published += len(batch)
@@ -92,14 +94,16 @@ class Publisher:
             self._step_news = anyio.Event()
             batch = [self._steps.popleft() for _ in range(len(self._steps))]
             batch.sort(key=lambda record: (record.job, record.generation, record.world_size, record.step))
-            await self._append(STEPS, step_entries(batch))
+            entries = step_entries(batch)
+            await self._append(STEPS, lambda entries=entries: entries)  # type: ignore[misc]
 
-    async def _append(self, stream: str, entries: Sequence[Entry]) -> None:
-        """Append, for ever if need be. A try that failed in doubt is repeated: readers know entries by their id."""
+    async def _append(self, stream: str, entries: Callable[[], Sequence[Entry]]) -> None:
+        """Append `entries()`, made anew for every try, for ever if need be. A try that failed in doubt is repeated: readers
+        know entries by their id."""
         backoff, tries = Backoff(), 0
         while True:
             try:
-                await self._log.append(stream, *entries)
+                await self._log.append(stream, *entries())
             except Unavailable as error:
                 tries += 1
                 if tries == 1:
@@ -109,3 +113,9 @@ class Publisher:
                 if tries:
                     log.info("the event log is back", stream=stream, tries=tries + 1)
                 return
+
+
+def _dated(concluded: Sequence[tuple[float, Finding]]) -> list[Entry]:
+    """With how long each has waited here by now."""
+    now_s = anyio.current_time()
+    return [finding_entry(replace(finding, waited_s=now_s - at_s)) for at_s, finding in concluded]

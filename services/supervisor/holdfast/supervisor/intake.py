@@ -39,21 +39,25 @@ def take(batch: Iterable[Delivery], at: float) -> Intake:
     """Decode a batch. Finished steps are coalesced: of each generation only the newest matters to the core."""
     intake = Intake()
     steps: dict[tuple[str, int], list[StepRecord]] = {}
+    ages_s: dict[tuple[str, int], float] = {}  # of the newest entry
     for delivery in batch:
         intake.positions.setdefault(delivery.stream, []).append(delivery.position)
         try:
             match delivery.stream:
                 case "findings":
                     finding = decode_finding(delivery.entry.data)
-                    intake.inputs.append(Input(FindingArrived(at, finding), delivery))
+                    intake.inputs.append(
+                        Input(FindingArrived(at, finding, delivery.age_s + finding.waited_s), delivery)
+                    )
                 case "steps":
                     for record in decode_steps(delivery.entry.data):
                         steps.setdefault((record.job, record.generation), []).append(record)
+                        ages_s[record.job, record.generation] = delivery.age_s
                 case _:
                     intake.inputs.append(Input(records.loads(delivery.entry.data, InboxEvent), delivery))
         except MalformedMessage as error:
             intake.poison.append((delivery, str(error)))
-    intake.inputs.extend(Input(_completed(at, each)) for each in steps.values())
+    intake.inputs.extend(Input(_completed(at, each, ages_s[key])) for key, each in steps.items())
     return intake
 
 
@@ -62,7 +66,7 @@ def epitaph(delivery: Delivery) -> tuple[str, Entry]:
     return delivery.stream + DEAD_SUFFIX, delivery.entry
 
 
-def _completed(at: float, steps: list[StepRecord]) -> StepsCompleted:
+def _completed(at: float, steps: list[StepRecord], age_s: float) -> StepsCompleted:
     newest = max(steps, key=lambda record: record.step)
     stalls = [record.stall_s for record in steps if record.stall_s > 0]
     return StepsCompleted(
@@ -75,4 +79,5 @@ def _completed(at: float, steps: list[StepRecord]) -> StepsCompleted:
         step_s=statistics.median(max(0.0, record.ended_at - record.started_at) for record in steps),
         saves=len(stalls),
         stall_s=statistics.fmean(stalls) if stalls else 0.0,
+        age_s=age_s,
     )

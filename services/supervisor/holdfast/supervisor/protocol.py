@@ -131,6 +131,7 @@ class StepsCompleted:
     step_s: float = 0.0  # median step time of the coalesced steps; 0 = not told
     saves: int = 0  # how many of the coalesced steps were followed by a checkpoint,
     stall_s: float = 0.0  # and how long each stalled the slowest rank, on average
+    age_s: float = 0.0  # since it was published, as the log measured it
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +145,11 @@ class StepSeen:
 
 @dataclass(frozen=True, slots=True)
 class FindingArrived:
+    """`finding` is dated by its publisher's clock, `age_s` is what was measured: the core believes the latter."""
+
     at: float
     finding: Finding
+    age_s: float = 0.0  # since it was concluded: its wait at the publisher and in the log
 
 
 @dataclass(frozen=True, slots=True)

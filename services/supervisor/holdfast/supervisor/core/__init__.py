@@ -146,7 +146,7 @@ def _step(turn: Turn, event: Event) -> tuple[State, tuple[Command, ...]]:
             reconcile.on_step_reached(turn, event.reached)
         case FindingArrived():
             turn.set(diagnostics_at=event.at)
-            incidents.on_finding(turn, event.finding)
+            incidents.on_finding(turn, event.finding, event.age_s)
         case PolicyAnswered():
             incidents.on_answer(turn, event)
         case BreakerResetRequested():

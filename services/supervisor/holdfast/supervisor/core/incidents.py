@@ -26,13 +26,14 @@ _WORKER_FAULTS = frozenset(
 _TOUCH_NOTHING = (ActionKind.NOTIFY, ActionKind.CHECKPOINT_NOW)
 _CHANGES = (ActionKind.RESTART, ActionKind.HOT_SWAP, ActionKind.SCALE_DOWN, ActionKind.SCALE_UP)
 _DEFAULT = "default policy"
+_SAME_CONCLUSION_S = 1.0  # ages are measured: of one conclusion that is delivered twice they differ by less
 
 # ---------------------------------------------------------------- findings
 
 
-def on_finding(turn: Turn, finding: Finding) -> None:
-    age_s = turn.at - finding.at
-    if age_s > finding.ttl_s:
+def on_finding(turn: Turn, published: Finding, age_s: float) -> None:
+    finding = _redated(published, turn.at - age_s)
+    if age_s > finding.ttl_s and not _is_node_fault(finding) and not _concerns_what_runs(turn, finding):
         turn.judge(finding, f"ignored: it arrived {age_s:.0f} s old, and is news for {finding.ttl_s:.0f} s")
     elif _is_known(turn, finding):
         return  # the log delivers at least once
@@ -48,11 +49,25 @@ def on_finding(turn: Turn, finding: Finding) -> None:
         record_fault(turn, finding)
 
 
+def _redated(finding: Finding, at: float) -> Finding:
+    """By this clock: concluded `at`, begun as long before as its publisher says."""
+    return evolve(finding, at=at, since=at - max(0.0, finding.at - finding.since))
+
+
+def _concerns_what_runs(turn: Turn, finding: Finding) -> bool:
+    """A late finding about the generation that still runs is no history: nothing else may ever explain what it explains."""
+    job = turn.jobs.get(finding.job)
+    return job is not None and job.running is not None and finding.generation == job.running.number == job.number
+
+
 def _is_known(turn: Turn, finding: Finding) -> bool:
     """Whether an incident has it: an open one, or a closed one that saw this very conclusion."""
     if turn.found(By.FINDING, finding.id):
         return True
-    return any(finding.id in incident.findings and finding.at <= incident.t_detected for incident in turn.closed)
+    return any(
+        finding.id in incident.findings and finding.at <= incident.t_detected + _SAME_CONCLUSION_S
+        for incident in turn.closed
+    )
 
 
 def _witness(turn: Turn, finding: Finding) -> None:

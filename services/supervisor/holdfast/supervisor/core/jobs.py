@@ -87,15 +87,16 @@ def _alive_after_all(turn: Turn, job: Job, event: StepsCompleted) -> None:
     """A step that every rank finished after a node was said to be lost (or a rank to hang) proves that it is not."""
     if job.running is None or event.generation != job.running.number:
         return
+    finished_after = turn.at - event.age_s - turn.config.step_late_s  # its end, by this clock, was later than this
     for name in job.running.nodes:
         node = turn.nodes.get(name)
-        if node is not None and node.suspicion is not None and event.ended_at > node.suspicion.at:
+        if node is not None and node.suspicion is not None and finished_after > node.suspicion.at:
             turn.put_node(name, suspicion=None)
             turn.cancel_timer(f"witness:{name}")
     for incident in turn.open_incidents(job.name):
         doubtful = incident.kind in (FindingKind.NODE_LOST, FindingKind.HANG) and incident.action is None
         doubtful = doubtful and len(incident.findings) == 1  # more was found since: leave it to the policy
-        if doubtful and incident.generation == event.generation and event.ended_at > incident.t_detected:
+        if doubtful and incident.generation == event.generation and finished_after > incident.t_detected:
             if incident.node in turn.nodes and incident.kind == FindingKind.NODE_LOST:
                 turn.put_node(incident.node, lost=False)
                 nodes.refresh(turn, incident.node, "its ranks are stepping")

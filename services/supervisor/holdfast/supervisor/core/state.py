@@ -30,6 +30,7 @@ class Config:
     alone_s: float = 60.0  # … when no other node of its job can testify, and diagnostics has no step of it of it either
     diagnostics_s: float = 10.0  # diagnostics is at work when something came from it within this long
     look_again_s: float = 1.0  # what should run is compared with what runs this often while the two differ
+    step_late_s: float = 2.0  # a finished step may be reported this long after its end
     lost_after_s: float = 5.0  # a node without ranks is published as lost after this long without a session
     change_grace_s: float = 0.5  # a node that vanishes while it prepares has this long to come back
     inventory_s: float = 2.0  # a node that just connected has this long to say which shards it holds
