@@ -47,8 +47,9 @@ class MemoryBench:
         reclaim_after_s: float = RECLAIM_AFTER_S,
         deliveries_max: int = DELIVERIES_MAX,
         block_s: float = BLOCK_S,
+        **more: Any,
     ) -> None:
-        self._log = MemoryLog(reclaim_after_s=reclaim_after_s, deliveries_max=deliveries_max, block_s=block_s)
+        self._log = MemoryLog(reclaim_after_s=reclaim_after_s, deliveries_max=deliveries_max, block_s=block_s, **more)
 
     def open(self) -> FencedLog:
         return self._log
@@ -109,9 +110,10 @@ def redis_log(
     reclaim_after_s: float = RECLAIM_AFTER_S,
     deliveries_max: int = DELIVERIES_MAX,
     block_s: float = BLOCK_S,
+    **more: Any,
 ) -> RedisLog:
     """A Redis log with the limits of the tests: short enough to see each of them at work."""
-    return RedisLog(url, FLEET, reclaim_after_s=reclaim_after_s, deliveries_max=deliveries_max, block_s=block_s)
+    return RedisLog(url, FLEET, reclaim_after_s=reclaim_after_s, deliveries_max=deliveries_max, block_s=block_s, **more)
 
 
 def entry(name: str) -> Entry:

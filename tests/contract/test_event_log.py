@@ -21,12 +21,17 @@ from eventlogs import (
 )
 
 from holdfast.domain.errors import InvalidSpec
-from holdfast.log.protocol import Backlog, FencedLog
+from holdfast.log.protocol import Backlog, Commit, Entry, FencedLog
 
 pytestmark = pytest.mark.anyio
 
 WAKE_TIMEOUT_S = 5.0  # a fraction of the patient bench's waits
 PATIENCE_S = 30.0
+IN_A_NODE = 2  # entries of that size that Redis keeps together, and removes together
+
+
+def large_entries(count: int) -> list[Entry]:
+    return [Entry(id=f"e{number}", type="test", data=bytes(4096)) for number in range(count)]
 
 
 # ---------------------------------------------------------------------- reading and writing
@@ -269,6 +274,59 @@ async def test_acknowledging_twice_or_what_is_unknown_is_harmless(log: FencedLog
 async def test_a_malformed_position_is_named(log: FencedLog) -> None:
     with pytest.raises(InvalidSpec, match=r"position: 'yesterday' is not valid"):
         await log.acknowledge("s", GROUP, "yesterday")
+
+
+# ---------------------------------------------------------------------- what is kept
+
+
+async def test_what_every_group_has_acknowledged_is_removed(make_bench: Callable[..., Bench]) -> None:
+    """Nothing sooner: an entry that one group still has pending, or has not read, stays, and all after it."""
+    bench = make_bench(reclaim_after_s=5 * PATIENCE_S, consumed=("c",))
+    log = bench.open()
+    await log.append("c", *large_entries(40))
+    await log.append("plain", *large_entries(40))
+    slow = log.subscribe("c", group="slow", consumer="one", batch_max=10)
+    pending = await anext(slow)
+    for stream in ("c", "plain"):
+        await Reader(log, stream).take_and_acknowledge(40)
+    assert len(await log.read("c")) == 40, "the slow group has acknowledged nothing"
+    await log.acknowledge("c", "slow", *(each.position for each in pending[:9]))
+    left = names(await log.read("c"))
+    assert left[-31:] == [f"e{number}" for number in range(9, 40)]
+    assert len(left) <= 31 + IN_A_NODE
+    while len(pending) < 40:
+        pending += await anext(slow)
+    await log.acknowledge("c", "slow", *(each.position for each in pending))
+    assert len(await log.read("c")) <= IN_A_NODE
+    assert len(await log.read("plain")) == 40, "others may read a stream that is not only for groups"
+    await log.append("c", entry("after"))
+    assert names(await Reader(log, "c").take_and_acknowledge(1)) == ["after"]
+    await bench.aclose()
+
+
+async def test_a_commit_removes_what_it_acknowledges(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(reclaim_after_s=5 * PATIENCE_S, consumed=("c",))
+    log = bench.open()
+    lease = await log.acquire("leader", "a", 30.0)
+    assert lease is not None
+    await log.append("c", *large_entries(40))
+    taken = await Reader(log, "c").take(40)
+    await log.commit(lease, Commit(acknowledge={("c", GROUP): [each.position for each in taken[:30]]}))
+    assert names(await log.read("c"))[-10:] == [f"e{number}" for number in range(30, 40)]
+    assert len(await log.read("c")) <= 10 + IN_A_NODE
+    await bench.aclose()
+
+
+async def test_a_stream_is_bounded_by_bytes_as_well(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(stream_bytes_max=2**20)
+    log = bench.open()
+    for _ in range(16):
+        await log.append("s", *large_entries(32))
+    kept = await log.read("s")
+    assert 50 <= len(kept) <= 300, "of 512 entries of 4 KiB, the newest MiB"
+    assert kept[-1].entry.id == "e31"
+    assert (await log.usage()).used_bytes > 0
+    await bench.aclose()
 
 
 # ---------------------------------------------------------------------- what happens to streams

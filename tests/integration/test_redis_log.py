@@ -18,7 +18,7 @@ from holdfast.domain.errors import HoldfastError, InvalidSpec, Unavailable
 from holdfast.log import subscription
 from holdfast.log.embedded import MEMORY_MAX, EmbeddedRedis
 from holdfast.log.keys import Keys
-from holdfast.log.protocol import Commit, Lease
+from holdfast.log.protocol import Commit, Entry, Lease
 from holdfast.log.redis import RedisLog
 
 pytestmark = pytest.mark.anyio
@@ -166,7 +166,7 @@ async def test_full_memory_refuses_and_writes_nothing(log: RedisLog, raw: redis.
     await reader.take(1)
     raw.config_set("maxmemory", 1)
     try:
-        with pytest.raises(Unavailable, match=r"will not serve now: .*OOM"):
+        with pytest.raises(Unavailable, match=r"will not serve now: its memory is full \(.*OOM.*\)\. Training goes on"):
             await log.append("s", entry("y"))
         with pytest.raises(Unavailable, match=r"will not serve now: .*OOM"):
             await log.commit(
@@ -179,6 +179,34 @@ async def test_full_memory_refuses_and_writes_nothing(log: RedisLog, raw: redis.
     assert await read_all(log, "out") == []
     assert names(await Reader(log, "s").take(1)) == ["x"]
     await log.append("s", entry("y"))
+
+
+async def test_what_is_acknowledged_makes_room_in_a_full_memory(own_server: RedisServer) -> None:
+    """As when an earlier version had kept it, or the leader was away: nobody has to clear up by hand."""
+    log = redis_log(own_server.url, consumed=("c",))
+    keeps_all = redis_log(own_server.url, consumed=())
+    await log.append("c", *(Entry(f"e{number}", "test", bytes(4096)) for number in range(500)))
+    await Reader(keeps_all, "c").take_and_acknowledge(500)
+    with redis.Redis.from_url(own_server.url) as client:
+        client.config_set("maxmemory", client.info("memory")["used_memory"] - 2**20)
+        with pytest.raises(Unavailable, match="its memory is full"):
+            await keeps_all.append("c", entry("refused"))
+        assert await lead(log), "a leader can be found although there is no room for a lease at first"
+        await log.append("c", entry("after"))
+    assert names(await Reader(log, "c").take(1)) == ["after"]
+    for each in (log, keeps_all):
+        await each.aclose()
+
+
+async def test_usage_is_that_of_the_whole_server(own_server: RedisServer) -> None:
+    log = redis_log(own_server.url)
+    await log.append("s", Entry("large", "test", bytes(2**20)))
+    usage = await log.usage()
+    assert 2**20 < usage.used_bytes < usage.limit_bytes
+    with redis.Redis.from_url(own_server.url) as client:
+        client.config_set("maxmemory", 0)
+    assert (await log.usage()).limit_bytes == 0, "no limit"
+    await log.aclose()
 
 
 async def test_a_disk_that_cannot_be_written_refuses(own_server: RedisServer) -> None:

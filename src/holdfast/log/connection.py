@@ -24,8 +24,8 @@ ANSWER_TIMEOUT_S = 2.0  # beyond any blocking: a server that is silent for longe
 RETRY_DELAYS_S = (0.01, 0.05, 0.2)
 CONNECTIONS_MAX = 256
 
-# The server is there but will not serve now: full memory or disk, a failover under way, rights that are missing.
-_REFUSALS = ("OOM", "MISCONF", "READONLY", "LOADING", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "NOREPLICAS", "NOPERM")
+# The server is there but will not serve now: a full disk, a failover under way, rights that are missing.
+_REFUSALS = ("MISCONF", "READONLY", "LOADING", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "NOREPLICAS", "NOPERM")
 _GONE = ("NOGROUP", "UNBLOCKED")  # UNBLOCKED is what a blocked read gets when its stream is deleted
 
 T = TypeVar("T")
@@ -33,6 +33,10 @@ T = TypeVar("T")
 
 class GroupGone(HoldfastError):
     """The stream or its group was deleted, maybe under a blocked read. A subscription creates it again."""
+
+
+class Full(Unavailable):
+    """Redis has reached its maxmemory: what grows is refused, what shrinks is not."""
 
 
 class Connection:
@@ -94,6 +98,11 @@ class Connection:
         text = f"{getattr(error, 'status_code', None) or ''} {error}".strip()
         if any(code in text for code in _GONE):
             return GroupGone(text)
+        if "OOM" in text:
+            return Full(
+                f"Redis at {self.address} will not serve now: its memory is full ({text}). Training goes on, and nothing is "
+                "decided until there is room: raise its maxmemory, or remove what else is stored there"
+            )
         if any(code in text for code in _REFUSALS):
             return Unavailable(f"Redis at {self.address} will not serve now: {text}")
         return HoldfastError(f"Redis at {self.address} rejects a command: {text}")

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import anyio
 from anyio.lowlevel import checkpoint
 
 from holdfast.domain.errors import InvalidSpec, StaleEpoch
+from holdfast.log import names
 from holdfast.log.keys import DEAD_SUFFIX
-from holdfast.log.protocol import Backlog, Commit, Delivery, Entry, Lease
+from holdfast.log.protocol import Backlog, Commit, Delivery, Entry, Lease, Usage
 
 RECLAIM_CHECKS = 5  # looks for abandoned entries per `reclaim_after_s`
 
@@ -43,6 +44,13 @@ class _Stream:
     entries: dict[int, Entry] = field(default_factory=dict)
     since_s: dict[int, float] = field(default_factory=dict)  # when each was appended
     groups: dict[str, _Group] = field(default_factory=dict)
+    size_bytes: int = 0
+
+    def add(self, number: int, entry: Entry, at_s: float) -> None:
+        self.numbers.append(number)
+        self.entries[number] = entry
+        self.since_s[number] = at_s
+        self.size_bytes += _size(entry)
 
     def after(self, number: int, count: int) -> list[int]:
         begin = bisect.bisect_right(self.numbers, number)
@@ -52,9 +60,18 @@ class _Stream:
         surplus = len(self.numbers) - length
         if surplus > 0:
             for number in self.numbers[:surplus]:
-                del self.entries[number]
+                self.size_bytes -= _size(self.entries.pop(number))
                 del self.since_s[number]
             del self.numbers[:surplus]
+
+    def trim_bytes(self, bytes_max: int) -> None:
+        while self.size_bytes > bytes_max:
+            self.trim(len(self.numbers) - 1)
+
+    def trim_consumed(self) -> None:
+        """Remove what every group has acknowledged."""
+        needed = min((min(group.pending, default=group.last + 1) for group in self.groups.values()), default=0)
+        self.trim(len(self.numbers) - bisect.bisect_left(self.numbers, needed))
 
 
 @dataclass(slots=True)
@@ -70,11 +87,15 @@ class MemoryLog:
         self,
         *,
         stream_length_max: int = 100_000,
+        stream_bytes_max: int = 128 * 2**20,
         reclaim_after_s: float = 5.0,
         deliveries_max: int = 5,
         block_s: float = 0.5,
+        consumed: Collection[str] = names.CONSUMED,
     ) -> None:
         self._stream_length_max = stream_length_max
+        self._stream_bytes_max = stream_bytes_max
+        self._consumed = frozenset(consumed)
         self._reclaim_after_s = reclaim_after_s
         self._deliveries_max = deliveries_max
         self._block_s = block_s
@@ -203,6 +224,10 @@ class MemoryLog:
         await checkpoint()
         return dict(self._snapshots.get(name, {}))
 
+    async def usage(self) -> Usage:
+        await checkpoint()
+        return Usage(sum(held.size_bytes for held in self._streams.values()))
+
     async def ping(self) -> None:
         await checkpoint()
 
@@ -232,10 +257,9 @@ class MemoryLog:
     def _add(self, stream: str, entry: Entry) -> str:
         held = self._streams.setdefault(stream, _Stream())
         number = next(self._numbers)
-        held.numbers.append(number)
-        held.entries[number] = entry
-        held.since_s[number] = anyio.current_time()
+        held.add(number, entry, anyio.current_time())
         held.trim(self._stream_length_max)
+        held.trim_bytes(self._stream_bytes_max)
         self._announce()
         return _position(number)
 
@@ -314,10 +338,16 @@ class MemoryLog:
         if held is not None and group in held.groups:
             for number in numbers:
                 held.groups[group].pending.pop(number, None)
+            if stream in self._consumed:
+                held.trim_consumed()
 
     def _current(self, name: str) -> _Held | None:
         held = self._held.get(name)
         return held if held is not None and held.until_s > anyio.current_time() else None
+
+
+def _size(entry: Entry) -> int:
+    return len(entry.id) + len(entry.type) + len(entry.traceparent) + len(entry.data)
 
 
 def _position(number: int) -> str:

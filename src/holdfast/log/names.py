@@ -5,5 +5,8 @@ STEPS = "steps"  # diagnostics → supervisor: batches of domain.findings.StepRe
 INBOX = "inbox"  # supervisor shell → supervisor core: agents' reports, operators' requests
 EVENTS = "events"  # supervisor core → history, SSE: what changed, as domain values
 
+# Nobody reads these but groups: an entry that every group has acknowledged is removed.
+CONSUMED = frozenset({FINDINGS, INBOX})
+
 SUPERVISOR_GROUP = "supervisor"
 LEADER_LEASE = "supervisor"

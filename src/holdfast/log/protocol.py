@@ -64,11 +64,19 @@ class Backlog:
     lag_s: float = 0.0  # 0 = everything has been handed out
 
 
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What the log takes of the memory that it may take."""
+
+    used_bytes: int = 0
+    limit_bytes: int = 0  # 0 = there is none
+
+
 class EventLog(Protocol):
     """Streams with consumer groups."""
 
     async def append(self, stream: str, *entries: Entry) -> list[str]:
-        """Append in order; returns the positions. The stream keeps about `stream_length_max` entries."""
+        """Append in order; returns the positions. The stream keeps about `stream_length_max` entries of `stream_bytes_max`."""
 
     def subscribe(
         self, *streams: str, group: str, consumer: str, batch_max: int = 256, start: str = "0"
@@ -83,7 +91,7 @@ class EventLog(Protocol):
         """
 
     async def acknowledge(self, stream: str, group: str, *positions: str) -> None:
-        """Done with these."""
+        """Done with these. Of a stream that only groups read (`names.CONSUMED`) goes what all of them are done with."""
 
     async def read(
         self, stream: str, *, after: str = "0", count: int = 1000, block_s: float | None = None
@@ -95,6 +103,9 @@ class EventLog(Protocol):
 
     async def backlog(self, stream: str, group: str) -> Backlog:
         """How far behind the group is; nothing when there is no such stream or group yet."""
+
+    async def usage(self) -> Usage:
+        """Of the whole log's memory, whoever uses it."""
 
     async def ping(self) -> None:
         """Raise `Unavailable`, naming the address, when the log cannot be reached."""

@@ -9,20 +9,27 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Any, TypeVar
 
 import anyio
 from anyio.lowlevel import checkpoint
 
 from holdfast.domain.errors import InvalidSpec, StaleEpoch
-from holdfast.log import durability, scripts
-from holdfast.log.connection import Connection, GroupGone
+from holdfast.log import durability, names, scripts
+from holdfast.log.connection import Connection, Full, GroupGone
 from holdfast.log.keys import Keys
-from holdfast.log.protocol import Backlog, Commit, Delivery, Entry, Lease
+from holdfast.log.protocol import Backlog, Commit, Delivery, Entry, Lease, Usage
 from holdfast.log.subscription import Limits, Subscription, decode
 
 COMMIT_REMEMBERED_S = 60.0  # several times what the retries of one commit can take
+
+STREAM_BYTES_MAX = 128 * 2**20
+MEMORY_SHARE = 16  # a stream takes at most this part of a limited memory: there are seven, and the snapshot
+LIMIT_GOOD_S = 60.0  # how long the server's memory limit is taken for known
+APPENDED_SHARE = 64  # an appender looks at a stream's size after each such part of what it may take
+
+T = TypeVar("T")
 
 _POSITION = re.compile(r"[0-9]{1,19}-[0-9]{1,19}")
 
@@ -36,12 +43,18 @@ class RedisLog:
         fleet: str,
         *,
         stream_length_max: int = 100_000,
+        stream_bytes_max: int = STREAM_BYTES_MAX,
         reclaim_after_s: float = 5.0,
         deliveries_max: int = 5,
         block_s: float = 2.0,
+        consumed: Collection[str] = names.CONSUMED,
     ) -> None:
         """Connects on first use. Raises `InvalidSpec` for a malformed URL or fleet name."""
         self._keys = Keys(fleet)
+        self._consumed = frozenset(consumed)
+        self._stream_bytes_max = stream_bytes_max
+        self._limit: tuple[float, int] = (-LIMIT_GOOD_S, 0)  # when it was asked for, the server's memory limit in bytes
+        self._appended_bytes: dict[str, int] = {}  # by stream, since its size was looked at
         self._limits = Limits(
             stream_length_max=stream_length_max,
             reclaim_after_s=reclaim_after_s,
@@ -56,6 +69,7 @@ class RedisLog:
         self._release = self._redis.register_script(scripts.RELEASE)
         self._commit = self._redis.register_script(scripts.COMMIT)
         self._backlog = self._redis.register_script(scripts.BACKLOG)
+        self._trim = self._redis.register_script(scripts.TRIM)
 
     # ------------------------------------------------------------------ streams
 
@@ -71,7 +85,9 @@ class RedisLog:
                     pipeline.xadd(key, _fields(entry), maxlen=self._limits.stream_length_max, approximate=True)
                 return await pipeline.execute()
 
-        return [position.decode() for position in await self._call(add)]
+        positions = await self._growing(add)
+        await self._bound(stream, sum(len(entry.data) for entry in entries))
+        return [position.decode() for position in positions]
 
     async def subscribe(
         self, *streams: str, group: str, consumer: str, batch_max: int = 256, start: str = "0"
@@ -95,6 +111,8 @@ class RedisLog:
             return
         key, checked = self._keys.stream(stream), _checked(positions)
         await self._call(lambda: self._redis.xack(key, group, *checked))
+        if stream in self._consumed:
+            await self._trim_streams(stream)
 
     async def read(
         self, stream: str, *, after: str = "0", count: int = 1000, block_s: float | None = None
@@ -136,7 +154,7 @@ class RedisLog:
 
     async def acquire(self, name: str, holder: str, ttl_s: float) -> Lease | None:
         keys = [self._keys.lease(name), self._keys.epoch(name)]
-        epoch = await self._call(lambda: self._acquire(keys=keys, args=[holder, _milliseconds(ttl_s)]))
+        epoch = await self._growing(lambda: self._acquire(keys=keys, args=[holder, _milliseconds(ttl_s)]))
         return None if epoch is None else Lease(name=name, holder=holder, epoch=int(epoch))
 
     async def renew(self, lease: Lease, ttl_s: float) -> bool:
@@ -154,7 +172,9 @@ class RedisLog:
         index = {name: number for number, name in enumerate(streams, start=len(keys) + 1)}
         keys += map(self._keys.stream, streams)
         args: list[str | int | bytes] = [_held(lease), secrets.token_hex(16), _milliseconds(COMMIT_REMEMBERED_S)]
-        args += [self._limits.stream_length_max, len(commit.snapshot), len(commit.append)]
+        consumed = "".join(str(int(stream in self._consumed)) for stream in streams)
+        args += [self._limits.stream_length_max, await self._bytes_max(), consumed]
+        args += [len(commit.snapshot), len(commit.append)]
         for part, value in commit.snapshot.items():
             args += [part, int(value is not None), value or b""]
         for name, entry in commit.append:
@@ -162,7 +182,7 @@ class RedisLog:
         for (name, group), positions in commit.acknowledge.items():
             for position in _checked(positions):
                 args += [index[name], group, position]
-        answer = await self._call(lambda: self._commit(keys=keys, args=args))
+        answer = await self._growing(lambda: self._commit(keys=keys, args=args))
         if answer != 1:
             holder = answer.decode(errors="replace") or "nobody"
             raise StaleEpoch(
@@ -176,6 +196,43 @@ class RedisLog:
             return {part.decode(): value for part, value in parts.items()}
         whole: Any = await self._call(lambda: self._redis.get(self._keys.snapshot(name)))
         return {} if whole is None else {"": whole}
+
+    # ------------------------------------------------------------------ memory
+
+    async def usage(self) -> Usage:
+        memory: Any = await self._call(lambda: self._redis.info("memory"))
+        return Usage(int(memory.get("used_memory", 0)), int(memory.get("maxmemory", 0)))
+
+    async def _bytes_max(self) -> int:
+        """What a stream may take of this server."""
+        asked_at_s, limit_bytes = self._limit
+        if anyio.current_time() - asked_at_s >= LIMIT_GOOD_S:
+            limit_bytes = (await self.usage()).limit_bytes
+            self._limit = (anyio.current_time(), limit_bytes)
+        return min(self._stream_bytes_max, limit_bytes // MEMORY_SHARE) if limit_bytes else self._stream_bytes_max
+
+    async def _bound(self, stream: str, appended_bytes: int) -> None:
+        """Look at the size of a stream once much has been appended to it."""
+        appended_bytes += self._appended_bytes.get(stream, 0)
+        self._appended_bytes[stream] = appended_bytes
+        if appended_bytes >= await self._bytes_max() // APPENDED_SHARE:
+            await self._trim_streams(stream)
+            self._appended_bytes[stream] = 0
+
+    async def _trim_streams(self, *streams: str) -> int:
+        """Hold them to their bounds; how many entries went."""
+        keys = [self._keys.stream(stream) for stream in streams]
+        args = [await self._bytes_max(), *(int(stream in self._consumed) for stream in streams)]
+        return int(await self._call(lambda: self._trim(keys=keys, args=args)))
+
+    async def _growing(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """A command that a full memory refuses. What is acknowledged makes room for it, if there is any."""
+        try:
+            return await self._call(attempt)
+        except Full:
+            if not await self._trim_streams(*sorted(self._consumed)):
+                raise
+            return await self._call(attempt)
 
     # ------------------------------------------------------------------ the connection
 

@@ -36,16 +36,70 @@ if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 return redis.call('DEL', KEYS[1])
 """
 
+# Two bounds that a stream is held to after each commit, as functions for the scripts below.
+#
+# `trim_consumed` removes what every group has acknowledged: all before the lowest entry that is pending with any group or has
+# not been handed out by it. A stream without groups keeps everything: nobody has read it yet.
+# `trim_bytes` removes the oldest entries of a stream that takes more memory than it may, read or not.
+# Both trim whole nodes of the stream ("~"), which is cheap and leaves a few entries more; a full memory allows it.
+_TRIM = """
+local function before(a, b)
+  local a_ms, a_seq = string.match(a, '^(%d+)-(%d+)$')
+  local b_ms, b_seq = string.match(b, '^(%d+)-(%d+)$')
+  if a_ms ~= b_ms then return tonumber(a_ms) < tonumber(b_ms) end
+  return tonumber(a_seq) < tonumber(b_seq)
+end
+local function trim_consumed(stream)
+  if redis.call('EXISTS', stream) == 0 then return 0 end
+  local needed = nil
+  for _, fields in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
+    local info = {}
+    for i = 1, #fields, 2 do info[fields[i]] = fields[i + 1] end
+    local first = info['last-delivered-id']
+    if info.pending > 0 then
+      first = redis.call('XPENDING', stream, info.name)[2]
+    else
+      local ms, seq = string.match(first, '^(%d+)-(%d+)$')
+      first = ms .. '-' .. string.format('%.0f', tonumber(seq) + 1)
+    end
+    if needed == nil or before(first, needed) then needed = first end
+  end
+  return needed and redis.call('XTRIM', stream, 'MINID', '~', needed) or 0
+end
+local function trim_bytes(stream, bytes_max)
+  local used = redis.pcall('MEMORY', 'USAGE', stream)
+  if type(used) ~= 'number' or used <= bytes_max then return 0 end
+  local keep = math.floor(redis.call('XLEN', stream) * bytes_max / used * 0.9)
+  return redis.call('XTRIM', stream, 'MAXLEN', '~', keep)
+end
+"""
+
+# KEYS: streams. ARGV: bytes that each may take; then for each stream 1 = consumed, or 0. Returns how many entries went.
+TRIM = (
+    _TRIM
+    + """
+local gone = 0
+for i = 1, #KEYS do
+  if ARGV[i + 1] == '1' then gone = gone + trim_consumed(KEYS[i]) end
+  gone = gone + trim_bytes(KEYS[i], tonumber(ARGV[1]))
+end
+return gone
+"""
+)
+
 # KEYS: lease, parts of the snapshot, marker, what an earlier version kept instead of parts, then each stream once.
-# ARGV: "<epoch> <holder>", this commit's token, the marker's TTL in ms, stream length, number of parts, number of appends,
+# ARGV: "<epoch> <holder>", this commit's token, the marker's TTL in ms, stream length, bytes that a stream may take,
+#       which streams are consumed (1 or 0 for each, as one word), number of parts, number of appends,
 #       per part: name, 1 = write it or 0 = remove it, value;
 #       per append: index into KEYS, id, type, traceparent, data;
 #       per acknowledgement: index into KEYS, group, position.
 # Returns 1, or who holds the lease ('' = nobody) when the caller does not: then nothing was written.
 #
 # The marker holds the token of the last commit: one that is repeated because its answer got lost has been done already.
-COMMIT = """
-local lease, token, token_ttl_ms, length, parts, appends = unpack(ARGV, 1, 6)
+COMMIT = (
+    _TRIM
+    + """
+local lease, token, token_ttl_ms, length, bytes_max, consumed, parts, appends = unpack(ARGV, 1, 8)
 if redis.call('GET', KEYS[3]) == token then return 1 end
 local held = redis.call('GET', KEYS[1])
 if held ~= lease then return held or '' end
@@ -56,7 +110,7 @@ for i = 5, #KEYS do
   end
 end
 redis.call('SET', KEYS[3], token, 'PX', token_ttl_ms)
-local at = 7
+local at = 9
 for _ = 1, tonumber(parts) do
   if ARGV[at + 1] == '1' then
     redis.call('HSET', KEYS[2], ARGV[at], ARGV[at + 2])
@@ -75,8 +129,13 @@ while at < #ARGV do
   redis.call('XACK', KEYS[tonumber(ARGV[at])], ARGV[at + 1], ARGV[at + 2])
   at = at + 3
 end
+for i = 5, #KEYS do
+  if string.sub(consumed, i - 4, i - 4) == '1' then trim_consumed(KEYS[i]) end
+  trim_bytes(KEYS[i], tonumber(bytes_max))
+end
 return 1
 """
+)
 
 # Hands pending entries out again. What has been trimmed from the stream is acknowledged and skipped; what has been handed
 # out too often goes to the dead stream. Both in the same step as the claim, so that nothing is lost or buried twice.
