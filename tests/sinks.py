@@ -29,7 +29,7 @@ class Kept:
         self.recorded.append((metric.name, value, dict(attributes)))
 
     def show(self, metric: Metric, points: Iterable[Point]) -> None:
-        self.shown[metric.name] = {tuple(attributes.values())[-1]: value for value, attributes in points}
+        self.shown[metric.name] = {("", *attributes.values())[-1]: value for value, attributes in points}
 
     def observe(self, metric: Metric, read: Callable[[], float], attributes: Mapping[str, Value]) -> None:
         self.recorded.append((metric.name, read(), dict(attributes)))

@@ -21,7 +21,7 @@ from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.nodes import PROTOCOL_VERSION, NodeFacts, RunningWorker
 from holdfast.domain.orders import Hello, Order, OrderDone, Prepare, RanksStepping, Report, Start, Stop
 from holdfast.log.names import FINDINGS
-from holdfast.log.protocol import Backlog, Commit, Delivery, Entry, FencedLog, Lease
+from holdfast.log.protocol import Backlog, Commit, Delivery, Entry, FencedLog, Lease, Usage
 from holdfast.runtime.grpc_channel import open_channel
 from holdfast.supervisor.service import run
 from holdfast.supervisor.settings import SupervisorSettings
@@ -89,6 +89,9 @@ class MortalLog:
 
     async def backlog(self, stream: str, group: str) -> Backlog:
         return await self._alive().backlog(stream, group)
+
+    async def usage(self) -> Usage:
+        return await self._alive().usage()
 
     async def ping(self) -> None:
         await self._alive().ping()

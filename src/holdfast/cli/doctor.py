@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from holdfast.cli.client import Client, default_url
-from holdfast.cli.preflight import redis_risk, redis_version, without_password
+from holdfast.cli.preflight import redis_crowded, redis_risk, redis_version, without_password
 from holdfast.domain.errors import HoldfastError
 from holdfast.log import durability
 
@@ -109,12 +109,14 @@ def _redis() -> Iterator[Check]:
         shown = f"configured: {without_password(url)}"
         try:
             shown += f", version {redis_version(url)}"
-            risk = redis_risk(url)
+            risk, crowded = redis_risk(url), redis_crowded(url)
         except HoldfastError as error:
             yield Check("Redis", "problem", shown, str(error).removeprefix("--redis-url: "))
         else:
             if risk:
                 yield Check("Redis", "problem", f"{shown}; {risk}", durability.ADVICE)
+            elif crowded:
+                yield Check("Redis", "problem", f"{shown}; {crowded}", durability.ROOM_ADVICE)
             else:
                 yield Check("Redis", "ok", shown)
         return

@@ -13,6 +13,7 @@ from typing import Any
 
 from holdfast.domain.errors import HoldfastError, InvalidSpec, Unavailable
 from holdfast.log import durability
+from holdfast.log.protocol import Usage
 
 PORT_MAX = 65535
 REDIS_TIMEOUT_S = 3.0
@@ -67,6 +68,12 @@ def redis_version(url: str) -> str:
 def redis_risk(url: str) -> str:
     """What a restart of the server at `url` would cost; empty when nothing. Raises as `redis_version` does."""
     return durability.risk(_redis_info(url, "persistence"))
+
+
+def redis_crowded(url: str) -> str:
+    """How near the server at `url` is to the end of its memory; empty when there is room. Raises as `redis_version` does."""
+    memory = _redis_info(url, "memory")
+    return durability.crowded(Usage(int(memory.get("used_memory", 0)), int(memory.get("maxmemory", 0))))
 
 
 def _redis_info(url: str, section: str) -> dict[str, Any]:

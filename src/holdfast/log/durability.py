@@ -1,11 +1,27 @@
-"""Whether a Redis keeps what it was told over its own restart. Holdfast keeps its decisions nowhere else."""
+"""Whether a Redis keeps what it is told: over its own restart, and for want of memory. Decisions are kept nowhere else."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from holdfast.log.protocol import Usage
+
 ADVICE = "start Redis with --appendonly yes --appendfsync everysec (a hosted one: turn AOF on)"
+
+ROOM_ADVICE = "raise Redis' maxmemory, or remove what else is stored there"
+
+CROWDED = 0.8  # of what it may use; the alert rule HoldfastEventLogFull says the same
+
+
+def crowded(usage: Usage) -> str:
+    """How near this Redis is to refusing everything; empty when there is room."""
+    if not usage.limit_bytes or usage.used_bytes < CROWDED * usage.limit_bytes:
+        return ""
+    return (
+        f"it uses {usage.used_bytes / usage.limit_bytes:.0%} of the {usage.limit_bytes / 2**20:.0f} MiB that it may: once it "
+        "is full nothing is decided, and training goes on"
+    )
 
 
 def risk(persistence: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ anyio task groups.
 
 from __future__ import annotations
 
+import logging
 import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
@@ -22,10 +23,15 @@ from holdfast.log.keys import Keys
 from holdfast.log.protocol import Backlog, Commit, Delivery, Entry, Lease, Usage
 from holdfast.log.subscription import Limits, Subscription, decode
 
+logger = logging.getLogger(__name__)
+
 COMMIT_REMEMBERED_S = 60.0  # several times what the retries of one commit can take
 
 STREAM_BYTES_MAX = 128 * 2**20
-MEMORY_SHARE = 16  # a stream takes at most this part of a limited memory: there are seven, and the snapshot
+MEMORY_SHARE = 16  # a stream takes at most this part of a limited memory: there are seven, and the snapshot,
+STREAM_BYTES_MIN = (
+    4 * 2**20
+)  # but it may always take this much: what nobody has read is not dropped for a limit of a few bytes
 LIMIT_GOOD_S = 60.0  # how long the server's memory limit is taken for known
 APPENDED_SHARE = 64  # an appender looks at a stream's size after each such part of what it may take
 
@@ -209,7 +215,9 @@ class RedisLog:
         if anyio.current_time() - asked_at_s >= LIMIT_GOOD_S:
             limit_bytes = (await self.usage()).limit_bytes
             self._limit = (anyio.current_time(), limit_bytes)
-        return min(self._stream_bytes_max, limit_bytes // MEMORY_SHARE) if limit_bytes else self._stream_bytes_max
+        if not limit_bytes:
+            return self._stream_bytes_max
+        return min(self._stream_bytes_max, max(STREAM_BYTES_MIN, limit_bytes // MEMORY_SHARE))
 
     async def _bound(self, stream: str, appended_bytes: int) -> None:
         """Look at the size of a stream once much has been appended to it."""
@@ -223,7 +231,12 @@ class RedisLog:
         """Hold them to their bounds; how many entries went."""
         keys = [self._keys.stream(stream) for stream in streams]
         args = [await self._bytes_max(), *(int(stream in self._consumed) for stream in streams)]
-        return int(await self._call(lambda: self._trim(keys=keys, args=args)))
+        gone, unread = await self._call(lambda: self._trim(keys=keys, args=args))
+        if unread:
+            logger.error(
+                "%s: %d entries that had not been read were dropped for want of room", ", ".join(streams), unread
+            )
+        return int(gone)
 
     async def _growing(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """A command that a full memory refuses. What is acknowledged makes room for it, if there is any."""

@@ -40,7 +40,8 @@ return redis.call('DEL', KEYS[1])
 #
 # `trim_consumed` removes what every group has acknowledged: all before the lowest entry that is pending with any group or has
 # not been handed out by it. A stream without groups keeps everything: nobody has read it yet.
-# `trim_bytes` removes the oldest entries of a stream that takes more memory than it may, read or not.
+# `trim_bytes` removes the oldest entries of a stream that takes more memory than it may, read or not: of one that is consumed
+# only when it is appended to, since whoever commits is about to read the rest.
 # Both trim whole nodes of the stream ("~"), which is cheap and leaves a few entries more; a full memory allows it.
 _TRIM = """
 local function before(a, b)
@@ -74,16 +75,19 @@ local function trim_bytes(stream, bytes_max)
 end
 """
 
-# KEYS: streams. ARGV: bytes that each may take; then for each stream 1 = consumed, or 0. Returns how many entries went.
+# KEYS: streams. ARGV: bytes that each may take; then for each stream 1 = consumed, or 0. Returns how many entries went, and
+# how many of them some group had not read.
 TRIM = (
     _TRIM
     + """
-local gone = 0
+local gone, unread = 0, 0
 for i = 1, #KEYS do
   if ARGV[i + 1] == '1' then gone = gone + trim_consumed(KEYS[i]) end
-  gone = gone + trim_bytes(KEYS[i], tonumber(ARGV[1]))
+  local surplus = trim_bytes(KEYS[i], tonumber(ARGV[1]))
+  gone = gone + surplus
+  if ARGV[i + 1] == '1' then unread = unread + surplus end
 end
-return gone
+return {gone, unread}
 """
 )
 
@@ -130,8 +134,7 @@ while at < #ARGV do
   at = at + 3
 end
 for i = 5, #KEYS do
-  if string.sub(consumed, i - 4, i - 4) == '1' then trim_consumed(KEYS[i]) end
-  trim_bytes(KEYS[i], tonumber(bytes_max))
+  if string.sub(consumed, i - 4, i - 4) == '1' then trim_consumed(KEYS[i]) else trim_bytes(KEYS[i], tonumber(bytes_max)) end
 end
 return 1
 """

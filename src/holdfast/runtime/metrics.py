@@ -90,6 +90,17 @@ LOG_PENDING = Metric(
 LOG_LAG = Metric(
     "holdfast.log.lag", "gauge", "s", ("stream",), "supervisor", "age of the oldest entry that has not been handed out"
 )
+LOG_MEMORY = Metric(
+    "holdfast.log.memory", "gauge", "By", (), "supervisor", "memory that Redis uses, whoever has put it there"
+)
+LOG_MEMORY_LIMIT = Metric(
+    "holdfast.log.memory_limit",
+    "gauge",
+    "By",
+    (),
+    "supervisor",
+    "what Redis may use (maxmemory); absent without a limit",
+)
 FINDINGS = Metric(
     "holdfast.findings", "counter", "{finding}", ("kind", "severity"), "diagnostics", "findings that were published"
 )
@@ -130,6 +141,8 @@ METRICS = (
     CHECKPOINT_AGE,
     LOG_PENDING,
     LOG_LAG,
+    LOG_MEMORY,
+    LOG_MEMORY_LIMIT,
     FINDINGS,
     TELEMETRY_DROPPED,
     REPLICATED,

@@ -24,7 +24,9 @@ from supervising import (
 )
 from waiting import wait_until_async
 
+from holdfast.domain.errors import Unavailable
 from holdfast.domain.orders import Prepare
+from holdfast.log.embedded import MEMORY_MAX
 from holdfast.log.keys import Keys
 from holdfast.supervisor.term import LeaseTimes
 
@@ -73,6 +75,33 @@ async def test_a_leader_that_does_not_know_of_its_end_writes_and_does_nothing(re
             assert not (await stale.get("/v1/version"))["leader"]
             assert any("not the leader" in refusal for agent in agents for refusal in agent.refusals)
         tasks.cancel_scope.cancel()
+
+
+async def test_a_full_redis_stops_decisions_and_nothing_else(own_server: RedisServer, tmp_path: Path) -> None:
+    """Whoever asks is told why; nobody's workers are touched; when there is room, what was held up is done."""
+    log = redis_log(own_server.url)
+    async with aioredis.Redis.from_url(own_server.url) as redis, anyio.create_task_group() as tasks:
+        supervisor = await start_supervisor(tasks, tmp_path / "a", redis_log(own_server.url), times=QUICK)
+        async with played_agents(tasks, ["n1", "n2"], [supervisor.control]) as agents, supervisor.client() as client:
+            await supervisor.post("/v1/jobs", job_body())
+            await until_phase(supervisor, "gpt", "running")
+            before = [dict(agent.executed) for agent in agents]
+            await redis.config_set("maxmemory", 1)
+            with pytest.raises(Unavailable, match="its memory is full"):
+                await publish(log, crash("gpt", 1, "n1", 0))
+            refused = await client.post("/v1/jobs/gpt/stop")
+            assert refused.status_code == 503
+            assert "its memory is full" in refused.json()["detail"]
+            assert "Training goes on" in refused.json()["detail"]
+            await anyio.sleep(2 * QUICK.ttl_s)  # a lease can be renewed, and a new one cannot be taken
+            assert [dict(agent.executed) for agent in agents] == before, "nothing was ordered"
+            await redis.config_set("maxmemory", MEMORY_MAX)
+            await publish(log, crash("gpt", 1, "n1", 0))
+            [incident] = await resolved(supervisor)
+            assert incident["kind"] == "worker_crash"
+            assert_prepared_once(agents)
+        tasks.cancel_scope.cancel()
+    await log.aclose()
 
 
 async def test_redis_goes_away_amid_an_incident_and_comes_back(own_server: RedisServer, tmp_path: Path) -> None:

@@ -96,6 +96,8 @@ async def test_the_leader_shows_the_fleet(kept: Kept, tmp_path: Path) -> None:
     assert shown[metrics.TOKEN_RATE.name][JOB] == pytest.approx(100.0)
     assert shown[metrics.LOG_PENDING.name] == {"findings": 0, "steps": 0, "inbox": 2}
     assert shown[metrics.LOG_LAG.name]["inbox"] == 0
+    assert shown[metrics.LOG_MEMORY.name][""] > 0
+    assert shown[metrics.LOG_MEMORY_LIMIT.name] == {}, "this log has none"
     assert shown[metrics.CHECKPOINT_AGE.name].keys() == {"store"}
     assert shown[metrics.JOB_TIME.name]["useful"] == pytest.approx(5.0)
 

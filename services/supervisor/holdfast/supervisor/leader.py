@@ -25,6 +25,7 @@ from holdfast.supervisor.sessions import Sessions
 from holdfast.supervisor.term import LeaseTimes, Term
 
 CAMPAIGN_S = 0.2  # how often a standby asks for the lease
+SAY_AGAIN_S = 30.0  # that there is no lease, while the reason stays the same
 RELEASE_TIMEOUT_S = 0.5
 
 log = structlog.get_logger("holdfast.supervisor.leader")
@@ -76,12 +77,15 @@ class Leader:
         """The lease, and the loop's time just before it was asked for. Waits for as long as it takes."""
         holder = f"{self._supervisor}#{uuid.uuid4().hex[:12]}"
         waiting = False
+        said, said_at_s = "", 0.0
         while True:
             asked_at_s = anyio.current_time()
             try:
                 lease = await self._log.acquire(LEADER_LEASE, holder, self._times.ttl_s)
             except Unavailable as error:
-                log.warning("no lease", reason=str(error))
+                if str(error) != said or asked_at_s - said_at_s >= SAY_AGAIN_S:
+                    log.warning("no lease", reason=str(error))
+                    said, said_at_s = str(error), asked_at_s
             else:
                 if lease is not None:
                     return lease, asked_at_s

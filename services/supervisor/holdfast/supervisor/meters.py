@@ -82,6 +82,9 @@ class Meters:
         behind = [(stream, await self._log.backlog(stream, SUPERVISOR_GROUP)) for stream in STREAMS]
         telemetry.show(metrics.LOG_PENDING, [(each.pending, {"stream": stream}) for stream, each in behind])
         telemetry.show(metrics.LOG_LAG, [(each.lag_s, {"stream": stream}) for stream, each in behind])
+        usage = await self._log.usage()
+        telemetry.show(metrics.LOG_MEMORY, [(usage.used_bytes, {})])
+        telemetry.show(metrics.LOG_MEMORY_LIMIT, [(usage.limit_bytes, {})] if usage.limit_bytes else [])
         ages: list[Point] = []
         seconds: list[Point] = []
         for job in jobs:

@@ -19,7 +19,7 @@ from holdfast.runtime.garbage import collect_seldom
 from holdfast.runtime.grpc_server import listen
 from holdfast.runtime.ready import announce
 from holdfast.runtime.service import guarded
-from holdfast.supervisor import snapshot
+from holdfast.supervisor import room, snapshot
 from holdfast.supervisor.api.app import build
 from holdfast.supervisor.api.backend import Backend, Identity
 from holdfast.supervisor.api.server import bind, serving, url_of
@@ -97,6 +97,7 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
         tasks = await stack.enter_async_context(anyio.create_task_group())
         guarded(tasks, "history of events", follower.follow_events)
         guarded(tasks, "history of steps", follower.follow_steps)
+        guarded(tasks, "room", lambda: room.watch(event_log))
         if telemetry.on():
             guarded(tasks, "metrics", Meters(leader.picture, event_log, history, progress).run)
         listening = await stack.enter_async_context(
