@@ -3,8 +3,8 @@
     python benchmarks/redis_memory.py [--steps 2000] [--nodes 3] [--ranks 1] [--keep-all]
 
 Every node of a job reports what it holds after each save, as agents do: its own shards and those of a peer, in memory and on
-disk, the newest three steps. A leader reads and acknowledges the reports in its commits. `--keep-all` keeps what is acknowledged
-until there are 100,000 entries. Runs on an embedded Redis.
+disk, the newest three steps. A leader reads and acknowledges the reports in its commits. `--keep-all` keeps what is
+acknowledged until there are 100,000 entries. Runs on an embedded Redis.
 """
 
 from __future__ import annotations
