@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from holdfast.cli.stack import MEMORY_PREFIX, MEMORY_ROOT
+from holdfast.cli.memory_root import MEMORY_PREFIX, MEMORY_ROOT
 
 MARK = "TEST_MARK"  # not HOLDFAST_…: those are not handed down
 

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from holdfast.cli.client import Client
+from holdfast.cli.processes import kill_tree
 from holdfast.cli.run import wait_for_nodes
-from holdfast.cli.stack import LocalStack, StackOptions, kill_tree
+from holdfast.cli.stack import LocalStack, StackOptions
 
 SCRIPT = Path(__file__).with_name("train.py")
 LIBRARY_SCRIPT = Path(__file__).with_name("train_library.py")  # the same training with holdfast.train

@@ -135,3 +135,51 @@ def test_a_server_that_dies_at_start_shows_the_end_of_its_log(tmp_path: Path) ->
     (tmp_path / "appendonly.aof").write_bytes(b"not an append-only file\r\n")
     with pytest.raises(Unavailable, match=r"(?s)died at start \(exit code 1\).*[Bb]ad file format"):
         EmbeddedRedis(tmp_path).start()
+
+
+def test_one_that_outlives_its_starter_is_adopted_with_its_port_and_its_data(tmp_path: Path) -> None:
+    starting = f"""
+import time
+from pathlib import Path
+from holdfast.log.embedded import EmbeddedRedis
+server = EmbeddedRedis(Path({str(tmp_path)!r}), outlives_us=True)
+server.start()
+print(server.url, server.pid, flush=True)
+time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", starting], stdout=subprocess.PIPE, text=True) as starter:
+        assert starter.stdout is not None
+        url, pid = starter.stdout.readline().split()
+        with redis.Redis.from_url(url) as client:
+            client.set("kept", "yes")
+        starter.kill()
+    successor = EmbeddedRedis(tmp_path, outlives_us=True)
+    assert successor.adopt()
+    assert (successor.url, successor.pid, successor.exit_code) == (url, int(pid), None)
+    with client_of(successor) as client:
+        assert client.get("kept") == b"yes"
+    os.kill(successor.pid, signal.SIGKILL)
+    wait_until(lambda: successor.exit_code is not None, description="its end to be noticed")
+    successor.stop()
+    successor.start()  # where it was
+    with client_of(successor) as client:
+        assert client.ping()
+    successor.stop()
+
+
+def test_where_no_server_runs_none_is_adopted(tmp_path: Path) -> None:
+    assert not EmbeddedRedis(tmp_path / "none").adopt()
+    assert not EmbeddedRedis().adopt()
+    with EmbeddedRedis(tmp_path) as server:
+        os.kill(server.pid, signal.SIGKILL)  # leaves its socket's name behind
+        wait_until(lambda: server.exit_code is not None, description="its end")
+        assert (tmp_path / "redis.sock").exists()
+        assert not EmbeddedRedis(tmp_path).adopt()
+
+
+def test_a_server_that_does_not_answer_is_not_adopted_and_says_so(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path) as server:
+        os.kill(server.pid, signal.SIGSTOP)
+        with pytest.raises(Unavailable, match="does not answer"):
+            EmbeddedRedis(tmp_path).adopt()
+        os.kill(server.pid, signal.SIGCONT)

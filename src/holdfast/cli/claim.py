@@ -38,15 +38,27 @@ class Claim:
             self._short.symlink_to(self.path, target_is_directory=True)
             self.path = self._short
 
-    def release(self) -> None:
-        """Safe to call twice."""
+    def use(self, path: Path) -> None:
+        """Go by the name that processes of an earlier holder know the directory by, and that still leads to it."""
+        if path != self.path:
+            self._drop_short()
+            self._short = path if path.is_symlink() else None
+            self.path = path
+
+    def release(self, *, keep_path: bool = False) -> None:
+        """Safe to call twice. `keep_path`: processes that stay go on using `path`."""
         if self._lock.closed:
             return
+        if not keep_path:
+            self._drop_short()
+        self._pid_file.unlink(missing_ok=True)
+        self._lock.close()
+
+    def _drop_short(self) -> None:
         if self._short is not None:
             self._short.unlink(missing_ok=True)
             self._short.parent.rmdir()
-        self._pid_file.unlink(missing_ok=True)
-        self._lock.close()
+            self._short = None
 
 
 def _fits(path: Path) -> bool:

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from holdfast.cli.client import Client, default_url
 from holdfast.cli.machine_room import ask, socket_of
-from holdfast.cli.stack import kill_tree
+from holdfast.cli.processes import kill_tree
 from holdfast.domain.errors import Conflict, HoldfastError, NotFound, Unavailable
 
 app = typer.Typer(

@@ -140,7 +140,7 @@ def _run(spec: JobSpec, url: str, detach: bool, spares: int, ranks: Ranks) -> in
         check: Callable[[], None] = lambda: None  # noqa: E731
         if not remote:
             stack = _start_stack(spec, spares, console, cleanup)
-            url, check = stack.api_url, stack.check
+            url, check = stack.api_url, stack.tend
         client = cleanup.enter_context(Client(url))
         client.submit(to_body(spec))
         try:
@@ -173,7 +173,7 @@ def _start_stack(spec: JobSpec, spares: int, console: Console, cleanup: ExitStac
         soft_wrap=True,
     )
     options = StackOptions(directory=directory, nodes=nodes, workers_per_node=spec.nproc_per_node)
-    stack = cleanup.enter_context(LocalStack(options, say=lambda text: console.print(f"[dim]{escape(text)} …[/]")))
+    stack = cleanup.enter_context(LocalStack(options, say=lambda text: console.print(text, soft_wrap=True)))
     with Client(stack.api_url) as client:
         wait_for_nodes(client, stack, nodes)
     return stack

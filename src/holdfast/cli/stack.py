@@ -4,6 +4,9 @@ One Redis (embedded unless a URL is given), one diagnostics, one supervisor, and
 agent process with its own directory, its own memory tier under /dev/shm and its own kernel-log file, so that it can be
 killed whole. Everything is a child of this process and dies with it (PR_SET_PDEATHSIG), whatever ends it.
 
+A stack that `stays` (`holdfast up`) is tied to nobody. Ctrl-C and SIGTERM end it in order; when its starter is killed or
+fails, it goes on, and the next stack of the same directory takes over what runs (`stack_record`).
+
     <directory>/redis/ diagnostics/ supervisor/     logs and state of the services
     <directory>/nodes/<node>/                       the agent's directory: agent.log, kernel.log, worker logs, disk tier
     /dev/shm/holdfast-stack-<pid>-<id>/<node>/                  the node's memory tier; gone when the node loses power
@@ -11,6 +14,7 @@ killed whole. Everything is a child of this process and dies with it (PR_SET_PDE
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -18,30 +22,31 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import psutil
-
+from holdfast.cli import memory_root, stack_record
 from holdfast.cli.claim import Claim
 from holdfast.cli.machine_room import MachineRoom
+from holdfast.cli.memory_root import MemoryRoot
 from holdfast.cli.preflight import redis_version
+from holdfast.cli.processes import STOP_TIMEOUT_S, Process, kill_tree, stop_all
+from holdfast.cli.stack_record import SERVICES, StackRecord, pid_file
+from holdfast.cli.tending import Part, Tender, last_lines
 from holdfast.domain.errors import Conflict, NotFound, Unavailable
 from holdfast.log.embedded import EmbeddedRedis
 from holdfast.runtime.children import tied
+from holdfast.runtime.survivors import noted
 
 SERVICE_START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 15.0
+REDIS_START_TIMEOUT_S = 60.0  # it loads what it has kept
 POLL_S = 0.02
-LOG_TAIL_LINES = 15
-MEMORY_ROOT = Path("/dev/shm")
-MEMORY_PREFIX = "holdfast-stack-"  # then the pid of the stack, and something random
 NODES_MAX = 256  # on one machine: each is an agent, a replicator and a template, half a gigabyte before any worker
 WILDCARDS = ("0.0.0.0", "[::]")
 
@@ -50,7 +55,10 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackOptions:
-    """How to build a stack. Ports are 0 = any free one; `nodes` is how many agents to start, 0 = control plane only."""
+    """How to build a stack. Ports are 0 = any free one; `nodes` is how many agents to start, 0 = control plane only.
+
+    `stays`: its processes outlive a starter that is killed, and the next stack of the directory takes them over.
+    """
 
     directory: Path
     nodes: int = 0
@@ -63,22 +71,44 @@ class StackOptions:
     control_port: int = 0
     diagnostics_port: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
+    stays: bool = False
+
+    @property
+    def flags(self) -> dict[str, str | int]:
+        """What the processes are started with and cannot be changed while they run, by the flag of `holdfast up`."""
+        return {
+            "--nodes": self.nodes,
+            "--workers-per-node": self.workers_per_node,
+            "--redis-url": self.redis_url,
+            "--host": self.host,
+            "--port": self.api_port,
+            "--control-port": self.control_port,
+            "--diagnostics-port": self.diagnostics_port,
+            "--fleet": self.fleet,
+        }
 
 
 class LocalStack:
-    """Start with `with LocalStack(options) as stack:`; everything is gone when the block ends, also after Ctrl-C."""
+    """Start with `with LocalStack(options) as stack:`; everything is gone when the block ends, also after Ctrl-C.
+
+    Unless it `stays` and an error ends the block: then what runs is left to the next stack of the directory.
+    """
 
     def __init__(self, options: StackOptions, say: Say = lambda _: None) -> None:
+        """`say` takes lines of markup."""
         self._options = options
         self._say = say
         self._directory = options.directory
-        self._services: dict[str, subprocess.Popen[bytes]] = {}
-        self._agents: dict[str, subprocess.Popen[bytes]] = {}
+        self._services: dict[str, Process] = {}
+        self._agents: dict[str, Process] = {}  # of the nodes that are switched on
         self._redis: EmbeddedRedis | None = None
         self._machine_room: MachineRoom | None = None
-        self._memory_root: Path | None = None
+        self._memory: MemoryRoot | None = None
         self._claim: Claim | None = None
         self._endpoints: dict[str, dict[str, str]] = {}  # by service, as it announced them; kept over its restarts
+        self._tender = Tender(say)
+        self._switching = threading.RLock()  # the machine room's thread switches nodes while another one tends them
+        self._leaves_on_error = False
         self._closing = False
         self.redis_url = options.redis_url
 
@@ -87,61 +117,153 @@ class LocalStack:
     def __enter__(self) -> Self:
         try:
             self._start()
-        except BaseException:
-            self.stop()
+        except BaseException as error:
+            self._end(error)
             raise
+        self._leaves_on_error = self._options.stays
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
+        self._end(error)
 
     def _start(self) -> None:
         if self.redis_url:
             redis_version(self.redis_url)
         self._claim = Claim(self._options.directory)
         self._directory = self._claim.path
-        _sweep_memory_of_dead_stacks()
-        self._memory_root = Path(tempfile.mkdtemp(prefix=f"{MEMORY_PREFIX}{os.getpid()}-", dir=MEMORY_ROOT))
+        if self._options.stays:
+            self._take_over(self._claim)
+        memory_root.sweep()
+        self._memory = self._memory or MemoryRoot()
         self._machine_room = MachineRoom(self._directory, {"power_off": self.power_off, "power_on": self.power_on})
-        if not self.redis_url:
-            self._say("starting Redis (embedded)")
-            self._redis = EmbeddedRedis(self._directory / "redis")
+        if not self.redis_url:  # none was named, and none was left
+            self._say("[dim]starting Redis (embedded) …[/]")
+            self._redis = self._embedded_redis()
             self._redis.start()
             self.redis_url = self._redis.url
-        self._say("starting diagnostics and supervisor")
-        self._start_diagnostics()
-        self._start_supervisor()
-        if self._options.nodes:
-            self._say(f"starting {self._options.nodes} nodes")
-        for node in self.node_names:
+        self._note()
+        if missing := [name for name in SERVICES if name not in self._services]:
+            self._say(f"[dim]starting {' and '.join(missing)} …[/]")
+        for name in missing:
+            self.start_service(name)
+            self._note()
+        if off := [node for node in self.node_names if node not in self._agents]:
+            self._say(f"[dim]starting {len(off)} node{'s' if len(off) > 1 else ''} …[/]")
+        for node in off:
             self.power_on(node)
+
+    def _end(self, error: BaseException | None) -> None:
+        if self._leaves_on_error and isinstance(error, Exception):
+            self._leave()
+        else:
+            self.stop()
 
     def stop(self) -> None:
         """End everything, nodes first; safe to call twice and after a half start. Ctrl-C and SIGTERM are ignored meanwhile."""
         previous = _ignore_signals()
         try:
-            self._closing = True
-            _stop_all(list(self._agents.values()))
+            with self._switching:
+                self._closing = True
+            stop_all(list(self._agents.values()))
             self._agents.clear()
             if self._machine_room is not None:
                 self._machine_room.close()
                 self._machine_room = None
-            _stop_all(list(reversed(self._services.values())))
+            stop_all(list(reversed(self._services.values())))
             self._services.clear()
             if self._redis is not None:
                 self._redis.stop()
                 self._redis = None
-            if self._memory_root is not None:
-                shutil.rmtree(self._memory_root, ignore_errors=True)
-                self._memory_root = None
+            if self._memory is not None:
+                self._memory.remove()
+                self._memory = None
             if self._claim is not None:
+                if self._options.stays:
+                    stack_record.forget(self._directory)
                 self._claim.release()
                 self._claim = None
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
+
+    # ------------------------------------------------------------------ what outlives its starter
+
+    def _take_over(self, claim: Claim) -> None:
+        """What the last stack of this directory has left that was killed. Raises `Conflict` when it has other flags."""
+        record, running = stack_record.read(self._directory), stack_record.survivors(self._directory)
+        redis = self._embedded_redis()
+        pids = ({"Redis": redis.pid} if redis.adopt() else {}) | {name: each.pid for name, each in running.items()}
+        if record is not None:
+            self._memory = MemoryRoot(Path(record.memory))
+        if not pids:
+            return
+        self._leaves_on_error = True
+        shown = ", ".join(f"{name} (pid {pid})" for name, pid in pids.items())
+        if record is None:
+            raise Conflict(
+                f"--dir: {shown} of a stack that was killed run in {self._options.directory}, and there is no record of how "
+                "they were started; end them, or choose another directory"
+            )
+        if other := [
+            f"{flag} {value}" for flag, value in record.flags.items() if self._options.flags.get(flag) != value
+        ]:
+            raise Conflict(
+                f"--dir: {shown} of a stack that was killed run in {self._options.directory}; it was started with "
+                f"{', '.join(other)}: with the same flags `holdfast up` takes it over, and Ctrl-C then ends it"
+            )
+        claim.use(Path(record.path))
+        self._directory = claim.path
+        self._endpoints = {name: dict(each) for name, each in record.endpoints.items()}
+        for name, process in running.items():
+            (self._services if name in SERVICES else self._agents)[name] = process
+            if name in SERVICES and name not in self._endpoints:
+                self._wait_ready(name)
+        if "Redis" in pids:
+            self._redis, self.redis_url = redis, redis.url
+        self._say(f"took over {shown}: the last `holdfast up` of this directory was killed, and they went on")
+
+    def _note(self) -> None:
+        """So that the next stack of the directory can take over what runs then."""
+        if self._options.stays and self._memory is not None:
+            StackRecord(
+                flags=self._options.flags,
+                path=str(self._directory),
+                memory=str(self._memory.path),
+                endpoints=self._endpoints,
+            ).write(self._directory)
+
+    def _leave(self) -> None:
+        """End nothing that runs: it is the next stack's of this directory."""
+        with self._switching:
+            self._closing = True
+        if self._machine_room is not None:
+            self._machine_room.close()
+        if self._memory is not None:
+            self._memory.leave()
+        if self._claim is not None:
+            self._claim.release(keep_path=True)
+        with contextlib.suppress(OSError):  # the terminal may be what failed
+            self._say("[yellow]what runs goes on[/]: the same command takes it over again")
+
+    # ------------------------------------------------------------------ watching
+
+    def tend(self) -> None:
+        """Start again what has ended by itself; to be called again and again, from the thread that started the stack."""
+        with self._switching:
+            if self._closing:
+                return
+            if (redis := self._redis) is not None and not self._tender.tend(
+                Part("Redis", lambda: redis.exit_code, self._start_redis_again, self._directory / "redis" / "redis.log")
+            ):
+                return  # nothing else can be started without it
+            for name in list(self._services):
+                start = partial(self._spawn_service, name)
+                self._tender.tend(Part(name, self._services[name].poll, start, self._directory / name / f"{name}.log"))
+            for node in list(self._agents):
+                log = self._node_directory(node) / "agent.log"
+                self._tender.tend(Part(node, self._agents[node].poll, partial(self._spawn_agent, node), log))
 
     def check(self) -> None:
         """Raise `Unavailable`, with the end of its log, when a service has died. A dead agent is not an error here."""
@@ -175,10 +297,14 @@ class LocalStack:
     def power_on(self, node: str) -> None:
         """Start the agent of `node`. Raises `Conflict` when it is running."""
         self._know(node)
-        if self._closing:
-            raise Conflict("the stack is being stopped")
-        if (old := self._agents.get(node)) is not None and old.poll() is None:
-            raise Conflict(f"{node} is running (agent pid {old.pid}); nothing to switch on")
+        with self._switching:
+            if self._closing:
+                raise Conflict("the stack is being stopped")
+            if (old := self._agents.get(node)) is not None and old.poll() is None:
+                raise Conflict(f"{node} is running (agent pid {old.pid}); nothing to switch on")
+            self._spawn_agent(node)
+
+    def _spawn_agent(self, node: str) -> int:
         directory, memory = self._node_directory(node), self._node_memory(node)
         for path in (directory, memory, directory / "disk"):
             path.mkdir(parents=True, exist_ok=True)
@@ -186,6 +312,7 @@ class LocalStack:
         kernel_log.touch()
         index = self.node_names.index(node)
         self._agents[node] = self._spawn(
+            node,
             "holdfast.agent",
             directory / "agent.log",
             {
@@ -203,21 +330,24 @@ class LocalStack:
                 "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             },
         )
+        return self._agents[node].pid
 
     def power_off(self, *nodes: str) -> None:
         """SIGKILL the agents and everything under them, and drop their memory tiers: what a power failure does."""
-        agents = {}
-        for node in nodes:
-            self._know(node)
-            process = self._agents.get(node)
-            if process is None or process.poll() is not None:
-                raise Conflict(f"{node} is not running; nothing to switch off")
-            agents[node] = process
-        for process in agents.values():  # all at once, before anything slow
-            kill_tree(process.pid)
-        for node, process in agents.items():
-            process.wait(STOP_TIMEOUT_S)
-            shutil.rmtree(self._node_memory(node), ignore_errors=True)
+        with self._switching:
+            agents = {}
+            for node in nodes:
+                self._know(node)
+                process = self._agents.get(node)
+                if process is None or process.poll() is not None:
+                    raise Conflict(f"{node} is not running; nothing to switch off")
+                agents[node] = process
+            for process in agents.values():  # all at once, before anything slow
+                kill_tree(process.pid)
+            for node, process in agents.items():
+                process.wait(STOP_TIMEOUT_S)
+                del self._agents[node]  # it stays off until it is switched on
+                shutil.rmtree(self._node_memory(node), ignore_errors=True)
 
     def _know(self, node: str) -> None:
         if node not in self.node_names:
@@ -227,36 +357,35 @@ class LocalStack:
         return self._directory / "nodes" / node
 
     def _node_memory(self, node: str) -> Path:
-        assert self._memory_root is not None, "the stack has not been started"
-        return self._memory_root / node
+        assert self._memory is not None, "the stack has not been started"
+        return self._memory.path / node
 
     # ------------------------------------------------------------------ services
 
     def kill_service(self, name: str) -> None:
         """SIGKILL `redis`, `diagnostics` or `supervisor`; it stays away until `start_service`."""
-        if name == "redis" and self._redis is not None:
-            os.kill(self._redis.pid, signal.SIGKILL)
-            self._redis.stop()
-            return
-        process = self._services.pop(name, None)
-        if process is None:
-            raise NotFound(f"no service {name!r} of this stack is running; these are: {', '.join(self._services)}")
-        kill_tree(process.pid)
-        process.wait(STOP_TIMEOUT_S)
+        with self._switching:
+            if name == "redis" and self._redis is not None:
+                os.kill(self._redis.pid, signal.SIGKILL)
+                self._redis.stop()
+                return
+            process = self._services.pop(name, None)
+            if process is None:
+                raise NotFound(f"no service {name!r} of this stack is running; these are: {', '.join(self._services)}")
+            kill_tree(process.pid)
+            process.wait(STOP_TIMEOUT_S)
 
     def start_service(self, name: str) -> None:
         """Start a service that was killed: where it was, with what it has kept. Raises `Conflict` when it is running."""
         if name in self._services:
             raise Conflict(f"{name} is running (pid {self._services[name].pid})")
-        match name:
-            case "redis" if self._redis is not None:
-                self._redis.start()
-            case "diagnostics":
-                self._start_diagnostics()
-            case "supervisor":
-                self._start_supervisor()
-            case _:
-                raise NotFound(f"this stack has no service {name!r} that it could start")
+        if name == "redis" and self._redis is not None:
+            self._redis.start()
+        elif name in SERVICES:
+            self._spawn_service(name)
+            self._wait_ready(name)
+        else:
+            raise NotFound(f"this stack has no service {name!r} that it could start")
 
     @staticmethod
     def _outward(address: str) -> str:
@@ -266,38 +395,41 @@ class LocalStack:
                 return socket.gethostname() + address.removeprefix(wildcard)
         return address
 
-    def _start_diagnostics(self) -> None:
-        listen = self._address("diagnostics", "endpoint", self._options.diagnostics_port)
-        self._start_service("diagnostics", "holdfast.diagnostics", {"HOLDFAST_DIAGNOSTICS_LISTEN": listen})
-
-    def _start_supervisor(self) -> None:
-        self._start_service(
-            "supervisor",
-            "holdfast.supervisor",
-            {
-                "HOLDFAST_SUPERVISOR_LISTEN": self._address("supervisor", "control", self._options.control_port),
-                "HOLDFAST_API_LISTEN": self._address("supervisor", "api", self._options.api_port),
-                "HOLDFAST_DATA_DIR": str(self._directory / "supervisor"),
-                "HOLDFAST_DIAGNOSTICS": self._outward(self._endpoints["diagnostics"]["endpoint"]),
-            },
-        )
+    def _environment_of(self, service: str) -> dict[str, str]:
+        match service:
+            case "diagnostics":
+                listen = self._address("diagnostics", "endpoint", self._options.diagnostics_port)
+                return {"HOLDFAST_DIAGNOSTICS_LISTEN": listen}
+            case _:
+                return {
+                    "HOLDFAST_SUPERVISOR_LISTEN": self._address("supervisor", "control", self._options.control_port),
+                    "HOLDFAST_API_LISTEN": self._address("supervisor", "api", self._options.api_port),
+                    "HOLDFAST_DATA_DIR": str(self._directory / "supervisor"),
+                    "HOLDFAST_DIAGNOSTICS": self._outward(self._endpoints["diagnostics"]["endpoint"]),
+                }
 
     def _address(self, service: str, endpoint: str, port: int) -> str:
         """Where to listen: where the service was before, so that everybody finds it again, else at `port`."""
         known = self._endpoints.get(service, {}).get(endpoint, "")
         return known.removeprefix("http://") or f"{self._options.host}:{port}"
 
-    def _start_service(self, name: str, module: str, environment: Mapping[str, str]) -> None:
+    def _spawn_service(self, name: str) -> int:
         directory = self._directory / name
         directory.mkdir(parents=True, exist_ok=True)
         ready = directory / "ready.json"
         ready.unlink(missing_ok=True)
-        process = self._spawn(
-            module,
+        self._services[name] = self._spawn(
+            name,
+            f"holdfast.{name}",
             directory / f"{name}.log",
-            {"HOLDFAST_REDIS_URL": self.redis_url, "HOLDFAST_READY_FILE": str(ready), **environment},
+            {"HOLDFAST_REDIS_URL": self.redis_url, "HOLDFAST_READY_FILE": str(ready), **self._environment_of(name)},
         )
-        self._services[name] = process
+        return self._services[name].pid
+
+    def _wait_ready(self, name: str) -> None:
+        """Until it serves. Raises `Unavailable` with the end of its log when it does not."""
+        directory, process = self._directory / name, self._services[name]
+        ready = directory / "ready.json"
         deadline = time.monotonic() + SERVICE_START_TIMEOUT_S
         while not ready.exists():
             if process.poll() is not None:
@@ -311,61 +443,39 @@ class LocalStack:
             time.sleep(POLL_S)
         self._endpoints[name] = json.loads(ready.read_text())
 
-    def _spawn(self, module: str, log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def _embedded_redis(self) -> EmbeddedRedis:
+        return EmbeddedRedis(
+            self._directory / "redis", outlives_us=self._options.stays, start_timeout_s=REDIS_START_TIMEOUT_S
+        )
+
+    def _start_redis_again(self) -> int:
+        assert self._redis is not None, "only an embedded one is ours to start"
+        self._redis.stop()
+        self._redis.start()
+        return self._redis.pid
+
+    def _spawn(self, part: str, module: str, log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+        command = [sys.executable, "-m", module]
         with log.open("ab") as output:
             return subprocess.Popen(
-                # also from the machine room's thread, which is stopped after the last agent
-                tied([sys.executable, "-m", module], thread_lasts=True),
+                # tied also from the machine room's thread, which is stopped after the last agent
+                noted(command, pid_file(self._directory, part))
+                if self._options.stays
+                else tied(command, thread_lasts=True),
                 env={**inherited, "HOLDFAST_FLEET": self._options.fleet, **self._options.environment, **environment},
                 cwd=self._directory,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                # agents: so that no other stack takes their memory for that of a dead one
+                pass_fds=(self._memory.lock,) if self._options.stays and self._memory is not None else (),
                 start_new_session=True,  # Ctrl-C goes to us alone; we end the children in order
             )
 
     def _log_tail(self, directory: Path) -> str:
-        lines: list[str] = []
-        for log in sorted(directory.glob("*.log")):
-            lines += log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        lines = [line for log in sorted(directory.glob("*.log")) for line in last_lines(log)]
         return "\n".join(lines) or f"(nothing in {directory})"
-
-
-def kill_tree(pid: int) -> None:
-    """SIGKILL a process and all its descendants, the parent first so that it cannot react."""
-    try:
-        parent = psutil.Process(pid)
-        family = [parent, *parent.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return
-    for process in family:
-        try:
-            process.kill()
-        except psutil.NoSuchProcess:
-            continue
-
-
-def _stop_all(processes: list[subprocess.Popen[bytes]]) -> None:
-    """SIGTERM to all at once, then SIGKILL to those that are left at the deadline."""
-    for process in processes:
-        if process.poll() is None:
-            process.terminate()
-    deadline = time.monotonic() + STOP_TIMEOUT_S
-    for process in processes:
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            kill_tree(process.pid)
-            process.wait()
-
-
-def _sweep_memory_of_dead_stacks() -> None:
-    """A stack that was killed with SIGKILL could not drop its nodes' memory tiers; the next one does it."""
-    for directory in MEMORY_ROOT.glob(f"{MEMORY_PREFIX}*-*"):
-        owner = directory.name.removeprefix(MEMORY_PREFIX).partition("-")[0]
-        if owner.isdigit() and not psutil.pid_exists(int(owner)) and directory.stat().st_uid == os.getuid():
-            shutil.rmtree(directory, ignore_errors=True)
 
 
 def _ignore_signals() -> dict[signal.Signals, Any]:

@@ -1,9 +1,13 @@
-"""`holdfast up`: the control plane, and as many local nodes as asked for, on this machine until Ctrl-C."""
+"""`holdfast up`: the control plane, and as many local nodes as asked for, on this machine until Ctrl-C.
+
+What ends is started again. When `up` itself is killed everything goes on without it; the same command takes it over.
+"""
 
 from __future__ import annotations
 
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -13,10 +17,11 @@ from rich.console import Console
 from holdfast.cli.client import DEFAULT_API_PORT
 from holdfast.cli.preflight import PORT_MAX, require_ports
 from holdfast.cli.stack import NODES_MAX, LocalStack, StackOptions
+from holdfast.cli.stack_record import survivors
 
 CONTROL_PORT = 8471
 DIAGNOSTICS_PORT = 8472
-CHECK_S = 1.0
+CHECK_S = 0.2
 
 
 def register(app: typer.Typer) -> None:
@@ -48,7 +53,10 @@ def up(
     ),
     fleet: Annotated[str, typer.Option(help="Name of the fleet: separates several in one Redis.")] = "main",
 ) -> None:
-    """Start Redis (embedded), diagnostics and the supervisor here, and optionally local nodes. Ctrl-C stops everything."""
+    """Start Redis (embedded), diagnostics and the supervisor here, and optionally local nodes. Ctrl-C stops everything.
+
+    What ends by itself is started again. When this command is killed, everything goes on, and the same command takes it over.
+    """
     console = Console(highlight=False, emoji=False)
     options = StackOptions(
         directory=directory.expanduser(),
@@ -60,14 +68,23 @@ def up(
         api_port=port,
         control_port=control_port,
         diagnostics_port=diagnostics_port,
+        stays=True,
     )
-    require_ports(host, {"--port": port, "--control-port": control_port, "--diagnostics-port": diagnostics_port})
+    left = survivors(options.directory)  # by a stack that was killed: their ports are taken by themselves
+    ports = {"--port": port, "--control-port": control_port} if "supervisor" not in left else {}
+    require_ports(host, ports | ({"--diagnostics-port": diagnostics_port} if "diagnostics" not in left else {}))
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-    with LocalStack(options, say=lambda text: console.print(f"[dim]{text} …[/]")) as stack:
+    begun = False
+
+    def say(text: str) -> None:
+        console.print(f"[dim]{time.strftime('%H:%M:%S')}[/] {text}" if begun else text, soft_wrap=True)
+
+    with LocalStack(options, say=say) as stack:
         console.print(f"[green]up[/]   API       {stack.api_url}")
         console.print(f"     agents    holdfast agent --supervisor {stack.control_endpoint}")
         console.print(f"     state     {stack.directory}")
         console.print("     Ctrl-C stops everything")
+        begun = True
         while not stopped.wait(CHECK_S):
-            stack.check()
+            stack.tend()

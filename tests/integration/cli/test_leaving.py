@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from commands import MEMORY, Shell
+from waiting import wait_until
 
 from holdfast.cli.client import Client, NoApi
 from holdfast.cli.stack import LocalStack, StackOptions
@@ -62,13 +63,26 @@ def test_a_stack_is_left_in_order(tmp_path: Path, number: signal.Signals) -> Non
         client.version()
 
 
-def test_a_stack_whose_service_dies_says_which_and_why(tmp_path: Path) -> None:
+SCRIPT = """
+import pathlib, time
+pathlib.Path("began").touch()
+while not pathlib.Path("finish").exists():
+    time.sleep(0.02)
+"""
+
+
+@pytest.mark.timeout(180)
+def test_a_run_on_a_stack_of_its_own_outlives_its_services(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
     shell = Shell(tmp_path)
-    with shell.start("up", "--dir", "up", *PORTS) as process:
-        read_until(process, r"Ctrl-C stops everything")
-        (supervisor,) = [each for each in shell.processes() if "holdfast.supervisor" in each.cmdline()]
-        supervisor.kill()
-        out, err = process.communicate(timeout=60)
-    assert process.returncode == 2, out + err
-    assert "supervisor ended with code -9" in " ".join(err.split())
+    with shell.start("run", "--local", "train.py") as process:
+        wait_until((tmp_path / "began").exists, description="the run to begin", timeout_s=90)
+        for service in ("diagnostics", "supervisor"):
+            (found,) = [each for each in shell.processes() if f"holdfast.{service}" in each.cmdline()]
+            found.kill()
+            read_until(process, f"{service} has been started again")
+        (tmp_path / "finish").touch()
+        out, err = process.communicate(timeout=90)
+    assert process.returncode == 0, out + err
+    assert "completed" in out
     shell.assert_nothing_runs()

@@ -17,7 +17,7 @@ from waiting import wait_until
 
 from holdfast.agent.collectors.kernel_lines import parse_record, recognise
 from holdfast.cli.inject import AGENT_MODULE, Injector
-from holdfast.cli.stack import kill_tree
+from holdfast.cli.processes import kill_tree
 from holdfast.domain.errors import Conflict, HoldfastError, NotFound, Unavailable
 
 AGENT = """

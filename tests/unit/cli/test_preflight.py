@@ -16,7 +16,7 @@ import redis
 from holdfast.cli import doctor
 from holdfast.cli.claim import PID_FILE, SOCKET_PATH_BYTES_MAX, Claim
 from holdfast.cli.preflight import redis_risk, redis_version, require_ports, without_password
-from holdfast.cli.stack import kill_tree
+from holdfast.cli.processes import kill_tree
 from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, Unavailable
 from holdfast.log import durability
 

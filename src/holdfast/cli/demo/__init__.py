@@ -51,7 +51,7 @@ def demo(
     began = time.time()
     options = StackOptions(directory=out / "stack", nodes=NODES)
     with (
-        LocalStack(options, say=lambda text: console.print(f"[dim]{text} …[/]")) as stack,
+        LocalStack(options, say=lambda text: console.print(text, soft_wrap=True)) as stack,
         Client(stack.api_url) as client,
     ):
         wait_for_nodes(client, stack, NODES)

@@ -1,0 +1,62 @@
+"""Where a local stack keeps its nodes' memory tiers: one directory of /dev/shm, removed with the stack.
+
+A stack that was killed cannot remove it, so the next stack does, of whatever directory that one is. Two things say that a root
+is in use: the pid in its name lives, or a lock in it is held. The lock is shared by the starter and all agents, who inherit
+its descriptor: it lasts as long as any of them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import psutil
+
+MEMORY_ROOT = Path("/dev/shm")
+MEMORY_PREFIX = "holdfast-stack-"  # then the pid of the stack, and something random
+_LOCK = "in-use"
+
+
+class MemoryRoot:
+    """Held until `remove` or `leave`."""
+
+    def __init__(self, found: Path | None = None) -> None:
+        """A new one; or `found`, one that a stack has left, when it is still there."""
+        if found is not None and found.parent == MEMORY_ROOT and found.is_dir():
+            self.path = found
+        else:
+            self.path = Path(tempfile.mkdtemp(prefix=f"{MEMORY_PREFIX}{os.getpid()}-", dir=MEMORY_ROOT))
+        self.lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self.lock, fcntl.LOCK_SH)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.leave()
+
+    def leave(self) -> None:
+        """To those who have inherited the lock."""
+        os.close(self.lock)
+
+
+def sweep() -> None:
+    """Remove the roots that nobody uses any more."""
+    for root in MEMORY_ROOT.glob(f"{MEMORY_PREFIX}*-*"):
+        owner = root.name.removeprefix(MEMORY_PREFIX).partition("-")[0]
+        try:
+            if owner.isdigit() and not psutil.pid_exists(int(owner)) and root.stat().st_uid == os.getuid():
+                _remove_unless_locked(root)
+        except OSError:
+            continue  # it has just been removed, or is in use
+
+
+def _remove_unless_locked(root: Path) -> None:
+    """Raises OSError when it is in use."""
+    lock = os.open(root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(root, ignore_errors=True)
+    finally:
+        os.close(lock)

@@ -1,0 +1,43 @@
+"""Ends the processes of a stack."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Sequence
+
+import psutil
+
+from holdfast.runtime.survivors import Survivor
+
+STOP_TIMEOUT_S = 15.0
+
+Process = subprocess.Popen[bytes] | Survivor
+
+
+def kill_tree(pid: int) -> None:
+    """SIGKILL a process and all its descendants, the parent first so that it cannot react."""
+    try:
+        parent = psutil.Process(pid)
+        family = [parent, *parent.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    for process in family:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+
+
+def stop_all(processes: Sequence[Process]) -> None:
+    """SIGTERM to all at once, then SIGKILL to those that are left at the deadline."""
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            kill_tree(process.pid)
+            process.wait()

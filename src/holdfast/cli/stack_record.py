@@ -1,0 +1,59 @@
+"""What a stack that outlives its starter writes down, so that the next one of its directory can take it over.
+
+<directory>/stack.json                 how it was started, the name of the directory, memory tiers, where services listen
+<directory>/<service>/<service>.pid    of each process, written by itself (`holdfast.runtime.survivors`)
+<directory>/nodes/<node>/agent.pid
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.runtime.files import write_whole
+from holdfast.runtime.survivors import Survivor, find
+
+FILE = "stack.json"
+SERVICES = ("diagnostics", "supervisor")
+
+
+@dataclass(frozen=True, slots=True)
+class StackRecord:
+    """`flags` are the values of `holdfast up`'s own, by flag: processes of other values cannot be taken over."""
+
+    flags: Mapping[str, Any]
+    path: str
+    memory: str
+    endpoints: Mapping[str, Mapping[str, str]]
+
+    def write(self, directory: Path) -> None:
+        write_whole(directory / FILE, json.dumps(asdict(self), indent=1).encode())
+
+
+def read(directory: Path) -> StackRecord | None:
+    """None when there is none, or none that can be read: then nothing that runs can be taken over."""
+    try:
+        return StackRecord(**json.loads((directory / FILE).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def forget(directory: Path) -> None:
+    """The stack has been ended."""
+    (directory / FILE).unlink(missing_ok=True)
+
+
+def pid_file(directory: Path, part: str) -> Path:
+    """Of a service, or of a node's agent."""
+    return directory / part / f"{part}.pid" if part in SERVICES else directory / "nodes" / part / "agent.pid"
+
+
+def survivors(directory: Path) -> dict[str, Survivor]:
+    """What still runs of a stack whose starter was killed, by service or node; Redis answers for itself."""
+    nodes = directory / "nodes"
+    parts = (*SERVICES, *(sorted(path.name for path in nodes.iterdir()) if nodes.is_dir() else ()))
+    found = {part: find(pid_file(directory, part)) for part in parts}
+    return {part: survivor for part, survivor in found.items() if survivor is not None}

@@ -1,0 +1,111 @@
+"""Children that outlive their starter, and how its successor finds them again.
+
+The opposite of `runtime.children`: `noted` starts a program that is tied to nobody. It writes its own pid file before it
+becomes the program, so that there is no moment in which it runs and cannot be found. A pid alone may mean another process by
+then; with the boot and the time at which the kernel started it, it means one for ever.
+
+    command = noted(["server", "--port", "0"], directory / "server.pid")   # the starter; then it is killed
+    survivor = find(directory / "server.pid")                              # its successor: None when it has ended
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+UNKNOWN_EXIT: Final = 256  # no exit code: of a process that is not our child nobody tells us how it ended
+_START_FIELD: Final = 19  # of /proc/PID/stat behind the name: start time in clock ticks since boot (proc(5), field 22)
+
+# argv: the pid file, the program, its arguments. A disk that is full must not keep the program from starting.
+_NOTE = f"""\
+import os, sys
+path = sys.argv[1]
+try:
+    with open("/proc/self/stat") as stat, open({str(BOOT_ID)!r}) as boot:
+        text = f"{{os.getpid()}} {{stat.read().rpartition(')')[2].split()[{_START_FIELD}]}} {{boot.read().strip()}}"
+    with open(path + ".new", "w") as file:
+        file.write(text)
+    os.replace(path + ".new", path)
+except OSError as error:
+    print(f"{{path}} cannot be written, so that nobody will find this process again: {{error}}", file=sys.stderr)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
+def noted(command: Sequence[str], pid_file: Path) -> list[str]:
+    """The command line that runs `command` so that it outlives us and is found by `find(pid_file)`."""
+    return [sys.executable, "-I", "-S", "-c", _NOTE, os.fspath(pid_file), *command]
+
+
+def find(pid_file: Path) -> Survivor | None:
+    """The process that wrote `pid_file`, if it still runs."""
+    try:
+        pid, started, boot = pid_file.read_text().split()
+        if boot != BOOT_ID.read_text().strip():
+            return None
+        survivor = Survivor(int(pid))
+    except (OSError, ValueError):  # no file, none of ours, or no such process
+        return None
+    # Looked at through the pidfd: from here on the number cannot come to mean another process unnoticed.
+    if _started(survivor.pid) != started or survivor.poll() is not None:
+        survivor.close()
+        return None
+    return survivor
+
+
+class Survivor:
+    """A running process that is not our child, with what is needed of `subprocess.Popen`. Its exit code stays unknown."""
+
+    def __init__(self, pid: int) -> None:
+        """Raises `ProcessLookupError` when there is no such process."""
+        self.pid = pid
+        self.returncode: int | None = None
+        self._pidfd = os.pidfd_open(pid)
+
+    def poll(self) -> int | None:
+        """`UNKNOWN_EXIT` once it has ended, else None."""
+        if self.returncode is None and select.select([self._pidfd], [], [], 0)[0]:
+            self.close()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises `subprocess.TimeoutExpired`."""
+        if self.returncode is None:
+            if not select.select([self._pidfd], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+            self.close()
+        return UNKNOWN_EXIT
+
+    def terminate(self) -> None:
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        """Watch it no more."""
+        if self.returncode is None:
+            self.returncode = UNKNOWN_EXIT
+            os.close(self._pidfd)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.poll() is None:
+            try:
+                signal.pidfd_send_signal(self._pidfd, number)
+            except ProcessLookupError:
+                pass  # it has just ended
+
+
+def _started(pid: int) -> str:
+    """Empty when there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[_START_FIELD]
+    except OSError:
+        return ""
