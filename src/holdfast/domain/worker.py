@@ -54,7 +54,7 @@ def decode(raw: bytes) -> Mapping[str, Any]:
     """The message; an empty mapping for garbage (a worker can write anything there and must not hurt the agent)."""
     try:
         message = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):  # no JSON, a number of thousands of digits, thousands of brackets
         return {}
     return message if isinstance(message, dict) and isinstance(message.get("type"), str) else {}
 

@@ -16,7 +16,7 @@ FALLEN_OFF_THE_BUS = 79
 
 # "NVRM: Xid (PCI:0000:18:00): 79, pid=…"; with MIG "(PCI:0000:18:00 GPU-I:05)"; NVLink5: "…: 149, NETIR_LINK_EVT Fatal XC0 i0
 # Link 08 (0x004505c6 …)", which some drivers write without the comma.
-_XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)[^)]{0,32}\).*?: (?P<xid>\d{1,4})(?:,|\s|$)")
+_XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)[^)]{0,32}\).*?: (?P<xid>[0-9]{1,4})(?:,|\s|$)")
 _XID_MARK = "NVRM: Xid"
 # The driver also says it without a code: "NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.", or on lines of their own:
 # "NVRM: The NVIDIA GPU 0000:18:00.0", "NVRM: (PCI ID: 10de:2330) installed in this system has", "NVRM: fallen off the bus …".
@@ -41,7 +41,9 @@ _OTHERS: tuple[tuple[KernelEvent, re.Pattern[str]], ...] = (
     (KernelEvent.NCCL_SEGFAULT, re.compile(r"segfault at .* in libnccl")),
 )
 # /dev/kmsg: "priority,sequence,microseconds,flags[,…];text", then indented lines that repeat structured fields.
-_RECORD = re.compile(r"^(?P<priority>\d+),(?P<sequence>\d+),(?P<microseconds>\d+),[^;]*;(?P<text>.*)", re.DOTALL)
+# The kernel's numbers are of 64 bits: a longer one is text that only looks like a record.
+_RECORD = re.compile(r"^[0-9]{1,20},(?P<sequence>[0-9]{1,20}),[0-9]{1,20},[^;]{0,256};(?P<text>.*)", re.DOTALL)
+_NO_NUMBER = re.compile(r"[0-9]{21}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,4 +96,6 @@ def recognise(text: str, named: str = "") -> Recognised | None:
 def is_garbled(text: str) -> bool:
     """It claims to be what must not be missed, or is no text at all: to be counted, never passed over in silence."""
     text = text[:TEXT_CHARS_MAX]
-    return "\x00" in text or "\ufffd" in text or (_XID_MARK in text and _XID.search(text) is None)
+    if _NO_NUMBER.match(text) or "\x00" in text or "\ufffd" in text:
+        return True
+    return _XID_MARK in text and _XID.search(text) is None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -33,6 +34,7 @@ READ_BYTES_MAX = 1 << 20  # per look at a plain file; the rest waits for the nex
 SENTENCE_LINES = 3  # a sentence of the driver that is spread over lines
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 GPUS = Path("/proc/driver/nvidia/gpus")
+_MINOR = re.compile(r"^Device Minor:\s*(?P<minor>[0-9]{1,4})\s*$", re.MULTILINE)
 
 
 def build(surroundings: Surroundings) -> KernelLog:
@@ -126,8 +128,9 @@ class KernelLog:
     def _load(self, place: str) -> int | None:
         try:
             saved = json.loads(self._position.read_text())
-            return int(saved["position"]) if saved["place"] == place else None
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            position = saved["position"]
+            return position if saved["place"] == place and type(position) is int and position >= 0 else None
+        except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
             return None  # never written, or torn by a crash: then from the end
 
     def _save(self, place: str, position: int) -> None:
@@ -135,15 +138,16 @@ class KernelLog:
 
 
 def gpu_of(pci: str, gpus: Path = GPUS) -> int | None:
-    """The GPU's index (its device minor) by its PCI address, as the driver lists it; None without a driver."""
+    """The GPU's index (its device minor) by its PCI address, as the driver lists it; None when it does not say so."""
     if not pci:
         return None
-    for directory in _entries(gpus):
-        if directory.name.lower().startswith(pci.lower().removesuffix(".0")):
-            information = (directory / "information").read_text()
-            for line in information.splitlines():
-                if line.startswith("Device Minor:"):
-                    return int(line.split(":")[1])
+    try:
+        for directory in _entries(gpus):
+            if directory.name.lower().startswith(pci.lower().removesuffix(".0")):
+                match = _MINOR.search((directory / "information").read_text(errors="replace"))
+                return int(match["minor"]) if match else None
+    except OSError as error:  # a driver that is falling apart: the line that says so counts without it
+        log.warning("the driver does not say which GPU this is", pci=pci, reason=str(error))
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from holdfast.domain.signals import WorkerError
 FILE_BYTES_MAX = 1 << 20
 MESSAGE_CHARS_MAX = 4096
 FRAMES_MAX = 40
+FRAME_CHARS_MAX = 1024
+# What a file of another shape raises while it is read: the script can write anything there.
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
 
@@ -21,7 +25,7 @@ def read_error_file(path: Path) -> WorkerError | None:
         with path.open("rb") as file:
             record = json.loads(file.read(FILE_BYTES_MAX))
         return _parse(record["message"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except _UNREADABLE:
         return None
 
 
@@ -31,20 +35,35 @@ def _parse(message: object) -> WorkerError:
     if not isinstance(message, dict):
         raise TypeError(f"a message or an object, not {message!r}")
     extra = message.get("extraInfo", {})
-    at = float(extra.get("timestamp", 0))
     if isinstance(ours := extra.get("exception"), dict):
-        frames = tuple(str(frame) for frame in ours["frames"][-FRAMES_MAX:])
-        return WorkerError(str(ours["type"]), str(ours["message"])[:MESSAGE_CHARS_MAX], frames, float(ours["at"]))
+        frames = tuple(_text(frame, FRAME_CHARS_MAX) for frame in list(ours["frames"])[-FRAMES_MAX:])
+        kind, text = _text(ours["type"], FRAME_CHARS_MAX), _text(ours["message"], MESSAGE_CHARS_MAX)
+        return WorkerError(kind, text, frames, _time(ours["at"]))
     kind, text = _split(str(message["message"]))
-    return WorkerError(kind, text, _frames(str(extra.get("py_callstack", ""))), at)
+    return WorkerError(kind, text, _frames(str(extra.get("py_callstack", ""))), _time(extra.get("timestamp", 0)))
+
+
+def _time(value: object) -> float:
+    """0.0, the file's own "not known", for what is no time: the exception counts all the same."""
+    try:
+        at = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return 0.0
+    return at if math.isfinite(at) and at > 0 else 0.0
+
+
+def _text(value: object, chars_max: int) -> str:
+    """That can travel: a message about a file name that is no UTF-8 holds half characters."""
+    return str(value)[:chars_max].encode(errors="replace").decode()
 
 
 def _split(message: str) -> tuple[str, str]:
     """torch words it "ValueError: no such thing"; a message without a type is kept whole."""
+    message = _text(message, MESSAGE_CHARS_MAX)
     kind, colon, text = message.partition(": ")
-    return (kind, text[:MESSAGE_CHARS_MAX]) if colon and kind.isidentifier() else ("", message[:MESSAGE_CHARS_MAX])
+    return (kind, text) if colon and kind.isidentifier() else ("", message)
 
 
 def _frames(callstack: str) -> tuple[str, ...]:
     found = [f"{match['file']}:{match['line']} {match['function']}" for match in _FRAME.finditer(callstack)]
-    return tuple(found[-FRAMES_MAX:])
+    return tuple(_text(frame, FRAME_CHARS_MAX) for frame in found[-FRAMES_MAX:])

@@ -15,6 +15,7 @@ from holdfast.domain.signals import Phase
 INTEGER_MAX = 2**63 - 1
 PHASES_MAX = 16
 DIGEST_CHARS_MAX = 64
+NAME_CHARS_MAX = 256
 GROUPS_MAX = 256  # process groups of one rank
 MEMBERS_MAX = 2_000_000  # of all of them together
 
@@ -112,7 +113,7 @@ def parse(raw: bytes) -> Note | None:
                 return ReplicaCheckNote(
                     sender=sender,
                     step=_integer(message, "step"),
-                    digest=str(message["digest"])[:DIGEST_CHARS_MAX],
+                    digest=_text(message["digest"], DIGEST_CHARS_MAX),
                     took_s=_finite(message, "took_s"),
                     restored=message["restored"] is True,
                 )
@@ -120,15 +121,20 @@ def parse(raw: bytes) -> Note | None:
                 return PhaseNote(sender, Phase(message["phase"]), _finite(message, "at"), _integer(message, "step"))
             case "started":
                 phases = list(message["phases_s"].items())[:PHASES_MAX]
-                return StartedNote(sender, tuple((str(name), _number(seconds)) for name, seconds in phases))
+                return StartedNote(sender, tuple((_text(name), _number(seconds)) for name, seconds in phases))
             case "missed":
-                return MissedNote(sender, _integer(message, "step"), str(message["reason"]))
+                return MissedNote(sender, _integer(message, "step"), _text(message["reason"]))
             case "groups":
                 return GroupsNote(sender, _groups(message["members"]))
             case _:
                 return None
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         return None
+
+
+def _text(value: object, chars_max: int = NAME_CHARS_MAX) -> str:
+    """That can travel: JSON can hold half a character, a message cannot."""
+    return str(value)[:chars_max].encode(errors="replace").decode()
 
 
 def _groups(members: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
@@ -138,7 +144,7 @@ def _groups(members: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
         total += len(expand(text))
         if total > MEMBERS_MAX:
             raise ValueError(f"more than {MEMBERS_MAX} members")
-    return tuple((str(name), text) for name, text in list(members.items())[:GROUPS_MAX])
+    return tuple((_text(name), text) for name, text in list(members.items())[:GROUPS_MAX])
 
 
 def _integer(message: Mapping[str, Any], name: str) -> int:
