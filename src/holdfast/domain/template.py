@@ -1,22 +1,26 @@
 """What an agent and its worker template say to each other, over a `SOCK_SEQPACKET` pair that the template inherits.
 
 The template is a process that has imported torch and the job's modules, has one thread and has touched no device; workers
-are forked from it. It is their parent: it reaps them and tells the agent how each one ended.
+are forked from it. Their parent is a reaper (`holdfast.train.reaper`), one for each, which tells the agent how its worker
+ended on a link of its own: a template that ends ends no worker.
 
 Messages are JSON objects with a `type`, as in `holdfast.domain.worker`; file descriptors travel beside them (SCM_RIGHTS).
 
     agent → template
-      fork    id:int script:str args:[str] cwd:str env:{name: value} threads:int
-              + 3 descriptors: the worker's end of its control channel, its standard output, its standard error
-      drain   (nothing)   fork no more; end when the last child has been reaped
+      fork    script:str args:[str] cwd:str env:{name: value}
+              + 4 descriptors: the reaper's end of the link, and of the worker its end of the control channel, its standard
+              output, its standard error
+      drain   (nothing)   fork no more, and end
 
     template → agent
       ready        pid:int import_s:float
       failed       reason:str                       it cannot serve; it ends after this
-      forked       id:int pid:int                   + 1 descriptor: a pidfd, opened before the child could be reaped
-      fork_failed  id:int reason:str
-      exited       pid:int exit_code:int|null signal:int|null at:float
-                   the rest of the child's process group has been sent SIGKILL before this is said
+
+    reaper → agent, on the link
+      forked       pid:int reaper:int               + 1 descriptor: the worker's pidfd, opened before it could be reaped
+      fork_failed  reason:str                       instead of all others; the template may say it for it
+      exited       exit_code:int|null signal:int|null at:float
+      cleared      (nothing)                        nothing that the worker started is left; then the link ends
 """
 
 from __future__ import annotations

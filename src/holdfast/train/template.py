@@ -14,23 +14,20 @@ workers keep that; torch's own pool starts at first use, and each worker sizes i
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import importlib.util
 import json
 import os
-import selectors
-import signal
 import socket
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from holdfast.domain import template as protocol
 from holdfast.train.forked import Launch, run_script
+from holdfast.train.reaper import fork_worker
 
 # What a training script imports sooner or later; `_dynamo` alone is half of it, paid by the first optimizer.
 MODULES: Final = (
@@ -48,20 +45,11 @@ MODULES: Final = (
 )
 OPTIONAL_MODULES: Final = ("numpy",)
 
-FORK_DESCRIPTORS: Final = 3  # control, stdout, stderr
-PR_SET_PDEATHSIG: Final = 1
-
-_libc = ctypes.CDLL(None, use_errno=True)
+FORK_DESCRIPTORS: Final = 4  # link, control, stdout, stderr
 
 
 class CannotServe(Exception):
     """Why workers cannot be forked from here; the message goes to the agent."""
-
-
-@dataclass(slots=True)
-class _Child:
-    pid: int
-    pidfd: int
 
 
 def main() -> None:
@@ -82,14 +70,6 @@ def main() -> None:
     launch = Template(channel).serve()
     if launch is not None:  # this is the child
         run_script(launch)
-
-
-def die_with_parent(parent: int) -> None:
-    """SIGKILL for this process when the thread that forked it ends; ends it now when that has already happened."""
-    if _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def prepare(preload: list[str], path: list[str]) -> None:
@@ -138,55 +118,38 @@ def _open_devices() -> list[str]:
 
 
 class Template:
-    """Forks on request and reaps. One thread, one loop; everything it knows is its living children."""
+    """Forks on request. One thread, one loop; what it has forked is the agent's (`holdfast.train.reaper`)."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
-        self._children: dict[int, _Child] = {}  # by pidfd
-        self._draining = False
+        self._agent = os.getppid()
 
     def serve(self) -> Launch | None:
-        """Until told to drain and the last child is gone, or the agent is: None. In a forked child: what to run."""
-        with selectors.PollSelector() as selector:
-            selector.register(self._channel, selectors.EVENT_READ)
-            while not (self._draining and not self._children):
-                for key, _ in selector.select():
-                    if key.fileobj is not self._channel:
-                        selector.unregister(key.fd)
-                        self._reap(self._children.pop(key.fd))
-                        continue
-                    raw, fds, _, _ = socket.recv_fds(
-                        self._channel, protocol.MESSAGE_BYTES_MAX, FORK_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-                    )
-                    if not raw:
-                        return None  # the agent is gone; the children go with this process (PR_SET_PDEATHSIG)
-                    message = protocol.decode(raw)
-                    if message["type"] == "drain":
-                        self._draining = True
-                    elif message["type"] == "fork":
-                        forked = self._fork(message, fds)
-                        if isinstance(forked, Launch):
-                            return forked
-                        if forked is not None:
-                            selector.register(forked.pidfd, selectors.EVENT_READ)
-        return None
+        """Until told to drain, or the agent is gone: None. In a forked worker: what to run."""
+        while True:
+            raw, fds, _, _ = socket.recv_fds(
+                self._channel, protocol.MESSAGE_BYTES_MAX, FORK_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+            )
+            message = protocol.decode(raw) if raw else {"type": "drain"}
+            if message["type"] == "drain":
+                return None
+            if message["type"] == "fork" and (launch := self._fork(message, fds)) is not None:
+                return launch
 
-    def _fork(self, message: Mapping[str, Any], fds: list[int]) -> Launch | _Child | None:
-        """The child's `Launch` in the child, the child in the parent, None when there was no process to be had."""
+    def _fork(self, message: Mapping[str, Any], fds: list[int]) -> Launch | None:
+        """The worker's `Launch` in the worker, None in the template."""
         sys.stdout.flush()
         sys.stderr.flush()
-        parent = os.getpid()
+        link = socket.socket(fileno=fds[0])
         try:
             pid = os.fork()
         except OSError as error:
-            _close(fds)
-            self._channel.send(protocol.encode("fork_failed", id=message["id"], reason=f"fork: {error}"))
-            return None
+            link.send(protocol.encode("fork_failed", reason=f"fork: {error}"))
+            pid = -1
         if pid == 0:
-            die_with_parent(parent)
             self._channel.close()
-            _close([child.pidfd for child in self._children.values()])
-            control, stdout, stderr = fds
+            control, stdout, stderr = fds[1:]
+            fork_worker(link, self._agent, (control, stdout, stderr))
             return Launch(
                 script=message["script"],
                 args=tuple(message["args"]),
@@ -196,33 +159,11 @@ class Template:
                 stdout=stdout,
                 stderr=stderr,
             )
-        _close(fds)
-        child = _Child(pid, os.pidfd_open(pid))  # before anyone reaps it: the pid cannot have been used again
-        self._children[child.pidfd] = child
-        socket.send_fds(self._channel, [protocol.encode("forked", id=message["id"], pid=pid)], [child.pidfd])
-        return child
-
-    def _reap(self, child: _Child) -> None:
-        """Say how it ended. While it is a zombie its pid names its process group and nobody else's: kill what is left there."""
-        ended = os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED | os.WNOWAIT)
-        at = time.time()
-        assert ended is not None  # only WNOHANG returns None
-        try:
-            os.killpg(child.pid, signal.SIGKILL)  # data-loader processes and whatever else it started
-        except ProcessLookupError:
-            pass  # it died before it made its own group
-        os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED)
-        os.close(child.pidfd)
-        by_exit = ended.si_code == os.CLD_EXITED
-        self._channel.send(
-            protocol.encode(
-                "exited",
-                pid=child.pid,
-                exit_code=ended.si_status if by_exit else None,
-                signal=None if by_exit else ended.si_status,
-                at=at,
-            )
-        )
+        link.close()
+        _close(fds[1:])
+        if pid > 0:
+            os.waitpid(pid, 0)  # it ends as soon as it has forked the reaper
+        return None
 
 
 def _close(fds: list[int]) -> None:

@@ -14,7 +14,6 @@ import pytest
 from agent_harness import Agent, gone, prepare_order, running_agent, script, start_job
 from waiting import wait_until
 
-from holdfast.agent.workers.worker import STATUS_TIMEOUT_S
 from holdfast.domain.collectives import Standstill
 from holdfast.domain.job import HangSpec, LaunchSpec
 from holdfast.domain.orders import CheckpointNow, RanksFinished, RanksStepping, Start, Stop, Warm
@@ -70,6 +69,42 @@ time.sleep(600)
 STARTS_A_THREAD = """
 import threading, time
 threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+"""
+
+REAPER = "holdfast-reaper"
+
+UNTIL_TOLD = """
+import os, sys, time
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+"""
+
+# What the script starts and does not end: in a session of its own, a daemon of a shell that has gone, a fork in a session of
+# its own, and that fork's child.
+LEFT = ("session", "daemon", "fork", "fork of the fork")
+LEAVES_MUCH = """
+import os, subprocess, sys, time
+def say(pid):
+    print(pid, flush=True)
+say(subprocess.Popen(['sleep', '600'], start_new_session=True).pid)
+say(int(subprocess.check_output(['sh', '-c', 'setsid sleep 600 >/dev/null 2>&1 & echo $!'])))
+if os.fork() == 0:
+    os.setsid()
+    say(os.getpid())
+    if os.fork() == 0:
+        os.setsid()
+        say(os.getpid())
+    while True:
+        time.sleep(600)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+"""
+
+BINDS_ITS_RECORDER = """
+import os, socket, time
+recorder = socket.socket(socket.AF_UNIX)
+recorder.bind(os.environ["HOLDFAST_RECORDER"])
+time.sleep(600)
 """
 
 LEAVES_ON_SIGTERM = """
@@ -293,19 +328,113 @@ def test_another_template_takes_over_without_touching_running_workers(agent: Age
     )
 
 
-def test_a_template_that_dies_takes_its_workers_along_and_is_replaced(agent: Agent, tmp_path: Path) -> None:
-    path = script(tmp_path, "sleeper", SLEEPER)
-    prepared = start_job(agent.plane, prepare_order("victim", path))
-    template = psutil.Process(prepared.workers[0].pid).ppid()
-    killed_at = time.time()
-    os.kill(template, signal.SIGKILL)
-    exited = agent.plane.wait_for_signal(WorkerExited, lambda e: e.job == "victim")
-    assert (exited.signal, exited.expected) == (signal.SIGKILL, False)
-    told_at = next(tick.at for tick in agent.plane.ticks if exited in tick.signals)
-    assert told_at - killed_at < 0.8 * STATUS_TIMEOUT_S  # nobody waits for the word of a dead template
-    again = start_job(agent.plane, prepare_order("victim", path, generation=2))
+def templates(agent: Agent) -> list[psutil.Process]:
+    found = []
+    for child in psutil.Process(agent.process.pid).children():
+        try:
+            if "holdfast.train.template" in child.cmdline() and child.name() != REAPER:
+                found.append(child)
+        except (psutil.NoSuchProcess, psutil.ZombieProcess):
+            continue
+    return found
+
+
+def test_a_template_that_dies_is_replaced_and_its_workers_go_on(agent: Agent, tmp_path: Path) -> None:
+    path = script(tmp_path, "until", UNTIL_TOLD)
+    prepared = start_job(agent.plane, prepare_order("orphans", path, nproc=2, args=(str(tmp_path / "end"),)))
+    before = templates(agent)
+    for template in before:
+        template.kill()
+    wait_until(
+        lambda: [each for each in templates(agent) if each not in before], description="another template", timeout_s=40
+    )
+    again = start_job(agent.plane, prepare_order("others", script(tmp_path, "sleeper", SLEEPER)))
     assert not gone(again.workers[0].pid)
-    assert agent.plane.ask(Stop("victim", 2)).ok
+    assert not any(gone(worker.pid) for worker in prepared.workers)
+    os.kill(prepared.workers[1].pid, signal.SIGKILL)
+    exited = agent.plane.wait_for_signal(WorkerExited, lambda e: e.job == "orphans")
+    assert (exited.rank, exited.signal, exited.expected) == (1, signal.SIGKILL, False)
+    (tmp_path / "end").touch()
+    ended = agent.plane.wait_for_signal(WorkerExited, lambda e: e.job == "orphans" and e.rank == 0)
+    assert ended.exit_code == 0, "how it ended is known without the template that it came from"
+    assert agent.plane.ask(Stop("others", 1)).ok
+
+
+def started(agent: Agent, job: str, generation: int = 1) -> list[int]:
+    """The pids that `LEAVES_MUCH` has printed."""
+    return wait_until(
+        lambda: (
+            [int(word) for word in words]
+            if len(words := agent.worker_log(job, generation, 0).split()) == len(LEFT)
+            else None
+        ),
+        description="what the script starts",
+    )
+
+
+@pytest.mark.parametrize("end", ["stop", "kill", "exit"])
+def test_nothing_that_a_worker_starts_outlives_it(agent: Agent, tmp_path: Path, end: str) -> None:
+    """Sessions of their own, daemons, and forks that never called exec: none of them is in the worker's process group."""
+    path, job = script(tmp_path, "leaves", LEAVES_MUCH), f"leaves-{end}"
+    prepared = start_job(agent.plane, prepare_order(job, path, args=(str(tmp_path / "end"),)))
+    left = started(agent, job)
+    assert not any(map(gone, left)), "they live as long as the worker does"
+    match end:
+        case "stop":
+            assert agent.plane.ask(Stop(job, 1)).ok
+            assert all(map(gone, left)), "the answer means that they are gone"
+        case "kill":
+            os.kill(prepared.workers[0].pid, signal.SIGKILL)
+        case "exit":
+            (tmp_path / "end").touch()
+    wait_until(lambda: all(map(gone, left)), description="what it started to go")
+
+
+def test_a_killed_reaper_takes_its_worker_along_and_the_agent_ends_the_rest(agent: Agent, tmp_path: Path) -> None:
+    path = script(tmp_path, "leaves", LEAVES_MUCH)
+    prepared = start_job(agent.plane, prepare_order("unreaped", path, args=(str(tmp_path / "end"),)))
+    left, worker = started(agent, "unreaped"), psutil.Process(prepared.workers[0].pid)
+    reaper = worker.parent()
+    assert reaper is not None
+    assert reaper.name() == REAPER
+    reaper.kill()
+    exited = agent.plane.wait_for_signal(WorkerExited, lambda e: e.job == "unreaped")
+    assert (exited.signal, exited.expected) == (signal.SIGKILL, False)
+    wait_until(lambda: all(map(gone, left)), description="what it started to go")
+    again = start_job(agent.plane, prepare_order("unreaped", path, generation=2, args=(str(tmp_path / "end"),)))
+    assert not gone(again.workers[0].pid)
+    assert agent.plane.ask(Stop("unreaped", 2)).ok
+    dead = [each for each in psutil.Process(agent.process.pid).children() if each.status() == psutil.STATUS_ZOMBIE]
+    assert not dead, "all that became the agent's child has been reaped"
+
+
+def test_a_stopped_reaper_does_not_hold_up_a_stop(agent: Agent, tmp_path: Path) -> None:
+    prepared = start_job(agent.plane, prepare_order("stopped", script(tmp_path, "sleeper", SLEEPER)))
+    os.kill(psutil.Process(prepared.workers[0].pid).ppid(), signal.SIGSTOP)
+    assert agent.plane.ask(Stop("stopped", 1)).ok
+    assert gone(prepared.workers[0].pid)
+
+
+def test_no_socket_of_a_flight_recorder_is_left(tmp_path: Path) -> None:
+    binds = script(tmp_path, "binds", BINDS_ITS_RECORDER)
+
+    def sockets(agent: Agent) -> list[Path]:
+        return list(agent.directory.glob("fr-*.sock"))
+
+    with running_agent(tmp_path) as agent:
+        start_job(agent.plane, prepare_order("binds", binds, nproc=2))
+        wait_until(lambda: len(sockets(agent)) == 2, description="both sockets")
+        assert agent.plane.ask(Stop("binds", 1)).ok
+        assert not sockets(agent)
+        prepared = start_job(agent.plane, prepare_order("binds", binds, generation=2, nproc=2))
+        wait_until(lambda: len(sockets(agent)) == 2, description="both sockets")
+        reapers = [psutil.Process(worker.pid).ppid() for worker in prepared.workers]
+        agent.process.kill()
+        agent.process.wait()
+        everybody = [*reapers, *(worker.pid for worker in prepared.workers)]
+        wait_until(lambda: all(map(gone, everybody)), description="an agent's workers to go with it")
+        agent.restart()
+        assert not sockets(agent)
 
 
 def test_an_unwritable_log_directory_is_named(agent: Agent, tmp_path: Path) -> None:

@@ -57,3 +57,4 @@ async def run_apart(
 async def _watch(worker: Worker) -> None:
     with anyio.CancelScope(shield=True):  # it is killed by whoever is cancelled
         await worker.watch()
+        await worker.clear()

@@ -31,6 +31,10 @@ class Site:
         """Socket of a worker's flight recorder. Short: a socket's path has at most 107 bytes."""
         return self.agent_dir / f"fr-{zlib.crc32(job.encode()):08x}-{generation}-{rank}.sock"
 
+    def recorders(self) -> list[Path]:
+        """All that there are, also of generations that are over."""
+        return list(self.agent_dir.glob("fr-*.sock"))
+
     def images(self, job: str, local_rank: int) -> Path:
         return self.memory_dir / job / f"w{local_rank}"
 

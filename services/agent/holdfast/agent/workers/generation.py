@@ -11,8 +11,7 @@ from holdfast.agent.workers.logs import tail
 from holdfast.agent.workers.notes import Note
 from holdfast.agent.workers.procfs import process_facts
 from holdfast.agent.workers.progress import Progress
-from holdfast.agent.workers.template import Exit
-from holdfast.agent.workers.worker import Worker
+from holdfast.agent.workers.worker import Exit, Worker
 from holdfast.domain.orders import Prepare, RanksFinished, RanksStepping
 from holdfast.domain.signals import GenerationStarted, GenerationStopped, NodeSignal, WorkerExited
 
@@ -42,6 +41,11 @@ class LocalGeneration:
     @property
     def alive(self) -> list[Worker]:
         return [worker for worker in self.workers.values() if worker.alive]
+
+    @property
+    def uncleared(self) -> list[Worker]:
+        """Those of which something is left, if only what they have started."""
+        return [worker for worker in self.workers.values() if not worker.cleared.is_set()]
 
     @property
     def complete(self) -> bool:

@@ -1,4 +1,4 @@
-"""Keeps one worker template warm. A template for other modules takes over only when it is ready; the old one then drains."""
+"""Keeps one worker template warm. A template for other modules takes over only when it is ready; the old one then ends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TemplateKeeper:
         self._scopes: set[anyio.CancelScope] = set()
 
     def close(self) -> None:
-        """End every template, and with them what they have forked."""
+        """End every template; what they have forked goes on."""
         for scope in list(self._scopes):
             scope.cancel()
 
@@ -56,7 +56,7 @@ class TemplateKeeper:
         return template
 
     async def _shielded_host(self, template: Template) -> None:
-        """Templates go last: they are the ones who say how workers ended. `close` ends them."""
+        """An order that is under way at the agent's end still finds its template. `close` ends them."""
         with anyio.CancelScope(shield=True) as scope:
             self._scopes.add(scope)
             try:

@@ -21,6 +21,7 @@ from holdfast.agent.workers.inbox import NotesInbox
 from holdfast.agent.workers.keeper import TemplateKeeper
 from holdfast.agent.workers.logs import WorkerLogs, open_log
 from holdfast.agent.workers.notes import MissedNote, Note
+from holdfast.agent.workers.orphans import become_subreaper
 from holdfast.agent.workers.roll import Roll
 from holdfast.agent.workers.standstill import StandstillWatch
 from holdfast.agent.workers.template import Template, TemplateKey
@@ -79,6 +80,9 @@ class WorkerPool:
 
     async def run(self) -> None:
         """Until cancelled; then every worker is killed and gone before this returns."""
+        become_subreaper()
+        for socket in self.site.recorders():  # of an agent that was killed
+            socket.unlink(missing_ok=True)
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
             self._keeper = TemplateKeeper(tasks, self.site.agent_dir / "template.log", self._inherited)
@@ -317,7 +321,9 @@ class WorkerPool:
             if (finished := generation.finished()) is not None:
                 self._report(finished)
                 self._say_stopped(generation, finished=True)
-        if not generation.alive and (generation.stopping or generation.started_at is not None):
+        with anyio.CancelScope(shield=True):
+            await worker.clear()
+        if not generation.uncleared and (generation.stopping or generation.started_at is not None):
             self._forget(generation)
 
     def _ask_to_stop(self, generation: LocalGeneration) -> None:
@@ -347,13 +353,13 @@ class WorkerPool:
     async def _wait_gone(self, generations: Iterable[LocalGeneration]) -> None:
         with anyio.move_on_after(KILL_TIMEOUT_S):
             for generation in generations:
-                for worker in generation.alive:
-                    await worker.gone.wait()
+                for worker in generation.uncleared:
+                    await worker.cleared.wait()
         for generation in generations:
-            if survivors := [worker.pid for worker in generation.alive]:
+            if survivors := [worker.pid for worker in generation.uncleared]:
                 raise Unavailable(
-                    f"process(es) {survivors} of {generation.order.job} survived SIGKILL for {KILL_TIMEOUT_S:g} s "
-                    "(stuck in the kernel); this node cannot run another generation"
+                    f"process(es) {survivors} of {generation.order.job}, or what they have started, survived SIGKILL for "
+                    f"{KILL_TIMEOUT_S:g} s (stuck in the kernel); this node cannot run another generation"
                 )
             self._forget(generation)
 

@@ -13,8 +13,7 @@ from dataclasses import replace
 
 import anyio
 
-from holdfast.agent.workers.template import Exit
-from holdfast.agent.workers.worker import Worker
+from holdfast.agent.workers.worker import Exit, Worker
 from holdfast.domain.nodes import RunningWorker, WorkerEnded
 from holdfast.domain.orders import WorkersChanged
 

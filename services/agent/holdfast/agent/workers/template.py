@@ -1,4 +1,4 @@
-"""The agent's end of a worker template: starts it, asks it to fork, hears how its children end (`holdfast.domain.template`)."""
+"""The agent's end of a worker template: starts it, asks it to fork (`holdfast.domain.template`)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,34 +51,14 @@ class TemplateKey:
         return cls(preload, (os.path.dirname(script),) if preload else (), tuple(sorted(differing.items())))
 
 
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """How a child ended: by exit code or by signal. `at` is Unix seconds."""
-
-    at: float
-    exit_code: int | None
-    signal: int | None
-
-
-OnExit = Callable[[Exit | None], None]
-
-
 @dataclass(slots=True)
 class Forked:
-    """A child as the template handed it over; the pidfd is the receiver's to close."""
+    """A worker, its reaper, and the reaper's link; pidfd and link are the receiver's to close."""
 
     pid: int
     pidfd: int
-
-
-@dataclass(slots=True)
-class _Fork:
-    """A fork asked for."""
-
-    on_exit: OnExit
-    answered: anyio.Event = field(default_factory=anyio.Event)
-    child: Forked | None = None
-    reason: str = ""
+    reaper: int
+    link: socket.socket
 
 
 class Template:
@@ -90,9 +70,6 @@ class Template:
         self.failure = ""  # why it cannot serve, once it cannot
         self._log_path = log_path
         self._ready = anyio.Event()
-        self._forks: dict[int, _Fork] = {}
-        self._exits: dict[int, OnExit] = {}
-        self._serial = 0
         self._draining = False
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel.setblocking(False)
@@ -115,40 +92,40 @@ class Template:
             raise Unavailable(f"the worker template cannot serve: {self.failure}")
 
     async def fork(
-        self,
-        *,
-        script: str,
-        args: tuple[str, ...],
-        cwd: str,
-        env: Mapping[str, str],
-        fds: tuple[int, int, int],
-        on_exit: OnExit,
+        self, *, script: str, args: tuple[str, ...], cwd: str, env: Mapping[str, str], fds: tuple[int, int, int]
     ) -> Forked:
-        """Fork one worker on `fds` (control, stdout, stderr); `on_exit` is called once, when it has been reaped.
-
-        With None when the template has ended before it could say how: then nothing more will be heard.
+        """Fork one worker on `fds` (control, stdout, stderr).
 
         Raises `Unavailable`, or `InvalidSpec` for a request that does not fit a message.
         """
-        self._serial += 1
-        serial, fork = self._serial, _Fork(on_exit)
         try:
-            raw = protocol.encode("fork", id=serial, script=script, args=args, cwd=cwd, env=dict(env))
+            raw = protocol.encode("fork", script=script, args=args, cwd=cwd, env=dict(env))
         except ValueError as error:
             raise InvalidSpec("args, env", f"{len(args)} arguments, {len(env)} variables", str(error)) from error
-        self._forks[serial] = fork
-        # Shielded: a child that nobody waits for any more would be nobody's. It takes milliseconds.
-        with anyio.move_on_after(FORK_TIMEOUT_S, shield=True):
-            await self._send(raw, fds)
-            await fork.answered.wait()
-        if fork.child is None:
-            self._forks.pop(serial, None)
-            why = fork.reason or self.failure or f"no answer within {FORK_TIMEOUT_S:g} s"
-            raise Unavailable(f"the worker template could not fork: {why}")
-        return fork.child
+        link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        link.setblocking(False)
+        message: Mapping[str, Any] = {"type": "fork_failed", "reason": f"no answer within {FORK_TIMEOUT_S:g} s"}
+        received: list[int] = []
+        try:
+            # Shielded: a child that nobody waits for any more would be nobody's. It takes milliseconds.
+            with anyio.move_on_after(FORK_TIMEOUT_S, shield=True):
+                try:
+                    await self._send(raw, (theirs.fileno(), *fds))
+                finally:
+                    theirs.close()
+                raw, received = await receive(link, descriptors=1)
+                message = protocol.decode(raw) if raw else {"type": "fork_failed", "reason": self.failure or "it died"}
+            if message["type"] == "forked" and received:
+                return Forked(message["pid"], received[0], message["reaper"], link)
+        except BaseException:
+            link.close()
+            raise
+        link.close()  # a worker that is forked all the same finds its control channel closed, and ends
+        why = message.get("reason", "its descriptor did not come with it: this process has no free file descriptors")
+        raise Unavailable(f"the worker template could not fork: {why}")
 
     async def drain(self) -> None:
-        """Fork no more; it ends when its last child has."""
+        """Fork no more, and end; its workers go on."""
         if not self._draining and not self.failure:
             self._draining = True
             await self._send(protocol.encode("drain"))
@@ -156,9 +133,8 @@ class Template:
     async def run(self) -> None:
         """Hear the template until its process has ended; then everything still asked of it fails."""
         try:
-            while (received := await self._receive()) is not None:
-                self._take(*received)
-            self._leave_orphans()
+            while raw := await self._receive():
+                self._take(protocol.decode(raw))
             code = await self._process.wait()
             self._fail(self.failure or self._epitaph(code))
         finally:
@@ -178,19 +154,11 @@ class Template:
             else:
                 return
 
-    async def _receive(self) -> tuple[Mapping[str, Any], list[int]] | None:
-        """The next message and what came with it; None at the end."""
-        while True:
-            try:
-                raw, fds, _, _ = socket.recv_fds(self._channel, protocol.MESSAGE_BYTES_MAX, 1, socket.MSG_CMSG_CLOEXEC)
-            except BlockingIOError:
-                await anyio.wait_readable(self._channel)
-            except ConnectionResetError:  # it died with our words unread
-                return None
-            else:
-                return (protocol.decode(raw), fds) if raw else None
+    async def _receive(self) -> bytes:
+        """The next message; empty at the end."""
+        return (await receive(self._channel))[0]
 
-    def _take(self, message: Mapping[str, Any], fds: list[int]) -> None:
+    def _take(self, message: Mapping[str, Any]) -> None:
         match message["type"]:
             case "ready":
                 log.info(
@@ -199,38 +167,29 @@ class Template:
                 self._ready.set()
             case "failed":
                 self._fail(str(message["reason"]))
-            case "forked":
-                if (fork := self._forks.pop(message["id"], None)) is None:  # given up on; its control channel is closed
-                    os.close(fds[0])
-                    self._exits[message["pid"]] = lambda _: None
-                    return
-                fork.child = Forked(message["pid"], fds[0])
-                self._exits[message["pid"]] = fork.on_exit
-                fork.answered.set()
-            case "fork_failed":
-                if (fork := self._forks.pop(message["id"], None)) is not None:
-                    fork.reason = str(message["reason"])
-                    fork.answered.set()
-            case "exited":
-                self._exits.pop(message["pid"])(Exit(message["at"], message["exit_code"], message["signal"]))
-
-    def _leave_orphans(self) -> None:
-        while self._exits:
-            _, on_exit = self._exits.popitem()
-            on_exit(None)
 
     def _fail(self, reason: str) -> None:
         self.failure = reason
         self._ready.set()
-        while self._forks:
-            _, fork = self._forks.popitem()
-            fork.answered.set()
 
     def _epitaph(self, code: int) -> str:
         if self._draining:
             return "it was replaced by another one"
         said = "; ".join(tail(self._log_path, lines_max=3))
         return f"it ended with code {code}: {said or 'it left no word'}"
+
+
+async def receive(channel: socket.socket, descriptors: int = 0) -> tuple[bytes, list[int]]:
+    """The next message and what came with it; empty when the other side has ended."""
+    while True:
+        try:
+            raw, fds, _, _ = socket.recv_fds(channel, protocol.MESSAGE_BYTES_MAX, descriptors, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            await anyio.wait_readable(channel)
+        except ConnectionResetError:  # it died with our words unread
+            return b"", []
+        else:
+            return raw, fds
 
 
 def _spawn(key: TemplateKey, log_path: Path, environment: Mapping[str, str], channel: socket.socket) -> Child:

@@ -1,8 +1,8 @@
 """One worker process as the agent sees it: identity, control channel, how it ends.
 
-Its end is seen twice: the pidfd turns readable the moment the process is gone, and the template, its parent, says how it ended.
-The first is what fences (nothing runs two generations), the second is what is reported. A worker whose template died with
-it gets the verdict that the kernel carried out: SIGKILL.
+Its end is seen twice: the pidfd turns readable the moment the process is gone, and the reaper, its parent, says how it ended.
+Then the reaper ends what the worker has started and left; only when that is done is the worker `cleared`, which is what
+fences (nothing runs two generations). A worker whose reaper was killed gets the verdict that the kernel carried out: SIGKILL.
 """
 
 from __future__ import annotations
@@ -17,12 +17,23 @@ from pathlib import Path
 
 import anyio
 
-from holdfast.agent.workers.template import Exit, Template
+from holdfast.agent.workers.orphans import end_orphans
+from holdfast.agent.workers.template import Forked, Template, receive
+from holdfast.domain import template as template_protocol
 from holdfast.domain import worker as protocol
 from holdfast.domain.errors import Unavailable
 from holdfast.domain.nodes import RunningWorker
 
-STATUS_TIMEOUT_S = 1.0  # from the process's end to the template's word; it comes within a millisecond
+STATUS_TIMEOUT_S = 1.0  # from the process's end to the reaper's word; it comes within a millisecond
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a worker ended: by exit code or by signal. `at` is Unix seconds."""
+
+    at: float
+    exit_code: int | None
+    signal: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +47,20 @@ class WorkerIdentity:
 
 
 class Worker:
-    """Made by `launch`; `watch` must run until it returns the exit."""
+    """Made by `launch`; `watch`, then `clear`, must run to their ends."""
 
-    def __init__(self, identity: WorkerIdentity, control: socket.socket) -> None:
+    def __init__(self, identity: WorkerIdentity, control: socket.socket, forked: Forked) -> None:
         self.identity = identity
-        self.pid = 0
-        self.since = 0.0  # Unix seconds, when it was forked
+        self.pid = forked.pid
+        self.since = time.time()  # Unix seconds, when it was forked
         self.expected = False  # the agent told it to stop: its end is no fault
         self.gone = anyio.Event()
+        self.cleared = anyio.Event()  # gone, and everything that it started as well
         self.exit: Exit | None = None
         self._control = control
-        self._told = anyio.Event()  # the template has said how it ended, or has itself ended
-        self._pidfd = -1
+        self._pidfd = forked.pidfd
+        self._link = forked.link
+        self._reaper = os.pidfd_open(forked.reaper)  # our child: its number is its own until we reap it
 
     @classmethod
     async def launch(
@@ -64,24 +77,16 @@ class Worker:
         """Fork it. Raises `Unavailable` when the template cannot. It waits for `start`."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        worker = cls(identity, ours)
         try:
             forked = await template.fork(
-                script=script,
-                args=args,
-                cwd=cwd,
-                env=env,
-                fds=(theirs.fileno(), log_fd, log_fd),
-                on_exit=worker._on_exit,
+                script=script, args=args, cwd=cwd, env=env, fds=(theirs.fileno(), log_fd, log_fd)
             )
+            return cls(identity, ours, forked)
         except BaseException:
             ours.close()
             raise
         finally:
             theirs.close()
-        worker.pid, worker._pidfd = forked.pid, forked.pidfd
-        worker.since = time.time()
-        return worker
 
     @property
     def running(self) -> RunningWorker:
@@ -116,7 +121,7 @@ class Worker:
         return True
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
-        """Signal it through its pidfd, which can never mean another process. The template ends the rest of its group."""
+        """Signal it through its pidfd, which can never mean another process. The reaper ends what it has started."""
         if self.alive:
             try:
                 signal.pidfd_send_signal(self._pidfd, number)
@@ -125,27 +130,41 @@ class Worker:
 
     async def watch(self) -> Exit:
         """Until the process is gone; returns how it ended. Call once."""
-        try:
-            await anyio.wait_readable(self._pidfd)
-            at = time.time()
-            with anyio.move_on_after(STATUS_TIMEOUT_S):
-                await self._told.wait()
-            if self.exit is None:
-                self._kill_group()
-                self.exit = Exit(at, None, signal.SIGKILL)
-            return self.exit
-        finally:
-            self.gone.set()
-            self._control.close()
-            os.close(self._pidfd)
+        await anyio.wait_readable(self._pidfd)
+        at = time.time()
+        signal.pidfd_send_signal(self._reaper, signal.SIGCONT)  # somebody may have stopped it
+        with anyio.move_on_after(STATUS_TIMEOUT_S):
+            await self._hear("exited")
+        if self.exit is None:
+            self.exit = Exit(at, None, signal.SIGKILL)
+        self.gone.set()
+        self._control.close()
+        os.close(self._pidfd)
+        return self.exit
 
-    def _kill_group(self) -> None:
-        """What the template would have done; it is gone or does not answer."""
-        try:
-            os.killpg(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+    async def clear(self) -> None:
+        """After `watch`: until nothing that it started is left. Call once."""
+        orderly = await self._hear("cleared")
+        self._link.close()
+        signal.pidfd_send_signal(self._reaper, signal.SIGKILL)  # it has ended, or closed its link and nothing else
+        await anyio.wait_readable(self._reaper)
+        _reap(self._reaper)
+        if not orderly:  # it was killed: what was below it is ours
+            await end_orphans()
+        self.cleared.set()
 
-    def _on_exit(self, how: Exit | None) -> None:
-        self.exit = how
-        self._told.set()
+    async def _hear(self, kind: str) -> bool:
+        """Until the reaper has said `kind`; False when it has ended without."""
+        while raw := (await receive(self._link))[0]:
+            message = template_protocol.decode(raw)
+            if message["type"] == "exited":
+                self.exit = Exit(message["at"], message["exit_code"], message["signal"])
+            if message["type"] == kind:
+                return True
+        return False
+
+
+def _reap(pidfd: int) -> None:
+    """A child of ours that has ended."""
+    os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+    os.close(pidfd)

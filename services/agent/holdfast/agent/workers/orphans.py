@@ -1,0 +1,65 @@
+"""What a worker has left below the agent because its reaper was killed.
+
+The agent is a child subreaper, so that reapers become its children, and so does what a killed reaper leaves. Only that is
+looked for, and only then: a child of the agent in another session than the agent's that is no reaper.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import structlog
+
+from holdfast.domain.errors import HoldfastError
+
+log = structlog.get_logger("holdfast.agent.workers")
+
+PR_SET_CHILD_SUBREAPER = 36
+REAPER = "holdfast-reaper"  # as `holdfast.train.reaper` names itself
+ROUNDS_MAX = 100  # what is killed leaves its own children, which come up next
+ROUND_S = 0.02
+
+
+def become_subreaper() -> None:
+    """Raises `HoldfastError` where the kernel cannot (before Linux 3.4)."""
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise HoldfastError(f"prctl(PR_SET_CHILD_SUBREAPER) failed: {os.strerror(ctypes.get_errno())}")
+
+
+async def end_orphans() -> None:
+    """Kill and reap them, and what they leave in turn."""
+    for _ in range(ROUNDS_MAX):
+        orphans = list(_orphans())
+        if not orphans:
+            return
+        for pid in orphans:
+            _end(pid)
+        await anyio.sleep(ROUND_S)
+
+
+def _end(pid: int) -> None:
+    log.warning("ending what a worker has left", pid=pid)
+    try:
+        os.kill(pid, signal.SIGKILL)  # our child: its number is its own until it is reaped here
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
+    except (PermissionError, ChildProcessError):
+        pass  # a set-user-ID program, which the kernel does not let us end; or somebody else has reaped it
+
+
+def _orphans() -> Iterator[int]:
+    me, session = os.getpid(), os.getsid(0)
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdecimal():
+            continue
+        try:
+            name, _, rest = Path(entry.path, "stat").read_text(errors="replace").rpartition(")")
+        except OSError:
+            continue  # it has ended
+        _, parent, _, its_session = rest.split()[:4]
+        if int(parent) == me and int(its_session) != session and name.partition("(")[2] != REAPER:
+            yield int(entry.name)

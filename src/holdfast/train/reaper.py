@@ -1,0 +1,172 @@
+"""The process between an agent and one worker: the worker's parent, and the one that ends what the worker leaves.
+
+    agent (subreaper) ── reaper ── worker ── what the script starts
+      └── template: forks the reaper and is no more than that to it
+
+* **Nothing that a worker starts outlives it.** The reaper is a *child subreaper* (prctl(2)): what daemonises itself, in a
+  session of its own, becomes the reaper's child when its parent ends. When the worker has ended, however, everything that is
+  left below the reaper is the worker's, and is killed until `waitid` says that there is no child any more. Killed are direct
+  children only, whose numbers cannot come to mean another process before they are reaped; their own children come up next.
+* **A template may die.** The reaper is forked twice, so that the agent becomes its parent, and the kernel ties it to the
+  agent (PR_SET_PDEATHSIG), as the worker is tied to the reaper: an agent that dies takes both along at once, a template nobody.
+* **How it ended is told once**, on the reaper's own link to the agent (`holdfast.domain.template`), whose end means that
+  nothing is left.
+
+A blocked `waitid` costs nothing while the worker lives; what the script's orphans leave to be reaped is reaped here, too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import socket
+import time
+from typing import Final
+
+from holdfast.domain import template as protocol
+
+PR_SET_PDEATHSIG: Final = 1
+PR_SET_NAME: Final = 15
+PR_SET_CHILD_SUBREAPER: Final = 36
+NAME: Final = b"holdfast-reaper"
+WORKER_NAME: Final = b"python"
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def fork_worker(link: socket.socket, agent: int, unneeded: tuple[int, ...]) -> None:
+    """Called in a fork of the template that is to end; returns in the worker alone.
+
+    `unneeded` are the worker's descriptors, which the reaper closes. What goes wrong is said on `link`.
+    """
+    try:
+        if os.fork():
+            os._exit(0)  # the reaper's parent is the agent now
+        os.setsid()  # or the template's end would end it with the template's process group
+        _prctl(PR_SET_NAME, NAME)
+        _prctl(PR_SET_CHILD_SUBREAPER, 1)
+        _until_child_of(agent)
+        die_with_parent(agent)
+        parent = os.getpid()
+        worker = os.fork()
+        if worker == 0:
+            die_with_parent(parent)
+            _prctl(PR_SET_NAME, WORKER_NAME)
+            link.close()
+            return
+    except OSError as error:
+        _say(link, protocol.encode("fork_failed", reason=str(error)))
+        os._exit(1)
+    for fd in unneeded:
+        os.close(fd)
+    pidfd = os.pidfd_open(worker)  # before it is reaped: the pid cannot have been used again
+    socket.send_fds(link, [protocol.encode("forked", pid=worker, reaper=parent)], [pidfd])
+    os.close(pidfd)
+    _follow(worker, link)
+    os._exit(0)
+
+
+def die_with_parent(parent: int) -> None:
+    """SIGKILL for this process when its parent ends; ends it now when that has already happened."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _until_child_of(agent: int) -> None:
+    """Our first parent is about to end; whose child we are then, the kernel has decided before it says so."""
+    first = os.getppid()
+    if first == agent:
+        return
+    try:
+        ended = os.pidfd_open(first)
+    except ProcessLookupError:
+        return
+    if os.getppid() == first:  # else the number may mean another process by now
+        poll = select.poll()
+        poll.register(ended, select.POLLIN)
+        poll.poll()
+    os.close(ended)
+
+
+def _follow(worker: int, link: socket.socket) -> None:
+    """Until the worker has ended, and then everything that it started."""
+    while True:
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+        assert ended is not None  # only WNOHANG returns None
+        if ended.si_pid == worker:
+            break
+        os.waitid(os.P_PID, ended.si_pid, os.WEXITED)  # an orphan of the script's
+    by_exit = ended.si_code == os.CLD_EXITED
+    _say(
+        link,
+        protocol.encode(
+            "exited",
+            exit_code=ended.si_status if by_exit else None,
+            signal=None if by_exit else ended.si_status,
+            at=time.time(),
+        ),
+    )
+    try:
+        os.killpg(worker, signal.SIGKILL)  # all of its group at once; while it is a zombie the number is nobody else's
+    except (ProcessLookupError, PermissionError):
+        pass  # it died before it made its own group, or what is left in it is not ours to end
+    os.waitid(os.P_PID, worker, os.WEXITED)
+    _end_children()
+    _say(link, protocol.encode("cleared"))
+
+
+def _end_children() -> None:
+    while children := _children():
+        if not sum(map(_kill, children)):
+            return  # a set-user-ID program: the kernel does not let us
+        os.waitid(os.P_ALL, 0, os.WEXITED)
+        _reap_ended()
+
+
+def _reap_ended() -> None:
+    try:
+        while os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG) is not None:
+            pass
+    except ChildProcessError:
+        pass  # none is left
+
+
+def _kill(pid: int) -> bool:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except PermissionError:
+        return False
+    return True
+
+
+def _children() -> list[int]:
+    """Ours, living and dead."""
+    me, found = os.getpid(), []
+    for name in os.listdir("/proc"):
+        if name.isdecimal() and _parent(int(name)) == me:
+            found.append(int(name))
+    return found
+
+
+def _parent(pid: int) -> int:
+    """0 when there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return int(stat.read().rpartition(b")")[2].split()[1])  # its name may hold anything
+    except OSError:
+        return 0
+
+
+def _say(link: socket.socket, raw: bytes) -> None:
+    try:
+        link.send(raw)
+    except OSError:
+        pass  # the agent listens no more: it has given this worker up
+
+
+def _prctl(option: int, value: int | bytes) -> None:
+    if _libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option})")
