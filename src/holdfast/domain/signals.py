@@ -179,6 +179,8 @@ class HostSample:
     disk_latency: tuple[tuple[str, float], ...] = ()  # (path, seconds of one fsynced write; inf = it cannot be)
     blocked: int | None = None  # tasks in uninterruptible sleep (D)
     clock_offset_s: float | None = None  # of the kernel's clock discipline; None = it is not synchronised
+    files_left: int | None = None  # file descriptors that the agent has left for new work; 0 = it takes none
+    files_max: int | None = None  # its limit
 
 
 @dataclass(frozen=True, slots=True)

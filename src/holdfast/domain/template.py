@@ -17,7 +17,8 @@ Messages are JSON objects with a `type`, as in `holdfast.domain.worker`; file de
       failed       reason:str                       it cannot serve; it ends after this
 
     reaper → agent, on the link
-      forked       pid:int reaper:int               + 1 descriptor: the worker's pidfd, opened before it could be reaped
+      forked       pid:int                          + 2 descriptors: pidfds of the worker, opened before it could be reaped,
+                                                    and of the reaper
       fork_failed  reason:str                       instead of all others; the template may say it for it
       exited       exit_code:int|null signal:int|null at:float
       cleared      (nothing)                        nothing that the worker started is left; then the link ends

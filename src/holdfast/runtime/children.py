@@ -61,6 +61,7 @@ class Child:
         self.pid = process.pid
         self._process = process
         self._pidfd = os.pidfd_open(process.pid)
+        self._waited_for: anyio.Event | None = None  # set by the waiter that watches the descriptor
 
     @property
     def returncode(self) -> int | None:
@@ -70,10 +71,16 @@ class Child:
     async def wait(self) -> int:
         """Its exit code, as soon as the kernel knows it. What is left of its process group is killed."""
         while self._process.returncode is None:
-            with os.fdopen(os.dup(self._pidfd)) as own:  # one waiter per descriptor is all that the event loop allows
-                await anyio.wait_readable(own)
-            if self._process.returncode is None:
+            if self._waited_for is not None:  # one waiter per descriptor is all that the event loop allows
+                await self._waited_for.wait()
+                continue
+            self._waited_for = anyio.Event()
+            try:
+                await anyio.wait_readable(self._pidfd)
                 self._reap()
+            finally:  # also when this waiter is cancelled: then another one takes its place
+                waited_for, self._waited_for = self._waited_for, None
+                waited_for.set()
         return self._process.returncode
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> int:

@@ -61,9 +61,10 @@ def fork_worker(link: socket.socket, agent: int, unneeded: tuple[int, ...]) -> N
         os._exit(1)
     for fd in unneeded:
         os.close(fd)
-    pidfd = os.pidfd_open(worker)  # before it is reaped: the pid cannot have been used again
-    socket.send_fds(link, [protocol.encode("forked", pid=worker, reaper=parent)], [pidfd])
-    os.close(pidfd)
+    pidfds = [os.pidfd_open(worker), os.pidfd_open(parent)]  # before it is reaped: the pid cannot have been used again
+    socket.send_fds(link, [protocol.encode("forked", pid=worker)], pidfds)
+    for fd in pidfds:
+        os.close(fd)
     _follow(worker, link)
     os._exit(0)
 

@@ -312,7 +312,7 @@ class DiskLatency(_message.Message):
     def __init__(self, path: _Optional[str] = ..., write_s: _Optional[float] = ...) -> None: ...
 
 class HostSample(_message.Message):
-    __slots__ = ("at", "load1", "cpus", "memory_used_bytes", "memory_total_bytes", "disks", "disk_latency", "blocked", "clock_offset_s")
+    __slots__ = ("at", "load1", "cpus", "memory_used_bytes", "memory_total_bytes", "disks", "disk_latency", "blocked", "clock_offset_s", "files_left", "files_max")
     AT_FIELD_NUMBER: _ClassVar[int]
     LOAD1_FIELD_NUMBER: _ClassVar[int]
     CPUS_FIELD_NUMBER: _ClassVar[int]
@@ -322,6 +322,8 @@ class HostSample(_message.Message):
     DISK_LATENCY_FIELD_NUMBER: _ClassVar[int]
     BLOCKED_FIELD_NUMBER: _ClassVar[int]
     CLOCK_OFFSET_S_FIELD_NUMBER: _ClassVar[int]
+    FILES_LEFT_FIELD_NUMBER: _ClassVar[int]
+    FILES_MAX_FIELD_NUMBER: _ClassVar[int]
     at: float
     load1: float
     cpus: int
@@ -331,7 +333,9 @@ class HostSample(_message.Message):
     disk_latency: _containers.RepeatedCompositeFieldContainer[DiskLatency]
     blocked: int
     clock_offset_s: float
-    def __init__(self, at: _Optional[float] = ..., load1: _Optional[float] = ..., cpus: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., memory_total_bytes: _Optional[int] = ..., disks: _Optional[_Iterable[_Union[Disk, _Mapping]]] = ..., disk_latency: _Optional[_Iterable[_Union[DiskLatency, _Mapping]]] = ..., blocked: _Optional[int] = ..., clock_offset_s: _Optional[float] = ...) -> None: ...
+    files_left: int
+    files_max: int
+    def __init__(self, at: _Optional[float] = ..., load1: _Optional[float] = ..., cpus: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., memory_total_bytes: _Optional[int] = ..., disks: _Optional[_Iterable[_Union[Disk, _Mapping]]] = ..., disk_latency: _Optional[_Iterable[_Union[DiskLatency, _Mapping]]] = ..., blocked: _Optional[int] = ..., clock_offset_s: _Optional[float] = ..., files_left: _Optional[int] = ..., files_max: _Optional[int] = ...) -> None: ...
 
 class GpuSample(_message.Message):
     __slots__ = ("at", "gpu", "uuid", "temperature_c", "power_w", "memory_used_bytes", "ecc_uncorrected", "recovery_action", "lost")

@@ -158,6 +158,7 @@ def host(at: float, **fields: object) -> HostSample:
         ({"disk_latency": (("/d", math.inf),)}, "latency /d"),
         ({"blocked": 20}, "blocked"),
         ({"clock_offset_s": -0.5}, "clock"),
+        ({"files_left": 0, "files_max": 1024}, "descriptors"),
     ],
 )
 def test_the_host_is_pressed(fields: dict[str, object], resource: str) -> None:

@@ -15,7 +15,7 @@ import structlog
 from anyio.abc import TaskStatus
 
 from holdfast.agent.workers.logs import open_log, tail
-from holdfast.domain.errors import NotFound, Unavailable, Unrestorable
+from holdfast.domain.errors import HoldfastError, NotFound, Unavailable, Unrestorable
 from holdfast.domain.orders import Inventory
 from holdfast.domain.replication import ArchiveNow, Configure, SavedByAll, Stage, StagedShard
 from holdfast.runtime.backoff import Backoff
@@ -130,7 +130,15 @@ class LocalReplicator:
         first = True
         async with self._channel:
             while True:
-                async with running(self._spawn()) as child:
+                try:
+                    spawned = self._spawn()
+                except (HoldfastError, OSError) as error:  # no process, or no descriptor, to be had now
+                    if first:
+                        raise
+                    log.error("replicator cannot be started again", reason=str(error))
+                    await backoff.sleep()
+                    continue
+                async with running(spawned) as child:
                     served = await self._serve(child)
                     if served and first:
                         first = False

@@ -26,6 +26,7 @@ from anyio.abc import TaskGroup
 from holdfast.agent import preflight, preflight_checks, tracing
 from holdfast.agent.collectors import build_all, nvml
 from holdfast.agent.collectors.protocol import Surroundings, keep_collecting
+from holdfast.agent.descriptors import Descriptors
 from holdfast.agent.directory import MARK, claimed
 from holdfast.agent.executor import Executor
 from holdfast.agent.ledger import Ledger
@@ -39,7 +40,7 @@ from holdfast.agent.uplink import Uplink
 from holdfast.agent.workers.environment import Site, inherited_environment
 from holdfast.agent.workers.pool import WorkerPool
 from holdfast.domain.nodes import NodeFacts
-from holdfast.domain.orders import Hello, Order, Prepare, Report
+from holdfast.domain.orders import Hello, Order, Prepare, Report, Warm
 from holdfast.domain.signals import NodeSignal
 from holdfast.runtime import metrics, ready, telemetry
 from holdfast.runtime.service import guarded
@@ -50,15 +51,16 @@ from holdfast.wire.control import encode_beat
 async def serve(settings: AgentSettings) -> None:
     """Run one node until cancelled. Raises `HoldfastError` for what the operator can put right."""
     structlog.contextvars.bind_contextvars(node=settings.node)  # in every line of this process
+    descriptors = Descriptors()
     with (
         claimed(settings.agent_dir, settings.memory_dir, settings.disk_dir),
         Ledger(settings.agent_dir / "agent.db") as ledger,
     ):
         async with anyio.create_task_group() as tasks:
-            await _run(settings, ledger, tasks)
+            await _run(settings, ledger, descriptors, tasks)
 
 
-async def _run(settings: AgentSettings, ledger: Ledger, tasks: TaskGroup) -> None:
+async def _run(settings: AgentSettings, ledger: Ledger, descriptors: Descriptors, tasks: TaskGroup) -> None:
     incarnation = uuid.uuid4().hex
     inherited = {**inherited_environment(os.environ), MARK: str(settings.agent_dir)}
     workers_ended = anyio.Event()
@@ -81,6 +83,8 @@ async def _run(settings: AgentSettings, ledger: Ledger, tasks: TaskGroup) -> Non
         return encode_beat(time.time(), pool.roll.version, pool.steps())
 
     async def carry_out(order: Order) -> Outcome:
+        if isinstance(order, Prepare | Warm):
+            descriptors.require()
         if isinstance(order, Prepare):
             preflights.make_way()
             preflights.know_peers(peer.endpoint for peer in order.peers)
@@ -106,7 +110,7 @@ async def _run(settings: AgentSettings, ledger: Ledger, tasks: TaskGroup) -> Non
     replicator: Replicator = NoReplicator()
     if settings.replicator:  # its own settings are in the environment as well, and pass through
         replicator = LocalReplicator(places, {**os.environ, MARK: str(settings.agent_dir)}, report)
-    collectors = build_all(_surroundings(settings))
+    collectors = build_all(_surroundings(settings, descriptors))
     directories = (settings.agent_dir, settings.disk_dir, settings.memory_dir)
     preflights = preflight.Preflights(
         node=settings.node,
@@ -149,6 +153,7 @@ async def _run(settings: AgentSettings, ledger: Ledger, tasks: TaskGroup) -> Non
         beat=beat,
         tls=settings.tls,
     )
+    guarded(tasks, "file descriptors", descriptors.run)
     guarded(tasks, "workers", pool.run)
     guarded(tasks, "telemetry", uplink.run)
     if settings.preflight_every_s:
@@ -192,7 +197,7 @@ def _places(settings: AgentSettings) -> ReplicatorPlaces:
     )
 
 
-def _surroundings(settings: AgentSettings) -> Surroundings:
+def _surroundings(settings: AgentSettings, descriptors: Descriptors) -> Surroundings:
     return Surroundings(
         node=settings.node,
         agent_dir=settings.agent_dir,
@@ -206,4 +211,5 @@ def _surroundings(settings: AgentSettings) -> Surroundings:
         nvrx_path=settings.nvrx_path,
         maintenance_file=settings.maintenance_file,
         maintenance_url=settings.maintenance_url,
+        files_left=descriptors.left,
     )

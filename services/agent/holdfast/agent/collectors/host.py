@@ -7,6 +7,8 @@ import errno
 import math
 import os
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -40,19 +42,25 @@ class _Timex(ctypes.Structure):
 
 def build(surroundings: Surroundings) -> Probe:
     disks = tuple(dict.fromkeys((surroundings.agent_dir, surroundings.disk_dir, surroundings.memory_dir)))
-    host = Host(surroundings.node, disks)
+    host = Host(surroundings.node, disks, surroundings.files_left)
     return Probe("host", surroundings.node, host.ask, interval_s=INTERVAL_S, deadline_s=DEADLINE_S)
 
 
 class Host:
-    def __init__(self, node: str, disks: tuple[Path, ...]) -> None:
-        self._node, self._disks = node, disks
+    def __init__(
+        self, node: str, disks: tuple[Path, ...], files_left: Callable[[], tuple[int, int]] | None = None
+    ) -> None:
+        self._node, self._disks, self._files_left = node, disks, files_left
         self._asked = 0
 
     def ask(self) -> tuple[HostSample]:
         slow = self._asked % SLOW_EVERY == 0
         self._asked += 1
-        return (sample(self._node, self._disks, slow=slow),)
+        found = sample(self._node, self._disks, slow=slow)
+        if self._files_left is not None:
+            left, limit = self._files_left()
+            found = replace(found, files_left=left, files_max=limit)
+        return (found,)
 
 
 def sample(node: str, disks: tuple[Path, ...], *, slow: bool = False) -> HostSample:

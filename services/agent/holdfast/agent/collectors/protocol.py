@@ -46,6 +46,9 @@ class Surroundings:
     nvrx_path: Path | None = None  # where nvidia-resiliency-ext is, when it is not in this environment
     maintenance_file: Path | None = None
     maintenance_url: str = ""
+    files_left: Callable[[], tuple[int, int]] | None = (
+        None  # file descriptors left to the agent for new work, and its limit
+    )
 
 
 class Collector(Protocol):

@@ -10,6 +10,7 @@ import structlog
 from anyio.abc import TaskGroup
 
 from holdfast.agent.workers.template import Template, TemplateKey
+from holdfast.domain.errors import HoldfastError
 from holdfast.runtime.backoff import Backoff
 
 log = structlog.get_logger("holdfast.agent.template")
@@ -74,9 +75,17 @@ class TemplateKeeper:
                 return  # replaced, or it never was ready: whoever asked for it has been told why
             self._current = None
             log.error("template died", pid=template.pid, reason=template.failure)
-            await backoff.sleep()
-            if self._current is not None or template.key in self._templates:
-                return  # an order has started another one meanwhile
-            template = self._current = self._templates[template.key] = Template(
-                template.key, self._log_path, self._environment
-            )
+            successor: Template | None = None
+            while successor is None:
+                await backoff.sleep()
+                if self._current is not None or template.key in self._templates:
+                    return  # an order has started another one meanwhile
+                successor = self._start_again(template.key)
+            template = self._current = self._templates[template.key] = successor
+
+    def _start_again(self, key: TemplateKey) -> Template | None:
+        try:
+            return Template(key, self._log_path, self._environment)
+        except (HoldfastError, OSError) as error:  # no process, or no descriptor, to be had now
+            log.error("no worker template", reason=str(error))
+            return None

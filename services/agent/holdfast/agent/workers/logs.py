@@ -55,7 +55,7 @@ class WorkerLogs:
             shutil.rmtree(path, ignore_errors=True)
 
     def trim(self, path: Path) -> int:
-        """Bring one log back under its limit; returns the bytes dropped."""
+        """Bring one log back under its limit; returns the bytes dropped. Raises OSError when that cannot be done now."""
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -81,13 +81,13 @@ def open_log(path: Path) -> int:
 
 
 def tail(path: Path, lines_max: int = TAIL_LINES, bytes_max: int = TAIL_BYTES) -> tuple[str, ...]:
-    """The last lines, oldest first; empty when there is no log. A line that the byte limit cuts is left out."""
+    """The last lines, oldest first; empty when none can be read. A line that the byte limit cuts is left out."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - bytes_max))
             raw = file.read(bytes_max)
-    except FileNotFoundError:
+    except OSError:
         return ()
     lines = raw.lstrip(b"\0").decode(errors="replace").splitlines()
     if size > bytes_max and len(lines) > 1:

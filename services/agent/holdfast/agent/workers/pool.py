@@ -386,8 +386,14 @@ class WorkerPool:
             await anyio.sleep(LOG_CHECK_INTERVAL_S)
             for generation in self._generations.values():
                 for worker in generation.workers.values():
-                    if dropped := self._logs.trim(worker.identity.log_path):
-                        log.warning("worker log trimmed", path=str(worker.identity.log_path), dropped_bytes=dropped)
+                    self._bound_log(worker.identity.log_path)
+
+    def _bound_log(self, path: Path) -> None:
+        try:
+            if dropped := self._logs.trim(path):
+                log.warning("worker log trimmed", path=str(path), dropped_bytes=dropped)
+        except OSError as error:  # it is looked at again soon; nothing that runs depends on it
+            log.warning("worker log not trimmed", path=str(path), reason=str(error))
 
 
 def _check_launch(launch: LaunchSpec) -> None:

@@ -12,12 +12,14 @@ _STATE, _UTIME, _STIME = 0, 11, 12
 
 
 def process_facts(pid: int) -> ProcessFacts:
-    """State and CPU time; `state` is "" when there is no such process any more."""
+    """State and CPU time; `state` is "" when there is no such process any more, "?" when that cannot be known."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             fields = stat.read().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return ProcessFacts()
+    except OSError:  # no free file descriptor: unknown is not gone
+        return ProcessFacts("?")
     cpu_ticks = int(fields[_UTIME]) + int(fields[_STIME])
     return ProcessFacts(fields[_STATE].decode("ascii"), cpu_ticks / _TICKS_PER_S)
 

@@ -185,7 +185,11 @@ class StandstillWatch:
         if not self._pyspy:
             return ""
         with anyio.move_on_after(STACK_TIMEOUT_S):
-            ended = await anyio.run_process([self._pyspy, "dump", "--nonblocking", "--pid", str(pid)], check=False)
+            try:
+                ended = await anyio.run_process([self._pyspy, "dump", "--nonblocking", "--pid", str(pid)], check=False)
+            except OSError as error:  # no process, or no descriptor, to be had
+                log.warning("py-spy cannot be started", pid=pid, reason=str(error))
+                return ""
             if ended.returncode == 0:
                 return of_pyspy(ended.stdout.decode(errors="replace"))
             log.debug("py-spy cannot look", pid=pid, reason=ended.stderr.decode(errors="replace")[-200:])

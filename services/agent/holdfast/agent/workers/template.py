@@ -53,11 +53,11 @@ class TemplateKey:
 
 @dataclass(slots=True)
 class Forked:
-    """A worker, its reaper, and the reaper's link; pidfd and link are the receiver's to close."""
+    """A worker, its reaper, and the reaper's link; all three descriptors are the receiver's to close."""
 
     pid: int
     pidfd: int
-    reaper: int
+    reaper: int  # its pidfd
     link: socket.socket
 
 
@@ -113,15 +113,17 @@ class Template:
                     await self._send(raw, (theirs.fileno(), *fds))
                 finally:
                     theirs.close()
-                raw, received = await receive(link, descriptors=1)
+                raw, received = await receive(link, descriptors=2)
                 message = protocol.decode(raw) if raw else {"type": "fork_failed", "reason": self.failure or "it died"}
-            if message["type"] == "forked" and received:
-                return Forked(message["pid"], received[0], message["reaper"], link)
+            if message["type"] == "forked" and len(received) == 2:
+                return Forked(message["pid"], received[0], received[1], link)
         except BaseException:
             link.close()
             raise
+        for fd in received:
+            os.close(fd)
         link.close()  # a worker that is forked all the same finds its control channel closed, and ends
-        why = message.get("reason", "its descriptor did not come with it: this process has no free file descriptors")
+        why = message.get("reason", "this process has no free file descriptors for it")
         raise Unavailable(f"the worker template could not fork: {why}")
 
     async def drain(self) -> None:

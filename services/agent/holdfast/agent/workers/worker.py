@@ -60,7 +60,7 @@ class Worker:
         self._control = control
         self._pidfd = forked.pidfd
         self._link = forked.link
-        self._reaper = os.pidfd_open(forked.reaper)  # our child: its number is its own until we reap it
+        self._reaper = forked.reaper
 
     @classmethod
     async def launch(

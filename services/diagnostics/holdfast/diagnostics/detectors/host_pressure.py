@@ -80,6 +80,9 @@ class HostPressure:
         if item.clock_offset_s is not None:
             words = f"its clock is {item.clock_offset_s:+.3f} s off"
             yield "clock", abs(item.clock_offset_s), self.clock_s, words
+        if item.files_left is not None:
+            words = f"the agent has no file descriptors left for new work (its limit is {item.files_max})"
+            yield "descriptors", float(item.files_left == 0), 0.5, words
 
 
 def _pressed(item: HostSample, resource: str, used: int, total: int, now: float) -> Finding:

@@ -1,0 +1,106 @@
+"""File descriptors that the agent keeps back, so that having none left costs new work and never running workers.
+
+A process without free descriptors cannot look at /proc, hear a new worker, restart its replicator or write its answers down. So
+the agent holds `RESERVE` of them from its start. When fewer than `LOW` others are left it gives the reserve free for what it
+does for the workers that it has, takes no new work, and says so, in its refusals and in its host samples, until there is room
+to hold the reserve again.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from typing import Final
+
+import anyio
+import structlog
+
+from holdfast.domain.errors import Unavailable
+
+log = structlog.get_logger("holdfast.agent.descriptors")
+
+RESERVE: Final = 64  # the loops of an agent need a few at a time, a restart of the replicator or the template some more
+LOW: Final = 16
+LOOK_S: Final = 0.5
+
+
+class Descriptors:
+    """Made before anything else: the numbers kept back are then low ones, which a limit that is lowered later leaves usable."""
+
+    def __init__(self, reserve: int = RESERVE, low: int = LOW) -> None:
+        self._size, self._low = reserve, low
+        self._held: list[int] = []
+        self._take()
+
+    async def run(self) -> None:
+        """A loop for the agent's task group."""
+        while True:
+            self.look()
+            await anyio.sleep(LOOK_S)
+
+    @property
+    def short(self) -> bool:
+        """The reserve is in use."""
+        return not self._held
+
+    def left(self) -> tuple[int, int]:
+        """Descriptors left for new work, 0 while the reserve is in use, and the limit."""
+        free, limit = _free()
+        return 0 if self.short else free, limit
+
+    def look(self) -> None:
+        """Give the reserve free, or take it back, as things stand."""
+        free, limit = _free()
+        if not self.short and free < self._low:
+            self._give()
+            log.error("file descriptors run out: no new work is taken", left=free, limit=limit, held=_kinds())
+        elif self.short and free >= self._size + 2 * self._low:
+            self._take()
+            log.info("there are file descriptors again", left=free - self._size, limit=limit)
+
+    def require(self) -> None:
+        """Raises `Unavailable` naming the cause when new work cannot be taken."""
+        self.look()
+        if self.short:
+            free, limit = _free()
+            raise Unavailable(
+                f"this node has {free} of {limit} file descriptors left: its agent (pid {os.getpid()}, {_kinds()}) keeps them "
+                "for the workers that it has and takes no new work; raise its limit (ulimit -n, LimitNOFILE=)"
+            )
+
+    def _take(self) -> None:
+        try:
+            while len(self._held) < self._size:
+                self._held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError:
+            self._give()  # a limit that has no room for it: then this node takes no work, and says why
+
+    def _give(self) -> None:
+        while self._held:
+            os.close(self._held.pop())
+
+
+def _free() -> tuple[int, int]:
+    """Numbers below the limit that are not in use, and the limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        used = sum(int(name) < limit for name in os.listdir("/proc/self/fd")) - 1  # the listing's own
+    except OSError:
+        return 0, limit
+    return max(0, limit - used), limit
+
+
+def _kinds() -> str:
+    """What the descriptors are of: "61 sockets, 12 files …"; the answer to who has taken them."""
+    counts = {"sockets": 0, "pipes": 0, "files": 0, "others": 0}
+    try:
+        for name in os.listdir("/proc/self/fd"):
+            try:
+                target = os.readlink(f"/proc/self/fd/{name}")
+            except FileNotFoundError:
+                continue  # the listing's own
+            kind = target.partition(":")[0] if ":" in target else "files" if target.startswith("/") else "others"
+            counts[{"socket": "sockets", "pipe": "pipes", "files": "files"}.get(kind, "others")] += 1
+    except OSError:
+        return "who holds them cannot be read"
+    return ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
