@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from benchmarks.soak.schedule import Kind
 from benchmarks.soak.truth import Stepped
 
 ADVANCE_STEPS = 5  # whole steps in one generation: the ranks that were struck cannot have taken part by accident
@@ -122,6 +123,16 @@ def evicted(
         if staying and not ended and node not in staying and not hurt & {node, *mates}:
             found.setdefault(node, "has no rank any more, and no action names it")
     return found
+
+
+def lost_work(rework_steps: int, interval_steps: int, slowness: float, kinds: Sequence[Kind]) -> str:
+    """Why too much was done again; empty when it was not. Where what the nodes hold survived, a run falls back by one interval,
+    or two while a save is on its way to a peer; a slow machine is longer about that. Two nodes that are gone at once may have
+    been the holder and its peer: nothing is promised then."""
+    if any(not kind.keeps_near for kind in kinds) or sum(kind.unfit for kind in kinds) > 1:
+        return ""
+    most = round(interval_steps * (1.0 + 1.5 * slowness))
+    return f"{rework_steps} steps were done again, at most {most} may be lost" if rework_steps > most else ""
 
 
 def _replicas(view: Mapping[str, Any]) -> dict[str, set[str]]:

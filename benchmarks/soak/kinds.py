@@ -185,6 +185,7 @@ def fleet_power(on: Field, chance: random.Random, hold_s: float) -> Struck:
     hold_s=(0.5, 3.0),
     recover_s=45.0,
     alone=True,
+    keeps_near=False,
 )
 def fleet_replaced(on: Field, chance: random.Random, hold_s: float) -> Struck:
     return _power(on, on.rig.node_names, hold_s, disk=True)
@@ -253,6 +254,18 @@ def supervisor_all_kill(on: Field, chance: random.Random, hold_s: float) -> Stru
 def supervisor_leader_freeze(on: Field, chance: random.Random, hold_s: float) -> Struck:
     name = on.leader()
     return _frozen(on.rig.pid(name), f"{name}, which leads, stands still for {hold_s:.1f} s")
+
+
+@kind("SIGSTOP to both supervisors", leaves_alone=True, hold_s=(2.0, 15.0), aftermath_s=6.0)
+def supervisor_all_freeze(on: Field, chance: random.Random, hold_s: float) -> Struck:
+    pids = [on.rig.pid(on.service(chance, [name])) for name in SUPERVISORS]
+    frozen = [_frozen(pid, "") for pid in pids]
+
+    def undo() -> None:
+        for each in frozen:
+            each.undo()
+
+    return Struck(f"both supervisors stand still for {hold_s:.1f} s", (), undo)
 
 
 @kind("SIGKILL to Redis", leaves_alone=True, hold_s=(0.0, 5.0), aftermath_s=4.0)
@@ -466,7 +479,8 @@ def corrupt_peer(on: Field, chance: random.Random, hold_s: float) -> Struck:
     return Struck(f"{power.what}, {flipped or 'nothing to flip'}", power.nodes, power.undo)
 
 
-@kind("a bit flips in the object store, and every node is replaced", leaves_alone=False, recover_s=45.0, alone=True)
+@kind("a bit flips in the object store, and every node is replaced", leaves_alone=False, recover_s=45.0, alone=True,
+      keeps_near=False)  # fmt: skip
 def corrupt_store(on: Field, chance: random.Random, hold_s: float) -> Struck:
     flipped = corrupt.stored(on.rig.store, on.job, chance)
     power = _power(on, on.rig.node_names, hold_s, disk=True)

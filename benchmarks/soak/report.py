@@ -41,7 +41,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Report:
-    """Everything that a soak found. `counts` of the four kinds of failure come from the outcomes."""
+    """Everything that a soak found. What is counted of it comes from the outcomes."""
 
     seed: int
     minutes: float
@@ -64,6 +64,7 @@ class Report:
             or self.wrong_values
             or self.count("healthy_stopped")
             or self.count("healthy_evicted")
+            or self.count("lost_work")
             or self.leaks
             or self.broken_off
         ) and bool(self.outcomes)
@@ -84,7 +85,7 @@ class Report:
             "wrong_values": self.wrong_values,
             "healthy_stopped": self.count("healthy_stopped"),
             "healthy_evicted": self.count("healthy_evicted"),
-            "api_wrong": self.count("api_wrong"),
+            "lost_work": self.count("lost_work"),
             "leaks": self.leaks,
             "pause_s": quantiles(outcome.pause_s for outcome in self.outcomes),
             "pause_s_by_kind": self._by_kind(),

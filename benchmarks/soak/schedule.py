@@ -1,7 +1,7 @@
 """Which faults strike when. Pure: a seed gives the same plan for ever.
 
-Every kind is struck once before any is struck again. About half of the trials are of one kind, the others of two or three at
-once, a moment apart: how the parts recover together is what single faults cannot show. `alone` kinds (which take everything
+Every kind is struck once before any is struck again. Two trials of five are of one kind, the others of two or three at once, a
+moment apart: how the parts recover together is what single faults cannot show. `alone` kinds (which take everything
 down, or the control plane for long) are not mixed with others, and the plan says for how long each fault lasts.
 """
 
@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-MIXED = (1, 1, 1, 2, 2, 3)  # kinds in a trial, drawn from these
+MIXED = (1, 1, 2, 2, 3)  # kinds in a trial, drawn from these
 SPREAD_S = 1.5  # within a trial, faults strike within so long of each other
 LONG_HOLD_S_MAX = 180.0
-LONG_HOLD_SHARE = 0.2  # of the whole soak, for one absence of the control plane
+LONG_HOLD_SHARE = 0.12  # of the whole soak, for one absence of the control plane
 
 
 class Need(StrEnum):
@@ -39,6 +39,7 @@ class Kind:
     alone: bool = False
     long: bool = False  # lasts for minutes in a long soak, see `longest_s`
     unfit: bool = False  # its node cannot work: to take the ranks away is right
+    keeps_near: bool = True  # what nodes hold survives it, if it strikes one node
     needs: Need | None = None
 
 

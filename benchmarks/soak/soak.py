@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from benchmarks.soak import kinds, watch
-from benchmarks.soak.judge import ENDED, Progress, Sample, evicted, leaks, restarted
+from benchmarks.soak.judge import ENDED, Progress, Sample, evicted, leaks, lost_work, restarted
 from benchmarks.soak.kinds import Field, NotNow, Struck, Worker
 from benchmarks.soak.report import Outcome, Report
 from benchmarks.soak.rig import SERVICES, Rig
@@ -22,6 +22,7 @@ from benchmarks.soak.truth import StepReader, read_wrong
 from benchmarks.soak.watch import Api
 
 START_TIMEOUT_S = 120.0
+LAST_CALM_S = 6.0  # connections that a struck service had taken without an answer are closed by then
 POLL_S = 0.1
 KEEPER_BACKOFF_S = 0.5  # a service that ended by itself is started again after this, as a service manager does
 PAUSE_S_MAX = 6.0  # of a run that no fault touches, on a quiet machine
@@ -90,6 +91,7 @@ class Soak:
                 if time.monotonic() > until:
                     break
                 self._try(trial, possible)
+            self._settle(time.monotonic(), START_TIMEOUT_S, LAST_CALM_S, "the last trial")
             self._samples.append(watch.sample(self.rig, self._world_size))
             self._stop(self.job, "the soak is over")
         except BrokenOff as error:
@@ -210,6 +212,9 @@ class Soak:
                 findings.append(("healthy_stopped", why + self._reasons(incidents)))
             elif alone and pause_s > pause_max_s:
                 findings.append(("unrecovered", f"no step for {pause_s:.1f} s, though no rank was touched"))
+            rework_steps = self.progress.rework_steps(began, ended)
+            if why := lost_work(rework_steps, INTERVAL_STEPS, self._slowness(began), struck_kinds):
+                findings.append(("lost_work", why))
             for node, why in evicted(before, after, incidents, touched).items():
                 findings.append(("healthy_evicted", f"{node}: {why}"))
         findings += [("wrong", words) for words in self._wrong_since(wrong)]

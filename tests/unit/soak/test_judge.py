@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.soak.judge import ADVANCE_STEPS, ALLOWED, Progress, Sample, evicted, leaks, restarted
+from benchmarks.soak.judge import ADVANCE_STEPS, ALLOWED, Progress, Sample, evicted, leaks, lost_work, restarted
+from benchmarks.soak.kinds import KINDS
 from benchmarks.soak.truth import Stepped
 
 RANKS = 3
@@ -112,6 +113,23 @@ def test_a_node_whose_replica_leaves_with_a_struck_one_is_not_evicted() -> None:
 
 def test_a_job_that_is_over_has_evicted_nobody() -> None:
     assert not evicted(view("a", "b"), view(phase="failed"), [], [])
+
+
+# ---------------------------------------------------------------- lost work
+
+
+@pytest.mark.parametrize(("kinds", "judged"), [
+    (["worker_kill"], True),
+    (["node_replaced"], True),  # its peer has everything
+    (["worker_kill", "redis_kill"], True),
+    (["node_power", "agent_kill"], False),  # perhaps a node and its peer
+    (["fleet_replaced"], False),
+])  # fmt: skip
+def test_a_run_that_falls_back_too_far_is_found_where_something_was_left(kinds: list[str], judged: bool) -> None:
+    struck = [KINDS[name] for name in kinds]
+    assert bool(lost_work(200, 20, 1.0, struck)) == judged
+    assert not lost_work(40, 20, 1.0, struck)
+    assert not lost_work(80, 20, 2.5, struck)
 
 
 # ---------------------------------------------------------------- leaks

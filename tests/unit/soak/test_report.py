@@ -1,4 +1,4 @@
-"""The report of a soak: one finding of any of the four kinds, or one leak, fails it."""
+"""The report of a soak: one finding of any kind, or one leak, fails it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_soak_that_struck_nothing_does_not() -> None:
     assert not report().passed
 
 
-@pytest.mark.parametrize("count", ["unrecovered", "healthy_stopped", "healthy_evicted"])
+@pytest.mark.parametrize("count", ["unrecovered", "healthy_stopped", "healthy_evicted", "lost_work"])
 def test_one_finding_fails_it_and_is_counted(count: str) -> None:
     found = report(outcome(), outcome((count, "why")))
     assert not found.passed
