@@ -1,11 +1,14 @@
 """The telemetry stream to diagnostics: a tick every `TICK_S`, at once for what is reliable. Never holds anyone up.
 
 The stream may break, block or be refused for as long as it likes: signals gather in the bounded `Outbox`, training goes on,
-and endpoints are tried in turn with jittered back-off.
+and endpoints are tried in turn with jittered back-off. An agent that is not on the best endpoint goes back to a better one as
+soon as that serves: only a process that hears every node of a job can tell whether all ranks have finished a step, or none.
 """
 
 from __future__ import annotations
 
+import itertools
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -17,7 +20,7 @@ from holdfast.agent.outbox import Outbox
 from holdfast.agent.streams import broken, first_error, write
 from holdfast.domain.signals import NodeSignal, Tick
 from holdfast.runtime.backoff import Backoff
-from holdfast.runtime.grpc_channel import open_channel
+from holdfast.runtime.grpc_channel import cancellable, open_channel
 from holdfast.runtime.tls import Tls
 from holdfast.v1 import telemetry_pb2 as pb
 from holdfast.v1.telemetry_pb2_grpc import TelemetryStub
@@ -28,6 +31,8 @@ log = structlog.get_logger("holdfast.agent.uplink")
 TICK_S = 1.0
 GOODBYE_TIMEOUT_S = 1.0
 LAST_WORDS_TIMEOUT_S = 3.0
+RETURN_S = 5.0  # how often a better endpoint is looked for, about: the agents of a fleet do not all come at once
+REACH_TIMEOUT_S = 1.0
 
 _Call = grpc.aio.StreamStreamCall[pb.Tick, pb.TickAck]
 
@@ -66,6 +71,7 @@ class Uplink:
         self._left = anyio.Event()
         self._streaming = False
         self._closing = False
+        self._moving = False  # to a better endpoint
         self._refused_in_a_row = 0
 
     def emit(self, signal: NodeSignal) -> None:
@@ -75,7 +81,7 @@ class Uplink:
             self._wake.set()
 
     def use(self, endpoints: Sequence[str]) -> None:
-        """Where diagnostics is, best first; a stream that stands stays where it is."""
+        """Where diagnostics is, best first. All agents of a fleet have the same order, so that they meet."""
         if endpoints:
             self._endpoints = tuple(endpoints)
             self._endpoints_known.set()
@@ -112,34 +118,42 @@ class Uplink:
         for endpoint in self._in_turn():
             try:
                 async with open_channel(endpoint, self._tls) as channel:
-                    await self._stream(TelemetryStub(channel).Stream(), backoff)
+                    await self._stream(TelemetryStub(channel).Stream(), backoff, endpoint)
             except* grpc.aio.AioRpcError as group:
                 self._say_lost(endpoint, group)
             if self._closing:
                 return
-            await backoff.sleep()
+            if not self._moving:
+                await backoff.sleep()
 
     def _in_turn(self) -> Iterator[str]:
         turn = 0
         while True:
+            if self._moving:
+                turn, self._moving = 0, False
             yield self._endpoints[turn % len(self._endpoints)]
             turn += 1
 
-    async def _stream(self, call: _Call, backoff: Backoff) -> None:
-        """One stream, until it breaks (`AioRpcError` in a group) or the agent leaves."""
+    async def _stream(self, call: _Call, backoff: Backoff, endpoint: str) -> None:
+        """One stream, until it breaks (`AioRpcError` in a group), the agent leaves or a better endpoint serves."""
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._hear, call, backoff)
+                ended = anyio.Event()
+                tasks.start_soon(self._hear, call, backoff, ended)
+                tasks.start_soon(self._look_for_better, endpoint)
                 for tick in self._outbox.again():
                     await write(call, encode_tick(tick))
                 if standing := self._standing():
                     await self._write(call, self._outbox.compose(time.time(), standing, lost=self._lost()))
                 self._streaming = True
-                while not self._closing:
+                while not self._closing and not self._moving:
                     await self._write_tick(call)
                     await self._pause()
                 await self._write_tick(call, goodbye=True)
                 await call.done_writing()
+                with anyio.move_on_after(GOODBYE_TIMEOUT_S):
+                    await ended.wait()
+                tasks.cancel_scope.cancel()
         finally:
             self._streaming = False
             call.cancel()
@@ -161,14 +175,33 @@ class Uplink:
         if self._closing:
             self._wake.set()
 
-    async def _hear(self, call: _Call, backoff: Backoff) -> None:
+    async def _look_for_better(self, endpoint: str) -> None:
+        """Until an endpoint that comes before this one can be reached; returns at once when there is none before it."""
+        while better := [*itertools.takewhile(lambda each: each != endpoint, self._endpoints)]:
+            await anyio.sleep(RETURN_S * random.uniform(0.8, 1.2))
+            for each in better:
+                if await self._reached(each):
+                    log.info("telemetry moves to a better endpoint", from_endpoint=endpoint, to_endpoint=each)
+                    self._moving = True
+                    self._wake.set()
+                    return
+
+    async def _reached(self, endpoint: str) -> bool:
+        async with open_channel(endpoint, self._tls) as channel:
+            with anyio.move_on_after(REACH_TIMEOUT_S):
+                await cancellable(channel.channel_ready())
+                return True
+        return False
+
+    async def _hear(self, call: _Call, backoff: Backoff, ended: anyio.Event) -> None:
         """Acknowledgements, until diagnostics ends the stream: after our goodbye that is its good right."""
         async for ack in call:
             backoff.reset()
             self._refused_in_a_row = 0
             self._outbox.acknowledge(ack.seq)
-        if not self._closing:
+        if not self._closing and not self._moving:
             raise await broken(call)
+        ended.set()
 
     def _say_lost(self, endpoint: str, group: BaseExceptionGroup[grpc.aio.AioRpcError]) -> None:
         error = first_error(group)

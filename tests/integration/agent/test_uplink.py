@@ -1,0 +1,65 @@
+"""Several diagnostics: where an agent's telemetry goes when the best of them was away and is back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import anyio
+import pytest
+from agent_harness import ControlPlane
+from waiting import wait_until_async
+
+from benchmarks.soak.relay import Mode, Relay
+from holdfast.agent import uplink
+from holdfast.agent.outbox import Outbox
+from holdfast.agent.uplink import Uplink
+from holdfast.domain.signals import KernelLine
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def planes() -> Iterator[tuple[ControlPlane, ControlPlane]]:
+    best, other = ControlPlane(), ControlPlane()
+    yield best, other
+    best.close()
+    other.close()
+
+
+def texts(plane: ControlPlane) -> list[str]:
+    return [signal.text for tick in plane.ticks for signal in tick.signals if isinstance(signal, KernelLine)]
+
+
+async def test_agents_meet_at_the_best_diagnostics_again(
+    planes: tuple[ControlPlane, ControlPlane], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the nodes of one job would stay on two of them for good, and neither would see all ranks."""
+    monkeypatch.setattr(uplink, "RETURN_S", 0.5)
+    best, other = planes
+    host, _, port = best.endpoint.rpartition(":")
+    relay = Relay((host, int(port)))
+    said_all = anyio.Event()
+    said_all.set()
+    up = Uplink(Outbox("n0", "a"), standing=lambda: (), sample=lambda at: (), lost=lambda: 0, last_words=said_all)
+    up.use([f"127.0.0.1:{relay.port}", other.endpoint])
+
+    def emit(text: str) -> None:
+        up.emit(KernelLine("n0", time.time(), text))
+
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(up.run)
+            await wait_until_async(lambda: best.ticks, description="telemetry at the best endpoint")
+            relay.mode = Mode.RESET
+            emit("while it is away")
+            await wait_until_async(lambda: "while it is away" in texts(other), description="telemetry at the other")
+            assert not other.goodbyes
+            relay.mode = Mode.OPEN
+            await wait_until_async(lambda: other.goodbyes == 1, description="the goodbye to the other")
+            emit("when it is back")
+            await wait_until_async(lambda: "when it is back" in texts(best), description="telemetry where it was")
+            assert "when it is back" not in texts(other)
+            tasks.cancel_scope.cancel()
+    finally:
+        relay.close()
