@@ -14,7 +14,7 @@ from eventlogs import FLEET, GROUP, Reader, entries, entry, names, read_all, red
 from servers import RedisServer
 from waiting import wait_until_async
 
-from holdfast.domain.errors import HoldfastError, InvalidSpec, Unavailable
+from holdfast.domain.errors import HoldfastError, InvalidSpec, StaleEpoch, Unavailable
 from holdfast.log import subscription
 from holdfast.log.embedded import MEMORY_MAX, EmbeddedRedis
 from holdfast.log.keys import Keys
@@ -39,10 +39,33 @@ def raw(redis_url: str) -> Iterator[redis.Redis]:
         yield client
 
 
+@pytest.fixture
+def binary(redis_url: str) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(redis_url) as client:
+        yield client
+
+
 async def lead(log: RedisLog) -> Lease:
     lease = await log.acquire("leader", "a", 30.0)
     assert lease is not None
     return lease
+
+
+# ---------------------------------------------------------------------- a lost second
+
+
+async def test_a_commit_on_top_of_one_that_redis_has_lost_writes_nothing(log: RedisLog, binary: redis.Redis) -> None:
+    """The server came back without its last second and the lease is still held: the leader's differences have no base."""
+    lease = await lead(log)
+    await log.commit(lease, Commit({"a": b"1", "b": b"1"}))
+    kept = {key: binary.dump(key) for key in (KEYS.parts("leader"), KEYS.commit("leader"))}
+    await log.commit(lease, Commit({"a": b"2"}))
+    for key, dumped in kept.items():
+        binary.restore(key, 0, dumped, replace=True)
+    with pytest.raises(StaleEpoch, match="has lost the commit"):
+        await log.commit(lease, Commit({"b": b"3"}, append=[("s", entry("x"))]))
+    assert await log.snapshot("leader") == {"a": b"1", "b": b"1"}
+    assert await log.read("s") == []
 
 
 # ---------------------------------------------------------------------- restarts
@@ -364,5 +387,5 @@ async def test_keys_are_bounded_by_time_or_declared(log: RedisLog, raw: redis.Re
     await log.commit(lease, Commit(snapshot={"": b"x"}, append=[("s", entry("x"))]))
     present = set(raw.scan_iter())
     with_ttl = {key for key in present if raw.ttl(key) > 0}
-    assert with_ttl == {KEYS.lease("leader"), KEYS.commit("leader")}
+    assert with_ttl == {KEYS.lease("leader")}
     assert present - with_ttl == {KEYS.epoch("leader"), KEYS.parts("leader"), KEYS.stream("s")}

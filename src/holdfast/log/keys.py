@@ -3,7 +3,7 @@
     holdfast:{<fleet>}:stream:<name>         bounded: about `stream_length_max` entries
     holdfast:{<fleet>}:stream:<name>.dead    bounded likewise: what could not be handled
     holdfast:{<fleet>}:lease:<name>          TTL: who leads, as "<epoch> <holder>"
-    holdfast:{<fleet>}:commit:<name>         TTL: token of the last commit, which makes repeating it harmless
+    holdfast:{<fleet>}:commit:<name>         permanent: token of the last commit, which the next one names
     holdfast:{<fleet>}:epoch:<name>          permanent: one integer per lease; fences must outlive every holder
     holdfast:{<fleet>}:parts:<name>          permanent: one hash per lease, whose fields each commit replaces or removes
     holdfast:{<fleet>}:snapshot:<name>       what an earlier version kept instead; removed by the first commit of parts
@@ -21,7 +21,7 @@ from holdfast.domain.errors import InvalidSpec
 DEAD_SUFFIX = ".dead"
 
 _FLEET = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_WITHOUT_TTL = re.compile(r"holdfast:\{[A-Za-z0-9._-]{1,64}\}:(stream|epoch|parts|snapshot):.+")
+_WITHOUT_TTL = re.compile(r"holdfast:\{[A-Za-z0-9._-]{1,64}\}:(stream|commit|epoch|parts|snapshot):.+")
 
 
 def may_stay(key: str) -> bool:

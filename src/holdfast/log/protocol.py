@@ -129,7 +129,8 @@ class FencedLog(EventLog, Protocol):
         """Give it back, so that a standby need not wait."""
 
     async def commit(self, lease: Lease, commit: Commit) -> None:
-        """All or nothing. Raises `StaleEpoch` when the lease is no longer held."""
+        """All or nothing. Raises `StaleEpoch` when the lease is no longer held, or when the log has lost this holder's commit
+        before it: what is written are differences, and their base is gone."""
 
     async def snapshot(self, name: str) -> Mapping[str, bytes]:
         """All parts that stand committed under the lease `name`; empty when there are none.

@@ -25,8 +25,6 @@ from holdfast.log.subscription import Limits, Subscription, decode
 
 logger = logging.getLogger(__name__)
 
-COMMIT_REMEMBERED_S = 60.0  # several times what the retries of one commit can take
-
 STREAM_BYTES_MAX = 128 * 2**20
 MEMORY_SHARE = 16  # a stream takes at most this part of a limited memory: there are seven, and the snapshot,
 STREAM_BYTES_MIN = (
@@ -76,6 +74,7 @@ class RedisLog:
         self._commit = self._redis.register_script(scripts.COMMIT)
         self._backlog = self._redis.register_script(scripts.BACKLOG)
         self._trim = self._redis.register_script(scripts.TRIM)
+        self._committed: dict[Lease, str] = {}  # the token of the last commit, under the lease that made it
 
     # ------------------------------------------------------------------ streams
 
@@ -177,7 +176,8 @@ class RedisLog:
         keys = [self._keys.lease(name), self._keys.parts(name), self._keys.commit(name), self._keys.snapshot(name)]
         index = {name: number for number, name in enumerate(streams, start=len(keys) + 1)}
         keys += map(self._keys.stream, streams)
-        args: list[str | int | bytes] = [_held(lease), secrets.token_hex(16), _milliseconds(COMMIT_REMEMBERED_S)]
+        token, before = secrets.token_hex(16), self._committed.get(lease, "")
+        args: list[str | int | bytes] = [_held(lease), token, before]
         consumed = "".join(str(int(stream in self._consumed)) for stream in streams)
         args += [self._limits.stream_length_max, await self._bytes_max(), consumed]
         args += [len(commit.snapshot), len(commit.append)]
@@ -189,12 +189,18 @@ class RedisLog:
             for position in _checked(positions):
                 args += [index[name], group, position]
         answer = await self._growing(lambda: self._commit(keys=keys, args=args))
+        if answer == 0:
+            raise StaleEpoch(
+                f"Redis has lost the commit that {lease.holder} made before this one (was it restarted without its last "
+                "second?): nothing was written, and the state is to be loaded again"
+            )
         if answer != 1:
             holder = answer.decode(errors="replace") or "nobody"
             raise StaleEpoch(
                 f"{lease.holder} no longer holds the lease {lease.name!r} under epoch {lease.epoch} (now: {holder}); "
                 "nothing was written"
             )
+        self._committed = {lease: token}
 
     async def snapshot(self, name: str) -> Mapping[str, bytes]:
         parts: Any = await self._call(lambda: self._redis.hgetall(self._keys.parts(name)))

@@ -92,28 +92,32 @@ return {gone, unread}
 )
 
 # KEYS: lease, parts of the snapshot, marker, what an earlier version kept instead of parts, then each stream once.
-# ARGV: "<epoch> <holder>", this commit's token, the marker's TTL in ms, stream length, bytes that a stream may take,
-#       which streams are consumed (1 or 0 for each, as one word), number of parts, number of appends,
+# ARGV: "<epoch> <holder>", this commit's token, the token of the commit before it ('' = not known), stream length, bytes that a
+#       stream may take, which streams are consumed (1 or 0 for each, as one word), number of parts, number of appends,
 #       per part: name, 1 = write it or 0 = remove it, value;
 #       per append: index into KEYS, id, type, traceparent, data;
 #       per acknowledgement: index into KEYS, group, position.
-# Returns 1, or who holds the lease ('' = nobody) when the caller does not: then nothing was written.
+# Returns 1; or, when nothing was written, who holds the lease ('' = nobody), or 0: the commit before it is not there.
 #
-# The marker holds the token of the last commit: one that is repeated because its answer got lost has been done already.
+# The marker holds the token of the last commit. One that is repeated because its answer got lost has been done already. One
+# whose predecessor is not the last commit was computed from a state that the server has lost (a restart from an append-only
+# file without its last second): its differences would make a mix of two states.
 COMMIT = (
     _TRIM
     + """
-local lease, token, token_ttl_ms, length, bytes_max, consumed, parts, appends = unpack(ARGV, 1, 8)
-if redis.call('GET', KEYS[3]) == token then return 1 end
+local lease, token, before, length, bytes_max, consumed, parts, appends = unpack(ARGV, 1, 8)
+local last = redis.call('GET', KEYS[3])
+if last == token then return 1 end
 local held = redis.call('GET', KEYS[1])
 if held ~= lease then return held or '' end
+if before ~= '' and last ~= before then return 0 end
 for i = 5, #KEYS do
   local kind = redis.call('TYPE', KEYS[i]).ok
   if kind ~= 'stream' and kind ~= 'none' then
     return redis.error_reply('WRONGTYPE ' .. KEYS[i] .. ' is a ' .. kind .. ', not a stream')
   end
 end
-redis.call('SET', KEYS[3], token, 'PX', token_ttl_ms)
+redis.call('SET', KEYS[3], token)
 local at = 9
 for _ = 1, tonumber(parts) do
   if ARGV[at + 1] == '1' then
