@@ -388,4 +388,4 @@ async def test_keys_are_bounded_by_time_or_declared(log: RedisLog, raw: redis.Re
     present = set(raw.scan_iter())
     with_ttl = {key for key in present if raw.ttl(key) > 0}
     assert with_ttl == {KEYS.lease("leader")}
-    assert present - with_ttl == {KEYS.epoch("leader"), KEYS.parts("leader"), KEYS.stream("s")}
+    assert present - with_ttl == {KEYS.commit("leader"), KEYS.epoch("leader"), KEYS.parts("leader"), KEYS.stream("s")}

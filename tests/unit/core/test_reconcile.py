@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 from fleet import JOB, Fleet, job, running
 
+from holdfast.domain.errors import Conflict
 from holdfast.domain.findings import FindingKind
 from holdfast.domain.incidents import ActionKind, IncidentState
 from holdfast.domain.nodes import NodeState, RunningWorker, WorkerEnded
-from holdfast.domain.orders import Hello, OrderDone, Prepare, RanksFinished, RanksStepping, Stop
-from holdfast.supervisor.protocol import JobPhase, LeaderStarted
+from holdfast.domain.orders import Hello, OrderDone, Prepare, RanksFinished, RanksStepping, Stop, WorkersChanged
+from holdfast.supervisor.core import check_submission
+from holdfast.supervisor.protocol import JobPhase, JobStopRequested, LeaderStarted
 
 KILLED = WorkerEnded(JOB, 1, 1, signal=9, ago_s=0.2)
 
@@ -109,6 +111,30 @@ def test_workers_of_a_generation_that_was_given_up_are_stopped_whenever_they_are
     fleet = running(job(), spares=1)
     fleet.workers("n3", 0, generation=7)
     assert fleet.orders(Stop) == {"n3": Stop(JOB, 7)}
+
+
+def test_a_node_with_workers_of_a_run_that_this_state_has_lost_is_no_spare() -> None:
+    """Redis was emptied: the run goes on, nobody takes its nodes, and a submission under its name is refused."""
+    fleet = Fleet(3)
+    fleet.report("n0", WorkersChanged(4, (RunningWorker("old", 7, 0, 1),)))
+    fleet.report("n1", WorkersChanged(4, (RunningWorker("old", 7, 1, 1),)))
+    assert [fleet.state.nodes[name].state for name in ("n0", "n1", "n2")] == [
+        NodeState.ACTIVE,
+        NodeState.ACTIVE,
+        NodeState.SPARE,
+    ]
+    fleet.submit(job(dp=3))
+    assert fleet.job.phase is JobPhase.PENDING
+    assert not fleet.orders(Stop)
+    with pytest.raises(Conflict, match="are alive on n0, n1"):
+        check_submission(fleet.state, job(dp=2, name="old"))
+    fleet.fold(JobStopRequested(fleet.now, "old", "asked"))
+    assert set(fleet.orders(Stop)) == {"n0", "n1"}
+    fleet.answer_orders("n2")
+    for node in ("n0", "n1"):
+        fleet.report(node, WorkersChanged(5))
+    fleet.run()
+    assert fleet.job.phase is JobPhase.RUNNING
 
 
 # ---------------------------------------------------------------- a node without a session

@@ -209,7 +209,7 @@ def node(picture: Picture, value: Node, at: float) -> models.Node:
         state=value.state,
         connected=value.connected,
         job=_job_of(picture, value.name),
-        reason=_reason(value),
+        reason=_reason(picture, value),
         zone=facts.zone,
         capacity=facts.capacity,
         hostname=facts.hostname,
@@ -249,13 +249,21 @@ def _job_of(picture: Picture, name: str) -> str:
     return ""
 
 
-def _reason(value: Node) -> str:
+def _unknown_job(picture: Picture, value: Node) -> str:
+    return min((worker.job for worker in value.workers if worker.job not in picture.state.jobs), default="")
+
+
+def _reason(picture: Picture, value: Node) -> str:
     if value.condemned:
         return value.condemned
     if value.lost:
         return "lost: neither its agent nor diagnostics hears of it"
     if not value.connected:
         return "no control session at the moment"
+    if unknown := _unknown_job(picture, value):
+        return (
+            f"runs workers of {unknown}, a job that is not known here: left alone until `holdfast jobs stop {unknown}`"
+        )
     if value.notice is not None:
         return f"its machine will be taken: {value.notice.event}"
     if value.unfit:

@@ -18,15 +18,21 @@ def refresh(turn: Turn, name: str, reason: str) -> None:
     """Publish the node's state when it has changed."""
     node = turn.nodes[name]
     job = job_of(turn, name)
-    turn.set_node_state(name, _state(node, job), job.name if job else "", reason)
+    busy_with = job.name if job else unknown_job(turn, node)
+    turn.set_node_state(name, _state(node, busy_with), busy_with, reason)
 
 
-def _state(node: Node, job: Job | None) -> NodeState:
+def unknown_job(turn: Turn, node: Node) -> str:
+    """A job that has workers on the node and is not in this state, which may have been lost and begun anew; "" = none."""
+    return min((worker.job for worker in node.workers if worker.job not in turn.jobs), default="")
+
+
+def _state(node: Node, busy_with: str) -> NodeState:
     if node.lost:
         return NodeState.LOST
     if node.condemned:
         return NodeState.CORDONED
-    if job is not None:
+    if busy_with:
         return NodeState.ACTIVE
     return NodeState.CORDONED if node.unfit or node.notice is not None else NodeState.SPARE
 

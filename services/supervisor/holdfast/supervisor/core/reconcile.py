@@ -23,7 +23,7 @@ from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.generations import Placement
 from holdfast.domain.nodes import RunningWorker, WorkerEnded
 from holdfast.domain.orders import StepReached, Stop
-from holdfast.supervisor.core import incidents, progress
+from holdfast.supervisor.core import incidents, nodes, progress
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Job, Node
 from holdfast.supervisor.core.turn import Turn
@@ -42,6 +42,7 @@ def on_workers(
     turn.put_node(name, workers=workers, workers_version=version, ended=ended, workers_at=turn.at)
     stop_orphaned(turn, name, workers)
     review_node(turn, name)
+    nodes.refresh(turn, name, "it reported its workers")
 
 
 def on_forked(turn: Turn, name: str, job: str, workers: tuple[RunningWorker, ...]) -> None:

@@ -17,6 +17,7 @@ from holdfast.supervisor.offenders import rate_per_day
 from holdfast.supervisor.planner import Plan, Request, Spare, Unplannable, plan
 
 RECENT_MAX = 20
+NODES_SHOWN_MAX = 8
 _HOUR_S = 3600.0  # how often a spare is to be expected to fail is told by the hour: it changes over weeks
 
 
@@ -25,6 +26,16 @@ def check_submission(state: State, spec: JobSpec) -> None:
     job = state.jobs.get(spec.name)
     if job is not None and not job.phase.finished:
         raise Conflict(f"a job named {spec.name} is {job.phase}: stop it first, or choose another name")
+    if job is None and (alive := sorted(name for name, node in state.nodes.items() if _runs(node, spec.name))):
+        shown = ", ".join(alive[:NODES_SHOWN_MAX]) + (" …" if len(alive) > NODES_SHOWN_MAX else "")
+        raise Conflict(
+            f"workers of an earlier run of {spec.name} are alive on {shown}, and this supervisor does not know that run (its "
+            f"state was lost): they go on training. `holdfast jobs stop {spec.name}` ends them; or choose another name"
+        )
+
+
+def _runs(node: Node, job: str) -> bool:
+    return any(worker.job == job for worker in node.workers)
 
 
 def view(state: State, job_name: str, at: float) -> JobView:
