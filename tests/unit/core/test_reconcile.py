@@ -164,6 +164,36 @@ def test_a_node_that_is_cut_off_from_the_control_plane_is_not_lost_while_steps_g
     assert not fleet.state.incidents
 
 
+def test_two_witnesses_are_contradicted_by_steps_that_go_on() -> None:
+    """An agent is frozen, or cut off from the whole control plane: its ranks take part in every step."""
+    fleet = reporting(spares=1, saved=10)
+    last_heard = fleet.now
+    for step in range(11, 18):
+        fleet.wait(1.0)
+        fleet.beat(step)
+    fleet.gone("n1")
+    fleet.find(FindingKind.NODE_LOST, "n1", since=last_heard)
+    for step in range(18, 60):
+        fleet.wait(1.0)
+        fleet.beat(step)
+    assert fleet.job.phase is JobPhase.RUNNING
+    assert not fleet.state.incidents
+    assert "contradicted: step 17 was finished after n1 was last heard of" in fleet.notes()
+    fleet.wait(5.0)  # and when it does die, its peers stand still
+    assert (fleet.incident.kind, fleet.incident.node) == (FindingKind.NODE_LOST, "n1")
+
+
+def test_steps_of_the_time_before_do_not_contradict_a_loss() -> None:
+    fleet = reporting(spares=1, saved=10)
+    fleet.wait(30.0)
+    lost_at = fleet.now
+    fleet.wait(1.5)
+    fleet.beat(12)  # finished before the loss, reported after it
+    fleet.gone("n1")
+    fleet.find(FindingKind.NODE_LOST, "n1", since=lost_at)
+    assert fleet.job.phase is JobPhase.PREPARING
+
+
 def test_a_job_on_one_node_is_lost_only_when_diagnostics_is_at_work_and_has_no_step_of_it() -> None:
     fleet = running(job(dp=1), spares=1, saved=10)
     fleet.all_live()

@@ -86,12 +86,34 @@ def _witness(turn: Turn, finding: Finding) -> None:
 
 
 def confirm_lost(turn: Turn, finding: Finding) -> None:
-    """Both witnesses agree."""
+    """Both witnesses agree. A third can contradict them: the other nodes of the job, whose steps need this one's ranks."""
+    if contradiction := _takes_part(turn, finding):
+        if turn.nodes[finding.node].suspicion != finding:
+            turn.judge(finding, f"contradicted: {contradiction}")
+            turn.put_node(finding.node, suspicion=finding)
+        turn.set_timer(f"witness:{finding.node}", turn.at + turn.config.witness_s)
+        return
     nodes.declare_lost(turn, finding.node, finding.summary)
     if nodes.job_of(turn, finding.node) is not None:
         record_fault(turn, finding)
     else:
         turn.judge(finding, f"{finding.node} is lost; no job has ranks there")
+
+
+def _takes_part(turn: Turn, finding: Finding) -> str:
+    """Why the node must be alive although nobody hears of it; empty when nothing says so.
+
+    A step needs every rank. One that was finished well after the node was last heard of needed its ranks, too; while steps go
+    on they are still there. It is the way to them that is broken.
+    """
+    job = nodes.job_of(turn, finding.node)
+    if job is None or job.running is None or job.running.number != job.number or job.change is not None:
+        return ""
+    late_s = turn.config.step_late_s
+    going_on = turn.at - job.seen_at <= max(late_s, 2 * job.step_s)
+    if going_on and job.seen_at - finding.since > 2 * late_s:
+        return f"step {job.seen_step} was finished after {finding.node} was last heard of, and steps go on"
+    return ""
 
 
 def _fatal(turn: Turn, finding: Finding) -> None:
