@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,6 +74,62 @@ def test_restarted_supervisor_knows_what_was_and_acts_on_what_comes(run: Cluster
     assert generation(run) == before
     assert {incident["id"] for incident in run.client.incidents("long")} == history
     hang_is_found(run, out)
+
+
+def pid_of(run: Cluster, rank: int) -> int:
+    """As its agent reports it."""
+    view = run.wait("long", "the processes of all ranks", lambda view: all(each["pid"] for each in view["ranks"]))
+    return int(next(each["pid"] for each in view["ranks"] if each["rank"] == rank))
+
+
+def trains_again(out: Path) -> None:
+    """By what the script itself writes: who watches steps may be away."""
+    written = (out / "loss.jsonl").stat().st_size
+    wait_until(
+        lambda: (out / "loss.jsonl").stat().st_size > written + 2000, description="training goes on", timeout_s=60.0
+    )
+
+
+def test_a_rank_that_dies_while_diagnostics_is_away_steps_again(run: Cluster, out: Path) -> None:
+    before, incidents, pid = generation(run), len(list(run.client.incidents("long"))), pid_of(run, 1)
+    run.stack.kill_service("diagnostics")
+    os.kill(pid, signal.SIGKILL)
+    newest = run.wait_resolved("long", incidents + 1)[-1]
+    trains_again(out)
+    run.stack.start_service("diagnostics")
+    goes_on(run, out)
+    assert (newest["kind"], newest["rank"]) == ("ranks_missing", 1)
+    assert "was ended by signal 9" in newest["cause"]
+    assert generation(run) == before + 1
+
+
+def test_a_rank_that_dies_while_nobody_leads_steps_again(run: Cluster, out: Path) -> None:
+    """Its end is reported to nobody in time: the next leader compares what runs with what should."""
+    before, pid = generation(run), pid_of(run, 0)
+    run.stack.kill_service("supervisor")
+    run.stack.kill_service("diagnostics")
+    os.kill(pid, signal.SIGKILL)
+    run.stack.start_service("supervisor")
+    run.wait("long", "a new generation", lambda view: view["phase"] == "running" and view["generation"] > before)
+    trains_again(out)
+    run.stack.start_service("diagnostics")
+    goes_on(run, out)
+
+
+def test_a_job_whose_agent_is_silent_is_not_said_to_run(run: Cluster, out: Path) -> None:
+    before, node = generation(run), run.node_of("long", 0)
+    agent = next(each["agent_pid"] for each in run.client.nodes() if each["node"] == node)
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        seen = run.wait("long", "doubt", lambda view: view["phase"] == "unknown")
+        assert node in seen["reason"]
+        assert seen["unknown_since"] is not None
+        trains_again(out)
+    finally:
+        os.kill(agent, signal.SIGCONT)
+    run.wait("long", "certainty", lambda view: view["phase"] == "running")
+    goes_on(run, out)
+    assert generation(run) == before
 
 
 def test_training_does_not_notice_that_redis_is_away(run: Cluster, out: Path) -> None:
