@@ -75,12 +75,12 @@ async def _run(settings: AgentSettings, ledger: Ledger, descriptors: Descriptors
 
     def hello() -> Hello:
         tested = preflights.newest if settings.preflight_every_s else None
-        roll = pool.roll
+        workers = pool.worker_set
         facts = _facts(settings, incarnation, replicator.endpoint)
-        return Hello(facts, pool.running(), tested, roll.version, roll.ended)
+        return Hello(facts, pool.running(), tested, workers.version, workers.ended)
 
     def beat() -> AgentMessage:
-        return encode_beat(time.time(), pool.roll.version, pool.steps())
+        return encode_beat(time.time(), pool.worker_set.version, pool.steps())
 
     async def carry_out(order: Order) -> Outcome:
         if isinstance(order, Prepare | Warm):

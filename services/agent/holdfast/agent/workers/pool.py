@@ -22,10 +22,10 @@ from holdfast.agent.workers.keeper import TemplateKeeper
 from holdfast.agent.workers.logs import WorkerLogs, open_log
 from holdfast.agent.workers.notes import MissedNote, Note
 from holdfast.agent.workers.orphans import become_subreaper
-from holdfast.agent.workers.roll import Roll
 from holdfast.agent.workers.standstill import StandstillWatch
 from holdfast.agent.workers.template import Template, TemplateKey
 from holdfast.agent.workers.worker import Worker, WorkerIdentity
+from holdfast.agent.workers.worker_set import WorkerSet
 from holdfast.domain import worker as worker_protocol
 from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, NotFound, Unavailable
 from holdfast.domain.job import LaunchSpec
@@ -71,7 +71,7 @@ class WorkerPool:
         self._inbox = NotesInbox(site.notes, self._take_note)
         self._standstill = StandstillWatch(node=node, generations=lambda: list(self._generations.values()), emit=emit)
         self._generations: dict[tuple[str, int], LocalGeneration] = {}
-        self.roll = Roll(self.running, report)
+        self.worker_set = WorkerSet(self.running, report)
         self._steps_dropped = 0  # by generations that are over
         self._tasks: TaskGroup | None = None
         self._keeper: TemplateKeeper | None = None
@@ -89,7 +89,7 @@ class WorkerPool:
             guarded(tasks, "worker notes", self._inbox.run)
             guarded(tasks, "worker logs", self._bound_logs)
             guarded(tasks, "standstill", self._standstill.run)
-            guarded(tasks, "worker roll", self.roll.run)
+            guarded(tasks, "worker set", self.worker_set.run)
             tasks.start_soon(self._warm_at_start, name="first template")
             try:
                 await anyio.sleep_forever()
@@ -133,7 +133,7 @@ class WorkerPool:
         if key in self._generations:
             raise Conflict(f"generation {order.generation} of {order.job} has workers here already")
         self._generations[key] = generation
-        self.roll.begin(order.job, order.generation)
+        self.worker_set.begin(order.job, order.generation)
         try:
             if order.placement.first_rank == 0:
                 generation.master = reserve_port()
@@ -305,17 +305,17 @@ class WorkerPool:
         finally:
             os.close(log_fd)
         generation.workers[rank] = worker
-        self.roll.changed()
+        self.worker_set.changed()
         assert self._tasks is not None  # a template exists only while `run` does
         self._tasks.start_soon(partial(self._watch, generation, worker), name=f"rank {rank}")
 
     async def _watch(self, generation: LocalGeneration, worker: Worker) -> None:
         with anyio.CancelScope(shield=True):  # ends with the process, which `run` ends before it returns
             how = await worker.watch()
-        self.roll.changed()
+        self.worker_set.changed()
         if generation.started_at is not None:
             if not worker.expected:
-                self.roll.add_ended(worker, how)
+                self.worker_set.add_ended(worker, how)
             self._take_last_words(generation)
             self._emit(generation.exited(worker, how))
             if (finished := generation.finished()) is not None:

@@ -21,7 +21,7 @@ GATHER_S = 0.2  # a generation that starts or ends is one report, not one per ra
 ENDED_MAX = 256
 
 
-class Roll:
+class WorkerSet:
     """`running` lists the living workers; `report` takes the report of a changed set."""
 
     def __init__(
