@@ -11,7 +11,7 @@ import pytest
 from waiting import wait_until_async
 
 from holdfast.agent.reports import Reports
-from holdfast.agent.workers.template import Exit
+from holdfast.agent.workers.worker import Exit
 from holdfast.agent.workers.worker_set import ENDED_MAX, WorkerSet
 from holdfast.domain.nodes import NodeFacts, RunningWorker, WorkerEnded
 from holdfast.domain.orders import Hello, Inventory, OrderDone, WorkersChanged
