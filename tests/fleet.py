@@ -252,6 +252,10 @@ class Fleet:
                 held = self.state.nodes[node].inventory.get(JOB, ())
                 self.report(node, Inventory(JOB, (*held, *shards)))
 
+    def inventory(self, node: str, *more: ShardRecord) -> None:
+        """`node` reports what it held, and `more`; as agents do after every Hello."""
+        self.report(node, Inventory(JOB, (*self.state.nodes[node].inventory.get(JOB, ()), *more)))
+
     def finish(self) -> None:
         generation = self.job.generation
         assert generation is not None

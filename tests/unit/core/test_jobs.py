@@ -285,6 +285,7 @@ def test_when_the_holders_of_all_saved_steps_are_away_the_job_waits_for_them() -
     assert "none is complete on the nodes at hand" in fleet.job.reason
     fleet.decide = True
     fleet.hello("n0", running=1)
+    fleet.inventory("n0")
     assert fleet.job.phase is JobPhase.PREPARING
     assert fleet.job.generation is not None
     assert fleet.job.generation.restore.step == 30

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from fleet import JOB, Fleet, job, running
 
 from holdfast.domain.findings import FindingKind, Severity
 from holdfast.domain.generations import OBJECT_STORE, ShardKey, ShardRecord, StoredStep
 from holdfast.domain.orders import Inventory, OrderDone, Prepare
 from holdfast.supervisor.core import saved_steps
-from holdfast.supervisor.protocol import JobPhase
+from holdfast.supervisor.protocol import JobPhase, LeaderStarted
 
 STORE = "gs://bucket/p"
 
@@ -214,3 +215,26 @@ def test_sharded_state_is_put_together_when_a_replica_leaves() -> None:
     assert fleet.incident.outcome == (
         "generation 2 steps from step 20 on, re-sharded from dp 3 to dp 2: read 18.4 MB from peers, 8.0 MB from memory"
     )
+
+
+@pytest.mark.parametrize("cut_off", [(), ("n0", "n1", "n2")], ids=["sessions stand", "sessions have ended"])
+def test_after_a_time_without_a_leader_the_newest_step_is_elected_and_not_the_newest_known(
+    cut_off: tuple[str, ...],
+) -> None:
+    """Nodes save while nobody leads. The finding is read before they have come back and told what they hold."""
+    fleet = running(job(dp=3), saved=10)
+    old = fleet.job.generation
+    assert old is not None
+    fleet.now += 100.0
+    fleet.fold(LeaderStarted(fleet.now, 2))
+    fleet.gone(*cut_off)
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1, age_s=100.0)
+    assert not fleet.orders(Prepare)
+    for node in ("n0", "n1", "n2"):
+        fleet.session += 1
+        fleet.hello(node, running=1)
+        assert not fleet.orders(Prepare)
+    for rank, node in enumerate(("n0", "n1", "n2")):
+        fleet.inventory(node, ShardRecord(ShardKey(old.attempt, 60, rank), old.mesh, "memory", 1, "60@0", node))
+    assert fleet.job.generation is not None
+    assert fleet.job.generation.restore.step == 60

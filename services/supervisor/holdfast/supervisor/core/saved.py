@@ -69,12 +69,15 @@ def knows_enough(turn: Turn, job: Job) -> bool:
 
 
 def stale(turn: Turn, job: Job) -> list[str]:
-    """Nodes whose shards have changed since the last leader heard of them, while it is worth waiting for them."""
+    """Nodes whose shards may have changed since they were last reported, while it is worth waiting for a newer inventory.
+
+    Also those whose session ended while a new leader waits for it: agents come back to it one after the other.
+    """
     if not job.ever_saved:
         return []
     known = {*turn.found(By.HOLDS, job.name), *turn.found(By.KEEPS, job.name)}
     nodes = (turn.nodes[name] for name in sorted(known))
-    return [node.name for node in nodes if node.connected and turn.at < node.stale_until]
+    return [node.name for node in nodes if not node.lost and turn.at < node.stale_until]
 
 
 def inventories_due(turn: Turn, job: Job, election: Election) -> list[str]:

@@ -115,7 +115,8 @@ def _reconnected(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts) 
         connected_at=turn.at,
         last_seq=event.seq,
         lost=False,
-        stale_until=turn.at + turn.config.inventory_s if turn.at < node.stale_until else 0.0,
+        stale_until=turn.at + turn.config.inventory_s,  # it goes on saving without a session, and reports that next
+        stale_session=node.session,
     )
     turn.cancel_timer(f"lost:{node.name}")
     if was_lost or not node.connected:

@@ -84,8 +84,8 @@ class Node:
     holds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # job → generations, ascending
     inventory: Mapping[str, tuple[ShardRecord, ...]] = field(default_factory=dict)  # by job
     inventoried: bool = False  # this incarnation has reported an inventory
-    stale_until: float = 0.0  # its inventory is what the last leader knew; a newer one is worth waiting for until then
-    stale_session: int = 0  # the session in which that one heard of it
+    stale_until: float = 0.0  # its inventory is of an earlier session; a newer one is worth waiting for until then
+    stale_session: int = 0  # that session
     warmed: tuple[str, ...] = ()  # jobs whose modules its template was told to import
     suspicion: Finding | None = None  # diagnostics says lost, and the control session says not
     preflight: Preflight | None = None  # its newest tests of itself; None = it makes none
