@@ -125,6 +125,17 @@ def workers_kill(on: Field, chance: random.Random, hold_s: float) -> Struck:
     return Struck(f"SIGKILL to ranks {[worker.rank for worker in workers]}", tuple(worker.node for worker in workers))
 
 
+@kind("SIGKILL to the reaper of one rank: the rank dies with it", leaves_alone=False)
+def reaper_kill(on: Field, chance: random.Random, hold_s: float) -> Struck:
+    (worker,) = on.some(chance)
+    try:
+        reaper = psutil.Process(worker.pid).ppid()
+    except psutil.NoSuchProcess as error:
+        raise NotNow(f"rank {worker.rank} has ended") from error
+    _send(reaper, signal.SIGKILL)
+    return Struck(f"SIGKILL to the reaper of rank {worker.rank} on {worker.node}", (worker.node,))
+
+
 @kind("SIGSTOP to one rank, for good: a hang", leaves_alone=False, recover_s=30.0)
 def worker_stop(on: Field, chance: random.Random, hold_s: float) -> Struck:
     (worker,) = on.some(chance)

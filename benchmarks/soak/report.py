@@ -19,6 +19,8 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "replicator": ("replicator_kill",),
     "object store": ("store_away",),
     "worker template": ("template_kill",),
+    "a worker's reaper": ("reaper_kill",),
+    "an agent's last free file descriptor": ("descriptors_agent",),
     "a worker": ("worker_kill", "workers_kill"),
     "a node": ("node_power", "node_replaced"),
     "every node": ("fleet_power", "fleet_replaced"),

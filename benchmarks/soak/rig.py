@@ -34,7 +34,7 @@ from benchmarks.soak import network
 from benchmarks.soak.clock import Clocks, Unbuildable
 from benchmarks.soak.relay import Relay
 from benchmarks.soak.schedule import Need
-from holdfast.cli.stack import kill_tree
+from holdfast.cli.processes import kill_tree
 from holdfast.log.embedded import EmbeddedRedis
 from holdfast.runtime.children import tied
 
@@ -50,6 +50,7 @@ SUPERVISORS = ("supervisor-a", "supervisor-b")
 DIAGNOSTICS = ("diagnostics-a", "diagnostics-b")
 SERVICES = ("redis", *DIAGNOSTICS, *SUPERVISORS)
 REPLICATOR, TEMPLATE = "holdfast.replicator", "holdfast.train.template"
+REAPER = "holdfast-reaper"  # by name: forked from a template, it has that one's command line
 ROOT = Path(__file__).parents[2]
 
 
@@ -213,7 +214,7 @@ class Rig:
         """Pid of the process that the agent of `node` itself runs as `module`; None while there is none."""
         try:
             children = psutil.Process(self.pid(node)).children()
-            return next((child.pid for child in children if module in child.cmdline()), None)
+            return next((each.pid for each in children if module in each.cmdline() and each.name() != REAPER), None)
         except (psutil.Error, KeyError):
             return None
 

@@ -15,7 +15,7 @@ import psutil
 import redis
 
 from benchmarks.soak.judge import Sample
-from benchmarks.soak.rig import DIAGNOSTICS, REPLICATOR, SUPERVISORS, TEMPLATE, Rig
+from benchmarks.soak.rig import DIAGNOSTICS, REAPER, REPLICATOR, SUPERVISORS, TEMPLATE, Rig
 
 TIMEOUT_S = 2.0
 PAGE_LIMIT = 200
@@ -108,7 +108,8 @@ def sample(rig: Rig, ranks: int) -> Sample:
         counts["processes", role] = len(processes)
         for process in processes:
             _count(counts, role, process)
-    counts["processes", "workers"] -= ranks
+    for role in ("reapers", "workers"):
+        counts["processes", role] -= ranks
     for node in rig.node_names:
         files = [path for path in rig.shm(node).rglob("*") if path.is_file()]
         counts["shm_files", node] = len(files)
@@ -131,7 +132,7 @@ def _roles(rig: Rig) -> dict[str, list[psutil.Process]]:
     roles: dict[str, list[psutil.Process]] = defaultdict(list)
     for process in rig.leftovers():
         try:
-            command, parent = process.cmdline(), process.ppid()
+            command, parent, name = process.cmdline(), process.ppid(), process.name()
         except psutil.Error:
             continue
         if process.pid in services:
@@ -140,14 +141,15 @@ def _roles(rig: Rig) -> dict[str, list[psutil.Process]]:
             role = "agents"
         elif parent in agents and REPLICATOR in command:
             role = "replicators"
-        elif TEMPLATE in command:  # its children carry its command line
+        elif name == REAPER:
+            role = "reapers"
+        elif TEMPLATE in command:  # reapers and workers are forked from it
             role = "templates" if parent in agents else "workers"
         elif parent in services:
             role = f"children of {services[parent]}"
         else:
             role = "others"
         roles[role].append(process)
-    roles.setdefault("workers", [])
     return roles
 
 
