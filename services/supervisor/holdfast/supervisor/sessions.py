@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 
 import anyio
@@ -40,6 +40,14 @@ class Refused(HoldfastError):
 
 
 @dataclass(frozen=True, slots=True)
+class Reported:
+    """What has been folded of a node: the session whose Hello was the newest, and the version of its workers."""
+
+    session: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     code: grpc.StatusCode
     message: str
@@ -68,6 +76,10 @@ class AgentSession:
 
     def beat(self, workers_version: int, steps: tuple[StepReached, ...]) -> None:
         self.workers_version, self.steps = workers_version, steps
+
+    @property
+    def said(self) -> Reported:
+        return Reported(self.number, self.workers_version)
 
     @property
     def alive(self) -> bool:
@@ -157,20 +169,25 @@ class Sessions:
         if (session := self._by_node.get(node)) is not None:
             session.offer(encode_saved_by_all(self.epoch, word))
 
-    def compare(self, reported: Callable[[str], int]) -> None:
-        """End the sessions of agents whose beats name other workers than were `reported` in full, node → version: a report
-        was lost. The agent opens a new one, and Hello carries everything."""
+    @property
+    def nodes(self) -> Container[str]:
+        """Those that have a session."""
+        return self._by_node.keys()
+
+    def compare(self, reported: Callable[[str], Reported | None]) -> None:
+        """End the sessions of agents of whom something else was `reported` in full, by node, than their beats say: a report,
+        or the Hello itself, was lost. The agent opens a new one, and Hello carries everything."""
         now = anyio.current_time()
         for session in list(self._by_node.values()):
-            if not session.workers_version or session.workers_version == reported(session.node):
+            if not session.workers_version or session.said == reported(session.node):
                 session.differs_since_s = None
             elif session.differs_since_s is None:
                 session.differs_since_s = now
             elif now - session.differs_since_s >= DIFFERS_S:
                 session.close(
                     grpc.StatusCode.ABORTED,
-                    f"{session.node} runs other workers (version {session.workers_version}) than it reported in full "
-                    f"(version {reported(session.node)}): a report was lost, and a new session carries all of it",
+                    f"what {session.node} reported in full ({reported(session.node)}) is not what its beats say "
+                    f"({session.said}): a report was lost, and a new session carries all of it",
                 )
 
     def steps(self) -> Iterator[StepReached]:

@@ -49,8 +49,10 @@ from holdfast.supervisor.protocol import (
 from holdfast.supervisor.published import LeaderChanged
 from holdfast.supervisor.questions import Questions
 from holdfast.supervisor.requests import OperatorRequest
-from holdfast.supervisor.sessions import Sessions
+from holdfast.supervisor.sessions import Reported, Sessions
+from holdfast.supervisor.steady import SteadyClock
 from holdfast.supervisor.timers import Timers
+from holdfast.supervisor.unanswered import Unanswered
 
 # All leaders read as one consumer: what a dead leader took and did not acknowledge is handed to the next one at once.
 CONSUMER = "leader"
@@ -97,15 +99,16 @@ class Term:
         self._times = times
         self._history = history
         self._policies = policies
-        self._clock = clock
+        self._clock = SteadyClock(clock, anyio.current_time)
         self._supervisor = supervisor
         self._api = api
         self._inbox = InboxWriter(event_log)
-        self.sessions = Sessions(lease.epoch, self._inbox, clock)
-        self._timers = Timers(clock)
+        self.sessions = Sessions(lease.epoch, self._inbox, self._clock)
+        self._timers = Timers(self._clock)
         self._internal: deque[Input] = deque()  # what the shell itself has to say
         self._read: deque[Intake] = deque()
         self._questions = Questions()
+        self._unanswered = Unanswered()
         self._news = anyio.Event()
         self._room = anyio.Event()
         self._folder: Folder | None = None
@@ -166,6 +169,7 @@ class Term:
         state = _load(parts)
         in_parts = bool(parts) and snapshot.WHOLE not in parts
         folder = Folder(state, self._lease.epoch, committed=state if in_parts else None)
+        self._clock.not_before(state.folded_at)
         at = self._clock()
         folded = folder.fold([Input(LeaderStarted(at, self._lease.epoch))], at)
         if folded.state.epoch != self._lease.epoch:
@@ -197,14 +201,17 @@ class Term:
             await anyio.sleep(BEATS_S)
             assert self._folder is not None
             if not (self._read or self._inbox.waiting):  # else the state is behind what was reported
-                self.sessions.compare(self._reported_version)
+                self.sessions.compare(self._reported)
+                outbox = self._folder.state.outbox
+                for send in self._unanswered.due(outbox, self.sessions.nodes, anyio.current_time()):
+                    self.sessions.send(send.node, send.command_id, send.order)
             for reached in beats.steps_to_fold(self.sessions.steps(), self._folder.state, self._clock()):
                 self._say(Input(StepSeen(self._clock(), reached)))
 
-    def _reported_version(self, node: str) -> int:
+    def _reported(self, node: str) -> Reported | None:
         assert self._folder is not None
         known = self._folder.state.nodes.get(node)
-        return known.workers_version if known is not None else 0
+        return Reported(known.session, known.workers_version) if known is not None and known.connected else None
 
     def _say(self, each: Input) -> None:
         self._internal.append(each)

@@ -44,6 +44,7 @@ from holdfast.supervisor.core import (
     upkeep,
 )
 from holdfast.supervisor.core.catalogue import SavedStep, holders, saved_steps
+from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By, Owned
 from holdfast.supervisor.core.state import Breaker, Config, Job, Node, State
 from holdfast.supervisor.core.turn import Turn
@@ -84,6 +85,10 @@ __all__ = [
     "step",
     "view",
 ]
+
+
+# Timers at which something is concluded from what agents have not said.
+_OF_SILENCE = frozenset({"prepare", "start", "gone", "witness", "fence", "stop", "lost", *reconcile.TIMERS})
 
 
 def step(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
@@ -142,6 +147,7 @@ def _step(turn: Turn, event: Event) -> tuple[State, tuple[Command, ...]]:
         case StepsCompleted():
             turn.set(diagnostics_at=event.at)
             jobs.on_steps(turn, event)
+            handover.on_sign_of_step(turn, event.job, event.generation, event.step)
         case StepSeen():
             reconcile.on_step_reached(turn, event.reached)
         case FindingArrived():
@@ -164,6 +170,7 @@ def _lead(turn: Turn, event: LeaderStarted) -> None:
     """Hand out again what the last leader may not have carried out. Sessions are the old leader's: agents come back."""
     turn.set(epoch=event.epoch)
     turn.touch_all()
+    _wait_for_agents(turn)
     turn.commands.extend(SetTimer(name, due) for name, due in sorted(turn.timers.items()))
     for incident in turn.questions:
         turn.commands.append(Evaluate(incident, turn.incidents[incident].job))
@@ -173,6 +180,19 @@ def _lead(turn: Turn, event: LeaderStarted) -> None:
     for name in turn.found(By.CONNECTED):  # training went on meanwhile, and saved
         until = event.at + turn.config.session_s
         turn.put_node(name, stale_until=until, stale_session=turn.nodes[name].session)
+
+
+def _wait_for_agents(turn: Turn) -> None:
+    """What is concluded from an agent's silence waits until agents can have been heard: nobody listened before."""
+    heard_at = turn.at + turn.config.session_s
+    for name, due in sorted(turn.timers.items()):
+        if name.startswith("sessions:"):
+            turn.cancel_timer(name)  # of a term that ended before agents could come back to it
+        elif due < heard_at and name.partition(":")[0] in _OF_SILENCE:
+            turn.postpone_timer(name, heard_at)
+    for name in turn.found(By.DEFERRED):
+        if (blocked := turn.jobs[name].blocked) is not None:
+            turn.put_job(name, blocked=evolve(blocked, since=turn.at))
 
 
 def _timer(turn: Turn, name: str) -> None:
@@ -223,6 +243,11 @@ def _timer(turn: Turn, name: str) -> None:
             notices.on_timer(turn, rest)
         case reconcile.TIMER:
             reconcile.on_timer(turn, rest)
+        case reconcile.STILL_TIMER:
+            reconcile.on_still_timer(turn, rest)
+        case handover.STEPPING_TIMER:
+            job, number = rest.rsplit(":", 1)
+            handover.on_stepping_timer(turn, job, int(number))
         case "plan":
             pass  # upkeep looks again after every event
         case breaker.TIMER:

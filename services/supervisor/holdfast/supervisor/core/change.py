@@ -127,7 +127,8 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
     before = job.generation.nodes if job.generation else ()
     excluded = job.change.excluded if job.change else ()
     abandon(turn, job.name)
-    number = job.number + 1
+    # A log that lost its last second has forgotten generations that nodes have seen: their numbers are taken.
+    number = max(job.number, job.numbers_seen, newest_held(turn, job.name)) + 1
     generation = Generation(number, job.attempt_base + number, chosen.mesh, chosen.placements, election.restore)
     incidents = tuple(incident.id for incident in turn.open_incidents(job.name) if incident.action is not None)
     traceparent = traceparent_of(turn, incidents)
@@ -204,6 +205,11 @@ def traceparent_of(turn: Turn, incidents: tuple[str, ...]) -> str:
     return spans.change_below(turn.incidents[incidents[0]]) if incidents else ""
 
 
+def newest_held(turn: Turn, job: str) -> int:
+    """The newest generation that any node may have workers of; 0 = none."""
+    return max((number for node in turn.found(By.HOLDS, job) for number in turn.nodes[node].holds[job]), default=0)
+
+
 def stop_leavers(
     turn: Turn, name: str, generation: int, *, stay: Iterable[str] = (), grace_s: float = 0.0, forget: bool = False
 ) -> dict[str, str]:
@@ -227,7 +233,7 @@ def abandon(turn: Turn, name: str) -> None:
         # Stop orders, too: whoever abandons sends newer ones to all that need them.
         if not isinstance(send.order, Warm):
             turn.forget_order(send.command_id)
-    for phase in ("prepare", "start", "fence"):
+    for phase in ("prepare", "start", "fence", "stepping"):
         turn.cancel_timer(f"{phase}:{name}:{job.number}")
     turn.cancel_timer(f"defer:{name}")
     if job.change is not None:

@@ -18,6 +18,7 @@ from holdfast.supervisor.core.views import spares_for
 from holdfast.supervisor.election import branch
 from holdfast.supervisor.protocol import GenerationChanged, JobPhase, Send
 
+STEPPING_TIMER = "stepping"
 SHARES_MAX = 16  # nodes that are remembered of each half of a change
 
 # ---------------------------------------------------------------- answers
@@ -187,12 +188,34 @@ def on_ranks_stepping(turn: Turn, node: str, report: RanksStepping) -> None:
         _complete(turn, job, change)
 
 
+def on_sign_of_step(turn: Turn, name: str, generation: int, finished: int) -> None:
+    """Every rank has finished step `finished`, others say: should the ranks' own reports have been lost, that will do."""
+    job = turn.jobs.get(name)
+    if job is None or job.change is None or job.change.started_at is None or job.number != generation:
+        return
+    if finished <= job.change.generation.restore.step:
+        return
+    timer = f"{STEPPING_TIMER}:{name}:{job.number}"
+    if timer not in turn.timers:
+        turn.put_job(name, change=evolve(job.change, stepped_at=turn.at))
+        turn.set_timer(timer, turn.at + turn.config.stepping_s)
+
+
+def on_stepping_timer(turn: Turn, name: str, number: int) -> None:
+    job = turn.jobs.get(name)
+    if job is None or job.number != number or job.change is None or job.change.started_at is None:
+        return
+    _complete(turn, job, job.change)
+
+
 def _complete(turn: Turn, job: Job, change: Change) -> None:
     """Every rank has stepped: the incidents are over."""
     generation = change.generation
     turn.cancel_timer(f"start:{job.name}:{generation.number}")
+    turn.cancel_timer(f"{STEPPING_TIMER}:{job.name}:{generation.number}")
     turn.put_job(job.name, change=None)
     progress.reached(turn, job.name, change.stepped_to)
+    reconcile.watch_steps(turn, job.name)
     turn.publish(GenerationChanged(turn.at, job.name, "stepping", generation, "every rank has stepped"))
     turn.set_phase(
         job.name,

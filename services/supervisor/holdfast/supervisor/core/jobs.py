@@ -158,7 +158,7 @@ def request_resize(turn: Turn, event: ResizeRequested) -> None:
 
 def request_stop(turn: Turn, event: JobStopRequested) -> None:
     job = turn.jobs.get(event.job)
-    if job is None and (held := _held(turn, event.job)):
+    if job is None and (held := change.newest_held(turn, event.job)):
         change.stop_leavers(turn, event.job, held)  # workers of a run that this state has never seen
     if job is None or job.phase.finished or job.stopping is not None:
         turn.note(event.job, f"not stopped: the job is {job.phase if job else 'not there'}")
@@ -172,11 +172,6 @@ def request_stop(turn: Turn, event: JobStopRequested) -> None:
         return
     turn.put_job(job.name, stopping=Stopping(event.reason, None))
     stop_now(turn, job.name)
-
-
-def _held(turn: Turn, job: str) -> int:
-    """The newest generation that any node may have workers of; 0 = none."""
-    return max((number for node in turn.found(By.HOLDS, job) for number in turn.nodes[node].holds[job]), default=0)
 
 
 def on_saved(turn: Turn, name: str) -> None:
@@ -233,7 +228,7 @@ def fail(turn: Turn, name: str, reason: str) -> None:
 def _end(turn: Turn, name: str, phase: JobPhase, reason: str, *, forget: bool = False) -> None:
     """Nothing of the job runs on; whoever is not connected now is told when it comes back."""
     job = turn.jobs[name]
-    for timer in ("pending", "plan", "save", "stop", "retry", "defer", "report", "retain", "reconcile"):
+    for timer in ("pending", "plan", "save", "stop", "retry", "defer", "report", "retain", "reconcile", "still"):
         turn.cancel_timer(f"{timer}:{name}")
     outstanding = job.stopping.waiting if job.stopping else {}
     if not outstanding:

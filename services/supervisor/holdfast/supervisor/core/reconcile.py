@@ -10,6 +10,9 @@ culprit; its absence never makes recovery impossible.
         yes ──► job.absent[node] = since, timer ──► check: still so after the grace ──► fault, with the agent as the witness
         no  ──► job.absent without it
 
+A generation whose ranks all live and which finishes no step is a matter of diagnostics, which knows what they do. Only when
+twice the longest time that it may take to say so has passed, with every node there to report a step, that is a fault as well.
+
 A node without a session says nothing. It is lost only when others testify: the other nodes of the job report steps, and theirs
 have stood still since it went away; or, where it is alone, diagnostics is at work and has no step of it either. While steps go
 on it takes part in them, whatever its sessions do.
@@ -22,14 +25,18 @@ from collections.abc import Iterable
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.generations import Placement
 from holdfast.domain.nodes import RunningWorker, WorkerEnded
-from holdfast.domain.orders import StepReached, Stop
-from holdfast.supervisor.core import incidents, nodes, progress
+from holdfast.domain.orders import RanksFinished, StepReached, Stop
+from holdfast.supervisor.core import handover, incidents, jobs, nodes, progress
+from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Job, Node
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.protocol import JobPhase
 
 TIMER = "reconcile"
+STILL_TIMER = "still"
+TIMERS = (TIMER, STILL_TIMER)
+STILL_FACTOR = 2.0  # times what diagnostics may take to conclude a hang: it knows more
 _SHOWN_MAX = 8
 
 # ---------------------------------------------------------------- what agents say
@@ -41,8 +48,20 @@ def on_workers(
     """Every worker of the node, as it reports them: in Hello, and whenever the set has changed."""
     turn.put_node(name, workers=workers, workers_version=version, ended=ended, workers_at=turn.at)
     stop_orphaned(turn, name, workers)
+    _finished(turn, name, ended)
     review_node(turn, name)
     nodes.refresh(turn, name, "it reported its workers")
+
+
+def _finished(turn: Turn, name: str, ended: tuple[WorkerEnded, ...]) -> None:
+    """Ranks that have ended well are told apart from the rest once more: that report may have been lost."""
+    well: dict[tuple[str, int], list[int]] = {}
+    for each in ended:
+        job = turn.jobs.get(each.job)
+        if each.well and job is not None and each.rank not in job.finished:
+            well.setdefault((each.job, each.generation), []).append(each.rank)
+    for (job_name, generation), ranks in sorted(well.items()):
+        jobs.on_ranks_finished(turn, name, RanksFinished(job_name, generation, tuple(sorted(ranks)), turn.at))
 
 
 def on_forked(turn: Turn, name: str, job: str, workers: tuple[RunningWorker, ...]) -> None:
@@ -56,6 +75,9 @@ def on_step_reached(turn: Turn, reached: StepReached) -> None:
     job = turn.jobs.get(reached.job)
     if job is not None and job.running is not None and reached.generation == job.running.number:
         progress.seen(turn, job.name, reached.step)
+        # Nobody is two steps ahead of another: each of them needs all.
+        progress.reached(turn, job.name, reached.step - 1)
+        handover.on_sign_of_step(turn, job.name, reached.generation, reached.step - 1)
 
 
 def stop_orphaned(turn: Turn, name: str, workers: Iterable[RunningWorker]) -> None:
@@ -65,6 +87,8 @@ def stop_orphaned(turn: Turn, name: str, workers: Iterable[RunningWorker]) -> No
         newest[worker.job] = max(worker.generation, newest.get(worker.job, 0))
     for job, generation in sorted(newest.items()):
         known = turn.jobs.get(job)
+        if known is not None and generation > max(known.number, known.numbers_seen):
+            turn.put_job(job, numbers_seen=generation)
         held = turn.nodes[name].holds.get(job, ())
         if generation in held and known is not None and not known.phase.finished:
             continue
@@ -74,7 +98,10 @@ def stop_orphaned(turn: Turn, name: str, workers: Iterable[RunningWorker]) -> No
             if generation not in held:
                 turn.note(name, f"runs generation {generation} of {job}, which is not known here: left alone")
         elif not any(isinstance(send.order, Stop) for send in turn.orders(node=name, job=job)):
-            turn.send(name, Stop(job, generation))
+            command = turn.send(name, Stop(job, generation))
+            if known.change is not None and known.change.started_at is None and generation < known.number:
+                waiting = {**known.change.waiting, command: name}  # nothing starts before it has stopped
+                turn.put_job(job, change=evolve(known.change, waiting=waiting))
 
 
 # ---------------------------------------------------------------- who lacks a rank
@@ -178,6 +205,50 @@ def on_timer(turn: Turn, name: str) -> None:
             incidents.confirm_lost(turn, _node_gone(turn, job, lost))
     if name in turn.jobs:
         _set_timer(turn, name)
+
+
+def on_still_timer(turn: Turn, name: str) -> None:
+    """Every rank lives, as far as is known: does any of them finish steps?"""
+    job = turn.jobs.get(name)
+    if job is None or not _applies(job) or job.phase is not JobPhase.RUNNING or job.blind:
+        return
+    assert job.running is not None
+    members = [turn.nodes[node] for node in job.running.nodes if node in turn.nodes]
+    if not all(node.workers_version for node in members):
+        return  # agents whose beats do not report steps: their silence says nothing
+    since = max(job.seen_at, *(node.connected_at for node in members))
+    allowance_s = _still_s(job)
+    if turn.at - since < allowance_s:
+        turn.set_timer(f"{STILL_TIMER}:{name}", since + allowance_s)
+        return
+    turn.set_timer(f"{STILL_TIMER}:{name}", turn.at + allowance_s)
+    faults = [incident for incident in turn.open_incidents(name) if not incident.planned]
+    if not faults and not job.absent and not job.finished:
+        incidents.record_fault(turn, _still(turn, job, since))
+
+
+def watch_steps(turn: Turn, name: str) -> None:
+    """Every rank steps: from here on, somebody should see steps."""
+    turn.set_timer(f"{STILL_TIMER}:{name}", turn.at + _still_s(turn.jobs[name]))
+
+
+def _still_s(job: Job) -> float:
+    hang = job.spec.hang
+    return STILL_FACTOR * max(hang.init_s, hang.floor_s, hang.factor * job.step_s)
+
+
+def _still(turn: Turn, job: Job, since: float) -> Finding:
+    return Finding(
+        id=f"still:{job.name}:{job.number}:{job.seen_step}",
+        kind=FindingKind.HANG,
+        severity=Severity.ERROR,
+        at=turn.at,
+        since=since,
+        summary=f"no rank of {job.name} has finished a step after {job.seen_step} for {turn.at - since:.0f} s, as the agents "
+        "of all of its nodes report, and no finding explains it",
+        job=job.name,
+        generation=job.number,
+    )
 
 
 def _is_due(turn: Turn, job: Job, node: str) -> bool:

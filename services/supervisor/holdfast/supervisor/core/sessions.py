@@ -233,6 +233,8 @@ def on_lost_timer(turn: Turn, name: str) -> None:
     if node is not None and not node.connected and nodes.job_of(turn, name) is None:
         turn.put_node(name, lost=True)
         nodes.refresh(turn, name, f"no control session for {turn.config.lost_after_s:g} s")
+        for job in turn.found(By.HUNGRY):  # one that could not be started there says so
+            turn.touch(job)
         nodes.forget_old_lost(turn)
 
 

@@ -29,6 +29,7 @@ class Config:
     away_s: float = 15.0  # a member without a session, whose job finishes no step, is lost after this long
     alone_s: float = 60.0  # … when no other node of its job can testify, and diagnostics has no step of it of it either
     diagnostics_s: float = 10.0  # diagnostics is at work when something came from it within this long
+    stepping_s: float = 2.0  # ranks report their own first steps sooner than this after others have seen them
     look_again_s: float = 1.0  # what should run is compared with what runs this often while the two differ
     step_late_s: float = 2.0  # a finished step may be reported this long after its end
     lost_after_s: float = 5.0  # a node without ranks is published as lost after this long without a session
@@ -255,6 +256,7 @@ class Job:
     )
     stuck: int = 0  # worker faults since `furthest` last grew
     finished: tuple[int, ...] = ()  # ranks that ended with exit code 0, sorted
+    numbers_seen: int = 0  # the newest generation that any node reported: a log that lost its tail has forgotten it
     absent: Mapping[str, float] = field(default_factory=dict)  # nodes that lack a living rank → since when
     seen_step: int = 0  # newest step of the running generation that any witness has reported for any node
     seen_at: float = 0.0  # when that was reported: the last sign of a step
@@ -314,6 +316,7 @@ class Breaker:
 class State:
     config: Config = field(default_factory=Config)
     born: float = 0.0  # time of the first event: makes ids unique even when all state was lost
+    folded_at: float = 0.0  # time of the newest event that changed anything: no later leader's clock is behind it
     epoch: int = 0
     commands: int = 0  # command ids given out
     incidents_opened: int = 0

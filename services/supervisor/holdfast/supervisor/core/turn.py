@@ -56,7 +56,7 @@ class Turn:
     def finish(self) -> tuple[State, tuple[Command, ...]]:
         if not self._tables and not self._changes:
             return self._state, tuple(self.commands)
-        changes: dict[str, Any] = {**self._tables, **self._changes}
+        changes: dict[str, Any] = {"folded_at": self.at, **self._tables, **self._changes}
         return evolve(self._state, **changes).indexed(self._index.finish()), tuple(self.commands)
 
     # ------------------------------------------------------------ reading
@@ -298,7 +298,8 @@ class Turn:
         """Into the outbox and, when the node has a session, on its way. Returns the command id."""
         number = self._value("commands") + 1
         self._changes["commands"] = number
-        send = Send(node, f"c-{self._origin}-{number}", order)
+        # With the epoch: a log that lost its last second hands the same numbers out again, in a later term.
+        send = Send(node, f"c-{self._origin}-{self._value('epoch'):x}-{number}", order)
         self._write("outbox")[send.command_id] = send
         self._index.order(None, send)
         if self.nodes[node].connected:
@@ -315,6 +316,10 @@ class Turn:
     def set_timer(self, name: str, due: float) -> None:
         self._write("timers")[name] = due
         self.commands.append(SetTimer(name, due))
+
+    def postpone_timer(self, name: str, due: float) -> None:
+        """One that nobody has armed yet."""
+        self._write("timers")[name] = due
 
     def cancel_timer(self, name: str) -> None:
         if name in self.timers:
