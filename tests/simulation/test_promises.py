@@ -17,7 +17,7 @@ from holdfast.sim.world import Violation
 from holdfast.supervisor.core import State, step
 from holdfast.supervisor.protocol import Command, Event, FindingArrived, JobPhase, NodeReported, PolicyAnswered, Send
 
-SEEDS = int(os.environ.get("HOLDFAST_SIM_SEEDS", "1000"))
+SEEDS = int(os.environ.get("HOLDFAST_SIM_SEEDS", "600"))
 BATCHES = 20
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from holdfast.domain.generations import OBJECT_STORE, RankRestore, ShardKey, ShardRecord, StoredStep
-from holdfast.domain.nodes import NodeFacts, RunningWorker
+from holdfast.domain.nodes import NodeFacts, RunningWorker, WorkerEnded
 from holdfast.domain.orders import (
     CheckpointNow,
     Hello,
@@ -24,13 +24,17 @@ from holdfast.domain.orders import (
     Report,
     SetInterval,
     Start,
+    StepReached,
     Stop,
     Warm,
+    WorkersChanged,
 )
+from holdfast.sim.clocks import Clock
 from holdfast.sim.store import LATE_S, RETRY_S, Store
 from holdfast.sim.world import Violation, World
 
 SHARD_STEPS_KEPT = 3
+GATHER_S = 0.2  # changes of its workers that come together are one report
 JOB = "job"
 
 
@@ -43,6 +47,8 @@ class Workers:
     ready: bool = False
     dead: set[int] = field(default_factory=set)
     hung: set[int] = field(default_factory=set)
+    done: set[int] = field(default_factory=set)  # ended with exit code 0
+    step: int = 0  # newest that its ranks have finished
     save_at: set[int] = field(default_factory=set)
     far: set[int] = field(default_factory=set)  # of these: to the object store whatever its interval says
     intervals: list[tuple[int, int]] = field(default_factory=list)  # (from step, interval), as ordered
@@ -61,6 +67,11 @@ class Workers:
     def running(self) -> bool:
         return self.started and not self.dead and not self.hung
 
+    @property
+    def living(self) -> tuple[int, ...]:
+        gone = self.dead | self.done
+        return tuple(rank for rank in self.order.placement.ranks if self.ready and rank not in gone)
+
 
 class Surroundings(Protocol):
     """What a node needs of the rest of the world."""
@@ -77,6 +88,7 @@ class Surroundings(Protocol):
 class Agent:
     def __init__(self, world: World, around: Surroundings, name: str, zone: str, capacity: int) -> None:
         self.world, self.around, self.name, self.zone, self.capacity = world, around, name, zone, capacity
+        self.clock = Clock(world)
         self.life = 0
         self.alive = False
         self.control_cut = False  # partitions
@@ -88,13 +100,18 @@ class Agent:
         self.answers: dict[str, OrderDone] = {}  # on disk: survives a restart
         self.in_progress: set[str] = set()
         self.executed: dict[str, int] = {}  # for the invariant: how often each order took effect
+        self.orders: dict[str, Order] = {}  # … and which it was
         self.newest = 0  # generation: older ones are refused
+        self.token = ""  # of the submission that counts them
         self.workers: Workers | None = None
+        self.version = 0  # of the set of workers, as last changed
+        self.reported = 0  # … and as last reported
         self.memory: dict[ShardKey, ShardRecord] = {}
         self.disk: dict[ShardKey, ShardRecord] = {}
         self.rotten: set[ShardKey] = set()  # copies that nobody can read any more
         self.stored: tuple[StoredStep, ...] = ()  # as far as it has heard
         self.slow_share = 0.02  # of Prepare orders, that take longer than their timeout
+        self.patience_s = 5.0  # … which is this
 
     @property
     def incarnation(self) -> str:
@@ -106,6 +123,7 @@ class Agent:
         self.life += 1
         self.alive = True
         self.session, self.seq, self.newest = 0, 0, 0
+        self.version = self.reported = 1
         self.unacknowledged.clear()
         self.in_progress.clear()
         self.workers = None
@@ -128,12 +146,10 @@ class Agent:
 
     def connect(self, session: int) -> None:
         self.session = session
-        workers = self.workers
-        generation = workers.order.generation if workers else 0
-        ranks = self.ranks if workers and workers.ready else ()
-        lines = tuple(RunningWorker(JOB, generation, rank, 1) for rank in ranks)
         self.seq += 1
-        self.around.deliver(self, session, self.seq, Hello(self.facts(), lines))
+        hello = Hello(self.facts(), self.running, None, self.version, self.ended)
+        self.around.deliver(self, session, self.seq, hello)
+        self.unacknowledged = [item for item in self.unacknowledged if not isinstance(item[1], WorkersChanged)]
         for seq, report in list(self.unacknowledged):
             self.seq += 1  # numbers follow the order of delivery, also after the Hello
             self._renumber(seq, self.seq)
@@ -151,6 +167,44 @@ class Agent:
 
     def acknowledged(self, seq: int) -> None:
         self.unacknowledged = [item for item in self.unacknowledged if item[0] != seq]
+
+    @property
+    def running(self) -> tuple[RunningWorker, ...]:
+        """Its living workers."""
+        workers = self.workers
+        if workers is None:
+            return ()
+        return tuple(RunningWorker(JOB, workers.order.generation, rank, 1, self.clock.now()) for rank in workers.living)
+
+    @property
+    def ended(self) -> tuple[WorkerEnded, ...]:
+        """How ranks ended that nobody had told to stop."""
+        workers = self.workers
+        if workers is None or not workers.started:
+            return ()
+        number = workers.order.generation
+        badly = (WorkerEnded(JOB, number, rank, signal=9) for rank in sorted(workers.dead))
+        return (*badly, *(WorkerEnded(JOB, number, rank, exit_code=0) for rank in sorted(workers.done)))
+
+    @property
+    def steps(self) -> tuple[StepReached, ...]:
+        """What its beats say of them."""
+        workers = self.workers
+        if workers is None or not workers.started or not workers.step:
+            return ()
+        return (StepReached(JOB, workers.order.generation, workers.step),)
+
+    def workers_changed(self) -> None:
+        """The set of its workers is another one: the training notices at once, the supervisor hears of it soon."""
+        self.version += 1
+        self.around.workers_changed()
+        self.world.after(GATHER_S, self._in_this_life(self._report_workers))
+
+    def _report_workers(self) -> None:
+        if self.version != self.reported:
+            self.reported = self.version
+            self.unacknowledged = [item for item in self.unacknowledged if not isinstance(item[1], WorkersChanged)]
+            self.report(WorkersChanged(self.version, self.running, self.ended))
 
     def facts(self) -> NodeFacts:
         return NodeFacts(
@@ -172,6 +226,10 @@ class Agent:
         if not self.alive or epoch < self.epoch:
             return  # a leader that has been replaced
         self.epoch = epoch
+        if self.orders.setdefault(command_id, order) != order:
+            raise Violation(
+                f"{self.name} is given {order} under the id {command_id}, which was {self.orders[command_id]}"
+            )
         if command_id in self.answers:
             self.report(self.answers[command_id])
         elif command_id not in self.in_progress:
@@ -209,19 +267,22 @@ class Agent:
         self, command_id: str, ok: bool, reason: str = "", master: str = "", *, unrestorable: bool = False
     ) -> None:
         self.in_progress.discard(command_id)
-        done = OrderDone(command_id, ok, reason, master, self.world.now, unrestorable=unrestorable)
+        workers = self.running if master else ()
+        done = OrderDone(command_id, ok, reason, master, self.clock.now(), workers=workers, unrestorable=unrestorable)
         self.answers[command_id] = done
         self.report(self.answers[command_id])
 
     def _prepare(self, command_id: str, order: Prepare) -> None:
-        if order.generation <= self.newest:
+        if order.generation < self.newest and order.token == self.token:
             self._answer(command_id, False, f"generation {self.newest} is newer")
             return
-        self.newest = order.generation
+        self.newest, self.token = order.generation, order.token
         self.workers = Workers(order)
-        self.around.workers_changed()
+        self.workers_changed()
         slow = self.world.chance.random() < self.slow_share
-        delay_s = self.world.chance.uniform(6.0, 9.0) if slow else self.world.chance.uniform(0.02, 0.3)
+        delay_s = (
+            self.world.chance.uniform(1.2, 1.8) * self.patience_s if slow else self.world.chance.uniform(0.02, 0.3)
+        )
         self.world.after(delay_s, self._in_this_life(lambda: self._prepared(command_id, order)))
 
     def _prepared(self, command_id: str, order: Prepare) -> None:
@@ -236,6 +297,7 @@ class Agent:
                 return
             self.memory[wanted.shard] = self.disk[wanted.shard] = found
         workers.ready = True
+        self.workers_changed()
         self._answer(command_id, True, master=f"{self.name}:{order.generation}")
 
     def _fetch(self, wanted: RankRestore) -> ShardRecord | None:
@@ -274,7 +336,7 @@ class Agent:
         self.newest = max(self.newest, order.generation)
         if self.workers is not None and self.workers.order.generation <= order.generation:
             self.workers = None
-            self.around.workers_changed()
+            self.workers_changed()
         if order.forget:
             self.memory.clear()
             self.disk.clear()
@@ -296,11 +358,18 @@ class Agent:
 
     def stepped(self, step: int) -> None:
         assert self.workers is not None
-        self.report(RanksStepping(JOB, self.workers.order.generation, tuple(self.ranks), step, self.world.now))
+        self.report(RanksStepping(JOB, self.workers.order.generation, tuple(self.ranks), step, self.clock.now()))
+
+    def crashed(self, rank: int) -> None:
+        assert self.workers is not None
+        self.workers.dead.add(rank)
+        self.workers_changed()
 
     def finished(self) -> None:
         assert self.workers is not None
-        self.report(RanksFinished(JOB, self.workers.order.generation, tuple(self.ranks), self.world.now))
+        self.workers.done.update(self.ranks)
+        self.workers_changed()
+        self.report(RanksFinished(JOB, self.workers.order.generation, tuple(self.ranks), self.clock.now()))
 
     def save(self, step: int) -> None:
         """Each rank writes its shard; a node that dies in between leaves the step torn."""
@@ -326,7 +395,7 @@ class Agent:
         self.disk |= mine
         for peer in order.peers:
             other = self.around.neighbour(peer.node)
-            if other is not None and other.alive:
+            if other is not None and other.alive and not self.world.loses(f"copy of step {step} to {other.name}"):
                 other.memory |= mine
                 other.disk |= mine
                 other._expire()
@@ -344,10 +413,12 @@ class Agent:
 
     def _expire(self) -> None:
         for shards in (self.memory, self.disk):
-            for rank in {(key.rank, record.owner) for key, record in shards.items()}:
-                keys = sorted(k for k in _keys(shards) if (k[2], shards[ShardKey(*k)].owner) == rank)
-                for key in keys[:-SHARD_STEPS_KEPT]:
-                    del shards[ShardKey(*key)]
+            steps: dict[tuple[int, str], list[tuple[int, int]]] = {}
+            for key, record in shards.items():
+                steps.setdefault((key.rank, record.owner), []).append((key.attempt, key.step))
+            for (rank, _), ages in steps.items():
+                for attempt, step in sorted(ages)[:-SHARD_STEPS_KEPT]:
+                    del shards[ShardKey(attempt, step, rank)]
 
     def _report_inventory(self) -> None:
         self.unacknowledged = [item for item in self.unacknowledged if not isinstance(item[1], Inventory)]

@@ -54,6 +54,8 @@ class Invariants:
     meshes: dict[tuple[int, int], Mesh] = field(default_factory=dict)  # … and of which mesh
     points: dict[int, tuple[int, int]] = field(default_factory=dict)  # generation → (attempt, step) that it restores
     announced: dict[tuple[int, int], int] = field(default_factory=dict)  # (generation, from step) → interval
+    # Generations that a fault asked for, by what was found
+    faulted: dict[int, str] = field(default_factory=dict)
     # Generations replaced while none of their nodes could be asked.
     blind_takeover: set[int] = field(default_factory=set)
 
@@ -74,6 +76,8 @@ class Invariants:
                     self._branch(generation, before)
                 case Publish(record=IncidentChanged(incident=incident)):
                     self.opened.add(incident.id)
+                    if incident.new_generation and not incident.planned:
+                        self.faulted[incident.new_generation] = incident.cause
                     if incident.closed:
                         self.closed.add(incident.id)
                         self._cheap_when_planned(incident)
@@ -98,6 +102,16 @@ class Invariants:
         self._no_incident_vanished(after)
         if after.nodes is not before.nodes:
             self._quarantine_leaves_enough(before, after)
+
+    def log_went_back(self, state: State) -> None:
+        """What the log has lost was never decided, although what followed from it has happened."""
+        self.opened = {*state.incidents, *(incident.id for incident in state.closed)}
+        self.closed = {incident.id for incident in state.closed}
+        newest = max((job.number for job in state.jobs.values()), default=0)
+        self.prepared = {number: terms for number, terms in self.prepared.items() if number <= newest}
+        self.newest_attempt = 0
+        for job in state.jobs.values():
+            self.newest_attempt = job.running.attempt if job.running is not None else 0
 
     def _quarantine_leaves_enough(self, before: State, after: State) -> None:
         """No run gets smaller because one of its nodes is quarantined: others can take its ranks."""

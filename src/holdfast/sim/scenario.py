@@ -4,38 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from random import Random
 
-from holdfast.domain.findings import Finding, FindingKind, Severity
+from holdfast.domain.findings import FindingKind, Severity
 from holdfast.domain.incidents import Action, ActionKind, Incident
-from holdfast.domain.job import CheckpointSpec, JobSpec, LaunchSpec, LimitSpec
+from holdfast.domain.job import CheckpointSpec, HangSpec, JobSpec, LaunchSpec, LimitSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.orders import Report
 from holdfast.policy import JobView, default
 from holdfast.sim.agent import JOB, Agent
+from holdfast.sim.diagnostics import Diagnostics
+from holdfast.sim.hostility import Hostilities, Hostility
 from holdfast.sim.invariants import Invariants
+from holdfast.sim.log import FLUSHED_S
 from holdfast.sim.maintenance import Maintenance
 from holdfast.sim.store import URL, Store
 from holdfast.sim.supervisor import Policy, Step, Supervisor
+from holdfast.sim.training import Training
 from holdfast.sim.world import Violation, World
-from holdfast.supervisor.core import Config, step
+from holdfast.supervisor.core import Config, Job, State, step
 from holdfast.supervisor.interval import STEPS_UNMEASURED
 from holdfast.supervisor.offenders import Rules
 from holdfast.supervisor.protocol import (
-    FindingArrived,
     JobPhase,
     JobSubmitted,
     NodeCordonRequested,
     NodeRepaired,
-    StepsCompleted,
 )
 
 STEP_S = 0.5
-STALL_S = 1e-4  # so little that the best interval lies between the bounds
 INTERVAL = 5
 HANG_S = 5.0
 RECONNECT_S = (0.05, 0.5)
 FAULTS_END_S = 30.0
+HOSTILE_STEP_S = 1.0  # a run has to last until there is peace
+PREPARE_S = 5.0
+INIT_S = 60.0  # a rank that neither steps nor says that it does has so long
+STEPS_IN_PEACE = 10
+SUBMITTED_AGAIN_S = 5.0
+RECOVERED_S = 450.0
 LIMIT_S = 3000.0  # after the faults: the breaker's window and the retries are minutes, not hours
 
 # Quarantine for the first fault that is a node's own: the run must end trained all the same.
@@ -87,8 +95,11 @@ class Checkpoints:
 class Scenario:
     """Agents, network, diagnostics and the user's job around a supervisor."""
 
-    def __init__(self, seed: int, *, tracing: bool = False, fold: Step = step) -> None:
+    def __init__(
+        self, seed: int, *, tracing: bool = False, fold: Step = step, hostility: Hostility | None = None
+    ) -> None:
         self.world = World(seed, tracing)
+        self.hostility = Hostility.of(seed) if hostility is None else hostility
         self.checkpoints = Checkpoints.of(seed)
         self.store = Store(self.world) if self.checkpoints.store else None
         self.sharded = self.checkpoints.sharded
@@ -105,9 +116,14 @@ class Scenario:
             min_dp=chance.randint(1, mesh.dp),
             max_dp=mesh.dp,
             checkpoint=self.checkpoints.spec,
-            limits=LimitSpec(prepare_timeout_s=5.0, first_step_timeout_s=20.0, restarts_without_progress_max=1000),
+            hang=HangSpec(floor_s=HANG_S, init_s=INIT_S),
+            limits=LimitSpec(
+                prepare_timeout_s=PREPARE_S * (3 if self.hostility else 1),
+                first_step_timeout_s=20.0,
+                restarts_without_progress_max=3 if self.hostility else 1000,
+            ),
         )
-        self.target = chance.randint(25, 45)
+        steps = chance.randint(25, 45)
         # Every fifth run loses nothing but its control plane: then the training must not notice.
         self.control_plane_only = chance.random() < 0.2
         self.agents: dict[str, Agent] = {}
@@ -120,12 +136,30 @@ class Scenario:
         )
         policy: Policy = default if chance.random() < 0.8 else self._whimsical
         config = Config(offenders=HARSH) if seed % 7 == 3 else Config()
-        self.supervisor = Supervisor(self.world, self.agents, self.invariants, policy, fold, config)
-        self.step = 0  # of the newest generation that ran
-        self.progress: dict[int, int] = {}  # generation → newest step
-        self._ticking: dict[int, int] = {}
-        self._finding = 0
-        self._doubted: set[str] = set()
+        self.supervisor = Supervisor(
+            self.world,
+            self.agents,
+            self.invariants,
+            policy,
+            fold,
+            config,
+            log_flushes_late=self.hostility.log_tail,
+        )
+        self.diagnostics = Diagnostics(
+            self.world, self.supervisor.append, INIT_S, bool(self.hostility), self.hostility.diagnostics
+        )
+        self.training = Training(
+            self.world,
+            self.agents,
+            self.invariants,
+            self.diagnostics,
+            HOSTILE_STEP_S if self.hostility else STEP_S,
+            inf if self.hostility else steps,
+        )
+        self.hostilities = Hostilities(self.hostility, self, control_plane_only=self.control_plane_only)
+        self._submissions = 0
+        self._faults: list[float] = []  # when
+        self.doubted: set[str] = set()
 
     # ------------------------------------------------------------ the run
 
@@ -133,24 +167,79 @@ class Scenario:
         self.supervisor.lead()
         for agent in self.agents.values():
             agent.slow_share = 0.0 if self.control_plane_only else agent.slow_share
+            agent.patience_s = self.spec.limits.prepare_timeout_s
             agent.boot()
             self._keep_connected(agent)
-        self.world.after(1.0, lambda: self.supervisor.append(JobSubmitted(self.world.now, self.spec, "token")))
+        self.world.after(1.0, self._submit)
         self._plan_faults()
-        done = self.world.run(self.world.now + FAULTS_END_S + LIMIT_S, self._complete)
+        done = self.world.run(self.world.now + FAULTS_END_S + self.hostility.peace_s + LIMIT_S, self._complete)
         job = self.supervisor.committed.jobs.get(JOB)
+        if job is not None and job.phase is JobPhase.FAILED and self._rightly_failed():
+            return self._result(job)
         if not done or job is None or job.phase is not JobPhase.COMPLETED:
-            state = f"{job.phase}: {job.reason}" if job else "not there"
             raise Violation(
-                f"there are enough nodes and no faults any more, but the job is {state}, at step {self.step}"
+                f"there are enough nodes and no faults any more, but the job is {self._state()}, "
+                f"at step {self.training.step}"
             )
-        if self.control_plane_only and job.number != 1:
-            raise Violation(f"only the control plane failed, and the run was restarted {job.number - 1} times")
+        if not self.training.finished:
+            raise Violation(
+                f"the job is {self._state()}, and its ranks have not finished: they are at {self.training.step}"
+            )
+        if self.control_plane_only:
+            self._never_interrupted()
         if self.supervisor.committed.incidents:
             raise Violation(f"open incidents of a completed job: {sorted(self.supervisor.committed.incidents)}")
+        return self._result(job)
+
+    def _never_interrupted(self) -> None:
+        """Once it steps, no failure of the control plane stops it; at most a node that was heard late is let in."""
+        stepped = [generation for generation, steps in self.training.started.items() if steps]
+        for generation in sorted(self.training.started):
+            if generation > min(stepped) and generation in self.invariants.faulted:
+                cause = self.invariants.faulted[generation]
+                raise Violation(f"only the control plane failed, and generation {generation} was started: {cause}")
+
+    def _result(self, job: Job) -> Result:
         return Result(
             self.world.seed, self.world.now - 1000.0, job.number, len(self.invariants.opened), tuple(self.world.trace)
         )
+
+    def _state(self) -> str:
+        job = self.supervisor.committed.jobs.get(JOB)
+        return f"{job.phase}: {job.reason}" if job else "not there"
+
+    def _submit(self) -> None:
+        """A user who does not see the job that was submitted submits it again."""
+        if self.supervisor.leading and JOB not in self.supervisor.committed.jobs:
+            self._submissions += 1
+            self.supervisor.append(JobSubmitted(self.world.now, self.spec, f"token {self._submissions}"))
+        if self.hostility:
+            self.world.after(SUBMITTED_AGAIN_S, self._submit)
+
+    def _rightly_failed(self) -> bool:
+        """The one reason for which a job may be given up: nothing came of several tries in a row. Either it finished no step
+        since so many faults, or none beyond where it had been since three times as many."""
+        limit = self.spec.limits.restarts_without_progress_max
+        since_step = sum(at > self.training.stepped_at for at in self._faults)
+        since_further = sum(at > self.training.further_at for at in self._faults)
+        return since_step >= limit or since_further >= 3 * limit
+
+    # ------------------------------------------------------------ peace
+
+    def _make_peace(self) -> None:
+        self.hostilities.peace()
+        for agent in self.agents.values():  # an operator looks: whatever was wrong with these machines is mended
+            self.supervisor.append(NodeCordonRequested(self.world.now, agent.name, False, "peace"))
+            self.supervisor.append(NodeRepaired(self.world.now, agent.name))
+        begun = self.world.now
+        self.training.target = max([0, *self.training.progress.values()]) + STEPS_IN_PEACE
+        self.world.after(RECOVERED_S, lambda: self._trains_since(begun))
+
+    def _trains_since(self, begun: float) -> None:
+        if self.training.stepped_at <= begun and not self._complete():
+            raise Violation(
+                f"there has been peace for {RECOVERED_S:g} s, and the job does not train: it is {self._state()}"
+            )
 
     def _complete(self) -> bool:
         job = self.supervisor.committed.jobs.get(JOB)
@@ -178,77 +267,7 @@ class Scenario:
         return self.agents.get(node)
 
     def workers_changed(self) -> None:
-        whole = self._whole()
-        self.invariants.at_most_one_runs(whole)
-        for generation in whole:
-            if generation not in self._ticking:
-                self._ticking[generation] = 1
-                self.world.after(STEP_S, lambda g=generation: self._tick(g))  # type: ignore[misc]
-
-    def _members(self, generation: int) -> list[Agent]:
-        return [
-            a
-            for a in self.agents.values()
-            if a.alive and a.workers is not None and a.workers.order.generation == generation
-        ]
-
-    def _whole(self) -> list[int]:
-        """Generations of which every rank is alive and running."""
-        ranks: dict[int, int] = {}
-        world_size: dict[int, int] = {}
-        for agent in self.agents.values():
-            if agent.alive and agent.workers is not None and agent.workers.running:
-                order = agent.workers.order
-                ranks[order.generation] = ranks.get(order.generation, 0) + order.placement.nproc
-                world_size[order.generation] = order.mesh.world_size
-        return sorted(g for g, count in ranks.items() if count == world_size[g])
-
-    # ------------------------------------------------------------ training
-
-    def _tick(self, generation: int) -> None:
-        """One step of lock-step training, when every rank can take part."""
-        self._ticking.pop(generation, None)
-        if generation not in self._whole():
-            return  # somebody is missing: workers_changed() starts it again
-        members = self._members(generation)
-        first = generation not in self.progress
-        start = members[0].workers.order.restore_step if members[0].workers else 0
-        step = self.progress.get(generation, start) + 1
-        if step > self.target:  # it was restored at its last step: nothing is left to do
-            for agent in members:
-                agent.finished()
-            return
-        self.progress[generation] = self.step = step
-        saves = 0
-        for agent in members:
-            if first:
-                agent.stepped(step)
-            if agent.workers is not None and agent.workers.due(step):
-                saves = 1
-                self.world.soon(0.0, 0.1, self._saving(agent, generation, step))
-        if all(not agent.telemetry_cut for agent in members):
-            ended_at = self.world.now
-            done = lambda: self.supervisor.append(  # noqa: E731
-                StepsCompleted(self.world.now, JOB, generation, step, ended_at, 1, STEP_S, saves, saves * STALL_S)
-            )
-            self.world.soon(0.1, 0.4, done)
-        if step == self.target:
-            for agent in members:
-                agent.finished()
-            return
-        self._ticking[generation] = 1
-        self.world.after(STEP_S, lambda: self._tick(generation))
-
-    def _saving(self, agent: Agent, generation: int, step: int) -> Callable[[], None]:
-        def save() -> None:
-            workers = agent.workers
-            if agent.alive and workers is not None and workers.order.generation == generation:
-                order = workers.order
-                agent.save(step)
-                for rank in agent.ranks:
-                    self.invariants.saved(order.attempt, step, rank, order.mesh)
-
-        return save
+        self.training.changed()
 
     # ------------------------------------------------------------ faults
 
@@ -269,6 +288,9 @@ class Scenario:
             near = min(FAULTS_END_S, when + chance.uniform(0.0, 1.5))
             when = near if chance.random() < 0.5 else chance.uniform(first, FAULTS_END_S)
             self.world.after(when, chance.choice(kinds))
+        if self.hostility:
+            self.hostilities.plan(first, FAULTS_END_S)
+            self.world.after(self.hostility.peace_s, self._make_peace)
         for maintenance in () if self.control_plane_only else Maintenance.of(self.world.seed):
             self.world.after(maintenance.announced_s, lambda each=maintenance: self._announce(each))  # type: ignore[misc]
 
@@ -280,12 +302,17 @@ class Scenario:
         )
         return self.world.chance.choice(alive) if alive else None
 
+    def _fault(self, what: str) -> None:
+        """One that the training notices."""
+        self.world.say(f"FAULT {what}")
+        self._faults.append(self.world.now)
+
     def _crash_supervisor(self) -> None:
         if self.supervisor.leading:
             self.supervisor.crash_in = self.world.chance.randint(1, 8)
 
     def _cut_control(self) -> None:
-        if (agent := self._victim()) is not None and not (self.control_plane_only and agent.name in self._doubted):
+        if (agent := self._victim()) is not None and not (self.control_plane_only and agent.name in self.doubted):
             self.world.say(f"FAULT control partition of {agent.name}")
             agent.control_cut = True
             self.supervisor.hang_up(agent)
@@ -296,7 +323,7 @@ class Scenario:
         if agent is None or (self.control_plane_only and not agent.session):
             return
         self.world.say(f"FAULT telemetry partition of {agent.name}")
-        self._doubted.add(agent.name)  # losing both is a lost node, whatever is left of it
+        self.doubted.add(agent.name)  # losing both is a lost node, whatever is left of it
         agent.telemetry_cut = True
         self._node_lost(agent)
         self.world.soon(0.5, 10.0, lambda: setattr(agent, "telemetry_cut", False))
@@ -304,7 +331,7 @@ class Scenario:
     def _cut_all(self) -> None:
         """The node is out of sight, its workers live."""
         if (agent := self._victim()) is not None:
-            self.world.say(f"FAULT full partition of {agent.name}")
+            self._fault(f"full partition of {agent.name}")
             agent.control_cut = agent.telemetry_cut = True
             self.supervisor.hang_up(agent)
             self._node_lost(agent)
@@ -316,7 +343,7 @@ class Scenario:
 
     def _lose_node(self) -> None:
         if (agent := self._victim()) is not None:
-            self.world.say(f"FAULT node loss: {agent.name}")
+            self._fault(f"node loss: {agent.name}")
             self.supervisor.hang_up(agent)
             self._node_lost(agent)
             agent.die(machine=True)
@@ -326,7 +353,7 @@ class Scenario:
         """Two of them at once take both copies of a shard: what is left is in the object store."""
         for _ in range(self.world.chance.randint(1, 2)):
             if (agent := self._victim()) is not None:
-                self.world.say(f"FAULT node loss with its disk: {agent.name}")
+                self._fault(f"node loss with its disk: {agent.name}")
                 self.supervisor.hang_up(agent)
                 self._node_lost(agent)
                 agent.die(machine=True, disk=True)
@@ -349,7 +376,7 @@ class Scenario:
 
     def _restart_agent(self) -> None:
         if (agent := self._victim()) is not None:
-            self.world.say(f"FAULT agent restart: {agent.name}")
+            self._fault(f"agent restart: {agent.name}")
             self.supervisor.hang_up(agent)
             agent.die(machine=False)
             if self.world.chance.random() < 0.3:
@@ -360,14 +387,15 @@ class Scenario:
         """A node goes, and peers' collective errors are reported before its loss is."""
         if (agent := self._victim()) is not None and agent.workers is not None:
             generation = agent.workers.order.generation
-            peer = next((a for a in self._members(generation) if a is not agent), None)
+            peer = next((a for a in self.training.members(generation) if a is not agent), None)
             if peer is not None and peer.workers is not None:
-                peer.workers.dead.add(peer.ranks[0])
-                self._find(FindingKind.WORKER_CRASH, peer, generation, 0.01, rank=peer.ranks[0], key="echo")
+                self._fault(f"worker crash: rank {peer.ranks[0]} on {peer.name}")
+                peer.crashed(peer.ranks[0])
+                self.diagnostics.find(FindingKind.WORKER_CRASH, peer, generation, 0.01, rank=peer.ranks[0], key="echo")
             self._lose_node_now(agent)
 
     def _lose_node_now(self, agent: Agent) -> None:
-        self.world.say(f"FAULT node loss with an echo: {agent.name}")
+        self._fault(f"node loss with an echo: {agent.name}")
         self.supervisor.hang_up(agent)
         self._node_lost(agent)
         agent.die(machine=True)
@@ -377,29 +405,29 @@ class Scenario:
         agent = self._victim()
         if agent is not None and agent.workers is not None:
             rank = self.world.chance.choice(agent.ranks)
-            self.world.say(f"FAULT worker crash: rank {rank} on {agent.name}")
-            agent.workers.dead.add(rank)
-            self._find(FindingKind.WORKER_CRASH, agent, agent.workers.order.generation, 0.01, rank=rank)
+            self._fault(f"worker crash: rank {rank} on {agent.name}")
+            agent.crashed(rank)
+            self.diagnostics.find(FindingKind.WORKER_CRASH, agent, agent.workers.order.generation, 0.01, rank=rank)
 
     def _hang(self) -> None:
         agent = self._victim()
         if agent is not None and agent.workers is not None and agent.workers.started:
             rank = self.world.chance.choice(agent.ranks)
-            self.world.say(f"FAULT hang: rank {rank} on {agent.name}")
+            self._fault(f"hang: rank {rank} on {agent.name}")
             agent.workers.hung.add(rank)
-            self._find(FindingKind.HANG, agent, agent.workers.order.generation, HANG_S, rank=rank)
+            self.diagnostics.find(FindingKind.HANG, agent, agent.workers.order.generation, HANG_S, rank=rank)
 
     def _xid(self) -> None:
         if (agent := self._victim()) is not None:
             self.world.say(f"FAULT Xid 79 on {agent.name}")
-            self._find(FindingKind.GPU_ERROR, agent, 0, 0.1, severity=Severity.FATAL)
+            self.diagnostics.find(FindingKind.GPU_ERROR, agent, 0, 0.1, severity=Severity.FATAL)
             repaired = lambda: self.supervisor.append(NodeRepaired(self.world.now, agent.name))  # noqa: E731
             self.world.soon(5.0, 40.0, repaired)
 
     def _announce(self, maintenance: Maintenance) -> None:
         agent = list(self.agents.values())[maintenance.node % len(self.agents)]
         self.world.say(f"maintenance of {agent.name} is announced")
-        self._find(
+        self.diagnostics.find(
             FindingKind.MAINTENANCE, agent, 0, 0.1, None, Severity.WARNING, **maintenance.evidence(self.world.now)
         )
 
@@ -408,7 +436,9 @@ class Scenario:
                 self._lose_node_now(agent)
 
         def over() -> None:
-            self._find(FindingKind.MAINTENANCE, agent, 0, 0.1, None, Severity.INFO, source="file", withdraws="notice")
+            self.diagnostics.find(
+                FindingKind.MAINTENANCE, agent, 0, 0.1, None, Severity.INFO, source="file", withdraws="notice"
+            )
 
         maintenance.play(self.world.after, take, over)
 
@@ -422,53 +452,37 @@ class Scenario:
             request(True)
             self.world.soon(5.0, 30.0, lambda: request(False))
 
+    # ------------------------------------------------------------ what hostility takes hold of
+
+    def lose_log(self, everything: bool) -> None:
+        supervisor, lost_s = self.supervisor, self.world.spite.uniform(0.0, FLUSHED_S)
+        if everything:
+            self.world.say("FAULT the log loses everything")
+            supervisor.log.lose_everything(State(config=supervisor.config))
+        else:
+            self.world.say(f"FAULT the log loses its last {lost_s:.3f} s")
+            supervisor.log.lose_tail(lost_s)
+        self.invariants.log_went_back(supervisor.log.state)
+        if supervisor.leading:
+            supervisor.crash()
+
+    def crash_worker(self) -> None:
+        self._crash_worker()
+
+    def call_lost(self, agent: Agent) -> None:
+        self.doubted.add(agent.name)
+        self._node_lost(agent)
+
     # ------------------------------------------------------------ diagnostics
 
     def _node_lost(self, agent: Agent) -> None:
         generation = agent.workers.order.generation if agent.workers else 0
-        self._find(FindingKind.NODE_LOST, agent, generation, 0.4)
-
-    def _find(
-        self,
-        kind: FindingKind,
-        agent: Agent,
-        generation: int,
-        delay_s: float,
-        rank: int | None = None,
-        severity: Severity = Severity.ERROR,
-        key: str = "",
-        **evidence: str,
-    ) -> None:
-        """Findings are never lost; they come late, and more than once."""
-        since = self.world.now
-        self._finding += 1
-        identifier = f"{kind}{key}:{agent.name}:{self._finding}"
-        at = since + delay_s
-
-        def arrive() -> None:
-            finding = Finding(
-                identifier,
-                kind,
-                severity,
-                at,
-                since,
-                f"{kind} on {agent.name}",
-                agent.name,
-                JOB if generation else "",
-                generation,
-                rank,
-                evidence=evidence,
-            )
-            self.supervisor.append(FindingArrived(self.world.now, finding))
-
-        self.world.after(delay_s + self.world.chance.uniform(0.0, 0.3), arrive)
-        if self.world.chance.random() < 0.2:
-            self.world.after(delay_s + self.world.chance.uniform(0.0, 5.0), arrive)
+        self.diagnostics.find(FindingKind.NODE_LOST, agent, generation, 0.4)
 
 
-def simulate(seed: int, *, tracing: bool = False, fold: Step = step) -> Result:
-    """Run one seed to its end. Raises `Violation` when a promise is broken."""
-    scenario = Scenario(seed, tracing=tracing, fold=fold)
+def simulate(seed: int, *, tracing: bool = False, fold: Step = step, hostility: Hostility | None = None) -> Result:
+    """Run one seed to its end; `hostility` in place of the seed's own. Raises `Violation` when a promise is broken."""
+    scenario = Scenario(seed, tracing=tracing, fold=fold, hostility=hostility)
     try:
         return scenario.run()
     except Exception as error:

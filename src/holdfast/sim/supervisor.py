@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from holdfast.domain.incidents import Action, Incident
 from holdfast.domain.orders import Report
 from holdfast.policy import JobView, default
 from holdfast.sim.agent import Agent
+from holdfast.sim.clocks import Clock
+from holdfast.sim.log import Log
 from holdfast.sim.world import Violation, World
+from holdfast.supervisor import beats
 from holdfast.supervisor.core import Config, State, step, view
 from holdfast.supervisor.core.index import Index
 from holdfast.supervisor.core.turn import Turn
@@ -40,9 +44,15 @@ from holdfast.supervisor.protocol import (
     Record,
     Send,
     SetTimer,
+    StepSeen,
     TimerFired,
 )
+from holdfast.supervisor.steady import SteadyClock
+from holdfast.supervisor.unanswered import Unanswered
 from holdfast.wire import records
+
+BEATS_S = 1.0  # how often the leader looks at what agents' beats say
+DIFFERS_S = 3.0  # a report is on its way for less
 
 Policy = Callable[[Incident, JobView], Action]
 Step = Callable[[State, Event], tuple[State, tuple[Command, ...]]]
@@ -55,6 +65,8 @@ class Observer(Protocol):
 
 
 class Supervisor:
+    """Leader and standby, each on a machine with its own clock."""
+
     def __init__(
         self,
         world: World,
@@ -63,11 +75,16 @@ class Supervisor:
         policy: Policy = default,
         fold: Step = step,
         config: Config | None = None,
+        *,
+        log_flushes_late: bool = False,
     ) -> None:
         self.world, self.agents, self.observer, self.policy, self.fold = world, agents, observer, policy, fold
-        # Durable, with the inbox: its left end is the first entry not acknowledged.
-        self.committed = State(config=config or Config())
-        self.inbox: deque[Event] = deque()
+        self.config = config or Config()
+        self.log = Log(world, State(config=self.config), flushes_late=log_flushes_late)
+        self.log_clock = Clock(world)
+        self.machines = (Clock(world), Clock(world))
+        self._machine = 1
+        self.clock = self._steady()
         self.internal: deque[Event] = deque()  # the leader's own events, in its memory
         self.epoch = 0
         self.leading = False
@@ -76,22 +93,38 @@ class Supervisor:
         )
         self.sessions: dict[str, int] = {}  # node → session
         self._session_count = 0
+        self._unanswered = Unanswered()
+        self._differs: dict[str, float] = {}  # node → since when its beats and the state do not agree
         self._armed: dict[str, float] = {}
         self._awake = False
         self._in_flight: dict[int, deque[tuple[int, Report]]] = {}  # per session: first in, first out
         self._last_arrival: dict[int, float] = {}  # per session, orders
 
+    @property
+    def committed(self) -> State:
+        return self.log.state
+
+    def _steady(self) -> SteadyClock:
+        return SteadyClock(self.machines[self._machine].now, lambda: self.world.now)
+
     # ------------------------------------------------------------ leadership
 
     def lead(self) -> None:
         """A standby takes over: all that it has is the bytes of the last commit."""
-        self.epoch += 1
+        self._machine = 1 - self._machine
+        self.epoch = self.log.elect(self.log_clock.now())
         self.leading = True
-        self.committed = records.loads(records.dumps(self.committed, State), State)
+        self._unanswered = Unanswered()
+        self.log.state = records.loads(records.dumps(self.log.state, State), State)
+        self.clock = self._steady()
+        self.clock.not_before(self.log.state.folded_at)
         self.world.say(f"supervisor of epoch {self.epoch} leads")
         self.tell(LeaderStarted(self.world.now, self.epoch))
+        epoch = self.epoch
+        self.world.after(BEATS_S, lambda: self._look_at_beats(epoch))
 
-    def crash(self) -> None:
+    def crash(self, away_s: tuple[float, float] = (0.2, 4.0)) -> None:
+        """The leader is gone, and for a while there is no other."""
         self.world.say(f"supervisor of epoch {self.epoch} crashes")
         self.leading = False
         self.crash_in = 0
@@ -99,7 +132,7 @@ class Supervisor:
         self.internal.clear()
         for agent in self.agents.values():
             self.hang_up(agent, tell=False)
-        self.world.soon(0.2, 4.0, self.lead)
+        self.world.soon(*away_s, self.lead)
 
     # ------------------------------------------------------------ sessions
 
@@ -132,19 +165,49 @@ class Supervisor:
             seq, report = self._in_flight[session].popleft()
             if not self.leading or self.sessions.get(agent.name) != session:
                 return
+            agent.acknowledged(seq)
+            if self.world.loses(f"{type(report).__name__} of {agent.name}"):
+                return
             event = NodeReported(self.world.now, agent.name, incarnation, seq, report, session)
             self.append(event)
-            agent.acknowledged(seq)
             if self.world.chance.random() < 0.05:  # a log delivers at least once
                 self.world.soon(0.0, 1.0, lambda: self.append(event))
 
         self.world.soon(0.001, 0.05, arrive)
 
+    def _look_at_beats(self, epoch: int) -> None:
+        """Agents' beats are not logged: they are compared with the state, and end a session in which a report was lost."""
+        if not self.leading or self.epoch != epoch:
+            return
+        heard = [self.agents[name] for name in sorted(self.sessions) if self.agents[name].session]
+        for agent in [] if self.log.inbox else heard:
+            if self._agrees(agent):
+                self._differs.pop(agent.name, None)
+            elif self.world.now - self._differs.setdefault(agent.name, self.world.now) >= DIFFERS_S:
+                self.world.say(f"what {agent.name} runs is not what it reported: its session ends")
+                del self._differs[agent.name]
+                self.hang_up(agent)
+        for send in (
+            [] if self.log.inbox else self._unanswered.due(self.committed.outbox, self.sessions, self.world.now)
+        ):
+            self._send(send)
+        reached = [each for agent in heard for each in agent.steps]
+        for each in beats.steps_to_fold(reached, self.committed, self.clock()):
+            self.tell(StepSeen(self.world.now, each))
+        self.world.after(BEATS_S, lambda: self._look_at_beats(epoch))
+
+    def _agrees(self, agent: Agent) -> bool:
+        known = self.committed.nodes.get(agent.name)
+        session = self.sessions[agent.name]
+        return (
+            known is not None and known.connected and (known.session, known.workers_version) == (session, agent.version)
+        )
+
     # ------------------------------------------------------------ folding
 
     def append(self, event: Event) -> None:
         """Into the durable inbox."""
-        self.inbox.append(event)
+        self.log.append(event)
         self._wake()
 
     def tell(self, event: Event) -> None:
@@ -159,19 +222,22 @@ class Supervisor:
 
     def _work(self) -> None:
         self._awake = False
-        source = self.internal or self.inbox
+        internal = bool(self.internal)
+        source = self.internal or self.log.inbox
         if not self.leading or not source:
             return
-        event = source[0]
+        event = replace(source[0], at=self.clock())
         after, commands = self._decide(event)
         if self._crashes():
             self.crash()  # before the commit: nothing has happened, an entry of the log comes again
             return
-        source.popleft()
-        before, self.committed = self.committed, after
+        if internal:
+            self.internal.popleft()
+        before = self.committed
+        self.log.commit(after, acknowledge=not internal)
         self.observer.folded(before, event, after, commands)
         self._carry_out(commands)
-        if self.leading and (self.internal or self.inbox):
+        if self.leading and (self.internal or self.log.inbox):
             self._wake()
 
     def _decide(self, event: Event) -> tuple[State, tuple[Command, ...]]:
@@ -223,7 +289,7 @@ class Supervisor:
                 self.world.soon(0.001, 0.05, lambda: self._evaluate(epoch, command))
             case SetTimer(name=name, due=due):
                 self._armed[name] = due
-                self.world.at(due, lambda: self._fire(epoch, name, due))
+                self._wait(epoch, name, due)
             case CancelTimer(name=name):
                 self._armed.pop(name, None)
             case Publish(record=record):
@@ -238,7 +304,10 @@ class Supervisor:
         self._last_arrival[session] = arrival + 1e-6
 
         def arrive() -> None:
-            for _ in range(2 if self.world.chance.random() < 0.05 else 1):
+            times = 2 if self.world.chance.random() < 0.05 else 1
+            if self.world.loses(f"{type(send.order).__name__} {send.command_id} to {agent.name}"):
+                return
+            for _ in range(times):
                 if agent.session == session:
                     agent.receive(epoch, send.command_id, send.order)
 
@@ -247,13 +316,21 @@ class Supervisor:
     def _evaluate(self, epoch: int, question: Evaluate) -> None:
         if self.leading and self.epoch == epoch and question.incident in self.committed.incidents:
             incident = self.committed.incidents[question.incident]
-            action = self.policy(incident, view(self.committed, question.job, self.world.now))
+            action = self.policy(incident, view(self.committed, question.job, self.clock()))
             self.tell(PolicyAnswered(self.world.now, question.incident, action, "the policy"))
 
+    def _wait(self, epoch: int, name: str, due: float) -> None:
+        """Timers are due by the leader's clock, which may not pass exactly as the world's does."""
+        self.world.at(self.world.now + (due - self.clock()), lambda: self._fire(epoch, name, due))
+
     def _fire(self, epoch: int, name: str, due: float) -> None:
-        if self.leading and self.epoch == epoch and self._armed.get(name) == due:
-            del self._armed[name]
-            self.tell(TimerFired(self.world.now, name))
+        if not self.leading or self.epoch != epoch or self._armed.get(name) != due:
+            return
+        if self.clock() < due - 1e-6:
+            self._wait(epoch, name, due)
+            return
+        del self._armed[name]
+        self.tell(TimerFired(self.world.now, name))
 
 
 def describe(record: Record) -> str:

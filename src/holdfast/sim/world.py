@@ -20,12 +20,15 @@ class World:
     tracing: bool = False
     now: float = 1000.0
     trace: list[str] = field(default_factory=list)
+    loss: float = 0.0  # share of messages that are lost for good, whatever their sender believes
     chance: Random = field(init=False)
+    spite: Random = field(init=False)  # for what only hostile worlds do: the others replay as before
     _heap: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     _count: int = 0
 
     def __post_init__(self) -> None:
         self.chance = Random(self.seed)
+        self.spite = Random(f"spite of {self.seed}")
 
     def after(self, delay_s: float, action: Callable[[], None]) -> None:
         self.at(self.now + delay_s, action)
@@ -37,6 +40,13 @@ class World:
     def soon(self, least_s: float, most_s: float, action: Callable[[], None]) -> None:
         """After a delay by chance: this is where reordering comes from."""
         self.after(self.chance.uniform(least_s, most_s), action)
+
+    def loses(self, what: str) -> bool:
+        """Whether this message never arrives."""
+        lost = self.loss > 0 and self.spite.random() < self.loss
+        if lost:
+            self.say(f"LOST {what}")
+        return lost
 
     def say(self, text: str) -> None:
         if self.tracing:

@@ -1,0 +1,155 @@
+"""Simulated diagnostics: what it is told, what it concludes, and what becomes of that on the way to the supervisor.
+
+In a tame world a finding comes late, and more than once. In a hostile one diagnostics is a process like any other: it is down
+or frozen for a while, forgets with its restart what it has seen, has a clock of its own, and says things that are lost for
+good after everybody believed them delivered. What an agent has to say waits for it, as long as that agent lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from holdfast.domain.findings import Finding, FindingKind, Severity
+from holdfast.sim.agent import JOB, Agent
+from holdfast.sim.clocks import Clock
+from holdfast.sim.world import World
+from holdfast.supervisor.protocol import Event, FindingArrived, StepsCompleted
+
+RECONNECT_S = (0.1, 5.0)  # an agent's back-off
+SEEN_S = 5.0  # after a restart: every living agent has connected by then
+OF_WORKERS = frozenset({FindingKind.WORKER_CRASH, FindingKind.HANG})
+
+
+@dataclass(frozen=True, slots=True)
+class _Observed:
+    """A fault as it shows itself to diagnostics."""
+
+    kind: FindingKind
+    agent: Agent
+    life: int
+    generation: int
+    began: float  # the world's time
+    rank: int | None
+    severity: Severity
+    identifier: str
+    evidence: dict[str, str]
+
+
+@dataclass(slots=True)
+class Diagnostics:
+    world: World
+    publish: Callable[[Event], None]
+    init_s: float  # without a rhythm of steps a hang is concluded only after so long
+    hostile: bool = False
+    forgetful_of_comebacks: bool = False  # a node that it once called lost explains every later exit of its generation
+    down_until: float = 0.0
+    restarted_at: float = 0.0
+    clock: Clock = field(init=False)
+    _count: int = 0
+    _explained: set[int] = field(default_factory=set)  # generations
+
+    def __post_init__(self) -> None:
+        self.clock = Clock(self.world)
+
+    # ------------------------------------------------------------ its own life
+
+    @property
+    def up(self) -> bool:
+        return self.world.now >= self.down_until
+
+    def restart(self, away_s: float) -> None:
+        self.down_until = self.restarted_at = self.world.now + away_s
+        self._explained.clear()
+
+    def freeze(self, seconds: float) -> None:
+        self.down_until = max(self.down_until, self.world.now + seconds)
+
+    def come_up(self) -> None:
+        self.down_until = min(self.down_until, self.world.now)
+        self.restarted_at = min(self.restarted_at, self.world.now)
+
+    # ------------------------------------------------------------ findings
+
+    def find(
+        self,
+        kind: FindingKind,
+        agent: Agent,
+        generation: int,
+        delay_s: float,
+        rank: int | None = None,
+        severity: Severity = Severity.ERROR,
+        key: str = "",
+        **evidence: str,
+    ) -> None:
+        """A fault begins now; it is concluded `delay_s` later, if nothing is in the way."""
+        self._count += 1
+        identifier = f"{kind}{key}:{agent.name}:{self._count}"
+        observed = _Observed(kind, agent, agent.life, generation, self.world.now, rank, severity, identifier, evidence)
+        if not self.hostile:
+            self._say(self._finding(observed, self.world.now + delay_s), delay_s)
+        elif kind is FindingKind.NODE_LOST:
+            self.world.after(delay_s, lambda: self._lost(observed))
+        elif kind is FindingKind.HANG or not self.world.loses(f"what {agent.name} told diagnostics of its {kind}"):
+            self.world.after(delay_s, lambda: self._conclude(observed))
+
+    def _lost(self, observed: _Observed) -> None:
+        """The one conclusion that needs nothing to be told; but only of a node that this process has seen."""
+        if self.world.now < self.restarted_at:
+            return
+        if not self.up:  # frozen
+            self.world.at(self.down_until + 0.1, lambda: self._lost(observed))
+        elif not self.restarted_at or observed.began >= self.restarted_at + SEEN_S:
+            if self.forgetful_of_comebacks:
+                self._explained.add(observed.generation)
+            self._say(self._finding(observed), 0.0)
+
+    def _conclude(self, observed: _Observed) -> None:
+        agent = observed.agent
+        if not agent.alive or agent.life != observed.life:
+            return  # it took along what it had to say
+        if agent.telemetry_cut or not self.up:
+            self.world.after(self.world.spite.uniform(*RECONNECT_S), lambda: self._conclude(observed))
+        elif observed.kind is FindingKind.HANG and self.world.now < self._rhythm_known_at(observed):
+            self.world.at(self._rhythm_known_at(observed), lambda: self._conclude(observed))
+        elif observed.generation in self._explained and observed.kind in OF_WORKERS:
+            self.world.say(f"diagnostics takes {observed.identifier} for a consequence of a lost node")
+        else:
+            self._say(self._finding(observed), 0.0)
+
+    def _rhythm_known_at(self, observed: _Observed) -> float:
+        return self.restarted_at + self.init_s if self.restarted_at > observed.began else 0.0
+
+    def _finding(self, observed: _Observed, at: float | None = None) -> Finding:
+        at = self.world.now if at is None else at
+        return Finding(
+            observed.identifier,
+            observed.kind,
+            observed.severity,
+            at + self.clock.ahead_s,
+            observed.began + self.clock.ahead_s,
+            f"{observed.kind} on {observed.agent.name}",
+            observed.agent.name,
+            JOB if observed.generation else "",
+            observed.generation,
+            observed.rank,
+            evidence=observed.evidence,
+        )
+
+    def _say(self, finding: Finding, delay_s: float) -> None:
+        arrive = lambda: self.publish(FindingArrived(self.world.now, finding))  # noqa: E731
+        late = delay_s + self.world.chance.uniform(0.0, 0.3)
+        if not self.world.loses(f"finding {finding.id}"):
+            self.world.after(late, arrive)
+        if self.world.chance.random() < 0.2:
+            again = delay_s + self.world.chance.uniform(0.0, 5.0)
+            if not self.world.loses(f"finding {finding.id}, told again"):
+                self.world.after(again, arrive)
+
+    # ------------------------------------------------------------ steps
+
+    def stepped(self, steps: StepsCompleted, members: list[Agent]) -> None:
+        """Every rank has finished a step: said when all of them were heard."""
+        if any(agent.telemetry_cut for agent in members) or not self.up:
+            return
+        self.world.soon(0.1, 0.4, lambda: None if self.world.loses(f"step {steps.step}") else self.publish(steps))

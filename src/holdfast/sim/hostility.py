@@ -1,0 +1,197 @@
+"""Hostile worlds: every message may be lost for good, no two clocks agree and all of them jump, links stay dead for long, the
+log loses its last second or all of it, diagnostics forgets. Then there is peace: everything is heard again, and what is
+wrong with the clocks stays as it is. Half of the seeds; the other half replays as it did before there was hostility.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol
+
+from holdfast.domain.orders import OrderDone, RanksFinished, RanksStepping
+from holdfast.sim.agent import JOB, Agent
+from holdfast.sim.clocks import Clock
+from holdfast.sim.diagnostics import Diagnostics
+from holdfast.sim.supervisor import Supervisor
+from holdfast.sim.world import World
+
+HOUR_S = 3600.0
+PEACE_S = (72.0, 100.0)  # later than the last thing that a tame fault leaves to be mended
+LONG_S = (30.0, 120.0)  # a link that is dead for long; peace mends it, if nothing else does
+ABSENCE_S = (305.0, 330.0)  # no supervisor at all, for longer than a finding was once believed
+FAULTS_MAX = 4
+BABBLE_TRIES_MAX = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Hostility:
+    """What one seed does. Nothing, by default."""
+
+    loss: float = 0.0  # share of messages
+    clocks: bool = False
+    links: bool = False
+    log_tail: bool = False
+    log_all: bool = False
+    diagnostics: bool = False
+    absence: bool = False
+    babble: bool = False  # agents report what they know nothing of
+    peace_s: float = 0.0  # after the start; 0 = this world is not hostile
+
+    @classmethod
+    def of(cls, seed: int) -> Hostility:
+        if seed % 10 not in (0, 1, 2, 5, 8):
+            return cls()
+        chance = Random(f"hostility of {seed}")
+        absence = chance.random() < 0.1
+        return cls(
+            loss=chance.choice((0.0, 0.01, 0.05, 0.2)),
+            clocks=chance.random() < 0.6,
+            links=chance.random() < 0.5,
+            log_tail=chance.random() < 0.5,
+            log_all=chance.random() < 0.1,
+            diagnostics=chance.random() < 0.6,
+            absence=absence,
+            babble=chance.random() < 0.3,
+            peace_s=chance.uniform(*PEACE_S) + (ABSENCE_S[1] if absence else 0.0),
+        )
+
+    def __bool__(self) -> bool:
+        return self.peace_s > 0
+
+
+class Surroundings(Protocol):
+    """What hostility takes hold of."""
+
+    world: World
+    agents: dict[str, Agent]
+    supervisor: Supervisor
+    diagnostics: Diagnostics
+    doubted: set[str]  # nodes that were called lost
+
+    def lose_log(self, everything: bool) -> None: ...
+    def crash_worker(self) -> None: ...
+    def call_lost(self, agent: Agent) -> None: ...
+
+
+class Hostilities:
+    """Carries them out."""
+
+    def __init__(self, hostility: Hostility, around: Surroundings, *, control_plane_only: bool) -> None:
+        self.hostility, self.around, self.world = hostility, around, around.world
+        self.control_plane_only = control_plane_only
+
+    def plan(self, begin_s: float, end_s: float) -> None:
+        """From now on: losses at once, faults between `begin_s` and `end_s`."""
+        hostility, spite = self.hostility, self.world.spite
+        self.world.loss = hostility.loss
+        kinds: list[Callable[[], None]] = []
+        if hostility.clocks:
+            kinds += [self._jump, self._jump]
+            for clock in self._clocks():
+                clock.set(spite.choice((0.0, spite.uniform(-HOUR_S, HOUR_S))))
+        if hostility.links:
+            kinds += [self._cut_control, self._cut_telemetry]
+        if hostility.log_tail:
+            kinds += [lambda: self._lose_log(everything=False)]
+        if hostility.log_all:
+            kinds += [lambda: self._lose_log(everything=True)]
+        if hostility.diagnostics:
+            kinds += [self._restart_diagnostics, self._freeze_diagnostics]
+        for _ in range(spite.randint(1, FAULTS_MAX) if kinds else 0):
+            self.world.after(spite.uniform(begin_s, end_s), spite.choice(kinds))
+        if hostility.babble:
+            for _ in range(spite.randint(1, FAULTS_MAX)):
+                self.world.after(spite.uniform(begin_s, end_s), self._babble)
+        if hostility.absence:
+            self.world.after(spite.uniform(begin_s, end_s), self._absence)
+
+    def peace(self) -> None:
+        """Everything is heard from now on, and no clock is set any more."""
+        self.world.say("PEACE")
+        self.world.loss = 0.0
+        self.around.diagnostics.come_up()
+        for agent in self.around.agents.values():
+            agent.control_cut = agent.telemetry_cut = False
+
+    # ------------------------------------------------------------ what happens
+
+    def _clocks(self) -> list[Clock]:
+        around = self.around
+        clocks = [*around.supervisor.machines, around.diagnostics.clock, *(a.clock for a in around.agents.values())]
+        if not self.hostility.log_all:  # a log that loses everything must not have its clock set back as well
+            clocks.append(around.supervisor.log_clock)
+        return clocks
+
+    def _jump(self) -> None:
+        clock = self.world.spite.choice(self._clocks())
+        clock.set(self.world.spite.choice((0.0, clock.ahead_s - HOUR_S, clock.ahead_s + HOUR_S)))
+        self.world.say(f"FAULT a clock is set to {clock.ahead_s:+.0f} s")
+
+    def _some_agent(self) -> Agent:
+        return self.world.spite.choice(list(self.around.agents.values()))
+
+    def _cut_control(self) -> None:
+        agent = self._some_agent()
+        if self.control_plane_only and agent.name in self.around.doubted:
+            return  # losing both is a lost node, whatever is left of it
+        self.world.say(f"FAULT control link of {agent.name} is dead")
+        agent.control_cut = True
+        self.around.supervisor.hang_up(agent)
+        self.world.after(self.world.spite.uniform(*LONG_S), lambda: setattr(agent, "control_cut", False))
+
+    def _cut_telemetry(self) -> None:
+        agent = self._some_agent()
+        if self.control_plane_only and not agent.session:
+            return
+        self.world.say(f"FAULT telemetry link of {agent.name} is dead")
+        self.around.call_lost(agent)
+        agent.telemetry_cut = True
+        self.world.after(self.world.spite.uniform(*LONG_S), lambda: setattr(agent, "telemetry_cut", False))
+
+    def _restart_diagnostics(self) -> None:
+        self.world.say("FAULT diagnostics restarts")
+        self.around.diagnostics.restart(self.world.spite.uniform(0.5, 20.0))
+
+    def _freeze_diagnostics(self) -> None:
+        """Agents that found it silent come back later than it waits for them: one is called lost."""
+        self.world.say("FAULT diagnostics freezes")
+        seconds = self.world.spite.uniform(1.0, 30.0)
+        self.around.diagnostics.freeze(seconds)
+        agent = self._some_agent()
+        if self.world.spite.random() < 0.5 and (agent.session or not self.control_plane_only):
+            self.world.after(seconds + 0.5, lambda: self.around.call_lost(agent))
+
+    def _lose_log(self, *, everything: bool) -> None:
+        """What goes with its last second is, at best, the news that matters."""
+        if self.world.spite.random() < 0.5 and not self.control_plane_only:
+            self.around.crash_worker()
+            self.world.after(self.world.spite.uniform(0.1, 0.9), lambda: self.around.lose_log(everything=everything))
+        else:
+            self.around.lose_log(everything=everything)
+
+    def _babble(self, tries: int = BABBLE_TRIES_MAX) -> None:
+        """An agent that is out of its mind reports all ranks as stepping or finished, and orders of others as done."""
+        agent, state = self._some_agent(), self.around.supervisor.committed
+        job = state.jobs.get(JOB)
+        if not agent.alive or job is None or job.running is None:
+            return
+        if not state.outbox and tries:  # it waits for the moment at which it can do harm
+            self.world.after(0.1, lambda: self._babble(tries - 1))
+            return
+        self.world.say(f"FAULT {agent.name} reports what it knows nothing of")
+        number, others = job.running.number, [send for send in state.outbox.values() if send.node != agent.name]
+        ranks = tuple(rank for p in job.running.placements if p.node != agent.name for rank in p.ranks)
+        agent.report(RanksStepping(JOB, number, ranks, 1, agent.clock.now()))
+        agent.report(RanksFinished(JOB, number, ranks, agent.clock.now()))
+        for send in others:
+            agent.report(OrderDone(send.command_id, True, master=f"{agent.name}:1"))
+
+    def _absence(self) -> None:
+        """No supervisor for minutes; and whatever fails then is old when somebody hears of it."""
+        if self.around.supervisor.leading:
+            self.world.say("FAULT there is no supervisor for minutes")
+            self.around.supervisor.crash(ABSENCE_S)
+            if not self.control_plane_only:
+                self.world.after(self.world.spite.uniform(0.5, 5.0), self.around.crash_worker)

@@ -1,0 +1,131 @@
+"""What once stopped a job for ever, or stopped a healthy one, planted again: the hostile worlds find each of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from holdfast.domain.orders import RanksFinished
+from holdfast.sim import supervisor
+from holdfast.sim.hostility import Hostility
+from holdfast.sim.scenario import simulate
+from holdfast.sim.supervisor import Step
+from holdfast.sim.world import Violation
+from holdfast.supervisor.core import State, step
+from holdfast.supervisor.protocol import (
+    Command,
+    Event,
+    FindingArrived,
+    FindingJudged,
+    NodeReported,
+    Publish,
+    TimerFired,
+)
+from holdfast.supervisor.unanswered import Unanswered
+
+SEEDS = 120
+PEACE_S = 75.0
+NEVER_TRAINS = "the job does not train"
+
+CLOCKS = Hostility(clocks=True, peace_s=PEACE_S)
+ABSENCE = Hostility(absence=True, peace_s=PEACE_S + 330.0)
+DIAGNOSTICS = Hostility(diagnostics=True, peace_s=PEACE_S)
+LOG = Hostility(log_tail=True, peace_s=PEACE_S)
+LOSS = Hostility(loss=0.5, peace_s=PEACE_S)
+BABBLE = Hostility(babble=True, peace_s=PEACE_S)
+
+
+def _edge_triggered(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
+    """Planted: what should run is never compared with what runs."""
+    if isinstance(event, TimerFired) and event.name.startswith(("reconcile:", "still:")):
+        return state, ()
+    return step(state, event)
+
+
+def _news_only(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
+    """Planted: a finding that arrives 300 s after it was made, by the clocks of two machines, is history."""
+    if isinstance(event, FindingArrived) and event.at - event.finding.at > 300.0:
+        return state, (Publish(FindingJudged(event.at, event.finding, "ignored: it is old")),)
+    return _edge_triggered(state, event)
+
+
+def _no_progress(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
+    """Planted: steps that diagnostics did not report are no progress."""
+    after, commands = step(state, event)
+    jobs = {
+        name: replace(job, fruitless=max(job.fruitless, state.jobs[name].fruitless), progressed=False)
+        if name in state.jobs
+        else job
+        for name, job in after.jobs.items()
+    }
+    return replace(after, jobs=jobs).indexed(after.index) if after.index else after, commands
+
+
+def _believe_anyone(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
+    """Planted: whoever reports a rank as finished is believed."""
+    if not isinstance(event, NodeReported) or not isinstance(event.report, RanksFinished):
+        return step(state, event)
+    report, commands = event.report, ()
+    running = state.jobs[report.job].running if report.job in state.jobs else None
+    for placement in running.placements if running is not None else ():
+        node = state.nodes[placement.node]
+        ranks = tuple(rank for rank in placement.ranks if rank in report.ranks)
+        theirs = replace(report, ranks=ranks)
+        state, more = step(
+            state,
+            NodeReported(event.at, node.name, node.facts.incarnation, node.last_seq + 1, theirs, node.session),
+        )
+        commands = (*commands, *more)
+    return state, commands
+
+
+def _found(hostility: Hostility, said: str, fold: Step = step) -> None:
+    def campaign() -> None:
+        for seed in range(SEEDS):
+            simulate(seed, fold=fold, hostility=hostility)
+
+    with pytest.raises(Violation, match=said):
+        campaign()
+
+
+@pytest.mark.parametrize(
+    ("planted", "hostility", "said"),
+    [
+        (_news_only, CLOCKS, NEVER_TRAINS),
+        (_news_only, ABSENCE, NEVER_TRAINS),
+        (_edge_triggered, DIAGNOSTICS, NEVER_TRAINS),
+        (_edge_triggered, LOG, NEVER_TRAINS),
+        (_no_progress, DIAGNOSTICS, "finished no new step"),
+        (_believe_anyone, BABBLE, "have not finished"),
+    ],
+    ids=[
+        "finding of another clock",
+        "finding that waited for a leader",
+        "crash that diagnostics takes for a lost node's",
+        "finding in the log's last second",
+        "progress without diagnostics",
+        "job finished by a stranger",
+    ],
+)
+def test_what_once_went_wrong_is_found_when_it_is_planted(planted: Step, hostility: Hostility, said: str) -> None:
+    _found(hostility, said, planted)
+
+
+def test_a_leader_that_lives_by_its_wall_clock_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    class WallClock(supervisor.SteadyClock):
+        def __init__(self, wall: Callable[[], float], elapsed: Callable[[], float]) -> None:
+            super().__init__(wall, elapsed)
+            self._now = wall
+
+        def __call__(self) -> float:
+            return self._now()
+
+    monkeypatch.setattr(supervisor, "SteadyClock", WallClock)
+    _found(CLOCKS, NEVER_TRAINS)
+
+
+def test_orders_that_are_sent_once_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Unanswered, "due", lambda *_: [])
+    _found(LOSS, "could not be started")
