@@ -182,7 +182,7 @@ def _obey_notices(state: State, event: Event) -> tuple[State, tuple[Command, ...
         (_double_orders, "two different generations"),
         (_half_a_state, "not its whole state"),
         (_mixed_steps, "and rank 0 ShardKey"),
-        (_forget_notices, "whose machine will be taken"),
+        (_forget_notices, "whose machine will be taken|was not looked at"),
         (_obey_notices, "nothing is wrong with it"),
         (_hopeful_store, "is not whole in the object store|nobody ever saved"),
     ],
