@@ -8,7 +8,7 @@ good after everybody believed them delivered. What an agent has to say waits for
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.sim.agent import JOB, Agent
@@ -137,14 +137,14 @@ class Diagnostics:
         )
 
     def _say(self, finding: Finding, delay_s: float) -> None:
-        arrive = lambda: self.publish(FindingArrived(self.world.now, finding))  # noqa: E731
-        late = delay_s + self.world.chance.uniform(0.0, 0.3)
-        if not self.world.loses(f"finding {finding.id}"):
-            self.world.after(late, arrive)
+        def tell(what: str, waits_s: float) -> None:
+            published = replace(finding, waited_s=waits_s)
+            if not self.world.loses(what):
+                self.world.after(delay_s + waits_s, lambda: self.publish(FindingArrived(self.world.now, published)))
+
+        tell(f"finding {finding.id}", self.world.chance.uniform(0.0, 0.3))
         if self.world.chance.random() < 0.2:
-            again = delay_s + self.world.chance.uniform(0.0, 5.0)
-            if not self.world.loses(f"finding {finding.id}, told again"):
-                self.world.after(again, arrive)
+            tell(f"finding {finding.id}, told again", self.world.chance.uniform(0.0, 5.0))
 
     # ------------------------------------------------------------ steps
 

@@ -29,6 +29,7 @@ from holdfast.supervisor.protocol import (
     Command,
     Evaluate,
     Event,
+    FindingArrived,
     FindingJudged,
     GenerationChanged,
     IncidentChanged,
@@ -44,6 +45,7 @@ from holdfast.supervisor.protocol import (
     Record,
     Send,
     SetTimer,
+    StepsCompleted,
     StepSeen,
     TimerFired,
 )
@@ -207,7 +209,7 @@ class Supervisor:
 
     def append(self, event: Event) -> None:
         """Into the durable inbox."""
-        self.log.append(event)
+        self.log.append(replace(event, at=self.log_clock.now()))
         self._wake()
 
     def tell(self, event: Event) -> None:
@@ -226,7 +228,7 @@ class Supervisor:
         source = self.internal or self.log.inbox
         if not self.leading or not source:
             return
-        event = replace(source[0], at=self.clock())
+        event = self._dated(source[0])
         after, commands = self._decide(event)
         if self._crashes():
             self.crash()  # before the commit: nothing has happened, an entry of the log comes again
@@ -239,6 +241,17 @@ class Supervisor:
         self._carry_out(commands)
         if self.leading and (self.internal or self.log.inbox):
             self._wake()
+
+    def _dated(self, event: Event) -> Event:
+        """By the leader's clock; how old an entry is, its log has measured."""
+        age_s = max(0.0, self.log_clock.now() - event.at)
+        match event:
+            case FindingArrived(finding=finding):
+                return replace(event, at=self.clock(), age_s=age_s + finding.waited_s)
+            case StepsCompleted():
+                return replace(event, at=self.clock(), age_s=age_s)
+            case _:
+                return replace(event, at=self.clock())
 
     def _decide(self, event: Event) -> tuple[State, tuple[Command, ...]]:
         after, commands = self.fold(self.committed, event)
