@@ -42,6 +42,7 @@ def fork_worker(link: socket.socket, agent: int, unneeded: tuple[int, ...]) -> N
     `unneeded` are the worker's descriptors, which the reaper closes. What goes wrong is said on `link`.
     """
     try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the template ignores it
         if os.fork():
             os._exit(0)  # the reaper's parent is the agent now
         os.setsid()  # or the template's end would end it with the template's process group
@@ -120,19 +121,20 @@ def _follow(worker: int, link: socket.socket) -> None:
 
 
 def _end_children() -> None:
-    while children := _children():
-        if not sum(map(_kill, children)):
+    while _reap_ended():
+        if not sum(map(_kill, _children())):
             return  # a set-user-ID program: the kernel does not let us
         os.waitid(os.P_ALL, 0, os.WEXITED)
-        _reap_ended()
 
 
-def _reap_ended() -> None:
+def _reap_ended() -> bool:
+    """Whether a child is left, which lives."""
     try:
         while os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG) is not None:
             pass
     except ChildProcessError:
-        pass  # none is left
+        return False
+    return True
 
 
 def _kill(pid: int) -> bool:

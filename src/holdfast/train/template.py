@@ -19,6 +19,7 @@ import importlib
 import importlib.util
 import json
 import os
+import signal
 import socket
 import sys
 import time
@@ -123,6 +124,7 @@ class Template:
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
         self._agent = os.getppid()
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # what is forked here ends at once, and is nobody's to wait for
 
     def serve(self) -> Launch | None:
         """Until told to drain, or the agent is gone: None. In a forked worker: what to run."""
@@ -144,7 +146,7 @@ class Template:
         try:
             pid = os.fork()
         except OSError as error:
-            link.send(protocol.encode("fork_failed", reason=f"fork: {error}"))
+            link.send(protocol.encode("fork_failed", reason=str(error)))
             pid = -1
         if pid == 0:
             self._channel.close()
@@ -161,8 +163,6 @@ class Template:
             )
         link.close()
         _close(fds[1:])
-        if pid > 0:
-            os.waitpid(pid, 0)  # it ends as soon as it has forked the reaper
         return None
 
 

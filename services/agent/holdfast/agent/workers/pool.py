@@ -138,8 +138,12 @@ class WorkerPool:
             if order.placement.first_rank == 0:
                 generation.master = reserve_port()
             template = await self._template(self._key(order.launch))
-            for local_rank in range(order.placement.nproc):
-                await self._fork_one(template, generation, local_rank)
+            async with (
+                anyio.create_task_group() as forks
+            ):  # a reaper forks its worker while the template forks the next one
+                for local_rank in range(order.placement.nproc):
+                    forks.start_soon(self._fork_one, template, generation, local_rank)
+            generation.workers = dict(sorted(generation.workers.items()))
             with anyio.move_on_after(READY_TIMEOUT_S) as limit:
                 for worker in generation.workers.values():
                     await worker.wait_ready()

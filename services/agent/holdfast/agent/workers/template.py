@@ -71,6 +71,7 @@ class Template:
         self._log_path = log_path
         self._ready = anyio.Event()
         self._draining = False
+        self._sending = anyio.Lock()
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel.setblocking(False)
         with closing(theirs):
@@ -146,15 +147,16 @@ class Template:
                 await self._process.stop(grace_s=0.0)
 
     async def _send(self, raw: bytes, fds: tuple[int, ...] = ()) -> None:
-        while True:
-            try:
-                socket.send_fds(self._channel, [raw], fds)
-            except BlockingIOError:
-                await anyio.wait_writable(self._channel)
-            except OSError as error:  # it has ended, or closed its end: `run` says why
-                raise Unavailable(f"the worker template (pid {self.pid}) does not listen: {error}") from error
-            else:
-                return
+        async with self._sending:
+            while True:
+                try:
+                    socket.send_fds(self._channel, [raw], fds)
+                except BlockingIOError:
+                    await anyio.wait_writable(self._channel)
+                except OSError as error:  # it has ended, or closed its end: `run` says why
+                    raise Unavailable(f"the worker template (pid {self.pid}) does not listen: {error}") from error
+                else:
+                    return
 
     async def _receive(self) -> bytes:
         """The next message; empty at the end."""
