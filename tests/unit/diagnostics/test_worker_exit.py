@@ -74,6 +74,39 @@ def test_a_collective_error_alone_is_reported_late_and_with_doubt(fleet: Fleet) 
     assert "no rank or node that failed first was seen" in found.summary
 
 
+@pytest.mark.parametrize("heard", ["before the errors", "after them"])
+def test_a_rank_that_ended_with_code_0_while_others_needed_it_is_named(fleet: Fleet, heard: str) -> None:
+    fleet.training = False
+    left, failed = (
+        fleet.exit_of(2, at=5.0, exit_code=0),
+        [fleet.exit_of(rank, at=5.01, error=COLLECTIVE) for rank in (0, 1)],
+    )
+    for exit_ in [left, *failed] if heard == "before the errors" else [*failed, left]:
+        fleet.fold(exit_)
+    fleet.run(until=5.4)
+    found = fleet.only()
+    assert (found.rank, found.node, found.since) == (2, "n2", T0 + 5.0)
+    assert "ended with exit code 0" in found.summary
+    assert found.evidence["root"] == "left early"
+
+
+def test_a_rank_that_crashed_is_the_cause_though_another_had_ended(fleet: Fleet) -> None:
+    fleet.training = False
+    fleet.fold(fleet.exit_of(2, at=5.0, exit_code=0))
+    fleet.exits(0, at=5.2, error=COLLECTIVE)
+    fleet.exits(1, at=5.1, signal=9)
+    fleet.run(until=6.0)
+    assert fleet.only().rank == 1
+
+
+def test_one_that_ended_after_the_others_failed_has_left_nobody(fleet: Fleet) -> None:
+    fleet.training = False
+    fleet.exits(0, at=5.0, error=COLLECTIVE)
+    fleet.fold(fleet.exit_of(2, at=5.15, exit_code=0))
+    fleet.run(until=5.4)
+    assert fleet.only().rank == 0
+
+
 def test_a_root_that_is_heard_late_corrects_the_finding(fleet: Fleet) -> None:
     fleet.training = False
     fleet.exits(0, at=5.0, error=COLLECTIVE)

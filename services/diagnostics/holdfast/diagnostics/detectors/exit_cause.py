@@ -50,6 +50,11 @@ def is_failure(exit_: WorkerExited) -> bool:
     return not exit_.expected and (exit_.signal is not None or exit_.exit_code != 0)
 
 
+def is_clean(exit_: WorkerExited) -> bool:
+    """Its script came to its end."""
+    return not exit_.expected and exit_.signal is None and exit_.exit_code == 0
+
+
 def cause_of(exit_: WorkerExited) -> Cause:
     """Own failure, or the echo of another rank's."""
     if exit_.error is not None:

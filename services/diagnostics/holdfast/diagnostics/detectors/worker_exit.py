@@ -3,7 +3,8 @@
 Theory of operation, per (job, generation). The first exit that is a failure of its own (a signal, a code, the script's own
 exception) is a finding at once; there is no waiting window. An exit by a collective error is held for `hold_s`: nearly
 always its root is on the way (another rank's exit, a lost node). If nothing comes it is reported after all, with low
-confidence, saying that no root was seen. Exits that follow a root are cascade and say nothing new.
+confidence, saying that no root was seen; unless a rank had ended with code 0 before: then the others have waited for one
+that had left, and it is named. Exits that follow a root are cascade and say nothing new.
 
 Signals of several nodes are not ordered. When one arrives late that is a better root (earlier on its node's clock by more
 than the clocks may differ, or an own failure against a collective error) the finding is corrected: a new one with
@@ -19,7 +20,7 @@ from typing import TypeVar
 
 from holdfast.diagnostics.detectors import repeated_exception
 from holdfast.diagnostics.detectors.blame import Blame, Context, Who, blame
-from holdfast.diagnostics.detectors.exit_cause import Cause, cause_of, ending, failed_at, is_failure
+from holdfast.diagnostics.detectors.exit_cause import Cause, cause_of, ending, failed_at, is_clean, is_failure
 from holdfast.diagnostics.detectors.protocol import JobBegan, Observed
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity, StepRecord
 from holdfast.domain.signals import ClockTick, GenerationStarted, GenerationStopped, WorkerExited
@@ -40,6 +41,7 @@ class _Generation:
     started_at: float | None = None  # agent's clock, earliest
     stopped: set[str] = field(default_factory=set)  # nodes that stopped it on purpose
     exited: set[int] = field(default_factory=set)  # ranks: a signal that is sent again says nothing new
+    left: WorkerExited | None = None  # the first that ended with code 0, by its own clock
     root: WorkerExited | None = None
     root_cause: Cause = Cause.COLLECTIVE
     root_id: str = ""
@@ -117,6 +119,8 @@ class WorkerExit:
     def _exited(self, state: ExitState, exit_: WorkerExited, now: float) -> tuple[Finding, ...]:
         key = (exit_.job, exit_.generation)
         generation = _generation(state, *key)
+        if is_clean(exit_) and (generation.left is None or exit_.at < generation.left.at):
+            generation.left = exit_
         if not is_failure(exit_) or exit_.rank in generation.exited or exit_.node in generation.stopped:
             return ()
         generation.exited.add(exit_.rank)
@@ -154,6 +158,8 @@ class WorkerExit:
             if generation.hold_until - self.hold_s <= now < generation.hold_until:
                 continue
             first = min(generation.held, key=lambda exit_: (failed_at(exit_), exit_.rank))
+            if (left := generation.left) is not None and left.at <= failed_at(first) + self.skew_s:
+                first = left
             findings.append(self._found(state, generation, first, Cause.COLLECTIVE, now))
         return tuple(findings)
 
@@ -288,7 +294,12 @@ def _report(
     kind = FindingKind.WORKER_CRASH if exit_.error is None else FindingKind.WORKER_EXCEPTION
     confidence = 0.95
     ladder: tuple[Remedy, ...] = (Remedy.RESTART_PROCESS, Remedy.REPLACE_NODE)
-    if cause is Cause.COLLECTIVE:
+    if cause is Cause.COLLECTIVE and is_clean(exit_):
+        confidence, ladder = 0.8, (Remedy.RESTART_PROCESS,)
+        evidence["root"] = "left early"
+        evidence["collective_errors"] = str(max(1, echoes))
+        summary = f"{where} ended with exit code 0 {when} while others went on, and their communication with it failed."
+    elif cause is Cause.COLLECTIVE:
         confidence, ladder = 0.3, (Remedy.RESTART_PROCESS,)
         evidence["root"] = "not seen"
         evidence["collective_errors"] = str(max(1, echoes))
