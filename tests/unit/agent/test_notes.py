@@ -10,10 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.agent.workers.notes import MissedNote, Note, PhaseNote, StartedNote, StepNote, parse
+from holdfast.agent.workers.notes import MissedNote, Note, PhaseNote, Sender, StartedNote, StepNote, parse
 from holdfast.agent.workers.progress import ROWS_MAX, ProcessFacts, Progress
+from holdfast.diagnostics.detectors.hang import Hang
 from holdfast.domain import worker
-from holdfast.domain.signals import Phase
+from holdfast.domain.findings import Finding, FindingKind
+from holdfast.domain.job import HangSpec
+from holdfast.domain.mesh import Mesh
+from holdfast.domain.signals import ClockTick, GenerationStarted, Phase, Signal
 
 WHO = {"job": "gpt", "generation": 2, "rank": 4}
 STEP: dict[str, Any] = {
@@ -113,6 +117,31 @@ def test_standing_is_said_of_every_rank_also_of_silent_and_dead_ones() -> None:
     assert standing.phase == (Phase.INIT, Phase.STEP)
     assert standing.process_state == ("", "S")
     assert standing.phase_at == (1.0, 11.5)
+
+
+def test_a_script_that_begins_and_never_uses_run_step_is_no_hang() -> None:
+    """`hf.launch` alone says `init`, and no more: of such a script nothing is known, which is not faulty."""
+    sender = Sender("gpt", 2, 4)
+    begun, restoring = progress(), progress()
+    for board in (begun, restoring):
+        board.fold(PhaseNote(sender, Phase.INIT, 2.0, 0))
+    restoring.fold(PhaseNote(sender, Phase.RESTORE, 3.0, 0))
+    started = GenerationStarted("n", 1.0, "gpt", 2, Mesh.of({"dp": 2}), (4, 5), HangSpec(init_s=20.0))
+
+    def judged(board: Progress) -> list[FindingKind]:
+        detector, found = Hang(), list[Finding]()
+        state, _ = detector.observe(detector.initial(), started, 1.0)
+        for at in range(2, 90):
+            idle = {4: ProcessFacts("S", 1.0), 5: ProcessFacts("S", 1.0)}
+            items: tuple[Signal, ...] = (board.sample(float(at), idle), ClockTick(float(at)))
+            for item in items:
+                state, more = detector.observe(state, item, float(at))
+                found += more
+        return [finding.kind for finding in found]
+
+    assert not begun.silent, "its agent knows that it is no unmodified script"
+    assert judged(begun) == []
+    assert judged(restoring) == [FindingKind.HANG], "one that restores is going to make steps"
 
 
 def test_first_steps_are_complete_when_the_last_rank_has_one() -> None:

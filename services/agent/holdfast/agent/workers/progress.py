@@ -89,7 +89,10 @@ class Progress:
                     self.dropped += 1
                 self._rows.append((note.sender.rank, note))
             case PhaseNote():
-                rank.phase, rank.phase_at = note.phase, note.at
+                # One that only says that it begins is where it was put at its start. Diagnostics judges who has said more:
+                # a script that never restores and never uses `run.step` makes no progress that could stop.
+                if note.phase is not rank.phase or note.phase is not Phase.INIT:
+                    rank.phase, rank.phase_at = note.phase, note.at
                 rank.spoke_at = note.at
             case StartedNote():
                 rank.phases_s, rank.started_noted = note.phases_s, True
