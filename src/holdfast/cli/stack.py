@@ -127,6 +127,9 @@ class LocalStack:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._end(error)
+        if isinstance(error, Exception) and self._leaves_on_error:
+            with contextlib.suppress(OSError):  # the terminal may be what failed
+                self._say("[yellow]what runs goes on[/]: the same command takes it over again")
 
     def _start(self) -> None:
         if self.redis_url:
@@ -244,8 +247,6 @@ class LocalStack:
             self._memory.leave()
         if self._claim is not None:
             self._claim.release(keep_path=True)
-        with contextlib.suppress(OSError):  # the terminal may be what failed
-            self._say("[yellow]what runs goes on[/]: the same command takes it over again")
 
     # ------------------------------------------------------------------ watching
 

@@ -189,6 +189,12 @@ def test_a_note_is_whole_or_none_and_its_words_can_travel(kind: str, fields: dic
             note.reason.encode()
 
 
+@pytest.mark.parametrize("members", [{"": None}, {"g": 0}, {"g": []}, {"g": "0-" + DIGITS}, None, []])
+def test_a_note_of_groups_that_are_none(members: Any) -> None:
+    fields = {"type": "groups", "job": "j", "generation": 1, "rank": 0, "members": members}
+    assert notes.parse(json.dumps(fields).encode()) is None
+
+
 @pytest.mark.parametrize("raw", [DEEP, DIGITS.encode(), b'{"type": ' + DEEP, b"\xff\x00"])
 def test_a_note_of_bytes(raw: bytes) -> None:
     assert notes.parse(raw) is None

@@ -141,6 +141,8 @@ def _groups(members: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """Checked here, so that no detector ever expands what is not a list of ranks or has no end."""
     total = 0
     for text in list(members.values())[:GROUPS_MAX]:
+        if not isinstance(text, str):
+            raise TypeError(f"members as text, not {text!r}")
         total += len(expand(text))
         if total > MEMBERS_MAX:
             raise ValueError(f"more than {MEMBERS_MAX} members")
