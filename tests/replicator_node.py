@@ -20,13 +20,21 @@ from waiting import wait_until
 from holdfast.domain.generations import OBJECT_STORE, RankRestore, ShardKey, ShardRecord, ShardSource, StoredStep
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.orders import Inventory
-from holdfast.domain.replication import ArchiveNow, Configure, SavedByAll, Stage, StagedShard
+from holdfast.domain.replication import (
+    ArchiveNow,
+    Configure,
+    EndJob,
+    PruneSteps,
+    SavedByAll,
+    Stage,
+    StagedShard,
+)
 from holdfast.domain.worker import encode
 from holdfast.shards import Image, ImageSet, Plan, Staged, TensorSpec
 from holdfast.v1 import replicator_pb2 as pb
 from holdfast.v1 import replicator_pb2_grpc as rpc
 from holdfast.wire import shards as wire
-from holdfast.wire.retention import encode_retain
+from holdfast.wire.retention import encode_end, encode_prune, encode_retain
 
 JOB = "llm"
 TOKEN = "secret-of-llm"
@@ -107,11 +115,11 @@ class Node:
     def configure(
         self, *, generation: int = 1, attempt: int = 1, ranks: tuple[int, ...] = (0,), peers: tuple[Node, ...] = (),
         keep: int = 2, token: str = TOKEN, world: int = 2, job: str = JOB,
-        store: str = "", store_interval_s: float = 0.001, store_keep: int = 2,
+        store: str = "", store_interval_s: float = 0.001, store_keep: int = 2, first_attempt: int = 0,
     ) -> None:  # fmt: skip
         request = Configure(
             job, generation, attempt, Mesh.of({"dp": world}), ranks, tuple(p.source for p in peers), keep, token,
-            store, store_interval_s, store_keep,
+            store, store_interval_s, store_keep, first_attempt,
         )  # fmt: skip
         self._stub.Configure(wire.encode_configure(request), timeout=10)
 
@@ -133,6 +141,12 @@ class Node:
 
     def retain(self, step: int, *, attempt: int = 1) -> None:
         self._stub.Retain(encode_retain(SavedByAll(JOB, attempt, step)), timeout=10)
+
+    def end(self, *, generation: int = 1) -> None:
+        self._stub.End(encode_end(EndJob(JOB, generation)), timeout=10)
+
+    def prune(self, *steps: tuple[int, int]) -> None:
+        self._stub.Prune(encode_prune(PruneSteps(JOB, steps)), timeout=10)
 
     def forget(self, job: str = JOB) -> None:
         self._stub.Forget(pb.ForgetRequest(job=job), timeout=10)

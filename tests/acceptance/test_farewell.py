@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from training import cluster, gpt_job
@@ -16,11 +17,15 @@ EVERY, LAST = 10, 200
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_the_last_checkpoint_of_a_completed_job_is_in_its_store_before_the_node_forgets_it(tmp_path: Path) -> None:
+def test_the_last_checkpoint_of_a_completed_job_is_in_its_store_and_on_its_node(tmp_path: Path) -> None:
     url = f"file://{tmp_path / 'bucket'}"
     spec = gpt_job("gpt", tmp_path / "out", dp=1, pp=1, steps=LAST, interval_steps=EVERY)
     spec["checkpoint"] |= {"store": url, "store_interval_s": 3600}  # by itself only the first save would go there
     with cluster(tmp_path / "stack", nodes=1) as run, closing(open_store(url)) as store:
+
+        def rows() -> list[dict[str, Any]]:
+            return list(run.client.checkpoints("gpt"))
+
         run.client.submit(spec)
         assert run.wait_end("gpt")["phase"] == "completed"
         run.wait("gpt", "its farewell", lambda view: not view["leaving"])
@@ -30,7 +35,6 @@ def test_the_last_checkpoint_of_a_completed_job_is_in_its_store_before_the_node_
         checkpoint = load(store, "gpt", *stored[0])
         assert not list(transfer.verify(store, checkpoint))
 
-        def held() -> bool:
-            return any(each["tiers"]["memory"] or each["tiers"]["disk"] for each in run.client.checkpoints("gpt"))
-
-        run.wait("gpt", "the node to forget it", lambda _: not held())
+        run.wait("gpt", "its memory to be given back", lambda _: not any(row["tiers"]["memory"] for row in rows()))
+        assert rows()[0]["step"] == LAST
+        assert rows()[0]["complete"], "the last step stays on the node, too"

@@ -31,6 +31,7 @@ class NodeFacts:
     kernel_log: str  # the file that its kernel-log collector reads
     version: str = ""
     protocol_version: int = PROTOCOL_VERSION
+    disk_dir: str = ""  # where its replicator keeps shards, each job in a directory of its name; empty = not told
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,7 @@ class Prepare:
     traceparent: str = ""
     checks: ChecksSpec = field(default_factory=ChecksSpec)
     self_test: bool = False  # the state went wrong without an error: a node whose devices compute wrongly answers so
+    first_attempt: int = 0  # of this submission: what older attempts saved belongs to earlier ones; 0 = not told
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +64,14 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Stop this job's workers of `generation` and older; `grace_s` lets them save first. `forget` drops the job's files."""
+    """Stop this job's workers of `generation` and older; `grace_s` lets them save first. `ended`: the job is over; its files
+    stay, and its memory is given back once they are on disk. `forget` drops the job's files: somebody asked for it."""
 
     job: str
     generation: int
     grace_s: float = 0.0
     forget: bool = False
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,15 @@ class SetInterval:
     interval_steps: int
 
 
-Order = Warm | Prepare | Start | Stop | CheckpointNow | SetInterval
+@dataclass(frozen=True, slots=True)
+class Prune:
+    """Delete these saved steps, (attempt, step), of a job: somebody asked for it. What a running job needs is refused."""
+
+    job: str
+    steps: tuple[tuple[int, int], ...]
+
+
+Order = Warm | Prepare | Start | Stop | CheckpointNow | SetInterval | Prune
 
 
 # ---------------------------------------------------------------- agent → supervisor

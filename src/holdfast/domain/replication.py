@@ -24,6 +24,7 @@ class Configure:
     store: str = ""  # URL of the object store; empty = none
     store_interval_s: float = 300.0
     store_keep: int = 3
+    first_attempt: int = 0  # of this submission: what older attempts saved belongs to earlier ones; 0 = not told
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,22 @@ class SavedByAll:
     @property
     def age(self) -> tuple[int, int]:
         return (self.attempt, self.step)
+
+
+@dataclass(frozen=True, slots=True)
+class EndJob:
+    """The job is over with this generation. Its files stay; its memory is given back once they are on disk."""
+
+    job: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class PruneSteps:
+    """Delete these saved steps, (attempt, step): somebody asked for it."""
+
+    job: str
+    steps: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)

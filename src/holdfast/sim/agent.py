@@ -19,6 +19,7 @@ from holdfast.domain.orders import (
     Order,
     OrderDone,
     Prepare,
+    Prune,
     RanksFinished,
     RanksStepping,
     Report,
@@ -260,6 +261,12 @@ class Agent:
                 if self.workers is not None and self.workers.order.generation == order.generation:
                     self.workers.change_interval(order)
                 self._answer(command_id, True)
+            case Prune():
+                for shards in (self.memory, self.disk):
+                    for key in [key for key in shards if (key.attempt, key.step) in order.steps]:
+                        del shards[key]
+                self._report_inventory()
+                self._answer(command_id, True)
             case Warm():
                 self._answer(command_id, True)
 
@@ -443,5 +450,7 @@ def describe(order: Order) -> str:
             return f"CheckpointNow step {order.at_step}"
         case SetInterval():
             return f"SetInterval to {order.interval_steps} steps from step {order.from_step}"
+        case Prune():
+            return f"Prune {', '.join(str(step) for _, step in order.steps)}"
         case Warm():
             return "Warm"

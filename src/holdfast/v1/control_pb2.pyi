@@ -96,7 +96,7 @@ class Welcome(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., supervisor: _Optional[str] = ..., protocol_version: _Optional[int] = ..., diagnostics: _Optional[_Iterable[str]] = ..., peers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("epoch", "command_id", "traceparent", "warm", "prepare", "start", "stop", "checkpoint_now", "set_interval")
+    __slots__ = ("epoch", "command_id", "traceparent", "warm", "prepare", "start", "stop", "checkpoint_now", "set_interval", "prune")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
@@ -106,6 +106,7 @@ class Command(_message.Message):
     STOP_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_NOW_FIELD_NUMBER: _ClassVar[int]
     SET_INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    PRUNE_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     command_id: str
     traceparent: str
@@ -115,7 +116,8 @@ class Command(_message.Message):
     stop: Stop
     checkpoint_now: CheckpointNow
     set_interval: SetInterval
-    def __init__(self, epoch: _Optional[int] = ..., command_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., warm: _Optional[_Union[Warm, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., checkpoint_now: _Optional[_Union[CheckpointNow, _Mapping]] = ..., set_interval: _Optional[_Union[SetInterval, _Mapping]] = ...) -> None: ...
+    prune: Prune
+    def __init__(self, epoch: _Optional[int] = ..., command_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., warm: _Optional[_Union[Warm, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., checkpoint_now: _Optional[_Union[CheckpointNow, _Mapping]] = ..., set_interval: _Optional[_Union[SetInterval, _Mapping]] = ..., prune: _Optional[_Union[Prune, _Mapping]] = ...) -> None: ...
 
 class LaunchSpec(_message.Message):
     __slots__ = ("script", "args", "cwd", "env", "preload")
@@ -178,7 +180,7 @@ class Warm(_message.Message):
     def __init__(self, job: _Optional[str] = ..., launch: _Optional[_Union[LaunchSpec, _Mapping]] = ...) -> None: ...
 
 class Prepare(_message.Message):
-    __slots__ = ("job", "generation", "attempt", "mesh", "placement", "nnodes", "launch", "checkpoint", "hang", "restore_step", "restore", "peers", "token", "restore_mesh", "checks", "self_test")
+    __slots__ = ("job", "generation", "attempt", "mesh", "placement", "nnodes", "launch", "checkpoint", "hang", "restore_step", "restore", "peers", "token", "restore_mesh", "checks", "self_test", "first_attempt")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -195,6 +197,7 @@ class Prepare(_message.Message):
     RESTORE_MESH_FIELD_NUMBER: _ClassVar[int]
     CHECKS_FIELD_NUMBER: _ClassVar[int]
     SELF_TEST_FIELD_NUMBER: _ClassVar[int]
+    FIRST_ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     attempt: int
@@ -211,7 +214,8 @@ class Prepare(_message.Message):
     restore_mesh: _types_pb2.Mesh
     checks: _types_pb2.ChecksSpec
     self_test: bool
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., attempt: _Optional[int] = ..., mesh: _Optional[_Union[_types_pb2.Mesh, _Mapping]] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., nnodes: _Optional[int] = ..., launch: _Optional[_Union[LaunchSpec, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointSpec, _Mapping]] = ..., hang: _Optional[_Union[_types_pb2.HangSpec, _Mapping]] = ..., restore_step: _Optional[int] = ..., restore: _Optional[_Iterable[_Union[_types_pb2.RankRestore, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[_types_pb2.ShardSource, _Mapping]]] = ..., token: _Optional[str] = ..., restore_mesh: _Optional[_Union[_types_pb2.Mesh, _Mapping]] = ..., checks: _Optional[_Union[_types_pb2.ChecksSpec, _Mapping]] = ..., self_test: bool = ...) -> None: ...
+    first_attempt: int
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., attempt: _Optional[int] = ..., mesh: _Optional[_Union[_types_pb2.Mesh, _Mapping]] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., nnodes: _Optional[int] = ..., launch: _Optional[_Union[LaunchSpec, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointSpec, _Mapping]] = ..., hang: _Optional[_Union[_types_pb2.HangSpec, _Mapping]] = ..., restore_step: _Optional[int] = ..., restore: _Optional[_Iterable[_Union[_types_pb2.RankRestore, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[_types_pb2.ShardSource, _Mapping]]] = ..., token: _Optional[str] = ..., restore_mesh: _Optional[_Union[_types_pb2.Mesh, _Mapping]] = ..., checks: _Optional[_Union[_types_pb2.ChecksSpec, _Mapping]] = ..., self_test: bool = ..., first_attempt: _Optional[int] = ...) -> None: ...
 
 class Start(_message.Message):
     __slots__ = ("job", "generation", "master")
@@ -224,16 +228,26 @@ class Start(_message.Message):
     def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., master: _Optional[str] = ...) -> None: ...
 
 class Stop(_message.Message):
-    __slots__ = ("job", "generation", "grace_s", "forget")
+    __slots__ = ("job", "generation", "grace_s", "forget", "ended")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     GRACE_S_FIELD_NUMBER: _ClassVar[int]
     FORGET_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     grace_s: float
     forget: bool
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., grace_s: _Optional[float] = ..., forget: bool = ...) -> None: ...
+    ended: bool
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., grace_s: _Optional[float] = ..., forget: bool = ..., ended: bool = ...) -> None: ...
+
+class Prune(_message.Message):
+    __slots__ = ("job", "steps")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    steps: _containers.RepeatedCompositeFieldContainer[_types_pb2.SavedStep]
+    def __init__(self, job: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[_types_pb2.SavedStep, _Mapping]]] = ...) -> None: ...
 
 class CheckpointNow(_message.Message):
     __slots__ = ("job", "generation", "at_step", "far")
@@ -300,7 +314,7 @@ class WorkersChanged(_message.Message):
     def __init__(self, version: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[WorkerEnded, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("node", "incarnation", "hostname", "address", "zone", "capacity", "replicator_endpoint", "agent_pid", "directory", "kernel_log", "version", "protocol_version", "running", "preflight", "workers_version", "ended")
+    __slots__ = ("node", "incarnation", "hostname", "address", "zone", "capacity", "replicator_endpoint", "agent_pid", "directory", "kernel_log", "version", "protocol_version", "running", "preflight", "workers_version", "ended", "disk_dir")
     NODE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HOSTNAME_FIELD_NUMBER: _ClassVar[int]
@@ -317,6 +331,7 @@ class Hello(_message.Message):
     PREFLIGHT_FIELD_NUMBER: _ClassVar[int]
     WORKERS_VERSION_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    DISK_DIR_FIELD_NUMBER: _ClassVar[int]
     node: str
     incarnation: str
     hostname: str
@@ -333,7 +348,8 @@ class Hello(_message.Message):
     preflight: _types_pb2.Preflight
     workers_version: int
     ended: _containers.RepeatedCompositeFieldContainer[WorkerEnded]
-    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., hostname: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., capacity: _Optional[int] = ..., replicator_endpoint: _Optional[str] = ..., agent_pid: _Optional[int] = ..., directory: _Optional[str] = ..., kernel_log: _Optional[str] = ..., version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., running: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ..., preflight: _Optional[_Union[_types_pb2.Preflight, _Mapping]] = ..., workers_version: _Optional[int] = ..., ended: _Optional[_Iterable[_Union[WorkerEnded, _Mapping]]] = ...) -> None: ...
+    disk_dir: str
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., hostname: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., capacity: _Optional[int] = ..., replicator_endpoint: _Optional[str] = ..., agent_pid: _Optional[int] = ..., directory: _Optional[str] = ..., kernel_log: _Optional[str] = ..., version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., running: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ..., preflight: _Optional[_Union[_types_pb2.Preflight, _Mapping]] = ..., workers_version: _Optional[int] = ..., ended: _Optional[_Iterable[_Union[WorkerEnded, _Mapping]]] = ..., disk_dir: _Optional[str] = ...) -> None: ...
 
 class PhaseTime(_message.Message):
     __slots__ = ("name", "seconds")

@@ -20,7 +20,7 @@ class DescribeResponse(_message.Message):
     def __init__(self, endpoint: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
 
 class ConfigureRequest(_message.Message):
-    __slots__ = ("job", "generation", "attempt", "mesh", "ranks", "peers", "keep", "token", "store", "store_interval_s", "store_keep")
+    __slots__ = ("job", "generation", "attempt", "mesh", "ranks", "peers", "keep", "token", "store", "store_interval_s", "store_keep", "first_attempt")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,7 @@ class ConfigureRequest(_message.Message):
     STORE_FIELD_NUMBER: _ClassVar[int]
     STORE_INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
     STORE_KEEP_FIELD_NUMBER: _ClassVar[int]
+    FIRST_ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     attempt: int
@@ -43,7 +44,8 @@ class ConfigureRequest(_message.Message):
     store: str
     store_interval_s: float
     store_keep: int
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., attempt: _Optional[int] = ..., mesh: _Optional[_Union[_types_pb2.Mesh, _Mapping]] = ..., ranks: _Optional[_Iterable[int]] = ..., peers: _Optional[_Iterable[_Union[_types_pb2.ShardSource, _Mapping]]] = ..., keep: _Optional[int] = ..., token: _Optional[str] = ..., store: _Optional[str] = ..., store_interval_s: _Optional[float] = ..., store_keep: _Optional[int] = ...) -> None: ...
+    first_attempt: int
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., attempt: _Optional[int] = ..., mesh: _Optional[_Union[_types_pb2.Mesh, _Mapping]] = ..., ranks: _Optional[_Iterable[int]] = ..., peers: _Optional[_Iterable[_Union[_types_pb2.ShardSource, _Mapping]]] = ..., keep: _Optional[int] = ..., token: _Optional[str] = ..., store: _Optional[str] = ..., store_interval_s: _Optional[float] = ..., store_keep: _Optional[int] = ..., first_attempt: _Optional[int] = ...) -> None: ...
 
 class ConfigureResponse(_message.Message):
     __slots__ = ()
@@ -136,6 +138,30 @@ class Trouble(_message.Message):
     reason: str
     since: float
     def __init__(self, kind: _Optional[str] = ..., place: _Optional[str] = ..., reason: _Optional[str] = ..., since: _Optional[float] = ...) -> None: ...
+
+class EndRequest(_message.Message):
+    __slots__ = ("job", "generation")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    generation: int
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class EndResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PruneRequest(_message.Message):
+    __slots__ = ("job", "steps")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    steps: _containers.RepeatedCompositeFieldContainer[_types_pb2.SavedStep]
+    def __init__(self, job: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[_types_pb2.SavedStep, _Mapping]]] = ...) -> None: ...
+
+class PruneResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class ForgetRequest(_message.Message):
     __slots__ = ("job",)

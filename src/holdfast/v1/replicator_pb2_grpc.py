@@ -64,6 +64,16 @@ class ReplicatorStub(object):
                 request_serializer=holdfast_dot_v1_dot_replicator__pb2.WatchInventoryRequest.SerializeToString,
                 response_deserializer=holdfast_dot_v1_dot_replicator__pb2.ReplicatorInventory.FromString,
                 _registered_method=True)
+        self.End = channel.unary_unary(
+                '/holdfast.v1.Replicator/End',
+                request_serializer=holdfast_dot_v1_dot_replicator__pb2.EndRequest.SerializeToString,
+                response_deserializer=holdfast_dot_v1_dot_replicator__pb2.EndResponse.FromString,
+                _registered_method=True)
+        self.Prune = channel.unary_unary(
+                '/holdfast.v1.Replicator/Prune',
+                request_serializer=holdfast_dot_v1_dot_replicator__pb2.PruneRequest.SerializeToString,
+                response_deserializer=holdfast_dot_v1_dot_replicator__pb2.PruneResponse.FromString,
+                _registered_method=True)
         self.Forget = channel.unary_unary(
                 '/holdfast.v1.Replicator/Forget',
                 request_serializer=holdfast_dot_v1_dot_replicator__pb2.ForgetRequest.SerializeToString,
@@ -116,6 +126,20 @@ class ReplicatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def End(self, request, context):
+        """The job is over: its files stay, its memory is given back once they are on disk. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Prune(self, request, context):
+        """Delete these steps of a job.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Forget(self, request, context):
         """Drop everything of a job.
         """
@@ -155,6 +179,16 @@ def add_ReplicatorServicer_to_server(servicer, server):
                     servicer.WatchInventory,
                     request_deserializer=holdfast_dot_v1_dot_replicator__pb2.WatchInventoryRequest.FromString,
                     response_serializer=holdfast_dot_v1_dot_replicator__pb2.ReplicatorInventory.SerializeToString,
+            ),
+            'End': grpc.unary_unary_rpc_method_handler(
+                    servicer.End,
+                    request_deserializer=holdfast_dot_v1_dot_replicator__pb2.EndRequest.FromString,
+                    response_serializer=holdfast_dot_v1_dot_replicator__pb2.EndResponse.SerializeToString,
+            ),
+            'Prune': grpc.unary_unary_rpc_method_handler(
+                    servicer.Prune,
+                    request_deserializer=holdfast_dot_v1_dot_replicator__pb2.PruneRequest.FromString,
+                    response_serializer=holdfast_dot_v1_dot_replicator__pb2.PruneResponse.SerializeToString,
             ),
             'Forget': grpc.unary_unary_rpc_method_handler(
                     servicer.Forget,
@@ -324,6 +358,60 @@ class Replicator(object):
             '/holdfast.v1.Replicator/WatchInventory',
             holdfast_dot_v1_dot_replicator__pb2.WatchInventoryRequest.SerializeToString,
             holdfast_dot_v1_dot_replicator__pb2.ReplicatorInventory.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def End(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/holdfast.v1.Replicator/End',
+            holdfast_dot_v1_dot_replicator__pb2.EndRequest.SerializeToString,
+            holdfast_dot_v1_dot_replicator__pb2.EndResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Prune(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/holdfast.v1.Replicator/Prune',
+            holdfast_dot_v1_dot_replicator__pb2.PruneRequest.SerializeToString,
+            holdfast_dot_v1_dot_replicator__pb2.PruneResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -28,6 +28,10 @@ class ReplicatorStub:
     """Which step is safe on every node: nobody may be left without one. Idempotent; an older step is ignored."""
     WatchInventory: _aio.UnaryStreamMultiCallable[_replicator_pb2.WatchInventoryRequest, _replicator_pb2.ReplicatorInventory]
     """The inventory, at once and then again whenever it changes."""
+    End: _aio.UnaryUnaryMultiCallable[_replicator_pb2.EndRequest, _replicator_pb2.EndResponse]
+    """The job is over: its files stay, its memory is given back once they are on disk. Idempotent."""
+    Prune: _aio.UnaryUnaryMultiCallable[_replicator_pb2.PruneRequest, _replicator_pb2.PruneResponse]
+    """Delete these steps of a job."""
     Forget: _aio.UnaryUnaryMultiCallable[_replicator_pb2.ForgetRequest, _replicator_pb2.ForgetResponse]
     """Drop everything of a job."""
 
@@ -79,6 +83,22 @@ class ReplicatorServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_replicator_pb2.WatchInventoryRequest, _abc.AsyncIterator[_replicator_pb2.ReplicatorInventory]],
     ) -> _abc.AsyncIterator[_replicator_pb2.ReplicatorInventory]:
         """The inventory, at once and then again whenever it changes."""
+
+    @_abc_1.abstractmethod
+    def End(
+        self,
+        request: _replicator_pb2.EndRequest,
+        context: _aio.ServicerContext[_replicator_pb2.EndRequest, _abc.Awaitable[_replicator_pb2.EndResponse]],
+    ) -> _abc.Awaitable[_replicator_pb2.EndResponse]:
+        """The job is over: its files stay, its memory is given back once they are on disk. Idempotent."""
+
+    @_abc_1.abstractmethod
+    def Prune(
+        self,
+        request: _replicator_pb2.PruneRequest,
+        context: _aio.ServicerContext[_replicator_pb2.PruneRequest, _abc.Awaitable[_replicator_pb2.PruneResponse]],
+    ) -> _abc.Awaitable[_replicator_pb2.PruneResponse]:
+        """Delete these steps of a job."""
 
     @_abc_1.abstractmethod
     def Forget(

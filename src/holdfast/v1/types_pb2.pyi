@@ -75,6 +75,14 @@ class ShardRecord(_message.Message):
     owner: str
     def __init__(self, key: _Optional[_Union[ShardKey, _Mapping]] = ..., mesh: _Optional[_Union[Mesh, _Mapping]] = ..., tier: _Optional[_Union[Tier, str]] = ..., size_bytes: _Optional[int] = ..., digest: _Optional[str] = ..., owner: _Optional[str] = ...) -> None: ...
 
+class SavedStep(_message.Message):
+    __slots__ = ("attempt", "step")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    attempt: int
+    step: int
+    def __init__(self, attempt: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
 class StoredStep(_message.Message):
     __slots__ = ("attempt", "step", "mesh", "sharded", "damage")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]

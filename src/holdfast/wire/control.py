@@ -16,6 +16,7 @@ from holdfast.domain.orders import (
     Order,
     OrderDone,
     Prepare,
+    Prune,
     RanksFinished,
     RanksStepping,
     Report,
@@ -68,7 +69,13 @@ def encode_order(epoch: int, command_id: str, order: Order, traceparent: str = "
             command.traceparent = order.traceparent or traceparent
         case Stop():
             command.stop.CopyFrom(
-                pb.Stop(job=order.job, generation=order.generation, grace_s=order.grace_s, forget=order.forget)
+                pb.Stop(
+                    job=order.job,
+                    generation=order.generation,
+                    grace_s=order.grace_s,
+                    forget=order.forget,
+                    ended=order.ended,
+                )
             )
         case CheckpointNow():
             command.checkpoint_now.CopyFrom(
@@ -83,6 +90,8 @@ def encode_order(epoch: int, command_id: str, order: Order, traceparent: str = "
                     interval_steps=order.interval_steps,
                 )
             )
+        case Prune():
+            command.prune.CopyFrom(pb.Prune(job=order.job, steps=types.encode_saved_steps(order.steps)))
         case _:
             assert_never(order)
     return pb.SupervisorMessage(command=command)
@@ -102,7 +111,9 @@ def decode_order(command: pb.Command) -> Order:
             )
         case "stop":
             stop = command.stop
-            return Stop(job=stop.job, generation=stop.generation, grace_s=stop.grace_s, forget=stop.forget)
+            return Stop(
+                job=stop.job, generation=stop.generation, grace_s=stop.grace_s, forget=stop.forget, ended=stop.ended
+            )
         case "checkpoint_now":
             now = command.checkpoint_now
             return CheckpointNow(job=now.job, generation=now.generation, at_step=now.at_step, far=now.far)
@@ -114,6 +125,8 @@ def decode_order(command: pb.Command) -> Order:
                 from_step=change.from_step,
                 interval_steps=change.interval_steps,
             )
+        case "prune":
+            return Prune(job=command.prune.job, steps=types.decode_saved_steps(command.prune.steps))
         case _:
             raise MalformedMessage("command.order", f"command {command.command_id!r} has none that is known here")
 
@@ -141,6 +154,7 @@ def _encode_prepare(order: Prepare) -> pb.Prepare:
         peers=types.encode_sources(order.peers),
         checks=CHECKS_SPEC.encode(order.checks),
         self_test=order.self_test,
+        first_attempt=order.first_attempt,
     )
 
 
@@ -172,6 +186,7 @@ def _decode_prepare(message: pb.Prepare, traceparent: str) -> Prepare:
         traceparent=traceparent,
         checks=CHECKS_SPEC.decode(message.checks),
         self_test=message.self_test,
+        first_attempt=message.first_attempt,
     )
 
 
@@ -359,6 +374,7 @@ def _encode_hello(hello: Hello) -> pb.Hello:
         kernel_log=facts.kernel_log,
         version=facts.version,
         protocol_version=facts.protocol_version,
+        disk_dir=facts.disk_dir,
         running=_encode_workers(hello.running),
         preflight=PREFLIGHT.encode(hello.preflight) if hello.preflight is not None else None,
         workers_version=hello.workers_version,
@@ -383,6 +399,7 @@ def _decode_hello(message: pb.Hello) -> Hello:
         kernel_log=message.kernel_log,
         version=message.version,
         protocol_version=message.protocol_version,
+        disk_dir=message.disk_dir,
     )
     return Hello(
         facts=facts,

@@ -24,6 +24,7 @@ def encode_configure(request: Configure) -> pb.ConfigureRequest:
         store=request.store,
         store_interval_s=request.store_interval_s,
         store_keep=request.store_keep,
+        first_attempt=request.first_attempt,
     )
 
 
@@ -42,6 +43,7 @@ def decode_configure(message: pb.ConfigureRequest) -> Configure:
         store=message.store,
         store_interval_s=types.check_time(message.store_interval_s, "configure.store_interval_s"),
         store_keep=message.store_keep,
+        first_attempt=message.first_attempt,
     )
 
 

@@ -145,6 +145,14 @@ def decode_shard_record(message: pb.ShardRecord) -> ShardRecord:
     )
 
 
+def encode_saved_steps(steps: Iterable[tuple[int, int]]) -> list[pb.SavedStep]:
+    return [pb.SavedStep(attempt=attempt, step=step) for attempt, step in steps]
+
+
+def decode_saved_steps(messages: Iterable[pb.SavedStep]) -> tuple[tuple[int, int], ...]:
+    return tuple((message.attempt, message.step) for message in messages)
+
+
 def encode_stored(steps: Iterable[StoredStep]) -> list[pb.StoredStep]:
     return [
         pb.StoredStep(

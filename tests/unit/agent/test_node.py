@@ -20,8 +20,8 @@ from holdfast.domain.generations import Placement, RankRestore, ShardKey
 from holdfast.domain.job import CheckpointSpec, HangSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import RunningWorker
-from holdfast.domain.orders import CheckpointNow, Prepare, Start, Stop
-from holdfast.domain.replication import ArchiveNow, Configure, SavedByAll, Stage, StagedShard
+from holdfast.domain.orders import CheckpointNow, Prepare, Prune, Start, Stop
+from holdfast.domain.replication import ArchiveNow, Configure, EndJob, PruneSteps, SavedByAll, Stage, StagedShard
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", [VIRTUAL_TIME], ids=["virtual"])]
 
@@ -101,6 +101,8 @@ class FakeReplicator:
         self.staging_s = 0.05
         self.error: Exception | None = None
         self.forgotten: list[str] = []
+        self.ended: list[EndJob] = []
+        self.pruned: list[PruneSteps] = []
         self.configured: list[int] = []
         self.archived: list[int] = []
         self.brought: dict[ShardKey, StagedShard] = {}
@@ -125,6 +127,12 @@ class FakeReplicator:
 
     def retain(self, saved: SavedByAll) -> None:
         raise AssertionError("no order is about it")
+
+    async def end(self, request: EndJob) -> None:
+        self.ended.append(request)
+
+    async def prune(self, request: PruneSteps) -> None:
+        self.pruned.append(request)
 
     async def forget(self, job: str) -> None:
         self.forgotten.append(job)
@@ -257,6 +265,15 @@ async def test_forget_drops_the_jobs_files_and_its_past() -> None:
         await subject.carry_out(Stop("gpt", 2, forget=True))
         assert (pool.alive, replicator.forgotten) == (set(), ["gpt"])
         await subject.carry_out(replace(ORDER, generation=1))
+
+
+async def test_a_job_that_is_over_keeps_its_files_until_somebody_deletes_them() -> None:
+    async with node() as (subject, pool, replicator):
+        await subject.carry_out(ORDER)
+        await subject.carry_out(Stop("gpt", 2, ended=True))
+        assert (pool.alive, replicator.ended, replicator.forgotten) == (set(), [EndJob("gpt", 2)], [])
+        await subject.carry_out(Prune("gpt", ((1, 10), (1, 20))))
+        assert replicator.pruned == [PruneSteps("gpt", ((1, 10), (1, 20)))]
 
 
 async def test_start_wants_an_address() -> None:

@@ -37,6 +37,13 @@ def asked(fleet: Fleet) -> dict[str, int]:
     return {node: order.at_step for node, order in orders.items() if isinstance(order, CheckpointNow) and order.far}
 
 
+def over(fleet: Fleet) -> bool:
+    """Whether every node is told that the job is over, and none to delete anything of it."""
+    orders = fleet.orders(Stop)
+    stops = [order for order in orders.values() if isinstance(order, Stop)]
+    return set(orders) == {"n0", "n1"} and all(order.ended and not order.forget for order in stops)
+
+
 def news(fleet: Fleet) -> str:
     assert fleet.job.leaving is not None
     return fleet.job.leaving.news
@@ -54,7 +61,7 @@ def test_its_files_stay_until_the_last_step_is_in_the_store() -> None:
     assert not fleet.orders(Stop)
     store(fleet, 20)
     assert news(fleet) == "step 20 is in the object store"
-    assert all(isinstance(order, Stop) and order.forget for order in fleet.orders(Stop).values())
+    assert over(fleet)
     fleet.answer_orders()
     assert not fleet.state.outbox
     assert not fleet.state.timers
@@ -64,7 +71,7 @@ def test_a_last_save_that_is_told_after_the_end_is_the_one_that_goes() -> None:
     fleet = completed(late=True)
     assert asked(fleet) == {"n0": 20, "n1": 20}
     store(fleet, 20)
-    assert all(isinstance(order, Stop) and order.forget for order in fleet.orders(Stop).values())
+    assert over(fleet)
 
 
 def test_a_store_that_does_not_answer_is_waited_for_and_not_for_ever() -> None:
@@ -100,4 +107,4 @@ def test_the_name_is_free_for_another_run_meanwhile() -> None:
     fleet.run()
     assert fleet.job.phase is JobPhase.RUNNING
     fleet.wait(fleet.state.config.report_store_s + 1)
-    assert not any(isinstance(order, Stop) and order.forget for order in fleet.orders(Stop).values())
+    assert not any(isinstance(order, Stop) and order.ended for order in fleet.orders(Stop).values())

@@ -232,7 +232,18 @@ def test_a_lineage_given_up_goes_when_the_new_one_has_enough() -> None:
     later = (Archived(2, 35, complete=True), *old)
     restored: Age = (1, 20)
     assert discarded(view(archive=archive(steps=old), attempt=2, restored=restored)) == {(1, 10)}
-    assert discarded(view(archive=archive(steps=later), attempt=2, restored=restored)) == {(1, 10), (1, 20), (1, 30)}
+    assert discarded(view(archive=archive(steps=later), attempt=2, restored=restored)) == {(1, 10), (1, 20)}
+    more = (*done(10, 20, 30, 40, 50), Archived(2, 25, complete=True), Archived(2, 35, complete=True))
+    assert discarded(view(archive=archive(steps=more), attempt=2, restored=restored)) == {(1, 10), (1, 20), (1, 30)}, (
+        "the newest that were given up stay: the user may know better"
+    )
+
+
+def test_what_an_earlier_submission_has_in_the_store_stays_until_somebody_asks() -> None:
+    new = tuple(Archived(101, step, complete=True) for step in (10, 20, 30, 40))
+    now = view(archive=archive(steps=(*new, *done(10, 20, 30))), attempt=101, first_attempt=101)
+    assert discarded(now) == {(101, 10), (101, 20)}
+    assert discarded(replace(now, restored=(1, 30))) == {(101, 10), (101, 20)}
 
 
 def test_what_never_became_complete_goes_by_age_and_only_behind_a_complete_one() -> None:

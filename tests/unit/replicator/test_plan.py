@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from holdfast.domain.generations import ShardKey
 from holdfast.replicator.plan import BACKLOG_STEPS_MAX, plan
-from holdfast.replicator.view import CopyToDisk, Delete, Held, Push, Store, View, age
+from holdfast.replicator.view import CopyToDisk, Delete, FreeImages, Held, Push, Store, View, age
 
 
 def image(step: int, rank: int = 0, attempt: int = 1) -> Held:
@@ -130,7 +130,47 @@ def test_the_restore_point_outlives_a_lineage_given_up() -> None:
     after_rollback = view(disk(10), disk(20), disk(15, attempt=2), attempt=2, restored=(1, 10))
     assert deleted(after_rollback) == set()  # 20 of attempt 1 is not counted as newer than the restore point
     later = replace(after_rollback, held=(*after_rollback.held, disk(25, attempt=2)))
-    assert deleted(later) == {10, 20}
+    assert deleted(later) == {10}, "the newest that were given up stay: the user may know better"
+    assert deleted(replace(later, disk_full=True)) == {10, 20}
+    more = replace(later, held=(*later.held, disk(30), disk(40)))
+    assert deleted(more) == {10, 20}
+
+
+def test_what_an_earlier_submission_saved_is_never_deleted_for_want_of_room() -> None:
+    old = [disk(step) for step in (10, 20, 30)]
+    new = [disk(step, attempt=101) for step in (10, 20, 30, 40)]
+    now = view(*old, *new, attempt=101, first_attempt=101, saved_by_all=(101, 40))
+    gone = {step.key for step in plan(now) if isinstance(step, Delete)}
+    assert gone == {ShardKey(101, 10, 0), ShardKey(101, 20, 0)}
+    full = {step.key.attempt for step in plan(replace(now, disk_full=True)) if isinstance(step, Delete)}
+    assert full == {101}
+    going_on = replace(now, restored=(1, 30))
+    assert {step.key.attempt for step in plan(going_on) if isinstance(step, Delete)} == {101}
+    expired = {step.key for step in plan(replace(now, expired_before=101)) if isinstance(step, Delete)}
+    assert expired == gone | {held.key for held in old}, "kept for as long as it was to be"
+
+
+def test_what_an_earlier_submission_left_in_memory_goes_to_the_disk_before_its_image_is_needed() -> None:
+    left = view(image(30), image(20), disk(20), attempt=101, first_attempt=101)
+    assert plan(left) == (
+        CopyToDisk(ShardKey(1, 30, 0), "an earlier submission's newest in memory, not yet on disk"),
+    )  # fmt: skip
+    assert plan(view(image(30), disk(30), attempt=101, first_attempt=101)) == ()
+    copy = Held(Store.STAGED, ShardKey(1, 30, 1))
+    newer = [disk(step, rank=1, attempt=101) for step in (40, 50)]
+    assert [type(step) for step in plan(view(copy, *newer, attempt=101, first_attempt=101))] == [CopyToDisk]
+    there = disk(30, rank=1)
+    assert [type(step) for step in plan(view(copy, there, *newer, attempt=101, first_attempt=101))] == [Delete]
+
+
+def test_the_memory_of_a_job_that_is_over_is_given_back_once_its_newest_save_is_on_disk() -> None:
+    over = view(image(20), image(30), disk(20), ended=True, images_left=True)
+    assert plan(over) == (CopyToDisk(ShardKey(1, 30, 0), "newest in memory, not yet on disk"),)
+    assert plan(replace(over, disk_full=True)) == (), "it is the only copy"
+    saved = replace(over, held=(*over.held, disk(30)))
+    assert plan(saved) == (FreeImages("the job is over, and its newest save is on disk"),)
+    assert plan(replace(saved, pinned=frozenset({image(30)}))) == ()
+    assert plan(replace(saved, images_left=False)) == ()
 
 
 def test_what_is_pinned_or_of_an_unknown_job_stays() -> None:

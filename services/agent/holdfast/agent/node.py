@@ -23,8 +23,8 @@ from holdfast.domain import spans, tracing
 from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.domain.generations import OBJECT_STORE
 from holdfast.domain.nodes import RunningWorker
-from holdfast.domain.orders import CheckpointNow, Order, Prepare, SetInterval, Start, Stop, Warm
-from holdfast.domain.replication import ArchiveNow, Configure, Stage, StagedShard
+from holdfast.domain.orders import CheckpointNow, Order, Prepare, Prune, SetInterval, Start, Stop, Warm
+from holdfast.domain.replication import ArchiveNow, Configure, EndJob, PruneSteps, Stage, StagedShard
 from holdfast.domain.tracing import TraceContext
 from holdfast.runtime import telemetry
 
@@ -91,6 +91,9 @@ class Node:
             case SetInterval():
                 self._refuse_older(order.job, order.generation)
                 self._pool.set_interval(order.job, order.generation, order.from_step, order.interval_steps)
+                return Outcome()
+            case Prune():
+                await self._replicator.prune(PruneSteps(order.job, order.steps))
                 return Outcome()
 
     # ------------------------------------------------------------------ prepare
@@ -161,6 +164,7 @@ class Node:
                 store=order.checkpoint.store,
                 store_interval_s=order.checkpoint.store_interval_s,
                 store_keep=order.checkpoint.store_keep,
+                first_attempt=order.first_attempt,
             )
         )
         if not order.restore:
@@ -188,6 +192,8 @@ class Node:
             del self._jobs[order.job]
             await self._replicator.forget(order.job)
             remove_images(self._site.memory_dir, order.job)
+        elif order.ended:
+            await self._replicator.end(EndJob(order.job, order.generation))
         return Outcome()
 
     def _refuse_older(self, name: str, generation: int) -> None:

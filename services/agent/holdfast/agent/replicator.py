@@ -17,18 +17,27 @@ from anyio.abc import TaskStatus
 from holdfast.agent.workers.logs import open_log, tail
 from holdfast.domain.errors import HoldfastError, NotFound, Unavailable, Unrestorable
 from holdfast.domain.orders import Inventory
-from holdfast.domain.replication import ArchiveNow, Configure, SavedByAll, Stage, StagedShard
+from holdfast.domain.replication import (
+    ArchiveNow,
+    Configure,
+    EndJob,
+    PruneSteps,
+    SavedByAll,
+    Stage,
+    StagedShard,
+)
 from holdfast.runtime.backoff import Backoff
 from holdfast.runtime.children import Child, running, spawn
 from holdfast.runtime.grpc_channel import cancellable, open_channel
 from holdfast.v1 import replicator_pb2 as pb
 from holdfast.v1.replicator_pb2_grpc import ReplicatorStub
 from holdfast.wire import shards as wire
-from holdfast.wire.retention import encode_retain
+from holdfast.wire.retention import encode_end, encode_prune, encode_retain
 
 log = structlog.get_logger("holdfast.agent.replicator")
 
 CALL_TIMEOUT_S = 5.0
+PRUNE_TIMEOUT_S = 60.0  # it waits until nothing of the job is being moved
 START_TIMEOUT_S = 120.0  # it takes seconds, but a busy machine must not lose the node for that
 READY_POLL_S = 0.01
 
@@ -53,6 +62,10 @@ class Replicator(Protocol):
     def retain(self, saved: SavedByAll) -> None:
         """Passed on when it can be; the newest counts, and a replicator that starts anew hears it again."""
 
+    async def end(self, request: EndJob) -> None: ...
+
+    async def prune(self, request: PruneSteps) -> None: ...
+
     async def forget(self, job: str) -> None: ...
 
 
@@ -73,6 +86,12 @@ class NoReplicator:
 
     def retain(self, saved: SavedByAll) -> None:
         pass  # nothing is kept here
+
+    async def end(self, request: EndJob) -> None:
+        pass
+
+    async def prune(self, request: PruneSteps) -> None:
+        pass
 
     async def forget(self, job: str) -> None:
         pass
@@ -169,9 +188,16 @@ class LocalReplicator:
             self._retained[saved.job] = saved
             self._retain_news.set()
 
+    async def end(self, request: EndJob) -> None:
+        self._retained.pop(request.job, None)
+        await self._call(self._stub.End, encode_end(request), CALL_TIMEOUT_S)
+
+    async def prune(self, request: PruneSteps) -> None:
+        await self._call(self._stub.Prune, encode_prune(request), PRUNE_TIMEOUT_S)
+
     async def forget(self, job: str) -> None:
         self._retained.pop(job, None)
-        await self._call(self._stub.Forget, pb.ForgetRequest(job=job), CALL_TIMEOUT_S)
+        await self._call(self._stub.Forget, pb.ForgetRequest(job=job), PRUNE_TIMEOUT_S)
 
     def _spawn(self) -> Child:
         self._ready_path.unlink(missing_ok=True)

@@ -178,6 +178,7 @@ def _facts(settings: AgentSettings, incarnation: str, replicator_endpoint: str) 
         replicator_endpoint=replicator_endpoint,
         agent_pid=os.getpid(),
         directory=str(settings.agent_dir),
+        disk_dir=str(settings.disk_dir.absolute()) if settings.replicator else "",
         kernel_log=str(settings.kernel_log),
         version=importlib.metadata.version("holdfast"),
     )

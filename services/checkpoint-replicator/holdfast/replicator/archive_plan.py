@@ -171,13 +171,17 @@ def _discards(view: View, archive: Archive) -> list[ArchiveStep]:
     complete = sorted(
         (step.age for step in archive.steps if step.complete and not given_up(view, step.age)), reverse=True
     )
-    found = ((step, _why_not_kept(view, archive, step, complete)) for step in archive.steps)
+    mine = (step.age for step in archive.steps if step.complete and given_up(view, step.age))
+    spared = set(sorted(mine, reverse=True)[: max(archive.keep, 1)])
+    found = ((step, _why_not_kept(view, archive, step, complete)) for step in archive.steps if step.age not in spared)
     return [Discard(step.age, reason) for step, reason in found if reason]
 
 
 def _why_not_kept(view: View, archive: Archive, step: Archived, complete: list[_Age]) -> str:
     """`complete` are the live ones, newest first. "" = it stays."""
     keep = max(archive.keep, 1)
+    if step.complete and step.age[0] < view.first_attempt:
+        return ""  # an earlier submission's: it goes when somebody asks for it
     if step.complete and given_up(view, step.age):
         mine = sum(1 for age in complete if age[0] == view.attempt)
         return f"of a lineage given up; {mine} newer steps are complete" if mine >= keep else ""

@@ -23,15 +23,16 @@ from holdfast.domain.errors import (
     Unavailable,
 )
 from holdfast.domain.orders import Inventory
-from holdfast.domain.replication import ArchiveNow, Configure, SavedByAll, Trouble, TroubleKind
+from holdfast.domain.replication import ArchiveNow, Configure, EndJob, PruneSteps, SavedByAll, Trouble, TroubleKind
 from holdfast.replicator.jobs import REMEMBERED, Job, Remembered, held_of
 from holdfast.replicator.names import job_name, label
+from holdfast.replicator.plan import images_may_go
 from holdfast.replicator.threads import Threads
 from holdfast.replicator.tiers import Damaged, Tier
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.tiers.fresh import Fresh
 from holdfast.replicator.tiers.images import ImageTier
-from holdfast.replicator.view import Held, Store
+from holdfast.replicator.view import Held, Store, age, is_kept
 from holdfast.shards import Manifest
 from holdfast.shards.opening import move_aside
 
@@ -107,7 +108,7 @@ class Engine:
     async def configure(self, config: Configure) -> None:
         """Raises InvalidSpec for a name that cannot be a directory, Conflict for an older generation."""
         job = self.job(config.job)
-        if job.config is not None and config.generation < job.config.generation:
+        if job.config is not None and _is_older(config, job.config):
             raise Conflict(
                 f"job {job.name}: generation {config.generation} comes after generation {job.config.generation}; "
                 "only the newest is served"
@@ -138,15 +139,61 @@ class Engine:
         if job.config is None:
             return
         try:
-            remembered = Remembered(job.config, job.restored, frozenset(job.archive.asked), job.saved_by_all)
+            remembered = Remembered(
+                job.config,
+                job.restored,
+                frozenset(job.archive.asked),
+                job.saved_by_all,
+                ended=job.ended,
+                kept=tuple(sorted(job.kept.ages_s.items())),
+            )
             await self.threads.urgent(remembered.write, self._disk_dir / job.name)
         except OSError as error:
             log.warning("the configuration cannot be remembered", job=job.name, reason=str(error))
 
+    async def end(self, request: EndJob) -> None:
+        """The job is over. A word about an older submission than is served here, or about a job that is not here, says
+        nothing new."""
+        job = self.jobs.get(request.job)
+        if job is not None and job.config is not None and request.generation >= job.config.generation and not job.ended:
+            job.end()
+            self.notify()
+            await self.remember(job)
+
+    async def prune(self, request: PruneSteps, idle: Callable[[str], Awaitable[None]]) -> None:
+        """Delete these steps from every tier. Raises Conflict for one that a job which is not over may need."""
+        job = self.jobs.get(request.job)
+        if job is None:
+            return
+        if needed := sorted(step for step in set(request.steps) if job.needs(step)):
+            raise Conflict(f"job {job.name} is not over, and may need step {needed[0][1]} (attempt {needed[0][0]})")
+        going = [held for held in job.held if age(held.key) in request.steps]
+        for held in going:  # first: nobody may be sent to a file that is about to go
+            job.drop(held)
+        self.notify()
+        await idle(job.name)
+        for held in going:
+            await self.threads.urgent(self.tiers[held.store].delete, job.name, held.key)
+        log.info("deleted because somebody asked for it", job=job.name, steps=len(request.steps), shards=len(going))
+        if job.ended and not job.held:
+            await self.forget(job.name, idle)
+
+    async def free_images(self, job: Job) -> None:
+        """The workers have ended: their memory goes back to the machine."""
+        await self.refresh(job)  # the note about the last save may have been lost
+        async with job.refreshing:
+            if not images_may_go(job.view()):
+                return  # that save is not on disk yet, or the job has been submitted again
+            for held in [held for held in job.held if held.store is Store.IMAGE]:
+                job.drop(held)
+            await self.threads.urgent(self.tiers.images.forget, job.name)
+            job.images_left = False
+        self.notify()
+
     async def forget(self, name: str, idle: Callable[[str], Awaitable[None]]) -> None:
         """Remove everything of a job, in memory and on disk. `idle` waits until nothing of it is being moved."""
         job = self.jobs.pop(job_name(name), Job(name))
-        job.end()
+        job.forget()
         self.notify()
         await idle(name)
         async with job.refreshing:
@@ -186,6 +233,8 @@ class Engine:
                 job.config, job.restored = remembered.config, remembered.restored
                 job.archive.asked = set(remembered.asked)
                 job.saved_by_all = remembered.saved_by_all
+                job.ended = job.images_left = remembered.ended
+                job.kept.ages_s = dict(remembered.kept)
             for store, tier in ((Store.STAGED, self.tiers.staged), (Store.DISK, self.tiers.disk)):
                 swept = await self.threads.urgent(tier.sweep, name)
                 manifests, damaged = await self.threads.urgent(tier.look, name)
@@ -258,6 +307,7 @@ class Engine:
                     now = seen.get(held.key)
                     if now is None or now.header.stamp.created_at != manifest.created_at:
                         job.drop(held)
+                        self._say_if_lost(job, held)
             new = [each for key, each in seen.items() if Held(Store.IMAGE, key) not in job.held]
             job.fresh = {each.header.stamp.key: Fresh(each) for each in new}
             if new:
@@ -273,6 +323,16 @@ class Engine:
             job.release_pins_if_training()
             if job.held != before:
                 self.notify()
+
+    def _say_if_lost(self, job: Job, held: Held) -> None:
+        """What an earlier submission left in memory alone, because the disk would not take it, and a worker wrote over."""
+        view = job.view()
+        others = [age(each.key) for each in job.held if each.key.rank == held.key.rank]
+        newer = any(other >= age(held.key) and is_kept(view, other) for other in others)
+        if is_kept(view, age(held.key)) and not newer:
+            log.error(
+                "an earlier submission's save was in memory only, and is lost", job=job.name, shard=label(held.key)
+            )
 
     async def _commit(self, job: Job, fresh: Fresh) -> None:
         key = fresh.seen.header.stamp.key
@@ -322,3 +382,8 @@ class Engine:
             return
         job.held[Held(store, manifest.key)] = manifest
         self.notify()
+
+
+def _is_older(config: Configure, known: Configure) -> bool:
+    """Generations are counted from 1 again when everything but the files was lost; attempts always grow."""
+    return config.generation < known.generation and config.attempt <= known.attempt

@@ -13,6 +13,7 @@ from holdfast.domain.generations import ShardKey, ShardRecord
 from holdfast.domain.orders import Inventory
 from holdfast.domain.replication import Configure
 from holdfast.replicator.archive import JobArchive
+from holdfast.replicator.kept import KeptSince
 from holdfast.replicator.tiers import OpenShard
 from holdfast.replicator.tiers.fresh import Fresh
 from holdfast.replicator.troubles import Troubles
@@ -42,6 +43,9 @@ class Job:
     saved_by_all: tuple[int, int] | None = None  # the newest (attempt, step) that is known to be safe on every node
     disk_full: bool = False
     gone: bool = False  # forgotten
+    ended: bool = False  # over: nobody saves here any more
+    images_left: bool = False  # … and its images have not been given back yet
+    kept: KeptSince = field(default_factory=KeptSince)
     turned: anyio.Event = field(default_factory=anyio.Event)  # set, and replaced, by a new configuration and by the end
     refreshing: anyio.Lock = field(default_factory=anyio.Lock)
     troubles: Troubles = field(init=False)
@@ -52,6 +56,8 @@ class Job:
     def configure(self, config: Configure) -> None:
         """A newer generation lets go of what the previous one was restored from."""
         before, self.config = self.config, config
+        self.ended = self.images_left = False
+        self.kept.submitted(config.first_attempt)
         self.archive.configured(before, config)
         self._turn()
         if before is None or config.generation > before.generation:
@@ -62,7 +68,14 @@ class Job:
         self.pushed = {(rank, peer): key for (rank, peer), key in self.pushed.items() if peer in peers}
 
     def end(self) -> None:
-        """The job is forgotten."""
+        """No worker of it will save here again, unless it is submitted again."""
+        assert self.config is not None
+        self.ended = self.images_left = True
+        self.kept.ended(self.config.attempt)
+        self.release_pins()
+
+    def forget(self) -> None:
+        """Nothing of it is to stay."""
         self.gone = True
         self.release_pins()
         self._turn()
@@ -75,6 +88,14 @@ class Job:
     def token(self) -> str:
         """The job's secret; "" before anybody has told it, and then nobody is let in."""
         return self.config.token if self.config else ""
+
+    def needs(self, step: tuple[int, int]) -> bool:
+        """Whether a job that is not over may go back to this (attempt, step): it is on its way there."""
+        if self.ended or self.config is None:
+            return False
+        if step[0] >= self.config.attempt or step == self.restored:
+            return True
+        return self.restored is not None and self.config.first_attempt <= step[0] and step < self.restored
 
     def release_pins(self) -> None:
         for shard in self.pins.values():
@@ -119,6 +140,10 @@ class Job:
             disk_full=self.disk_full,
             archive=self.archive.view(config) if config else None,
             saved_by_all=self.saved_by_all,
+            first_attempt=config.first_attempt if config else 0,
+            expired_before=self.kept.expired_before,
+            ended=self.ended,
+            images_left=self.images_left,
         )
 
     def inventory(self) -> Inventory:
@@ -151,6 +176,8 @@ class Remembered:
     # (attempt, step) that go to the object store whatever its interval says.
     asked: frozenset[tuple[int, int]] = frozenset()
     saved_by_all: tuple[int, int] | None = None
+    ended: bool = False
+    kept: tuple[tuple[int, float], ...] = ()  # as in `KeptSince`
 
     def write(self, directory: Path) -> None:
         """Private to its owner: the configuration holds the job's secret. Atomic, but not synced: a recovery waits for this,

@@ -29,6 +29,7 @@ from holdfast.replicator.view import (
     CopyToDisk,
     Delete,
     Discard,
+    FreeImages,
     Held,
     Push,
     Step,
@@ -131,6 +132,8 @@ class Mover:
                 _count(job, key, "peer")
             case Delete(store, key):
                 await self._delete(job, Held(store, key))
+            case FreeImages():
+                await self._engine.free_images(job)
             case Upload(key):
                 await self._upload(job, key)
                 _count(job, key, "store")
@@ -268,7 +271,7 @@ def _lane_of(job: Job, step: Step) -> _Lane:
             return (job.name, f"{_DISK}rank {key.rank}")
         case Push(_, peer):
             return (job.name, f"peer {peer}")
-        case Delete():
+        case Delete() | FreeImages():
             return (job.name, "delete")
         case Upload(key):
             return (job.name, f"{_ARCHIVE}rank {key.rank}")

@@ -1,7 +1,7 @@
 """What to copy, push and delete next, and why: a pure function of what is held where.
 
 The order of values: never delete what a restore may still need; then freshness (newest first, what is superseded is not
-copied at all); then space. Four facts make the difference between "old" and "superseded":
+copied at all); then space. Five facts make the difference between "old" and "superseded":
 
 * **lineage**: going back to a step starts a new attempt. Saves of older attempts beyond that step are *given up*: nobody
   will restore them while the new attempt has steps, but until it does they may yet be the best there is.
@@ -13,6 +13,9 @@ copied at all); then space. Four facts make the difference between "old" and "su
   next one, and stays as long as there is room: `BACKLOG_STEPS_MAX` beyond those that are kept, none of them on a full disk.
   The word may be lost, late or told twice: an older one, or none, only keeps more. Before the first one the step that the
   attempt started from stays in its place, or the oldest that is here.
+* **the user**: what an earlier submission under this name has saved goes when somebody asks for it, or when it has been kept
+  for days, never for want of room; it is copied from memory to the disk before the new workers need the memory. Of what this
+  submission gave up itself the newest `keep` steps stay while there is room.
 
 What goes to the object store is decided in `archive_plan`; the step that it is taken from stays on disk meanwhile.
 """
@@ -27,6 +30,7 @@ from holdfast.replicator.archive_plan import archive_steps, chosen, wanted_of
 from holdfast.replicator.view import (
     CopyToDisk,
     Delete,
+    FreeImages,
     Held,
     Push,
     Step,
@@ -34,6 +38,7 @@ from holdfast.replicator.view import (
     View,
     age,
     given_up,
+    is_kept,
     whole_steps,
 )
 
@@ -50,6 +55,7 @@ def plan(view: View) -> tuple[Step, ...]:
         *archive_steps(view),
         *_disk_deletions(view),
         *_staged_deletions(view),
+        *_images(view),
     )
 
 
@@ -64,7 +70,21 @@ def _copies(view: View) -> list[Step]:
     on_disk = _newest_by_rank(view, (Store.DISK,))
     wanted = [key for rank, key in in_memory.items() if (there := on_disk.get(rank)) is None or age(there) < age(key)]
     newest: list[Step] = [CopyToDisk(key, "newest in memory, not yet on disk") for key in _newest_first(wanted)]
-    return [*_copies_for_archive(view, wanted), *newest]
+    return [*_copies_for_archive(view, wanted), *_copies_of_earlier(view, wanted), *newest]
+
+
+def _copies_of_earlier(view: View, wanted: list[ShardKey]) -> list[Step]:
+    """What an earlier submission left in memory, whose images the new workers write over."""
+    if not any(is_kept(view, age(held.key)) for held in view.held):
+        return []
+    kept = replace(
+        view, held=tuple(held for held in view.held if is_kept(view, age(held.key))), restored=None, attempt=0
+    )
+    on_disk = _newest_by_rank(kept, (Store.DISK,))
+    in_memory = _newest_by_rank(kept, (Store.IMAGE, Store.STAGED))
+    late = [key for rank, key in in_memory.items() if (there := on_disk.get(rank)) is None or age(there) < age(key)]
+    why = "an earlier submission's newest in memory, not yet on disk"
+    return [CopyToDisk(key, why) for key in _newest_first(late) if key not in wanted]
 
 
 def _copies_for_archive(view: View, wanted: list[ShardKey]) -> list[Step]:
@@ -109,13 +129,24 @@ def _disk_deletions(view: View) -> list[Step]:
     disk = [held.key for held in view.held if held.store is Store.DISK]
     whole = whole_steps(view, (Store.DISK,))
     on_its_way = chosen(view)
+    spared = _newest_given_up(view, disk)
     steps: list[Step] = []
     for key in sorted(disk, key=lambda key: (age(key), key.rank)):
         if Held(Store.DISK, key) in view.pinned or (age(key) == on_its_way and key.rank in view.ranks):
             continue
+        if is_kept(view, age(key)) or age(key) in spared:
+            continue
         if (reason := _superseded(view, key, disk, whole)) is not None:
             steps.append(Delete(Store.DISK, key, reason))
     return steps
+
+
+def _newest_given_up(view: View, disk: list[ShardKey]) -> set[tuple[int, int]]:
+    """What this submission gave up last: the user may know better which step was the good one."""
+    if view.disk_full:
+        return set()
+    mine = {age(key) for key in disk if age(key)[0] >= max(view.first_attempt, view.expired_before)}
+    return set(sorted((each for each in mine if given_up(view, each)), reverse=True)[: max(view.keep, KEEP_MIN)])
 
 
 def _superseded(view: View, key: ShardKey, disk: list[ShardKey], whole: list[tuple[int, int]]) -> str | None:
@@ -169,9 +200,14 @@ def _staged_deletions(view: View) -> list[Step]:
     if not view.attempt:
         return []
     whole = whole_steps(view, (Store.DISK,))
+    on_disk = {held.key for held in view.held if held.store is Store.DISK}
     steps: list[Step] = []
     for held in sorted(view.held, key=lambda held: (age(held.key), held.key.rank)):
         if held.store is not Store.STAGED or held in view.pinned:
+            continue
+        if is_kept(view, age(held.key)) or view.ended:
+            if held.key in on_disk:
+                steps.append(Delete(Store.STAGED, held.key, "its workers have ended, and it is on disk"))
             continue
         newer = [step for step in whole if step[0] == view.attempt and step > age(held.key)]
         if held.key.rank not in view.ranks:
@@ -195,3 +231,16 @@ def _superseded_copy(view: View, key: ShardKey, newer: list[tuple[int, int]]) ->
     if on_disk and len(newer) >= COPY_STEPS_MAX:
         return "a copy on disk, too, and not renewed for some steps"
     return None
+
+
+def _images(view: View) -> list[Step]:
+    return [FreeImages("the job is over, and its newest save is on disk")] if images_may_go(view) else []
+
+
+def images_may_go(view: View) -> bool:
+    """The workers of a job that is over write no more. Their images go once nothing is lost with them."""
+    images = [held for held in view.held if held.store is Store.IMAGE]
+    if not view.images_left or view.fresh or any(held in view.pinned for held in images):
+        return False
+    on_disk = {rank: age(key) for rank, key in _newest_by_rank(replace(view, attempt=0), (Store.DISK,)).items()}
+    return all(on_disk.get(held.key.rank, (0, 0)) >= age(held.key) for held in images)

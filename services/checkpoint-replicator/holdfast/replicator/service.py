@@ -15,6 +15,7 @@ from holdfast.replicator import listener
 from holdfast.replicator.archivist import Archivist, OpenStores
 from holdfast.replicator.checksum import Checksummer
 from holdfast.replicator.engine import Engine, Tiers
+from holdfast.replicator.keeping import Keeper
 from holdfast.replicator.mover import Mover
 from holdfast.replicator.notes import listen_to_notes, open_notes
 from holdfast.replicator.scrub import Scrubber
@@ -90,6 +91,7 @@ async def serve(settings: ReplicatorSettings) -> None:
     archivist = Archivist(engine, stores, store_pace, client, settings.node, arrivals)
     mover = Mover(engine, client, checksummer, archivist, disk_pace=disk_pace, peer_pace=peer_pace)
     takers = ThreadPoolExecutor(settings.replicator_connections_max, "take", initializer=be_nice)
+    keeper = Keeper(engine, mover.idle, settings.replicator_retention_s)
     server = _data_server(engine, checksummer, limits, sockets, takers, arrivals)
     scrubber = Scrubber(engine, client, interval_s=settings.replicator_scrub_interval_s, pace=scrub_pace)
     store_scrubber = StoreScrubber(
@@ -114,6 +116,7 @@ async def serve(settings: ReplicatorSettings) -> None:
             guarded(tasks, "rescan", partial(engine.rescan, settings.replicator_rescan_interval_s))
             guarded(tasks, "mover", mover.run)
             guarded(tasks, "standby", partial(keep_ready, engine, warm, *spare))
+            guarded(tasks, "keeper", keeper.run)
             guarded(tasks, "scrubber", scrubber.run)
             guarded(tasks, "store scrubber", store_scrubber.run)
             guarded(

@@ -24,7 +24,7 @@ from holdfast.replicator.stager import Stager
 from holdfast.v1 import replicator_pb2 as pb
 from holdfast.v1 import replicator_pb2_grpc as rpc
 from holdfast.wire import shards as wire
-from holdfast.wire.retention import decode_retain
+from holdfast.wire.retention import decode_end, decode_prune, decode_retain
 
 SERVICE = "holdfast.v1.Replicator"
 
@@ -97,6 +97,24 @@ class Servicer(rpc.ReplicatorServicer):
     ) -> AsyncIterator[pb.ReplicatorInventory]:
         async for inventory, troubles in self._engine.watch(request.job):
             yield wire.encode_inventory(inventory, troubles)
+
+    async def End(  # noqa: N802
+        self, request: pb.EndRequest, context: Context
+    ) -> pb.EndResponse:
+        async def end() -> None:
+            await self._engine.end(decode_end(request))
+
+        await _answered(context, end())
+        return pb.EndResponse()
+
+    async def Prune(  # noqa: N802
+        self, request: pb.PruneRequest, context: Context
+    ) -> pb.PruneResponse:
+        async def prune() -> None:
+            await self._engine.prune(decode_prune(request), self._mover.idle)
+
+        await _answered(context, prune())
+        return pb.PruneResponse()
 
     async def Forget(  # noqa: N802
         self, request: pb.ForgetRequest, context: Context

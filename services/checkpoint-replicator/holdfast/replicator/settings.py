@@ -37,6 +37,9 @@ class ReplicatorSettings(ServiceSettings):
     # On a node that waits as a spare: memory that is ready for the shards that a swap brings, as many as it would have ranks.
     replicator_spare_shards: int = Field(0, ge=0, le=256)
     replicator_spare_shard_bytes: int = Field(1 << 30, ge=1)
+    # What jobs that are over have saved stays for so long unless it is pruned, counted while the replicator runs; 0 = for
+    # ever.
+    replicator_retention_s: float = Field(7 * 86400.0, ge=0)
     replicator_checksum_threads: int = Field(4, ge=1, le=64)
     replicator_connect_timeout_s: float = Field(3.0, gt=0)
     replicator_io_timeout_s: float = Field(10.0, gt=0)

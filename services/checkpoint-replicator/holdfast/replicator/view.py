@@ -93,6 +93,10 @@ class View:
     saved_by_all: tuple[int, int] | None = (
         None  # newest (attempt, step) known to be safe on every node; None = not told
     )
+    first_attempt: int = 0  # of this submission; what older attempts saved is an earlier one's
+    expired_before: int = 0  # what attempts before it saved has been kept for as long as it was to be
+    ended: bool = False  # the job is over
+    images_left: bool = False  # … and its workers' images have not been given back yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,13 @@ class Push:
 class Delete:
     store: Store
     key: ShardKey
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FreeImages:
+    """Give back the memory of the workers' images."""
+
     reason: str
 
 
@@ -147,7 +158,7 @@ class Discard:
 
 
 ArchiveStep = Survey | Upload | Complete | Discard
-Step = CopyToDisk | Push | Delete | ArchiveStep
+Step = CopyToDisk | Push | Delete | FreeImages | ArchiveStep
 
 
 def what(step: Step) -> str:
@@ -161,6 +172,8 @@ def what(step: Step) -> str:
             return f"step {number} (attempt {attempt})"
         case Survey():
             return "all steps"
+        case FreeImages():
+            return "all images"
         case _:
             assert_never(step)
 
@@ -175,6 +188,12 @@ def given_up(view: View, key: tuple[int, int]) -> bool:
     if key[0] >= view.attempt:
         return False
     return view.restored is None or key > view.restored
+
+
+def is_kept(view: View, key: tuple[int, int]) -> bool:
+    """Whether (attempt, step) was saved by an earlier submission under this name: it is deleted when somebody asks for it, or
+    when it has been kept for as long as it was to be."""
+    return view.expired_before <= key[0] < view.first_attempt
 
 
 def whole_steps(view: View, stores: tuple[Store, ...]) -> list[tuple[int, int]]:

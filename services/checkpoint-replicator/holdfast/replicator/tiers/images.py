@@ -109,10 +109,19 @@ class ImageTier:
         set_aside(path, _manifest_path(path))
 
     def delete(self, job: str, key: ShardKey) -> None:
-        raise Conflict(f"{label(key)}: an image belongs to its worker, which overwrites it when it needs it")
+        """It takes no memory with it: the file is its worker's, who writes over it."""
+        try:
+            path = self._path(job, key)
+        except NotFound:
+            return
+        _manifest_path(path).unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
 
     def forget(self, job: str) -> None:
         for directory in (*find(self._root, f"{job}/w*"), *find(self._overflow, f"{job}/overflow")):
+            # At once: workers of a new submission may make theirs meanwhile.
+            directory.rename(directory.with_name(f".{directory.name}.gone"))
+        for directory in (*find(self._root, f"{job}/.w*.gone"), *find(self._overflow, f"{job}/.overflow.gone")):
             remove(directory)
 
     def _paths(self, job: str) -> list[Path]:

@@ -197,6 +197,7 @@ def _prepare(
         restore=tuple(rank for rank in election.ranks if rank.rank in placement.ranks),
         peers=tuple(ShardSource(node, endpoint) for node, endpoint in sources if endpoint),
         checks=job.spec.checks,
+        first_attempt=job.first_attempt,
     )
 
 
@@ -211,16 +212,17 @@ def newest_held(turn: Turn, job: str) -> int:
 
 
 def stop_leavers(
-    turn: Turn, name: str, generation: int, *, stay: Iterable[str] = (), grace_s: float = 0.0, forget: bool = False
+    turn: Turn, name: str, generation: int, *, stay: Iterable[str] = (), grace_s: float = 0.0, ended: bool = False
 ) -> dict[str, str]:
     """Order every node that may have workers of the job, except `stay`, to stop them.
 
-    Returns the orders to wait for (command id → node): those of connected nodes. The others get theirs when they come back.
+    `ended`: the job is over, and nodes that only have shards of it hear so, too. Returns the orders to wait for (command id →
+    node): those of connected nodes. The others get theirs when they come back.
     """
     waiting = {}
-    concerned = {*turn.found(By.HOLDS, name), *(turn.found(By.KEEPS, name) if forget else ())}
+    concerned = {*turn.found(By.HOLDS, name), *(turn.found(By.KEEPS, name) if ended else ())}
     for node in sorted(concerned.difference(stay)):
-        command = turn.send(node, Stop(name, generation, grace_s, forget))
+        command = turn.send(node, Stop(name, generation, grace_s, ended=ended))
         if turn.nodes[node].connected:
             waiting[command] = node
     return waiting

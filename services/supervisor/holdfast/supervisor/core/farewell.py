@@ -1,9 +1,9 @@
-"""The last checkpoint of a job that has completed goes to its object store before the nodes forget the job.
+"""The last checkpoint of a job that has completed goes to its object store before the nodes hear that the job is over.
 
-    completed ──every rank's newest save asked for──► leaving ──complete in the store, or time is over──► forgotten
+    completed ──every rank's newest save asked for──► leaving ──complete in the store, or time is over──► over
 
 Its nodes are free for other jobs meanwhile: the replicators carry on beside them. A job without a store, or whose last step is
-there already, is forgotten at once.
+there already, is over at once. Its files stay on the nodes, as those of a job that was stopped or has failed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def review(turn: Turn, name: str) -> None:
         return
     step = job.checkpoint_step
     if _stored(job, step):
-        _forget(turn, job, f"step {step} is in the object store")
+        _over(turn, job, f"step {step} is in the object store")
     elif step > job.leaving.step:
         turn.put_job(name, leaving=evolve(job.leaving, step=step, news=f"step {step} is going to the object store"))
         assert job.running is not None
@@ -47,7 +47,7 @@ def on_timer(turn: Turn, name: str) -> None:
     """It has had its time."""
     job = turn.jobs.get(name)
     if job is not None and job.leaving is not None and not job.leaving.over:
-        _forget(turn, job, f"step {job.checkpoint_step} did not reach the object store in time")
+        _over(turn, job, f"step {job.checkpoint_step} did not reach the object store in time")
 
 
 def _stored(job: Job, step: int) -> bool:
@@ -56,10 +56,10 @@ def _stored(job: Job, step: int) -> bool:
     return any(each.attempt == attempt and each.step >= step and not each.damage for each in job.stored)
 
 
-def _forget(turn: Turn, job: Job, news: str) -> None:
+def _over(turn: Turn, job: Job, news: str) -> None:
     assert job.leaving is not None
     turn.cancel_timer(f"leave:{job.name}")
     turn.put_job(job.name, leaving=evolve(job.leaving, news=news, over=True))
     turn.note(job.name, f"completed: {news}")
     abandon(turn, job.name)
-    stop_leavers(turn, job.name, job.number, forget=True)
+    stop_leavers(turn, job.name, job.number, ended=True)

@@ -43,7 +43,8 @@ def submit(turn: Turn, event: JobSubmitted) -> None:
         phase=JobPhase.PENDING,
         reason="submitted",
         target_dp=event.spec.mesh.dp,
-        attempt_base=max(int(turn.at), last_attempt) - number,
+        attempt_base=(base := max(int(turn.at), last_attempt) - number),
+        first_attempt=base + number + 1,
         generation=evolve(old.generation, placements=()) if old and old.generation else None,
         lineage=(Segment(resumed.attempt, resumed.step),) if resumed else (),
         resumed=resumed,
@@ -123,7 +124,7 @@ def on_ranks_finished(turn: Turn, node: str, report: RanksFinished) -> None:
         if job.stopping is not None:
             _end(turn, job.name, JobPhase.STOPPED, job.stopping.reason)
         else:
-            _end(turn, job.name, JobPhase.COMPLETED, f"all {len(finished)} ranks ended with exit code 0", forget=True)
+            _end(turn, job.name, JobPhase.COMPLETED, f"all {len(finished)} ranks ended with exit code 0")
 
 
 def request_checkpoint(turn: Turn, event: CheckpointRequested) -> None:
@@ -225,16 +226,14 @@ def fail(turn: Turn, name: str, reason: str) -> None:
     _end(turn, name, JobPhase.FAILED, reason)
 
 
-def _end(turn: Turn, name: str, phase: JobPhase, reason: str, *, forget: bool = False) -> None:
-    """Nothing of the job runs on; whoever is not connected now is told when it comes back."""
+def _end(turn: Turn, name: str, phase: JobPhase, reason: str) -> None:
+    """Nothing of the job runs on; whoever is not connected now is told when it comes back. What was saved stays there."""
     job = turn.jobs[name]
     for timer in ("pending", "plan", "save", "stop", "retry", "defer", "report", "retain", "reconcile", "still"):
         turn.cancel_timer(f"{timer}:{name}")
-    outstanding = job.stopping.waiting if job.stopping else {}
-    if not outstanding:
-        change.abandon(turn, name)
-        if not (forget and farewell.begin(turn, name)):
-            change.stop_leavers(turn, name, job.number, forget=forget)
+    change.abandon(turn, name)
+    if phase is not JobPhase.COMPLETED or not farewell.begin(turn, name):
+        change.stop_leavers(turn, name, job.number, ended=True)
     if job.running is not None:
         turn.publish(GenerationChanged(turn.at, name, "ended", job.running, reason))
     closing = IncidentState.FAILED if phase is JobPhase.FAILED else IncidentState.RESOLVED

@@ -10,6 +10,7 @@ from holdfast.domain.orders import (
     Inventory,
     OrderDone,
     Prepare,
+    Prune,
     RanksFinished,
     RanksStepping,
     Stop,
@@ -131,7 +132,9 @@ def _reconnected(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts) 
 def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts, preflight: Preflight | None) -> None:
     """Another life of the node: every worker and every order of the last one died with it."""
     for send in turn.orders(node=node.name):
-        if not (isinstance(send.order, Stop) and send.order.forget):
+        if not (
+            isinstance(send.order, Prune) or (isinstance(send.order, Stop) and (send.order.ended or send.order.forget))
+        ):
             turn.forget_order(send.command_id)
     job = nodes.job_of(turn, node.name)
     ran = job is not None and job.running is not None and job.running.number in node.holds.get(job.name, ())
@@ -263,6 +266,8 @@ def _order_done(turn: Turn, node: str, done: OrderDone) -> None:
             reconcile.on_forked(turn, node, send.order.job, done.workers)
         case Stop() if done.ok:
             nodes.release_holds(turn, node, send.order.job, send.order.generation)
+        case Prune() if not done.ok:
+            turn.note(node, f"did not delete saved steps of {send.order.job}: {done.reason}")
         case Warm() if not done.ok:
             turn.note(node, f"could not be warmed for {send.order.job}: {done.reason}")
         case CheckpointNow() if not done.ok:

@@ -1,0 +1,61 @@
+"""What a job has saved stays on this node after its end.
+
+Nothing of a submission that has ended, or that another one under the same name has followed, is deleted for want of room. It
+goes when somebody asks for it (`holdfast checkpoints prune`), or when it has been kept for `retention_s` (0 = for ever). The
+time is counted by the monotonic clock while this process runs, and written down: neither a clock that jumps nor a machine that
+was off for a week makes anything old.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import anyio
+import structlog
+
+from holdfast.replicator.engine import Engine
+from holdfast.replicator.jobs import Job
+
+log = structlog.get_logger("holdfast.replicator")
+
+LOOKS = 1000  # within the retention
+LOOK_S_MAX = 600.0  # so much of what was counted a killed replicator loses, at most: things stay longer then
+
+
+class Keeper:
+    """Counts, and removes what has been kept for long enough. `idle`: as `Mover.idle`."""
+
+    def __init__(self, engine: Engine, idle: Callable[[str], Awaitable[None]], retention_s: float) -> None:
+        self._engine = engine
+        self._idle = idle
+        self._retention_s = retention_s
+
+    async def run(self) -> None:
+        """Runs for ever."""
+        while True:
+            before = anyio.current_time()
+            await anyio.sleep(
+                min(LOOK_S_MAX, max(self._retention_s / LOOKS, 0.01)) if self._retention_s else LOOK_S_MAX
+            )
+            await self.look(anyio.current_time() - before)
+
+    async def look(self, elapsed_s: float) -> None:
+        """So much later."""
+        for job in list(self._engine.jobs.values()):
+            if not job.kept.ages_s:
+                continue
+            before = job.kept.expired_before
+            job.kept.grow_older(elapsed_s, self._retention_s)
+            if job.kept.expired_before > before:
+                await self._expired(job)
+            if not job.gone:
+                await self._engine.remember(job)
+
+    async def _expired(self, job: Job) -> None:
+        log.info(
+            "kept for long enough", job=job.name, attempts_before=job.kept.expired_before, retention_s=self._retention_s
+        )
+        if job.ended and job.config is not None and job.config.attempt < job.kept.expired_before:
+            await self._engine.forget(job.name, self._idle)
+        else:
+            self._engine.notify()  # the plan decides what of it nobody needs
