@@ -200,6 +200,7 @@ def facts(node: str, incarnation: str = "i1", **changes: Any) -> NodeFacts:
         "replicator_endpoint": "",
         "agent_pid": 1,
         "directory": f"/nodes/{node}",
+        "disk_dir": f"/disk/{node}",
         "kernel_log": "",
         "protocol_version": PROTOCOL_VERSION,
     }

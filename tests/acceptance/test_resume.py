@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from torch.distributed.checkpoint import FileSystemReader
 from training import cluster, gpt_job, losses
+from typer.testing import CliRunner, Result
 from waiting import wait_until
 
-from holdfast.domain.errors import InvalidSpec
+from holdfast.cli.main import application
+from holdfast.domain.errors import Conflict, InvalidSpec
 
 
 @pytest.mark.slow
@@ -37,3 +40,40 @@ def test_a_job_starts_from_the_last_save_of_another_one(tmp_path: Path) -> None:
     wait_until(lambda: losses(after), description="the losses")
     assert min(losses(after)) == step + 1
     assert losses(after)[step + 1] == pytest.approx(losses(before)[step + 1], rel=1e-3)
+
+
+def holdfast(*arguments: str) -> Result:
+    return CliRunner().invoke(application(arguments[0]), arguments)
+
+
+@pytest.mark.timeout(240)
+def test_a_job_that_was_stopped_goes_on_under_its_name_as_if_it_had_never_been(tmp_path: Path) -> None:
+    """Without an object store. Until somebody says what is to become of its checkpoints, nothing runs under the name."""
+    calm, rough = tmp_path / "calm", tmp_path / "rough"
+    with cluster(tmp_path / "stack", nodes=2) as run:
+        run.client.submit(gpt_job("x", rough, dp=2, pp=1, steps=100_000))
+        run.wait_step("x", 12)
+        run.client.stop("x", "enough")
+        over = run.wait("x", "its last save on disk", lambda view: bool(view["kept"] and view["kept"]["on_disk"]))
+        step = over["kept"]["step"]
+        assert step == over["checkpoint_step"] > 0
+        assert all(Path(directory).is_dir() for directory in over["kept"]["directories"].values())
+
+        longer = gpt_job("x", rough, dp=2, pp=1, steps=step + 15)
+        with pytest.raises(Conflict, match=rf"x has checkpoints, the newest of step {step} .* --resume .* --fresh"):
+            run.client.submit(longer)
+        run.client.submit(longer, resume=True)
+        assert run.client.job("x")["goes_on_from"] == step
+        assert run.wait_end("x")["phase"] == "completed"
+
+        state = tmp_path / "exported"
+        exported = holdfast("checkpoints", "export", "x", "--to", str(state), "--api", run.stack.api_url)
+        assert exported.exit_code == 0, exported.output
+        assert FileSystemReader(state).read_metadata().state_dict_metadata, "torch reads it without Holdfast"
+        deleted = holdfast("checkpoints", "prune", "x", "--yes", "--api", run.stack.api_url)
+        assert deleted.exit_code == 0, deleted.output
+        run.wait("x", "its checkpoints to be gone", lambda view: view["kept"] is None)
+
+        run.client.submit(gpt_job("calm", calm, dp=2, pp=1, steps=step + 15))
+        assert run.wait_end("calm")["phase"] == "completed"
+    assert losses(rough) == losses(calm), "bit for bit"

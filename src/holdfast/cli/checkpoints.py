@@ -1,4 +1,5 @@
-"""`holdfast checkpoints`: what is saved, whether it is whole, and how to get it out. Works on the object store alone."""
+"""`holdfast checkpoints`: what is saved, whether it is whole, and how to get it out. Works on the object store alone, and
+on the nodes of a job where a supervisor answers."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import importlib.util
 import json
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +25,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from holdfast.cli import checkpoint_rows
+from holdfast.cli import checkpoint_rows, node_checkpoints
 from holdfast.cli.checkpoint_rows import Json, Stored
 from holdfast.cli.client import Client, NoApi, default_url
 from holdfast.cli.tables import Api, AsJson, console, mesh, show_list, show_one, table
@@ -34,7 +35,8 @@ from holdfast.stores.layout import CheckpointManifest, delete_step
 
 app = typer.Typer(
     help="Checkpoints: list, show, verify, prune, fetch, export.",
-    epilog="Without --store, a supervisor is asked for the job's own. With it, nothing but the store is needed: "
+    epilog="Without --store, a supervisor is asked for the job's own; where it has none, its nodes are meant. With --store, "
+    "nothing but the store is needed: "
     "`holdfast checkpoints list gpt --store gs://bucket/dir`.",
     no_args_is_help=True,
 )
@@ -192,16 +194,29 @@ def _verified(store: ObjectStore, checkpoint: CheckpointManifest, *, quiet: bool
 # ---------------------------------------------------------------- prune
 
 
-@app.command(epilog="Example: holdfast checkpoints prune gpt --store gs://bucket/dir --keep 3")
+@app.command(
+    epilog="Examples: [bold]holdfast checkpoints prune gpt[/] (all that a job which is over has on its nodes) · "
+    "[bold]holdfast checkpoints prune gpt --store gs://bucket/dir --keep 3[/]"
+)
 def prune(
     job: Job,
-    keep: Annotated[int, typer.Option(help="Complete checkpoints that stay.", min=1)],
+    keep: Annotated[
+        int, typer.Option(help="Complete checkpoints that stay; in a store at least 1.", min=0, show_default=False)
+    ] = 0,
     store: Store = "",
     api: Api = "",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete old checkpoints from the store, after asking; never the newest complete one."""
+    """Delete checkpoints, after asking: from the nodes, or with --store from the store, there never the newest complete one.
+
+    What a job that is not over may go back to stays on its nodes.
+    """
+    if not store:
+        _prune_nodes(job, keep, api or default_url(), yes=yes, as_json=as_json)
+        return
+    if not keep:
+        raise InvalidSpec("--keep", keep, "at least 1 with --store")
     with _opened(job, store, api) as opened:
         plan = checkpoint_rows.pruning(checkpoint_rows.in_store(opened, job), keep, time.time())
         if not as_json:
@@ -216,6 +231,31 @@ def prune(
                 console.print(f"deleted step {each.objects.step} (attempt {each.objects.attempt})")
     if as_json:
         print(json.dumps({"deleted": _plan_rows(plan.go), "kept": _plan_rows(plan.stay)}, indent=2))
+
+
+def _prune_nodes(job: str, keep: int, api: str, *, yes: bool, as_json: bool) -> None:
+    stored = _has_store(job, api)
+    with Client(api) as client:
+        go, stay = node_checkpoints.prunable(client, job, keep)
+        if not as_json:
+            if go:
+                rows = [row | {"plan": word} for word, part in (("delete", go), ("keep", stay)) for row in part]
+                console.print(table(rows, ("step", "attempt", "plan")))
+            else:
+                console.print(f"{job}: nothing to delete on its nodes; {len(stay)} stay")
+        if go and not yes:
+            if as_json:
+                raise InvalidSpec("--yes", False, "given together with --json: nothing is asked then")
+            typer.confirm(f"Delete {len(go)} of {len(go) + len(stay)} from the nodes?", abort=True)
+        if go:
+            client.prune(job, [(row["attempt"], row["step"]) for row in go])
+    if as_json:
+        print(json.dumps({"deleted": go, "kept": stay}, indent=2))
+        return
+    if go:
+        console.print(f"{job}: {len(go)} {'step is' if len(go) == 1 else 'steps are'} deleted from its nodes")
+    if stored:
+        notes.print("[dim]nothing is deleted from its object store: name that with --store[/]")
 
 
 def _show_plan(job: str, plan: checkpoint_rows.Pruning) -> None:
@@ -256,7 +296,15 @@ def fetch(
     attempt: Attempt = None,
     rank: Annotated[list[int] | None, typer.Option(help="Only this rank; can be repeated.", show_default=False)] = None,
 ) -> None:
-    """Bring shard files back from the store, each with its manifest, every byte verified."""
+    """Bring shard files back from the store or the nodes, each with its manifest, every byte verified."""
+    if not store and not _has_store(job, api or default_url()):
+        with Client(api or default_url()) as client:
+            meant = node_checkpoints.choose(client, job, step, attempt)
+            paths = _from_nodes(client, meant, rank or meant.ranks, to)
+        console.print(
+            f"step {meant.step} (attempt {meant.attempt}): {len(paths)} shards in {escape(str(paths[0].parent))}"
+        )
+        return
     with _opened(job, store, api) as opened:
         checkpoint = checkpoint_rows.choose(opened, job, step, attempt)
         paths = _fetched(opened, checkpoint, tuple(rank or range(len(checkpoint.ranks))), to)
@@ -280,6 +328,15 @@ def export(
     if to.exists() and any(to.iterdir()):
         raise InvalidSpec("--to", str(to), "a directory that is not there yet, or is empty")
     shards = to.with_name(f".{to.name}.shards")  # on the same file system: the export links what it can
+    if not store and not _has_store(job, api or default_url()):
+        with Client(api or default_url()) as client:
+            meant = node_checkpoints.choose(client, job, step, attempt)
+            try:
+                _write_dcp(_from_nodes(client, meant, meant.ranks, shards), to)
+            finally:
+                shutil.rmtree(shards, ignore_errors=True)
+        console.print(f"step {meant.step} ({mesh(meant.mesh)}) exported to {escape(str(to))}")
+        return
     with _opened(job, store, api) as opened:
         checkpoint = checkpoint_rows.choose(opened, job, step, attempt)
         try:
@@ -310,6 +367,13 @@ def _fetched(store: ObjectStore, checkpoint: CheckpointManifest, ranks: tuple[in
         return transfer.fetch(store, checkpoint, ranks, to, advance)
 
 
+def _from_nodes(client: Client, meant: node_checkpoints.OnNodes, ranks: Sequence[int], to: Path) -> list[Path]:
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed} of {task.total} ranks"))
+    with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as progress:
+        task = progress.add_task(f"step {meant.step}", total=len(ranks))
+        return node_checkpoints.fetch(client, meant, ranks, to, lambda count: progress.advance(task, count))
+
+
 # ---------------------------------------------------------------- shared
 
 
@@ -328,6 +392,16 @@ def _opened(job: str, store: str, api: str) -> Iterator[ObjectStore]:
         raise NotFound(f"{job} has no object store: its job file has no checkpoint.store; name another with --store")
     with closing(open_store(store)) as opened:
         yield opened
+
+
+def _has_store(job: str, api: str) -> bool:
+    """Raises `NoApi` that says how to do without one."""
+    try:
+        return bool(_store_of(job, api))
+    except NoApi as error:
+        raise NoApi(
+            f"no supervisor answers at {api} that could say where {job} is stored; name the store with --store"
+        ) from error
 
 
 def _store_of(job: str, api: str) -> str:

@@ -10,7 +10,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from ipaddress import ip_address
 from types import TracebackType
 from typing import Any, Self
@@ -79,9 +79,18 @@ class Client:
 
     # ------------------------------------------------------------------ jobs
 
-    def submit(self, body: Mapping[str, Any]) -> Json:
-        """Submit a job; returns when the supervisor has accepted it. Raises `Conflict` when one of that name is running."""
-        return self._command("/v1/jobs", body)
+    def submit(
+        self, body: Mapping[str, Any], *, resume: bool = False, fresh: bool = False, step: int | None = None
+    ) -> Json:
+        """Submit a job; returns when the supervisor has accepted it. Raises `Conflict` when one of that name is running, or has
+        checkpoints and neither `resume` (go on from the newest complete one, or from `step`) nor `fresh` (start at step 0) is
+        said."""
+        said = {"resume": "true"} if resume else {"fresh": "true"} if fresh else {}
+        said |= {} if step is None else {"step": str(step)}
+        return self._command("/v1/jobs", body, parameters=said)
+
+    def resume(self, name: str, step: int | None = None) -> Json:
+        return self._command(_path("jobs", name, "resume"), {"step": step})
 
     def job(self, name: str) -> Json:
         return self._get(_path("jobs", name))
@@ -106,6 +115,15 @@ class Client:
     def checkpoints(self, name: str) -> Iterator[Json]:
         """What the job's nodes and its store hold, newest first."""
         return self._pages(_path("jobs", name, "checkpoints"))
+
+    def checkpoint_sources(self, name: str, attempt: int, step: int) -> Json:
+        """Where its shards can be fetched from the nodes, and with which secret."""
+        return self._get(_path("jobs", name, "checkpoints", str(attempt), str(step), "sources"))
+
+    def prune(self, name: str, steps: Iterable[tuple[int, int]]) -> Json:
+        """Delete these (attempt, step) from the nodes."""
+        body = {"steps": [{"attempt": attempt, "step": step} for attempt, step in steps]}
+        return self._command(_path("jobs", name, "checkpoints", "prune"), body)
 
     def checkpoint_holders(self, name: str, attempt: int, step: int) -> dict[int, list[str]]:
         """rank → connected nodes that hold its shard."""
@@ -192,9 +210,16 @@ class Client:
             if not cursor:
                 return
 
-    def _command(self, path: str, body: Mapping[str, Any], timeout_s: float = OPERATION_TIMEOUT_S) -> Json:
+    def _command(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        timeout_s: float = OPERATION_TIMEOUT_S,
+        parameters: Mapping[str, str] | None = None,
+    ) -> Json:
         """POST and wait for the operation: 202 only says that the request is in the supervisor's inbox."""
-        operation = self._led("POST", path, json=dict(body), headers={"Idempotency-Key": uuid.uuid4().hex})
+        key = {"Idempotency-Key": uuid.uuid4().hex}
+        operation = self._led("POST", path, json=dict(body), headers=key, params=parameters)
         deadline = self._clock() + timeout_s
         while operation.get("state") == "pending":
             if self._clock() > deadline:

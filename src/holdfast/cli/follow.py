@@ -18,6 +18,8 @@ from holdfast.domain.errors import Unavailable
 
 POLL_S = 0.2
 NODES_EVERY = 5  # polls; a fleet has many nodes, and their states are the slow part of the picture
+SETTLE_MAX_S = 30.0  # after the end, for the last save to reach the disks: what is copied then is copied all the same
+NODES_NAMED_MAX = 4
 SILENCE_MAX_S = 900.0  # the control plane may be away for a while: training goes on without it
 ENDED = {"completed": 0, "stopped": 1, "failed": 1}
 
@@ -41,6 +43,7 @@ def follow(
     logs = LogTail(client, name, ranks)
     seen: set[tuple[str, str]] = set()
     silent_since: float | None = None
+    ended_at = 0.0
     nodes: list[Mapping[str, Any]] = []
     with JobDisplay(console) as display:
         for poll in itertools.count():
@@ -68,12 +71,39 @@ def follow(
             for line in news:
                 display.say(line)
             if job["phase"] in ENDED and not (until_left and job.get("leaving")):
-                break
+                ended_at = ended_at or clock()
+                if _settled(job) or clock() - ended_at > SETTLE_MAX_S:
+                    break
             sleep(POLL_S)
         for line in logs.rest():
             display.print(line)
     console.print(markup(f"[bold]{escape(name)}[/] {job['phase']}: {escape(job['reason'])}"), soft_wrap=True)
+    if said := kept(job):
+        console.print(escape(said), soft_wrap=True)
     return ENDED[job["phase"]]
+
+
+def _settled(job: Mapping[str, Any]) -> bool:
+    """Whether the last save of a job that is over is on its nodes' disks."""
+    kept = job.get("kept")
+    return not job.get("checkpoint_step") or bool(kept and kept["on_disk"] and kept["step"] >= job["checkpoint_step"])
+
+
+def kept(job: Mapping[str, Any]) -> str:
+    """What of a job that is over its nodes keep, and what can be done with it; empty when there is nothing."""
+    found, name = job.get("kept"), job["name"]
+    if not found:
+        return ""
+    nodes = list(found["directories"])
+    on = ", ".join(nodes[:NODES_NAMED_MAX]) + (
+        f" and {len(nodes) - NODES_NAMED_MAX} more" if len(nodes) > NODES_NAMED_MAX else ""
+    )
+    under = sorted(set(found["directories"].values()))
+    where = f" on {on} under {', '.join(under[:NODES_NAMED_MAX])}" if nodes else ""
+    return (
+        f"step {found['step']} is kept{where}; `holdfast jobs resume {name}` goes on from it; "
+        f"`holdfast checkpoints prune {name}` deletes it"
+    )
 
 
 def _news(client: Client, name: str, seen: set[tuple[str, str]]) -> Iterator[str]:

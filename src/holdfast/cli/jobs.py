@@ -10,7 +10,7 @@ from holdfast.cli.client import Client, default_url
 from holdfast.cli.durations import seconds
 from holdfast.cli.tables import Api, AsJson, Name, console, look_at, show_one
 
-app = typer.Typer(help="Jobs: list, show, watch, stop, checkpoint, resize.", no_args_is_help=True)
+app = typer.Typer(help="Jobs: list, show, watch, stop, resume, checkpoint, resize.", no_args_is_help=True)
 
 COLUMNS = ("name", "phase", "mesh", "generation", "step", "loss", "tokens_per_s", "reason")
 
@@ -27,6 +27,22 @@ def stop(
     with Client(api or default_url()) as client:
         client.stop(name, reason)
     console.print(f"{name}: stopping")
+
+
+@app.command(epilog="Example: holdfast jobs resume llm --step 1200")
+def resume(
+    name: Name,
+    step: Annotated[
+        int | None,
+        typer.Option(help="Go on from this step. Default: the newest complete one.", min=1, show_default=False),
+    ] = None,
+    api: Api = "",
+) -> None:
+    """Start a job that is over again, from the newest complete checkpoint that its nodes or its object store have."""
+    with Client(api or default_url()) as client:
+        client.resume(name, step)
+        from_step = client.job(name)["goes_on_from"]
+    console.print(f"{name}: goes on from step {from_step}")
 
 
 @app.command()

@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -63,6 +64,15 @@ def run(
     ] = None,
     policy: Annotated[Path | None, typer.Option(help="Policy script of the job.")] = None,
     api: Annotated[str, typer.Option(help="API to submit to.", envvar=ENV_API, show_default=False)] = "",
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest complete checkpoint that the job's name has.")
+    ] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start at step 0 and keep the checkpoints that the job's name has.")
+    ] = False,
+    step: Annotated[
+        int | None, typer.Option("--step", help="With --resume: go on from this step.", min=1, show_default=False)
+    ] = None,
     local: Annotated[
         bool, typer.Option("--local", help="Start a local stack for this job, even when an API answers.")
     ] = False,
@@ -105,6 +115,10 @@ def run(
     )
     if local and _typed(context, "api"):
         raise InvalidSpec("--api", api, "no --api together with --local: --local starts a Holdfast of its own")
+    if resume and fresh:
+        raise InvalidSpec("--fresh", True, "no --fresh together with --resume: one goes on, the other starts at step 0")
+    if step is not None and not resume:
+        raise InvalidSpec("--step", step, "no --step without --resume")
     ranks = torchrun.shown_ranks(show_ranks or local_ranks_filter, tee)
     if target.endswith((".yaml", ".yml")):
         _nothing_beside_a_job_file(context, arguments or [])
@@ -129,10 +143,27 @@ def run(
             if not local
             else "--detach cannot be used with --local: the local stack ends with this command"
         )
-    raise typer.Exit(_run(spec, url, detach, spec.spares if spares is None else spares, ranks))
+    if resume and not url:
+        raise Unavailable(
+            f"--resume needs the Holdfast whose nodes have the checkpoints of {spec.name}, and none answers at "
+            f"{default_url()}: start it with `holdfast up` in the directory that it had"
+            if not local
+            else f"--resume cannot be used with --local: the nodes of a new local stack have no checkpoints of {spec.name}"
+        )
+    start = Start(resume, fresh, step)
+    raise typer.Exit(_run(spec, url, detach, spec.spares if spares is None else spares, ranks, start))
 
 
-def _run(spec: JobSpec, url: str, detach: bool, spares: int, ranks: Ranks) -> int:
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What is said about the checkpoints that the name has already."""
+
+    resume: bool = False
+    fresh: bool = False
+    step: int | None = None
+
+
+def _run(spec: JobSpec, url: str, detach: bool, spares: int, ranks: Ranks, start: Start) -> int:
     """`url` empty: on a local stack of its own."""
     console = Console(highlight=False, emoji=False)
     remote = bool(url)
@@ -142,9 +173,11 @@ def _run(spec: JobSpec, url: str, detach: bool, spares: int, ranks: Ranks) -> in
             stack = _start_stack(spec, spares, console, cleanup)
             url, check = stack.api_url, stack.tend
         client = cleanup.enter_context(Client(url))
-        client.submit(to_body(spec))
+        client.submit(to_body(spec), resume=start.resume, fresh=start.fresh, step=start.step)
         try:
-            console.print(f"[bold]{spec.name}[/] submitted to {url}", soft_wrap=True)
+            said = f", to go on from step {client.job(spec.name)['goes_on_from']}" if start.resume else ""
+            console.print(f"[bold]{spec.name}[/] submitted to {url}{said}", soft_wrap=True)
+            console.print(f"[dim]{escape(_where_kept(client, spec.name))}[/]", soft_wrap=True)
             if detach:
                 return 0
             return follow(client, spec.name, console, ranks=ranks, check=check, until_left=not remote)
@@ -152,6 +185,15 @@ def _run(spec: JobSpec, url: str, detach: bool, spares: int, ranks: Ranks) -> in
             if remote:
                 console.print(f"[bold]{spec.name}[/] goes on without us; `holdfast jobs stop {spec.name}` stops it")
             raise
+
+
+def _where_kept(client: Client, name: str) -> str:
+    places = sorted({f"{node['disk_dir']}/{name}" for node in client.nodes() if node.get("disk_dir")})
+    where = f" ({places[0]}{' and so on' if len(places) > 1 else ''})" if places else ""
+    return (
+        f"its checkpoints stay on the nodes' disks{where} when it ends, until `holdfast checkpoints prune {name}` or for the "
+        "nodes' retention, 7 days unless set otherwise"
+    )
 
 
 def _start_stack(spec: JobSpec, spares: int, console: Console, cleanup: ExitStack) -> LocalStack:

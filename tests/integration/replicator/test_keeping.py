@@ -93,3 +93,19 @@ def test_what_has_been_kept_for_as_long_as_it_was_to_be_is_deleted(tmp_path: Pat
         save(a, 10)
         a.end()
         wait_until(lambda: not (a.disk / JOB).exists(), description="what has expired to be deleted")
+
+
+def test_a_term_signal_during_a_save_tears_nothing_and_forgets_nothing(tmp_path: Path) -> None:
+    """What an agent that is told to end does to its replicator."""
+    with nodes(tmp_path, "a") as (a,):
+        a.configure()
+        (first,) = save(a, 10)
+        worker = a.images()
+        last = a.save(worker, 20)  # its copy to the disk is under way, or about to begin
+        a.stop()
+        worker.close()
+        a.start()
+        assert (first, "disk") in a.holdings()
+        a.wait_for(last, "disk")
+        for key in (first, last):
+            assert a.stage(key, a).shard == key, "verified before it is handed out"

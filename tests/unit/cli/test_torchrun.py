@@ -28,7 +28,7 @@ class Recorder:
         self.ranks: Any = None
         self.spares = 0
 
-    def __call__(self, spec: JobSpec, url: str, detach: bool, spares: int, ranks: Any) -> int:
+    def __call__(self, spec: JobSpec, url: str, detach: bool, spares: int, ranks: Any, start: Any) -> int:
         self.spec, self.ranks, self.spares = spec, ranks, spares
         return 0
 

@@ -19,6 +19,7 @@ from holdfast.supervisor.protocol import (
     NodeCordonRequested,
     NodeRepaired,
     ResizeRequested,
+    StepsCompleted,
 )
 
 
@@ -339,3 +340,14 @@ def test_workers_of_a_finished_job_are_stopped_when_their_node_comes_back() -> N
     assert fleet.job.phase is JobPhase.STOPPED
     fleet.hello("n1", running=1)
     assert set(fleet.orders(Stop)) == {"n1"}
+
+
+def test_the_last_step_and_its_loss_are_on_record_although_they_are_told_after_the_end() -> None:
+    fleet = running(job(dp=2), saved=10)
+    number = fleet.job.number
+    fleet.fold(StepsCompleted(fleet.now, JOB, number, 11, fleet.now, loss=2.5))
+    fleet.finish()
+    assert (fleet.job.phase, fleet.job.step, fleet.job.loss) == (JobPhase.COMPLETED, 11, 2.5)
+    fleet.fold(StepsCompleted(fleet.now, JOB, number, 13, fleet.now, loss=1.5))
+    fleet.fold(StepsCompleted(fleet.now, JOB, number, 12, fleet.now, loss=9.5))
+    assert (fleet.job.step, fleet.job.loss) == (13, 1.5), "what a supervisor that is started again knows"

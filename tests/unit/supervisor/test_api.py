@@ -19,7 +19,13 @@ from holdfast.log.names import INBOX
 from holdfast.supervisor.core.state import Breaker, Config, State
 from holdfast.supervisor.inbox import InboxEvent
 from holdfast.supervisor.picture import Picture
-from holdfast.supervisor.protocol import JobStopRequested, JobSubmitted, NodeCordonRequested, ResizeRequested
+from holdfast.supervisor.protocol import (
+    JobStopRequested,
+    JobSubmitted,
+    NodeCordonRequested,
+    ResizeRequested,
+    TimerFired,
+)
 from holdfast.supervisor.requests import OperatorRequest
 from holdfast.wire import records
 
@@ -286,6 +292,46 @@ async def test_what_is_saved_of_a_job(api: Any) -> None:
     assert holders == {"attempt": attempt, "step": 20, "ranks": {"0": ["n1"], "1": ["n1"]}}
     problem(await api.http.get("/v1/jobs/none/checkpoints"), 404)
     problem(await api.http.get("/v1/jobs/none/checkpoints/1/1"), 404)
+
+
+async def test_a_name_that_has_checkpoints_wants_to_hear_what_becomes_of_them(api: Any) -> None:
+    for node in ("n1", "n2"):
+        api.node(node)
+    api.job(nodes=2)
+    api.report("n1", Inventory("gpt", tuple(record(900, 20, rank, Mesh.of({"dp": 2}), "disk") for rank in (0, 1))))
+    body = job_body(nodes=2)
+    problem(await api.http.post("/v1/jobs/gpt/resume"), 409)  # it is not over
+    api.fold(JobStopRequested(1001.0, "gpt", "enough", save=False), TimerFired(2000.0, "stop:gpt"))
+    job = (await api.http.get("/v1/jobs/gpt")).json()
+    assert job["phase"] == "stopped"
+    assert job["kept"] == {"attempt": 900, "step": 20, "on_disk": True, "directories": {"n1": "/disk/n1/gpt"}}
+
+    refused = problem(await api.http.post("/v1/jobs", json=body), 409)["detail"]
+    assert "step 20" in refused
+    assert "--resume" in refused
+    assert "--fresh" in refused
+    for query in ("resume=true&fresh=true", "step=20", "resume=true&step=0"):
+        problem(await api.http.post(f"/v1/jobs?{query}", json=body), 422)
+    assert (
+        "complete steps: 20" in problem(await api.http.post("/v1/jobs?resume=true&step=30", json=body), 404)["detail"]
+    )
+    for path, given in (
+        ("/v1/jobs?resume=true", body),
+        ("/v1/jobs?fresh=true", body),
+        ("/v1/jobs?resume=true&step=20", body),
+        ("/v1/jobs/gpt/resume", None),
+        ("/v1/jobs/gpt/resume", {"step": 20}),
+    ):
+        assert (await api.http.post(path, json=given)).status_code == 202, path
+    events = [request.event for request in await requests(api)]
+    assert [(event.start.value, event.step) for event in events if isinstance(event, JobSubmitted)] == [
+        ("checkpoint", None),
+        ("scratch", None),
+        ("checkpoint", 20),
+        ("checkpoint", None),
+        ("checkpoint", 20),
+    ]
+    problem(await api.http.post("/v1/jobs/none/resume"), 404)
 
 
 def record(attempt: int, step: int, rank: int, mesh: Mesh, tier: str) -> ShardRecord:

@@ -217,7 +217,6 @@ async def test_a_lost_history_is_rebuilt_from_the_streams(history: SqliteHistory
 
     await follow(log, history, progress, caught_up)
     assert await history.incident("i-1") == DECIDED
-    assert progress.loss("gpt") == -0.5
     assert progress.tokens_per_s("gpt") == pytest.approx(100.0)
     await follow(log, history, Progress(), caught_up)  # from where it ended
     assert len(await history.incidents(job=None, before=None, limit=9)) == 1

@@ -69,6 +69,7 @@ def epitaph(delivery: Delivery) -> tuple[str, Entry]:
 def _completed(at: float, steps: list[StepRecord], age_s: float) -> StepsCompleted:
     newest = max(steps, key=lambda record: record.step)
     stalls = [record.stall_s for record in steps if record.stall_s > 0]
+    told = [record for record in steps if record.loss is not None]
     return StepsCompleted(
         at=at,
         job=newest.job,
@@ -80,4 +81,5 @@ def _completed(at: float, steps: list[StepRecord], age_s: float) -> StepsComplet
         saves=len(stalls),
         stall_s=statistics.fmean(stalls) if stalls else 0.0,
         age_s=age_s,
+        loss=max(told, key=lambda record: record.step).loss if told else None,
     )

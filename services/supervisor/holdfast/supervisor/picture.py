@@ -35,14 +35,6 @@ class Progress:
         while len(self._recent) > JOBS_MAX:
             del self._recent[next(iter(self._recent))]
 
-    def loss(self, job: str) -> float | None:
-        return next((step.loss for step in reversed(self._recent.get(job, ())) if step.loss is not None), None)
-
-    def step(self, job: str, generation: int, since: float) -> int:
-        """The newest step of this generation that ended after `since`; 0 when there is none."""
-        recent = self._recent.get(job, ())
-        return max((s.step for s in recent if s.generation == generation and s.ended_at >= since), default=0)
-
     def tokens_per_s(self, job: str) -> float | None:
         return self._rate(job, lambda step: step.tokens)
 

@@ -34,6 +34,14 @@ class JobPhase(StrEnum):
         return self in (JobPhase.STOPPED, JobPhase.COMPLETED, JobPhase.FAILED)
 
 
+class StartFrom(StrEnum):
+    """What a submission says about checkpoints that its name has already."""
+
+    NOTHING = ""  # nothing is said: the name must not have any
+    CHECKPOINT = "checkpoint"  # go on from one of them
+    SCRATCH = "scratch"  # start at step 0, and keep them
+
+
 # ---------------------------------------------------------------- events
 
 
@@ -54,6 +62,11 @@ class JobSubmitted:
     spec: JobSpec
     token: str  # random, made by the shell: the job's secret for the shard data plane
     resumed: StoredStep | None = None  # what `spec.resume` was found to mean; None = it starts from step 0
+    start: StartFrom = StartFrom.NOTHING
+    step: int | None = None  # to go on from; None = the newest complete one
+    found: StoredStep | None = (
+        None  # the newest complete step, or the one asked for, that the name has in its object store
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +83,15 @@ class CheckpointRequested:
     job: str
     operation: str = ""  # answered when it is known how far the checkpoint came; empty = nobody waits
     grace_s: float = 0.0  # … or after this long; 0 = as long as copies take
+
+
+@dataclass(frozen=True, slots=True)
+class PruneRequested:
+    """Delete these saved steps, (attempt, step), from the nodes."""
+
+    at: float
+    job: str
+    steps: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +154,7 @@ class StepsCompleted:
     saves: int = 0  # how many of the coalesced steps were followed by a checkpoint,
     stall_s: float = 0.0  # and how long each stalled the slowest rank, on average
     age_s: float = 0.0  # since it was published, as the log measured it
+    loss: float | None = None  # of the newest step that told one
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +207,7 @@ Event = (
     | JobSubmitted
     | JobStopRequested
     | CheckpointRequested
+    | PruneRequested
     | ResizeRequested
     | NodeCordonRequested
     | NodeRepaired

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from holdfast.domain.errors import Conflict, InvalidSpec, NotFound
-from holdfast.supervisor.core import State, check_submission
+from holdfast.supervisor.core import State, check_earlier, check_pruning, check_submission
 from holdfast.supervisor.core.state import Job
 from holdfast.supervisor.protocol import (
     BreakerResetRequested,
@@ -21,6 +21,7 @@ from holdfast.supervisor.protocol import (
     JobSubmitted,
     NodeCordonRequested,
     NodeRepaired,
+    PruneRequested,
     ResizeRequested,
 )
 from holdfast.wire import records
@@ -29,6 +30,7 @@ OperatorEvent = (
     JobSubmitted
     | JobStopRequested
     | CheckpointRequested
+    | PruneRequested
     | ResizeRequested
     | NodeCordonRequested
     | NodeRepaired
@@ -49,7 +51,7 @@ def fingerprint(event: OperatorEvent) -> str:
     """Equal for equal requests, whenever they were made: their time and a job's random token do not count."""
     match event:
         case JobSubmitted():
-            bare: OperatorEvent = replace(event, token="", at=0.0, resumed=None)
+            bare: OperatorEvent = replace(event, token="", at=0.0, resumed=None, found=None)
         case CheckpointRequested():
             bare = replace(event, operation="", at=0.0, grace_s=0.0)
         case _:
@@ -62,12 +64,15 @@ def check(state: State, event: OperatorEvent) -> None:
     match event:
         case JobSubmitted():
             check_submission(state, event.spec)
+            check_earlier(state, event)
         case JobStopRequested():
             _unfinished(state, event.job)
         case CheckpointRequested():
             job = _unfinished(state, event.job)
             if job.phase is not JobPhase.RUNNING:
                 raise Conflict(f"{event.job} is {job.phase}: only a running job can save a checkpoint")
+        case PruneRequested():
+            check_pruning(state, event)
         case ResizeRequested():
             spec = _unfinished(state, event.job).spec
             if not spec.min_dp <= event.dp <= spec.max_dp:
@@ -90,6 +95,8 @@ def accepted(event: OperatorEvent) -> str:
             return f"{event.job} stops: {event.reason}"
         case CheckpointRequested():
             return f"{event.job} saves a checkpoint within the next steps"
+        case PruneRequested():
+            return f"{len(event.steps)} saved steps of {event.job} are being deleted"
         case ResizeRequested():
             return f"{event.job} is to run with dp {event.dp}: {event.reason}"
         case NodeCordonRequested():

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 
-from holdfast.domain.errors import IncompatibleVersion, IntegrityError, InvalidSpec, NotFound
+import structlog
+
+from holdfast.domain.errors import HoldfastError, IncompatibleVersion, IntegrityError, InvalidSpec, NotFound
 from holdfast.domain.generations import StoredStep
 from holdfast.domain.job import JobSpec, ResumeSpec
 from holdfast.stores import ObjectStore, layout, open_store
@@ -16,6 +18,8 @@ from holdfast.stores import ObjectStore, layout, open_store
 NAMED_MAX = 8  # of what is there, in an error
 
 _FIELD = "checkpoint.resume"
+
+log = structlog.get_logger("holdfast.supervisor.resume")
 
 
 def resolve(spec: JobSpec, opener: Callable[[str], ObjectStore] = open_store) -> StoredStep | None:
@@ -33,6 +37,21 @@ def resolve(spec: JobSpec, opener: Callable[[str], ObjectStore] = open_store) ->
             f"{found.mesh}",
         )
     return found
+
+
+def own_checkpoint(
+    spec: JobSpec, step: int | None, opener: Callable[[str], ObjectStore] = open_store
+) -> StoredStep | None:
+    """The newest complete step, or this one, that the job's own name has in its object store. None when there is none, and when
+    the store does not answer: then what the nodes hold is all that is known."""
+    if not spec.checkpoint.store:
+        return None
+    try:
+        with closing(opener(spec.checkpoint.store)) as store:
+            return _find(store, ResumeSpec(spec.checkpoint.store, spec.name, None, step))
+    except HoldfastError as error:
+        log.info("no checkpoint of this name in the object store", job=spec.name, reason=str(error))
+        return None
 
 
 def _find(store: ObjectStore, wanted: ResumeSpec) -> StoredStep:

@@ -4,35 +4,69 @@ from __future__ import annotations
 
 import secrets
 import time
+from dataclasses import replace
 from typing import Annotated, Any
 
-from anyio import to_thread
-from fastapi import APIRouter, Body
+from anyio import move_on_after, to_thread
+from fastapi import APIRouter, Body, Query
 
-from holdfast.domain.errors import NotFound
+from holdfast.domain.errors import InvalidSpec, NotFound
+from holdfast.domain.job import JobSpec
 from holdfast.supervisor import ledger
 from holdfast.supervisor.api import models, views
 from holdfast.supervisor.api.backend import Backend, Commands, Cursor, Limit, Serving
 from holdfast.supervisor.core import holders, saved_steps
 from holdfast.supervisor.core.state import Job
 from holdfast.supervisor.picture import Picture
-from holdfast.supervisor.protocol import CheckpointRequested, JobStopRequested, JobSubmitted, ResizeRequested
-from holdfast.supervisor.resume import resolve
+from holdfast.supervisor.protocol import (
+    CheckpointRequested,
+    JobStopRequested,
+    JobSubmitted,
+    PruneRequested,
+    ResizeRequested,
+    StartFrom,
+)
+from holdfast.supervisor.resume import own_checkpoint, resolve
 from holdfast.wire.jobfile import parse_job
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
 TOKEN_BYTES = 32
+STORE_LOOK_S = 5.0  # for what a name has in its object store: what the nodes hold is known without
 _JOB_BODY = {"requestBody": {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/JobFile"}}}}}
 
 
 @router.post("", status_code=202, openapi_extra=_JOB_BODY)
-async def submit(body: Annotated[dict[str, Any], Body()], backend: Serving, commands: Commands) -> models.Operation:
-    """Submit a job. Paths are the nodes' paths and must be absolute. 409 when a job of this name has not finished."""
+async def submit(
+    body: Annotated[dict[str, Any], Body()],
+    backend: Serving,
+    commands: Commands,
+    resume: Annotated[bool, Query(description="go on from the newest complete checkpoint of this name")] = False,
+    fresh: Annotated[bool, Query(description="start at step 0 and keep the checkpoints of this name")] = False,
+    step: Annotated[int | None, Query(ge=1, description="with resume: go on from this step")] = None,
+) -> models.Operation:
+    """Submit a job. Paths are the nodes' paths and must be absolute. 409 when a job of this name has not finished, and when the
+    name has checkpoints and neither `resume` nor `fresh` says what is to become of them: nothing deletes them."""
+    if resume and fresh:
+        raise InvalidSpec("fresh", True, "no fresh together with resume: one goes on, the other starts at step 0")
+    if step is not None and not resume:
+        raise InvalidSpec("step", step, "no step without resume")
+    start = StartFrom.CHECKPOINT if resume else StartFrom.SCRATCH if fresh else StartFrom.NOTHING
     spec = parse_job(body)
     await backend.check_policy(spec)
+    return await _submit(commands, spec, start, step)
+
+
+async def _submit(commands: Commands, spec: JobSpec, start: StartFrom, step: int | None) -> models.Operation:
+    if start is StartFrom.CHECKPOINT:
+        spec = replace(spec, resume=None)  # its own checkpoints are newer than what it may have started from once
     resumed = await to_thread.run_sync(resolve, spec)
-    return await commands.command(JobSubmitted(time.time(), spec, secrets.token_hex(TOKEN_BYTES), resumed))
+    found = None
+    if start is not StartFrom.SCRATCH and spec.resume is None:
+        with move_on_after(STORE_LOOK_S):
+            found = await to_thread.run_sync(own_checkpoint, spec, step, abandon_on_cancel=True)
+    token = secrets.token_hex(TOKEN_BYTES)
+    return await commands.command(JobSubmitted(time.time(), spec, token, resumed, start, step, found))
 
 
 @router.get("")
@@ -56,6 +90,16 @@ async def stop(name: str, commands: Commands, body: models.StopBody | None = Non
     """Stop a job; it saves a last checkpoint first when it can."""
     body = body or models.StopBody()
     return await commands.command(JobStopRequested(time.time(), name, body.reason, body.save))
+
+
+@router.post("/{name}/resume", status_code=202)
+async def resume(
+    name: str, backend: Serving, commands: Commands, body: models.ResumeBody | None = None
+) -> models.Operation:
+    """Submit a job that is over again, as it was submitted last, to go on from its newest complete checkpoint, or from the
+    step that is named."""
+    _, job = await _find(backend, name)
+    return await _submit(commands, job.spec, StartFrom.CHECKPOINT, body.step if body else None)
 
 
 @router.delete("/{name}", status_code=202)
@@ -91,6 +135,24 @@ async def checkpoint_holders(name: str, attempt: int, step: int, backend: Servin
     picture, job = await _find(backend, name)
     ranks = {rank: list(nodes) for rank, nodes in holders(picture.state, job.name, attempt, step).items()}
     return models.CheckpointHolders(attempt=attempt, step=step, ranks=ranks)
+
+
+@router.get("/{name}/checkpoints/{attempt}/{step}/sources")
+async def checkpoint_sources(name: str, attempt: int, step: int, backend: Serving) -> models.ShardSources:
+    """Where the shards of one saved step can be fetched from its nodes, with the job's secret for their data plane. Who may
+    call this can read the job's checkpoints: set HOLDFAST_API_TOKEN where not everybody should."""
+    picture, job = await _find(backend, name)
+    for each in saved_steps(picture.state, job.name):
+        if (each.attempt, each.step) == (attempt, step):
+            return views.shard_sources(picture.state, job, each)
+    raise NotFound(f"no node has step {step} (attempt {attempt}) of {name}")
+
+
+@router.post("/{name}/checkpoints/prune", status_code=202)
+async def prune(name: str, body: models.PruneBody, commands: Commands) -> models.Operation:
+    """Delete saved steps from the nodes. 409 for one that a job which is not over may go back to."""
+    steps = tuple((each.attempt, each.step) for each in body.steps)
+    return await commands.command(PruneRequested(time.time(), name, steps))
 
 
 @router.get("/{name}/goodput")

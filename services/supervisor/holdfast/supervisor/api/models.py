@@ -201,6 +201,7 @@ class Checkpoint(Model):
     tiers: Tiers
     complete: Annotated[bool, Field(description="every rank's shard is in reach")]
     newest: Annotated[bool, Field(description="the newest complete one of the run: a restart would begin here")]
+    needed: Annotated[bool, Field(description="the job is not over and may go back to it: it cannot be deleted")]
 
 
 class CheckpointHolders(Model):
@@ -211,7 +212,30 @@ class CheckpointHolders(Model):
     ranks: Annotated[dict[int, list[str]], Field(description="rank → connected nodes that hold its shard")]
 
 
+class Kept(Model):
+    """The newest complete step that the nodes of a job that is over still have."""
+
+    attempt: int
+    step: int
+    on_disk: Annotated[bool, Field(description="every rank's shard is on some node's disk")]
+    directories: Annotated[dict[str, str], Field(description="node → the directory of the job's files on its disk")]
+
+
+class ShardSources(Model):
+    """Where the shards of one saved step can be fetched, and with which secret: whoever has it can read the job's shards."""
+
+    attempt: int
+    step: int
+    mesh: Annotated[dict[str, int], Field(description="of the generation that saved it, outermost dimension first")]
+    token: str
+    ranks: Annotated[
+        dict[int, dict[str, str]], Field(description="rank → node → host:port of its replicator's data plane")
+    ]
+
+
 class Job(JobSummary):
+    goes_on_from: Annotated[int | None, Field(description="the step that it was submitted to go on from; null = none")]
+    kept: Annotated[Kept | None, Field(description="null while the job is not over, and when nothing is left")]
     interval: Annotated[Interval | None, Field(description="null before the first start")]
     ranks: list[Rank]
     spec: JobFile
@@ -269,6 +293,9 @@ class Node(Model):
     agent_pid: int
     directory: str
     kernel_log: str
+    disk_dir: Annotated[
+        str, Field(description="where shards are kept, each job in a directory of its name; empty = unknown")
+    ]
     version: str
     quarantined: Annotated[bool, Field(description="cordoned because it keeps failing")]
     faults_per_day: Annotated[float, Field(description="to be expected, by its own past; spares are chosen by it")]
@@ -356,6 +383,19 @@ Text = Annotated[str, Field(min_length=1, max_length=1000)]
 class StopBody(Model):
     reason: Text = "stopped by an operator"
     save: Annotated[bool, Field(description="take a last checkpoint first, when the job can")] = True
+
+
+class SavedStep(Model):
+    attempt: Annotated[int, Field(ge=1, strict=True)]
+    step: Annotated[int, Field(ge=1, strict=True)]
+
+
+class PruneBody(Model):
+    steps: Annotated[list[SavedStep], Field(min_length=1, max_length=10_000)]
+
+
+class ResumeBody(Model):
+    step: Annotated[int | None, Field(ge=1, strict=True, description="null: the newest complete one")] = None
 
 
 class ResizeBody(Model):

@@ -10,7 +10,7 @@ from holdfast.domain.incidents import Incident
 from holdfast.domain.nodes import Preflight
 from holdfast.domain.rules import rule_of
 from holdfast.supervisor.api import models
-from holdfast.supervisor.core import SavedStep
+from holdfast.supervisor.core import SavedStep, State, holders, saved_steps
 from holdfast.supervisor.core.state import Job, Node
 from holdfast.supervisor.goodput import BADPUT, Class, Ledger
 from holdfast.supervisor.history import Done
@@ -136,9 +136,9 @@ def job_summary(picture: Picture, progress: Progress, job: Job) -> models.JobSum
         max_dp=job.spec.max_dp,
         generation=job.number,
         nodes=list(generation.nodes) if generation else [],
-        step=max(job.step, _last_step(progress, job)),
+        step=job.step,
         checkpoint_step=job.checkpoint_step,
-        loss=progress.loss(job.name),
+        loss=job.loss,
         tokens_per_s=progress.tokens_per_s(job.name) if job.phase is JobPhase.RUNNING else None,
         submitted_at=job.submitted_at,
         leaving=job.leaving is not None and not job.leaving.over,
@@ -153,16 +153,35 @@ def _reason_of(job: Job, silent: Mapping[str, float]) -> str:
     return f"{job.reason}; {job.leaving.news}" if job.leaving else job.reason
 
 
-def _last_step(progress: Progress, job: Job) -> int:
-    """The core stops listening when a job has ended; its last steps are reported a moment later."""
-    return progress.step(job.name, job.running.number, job.running_at) if job.running is not None else 0
-
-
 def job(picture: Picture, progress: Progress, value: Job) -> models.Job:
     summary = job_summary(picture, progress, value)
     spec = jobfile.JobFile.model_validate(jobfile.to_body(value.spec))
     ranks = _ranks(picture, value.name, value.generation) if value.generation and not value.phase.finished else []
-    return models.Job(**dict(summary), interval=_interval(value), ranks=ranks, spec=spec)
+    return models.Job(
+        **dict(summary),
+        goes_on_from=value.resumed.step if value.resumed is not None else None,
+        kept=_kept(picture.state, value),
+        interval=_interval(value),
+        ranks=ranks,
+        spec=spec,
+    )
+
+
+def _kept(state: State, value: Job) -> models.Kept | None:
+    if not value.phase.finished:
+        return None
+    steps = [step for step in saved_steps(state, value.name) if step.complete and (step.disk or step.memory)]
+    newest = next((step for step in steps if step.newest), steps[0] if steps else None)
+    if newest is None:
+        return None
+    holding = {name for names in holders(state, value.name, newest.attempt, newest.step).values() for name in names}
+    directories = {
+        name: f"{state.nodes[name].facts.disk_dir}/{value.name}"
+        for name in sorted(holding)
+        if state.nodes[name].facts.disk_dir
+    }
+    on_disk = newest.disk == newest.mesh.world_size
+    return models.Kept(attempt=newest.attempt, step=newest.step, on_disk=on_disk, directories=directories)
 
 
 def _interval(value: Job) -> models.Interval | None:
@@ -182,6 +201,17 @@ def checkpoint(step: SavedStep) -> models.Checkpoint:
         tiers=tiers,
         complete=step.complete,
         newest=step.newest,
+        needed=step.needed,
+    )
+
+
+def shard_sources(state: State, value: Job, step: SavedStep) -> models.ShardSources:
+    ranks = {
+        rank: {name: state.nodes[name].facts.replicator_endpoint for name in names}
+        for rank, names in holders(state, value.name, step.attempt, step.step).items()
+    }
+    return models.ShardSources(
+        attempt=step.attempt, step=step.step, mesh=dict(step.mesh.dims), token=value.token, ranks=ranks
     )
 
 
@@ -219,6 +249,7 @@ def node(picture: Picture, value: Node, at: float) -> models.Node:
         agent_pid=facts.agent_pid,
         directory=facts.directory,
         kernel_log=facts.kernel_log,
+        disk_dir=facts.disk_dir,
         version=facts.version,
         quarantined=value.quarantined,
         preflight=preflight(value.preflight) if value.preflight is not None else None,

@@ -20,6 +20,8 @@ order stays in the outbox until its agent answers, every timer and every questio
     notices.py    machines that their owner will take
     farewell.py   the last checkpoint of a completed job
     retention.py  the saved step that no node may be left without
+    pruning.py    saved steps that somebody wants deleted
+    earlier.py    what earlier submissions of a name have saved, and which of it a new one goes on from
     reconcile.py  what should run against what runs
 
 The core trusts no single witness, keeps still when in doubt, and says why in every record.
@@ -37,6 +39,7 @@ from holdfast.supervisor.core import (
     jobs,
     notices,
     planned,
+    pruning,
     reconcile,
     reports,
     retention,
@@ -44,8 +47,10 @@ from holdfast.supervisor.core import (
     upkeep,
 )
 from holdfast.supervisor.core.catalogue import SavedStep, holders, saved_steps
+from holdfast.supervisor.core.earlier import check as check_earlier
 from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By, Owned
+from holdfast.supervisor.core.pruning import check as check_pruning
 from holdfast.supervisor.core.state import Breaker, Config, Job, Node, State
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import check_submission, view
@@ -64,6 +69,7 @@ from holdfast.supervisor.protocol import (
     NodeRepaired,
     NodeReported,
     PolicyAnswered,
+    PruneRequested,
     ResizeRequested,
     SetTimer,
     StepsCompleted,
@@ -79,6 +85,8 @@ __all__ = [
     "Node",
     "SavedStep",
     "State",
+    "check_earlier",
+    "check_pruning",
     "check_submission",
     "holders",
     "saved_steps",
@@ -134,6 +142,8 @@ def _step(turn: Turn, event: Event) -> tuple[State, tuple[Command, ...]]:
             jobs.request_stop(turn, event)
         case CheckpointRequested():
             jobs.request_checkpoint(turn, event)
+        case PruneRequested():
+            pruning.request(turn, event)
         case ResizeRequested():
             jobs.request_resize(turn, event)
         case NodeCordonRequested():

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from holdfast.domain.generations import ShardRecord
 from holdfast.domain.mesh import Mesh
 from holdfast.supervisor.core.evolve import evolve
+from holdfast.supervisor.core.pruning import is_needed
 from holdfast.supervisor.core.state import State
 from holdfast.supervisor.election import Line
 
@@ -25,6 +26,7 @@ class SavedStep:
     stored: bool
     complete: bool
     newest: bool = False  # the newest complete one on the lineage
+    needed: bool = False  # a job that is not over may go back to it
 
 
 @dataclass(slots=True)
@@ -46,7 +48,8 @@ def saved_steps(state: State, name: str) -> Sequence[SavedStep]:
     steps = [_step(key, found[key]) for key in sorted(found, reverse=True)]
     line = Line(job.lineage)
     newest = next((each for each in steps if each.complete and line.holds(each.attempt, each.step)), None)
-    return [evolve(each, newest=each is newest) for each in steps]
+    job_needs = ((each, is_needed(job, (each.attempt, each.step))) for each in steps)
+    return [evolve(each, newest=each is newest, needed=needed) for each, needed in job_needs]
 
 
 def holders(state: State, name: str, attempt: int, step: int) -> Mapping[int, Sequence[str]]:

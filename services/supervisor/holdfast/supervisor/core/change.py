@@ -67,10 +67,8 @@ def first_start(turn: Turn, name: str, *, degraded: bool) -> bool:
         turn.set_phase(name, JobPhase.PENDING, outcome.reason)
         return False
     election = saved.elect_for(turn, job, outcome.mesh, outcome.placements)
-    if job.resumed is not None and election.restore.step == 0:
-        turn.set_phase(
-            name, JobPhase.PENDING, f"what it is to start from cannot be restored: {election.restore.reason}"
-        )
+    if waits_for := saved.start_missing(turn, job, election):
+        turn.set_phase(name, JobPhase.PENDING, waits_for)
         return False
     _launch(turn, job, outcome, election)
     return True
@@ -105,11 +103,10 @@ def _obstacle(turn: Turn, job: Job, election: Election) -> tuple[str, float] | N
     if late := saved.inventories_due(turn, job, election):
         reason = f"{', '.join(late)} just connected, and may hold newer steps than {election.restore.step}"
         return reason, turn.at + turn.config.inventory_s
+    if waits_for := saved.start_missing(turn, job, election):
+        return waits_for, saved.next_try(turn, job) or turn.at + turn.config.scratch_s
     if election.restore.step > 0:
         return None
-    if job.resumed is not None:  # it was not to start from step 0, and never does
-        reason = f"what it is to start from cannot be restored now ({election.restore.reason})"
-        return reason, saved.next_try(turn, job) or turn.at + turn.config.scratch_s
     if not saved.much_to_lose(job):
         return None
     if again := saved.next_try(turn, job):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from holdfast.domain.errors import HoldfastError
 from holdfast.domain.findings import FindingKind
+from holdfast.domain.generations import StoredStep
 from holdfast.domain.incidents import IncidentState
 from holdfast.domain.orders import RanksFinished
-from holdfast.supervisor.core import change, farewell, nodes, pacing, planned, progress, quarantine, reports
+from holdfast.supervisor.core import change, earlier, farewell, nodes, pacing, planned, progress, quarantine, reports
 from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Job, Stopping
 from holdfast.supervisor.core.turn import Turn
-from holdfast.supervisor.election import Segment
+from holdfast.supervisor.election import Line, Segment
 from holdfast.supervisor.protocol import (
     Answer,
     CheckpointRequested,
@@ -20,6 +22,7 @@ from holdfast.supervisor.protocol import (
     JobStopRequested,
     JobSubmitted,
     ResizeRequested,
+    StartFrom,
     StepsCompleted,
 )
 
@@ -30,15 +33,20 @@ def submit(turn: Turn, event: JobSubmitted) -> None:
     if old is not None and not old.phase.finished:
         turn.note(name, f"submission refused: a job of this name is {old.phase}")
         return
+    try:
+        resumed = earlier.choose(turn, event) if event.start is StartFrom.CHECKPOINT else event.resumed
+    except HoldfastError as error:
+        turn.note(name, f"submission refused: {error}")
+        return
     # The attempt names a lineage of checkpoints. It starts from the time, so that files which an earlier run of this name
     # left behind can never be taken for this run's, even when everything else was forgotten. Generation numbers go on, since
     # agents refuse those that they have seen.
-    resumed = event.resumed
-    last_attempt = max(old.attempt_base + old.number if old else 0, resumed.attempt if resumed else 0)
     number = old.number if old else 0
+    held = earlier.newest_attempt(turn.nodes.values(), name)
+    last_attempt = max(old.attempt_base + number if old else 0, resumed.attempt if resumed else 0, held)
     job = Job(
         spec=event.spec,
-        token=event.token,
+        token=old.token if old else event.token,  # it opens what the nodes have of this name
         submitted_at=turn.at,
         phase=JobPhase.PENDING,
         reason="submitted",
@@ -49,21 +57,41 @@ def submit(turn: Turn, event: JobSubmitted) -> None:
         lineage=(Segment(resumed.attempt, resumed.step),) if resumed else (),
         resumed=resumed,
     )
+    if event.start is StartFrom.CHECKPOINT and resumed is not None:
+        job = _going_on(job, old, resumed, event)
     turn.publish(JobAccepted(turn.at, name, event.spec))
     turn.add_job(job)
     if not change.first_start(turn, name, degraded=False):
         turn.set_timer(f"pending:{name}", turn.at + turn.config.degraded_start_s)
 
 
+def _going_on(job: Job, old: Job | None, resumed: StoredStep, event: JobSubmitted) -> Job:
+    """It is where that step is: what led there is its past, too."""
+    line = earlier.lineage(old, resumed)
+    return evolve(
+        job,
+        reason=f"submitted to go on from step {resumed.step}",
+        lineage=line,
+        stored=earlier.stored(old, event, Line(line)),
+        sharded=resumed.sharded or (old.sharded if old is not None else None),
+        step=resumed.step,
+        best_step=resumed.step,
+        ever_saved=True,
+    )
+
+
 def on_steps(turn: Turn, event: StepsCompleted) -> None:
     job = turn.jobs.get(event.job)
-    if job is None or job.phase.finished:
+    if job is None:
+        return
+    if job.phase.finished:
+        _last_steps(turn, job, event)
         return
     changes: dict[str, object] = {}
     if event.step > job.best_step:
         changes |= {"best_step": event.step, "fruitless": 0}
     if job.running is not None and event.generation == job.running.number and event.step > job.step:
-        changes["step"] = event.step
+        changes |= {"step": event.step} | _loss(event)
         if event.step_s > 0:
             changes["step_s"] = event.step_s
     if changes:
@@ -75,6 +103,16 @@ def on_steps(turn: Turn, event: StepsCompleted) -> None:
     _alive_after_all(turn, job, event)
     if job.stopping is not None and job.stopping.at_step is not None and job.checkpoint_step >= job.stopping.at_step:
         stop_now(turn, job.name)
+
+
+def _last_steps(turn: Turn, job: Job, event: StepsCompleted) -> None:
+    """Of a job that is over: they are told a moment after its workers have ended, and are what stays on record."""
+    if job.running is not None and event.generation == job.running.number and event.step > job.step:
+        turn.put_job(job.name, step=event.step, best_step=max(job.best_step, event.step), **_loss(event))
+
+
+def _loss(event: StepsCompleted) -> dict[str, object]:
+    return {} if event.loss is None else {"loss": event.loss}
 
 
 def _newest_before_fault(turn: Turn, event: StepsCompleted) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from holdfast.domain.findings import Finding, FindingKind
-from holdfast.domain.generations import OBJECT_STORE, Generation, Placement, ShardRecord
+from holdfast.domain.generations import OBJECT_STORE, Generation, Placement, RestorePoint, ShardRecord
 from holdfast.domain.incidents import Incident
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.orders import Inventory, Prepare
@@ -66,6 +66,23 @@ def knows_enough(turn: Turn, job: Job) -> bool:
         return False
     election = elect_for(turn, job, running.mesh, running.placements)
     return election.restore.step > 0 and not inventories_due(turn, job, election)
+
+
+def start_missing(turn: Turn, job: Job, election: Election) -> str:
+    """Why a job that was to go on from a saved step cannot now; empty when it can, or has none.
+
+    It never starts from step 0 instead. Before its first start it does not go further back either, unless that step was tried
+    and cannot be restored.
+    """
+    wanted, restore = job.resumed, election.restore
+    if wanted is None:
+        return ""
+    older = (restore.attempt, restore.step) < (wanted.attempt, wanted.step)
+    tried = any((each.attempt, each.step) == (wanted.attempt, wanted.step) for each in job.passed_over)
+    if restore.step > 0 and not (job.running is None and older and not tried):
+        return ""
+    why = "no node at hand has any of it" if restore == RestorePoint() else restore.reason
+    return f"step {wanted.step}, which it is to go on from, cannot be restored now: {why}"
 
 
 def stale(turn: Turn, job: Job) -> list[str]:

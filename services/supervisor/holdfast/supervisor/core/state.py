@@ -276,6 +276,7 @@ class Job:
     leaving: Leaving | None = None  # None = it has not completed, or there was nothing to wait for
     saved_by_all: tuple[int, int] = (0, 0)  # (attempt, step) that was told to the nodes as safe everywhere
     resumed: StoredStep | None = None  # another job's, that this one started from; the root of its lineage
+    loss: float | None = None  # of the newest finished step that told one
     first_attempt: int = (
         0  # of this submission; what older attempts saved under its name is an earlier one's. 0 = not known
     )

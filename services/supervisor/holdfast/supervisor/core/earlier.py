@@ -1,0 +1,177 @@
+"""What earlier submissions under a name have saved, and the step that a new one goes on from.
+
+A name that has a complete checkpoint is submitted again by saying what is to become of it: go on from it, or start at step 0
+beside it. Nothing of it is deleted either way. Going on, the new submission's lineage is rooted in one (attempt, step): the
+newest complete one on the lineage of the last submission, and where that has none the newest of those before it. What the last
+submission gave up itself is chosen only when its step is asked for by number.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from holdfast.domain.errors import Conflict, InvalidSpec, NotFound
+from holdfast.domain.generations import ShardRecord, StoredStep
+from holdfast.domain.job import JobSpec
+from holdfast.domain.mesh import Mesh
+from holdfast.supervisor.core.state import Job, Node
+from holdfast.supervisor.election import Line, Segment, replicas_differ
+from holdfast.supervisor.protocol import JobSubmitted, StartFrom
+
+NAMED_MAX = 8  # of what is there, in an error
+
+_Age = tuple[int, int]  # (attempt, step)
+
+
+class Tables(Protocol):
+    """What is looked through: a state, or a turn."""
+
+    @property
+    def nodes(self) -> Mapping[str, Node]: ...
+
+    @property
+    def jobs(self) -> Mapping[str, Job]: ...
+
+
+@dataclass(slots=True)
+class _Step:
+    """One saved step: who has which shards of it, and whether the object store has it whole."""
+
+    meshes: set[Mesh] = field(default_factory=set)
+    nodes: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))  # by rank
+    records: list[ShardRecord] = field(default_factory=list)
+    stored: StoredStep | None = None
+
+    def missing(self, among: Iterable[str]) -> bool:
+        """Whether some rank's shard is on none of these nodes, nor in the object store."""
+        if self.stored is not None:
+            return False
+        names = set(among)
+        [*mesh] = self.meshes
+        return len(mesh) != 1 or any(not self.nodes[rank] & names for rank in range(mesh[0].world_size))
+
+    def as_stored(self, age: _Age) -> StoredStep:
+        if self.stored is not None:
+            return self.stored
+        [mesh] = self.meshes
+        return StoredStep(*age, mesh, replicas_differ(self.records))
+
+
+def check(state: Tables, event: JobSubmitted) -> None:
+    """Raises `Conflict` or `NotFound` when it does not say, or cannot be, what becomes of what is there."""
+    name = event.spec.name
+    if event.start is StartFrom.CHECKPOINT:
+        choose(state, event)
+    elif event.start is StartFrom.NOTHING and event.spec.resume is None:
+        found = _saved(state, event)
+        whole = [age for age, step in found.items() if not step.missing(state.nodes)]
+        if whole:
+            newest = _preferred(whole, state.jobs.get(name), asked=True)[0]
+            raise Conflict(
+                f"{name} has checkpoints, the newest of step {newest[1]} ({_where(found[newest])}): submit it with --resume "
+                "to go on from there, or with --fresh to start at step 0 and keep them"
+            )
+
+
+def choose(state: Tables, event: JobSubmitted) -> StoredStep:
+    """The step that a submission which goes on starts from. Raises `NotFound`, `Conflict`, `InvalidSpec` and says what is
+    there."""
+    name, wanted = event.spec.name, event.step
+    found = _saved(state, event)
+    whole = [age for age, step in found.items() if not step.missing(state.nodes)]
+    meant = [age for age in whole if wanted in (None, age[1])]
+    preferred = _preferred(meant, state.jobs.get(name), asked=wanted is not None)
+    if not preferred:
+        there = ", ".join(str(step) for step in sorted({step for _, step in whole}, reverse=True)[:NAMED_MAX]) or "none"
+        what = "checkpoint" if wanted is None else f"checkpoint of step {wanted}"
+        but = "" if wanted is not None or not whole else ", given up by the last run: name the one that you want"
+        raise NotFound(f"there is no complete {what} of {name} to go on from; complete steps: {there}{but}")
+    connected = {node.name for node in state.nodes.values() if node.connected}
+    age = preferred[0]
+    if found[age].missing(connected):
+        away = sorted({node for nodes in found[age].nodes.values() for node in nodes} - connected)
+        others = sorted({step for each, step in whole if not found[each, step].missing(connected)}, reverse=True)
+        shown = ", ".join(map(str, others[:NAMED_MAX]))
+        raise Conflict(
+            f"step {age[1]} of {name} needs shards of {', '.join(away)}, which cannot be reached now; wait for that, or name "
+            f"a step that is complete without: {shown or 'there is none'}"
+        )
+    chosen = found[age].as_stored(age)
+    _same_shape(event.spec, chosen)
+    return chosen
+
+
+def lineage(old: Job | None, resumed: StoredStep) -> tuple[Segment, ...]:
+    """What a submission that goes on from `resumed` may restore: that step, and what led to it."""
+    root = Segment(resumed.attempt, resumed.step)
+    before = old.lineage if old is not None and any(s.attempt == resumed.attempt for s in old.lineage) else ()
+    return (root, *(segment for segment in before if segment.attempt < resumed.attempt))
+
+
+def stored(old: Job | None, event: JobSubmitted, line: Line) -> tuple[StoredStep, ...]:
+    """What of the object store's steps the new submission may restore."""
+    known = {(each.attempt, each.step): each for each in _in_store(old, event)}
+    return tuple(known[age] for age in sorted(known, reverse=True) if line.holds(*age))
+
+
+def newest_attempt(nodes: Iterable[Node], name: str) -> int:
+    """The highest attempt that anything saved under this name has; 0 = there is nothing."""
+    records = (record for node in nodes for record in node.inventory.get(name, ()))
+    return max((record.key.attempt for record in records), default=0)
+
+
+# ---------------------------------------------------------------- inside
+
+
+def _saved(state: Tables, event: JobSubmitted) -> dict[_Age, _Step]:
+    """Everything that is known to be saved under the name, on nodes that are connected or not, and in its object store."""
+    name = event.spec.name
+    found: dict[_Age, _Step] = defaultdict(_Step)
+    for node in state.nodes.values():
+        for record in node.inventory.get(name, ()):
+            step = found[record.key.attempt, record.key.step]
+            step.meshes.add(record.mesh)
+            step.nodes[record.key.rank].add(node.name)
+            step.records.append(record)
+    for each in _in_store(state.jobs.get(name), event):
+        found[each.attempt, each.step].stored = each
+    return found
+
+
+def _in_store(old: Job | None, event: JobSubmitted) -> Sequence[StoredStep]:
+    same = old is not None and old.spec.checkpoint.store == event.spec.checkpoint.store
+    known = old.stored if old is not None and same else ()
+    return [each for each in (*known, *([event.found] if event.found is not None else [])) if not each.damage]
+
+
+def _preferred(ages: Iterable[_Age], old: Job | None, *, asked: bool = False) -> list[_Age]:
+    """Best first: of the last submission's lineage, then of those before it, then (`asked` for by number) what was given up."""
+    if old is None:
+        return sorted(ages, reverse=True)
+    line, trusted = Line(old.lineage), old.trusted.step if old.trusted is not None else None
+
+    def rank(age: _Age) -> int:
+        if line.holds(*age) and (trusted is None or age[1] <= trusted):
+            return 2
+        return 1 if age[0] < old.first_attempt else 0
+
+    ranked = sorted(ages, key=lambda age: (rank(age), age), reverse=True)
+    return [age for age in ranked if asked or rank(age)]
+
+
+def _where(step: _Step) -> str:
+    nodes = sorted({node for names in step.nodes.values() for node in names})
+    on = ", ".join(nodes[:NAMED_MAX]) + (f" and {len(nodes) - NAMED_MAX} more" if len(nodes) > NAMED_MAX else "")
+    return " and ".join([*([f"on {on}"] if nodes else []), *(["in its object store"] if step.stored else [])])
+
+
+def _same_shape(spec: JobSpec, chosen: StoredStep) -> None:
+    if chosen.mesh.resized(1) != spec.mesh.resized(1):
+        raise InvalidSpec(
+            "mesh",
+            str(spec.mesh),
+            f"the mesh that saved step {chosen.step}, {chosen.mesh}, in any number of replicas, to go on from there",
+        )

@@ -1,0 +1,92 @@
+"""Checkpoints that lie on the nodes of a job: chosen, fetched over the replicators' data plane, deleted by request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.cli.client import Client, Json
+from holdfast.domain.errors import HoldfastError, NotFound, Unavailable
+from holdfast.domain.generations import ShardKey, ShardSource
+from holdfast.replicator.sockets import OpenSockets
+from holdfast.replicator.tiers.files import FileTier
+from holdfast.replicator.transport.client import Client as DataClient
+from holdfast.replicator.transport.frames import Limits
+
+LIMITS = Limits(connect_timeout_s=5.0, io_timeout_s=30.0)
+
+
+@dataclass(frozen=True, slots=True)
+class OnNodes:
+    """One complete saved step that connected nodes hold."""
+
+    job: str
+    attempt: int
+    step: int
+    mesh: dict[str, int]
+
+    @property
+    def ranks(self) -> range:
+        count = 1
+        for size in self.mesh.values():
+            count *= size
+        return range(count)
+
+
+def choose(client: Client, job: str, step: int | None, attempt: int | None) -> OnNodes:
+    """The one that a restart would take, or the one meant. Raises `NotFound` that names what there is."""
+    rows = [row for row in client.checkpoints(job) if _is_whole(row)]
+    rows.sort(key=lambda row: (row["newest"], row["attempt"], row["step"]), reverse=True)
+    for row in rows:
+        if step in (None, row["step"]) and attempt in (None, row["attempt"]):
+            return OnNodes(job, row["attempt"], row["step"], dict(row["mesh"]))
+    there = ", ".join(f"{row['step']} (attempt {row['attempt']})" for row in rows) or "none"
+    meant = "complete checkpoint" if step is None else f"complete checkpoint of step {step}"
+    raise NotFound(f"no {meant} of {job} on the nodes that are connected; complete ones: {there}")
+
+
+def fetch(client: Client, meant: OnNodes, ranks: Sequence[int], to: Path, advance: Callable[[int], None]) -> list[Path]:
+    """Shard files of these ranks with their manifests, verified, below `to`; from any node that has them."""
+    sources = client.checkpoint_sources(meant.job, meant.attempt, meant.step)
+    into, data = FileTier("disk", to), DataClient(LIMITS, OpenSockets())
+    paths = []
+    for rank in ranks:
+        key = ShardKey(meant.attempt, meant.step, rank)
+        paths.append(_fetch(data, meant.job, str(sources["token"]), key, sources["ranks"].get(str(rank), {}), into))
+        advance(1)
+    return paths
+
+
+def prunable(client: Client, job: str, keep: int) -> tuple[list[Json], list[Json]]:
+    """(what goes, what stays), newest first: complete steps beyond the newest `keep`, and what is older than those."""
+    go: list[Json] = []
+    stay: list[Json] = []
+    whole = 0
+    for row in (row for row in client.checkpoints(job) if row["tiers"]["memory"] or row["tiers"]["disk"]):
+        if row["needed"] or whole < keep:
+            stay.append(row)
+        else:
+            go.append(row)
+        whole += _is_whole(row)
+    return go, stay
+
+
+def _is_whole(row: Json) -> bool:
+    """On the nodes: complete in the object store is not meant here."""
+    count = 1
+    for size in row["mesh"].values():
+        count *= size
+    return bool(max(row["tiers"]["memory"], row["tiers"]["disk"]) == count)
+
+
+def _fetch(data: DataClient, job: str, token: str, key: ShardKey, nodes: dict[str, str], into: FileTier) -> Path:
+    reasons = []
+    for node, endpoint in sorted(nodes.items()):
+        try:
+            return data.fetch(ShardSource(node, endpoint), job, token, key, "", into)
+        except HoldfastError as error:
+            reasons.append(str(error))
+    raise Unavailable(
+        f"step {key.step} of rank {key.rank} cannot be fetched: {'; '.join(reasons) or 'no node has it now'}"
+    )
