@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.domain.findings import StepRecord
 from holdfast.domain.incidents import Action, ActionKind, Incident, IncidentState
+from holdfast.supervisor.booked import Booked
 from holdfast.supervisor.goodput import Class, History, account
+from holdfast.wire import records
 
 WORLD = 4
 
@@ -141,3 +146,65 @@ def test_the_classes_add_up_to_the_wall_time(past: History) -> None:
     assert sum(ledger.seconds.values()) == pytest.approx(ledger.wall_s, abs=1e-6)
     assert all(seconds >= 0 for seconds in ledger.seconds.values())
     assert 0 <= ledger.goodput_job <= 1 + 1e-9
+
+
+# ---------------------------------------------------------------- booked as one goes
+
+
+def eventful() -> History:
+    """Jitter, saves, a crash that costs two steps, a shrunken mesh, a wait."""
+    steps, now = [], 5.0
+    for n in range(1, 301):
+        took = 0.2 + 0.001 * (n * 7919 % 50) + (1.0 if n % 97 == 0 else 0.0)
+        stall = 0.05 if n % 20 == 0 else 0.0
+        steps.append(record(n, now, now + took + stall, stall_s=stall))
+        now += took + stall
+    again = now + 6.0
+    for n in range(299, 400):
+        steps.append(record(n, again, again + 0.4, generation=2, world=2))
+        again += 0.4
+    faults = (incident(now + 0.1, now + 1.0, now + 1.5, again),)
+    return history(ended_at=again + 3.0, steps=steps, incidents=faults, waits=((now + 2.0, now + 4.0),))
+
+
+@pytest.mark.parametrize("kept", [0, 1, 50, 101, 200, 400])
+def test_steps_that_were_booked_give_the_same_ledger_as_those_that_were_kept(kept: int) -> None:
+    whole = eventful()
+    direct = account(whole)
+    booked = Booked.empty(whole.started_at, whole.full_world_size)
+    gone = len(whole.steps) - kept
+    booked.add(whole.steps[:gone])
+    stored = records.loads(records.dumps(booked, Booked), Booked)
+    ledger = account(replace(whole, steps=whole.steps[gone:], booked=stored))
+    assert sum(ledger.seconds.values()) == pytest.approx(ledger.wall_s)
+    assert (ledger.tokens, ledger.rework_steps) == (direct.tokens, direct.rework_steps)
+    assert ledger.fault_free_tokens_per_s == pytest.approx(direct.fault_free_tokens_per_s, rel=0.005)
+    for name in Class:
+        assert ledger.seconds[name] == pytest.approx(direct.seconds[name], abs=0.005 * direct.wall_s), name
+    assert account(replace(whole, steps=whole.steps[gone:], booked=stored)) == ledger, "reading changes nothing"
+
+
+def many(first: int, count: int) -> Iterator[StepRecord]:
+    for n in range(first, first + count):
+        yield record(n, 10.0 + n, 11.0 + n - 0.001 * (n * 7919 % 100))
+
+
+def test_what_is_booked_does_not_grow_with_the_steps() -> None:
+    booked = Booked.empty(0.0, WORLD)
+    booked.add(many(0, 30_000))
+    size = len(records.dumps(booked, Booked))
+    booked.add(many(30_000, 60_000))
+    assert len(records.dumps(booked, Booked)) < 2 * size < 200_000
+    ledger = account(history(ended_at=90_020.0, booked=booked))
+    assert ledger.seconds[Class.STARTUP] == pytest.approx(11.0, abs=1.0)
+    assert len(ledger.tokens_per_s) <= 600
+    assert sum(ledger.seconds.values()) == pytest.approx(ledger.wall_s)
+
+
+@pytest.mark.slow
+def test_two_million_steps_are_booked() -> None:
+    booked = Booked.empty(0.0, WORLD)
+    booked.add(many(0, 2_000_000))
+    assert len(records.dumps(booked, Booked)) < 200_000
+    ledger = account(history(ended_at=2_000_020.0, booked=booked))
+    assert ledger.goodput_job == pytest.approx(0.97, abs=0.03)

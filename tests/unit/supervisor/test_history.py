@@ -122,6 +122,39 @@ async def test_it_stays_bounded(history: SqliteHistory) -> None:
     assert 39 <= len(run.nodes) <= 60
 
 
+async def test_steps_that_are_kept_no_more_stay_in_the_goodput_over_a_restart_too(tmp_path: Path) -> None:
+    history = await SqliteHistory.open(tmp_path / "h.sqlite3", steps_max=50)
+    await history.add_events(told(JobAccepted(100.0, "gpt", parse_job(job_body(nodes=2)))), "1-0")
+    for n in range(4):
+        await history.add_steps(steps(100, first=1 + 100 * n, begin=101.0 + 100 * n), "1-0")
+    await history.aclose()
+    history = await SqliteHistory.open(tmp_path / "h.sqlite3", steps_max=50)
+    run = await history.run("gpt")
+    await history.aclose()
+    assert run is not None
+    assert len(run.steps) < 200
+    ledger = await account_in_thread(run, now=501.0)
+    assert ledger.seconds[Class.USEFUL] == pytest.approx(400.0)
+    assert ledger.seconds[Class.STARTUP] == pytest.approx(1.0), "and not the steps that went"
+    assert ledger.tokens == 400 * 100
+
+
+async def test_a_file_from_before_steps_were_booked_is_brought_up_to_date(tmp_path: Path) -> None:
+    history = await SqliteHistory.open(tmp_path / "h.sqlite3")
+    await history.add_events(told(JobAccepted(100.0, "gpt", parse_job(job_body()))), "1-0")
+    await history.add_steps(steps(10), "1-0")
+    await history.aclose()
+    database = sqlite3.connect(tmp_path / "h.sqlite3")
+    database.executescript("DROP TABLE booked; PRAGMA user_version = 2;")
+    database.close()
+    history = await SqliteHistory.open(tmp_path / "h.sqlite3", steps_max=5)
+    await history.add_steps(steps(10, first=11, begin=111.0), "2-0")
+    run = await history.run("gpt")
+    await history.aclose()
+    assert run is not None
+    assert (await account_in_thread(run, now=121.0)).tokens == 20 * 100
+
+
 async def test_a_run_becomes_a_ledger_whose_seconds_add_up(history: SqliteHistory) -> None:
     spec = parse_job(job_body())
     generation = Generation(1, 1, Mesh.of({"dp": 2}), (Placement(0, "n1", 0, 1), Placement(1, "n2", 1, 1)))

@@ -22,12 +22,15 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
 
 from holdfast.domain.findings import StepRecord
 from holdfast.domain.incidents import ActionKind, Incident
+from holdfast.supervisor.booked import Booked, Gap
+from holdfast.supervisor.booked import Segment as SegmentSums
 
 RATE_POINTS_MAX = 600  # of the tokens/s series: enough for any screen
 
@@ -61,6 +64,7 @@ class History:
     waits: Sequence[tuple[float, float]] = ()  # (from, to) when the job had no way to run
     world_sizes: Sequence[tuple[float, int]] = ()  # ranks of the running generation
     paid_nodes: Sequence[tuple[float, int]] = ()  # nodes of this job and its spares
+    booked: Booked | None = None  # what the steps before `steps` have added up to; None = these are all
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,8 @@ class _Book:
 
 def account(history: History) -> Ledger:
     """The ledger of one job."""
+    if history.booked is not None:
+        return _continued(history, history.booked)
     windows = tuple(_windows(history))
     rate = _fault_free_rate(windows, history.full_world_size)
     book = _Book()
@@ -108,6 +114,19 @@ def account(history: History) -> Ledger:
         _book_segment(book, segment, rate, history.full_world_size)
     for begin, end, first in _gaps(history, windows):
         _book_gap(book, history, begin, end, startup=first)
+    tokens = sum(window.record.tokens for window in windows if window.new)
+    rework = sum(not window.new for window in windows)
+    return _ledger(history, book, rate, tokens, rework, _rate_series(history, windows))
+
+
+def _ledger(
+    history: History,
+    book: _Book,
+    rate: float,
+    tokens: int,
+    rework_steps: int,
+    series: tuple[tuple[float, float], ...],
+) -> Ledger:
     wall_s = max(0.0, history.ended_at - history.started_at)
     useful = book.seconds[Class.USEFUL]
     paid = _integral(history.paid_nodes, history.started_at, history.ended_at) or wall_s * history.full_nodes
@@ -117,11 +136,33 @@ def account(history: History) -> Ledger:
         goodput_job=useful / wall_s if wall_s else 0.0,
         goodput_paid=min(1.0, useful * history.full_nodes / paid) if paid else 0.0,
         fault_free_tokens_per_s=rate,
-        tokens=sum(window.record.tokens for window in windows if window.new),
-        rework_steps=sum(not window.new for window in windows),
+        tokens=tokens,
+        rework_steps=rework_steps,
         world_sizes=((0.0, 0), *((round(at - history.started_at, 3), size) for at, size in history.world_sizes)),
-        tokens_per_s=_rate_series(history, windows),
+        tokens_per_s=series,
     )
+
+
+def _continued(history: History, before: Booked) -> Ledger:
+    """As `account`, where the first steps are known by their sums alone."""
+    sums = deepcopy(before)
+    ordered = sorted(history.steps, key=lambda record: (record.generation, record.step))
+    sums.add(ordered, history.ended_at)
+    rate, book = sums.rate(), _Book()
+    for each in sums.segments:
+        _book_sums(book, each, rate, history.full_world_size)
+    for gap in (*sums.gaps, Gap(sums.cursor, history.ended_at, sums.windows == 0)):
+        _book_gap(book, history, gap.begin, gap.end, startup=gap.startup)
+    book.add(Class.OTHER, sums.other_s)
+    return _ledger(history, book, rate, sums.tokens, sums.rework_steps, _coarse_series(sums))
+
+
+def _coarse_series(sums: Booked) -> tuple[tuple[float, float], ...]:
+    """Tokens per second over time, in at most `RATE_POINTS_MAX` points."""
+    each = -(-len(sums.curve) // RATE_POINTS_MAX) or 1
+    width_s = each * sums.curve_s
+    groups = (sums.curve[start : start + each] for start in range(0, len(sums.curve), each))
+    return tuple((round((index + 0.5) * width_s, 3), sum(group) / width_s) for index, group in enumerate(groups))
 
 
 def _windows(history: History) -> Iterator[Window]:
@@ -163,14 +204,26 @@ def _fault_free_rate(windows: Sequence[Window], full_world_size: int) -> float:
 
 
 def _book_segment(book: _Book, segment: Sequence[Window], rate: float, full_world_size: int) -> None:
-    length = sum(window.end - window.begin for window in segment)
-    if not segment[0].new:
+    first = segment[0]
+    sums = SegmentSums(
+        first.record.generation,
+        first.new,
+        first.record.world_size,
+        sum(window.end - window.begin for window in segment),
+        sum(window.record.tokens for window in segment),
+        sum(window.record.stall_s for window in segment),
+    )
+    _book_sums(book, sums, rate, full_world_size)
+
+
+def _book_sums(book: _Book, segment: SegmentSums, rate: float, full_world_size: int) -> None:
+    length = segment.length_s
+    if not segment.new:
         book.add(Class.REWORK, length)
         return
-    tokens = sum(window.record.tokens for window in segment)
-    useful = min(length, tokens / rate) if rate else 0.0
-    stall = min(length - useful, sum(window.record.stall_s for window in segment))
-    degraded = segment[0].record.world_size < full_world_size
+    useful = min(length, segment.tokens / rate) if rate else 0.0
+    stall = min(length - useful, segment.stall_s)
+    degraded = segment.world_size < full_world_size
     book.add(Class.USEFUL, useful)
     book.add(Class.STALL, stall)
     book.add(Class.DEGRADED if degraded else Class.OTHER, length - useful - stall)

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from holdfast.domain.findings import StepRecord
 from holdfast.domain.incidents import Action, Incident
+from holdfast.supervisor.booked import Booked
 from holdfast.supervisor.protocol import FindingJudged, GenerationChanged, JobAccepted, JobChanged, NodeChanged
 from holdfast.supervisor.published import LeaderChanged, OperationDone, Published
 
@@ -44,6 +45,7 @@ class Run:
     incidents: Sequence[Incident]
     nodes: Sequence[NodeChanged]  # of the whole fleet, from its beginning
     steps: Sequence[StepRecord]
+    booked: Booked | None = None  # what steps before these have added up to
 
 
 class History(Protocol):
@@ -53,7 +55,7 @@ class History(Protocol):
         """Keep these; `cursor` is where to read on after a restart."""
 
     async def add_steps(self, steps: Sequence[StepRecord], cursor: str) -> None:
-        """Keep these; the newest `steps_max` of a job stay."""
+        """Keep these; the newest `steps_max` of a job stay, what is older is booked."""
 
     async def cursors(self) -> tuple[str, str]:
         """Where to read on in the events stream and in the steps stream; "0" = from the beginning."""

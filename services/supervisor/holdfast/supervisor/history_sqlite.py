@@ -18,6 +18,7 @@ import structlog
 from holdfast.domain.errors import OutOfSpace, Unavailable
 from holdfast.domain.findings import StepRecord
 from holdfast.domain.incidents import Incident
+from holdfast.supervisor.booked import Booked
 from holdfast.supervisor.history import Done, Run, Told
 from holdfast.supervisor.protocol import (
     FindingJudged,
@@ -31,10 +32,12 @@ from holdfast.supervisor.protocol import (
 from holdfast.supervisor.published import LeaderChanged, OperationDone, Published
 from holdfast.wire import records
 
-LAYOUT = 2
-STEPS_MAX = 1_000_000  # kept per job
+LAYOUT = 3
+STEPS_MAX = 100_000  # kept per job; what is older is booked
 EVENTS_MAX = 1_000_000  # kept in all
 TRIM_EVERY = 10_000  # rows written between two looks at the limits
+
+_STEP = "job, generation, step, world_size, started_at, ended_at, tokens, loss, stall_s"
 
 T = TypeVar("T")
 log = structlog.get_logger("holdfast.supervisor.history")
@@ -74,7 +77,11 @@ CREATE TABLE findings (
 CREATE INDEX findings_by_job ON findings (job);
 CREATE INDEX findings_by_node ON findings (node);
 """
-_UPGRADES = {0: _SCHEMA + _SINCE_1, 1: _SINCE_1}
+# What layout 3 has and layout 2 had not.
+_SINCE_2 = """
+CREATE TABLE booked (job TEXT PRIMARY KEY, accepted_at REAL NOT NULL, data BLOB NOT NULL);
+"""
+_UPGRADES = {0: _SCHEMA + _SINCE_1 + _SINCE_2, 1: _SINCE_1 + _SINCE_2, 2: _SINCE_2}
 
 
 class SqliteHistory:
@@ -143,15 +150,43 @@ class SqliteHistory:
             return
         self._untrimmed = 0
         for (job,) in self._database.execute("SELECT DISTINCT job FROM steps").fetchall():
-            self._database.execute(
-                "DELETE FROM steps WHERE job = ?1 AND ended_at <= "
-                "(SELECT ended_at FROM steps WHERE job = ?1 ORDER BY ended_at DESC LIMIT 1 OFFSET ?2)",
+            row = self._database.execute(
+                "SELECT ended_at FROM steps WHERE job = ? ORDER BY ended_at DESC LIMIT 1 OFFSET ?",
                 (job, self._steps_max),
-            )
+            ).fetchone()
+            if row is not None:
+                self._book(job, row[0])
+                self._database.execute("DELETE FROM steps WHERE job = ? AND ended_at <= ?", (job, row[0]))
         for table in ("events", "incidents", "actions", "findings"):
             self._database.execute(
                 f"DELETE FROM {table} WHERE number <= (SELECT max(number) FROM {table}) - ?", (self._events_max,)
             )
+
+    def _book(self, job: str, until: float) -> None:
+        """Add up the steps of the newest run that are about to go. Those of earlier runs are asked for by nobody."""
+        accepted = self._database.execute(
+            "SELECT data FROM events WHERE type = 'JobAccepted' AND subject = ? ORDER BY number DESC LIMIT 1", (job,)
+        ).fetchone()
+        if accepted is None:
+            return
+        run = records.loads(accepted[0], Published)
+        booked = self._booked(job, run.at) or Booked.empty(run.at, run.spec.mesh.world_size)
+        rows = self._database.execute(
+            f"SELECT {_STEP} FROM steps WHERE job = ? AND ended_at >= ? AND ended_at <= ? ORDER BY generation, step",
+            (job, run.at, until),
+        )
+        booked.add(StepRecord(*row) for row in rows)
+        self._database.execute(
+            "INSERT INTO booked VALUES (?, ?, ?) "
+            "ON CONFLICT (job) DO UPDATE SET accepted_at = excluded.accepted_at, data = excluded.data",
+            (job, run.at, records.dumps(booked, Booked)),
+        )
+
+    def _booked(self, job: str, accepted_at: float) -> Booked | None:
+        row = self._database.execute(
+            "SELECT data FROM booked WHERE job = ? AND accepted_at = ?", (job, accepted_at)
+        ).fetchone()
+        return records.loads(row[0], Booked) if row is not None else None
 
     # ------------------------------------------------------------------ reading
 
@@ -216,8 +251,7 @@ class SqliteHistory:
         ]
         nodes = self._database.execute("SELECT data FROM events WHERE type = 'NodeChanged' ORDER BY number")
         steps = self._database.execute(
-            "SELECT job, generation, step, world_size, started_at, ended_at, tokens, loss, stall_s FROM steps "
-            "WHERE job = ? AND ended_at >= ?",
+            f"SELECT {_STEP} FROM steps WHERE job = ? AND ended_at >= ?",
             (accepted.job, accepted.at),
         )
         return Run(
@@ -227,6 +261,7 @@ class SqliteHistory:
             incidents=[incident for incident in incidents if incident.t_detected >= accepted.at],
             nodes=[records.loads(data, Published) for (data,) in nodes],
             steps=[StepRecord(*row) for row in steps],
+            booked=self._booked(accepted.job, accepted.at),
         )
 
     async def _events_of(self, kind: str, subject: str) -> list[Any]:

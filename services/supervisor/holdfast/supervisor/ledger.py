@@ -30,6 +30,7 @@ def to_history(run: Run, now: float) -> History:
         full_world_size=spec.mesh.world_size,
         full_nodes=spec.nodes,
         steps=run.steps,
+        booked=run.booked,
         incidents=run.incidents,
         waits=tuple(_waits(run.changes, ended_at)),
         world_sizes=tuple(_world_sizes(run.generations)),
