@@ -36,7 +36,7 @@ STEPS = 8
 WIDTH = 57
 BUCKET_MIB = 0.02  # three layers
 SAMPLES = 8
-TIMEOUT_S = 100.0
+TIMEOUT_S = 280.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,7 @@ class Options:
     views: bool = False  # gradients are views of the buckets
     static_graph: bool = False
     late: bool = False  # DDP is made after the restore
+    resized: Mapping[str, int] | None = None  # the mesh of all generations but the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +68,19 @@ def run(directory: Path, options: Options, *, saves: Sequence[int]) -> Outcome:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(ranks.pid, signal.SIGKILL)  # a group of our own: ranks that wait for one that failed
     assert ranks.returncode == 0, said
-    world = range(Mesh.of(options.mesh).world_size)
     loaded = [
-        [each for rank in world for each in torch.load(_weights(directory, generation, rank))]
-        for generation in range(len(saves))
+        [each for rank in range(_world(options, number)) for each in torch.load(_weights(directory, number, rank))]
+        for number in range(len(saves))
     ]
     return Outcome(loaded, said)
+
+
+def _mesh(options: Options, generation: int) -> Mapping[str, int]:
+    return options.resized if generation and options.resized else options.mesh
+
+
+def _world(options: Options, generation: int) -> int:
+    return Mesh.of(_mesh(options, generation)).world_size
 
 
 def _weights(directory: Path, generation: int, rank: int) -> Path:
@@ -84,26 +92,27 @@ def main(directory: Path, options: Options, saves: Sequence[int]) -> None:
     if options.layout in ("fsdp2", "hsdp"):
         importlib.import_module("torch.distributed.fsdp")  # once, for all ranks
     for generation, save_at in enumerate(saves):
-        restore = elect(directory, options.mesh) if generation else {}
+        mesh, world = _mesh(options, generation), _world(options, generation)
+        restore = elect(directory, _mesh(options, generation - 1), target=mesh) if generation else {}
         with reserve_port() as reserved:
             port = reserved.getsockname()[1]
-            for rank in range(Mesh.of(options.mesh).world_size):
+            for rank in range(world):
                 environment = {
                     "RANK": str(rank),
-                    "WORLD_SIZE": str(Mesh.of(options.mesh).world_size),
+                    "WORLD_SIZE": str(world),
                     "MASTER_ADDR": "127.0.0.1",
                     "MASTER_PORT": str(port),
                     worker.ENV_JOB: "test",
                     worker.ENV_GENERATION: str(generation),
                     worker.ENV_ATTEMPT: str(generation + 1),
-                    worker.ENV_MESH: json.dumps(options.mesh),
+                    worker.ENV_MESH: json.dumps(mesh),
                     worker.ENV_IMAGES: str(directory / f"images-{rank}"),
                 }
                 if rank in restore:
                     environment[worker.ENV_RESTORE] = json.dumps(restore[rank])
-                    environment[worker.ENV_PREVIOUS_MESH] = json.dumps(options.mesh)
+                    environment[worker.ENV_PREVIOUS_MESH] = json.dumps(_mesh(options, generation - 1))
                 _fork(environment, options, save_at, _weights(directory, generation, rank))
-            if any(os.wait()[1] for _ in range(Mesh.of(options.mesh).world_size)):
+            if any(os.wait()[1] for _ in range(world)):
                 os.killpg(0, signal.SIGKILL)  # whoever still waits for the one that failed
 
 

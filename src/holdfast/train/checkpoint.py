@@ -185,10 +185,10 @@ class Checkpointer:
         rank = self._environment.world.rank
         if saved_by == rank:
             rng.restore(also["rng"])
-            if self._buckets is not None:
-                self._buckets.restored(also.get("ddp_buckets"))
         else:
             rng.derive(also["rng"]["seed"], target.step, rank)
+        if self._buckets is not None:  # on every rank alike, whoever saved its shard: setting the order is collective
+            self._buckets.restored(also.get("ddp_buckets"))
         return Restored(target.step, saved_by)
 
 

@@ -11,6 +11,8 @@ import pytest
 import torch
 from layout_ranks import Options, run
 
+pytestmark = pytest.mark.timeout(300)  # six ranks take seconds where they have cores
+
 SAID = "sums the gradients of DistributedDataParallel in another order"
 
 
@@ -32,6 +34,14 @@ def test_an_order_that_is_known_and_not_yet_used_is_restored_and_saved_again(tmp
     uninterrupted, *restored = job.weights
     assert [same(each, uninterrupted) for each in restored] == [True, True]
     assert SAID not in job.said
+
+
+def test_ranks_that_start_from_another_ones_shard_set_the_order_with_all_others(tmp_path: Path) -> None:
+    """Setting it is collective: a rank that did not take part would stop the run."""
+    job = run(tmp_path, Options("ddp", {"dp": 3}, resized={"dp": 4}), saves=(5, 0))
+    size = len(job.weights[1]) // 4
+    first, *others = (job.weights[1][begin : begin + size] for begin in range(0, 4 * size, size))
+    assert all(same(first, other) for other in others)
 
 
 @pytest.mark.slow
