@@ -57,6 +57,9 @@ def run(minutes: float, seed: int, nodes: int, only: str, out: Path) -> bool:
             soak = Soak(rig, report, say, only=tuple(filter(None, only.split(","))))
             soak.run()
         soak.look_for_leftovers()
+    except BaseException as error:
+        report.broken_off = report.broken_off or f"ended by {error!r}"
+        raise
     finally:
         rig.clean()
         (out / "report.json").write_text(reports.dumps(report))

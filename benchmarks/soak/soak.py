@@ -100,8 +100,8 @@ class Soak:
         finally:
             self.report.elapsed_s = time.monotonic() - self._began
             self.api.close()
-        self._count_wrong()
-        self.report.leaks |= leaks(self._samples)
+            self._count_wrong()
+            self.report.leaks |= leaks(self._samples)
 
     def look_for_leftovers(self) -> None:
         """After the rig has been stopped: nothing of it may be there."""
