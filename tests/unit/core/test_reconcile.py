@@ -238,5 +238,16 @@ def test_an_order_is_answered_only_by_the_node_that_got_it() -> None:
     assert fleet.state.nodes["n3"].state is NodeState.SPARE
 
 
+def test_the_id_of_an_order_cannot_be_guessed_from_others() -> None:
+    ids = []
+    for secret in ("one", "another"):
+        fleet = Fleet(3)
+        fleet.fold(LeaderStarted(fleet.now, 2, secret))
+        fleet.submit(job())
+        ids.append([send.command_id for send in fleet.sent])
+    assert not set(ids[0]) & set(ids[1])
+    assert len({each.rpartition(".")[2] for each in ids[0]}) == len(ids[0])
+
+
 def _notes(fleet: Fleet) -> list[str]:
     return [f"{record.subject}: {record.text}" for record in fleet.records if hasattr(record, "text")]

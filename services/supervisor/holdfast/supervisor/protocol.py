@@ -54,6 +54,7 @@ class LeaderStarted:
 
     at: float
     epoch: int
+    secret: str = ""  # random, made by the shell: nobody else can tell the ids of this term's orders
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ next term begins from what stands there.
 
 from __future__ import annotations
 
+import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -171,7 +172,7 @@ class Term:
         folder = Folder(state, self._lease.epoch, committed=state if in_parts else None)
         self._clock.not_before(state.folded_at)
         at = self._clock()
-        folded = folder.fold([Input(LeaderStarted(at, self._lease.epoch))], at)
+        folded = folder.fold([Input(LeaderStarted(at, self._lease.epoch, secrets.token_hex(16)))], at)
         if folded.state.epoch != self._lease.epoch:
             raise RuntimeError(f"the core did not take over epoch {self._lease.epoch}; the log has the reason")
         news = LeaderChanged(at, self._lease.epoch, self._supervisor, self._api)

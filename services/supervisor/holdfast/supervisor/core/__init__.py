@@ -178,7 +178,7 @@ def _step(turn: Turn, event: Event) -> tuple[State, tuple[Command, ...]]:
 
 def _lead(turn: Turn, event: LeaderStarted) -> None:
     """Hand out again what the last leader may not have carried out. Sessions are the old leader's: agents come back."""
-    turn.set(epoch=event.epoch)
+    turn.set(epoch=event.epoch, secret=event.secret)
     turn.touch_all()
     _wait_for_agents(turn)
     turn.commands.extend(SetTimer(name, due) for name, due in sorted(turn.timers.items()))

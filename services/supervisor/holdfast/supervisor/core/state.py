@@ -322,6 +322,7 @@ class State:
     born: float = 0.0  # time of the first event: makes ids unique even when all state was lost
     folded_at: float = 0.0  # time of the newest event that changed anything: no later leader's clock is behind it
     epoch: int = 0
+    secret: str = ""  # of the term: in the ids of its orders
     commands: int = 0  # command ids given out
     incidents_opened: int = 0
     nodes: Mapping[str, Node] = field(default_factory=dict)

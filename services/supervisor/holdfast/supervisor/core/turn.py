@@ -8,6 +8,7 @@ the states between two events of a batch are seen by nobody.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from hashlib import blake2s
 from operator import is_
 from typing import Any, TypeVar
 
@@ -299,7 +300,9 @@ class Turn:
         number = self._value("commands") + 1
         self._changes["commands"] = number
         # With the epoch: a log that lost its last second hands the same numbers out again, in a later term.
-        send = Send(node, f"c-{self._origin}-{self._value('epoch'):x}-{number}", order)
+        # And with what nobody can guess: an answer by somebody who was never asked is known by its id.
+        proof = blake2s(f"{self._value('secret')}/{number}".encode(), digest_size=6).hexdigest()
+        send = Send(node, f"c-{self._origin}-{self._value('epoch'):x}-{number}.{proof}", order)
         self._write("outbox")[send.command_id] = send
         self._index.order(None, send)
         if self.nodes[node].connected:
