@@ -103,6 +103,7 @@ class Agent:
         self.executed: dict[str, int] = {}  # for the invariant: how often each order took effect
         self.orders: dict[str, Order] = {}  # … and which it was
         self.newest = 0  # generation: older ones are refused
+        self.stops_missed = 0  # the newest generation that it was told in vain to stop
         self.token = ""  # of the submission that counts them
         self.workers: Workers | None = None
         self.version = 0  # of the set of workers, as last changed

@@ -227,7 +227,7 @@ class Invariants:
             node = after.nodes.get(agent.name)
             if node is None or not node.connected or not agent.session or agent.workers is None:
                 continue
-            if node.condemned.startswith("did not stop its workers"):
+            if node.condemned and agent.stops_missed >= agent.workers.order.generation:
                 continue  # asked until the time for it was over, and each time in vain: the others have stopped
             if agent.workers.started and agent.workers.order.generation < generation.number:
                 older = agent.workers.order.generation

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from holdfast.domain.incidents import Action, Incident
-from holdfast.domain.orders import Report
+from holdfast.domain.orders import Report, Stop
 from holdfast.policy import JobView, default
 from holdfast.sim.agent import Agent
 from holdfast.sim.clocks import Clock
@@ -319,6 +319,8 @@ class Supervisor:
         def arrive() -> None:
             times = 2 if self.world.chance.random() < 0.05 else 1
             if self.world.loses(f"{type(send.order).__name__} {send.command_id} to {agent.name}"):
+                if isinstance(send.order, Stop):
+                    agent.stops_missed = max(agent.stops_missed, send.order.generation)
                 return
             for _ in range(times):
                 if agent.session == session:
