@@ -65,11 +65,14 @@ class Fleet:
     step_s: float = 0.5
     generation: int = 1
     job: str = JOB
+    submission: str = "s1"
+    clock_ahead_s: dict[str, float] = field(default_factory=dict)  # of nodes whose clocks are wrong
 
     def __post_init__(self) -> None:
         self.engine = Engine(detectors.standard(CATALOGUE))
         self.now = 0.0  # since T0
         self.found: list[Finding] = []
+        self.repeats: list[Finding] = []  # what was said before, and still holds
         self.records: list[StepRecord] = []
         self.ranks = {rank: Rank() for rank in range(self.nodes * self.ranks_per_node)}
         self.silent: set[str] = set()  # nodes that send nothing
@@ -94,7 +97,8 @@ class Fleet:
 
     def fold(self, signal: Signal) -> None:
         folded = self.engine.fold(signal, T0 + self.now)
-        self.found += folded.findings
+        self.found += [finding for finding in folded.findings if not finding.repeat]
+        self.repeats += [finding for finding in folded.findings if finding.repeat]
         self.records += folded.steps
 
     def start(self, generation: int | None = None, *, connect: bool = True) -> None:
@@ -107,7 +111,8 @@ class Fleet:
     def started(self, node: str) -> GenerationStarted:
         mesh = self.mesh or Mesh.of({"dp": len(self.ranks)})
         ranks = tuple(self.ranks_of(node))
-        return GenerationStarted(node, T0 + self.now, self.job, self.generation, mesh, ranks, self.hang)
+        at = T0 + self.now + self.clock_ahead_s.get(node, 0.0)
+        return GenerationStarted(node, at, self.job, self.generation, mesh, ranks, self.hang, self.submission)
 
     def stop(self, *nodes: str, finished: bool = False) -> None:
         for node in nodes or self.names:
@@ -136,6 +141,11 @@ class Fleet:
         for node in nodes:
             self.silent.add(node)
             self.fold(NodeDisconnected(node, T0 + self.now, clean=clean))
+
+    def dies(self, *nodes: str) -> None:
+        """Nodes go with their workers, so that no step is finished any more."""
+        self.training = False
+        self.breaks(*nodes)
 
     def connects(self, node: str, incarnation: str | None = None) -> None:
         self.silent.discard(node)
@@ -190,6 +200,7 @@ class Fleet:
             ids = self.ranks_of(node)
             for rank in ids:
                 self.ranks[rank].step += 1
+                self.ranks[rank].phase_at = self.now
             self.fold(self.columns(node, ids))
 
     def columns(self, node: str, ids: Iterable[int], loss: float = 1.0) -> StepColumns:

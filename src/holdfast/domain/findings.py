@@ -11,7 +11,7 @@ class FindingKind(StrEnum):
     WORKER_CRASH = "worker_crash"  # a process died by signal or non-zero exit without a Python exception
     WORKER_EXCEPTION = "worker_exception"  # the script raised; evidence carries type, message, frames, step
     REPEATED_EXCEPTION = "repeated_exception"  # the same exception at the same step again: the user's bug
-    NODE_LOST = "node_lost"  # the agent's stream broke and it did not come back, or its beats stopped
+    NODE_LOST = "node_lost"  # the agent is not heard any more; information when it is heard again after all
     HANG = "hang"  # no rank progresses; `rank` names the one that the others wait for, None = nobody stands out
     GPU_ERROR = "gpu_error"  # an Xid or other hardware verdict; evidence carries the code and the catalogue's row
     HOST_PRESSURE = "host_pressure"  # memory, disk or load near a limit: a warning, never an eviction
@@ -72,6 +72,9 @@ class Finding:
     ttl_s: float = 300.0  # older ones are history, unless they concern the generation that runs, or a node
     traceparent: str = ""
     waited_s: float = 0.0  # from its conclusion to its publication, by the publisher's monotonic clock
+    repeat: int = (
+        0  # how often it was published before: a conclusion that still holds is said again, with its id and `at`
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 PROTOCOL_VERSION = 1
+# An agent without a telemetry stream tries again at least this often. Diagnostics derives from it how long a node whose stream
+# broke may stay away (`Liveness.reconnect_grace_s`).
+TELEMETRY_RETRY_S_MAX = 1.0
 
 
 class NodeState(StrEnum):

@@ -35,6 +35,7 @@ class GenerationStarted:
     mesh: Mesh
     ranks: tuple[int, ...]  # on this node
     hang: HangSpec
+    submission: str = ""  # tells submissions of one name apart; "" = not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,10 @@ class WorkerError:
     message: str
     frames: tuple[str, ...] = ()  # "file:line function", innermost last
     at: float = 0.0
+    # The newest collectives that the rank has entered, by its flight recorder: columns, for each group its last few.
+    call_group: tuple[str, ...] = ()
+    call_seq: tuple[int, ...] = ()
+    call: tuple[str, ...] = ()  # operation and sizes, in words that are equal when they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +136,9 @@ class WorkerExited:
     error: WorkerError | None = None
     log_tail: tuple[str, ...] = ()
     traceparent: str = ""  # of the signal's own span: what is concluded from it goes on in that trace
+    # When its last steps ended, `step` first, by the same clock as `at`: all ranks end a step at about the same time, so what
+    # happened when on two machines is told from it without comparing their clocks.
+    step_ends: tuple[float, ...] = ()
 
 
 class KernelEvent(StrEnum):

@@ -83,7 +83,7 @@ REMEDY_REPLACE_NODE: Remedy
 REMEDY_STOP_JOB: Remedy
 
 class Finding(_message.Message):
-    __slots__ = ("id", "kind", "severity", "at", "since", "summary", "node", "job", "generation", "rank", "gpu", "confidence", "evidence", "ladder", "ttl_s", "traceparent", "waited_s")
+    __slots__ = ("id", "kind", "severity", "at", "since", "summary", "node", "job", "generation", "rank", "gpu", "confidence", "evidence", "ladder", "ttl_s", "traceparent", "waited_s", "repeat")
     class EvidenceEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +108,7 @@ class Finding(_message.Message):
     TTL_S_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     WAITED_S_FIELD_NUMBER: _ClassVar[int]
+    REPEAT_FIELD_NUMBER: _ClassVar[int]
     id: str
     kind: FindingKind
     severity: Severity
@@ -125,7 +126,8 @@ class Finding(_message.Message):
     ttl_s: float
     traceparent: str
     waited_s: float
-    def __init__(self, id: _Optional[str] = ..., kind: _Optional[_Union[FindingKind, str]] = ..., severity: _Optional[_Union[Severity, str]] = ..., at: _Optional[float] = ..., since: _Optional[float] = ..., summary: _Optional[str] = ..., node: _Optional[str] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., gpu: _Optional[int] = ..., confidence: _Optional[float] = ..., evidence: _Optional[_Mapping[str, str]] = ..., ladder: _Optional[_Iterable[_Union[Remedy, str]]] = ..., ttl_s: _Optional[float] = ..., traceparent: _Optional[str] = ..., waited_s: _Optional[float] = ...) -> None: ...
+    repeat: int
+    def __init__(self, id: _Optional[str] = ..., kind: _Optional[_Union[FindingKind, str]] = ..., severity: _Optional[_Union[Severity, str]] = ..., at: _Optional[float] = ..., since: _Optional[float] = ..., summary: _Optional[str] = ..., node: _Optional[str] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., gpu: _Optional[int] = ..., confidence: _Optional[float] = ..., evidence: _Optional[_Mapping[str, str]] = ..., ladder: _Optional[_Iterable[_Union[Remedy, str]]] = ..., ttl_s: _Optional[float] = ..., traceparent: _Optional[str] = ..., waited_s: _Optional[float] = ..., repeat: _Optional[int] = ...) -> None: ...
 
 class StepRecords(_message.Message):
     __slots__ = ("job", "generation", "world_size", "step", "started_at", "ended_at", "tokens", "loss", "stall_s")

@@ -124,20 +124,22 @@ class TickAck(_message.Message):
     def __init__(self, seq: _Optional[int] = ...) -> None: ...
 
 class GenerationStarted(_message.Message):
-    __slots__ = ("at", "job", "generation", "mesh", "ranks", "hang")
+    __slots__ = ("at", "job", "generation", "mesh", "ranks", "hang", "submission")
     AT_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     MESH_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     HANG_FIELD_NUMBER: _ClassVar[int]
+    SUBMISSION_FIELD_NUMBER: _ClassVar[int]
     at: float
     job: str
     generation: int
     mesh: _types_pb2.Mesh
     ranks: _containers.RepeatedScalarFieldContainer[int]
     hang: _types_pb2.HangSpec
-    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., mesh: _Optional[_Union[_types_pb2.Mesh, _Mapping]] = ..., ranks: _Optional[_Iterable[int]] = ..., hang: _Optional[_Union[_types_pb2.HangSpec, _Mapping]] = ...) -> None: ...
+    submission: str
+    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., mesh: _Optional[_Union[_types_pb2.Mesh, _Mapping]] = ..., ranks: _Optional[_Iterable[int]] = ..., hang: _Optional[_Union[_types_pb2.HangSpec, _Mapping]] = ..., submission: _Optional[str] = ...) -> None: ...
 
 class GenerationStopped(_message.Message):
     __slots__ = ("at", "job", "generation", "finished")
@@ -236,19 +238,25 @@ class RankProgress(_message.Message):
     def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[_Iterable[int]] = ..., step: _Optional[_Iterable[int]] = ..., phase: _Optional[_Iterable[_Union[_types_pb2.Phase, str]]] = ..., phase_at: _Optional[_Iterable[float]] = ..., process_state: _Optional[_Iterable[str]] = ..., cpu_s: _Optional[_Iterable[float]] = ..., collective_seq: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WorkerError(_message.Message):
-    __slots__ = ("type", "message", "frames", "at")
+    __slots__ = ("type", "message", "frames", "at", "call_group", "call_seq", "call")
     TYPE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     FRAMES_FIELD_NUMBER: _ClassVar[int]
     AT_FIELD_NUMBER: _ClassVar[int]
+    CALL_GROUP_FIELD_NUMBER: _ClassVar[int]
+    CALL_SEQ_FIELD_NUMBER: _ClassVar[int]
+    CALL_FIELD_NUMBER: _ClassVar[int]
     type: str
     message: str
     frames: _containers.RepeatedScalarFieldContainer[str]
     at: float
-    def __init__(self, type: _Optional[str] = ..., message: _Optional[str] = ..., frames: _Optional[_Iterable[str]] = ..., at: _Optional[float] = ...) -> None: ...
+    call_group: _containers.RepeatedScalarFieldContainer[str]
+    call_seq: _containers.RepeatedScalarFieldContainer[int]
+    call: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, type: _Optional[str] = ..., message: _Optional[str] = ..., frames: _Optional[_Iterable[str]] = ..., at: _Optional[float] = ..., call_group: _Optional[_Iterable[str]] = ..., call_seq: _Optional[_Iterable[int]] = ..., call: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WorkerExited(_message.Message):
-    __slots__ = ("at", "job", "generation", "rank", "pid", "exit_code", "signal", "step", "expected", "error", "log_tail", "traceparent")
+    __slots__ = ("at", "job", "generation", "rank", "pid", "exit_code", "signal", "step", "expected", "error", "log_tail", "traceparent", "step_ends")
     AT_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -261,6 +269,7 @@ class WorkerExited(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     LOG_TAIL_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    STEP_ENDS_FIELD_NUMBER: _ClassVar[int]
     at: float
     job: str
     generation: int
@@ -273,7 +282,8 @@ class WorkerExited(_message.Message):
     error: WorkerError
     log_tail: _containers.RepeatedScalarFieldContainer[str]
     traceparent: str
-    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., step: _Optional[int] = ..., expected: bool = ..., error: _Optional[_Union[WorkerError, _Mapping]] = ..., log_tail: _Optional[_Iterable[str]] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    step_ends: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., step: _Optional[int] = ..., expected: bool = ..., error: _Optional[_Union[WorkerError, _Mapping]] = ..., log_tail: _Optional[_Iterable[str]] = ..., traceparent: _Optional[str] = ..., step_ends: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class KernelLine(_message.Message):
     __slots__ = ("at", "text", "xid", "pci", "gpu", "event", "traceparent")

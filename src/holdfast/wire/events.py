@@ -49,6 +49,7 @@ def encode_finding(finding: Finding) -> bytes:
         ttl_s=finding.ttl_s,
         traceparent=finding.traceparent,
         waited_s=finding.waited_s,
+        repeat=finding.repeat,
     ).SerializeToString()
 
 
@@ -75,6 +76,7 @@ def decode_finding(raw: bytes) -> Finding:
         ttl_s=message.ttl_s,
         traceparent=message.traceparent,
         waited_s=types.check_time(message.waited_s, "finding.waited_s"),
+        repeat=message.repeat,
     )
 
 

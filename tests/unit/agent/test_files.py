@@ -86,6 +86,21 @@ def test_error_files_of_torch_and_of_the_template(tmp_path: Path) -> None:
     assert read_error_file(write(tmp_path / "bare", "Signal 9 received")) == WorkerError("", "Signal 9 received")
 
 
+def test_the_last_collectives_come_with_the_exception_and_nonsense_does_not(tmp_path: Path) -> None:
+    exception: dict[str, Any] = {"type": "RuntimeError", "message": "gloo", "frames": [], "at": 5.5}
+    record = {"message": "x", "extraInfo": {"exception": exception}}
+    exception["collectives"] = [["0", 7, "all_reduce"], ["0", -3, "odd"], ["1", 1 << 70, "odd"], ["0", 8, "x" * 1000]]
+    found = read_error_file(write(tmp_path / "error", record))
+    assert found is not None
+    assert (found.call_group, found.call_seq) == (("0", "0"), (7, 8))
+    assert found.call[0] == "all_reduce"
+    assert len(found.call[1]) < 300
+    exception["collectives"] = [["0"], 7]
+    found = read_error_file(write(tmp_path / "error", record))
+    assert found is not None
+    assert (found.type, found.call) == ("RuntimeError", ())
+
+
 @pytest.mark.parametrize(
     "content", ["", "{", "[]", '{"message": 3}', '{"message": {"message": []}, "x": 1}', '{"message": {}}']
 )

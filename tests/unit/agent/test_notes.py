@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -96,6 +97,16 @@ def test_any_json_is_a_note_or_none(kind: str, fields: dict[str, Any]) -> None:
 
 def progress(ranks: tuple[int, ...] = (4, 5)) -> Progress:
     return Progress(node="n", job="gpt", generation=2, ranks=ranks, step=6, at=1.0)
+
+
+def test_the_ends_of_the_last_steps_are_remembered_without_gaps() -> None:
+    board = progress()
+    for number in range(7, 13):
+        board.fold(replace(step(number, rank=4), ended_at=float(number)))
+    assert board.step_ends_of(4) == (12.0, 11.0, 10.0, 9.0)
+    board.fold(replace(step(14, rank=4), ended_at=14.0))
+    assert board.step_ends_of(4) == (14.0,)
+    assert board.step_ends_of(5) == ()
 
 
 def test_steps_become_columns_once() -> None:

@@ -17,10 +17,10 @@ def fleet() -> Fleet:
 
 
 def test_a_broken_stream_is_a_lost_node_after_the_grace(fleet: Fleet) -> None:
-    fleet.breaks("n3")
-    fleet.run(until=5.36)
+    fleet.dies("n3")
+    fleet.run(until=6.4)
     assert fleet.found == []
-    fleet.run(until=5.5)
+    fleet.run(until=7.6)
     found = fleet.only()
     assert (found.kind, found.node, found.job, found.generation, found.rank) == (
         FindingKind.NODE_LOST,
@@ -53,8 +53,8 @@ def test_a_job_that_has_finished_is_not_lost_with_the_node_that_ran_it(fleet: Fl
     fleet.job = "next"
     fleet.start(connect=False)
     fleet.run(until=8.0)
-    fleet.breaks("n3")
-    fleet.run(until=9.0)
+    fleet.dies("n3")
+    fleet.run(until=11.0)
     assert (fleet.only().job, fleet.only().rank) == ("next", 3)
 
 
@@ -93,8 +93,8 @@ def test_a_new_incarnation_means_that_the_workers_are_gone(fleet: Fleet) -> None
 
 
 def test_a_lost_node_that_returns_is_not_lost_again(fleet: Fleet) -> None:
-    fleet.breaks("n3")
-    fleet.run(until=6.0)
+    fleet.dies("n3")
+    fleet.run(until=8.0)
     fleet.connects("n3", "n3-b")
     fleet.run(until=15.0)
     assert len(fleet.found) == 1
@@ -108,7 +108,7 @@ def test_a_goodbye_is_no_fault(fleet: Fleet) -> None:
 
 def test_silence_on_an_open_stream(fleet: Fleet) -> None:
     fleet.silent.add("n3")
-    fleet.training = True
+    fleet.training = False
     fleet.run(until=9.8)
     assert fleet.found == []
     fleet.run(until=10.2)
@@ -117,13 +117,17 @@ def test_silence_on_an_open_stream(fleet: Fleet) -> None:
     fleet.run(until=11.0)
     fleet.silent.add("n3")
     fleet.run(until=17.0)
-    assert [finding.node for finding in fleet.found] == ["n3", "n3"]
+    assert [(finding.node, finding.severity) for finding in fleet.found] == [
+        ("n3", Severity.ERROR),
+        ("n3", Severity.INFO),
+        ("n3", Severity.ERROR),
+    ]
 
 
 def test_an_idle_node_is_only_a_warning(fleet: Fleet) -> None:
     fleet.connects("spare", "s-a")
     fleet.breaks("spare")
-    fleet.run(until=6.0)
+    fleet.run(until=7.0)
     assert (fleet.only().severity, fleet.only().job) == (Severity.WARNING, "")
 
 
@@ -140,8 +144,8 @@ def test_a_diagnostics_that_restarted_learns_the_ranks_from_progress() -> None:
     for node in fleet.names:
         fleet.connects(node)
     fleet.run(until=1.0)
-    fleet.breaks("n2")
-    fleet.run(until=2.0)
+    fleet.dies("n2")
+    fleet.run(until=4.0)
     assert (fleet.only().job, fleet.only().rank) == ("gpt", 2)
 
 
@@ -152,7 +156,7 @@ def test_many_nodes_at_once_are_our_own_trouble(fleet: Fleet) -> None:
     fleet.breaks("n1", "n2", "n3")
     fleet.run(until=5.2)
     fleet.breaks("n4")
-    fleet.run(until=6.0)
+    fleet.run(until=7.0)
     found = fleet.only()
     assert found.kind is FindingKind.HOST_PRESSURE
     assert "of 10 nodes at once" in found.summary
@@ -177,8 +181,8 @@ def test_a_rack_that_really_failed_is_believed_when_peers_say_so(fleet: Fleet) -
 
 
 def test_a_rack_that_stays_away_is_reported_in_the_end(fleet: Fleet) -> None:
-    fleet.breaks("n1", "n2", "n3", "n4")
-    fleet.run(until=5.5)
+    fleet.dies("n1", "n2", "n3", "n4")
+    fleet.run(until=6.8)
     fleet.connects("n1")
     fleet.run(until=25.0)
     lost = [finding for finding in fleet.found if finding.kind is FindingKind.NODE_LOST]
@@ -197,14 +201,14 @@ def test_a_clock_set_back_does_not_blind_for_an_hour(fleet: Fleet) -> None:
     fleet.now -= 3600.0
     fleet._next_beat = fleet._next_step = fleet.now
     fleet.run(until=fleet.now + 2.0)
-    fleet.breaks("n3")
-    fleet.run(until=fleet.now + 1.0)
+    fleet.dies("n3")
+    fleet.run(until=fleet.now + 4.0)
     assert fleet.only().node == "n3"
 
 
 def test_a_node_that_dies_supersedes_the_crash_heard_just_before(fleet: Fleet) -> None:
     fleet.exits(3, signal=9)
-    fleet.breaks("n3")
-    fleet.run(until=6.0)
+    fleet.dies("n3")
+    fleet.run(until=8.0)
     crash, lost = fleet.found
     assert (lost.kind, lost.evidence["supersedes"]) == (FindingKind.NODE_LOST, crash.id)

@@ -75,6 +75,7 @@ def test_a_resubmitted_job_counts_its_steps_from_the_start() -> None:
     fleet.records.clear()
     for rank in fleet.ranks.values():
         rank.step = 0
+    fleet.submission = "s2"
     fleet.start(1, connect=False)
     fleet.run(until=10.0)
     assert fleet.records[0].step == 1

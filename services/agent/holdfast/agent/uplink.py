@@ -18,6 +18,7 @@ import structlog
 
 from holdfast.agent.outbox import Outbox
 from holdfast.agent.streams import broken, first_error, write
+from holdfast.domain.nodes import TELEMETRY_RETRY_S_MAX
 from holdfast.domain.signals import NodeSignal, Tick
 from holdfast.runtime.backoff import Backoff
 from holdfast.runtime.grpc_channel import cancellable, open_channel
@@ -114,7 +115,7 @@ class Uplink:
 
     async def _talk(self) -> None:
         await self._endpoints_known.wait()
-        backoff = Backoff()
+        backoff = Backoff(max_s=TELEMETRY_RETRY_S_MAX)
         for endpoint in self._in_turn():
             try:
                 async with open_channel(endpoint, self._tls) as channel:

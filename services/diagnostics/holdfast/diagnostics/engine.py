@@ -2,7 +2,8 @@
 
 It routes each item to the detectors that read its type, in their order, and feeds what they find back to those that read
 findings, before the next detector sees the item. What leaves it is attributed (a finding about a node names the job that
-runs there), correlated (a lost node or a broken GPU supersedes the crash that it caused), said once, and starts a trace.
+runs there), correlated (a lost node or a broken GPU supersedes the crash that it caused), said once, and starts a trace. What
+still holds is said again, seldom (`holding`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 from holdfast.diagnostics import steps
 from holdfast.diagnostics.detectors.protocol import Blind, Detector, JobBegan, Observed
+from holdfast.diagnostics.holding import Holding
 from holdfast.domain import tracing
 from holdfast.domain.findings import Finding, FindingKind, Severity, StepRecord
 from holdfast.domain.signals import (
@@ -29,8 +31,6 @@ _FINDINGS_MAX = 10_000  # remembered, so that each is said once
 _FAULTS_MAX = 64  # of one generation: its first failure is a root, a few corrections follow
 _RESIDENTS_MAX = 50_000  # nodes
 _JOBS_MAX = 4096
-_SKEW_S = 1.0  # clocks of two nodes may differ by this much
-_SAME_START_S = 60.0  # the nodes of one generation all start within this
 _WORKER_KINDS = frozenset({FindingKind.WORKER_CRASH, FindingKind.WORKER_EXCEPTION, FindingKind.REPEATED_EXCEPTION})
 
 
@@ -55,20 +55,20 @@ class _Resident:
 
 @dataclass(slots=True)
 class _Life:
-    """One submission of a job, as its generations show it. Times are agents' clocks."""
+    """One submission of a job, as its generations show it."""
 
     generation: int
-    started_at: float
-    stopped_at: float | None = None  # of that generation
+    submission: str
+    stopped: bool = False  # that generation, on purpose
 
     def is_over(self, item: GenerationStarted) -> bool:
-        """Does `item` belong to a later submission under the same name? Numbers start again, clocks go on."""
-        if item.generation < self.generation:
-            return item.at > self.started_at + _SKEW_S
-        if item.generation > self.generation:
-            return False
-        stopped = self.stopped_at is not None and item.at > self.stopped_at + _SKEW_S
-        return stopped or item.at > self.started_at + _SAME_START_S
+        """Does `item` belong to another submission under the same name? Told by its token, never by anybody's clock.
+
+        An agent that does not say has at least an order: what starts at or below a number that was stopped starts again.
+        """
+        if item.submission and self.submission:
+            return item.submission != self.submission
+        return self.stopped and item.generation <= self.generation
 
 
 class Engine:
@@ -85,6 +85,7 @@ class Engine:
         self._worker_faults: OrderedDict[tuple[str, int], deque[Finding]] = OrderedDict()
         self._residents: OrderedDict[str, _Resident] = OrderedDict()
         self._lives: OrderedDict[str, _Life] = OrderedDict()
+        self._holding = Holding()
         self._blind_after_s = blind_after_s
         self._correlate_s = correlate_s
         self._clock: float | None = None
@@ -95,9 +96,11 @@ class Engine:
             self._clock = now
         findings: list[Finding] = []
         records: tuple[StepRecord, ...] = ()
+        repeats: tuple[Finding, ...] = ()
         match signal:
             case ClockTick():
                 findings += self._passed(now)
+                repeats = self._holding.due(now)
             case StepColumns():
                 records = steps.fold(self._steps, signal)
             case GenerationStarted():
@@ -113,7 +116,10 @@ class Engine:
         findings += self._observe(signal, now)
         for record in records:
             findings += self._observe(record, now)
-        return Folded(tuple(findings), records) if findings or records else _NOTHING
+            self._holding.stepped(record, now)
+        if not (findings or records or repeats):
+            return _NOTHING
+        return Folded((*findings, *repeats), records)
 
     def _passed(self, now: float) -> list[Finding]:
         """Tell the detectors when time jumped: this process was stopped or starved, or its clock was set."""
@@ -131,9 +137,11 @@ class Engine:
             for resident in self._residents.values():
                 resident.jobs.pop(item.job, None)
                 resident.stopped.pop(item.job, None)
+            self._holding.over(item.job)
             findings, life = list(self._observe(JobBegan(item.job), now)), None
         if life is None or item.generation > life.generation:
-            self._lives[item.job] = _Life(item.generation, item.at)
+            self._holding.over(item.job, before=item.generation)
+            self._lives[item.job] = _Life(item.generation, item.submission)
             self._lives.move_to_end(item.job)
             while len(self._lives) > _JOBS_MAX:
                 self._lives.popitem(last=False)
@@ -168,6 +176,7 @@ class Engine:
             self._said.popitem(last=False)
         if finding.kind in _WORKER_KINDS:
             self._remember(finding)
+        self._holding.said(finding)
         return finding
 
     def _attribute(self, finding: Finding) -> Finding:
@@ -180,7 +189,7 @@ class Engine:
 
     def _correlate(self, finding: Finding) -> Finding:
         """A lost node or a fatal GPU error is the root of the worker's failure that was reported a moment before it."""
-        root = finding.kind is FindingKind.NODE_LOST or (
+        root = (finding.kind is FindingKind.NODE_LOST and finding.severity is Severity.ERROR) or (
             finding.kind is FindingKind.GPU_ERROR and finding.severity is Severity.FATAL
         )
         if not root or not finding.job or "supersedes" in finding.evidence:
@@ -212,9 +221,11 @@ class Engine:
             resident.jobs[item.job] = item.generation
 
     def _vacate(self, item: GenerationStopped) -> None:
+        if not item.finished:
+            self._holding.over(item.job, before=item.generation + 1)
         life = self._lives.get(item.job)
         if life is not None and life.generation == item.generation:
-            life.stopped_at = max(item.at, life.stopped_at or item.at)
+            life.stopped = True
         resident = self._residents.get(item.node)
         if resident is None:
             return

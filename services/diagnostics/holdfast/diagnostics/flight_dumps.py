@@ -12,10 +12,11 @@ import argparse
 import re
 import sys
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from holdfast.diagnostics.detectors.waiting import Waiting, who_is_waited_for
-from holdfast.domain.collectives import CollectiveRows
+from holdfast.domain.collectives import CollectiveRows, expand
 from holdfast.domain.errors import MalformedMessage, NotFound
 from holdfast.wire.flight_recorder import DUMP_BYTES_MAX, parse_json, parse_pickle, rows_of
 
@@ -32,9 +33,14 @@ class Dumps:
     rejected: tuple[tuple[str, str], ...] = ()
 
     def verdict(self) -> Waiting | None:
-        """Ranks below the highest that have no dump are those of which nothing is known."""
-        missing = sorted(set(range(max(self.ranks, default=-1) + 1)) - set(self.ranks))
+        """Members of the dumps' groups that have no dump themselves are those of which nothing is known."""
+        missing = sorted(self._world() - set(self.ranks))
         return who_is_waited_for(self.rows, dict.fromkeys(missing, "there is no dump of it"))
+
+    def _world(self) -> set[int]:
+        """Every rank of the job: `pg_config` names them all. gloo's says nothing: then those below the highest that is here."""
+        named = set(chain.from_iterable(map(expand, set(self.rows.members))))
+        return named or set(range(max(self.ranks, default=-1) + 1))
 
 
 def read(directory: Path) -> Dumps:

@@ -35,6 +35,7 @@ from holdfast.domain.signals import (
     Signal,
     StepColumns,
     Tick,
+    WorkerError,
     WorkerExited,
 )
 from holdfast.domain.tracing import trace_id_of
@@ -55,6 +56,7 @@ _WINDOW = 1024  # sequence numbers remembered per incarnation
 # A text ends up in a finding, in Redis and in somebody's terminal; agents keep to a fraction of these.
 _LINE_CHARS_MAX = 16 << 10
 _TAIL_CHARS_MAX = 256 << 10
+_CALLS_MAX = 4096
 
 log = structlog.get_logger("holdfast.diagnostics.intake")
 
@@ -201,6 +203,9 @@ class Intake:
         if folded.findings or folded.steps:
             self._publisher.offer(folded.findings, folded.steps)
         for finding in folded.findings:
+            if finding.repeat:
+                log.debug("finding said again", id=finding.id, repeat=finding.repeat)
+                continue
             telemetry.record(metrics.FINDINGS, 1, kind=finding.kind.value, severity=finding.severity.value)
             telemetry.write(spans.of_finding(finding))
             log.info(
@@ -233,6 +238,8 @@ def _check(stream: NodeStream, tick: Tick) -> None:
                 raise MalformedMessage("kernel_lines.text", f"{len(signal.text)} characters; at most {_LINE_CHARS_MAX}")
             case WorkerExited() if (length := sum(map(len, signal.log_tail))) > _TAIL_CHARS_MAX:
                 raise MalformedMessage("worker_exited.log_tail", f"{length} characters; at most {_TAIL_CHARS_MAX}")
+            case WorkerExited(error=WorkerError(call_group=calls)) if len(calls) > _CALLS_MAX:
+                raise MalformedMessage("worker_exited.error.call_group", f"{len(calls)} calls; at most {_CALLS_MAX}")
             case _:
                 pass
 

@@ -50,7 +50,11 @@ class Publisher:
         self.steps_dropped = 0
 
     def offer(self, findings: Sequence[Finding], steps: Sequence[StepRecord]) -> None:
-        """Take what a fold produced. Never waits; callers ask `wait_for_room` before they fold more."""
+        """Take what a fold produced. Never waits; callers ask `wait_for_room` before they fold more.
+
+        What is only said again is not kept for a log that is away: it will be said once more.
+        """
+        findings = [finding for finding in findings if not (finding.repeat and self._findings)]
         if findings:
             now_s = anyio.current_time()
             self._findings.extend((now_s, finding) for finding in findings)
@@ -118,4 +122,4 @@ class Publisher:
 def _dated(concluded: Sequence[tuple[float, Finding]]) -> list[Entry]:
     """With how long each has waited here by now."""
     now_s = anyio.current_time()
-    return [finding_entry(replace(finding, waited_s=now_s - at_s)) for at_s, finding in concluded]
+    return [finding_entry(replace(finding, waited_s=finding.waited_s + now_s - at_s)) for at_s, finding in concluded]

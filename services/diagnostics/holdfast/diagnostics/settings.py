@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from holdfast.diagnostics.detectors.liveness import RECONNECT_GRACE_S
 from holdfast.runtime.settings import ServiceSettings
 
 
@@ -14,5 +15,6 @@ class DiagnosticsSettings(ServiceSettings):
     fleet: str = "main"
     diagnostics_listen: str = "127.0.0.1:7410"  # host:port; port 0 takes a free one
     xid_overrides: Path | None = None  # a CSV with rows that replace rows of the Xid catalogue
-    reconnect_grace_s: float = Field(default=0.4, gt=0, le=60)  # a broken stream becomes a lost node after this
+    # A broken stream becomes a lost node after this; agents try again at least once a second.
+    reconnect_grace_s: float = Field(default=RECONNECT_GRACE_S, gt=0, le=60)
     silence_s: float = Field(default=5.0, ge=1, le=600)  # an open stream without ticks becomes a lost node after this

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from holdfast.domain.signals import WorkerError
@@ -15,6 +16,9 @@ FRAMES_MAX = 40
 FRAME_CHARS_MAX = 1024
 # What a file of another shape raises while it is read: the script can write anything there.
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+CALLS_MAX = 1024
+CALL_CHARS_MAX = 220
+SEQ_MAX = 1 << 62
 
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
 
@@ -38,7 +42,7 @@ def _parse(message: object) -> WorkerError:
     if isinstance(ours := extra.get("exception"), dict):
         frames = tuple(_text(frame, FRAME_CHARS_MAX) for frame in list(ours["frames"])[-FRAMES_MAX:])
         kind, text = _text(ours["type"], FRAME_CHARS_MAX), _text(ours["message"], MESSAGE_CHARS_MAX)
-        return WorkerError(kind, text, frames, _time(ours["at"]))
+        return WorkerError(kind, text, frames, _time(ours["at"]), *_calls(ours.get("collectives", ())))
     kind, text = _split(str(message["message"]))
     return WorkerError(kind, text, _frames(str(extra.get("py_callstack", ""))), _time(extra.get("timestamp", 0)))
 
@@ -55,6 +59,18 @@ def _time(value: object) -> float:
 def _text(value: object, chars_max: int) -> str:
     """That can travel: a message about a file name that is no UTF-8 holds half characters."""
     return str(value)[:chars_max].encode(errors="replace").decode()
+
+
+def _calls(rows: Iterable[Sequence[object]]) -> tuple[tuple[str, ...], tuple[int, ...], tuple[str, ...]]:
+    """The newest collectives, one [group, number, call] each, as columns; none when they make no sense."""
+    try:
+        listed = [
+            (_text(group, CALL_CHARS_MAX), int(str(seq)), _text(call, CALL_CHARS_MAX)) for group, seq, call in rows
+        ]
+    except (TypeError, ValueError):
+        return (), (), ()
+    listed = [row for row in listed[:CALLS_MAX] if 0 <= row[1] <= SEQ_MAX]
+    return tuple(row[0] for row in listed), tuple(row[1] for row in listed), tuple(row[2] for row in listed)
 
 
 def _split(message: str) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,7 +57,11 @@ class LocalGeneration:
         """The ranks have been told to start."""
         order = self.order
         ranks = tuple(order.placement.ranks)
-        self.announcement = GenerationStarted(self.node, at, order.job, order.generation, order.mesh, ranks, order.hang)
+        # The token is the job's secret: its hash tells submissions apart as well.
+        submission = hashlib.sha256(order.token.encode()).hexdigest()[:16]
+        self.announcement = GenerationStarted(
+            self.node, at, order.job, order.generation, order.mesh, ranks, order.hang, submission
+        )
         self.progress = Progress(
             node=self.node, job=order.job, generation=order.generation, ranks=ranks, step=order.restore_step, at=at
         )
@@ -132,6 +137,7 @@ class LocalGeneration:
             expected=worker.expected,
             error=None if how.exit_code == 0 else read_error_file(identity.error_path),
             log_tail=() if how.exit_code == 0 else tail(identity.log_path),
+            step_ends=self.progress.step_ends_of(identity.rank) if self.progress is not None else (),
         )
 
     def finished(self) -> RanksFinished | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from holdfast.agent.workers.notes import (
     GroupsNote,
@@ -25,6 +25,7 @@ ROWS_MAX = 4096
 SILENT_AFTER_S = 1.0
 SILENT_FACTOR = 1.5
 _RECENT = 20  # steps
+STEP_ENDS_MAX = 4  # of which it is remembered when they ended: ranks are no more steps apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,9 @@ class _Rank:
     spoke_at: float = 0.0
     groups: tuple[tuple[str, str], ...] = ()
     collectives: int = -1  # entered, as last counted
+    ends: deque[float] = field(
+        default_factory=lambda: deque(maxlen=STEP_ENDS_MAX)
+    )  # of its last steps, by its own clock
 
 
 class Progress:
@@ -80,6 +84,10 @@ class Progress:
                 if rank.phase is Phase.STEP:
                     self._intervals_s.append(note.ended_at - rank.spoke_at)
                 rank.spoke_at = note.ended_at
+                if note.step > rank.step + 1:
+                    rank.ends.clear()  # notes of some steps were dropped
+                if note.step > rank.step:
+                    rank.ends.appendleft(note.ended_at)
                 rank.step = max(rank.step, note.step)
                 rank.phase, rank.phase_at = Phase.STEP, note.ended_at
                 if rank.first_step_at is None:
@@ -109,6 +117,10 @@ class Progress:
     def step_of(self, rank: int) -> int:
         """Last step that it finished."""
         return self._ranks[rank].step
+
+    def step_ends_of(self, rank: int) -> tuple[float, ...]:
+        """When its last steps ended, the newest first."""
+        return tuple(self._ranks[rank].ends)
 
     @property
     def silent(self) -> bool:

@@ -1,9 +1,9 @@
 """What a rank is doing when it has said nothing for a while: asked from outside, because it may not be able to speak.
 
 Nothing is asked of ranks that make their steps. When all of a node have been silent for unusually long (`Progress.silent_s`),
-their flight recorders are asked once a second for what they count: that is collective progress. When that has lasted for a
-third of the job's `floor_s`, everything that can tell ranks apart is sent to diagnostics: the recorders' rows, and of each
-process where it waits in the kernel, whether its interpreter is held, and its innermost frames.
+their flight recorders are asked once a second for what they count: that is collective progress. When that has lasted for 2 s,
+or a third of the job's `floor_s` if that is less, everything that can tell ranks apart is sent to diagnostics: the recorders'
+rows, and of each process where it waits in the kernel, whether its interpreter is held, and its innermost frames.
 
 The recorder is asked through torch's worker server (`holdfast.train.recorder`), C++ threads that answer while the interpreter
 is held; asking Python for its stack through the same server is answered only when it is not, and that is how a held one is
@@ -40,7 +40,8 @@ POLL_INTERVAL_S = 1.0  # of one generation's recorders
 REPEAT_S = 5.0  # what has not changed is told again, for a diagnostics that came later
 ANSWER_TIMEOUT_S = 0.5  # milliseconds, unless the process is stopped
 STACK_TIMEOUT_S = 1.0
-EVIDENCE_SHARE = 1 / 3  # of `floor_s`: the verdict may fall at the whole of it
+EVIDENCE_SHARE = 1 / 3  # of `floor_s`: the verdict may fall at the whole of it,
+EVIDENCE_S_MAX = 2.0  # and sooner when somebody is provably stuck
 
 # (handler, query) of torch's worker server: the recorder of gloo and alike, and that of NCCL. Torch before 2.9 has the second
 # only, a build without CUDA the first only.
@@ -95,7 +96,7 @@ class StandstillWatch:
     async def _ask(self, generation: LocalGeneration, case: _Case, at: float) -> None:
         dumps = await self._dumps(generation)
         _progress(generation).counted({rank: sum(map(entered_total, of_rank)) for rank, of_rank in dumps.items()})
-        if generation.silent_s(at) < generation.order.hang.floor_s * EVIDENCE_SHARE:
+        if generation.silent_s(at) < min(generation.order.hang.floor_s * EVIDENCE_SHARE, EVIDENCE_S_MAX):
             return
         if case.stacks is None:
             case.stacks = await self._stacks(generation)

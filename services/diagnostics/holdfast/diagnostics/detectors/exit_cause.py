@@ -78,6 +78,16 @@ def failed_at(exit_: WorkerExited) -> float:
     return exit_.at
 
 
+def earlier_by(exit_: WorkerExited, other: WorkerExited) -> float:
+    """How much earlier than `other` it went wrong, seconds: each measured by its own machine's clock from the end of the newest
+    step that both remember, which all ranks end at about the same time. Without such a step the clocks are compared."""
+    for back, ended_at in enumerate(exit_.step_ends):
+        behind = other.step - (exit_.step - back)
+        if 0 <= behind < len(other.step_ends):
+            return (failed_at(other) - other.step_ends[behind]) - (failed_at(exit_) - ended_at)
+    return failed_at(other) - failed_at(exit_)
+
+
 def ending(exit_: WorkerExited) -> str:
     """`was killed by SIGKILL`, `exited with code 3`, `raised ValueError: bad batch`: for a sentence."""
     if exit_.error is not None:

@@ -8,21 +8,29 @@ has been silent for `silence_s`) or *gone* (said goodbye, or reported lost). Dou
   first: they are the second witness;
 * `reconnect_grace_s` after the break otherwise.
 
-The same incarnation coming back before that means that nothing happened. Only nodes that this process has itself seen are
-ever lost. When many nodes go within one second it is more likely this process that lost its sight: that is one HOST_PRESSURE
+The same incarnation coming back before that means that nothing happened; coming back later it withdraws the finding, by one of
+the same kind that is information. Only nodes that this process has itself seen are ever lost.
+
+The peers are a third witness: a step needs every rank, so while the other nodes of its generation go on finishing steps, a
+node that is not heard still trains, and only its agent or its way to us is broken. Then its doubt waits, for as long as the
+next step may take by the pace so far; while steps go on, only a warning is said. Failing collectives outweigh this.
+
+When many nodes go within one second it is more likely this process that lost its sight: that is one HOST_PRESSURE
 finding, and uncorroborated doubts wait for `mass_grace_s`, in which every living agent reconnects. A node that is still away
 then, while others are heard, is reported with low confidence, because a rack can really fail.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from heapq import nlargest
 
 from holdfast.diagnostics.detectors.exit_cause import Cause, cause_of, is_failure
 from holdfast.diagnostics.detectors.protocol import Blind, JobBegan, Observed
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
+from holdfast.domain.nodes import TELEMETRY_RETRY_S_MAX
 from holdfast.domain.signals import (
     ClockTick,
     GenerationStarted,
@@ -36,6 +44,10 @@ from holdfast.domain.signals import (
 
 _GONE_MAX = 4096  # nodes remembered after they left, for the comparison of incarnations
 _WITNESSES_MAX = 1024  # generations
+_PACES_MAX = 4096  # generations
+_PACE_STEPS = 20
+# The longest pause that an agent makes between two tries, and half of it to connect and speak.
+RECONNECT_GRACE_S = 1.5 * TELEMETRY_RETRY_S_MAX
 
 Key = tuple[str, int]  # (job, generation)
 
@@ -46,6 +58,16 @@ class _Node:
     last_beat: float
     ranks: dict[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)  # job → (generation, ranks)
     stopped: dict[str, int] = field(default_factory=dict)  # job → newest generation stopped on purpose
+    lost: tuple[Finding, ...] = ()  # what was said of its loss, until it is heard again
+
+
+@dataclass(slots=True)
+class _Pace:
+    """How the ranks of a generation get on, by whoever is heard."""
+
+    step: int = -1
+    at: float = 0.0  # diagnostics' clock: when it was first heard of
+    intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=_PACE_STEPS))
 
 
 @dataclass(slots=True)
@@ -55,6 +77,7 @@ class _Doubt:
     why: str
     broken: bool = False  # otherwise the stream is open and silent
     suspended_until: float = 0.0  # part of a mass event
+    excused: bool = False  # its peers were seen to go on, and that was said
 
 
 @dataclass(slots=True)
@@ -73,6 +96,7 @@ class LivenessState:
     doubts: dict[str, _Doubt] = field(default_factory=dict)
     gone: OrderedDict[str, None] = field(default_factory=OrderedDict)
     witnesses: OrderedDict[Key, _Witness] = field(default_factory=OrderedDict)
+    paces: OrderedDict[Key, _Pace] = field(default_factory=OrderedDict)
     blind_until: float = 0.0  # silence before this time proves nothing
 
 
@@ -80,14 +104,18 @@ class LivenessState:
 class Liveness:
     """NODE_LOST, and one HOST_PRESSURE when it is diagnostics itself that lost sight."""
 
-    reconnect_grace_s: float = 0.4
+    reconnect_grace_s: float = RECONNECT_GRACE_S
     corroborated_s: float = 0.05
     silence_s: float = 5.0
     witness_s: float = 5.0  # a collective error older than this no longer corroborates
     mass_window_s: float = 1.0
     mass_fraction: float = 0.3
     mass_nodes_min: int = 3
-    mass_grace_s: float = 15.0  # longer than the agents' largest reconnect delay
+    mass_grace_s: float = 15.0  # every living agent has tried many times by then
+    next_step: float = 1.25  # peers go on when their next step comes within this many times the slowest recent one,
+    report_s: float = 1.5  # and what an agent may take to report it
+    next_step_s_max: float = 60.0  # but no doubt waits longer than this for a step
+    excuse_s: float = 10.0  # a node that is not heard while its peers go on is said, as a warning, after this
 
     @property
     def reads(self) -> tuple[type[Observed], ...]:
@@ -111,8 +139,11 @@ class Liveness:
         findings: tuple[Finding, ...] = ()
         match item:
             case NodeBeat():
-                _beat(state, item.node, now)
-            case RankProgress() | GenerationStarted():
+                findings = _beat(state, item.node, now)
+            case RankProgress():
+                _learn(state, item)
+                _advance(state, item, now)
+            case GenerationStarted():
                 _learn(state, item)
             case ClockTick():
                 findings = self._conclude(state, now)
@@ -128,8 +159,9 @@ class Liveness:
                 for node in state.nodes.values():
                     node.ranks.pop(item.job, None)
                     node.stopped.pop(item.job, None)
-                for key in [key for key in state.witnesses if key[0] == item.job]:
-                    del state.witnesses[key]
+                for table in (state.witnesses, state.paces):
+                    for key in [key for key in table if key[0] == item.job]:
+                        del table[key]
             case Blind():
                 state.blind_until = now
                 for doubt in state.doubts.values():
@@ -143,6 +175,7 @@ class Liveness:
         findings: tuple[Finding, ...] = ()
         if old is not None and old.incarnation == item.incarnation:
             old.last_beat = now
+            findings = _withdraw(old, now)
         else:
             if old is not None and old.ranks:
                 why = "its agent has started anew, so its workers are gone"
@@ -177,21 +210,60 @@ class Liveness:
             node, witnesses = state.nodes[name], self._witnesses(state, name, now)
             if witnesses:
                 why = f"{doubt.why}, and ranks on {_some(witnesses)} fail in their collectives"
-                findings += _lost(name, node, doubt.since, why, confidence=0.99, now=now, witnesses=witnesses)
+                lost = _lost(name, node, doubt.since, why, confidence=0.99, now=now, witnesses=witnesses)
             elif doubt.suspended_until > now or (doubt.suspended_until and not state.connected):
                 continue  # suspended in this very pass; or nobody is heard, and nothing can be said of anyone
             elif not doubt.suspended_until and (together := self._mass(state, doubt)):
                 findings.append(self._suspend(state, together, now))
+                continue
+            elif self._goes_on(state, name, now):
+                findings += self._excuse(state, name, doubt, now)
                 continue
             else:
                 why = doubt.why
                 if doubt.broken:
                     why += f" and it did not come back within {now - doubt.began:.2f} s"
                 confidence = 0.6 if doubt.suspended_until else 0.9
-                findings += _lost(name, node, doubt.since, why, confidence=confidence, now=now)
+                lost = _lost(name, node, doubt.since, why, confidence=confidence, now=now)
+            findings += lost
+            node.lost = tuple(finding for finding in lost if finding.job)
             node.ranks.clear()
             _forget(state, name)
         return tuple(findings)
+
+    def _goes_on(self, state: LivenessState, name: str, now: float) -> bool:
+        """Whether the other ranks of a generation that it has ranks of still finish steps, which takes all of them."""
+        for job, (generation, _) in state.nodes[name].ranks.items():
+            pace = state.paces.get((job, generation))
+            if pace is None or not pace.intervals_s:
+                continue  # nothing is known of their rhythm
+            usual_s = nlargest(2, pace.intervals_s)[-1]  # one of them may have compiled, or saved
+            next_s = min(self.next_step * usual_s, self.next_step_s_max) + self.report_s
+            if now - max(pace.at, state.blind_until) < next_s:
+                return True
+        return False
+
+    def _excuse(self, state: LivenessState, name: str, doubt: _Doubt, now: float) -> tuple[Finding, ...]:
+        """Say once that a node that is not heard trains."""
+        if doubt.excused or now - doubt.began < self.excuse_s:
+            return ()
+        doubt.excused = True
+        jobs = ", ".join(sorted(state.nodes[name].ranks))
+        return (
+            Finding(
+                id=f"unheard:{name}:{doubt.began:.3f}",
+                kind=FindingKind.NODE_LOST,
+                severity=Severity.WARNING,
+                at=now,
+                since=min(doubt.since, now),
+                summary=f"Node {name} is not heard ({doubt.why}), but the other ranks of {jobs} go on finishing steps, so its "
+                "ranks train: look at its agent and at its network to the control plane.",
+                node=name,
+                confidence=0.9,
+                evidence={"incarnation": state.nodes[name].incarnation, "last_beat": f"{doubt.since:.3f}"},
+                ladder=(Remedy.WATCH,),
+            ),
+        )
 
     def _find_silent(self, state: LivenessState, now: float) -> None:
         """Move nodes whose beats stopped from connected to doubt; the oldest beat is first, so this looks at few."""
@@ -250,16 +322,50 @@ class Liveness:
         )
 
 
-def _beat(state: LivenessState, name: str, now: float) -> None:
+def _beat(state: LivenessState, name: str, now: float) -> tuple[Finding, ...]:
     node = state.nodes.get(name)
     if node is None:
-        return
+        return ()
     node.last_beat = now
     if name not in state.connected:  # it was silent on an open stream, and now it is not
         state.doubts.pop(name, None)
         state.gone.pop(name, None)
         state.connected[name] = None
     state.connected.move_to_end(name)
+    return _withdraw(node, now) if node.lost else ()
+
+
+def _withdraw(node: _Node, now: float) -> tuple[Finding, ...]:
+    """The agent that was lost speaks again: what was said of it was wrong."""
+    said, node.lost = node.lost, ()
+    return tuple(
+        Finding(
+            id=f"{lost.id}:back:{now:.3f}",
+            kind=FindingKind.NODE_LOST,
+            severity=Severity.INFO,
+            at=now,
+            since=now,
+            summary=f"Node {lost.node} is heard again, from the same agent: it was not lost.",
+            node=lost.node,
+            job=lost.job,
+            generation=lost.generation,
+            evidence={"contradicts": lost.id, "incarnation": node.incarnation, "away_s": f"{now - lost.since:.3f}"},
+        )
+        for lost in said
+    )
+
+
+def _advance(state: LivenessState, item: RankProgress, now: float) -> None:
+    """The farthest rank sets the pace: it has needed all others to come there."""
+    key, step = (item.job, item.generation), max(item.step, default=-1)
+    pace = state.paces.get(key)
+    if pace is None:
+        pace = state.paces[key] = _Pace(step, now)
+        while len(state.paces) > _PACES_MAX:
+            state.paces.popitem(last=False)
+    elif step > pace.step:
+        pace.intervals_s.append((now - pace.at) / (step - pace.step))
+        pace.step, pace.at = step, now
 
 
 def _learn(state: LivenessState, item: RankProgress | GenerationStarted) -> None:

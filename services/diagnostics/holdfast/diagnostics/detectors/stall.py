@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import compress
 
 from holdfast.diagnostics.detectors.localise import WAITS_FOR_A_THREAD, RankView, Verdict, localise
+from holdfast.diagnostics.detectors.proof import never_ends, signalled
 from holdfast.diagnostics.detectors.waiting import Waiting, who_is_waited_for
 from holdfast.domain.collectives import CollectiveRows, Standstill
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
@@ -33,6 +34,7 @@ class Rule:
     words: str
     still_s: float
     allowance_s: float
+    severity: Severity = Severity.ERROR  # a warning is of a stall that may yet end by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,25 @@ def _messaging(standing: Standstill, latest: Mapping[str, RankProgress]) -> Iter
             yield rank
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the recorders say, which is worked out once: it may be a million rows."""
+
+    waiting: Waiting | None
+
+    def proof(self, evidence: Evidence, now: float) -> str:
+        """Why the stall cannot end by itself; empty when it may."""
+        views = _views(evidence, now)
+        if signalled(views):
+            return "a process is stopped or gone"
+        return "the others wait for what cannot come" if never_ends(views, self.waiting, evidence.ended) else ""
+
+
+def look(evidence: Evidence) -> Look:
+    """Judge the collectives of every rank."""
+    return Look(_waiting(evidence))
+
+
 def report(key: tuple[str, int], evidence: Evidence, rule: Rule, now: float) -> Finding:
     """The finding about `key`, a job and its generation."""
     job, number = key
@@ -115,13 +136,15 @@ def report(key: tuple[str, int], evidence: Evidence, rule: Rule, now: float) -> 
     culprit = next((view for view in views if view.rank == verdict.rank), None)
     step = max(view.step for view in views)
     who = f"rank {culprit.rank} on {culprit.node}: {verdict.reason}" if culprit else verdict.reason
+    warning = rule.severity is Severity.WARNING
+    may_end = " Nobody is provably stuck: it may be a pause that the script did not announce." if warning else ""
     return Finding(
-        id=f"hang:{job}:{number}:{step}",
+        id=f"hang:{job}:{number}:{step}" + (":warning" if warning else ""),
         kind=FindingKind.HANG,
-        severity=Severity.ERROR,
+        severity=rule.severity,
         at=now,
         since=evidence.stall.began,
-        summary=f"{job} makes no progress for {rule.still_s:.1f} s after step {step}; {who}.",
+        summary=f"{job} makes no progress for {rule.still_s:.1f} s after step {step}; {who}.{may_end}",
         node=culprit.node if culprit else "",
         job=job,
         generation=number,
@@ -136,7 +159,7 @@ def report(key: tuple[str, int], evidence: Evidence, rule: Rule, now: float) -> 
             "ranks": _table(views, verdict),
             **({"stack": culprit.stack} if culprit is not None and culprit.stack else {}),
         },
-        ladder=(Remedy.RESTART_PROCESS, Remedy.REPLACE_NODE),
+        ladder=(Remedy.WATCH,) if warning else (Remedy.RESTART_PROCESS, Remedy.REPLACE_NODE),
     )
 
 

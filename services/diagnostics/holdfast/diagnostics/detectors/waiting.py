@@ -7,7 +7,7 @@ edge is ever built and the cost is linear in the rows: does a rank wait for anyb
     mismatch     members call different things at the same place in a group's sequence; the odd ones out are named
     absent       a root outside of all collectives: it computes, loops, holds its interpreter's lock, or reads its data
     stalled      it has entered an operation that its peers have finished: its device or communication thread stands still
-    unreachable  nothing is known of a rank (stopped, ended) that the others may wait for
+    unreachable  nothing is known of a rank (stopped, ended, no dump) that the others may wait for, and nobody is proven stuck
     in flight    everybody is inside the same operation and nobody has finished it: the network; nobody is named
     cycle        A waits for B in one group, B for A in another: the script's order of collectives; nobody is named
 """
@@ -26,7 +26,7 @@ from holdfast.domain.collectives import CollectiveRows, expand
 _SYMMETRIC = ("all_reduce", "allreduce", "all_gather", "allgather", "_all_gather", "reduce_scatter", "_reduce_scatter",
               "all_to_all", "alltoall", "barrier")  # fmt: skip
 # Members pass tensors of one size to these; to the others (all_to_all, gather …) they may differ.
-_EQUAL_SIZES = ("all_reduce", "allreduce", "_all_gather_base", "_reduce_scatter_base", "reduce", "broadcast")
+EQUAL_SIZES = ("all_reduce", "allreduce", "_all_gather_base", "_reduce_scatter_base", "reduce", "broadcast")
 _OTHER_END = {"send": "recv", "recv": "send"}
 _SHOWN_MAX = 8
 
@@ -77,6 +77,8 @@ class _Graph:
 
     inside: set[int]  # some operation is not finished
     waits: dict[int, str] = field(default_factory=dict)
+    # For a rank of which nothing is known, perhaps: that clears nobody of what is proven against him.
+    may_wait: dict[int, str] = field(default_factory=dict)
     waited: dict[int, str] = field(default_factory=dict)
     waiters: Counter[int] = field(default_factory=Counter)
     stalled: dict[int, str] = field(default_factory=dict)
@@ -158,8 +160,8 @@ def _fold(graph: _Graph, group: _Group, unknown: Mapping[int, str]) -> None:
     for rank, place in waiting.items():
         if place.pending > entered >= 0:
             graph.waits.setdefault(rank, f"rank {rank} waits in {_what(place, group)}")
-        elif silent and not _finished_by_all_others(place, group, rank, silent):
-            graph.waits.setdefault(rank, f"rank {rank} may wait in {_what(place, group)}")
+        elif silent and not _silent_took_part(place, group, rank, silent):
+            graph.may_wait.setdefault(rank, f"rank {rank} may wait in {_what(place, group)}")
             for each in silent:
                 graph.doubted.setdefault(each, f"rank {rank} is inside {_what(place, group)} with it")
     for rank, place in known.items():
@@ -171,10 +173,12 @@ def _fold(graph: _Graph, group: _Group, unknown: Mapping[int, str]) -> None:
     graph.mismatches.extend(_mismatches(group, waiting))
 
 
-def _finished_by_all_others(place: _Place, group: _Group, rank: int, silent: Collection[int]) -> bool:
-    """Then it does not wait for those of whom nothing is known: they have taken part."""
+def _silent_took_part(place: _Place, group: _Group, rank: int, silent: Collection[int]) -> bool:
+    """Whether `rank` cannot be waiting for those of whom nothing is known: some member has finished what takes all of them, or
+    all other members have finished."""
     others = [other for each, other in group.places.items() if each != rank and each not in silent]
-    return bool(others) and all(other.completed >= place.pending for other in others)
+    finished = [other.completed >= place.pending for other in others]
+    return any(finished) if place.kind.startswith(_SYMMETRIC) else bool(finished) and all(finished)
 
 
 def _fold_stalled(graph: _Graph, group: _Group, waiting: Mapping[int, _Place]) -> None:
@@ -193,7 +197,7 @@ def _mismatches(group: _Group, waiting: Mapping[int, _Place]) -> Iterator[Waitin
     """Members that are in the same place of the sequence with different operations."""
     by_seq: dict[int, dict[tuple[str, str], list[int]]] = defaultdict(lambda: defaultdict(list))
     for rank, place in waiting.items():
-        sizes = place.sizes if place.kind.startswith(_EQUAL_SIZES) else ""
+        sizes = place.sizes if place.kind.startswith(EQUAL_SIZES) else ""
         by_seq[place.pending][(place.kind, sizes)].append(rank)
     for seq, calls in by_seq.items():
         if len(calls) < 2:
@@ -222,7 +226,7 @@ def _fold_pairs(
         for peer in sorted(peers):
             what = f"a {direction} of group {group}"
             if peer in unknown and peer not in seen:
-                graph.waits.setdefault(rank, f"rank {rank} may wait for rank {peer} in {what}")
+                graph.may_wait.setdefault(rank, f"rank {rank} may wait for rank {peer} in {what}")
                 graph.doubted.setdefault(peer, f"rank {rank} is inside {what} with it")
             elif peer in seen and rank not in pairs.get((group, _OTHER_END[direction], peer), ()):
                 graph.waits.setdefault(rank, f"rank {rank} waits for rank {peer} in {what}")

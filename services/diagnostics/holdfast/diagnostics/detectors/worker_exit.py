@@ -2,34 +2,40 @@
 
 Theory of operation, per (job, generation). The first exit that is a failure of its own (a signal, a code, the script's own
 exception) is a finding at once; there is no waiting window. An exit by a collective error is held for `hold_s`: nearly
-always its root is on the way (another rank's exit, a lost node). If nothing comes it is reported after all, with low
-confidence, saying that no root was seen; unless a rank had ended with code 0 before: then the others have waited for one
-that had left, and it is named. Exits that follow a root are cascade and say nothing new.
+always its root is on the way (another rank's exit, a lost node). When this process has just started, or was away, the root may
+be with an agent that has not come back: then it waits for every rank of the generation to be spoken for, `agents_s` at most.
+If nothing comes it is reported after all: as the rank whose calls differ from the majority's (`desync`), as the one that has
+ended with code 0 while the others needed it, or else, with low confidence, as nobody: who failed first among errors of
+communication proves nothing, so no node is suspected. Exits that follow a root are cascade and say nothing new.
 
-Signals of several nodes are not ordered. When one arrives late that is a better root (earlier on its node's clock by more
-than the clocks may differ, or an own failure against a collective error) the finding is corrected: a new one with
-`supersedes=<id>` in its evidence.
+A lost node explains collective errors, and nothing else; and it explains them for `explained_s` only, in which the generation
+is stopped if the loss is believed. A loss that is withdrawn, because the node is heard again, explains nothing any more.
+
+Signals of several nodes are not ordered. When one arrives late that is a better root (earlier by more than `skew_s`, or an own
+failure against a collective error) the finding is corrected. What was earlier is told by how long after a step that both have
+finished, each by its own clock; only where no such step is known are clocks of two machines compared. A correction is a new
+finding with `supersedes=<id>` in its evidence.
 """
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from holdfast.diagnostics.detectors import repeated_exception
-from holdfast.diagnostics.detectors.blame import Blame, Context, Who, blame
-from holdfast.diagnostics.detectors.exit_cause import Cause, cause_of, ending, failed_at, is_clean, is_failure
-from holdfast.diagnostics.detectors.protocol import JobBegan, Observed
-from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity, StepRecord
+from holdfast.diagnostics.detectors.blame import Blame, Context, blame
+from holdfast.diagnostics.detectors.desync import odd_one_out
+from holdfast.diagnostics.detectors.exit_cause import Cause, cause_of, earlier_by, failed_at, is_clean, is_failure
+from holdfast.diagnostics.detectors.exit_report import report
+from holdfast.diagnostics.detectors.protocol import Blind, JobBegan, Observed
+from holdfast.domain.findings import Finding, FindingKind, Severity, StepRecord
 from holdfast.domain.signals import ClockTick, GenerationStarted, GenerationStopped, WorkerExited
 
 _GENERATIONS_MAX = 4096  # remembered, over all jobs; the oldest is forgotten first
 _JOBS_MAX = 4096
 _KEPT_MAX = 4096  # nodes, or jobs
-_FRAMES_MAX = 12  # innermost, in the evidence
-_LOG_LINES_MAX = 10
 
 Key = tuple[str, int]  # (job, generation)
 
@@ -41,14 +47,18 @@ class _Generation:
     started_at: float | None = None  # agent's clock, earliest
     stopped: set[str] = field(default_factory=set)  # nodes that stopped it on purpose
     exited: set[int] = field(default_factory=set)  # ranks: a signal that is sent again says nothing new
-    left: WorkerExited | None = None  # the first that ended with code 0, by its own clock
+    ended: dict[int, WorkerExited] = field(default_factory=dict)  # ranks that left with code 0
+    world_size: int = 0  # 0 = not known
+    nodes: set[str] = field(default_factory=set)
+    spoken_for: set[int] = field(default_factory=set)  # ranks of which an agent has said something to this process
     root: WorkerExited | None = None
     root_cause: Cause = Cause.COLLECTIVE
     root_id: str = ""
     root_found_at: float = 0.0
     held: list[WorkerExited] = field(default_factory=list)
+    held_at: float = 0.0
     hold_until: float = 0.0
-    node_lost: bool = False  # explains every later exit of this generation
+    lost: set[str] = field(default_factory=set)  # nodes: they explain collective errors
 
 
 @dataclass(slots=True)
@@ -62,6 +72,7 @@ class ExitState:
     out_of_memory: OrderedDict[str, float] = field(default_factory=OrderedDict)  # by node: diagnostics' clock
     places: OrderedDict[str, dict[str, float]] = field(default_factory=OrderedDict)  # by job: where it failed, when
     guests: OrderedDict[str, set[str]] = field(default_factory=OrderedDict)  # by node: jobs that failed there
+    looking_since: float | None = None  # diagnostics' clock: from the start, or since it was away
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +80,9 @@ class WorkerExit:
     """WORKER_CRASH, WORKER_EXCEPTION and, in place of the latter, REPEATED_EXCEPTION."""
 
     hold_s: float = 0.3  # how long a collective error waits for its root
+    agents_s: float = 5.0  # longer, for agents that have not come back since this process started
+    gather_s: float = 2.0  # longer, for the other ranks' calls, where they are recorded
+    explained_s: float = 10.0  # and for the generation to be stopped, when a lost node explains it
     skew_s: float = 0.1  # clocks of two nodes may differ by this much
     correct_within_s: float = 10.0  # later corrections would come after the recovery
     near_s: float = 60.0  # a hardware finding explains failures of its node within this
@@ -77,12 +91,14 @@ class WorkerExit:
 
     @property
     def reads(self) -> tuple[type[Observed], ...]:
-        return (WorkerExited, GenerationStarted, GenerationStopped, StepRecord, Finding, ClockTick, JobBegan)
+        return (WorkerExited, GenerationStarted, GenerationStopped, StepRecord, Finding, ClockTick, JobBegan, Blind)
 
     def initial(self) -> ExitState:
         return ExitState()
 
     def observe(self, state: ExitState, item: Observed, now: float) -> tuple[ExitState, tuple[Finding, ...]]:
+        if state.looking_since is None or isinstance(item, Blind):
+            state.looking_since = now
         match item:
             case ClockTick():
                 return state, self._expire(state, now) if state.holding else ()
@@ -93,10 +109,17 @@ class WorkerExit:
                     state.failures[item.job] = repeated_exception.got_past(known, item.step)
             case GenerationStarted():
                 generation = _generation(state, item.job, item.generation)
+                _drop_held(state, item.job, before=item.generation)
                 _keep(state.began, item.job, min(item.at, state.began.get(item.job, item.at)))
                 generation.started_at = min(item.at, generation.started_at or item.at)
+                generation.world_size = item.mesh.world_size
+                generation.nodes.add(item.node)
+                generation.spoken_for.update(item.ranks)
             case GenerationStopped():
-                _generation(state, item.job, item.generation).stopped.add(item.node)
+                generation = _generation(state, item.job, item.generation)
+                generation.stopped.add(item.node)
+                if generation.lost and not item.finished:
+                    _drop_held(state, item.job, before=item.generation + 1)
             case JobBegan():
                 state.failures.pop(item.job, None)
                 state.began.pop(item.job, None)
@@ -104,10 +127,7 @@ class WorkerExit:
                     del state.generations[key]
                     state.holding.discard(key)
             case Finding(kind=FindingKind.NODE_LOST) if item.job:
-                generation = _generation(state, item.job, item.generation)
-                generation.node_lost = True
-                generation.held.clear()
-                state.holding.discard((item.job, item.generation))
+                self._lost_or_back(state, item, now)
             case Finding(kind=FindingKind.GPU_ERROR) if item.severity in (Severity.ERROR, Severity.FATAL):
                 _keep(state.hardware, item.node, item)
             case Finding(kind=FindingKind.HOST_OOM):
@@ -119,23 +139,35 @@ class WorkerExit:
     def _exited(self, state: ExitState, exit_: WorkerExited, now: float) -> tuple[Finding, ...]:
         key = (exit_.job, exit_.generation)
         generation = _generation(state, *key)
-        if is_clean(exit_) and (generation.left is None or exit_.at < generation.left.at):
-            generation.left = exit_
+        generation.nodes.add(exit_.node)
+        generation.spoken_for.add(exit_.rank)
+        if is_clean(exit_):
+            generation.ended[exit_.rank] = exit_
         if not is_failure(exit_) or exit_.rank in generation.exited or exit_.node in generation.stopped:
             return ()
         generation.exited.add(exit_.rank)
-        if generation.node_lost:
-            return ()
         cause = cause_of(exit_)
         if generation.root is not None:
             return self._correct(state, generation, exit_, cause, now)
         if cause is Cause.OWN:
-            return (self._found(state, generation, exit_, cause, now),)
+            return (self._found(state, generation, exit_, cause, "", now),)
         if not generation.held:
-            generation.hold_until = now + self.hold_s
+            generation.held_at = now
+            generation.hold_until = now + (self.explained_s if generation.lost else self.hold_s)
             state.holding.add(key)
         generation.held.append(exit_)
         return ()
+
+    def _lost_or_back(self, state: ExitState, item: Finding, now: float) -> None:
+        """A node is lost, which makes the errors of its peers wait longer, or it is heard again."""
+        generation = _generation(state, item.job, item.generation)
+        if item.severity in (Severity.ERROR, Severity.FATAL):
+            generation.lost.add(item.node)
+            generation.hold_until = now + self.explained_s
+        elif item.severity is Severity.INFO:
+            generation.lost.discard(item.node)
+            if not generation.lost:
+                generation.hold_until = min(generation.hold_until, now + self.hold_s)
 
     def _correct(
         self, state: ExitState, generation: _Generation, exit_: WorkerExited, cause: Cause, now: float
@@ -144,24 +176,32 @@ class WorkerExit:
         assert generation.root is not None
         if cause is Cause.COLLECTIVE or now - generation.root_found_at > self.correct_within_s:
             return ()  # an echo is no better than what is known
-        earlier_s = failed_at(generation.root) - failed_at(exit_)
+        earlier_s = earlier_by(exit_, generation.root)
         enough_s = -self.skew_s if generation.root_cause is Cause.COLLECTIVE else self.skew_s
         if earlier_s < enough_s:
             return ()
-        return (self._found(state, generation, exit_, cause, now, supersedes=generation.root_id),)
+        return (self._found(state, generation, exit_, cause, "", now, supersedes=generation.root_id),)
 
     def _expire(self, state: ExitState, now: float) -> tuple[Finding, ...]:
         """Collective errors whose root did not show itself in time. A clock that was set back ends the wait as well."""
         findings: list[Finding] = []
         for key in sorted(state.holding):
             generation = state.generations[key]
-            if generation.hold_until - self.hold_s <= now < generation.hold_until:
+            if generation.hold_until - self.explained_s <= now < generation.hold_until:
                 continue
-            first = min(generation.held, key=lambda exit_: (failed_at(exit_), exit_.rank))
-            if (left := generation.left) is not None and left.at <= failed_at(first) + self.skew_s:
-                first = left
-            findings.append(self._found(state, generation, first, Cause.COLLECTIVE, now))
+            if now - generation.held_at >= 0.0 and self._may_come(state, generation, now):
+                continue
+            findings.append(self._found(state, generation, *_culprit(generation, self.skew_s), now))
         return tuple(findings)
+
+    def _may_come(self, state: ExitState, generation: _Generation, now: float) -> bool:
+        """Whether somebody who may know the root has not spoken: an agent since we look, or a rank that has not ended."""
+        since = now if state.looking_since is None else state.looking_since
+        if len(generation.spoken_for) < generation.world_size and now - since < self.agents_s:
+            return True
+        recorded = any(exit_.error is not None and exit_.error.call for exit_ in generation.held)
+        left = generation.world_size - len(generation.exited | generation.ended.keys())
+        return recorded and left > 0 and now - generation.held_at < self.gather_s
 
     def _found(
         self,
@@ -169,13 +209,19 @@ class WorkerExit:
         generation: _Generation,
         exit_: WorkerExited,
         cause: Cause,
+        why: str,
         now: float,
         supersedes: str = "",
     ) -> Finding:
         """Make `exit_` the root of its generation and report it."""
         failure = self._recurrence(state, generation, exit_, cause)
         judged = self._blame(state, generation, exit_, failure, now) if cause is Cause.OWN else None
-        finding = _report(exit_, cause, failure, judged, echoes=len(generation.held), supersedes=supersedes, now=now)
+        finding = report(exit_, cause, failure, judged, echoes=len(generation.held), supersedes=supersedes, now=now)
+        if cause is Cause.COLLECTIVE:
+            if why:
+                finding = _of_culprit(finding, why)
+            elif not is_clean(exit_):
+                finding = _of_nobody(finding, generation)
         generation.root, generation.root_cause = exit_, cause
         generation.root_id, generation.root_found_at = finding.id, now
         generation.held.clear()
@@ -261,79 +307,36 @@ def _generation(state: ExitState, job: str, number: int) -> _Generation:
     return generation
 
 
-def _report(
-    exit_: WorkerExited,
-    cause: Cause,
-    failure: repeated_exception.Failure | None,
-    judged: Blame | None,
-    *,
-    echoes: int,
-    supersedes: str,
-    now: float,
-) -> Finding:
-    evidence = {"pid": str(exit_.pid), "step": str(exit_.step)}
-    if exit_.signal is not None:
-        evidence["signal"] = str(exit_.signal)
-    if exit_.exit_code is not None:
-        evidence["exit_code"] = str(exit_.exit_code)
-    if exit_.error is not None:
-        evidence["exception"] = exit_.error.type
-        evidence["message"] = exit_.error.message[:1000]
-        evidence["frames"] = "\n".join(exit_.error.frames[-_FRAMES_MAX:])
-        evidence["fingerprint"] = repeated_exception.fingerprint(exit_.error)
-    if exit_.log_tail:
-        evidence["log"] = "\n".join(exit_.log_tail[-_LOG_LINES_MAX:])
-    if supersedes:
-        evidence["supersedes"] = supersedes
-    if judged is not None:
-        evidence |= {"blame": judged.who.value, "error_class": judged.error.value, "because": judged.why}
-        evidence |= {"after_s": f"{judged.after_s:.0f}", "prior_user": f"{judged.prior_user:.3f}"}
-    where = f"Rank {exit_.rank} on {exit_.node}"
-    when = f"after step {exit_.step}" if exit_.step > 0 else "before its first step"
-    summary = f"{where} {ending(exit_)} {when}."
-    kind = FindingKind.WORKER_CRASH if exit_.error is None else FindingKind.WORKER_EXCEPTION
-    confidence = 0.95
-    ladder: tuple[Remedy, ...] = (Remedy.RESTART_PROCESS, Remedy.REPLACE_NODE)
-    if cause is Cause.COLLECTIVE and is_clean(exit_):
-        confidence, ladder = 0.8, (Remedy.RESTART_PROCESS,)
-        evidence["root"] = "left early"
-        evidence["collective_errors"] = str(max(1, echoes))
-        summary = f"{where} ended with exit code 0 {when} while others went on, and their communication with it failed."
-    elif cause is Cause.COLLECTIVE:
-        confidence, ladder = 0.3, (Remedy.RESTART_PROCESS,)
-        evidence["root"] = "not seen"
-        evidence["collective_errors"] = str(max(1, echoes))
-        summary = (
-            f"{where} {ending(exit_)} {when}: a communication error, and no rank or node that failed first was seen."
-        )
-    elif failure is not None and failure.tries > 1 and judged is not None and judged.who is Who.USER:
-        kind, ladder = FindingKind.REPEATED_EXCEPTION, (Remedy.STOP_JOB,)
-        evidence["tries"] = str(failure.tries)
-        evidence["step"] = str(failure.step)
-        at = f"after step {failure.step}" if failure.step > 0 else "before the first step"
-        summary = f"{where} {ending(exit_)} {at}, for the {_ordinal(failure.tries)} time: a restart does not cure it."
-    elif judged is not None and judged.who is Who.HARDWARE:
-        ladder = (Remedy.REPLACE_NODE,)
-    elif exit_.error is not None:
-        ladder = (Remedy.RESTART_PROCESS,)
-    return Finding(
-        id=f"worker:{exit_.job}:{exit_.generation}:{exit_.rank}:{exit_.at:.3f}",
-        kind=kind,
-        severity=Severity.ERROR,
-        at=now,
-        since=min(failed_at(exit_), now),
-        summary=summary,
-        node=exit_.node,
-        job=exit_.job,
-        generation=exit_.generation,
-        rank=exit_.rank,
-        confidence=confidence,
-        evidence=evidence,
-        ladder=ladder,
-        traceparent=exit_.traceparent,
-    )
+def _culprit(generation: _Generation, skew_s: float) -> tuple[WorkerExited, Cause, str]:
+    """Of ranks that failed in collectives the one to report, its cause, and why it is the culprit; "" when nobody knows."""
+    first = min(generation.held, key=lambda exit_: (failed_at(exit_), exit_.rank))
+    odd = odd_one_out(generation.held)
+    if odd is not None:
+        rank, why = odd
+        return next(exit_ for exit_ in generation.held if exit_.rank == rank), Cause.COLLECTIVE, why
+    left = min(generation.ended.values(), key=lambda exit_: exit_.at, default=None)
+    if left is not None and earlier_by(left, first) >= -skew_s:
+        return left, Cause.COLLECTIVE, ""
+    return first, Cause.COLLECTIVE, ""
 
 
-def _ordinal(n: int) -> str:
-    suffix = "th" if 10 <= n % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
-    return f"{n}{suffix}"
+def _of_culprit(finding: Finding, why: str) -> Finding:
+    """It is known who is out of step with the others: the script's control flow, as a rule, and not the node."""
+    who = f"Rank {finding.rank} on {finding.node} is out of step with the others: {why}; their collectives failed."
+    evidence = {**finding.evidence, "root": "out of step", "because": why}
+    return replace(finding, summary=who, confidence=0.8, evidence=evidence)
+
+
+def _of_nobody(finding: Finding, generation: _Generation) -> Finding:
+    """Culprit not known. Of a job on a single node, the node is."""
+    evidence = {**finding.evidence, "first": f"rank {finding.rank} on {finding.node}"}
+    if len(generation.nodes) == 1 and len(generation.spoken_for) >= generation.world_size:
+        return replace(finding, evidence=evidence)
+    return replace(finding, node="", rank=None, evidence=evidence)
+
+
+def _drop_held(state: ExitState, job: str, before: int) -> None:
+    """Generations of `job` before this number are over: why their ranks failed is history."""
+    for key in [key for key in state.holding if key[0] == job and key[1] < before]:
+        state.holding.discard(key)
+        state.generations[key].held.clear()

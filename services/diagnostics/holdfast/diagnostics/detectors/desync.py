@@ -1,0 +1,60 @@
+"""Which rank is out of step, when several end in the same broken collective? A pure function over their last calls.
+
+Collectives of a group are numbered on every member. A rank that has skipped one, or called one more, is at another number than
+the others, or calls something else at the same number; its neighbour's call is what fails first. So the majority tells: among
+at least three members who say where they are, whoever differs from more than half of them is the odd one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from holdfast.diagnostics.detectors.waiting import EQUAL_SIZES
+from holdfast.domain.signals import WorkerExited
+
+_MEMBERS_MIN = 3  # of two that differ nobody knows which is odd
+
+V = TypeVar("V", int, str)
+
+
+def odd_one_out(exits: Iterable[WorkerExited]) -> tuple[int, str] | None:
+    """The rank whose calls differ from the majority's, and how; None when nobody's do."""
+    groups: dict[str, dict[int, dict[int, str]]] = defaultdict(dict)  # group → rank → number → call
+    for exit_ in exits:
+        if exit_.error is not None:
+            for group, seq, call in zip(exit_.error.call_group, exit_.error.call_seq, exit_.error.call, strict=False):
+                groups[group].setdefault(exit_.rank, {})[seq] = call
+    for name, members in sorted(groups.items()):
+        if len(members) >= _MEMBERS_MIN and (found := _odd_in(name, members)) is not None:
+            return found
+    return None
+
+
+def _odd_in(group: str, members: Mapping[int, Mapping[int, str]]) -> tuple[int, str] | None:
+    shared = set.intersection(*(set(calls) for calls in members.values()))
+    for seq in sorted(shared):
+        odd, usual = _minority({rank: _comparable(calls[seq]) for rank, calls in members.items()})
+        if odd:
+            rank = min(odd)
+            return rank, f"it called {members[rank][seq]} where most call {usual}, as #{seq} of group {group}"
+    newest = {rank: max(calls) for rank, calls in members.items()}
+    odd, common = _minority(newest)
+    if not odd:
+        return None
+    rank = min(odd)
+    return rank, f"it has entered {newest[rank]} collectives of group {group}, most of the others {common}"
+
+
+def _comparable(call: str) -> str:
+    """With its sizes only where members pass tensors of one size."""
+    return call if call.startswith(EQUAL_SIZES) else call.partition(" ")[0]
+
+
+def _minority(values: Mapping[int, V]) -> tuple[list[int], V | None]:
+    """Who differs from what more than half of them have; nobody when there is no such majority."""
+    (common, count), *_ = Counter(values.values()).most_common()
+    if count * 2 <= len(values):
+        return [], None
+    return [rank for rank, value in values.items() if value != common], common

@@ -1,0 +1,91 @@
+"""The finding about a worker's exit, in words and numbers. Pure."""
+
+from __future__ import annotations
+
+from holdfast.diagnostics.detectors import repeated_exception
+from holdfast.diagnostics.detectors.blame import Blame, Who
+from holdfast.diagnostics.detectors.exit_cause import Cause, ending, failed_at, is_clean
+from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
+from holdfast.domain.signals import WorkerExited
+
+_FRAMES_MAX = 12  # innermost, in the evidence
+_LOG_LINES_MAX = 10
+
+
+def report(
+    exit_: WorkerExited,
+    cause: Cause,
+    failure: repeated_exception.Failure | None,
+    judged: Blame | None,
+    *,
+    echoes: int,
+    supersedes: str,
+    now: float,
+) -> Finding:
+    """About `exit_`, the root of its generation; `echoes` counts the others that failed in collectives."""
+    evidence = {"pid": str(exit_.pid), "step": str(exit_.step)}
+    if exit_.signal is not None:
+        evidence["signal"] = str(exit_.signal)
+    if exit_.exit_code is not None:
+        evidence["exit_code"] = str(exit_.exit_code)
+    if exit_.error is not None:
+        evidence["exception"] = exit_.error.type
+        evidence["message"] = exit_.error.message[:1000]
+        evidence["frames"] = "\n".join(exit_.error.frames[-_FRAMES_MAX:])
+        evidence["fingerprint"] = repeated_exception.fingerprint(exit_.error)
+    if exit_.log_tail:
+        evidence["log"] = "\n".join(exit_.log_tail[-_LOG_LINES_MAX:])
+    if supersedes:
+        evidence["supersedes"] = supersedes
+    if judged is not None:
+        evidence |= {"blame": judged.who.value, "error_class": judged.error.value, "because": judged.why}
+        evidence |= {"after_s": f"{judged.after_s:.0f}", "prior_user": f"{judged.prior_user:.3f}"}
+    where = f"Rank {exit_.rank} on {exit_.node}"
+    when = f"after step {exit_.step}" if exit_.step > 0 else "before its first step"
+    summary = f"{where} {ending(exit_)} {when}."
+    kind = FindingKind.WORKER_CRASH if exit_.error is None else FindingKind.WORKER_EXCEPTION
+    confidence = 0.95
+    ladder: tuple[Remedy, ...] = (Remedy.RESTART_PROCESS, Remedy.REPLACE_NODE)
+    if cause is Cause.COLLECTIVE and is_clean(exit_):
+        confidence, ladder = 0.8, (Remedy.RESTART_PROCESS,)
+        evidence["root"] = "left early"
+        evidence["collective_errors"] = str(max(1, echoes))
+        summary = f"{where} ended with exit code 0 {when} while others went on, and their communication with it failed."
+    elif cause is Cause.COLLECTIVE:
+        confidence, ladder = 0.3, (Remedy.RESTART_PROCESS,)
+        evidence["root"] = "not seen"
+        evidence["collective_errors"] = str(max(1, echoes))
+        summary = (
+            f"{where} {ending(exit_)} {when}: a communication error, and no rank or node that failed first was seen."
+        )
+    elif failure is not None and failure.tries > 1 and judged is not None and judged.who is Who.USER:
+        kind, ladder = FindingKind.REPEATED_EXCEPTION, (Remedy.STOP_JOB,)
+        evidence["tries"] = str(failure.tries)
+        evidence["step"] = str(failure.step)
+        at = f"after step {failure.step}" if failure.step > 0 else "before the first step"
+        summary = f"{where} {ending(exit_)} {at}, for the {_ordinal(failure.tries)} time: a restart does not cure it."
+    elif judged is not None and judged.who is Who.HARDWARE:
+        ladder = (Remedy.REPLACE_NODE,)
+    elif exit_.error is not None:
+        ladder = (Remedy.RESTART_PROCESS,)
+    return Finding(
+        id=f"worker:{exit_.job}:{exit_.generation}:{exit_.rank}:{exit_.at:.3f}",
+        kind=kind,
+        severity=Severity.ERROR,
+        at=now,
+        since=min(failed_at(exit_), now),
+        summary=summary,
+        node=exit_.node,
+        job=exit_.job,
+        generation=exit_.generation,
+        rank=exit_.rank,
+        confidence=confidence,
+        evidence=evidence,
+        ladder=ladder,
+        traceparent=exit_.traceparent,
+    )
+
+
+def _ordinal(n: int) -> str:
+    suffix = "th" if 10 <= n % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
+    return f"{n}{suffix}"

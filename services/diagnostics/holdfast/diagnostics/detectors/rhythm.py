@@ -1,0 +1,70 @@
+"""The rhythm of a job: how long its steps take, and after which of them it pauses. Pure; it outlives the job's generations.
+
+An interval that no allowance explained and that ended by itself is a *pause*: an evaluation, a save to a remote store. It is no
+part of the rhythm, but its position is remembered, because what pauses after step 100 does so again after 200. Three such
+intervals in a row are no pauses: the job has become slower, and that is its rhythm from now on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import combinations
+
+HISTORY = 200  # steps
+HISTORY_MIN = 3  # fewer say nothing of the rhythm
+_PAUSES_MAX = 32  # the newest
+_SLOWER_AFTER = 3  # intervals in a row
+
+
+@dataclass(slots=True)
+class Rhythm:
+    """`intervals_s` of the newest steps, pauses left out."""
+
+    intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY))
+    _pauses: deque[tuple[int, float]] = field(
+        default_factory=lambda: deque(maxlen=_PAUSES_MAX)
+    )  # (after step, seconds)
+    _in_a_row: list[float] = field(default_factory=list)
+
+    @property
+    def known(self) -> bool:
+        return len(self.intervals_s) >= HISTORY_MIN
+
+    @property
+    def slow_s(self) -> float:
+        """What a step takes when it is slow: the 99th percentile, 0.0 of nothing."""
+        return p99(self.intervals_s)
+
+    def learn(self, step: int, took_s: float, allowance_s: float) -> None:
+        """`step` was finished `took_s` after the one before, for which `allowance_s` was allowed."""
+        if not self.known or took_s <= allowance_s:
+            self.intervals_s.append(took_s)
+            self._in_a_row.clear()
+            return
+        self._pauses.append((step - 1, took_s))
+        self._in_a_row.append(took_s)
+        if len(self._in_a_row) >= _SLOWER_AFTER:
+            self.intervals_s.extend(self._in_a_row)
+            self._in_a_row.clear()
+
+    def pause_s(self, step: int) -> float:
+        """The longest pause that was seen at the position of `step`; 0.0 when none was.
+
+        A position repeats: at the multiples of a step after which there was a pause, or as far on as two of them are apart.
+        """
+        at_multiples = (took_s for after, took_s in self._pauses if after > 0 and step % after == 0)
+        return max([*at_multiples, *self._apart(step)], default=0.0)
+
+    def _apart(self, step: int) -> Iterable[float]:
+        for (first, first_s), (second, second_s) in combinations(self._pauses, 2):
+            period = abs(second - first)
+            if period > 1 and (step - first) % period == 0:
+                yield max(first_s, second_s)
+
+
+def p99(values: deque[float]) -> float:
+    """The 99th percentile (nearest rank); 0.0 of nothing."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))] if ordered else 0.0

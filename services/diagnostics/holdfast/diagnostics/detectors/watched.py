@@ -1,0 +1,235 @@
+"""What is known of a generation's ranks for the judgement of hangs: a fold over signals, without any conclusion. Pure."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from holdfast.diagnostics.detectors.localise import GONE
+from holdfast.diagnostics.detectors.rhythm import Rhythm
+from holdfast.diagnostics.detectors.stall import Evidence, Look, Stall
+from holdfast.domain.collectives import Standstill
+from holdfast.domain.findings import Finding, FindingKind, Severity, StepRecord
+from holdfast.domain.job import HangSpec
+from holdfast.domain.signals import GenerationStopped, Phase, RankProgress, WorkerExited
+
+_GENERATIONS_MAX = 4096
+FIRST_STEPS = 3  # of a generation: they initialise and compile
+TICK_S = 1.0  # between two reports of an agent
+_REPORTS_LAG_S = 2.0  # steps that finished before a crash may be reported this much after it
+_SIGNALLED = frozenset({"T", *GONE})
+_EXPLAINS = frozenset({FindingKind.WORKER_CRASH, FindingKind.WORKER_EXCEPTION, FindingKind.REPEATED_EXCEPTION})
+
+Key = tuple[str, int]  # (job, generation)
+
+
+@dataclass(slots=True)
+class Watched:
+    hang: HangSpec
+    active_at: float  # diagnostics' clock: last progress or change of phase
+    latest: dict[str, RankProgress] = field(default_factory=dict)  # by node
+    heard_at: dict[str, float] = field(default_factory=dict)  # by node, diagnostics' clock
+    # Nodes with a process in state T, or gone, and since when that is seen.
+    signalled_at: dict[str, float] = field(default_factory=dict)
+    traced_at: dict[str, float] = field(default_factory=dict)  # the same of state t: a debugger has it
+    started_at: dict[str, float] = field(default_factory=dict)  # by node, agent's clock
+    ended: set[int] = field(default_factory=set)  # ranks that exited with code 0
+    spoken: bool = False  # some rank has said something of itself
+    steps: int = 0  # finished in this generation
+    step: int = 0  # the newest that every rank has finished
+    standing: dict[str, Standstill] = field(default_factory=dict)  # by node, of this stall
+    moved_at: float = float("-inf")  # diagnostics' clock: some rank was seen to enter another collective
+    phase_changed: bool = True  # since the last step
+    last_end: float = 0.0
+    rhythm: Rhythm = field(default_factory=Rhythm)
+    stall: Stall | None = None
+    looked: Look | None = None  # at what the recorders say, until they say something new
+    prove_at: float = float("-inf")  # a look at 100,000 ranks takes its time: one a second
+    warned: bool = False  # of this stall
+    settled: bool = False  # this stall is reported as an error, or another finding explains it
+    explained_at: float = float("-inf")  # when another finding explained it
+    lost: set[str] = field(default_factory=set)  # nodes
+    lost_at: float = float("-inf")
+    over: bool = False  # stopped on purpose; kept for its rhythm until the next one begins
+
+
+@dataclass(slots=True)
+class HangState:
+    generations: OrderedDict[Key, Watched] = field(default_factory=OrderedDict)
+    newest: dict[str, int] = field(default_factory=dict)  # job → generation
+    stopped: OrderedDict[str, int] = field(default_factory=OrderedDict)  # job → newest generation stopped on purpose
+
+
+def opened(state: HangState, job: str, number: int, now: float) -> Watched | None:
+    """The generation, made when it is new; None for one that is over. A newer one ends the older."""
+    generation = state.generations.get((job, number))
+    if generation is not None:
+        return None if generation.over else generation
+    if number <= state.stopped.get(job, -1) or number < state.newest.get(job, -1):
+        return None
+    generation = Watched(hang=HangSpec(), active_at=now)
+    if (older := state.generations.pop((job, state.newest.get(job, -1)), None)) is not None:
+        generation.rhythm = older.rhythm  # that of a job outlives its generations
+    state.newest[job] = number
+    state.generations[(job, number)] = generation
+    while len(state.generations) > _GENERATIONS_MAX:
+        (old_job, _), _ = state.generations.popitem(last=False)
+        del state.newest[old_job]
+    return generation
+
+
+def close(state: HangState, item: GenerationStopped) -> None:
+    """One node has stopped it on purpose, so the whole of it is ending: silence from here on is no hang."""
+    if item.finished:
+        return  # the others may still hang on their way out
+    state.stopped[item.job] = max(item.generation, state.stopped.get(item.job, -1))
+    state.stopped.move_to_end(item.job)
+    while len(state.stopped) > _GENERATIONS_MAX:
+        state.stopped.popitem(last=False)
+    if state.newest.get(item.job, item.generation + 1) <= item.generation:
+        state.generations[(item.job, state.newest[item.job])].over = True
+
+
+def progress(state: HangState, item: RankProgress, now: float) -> None:
+    """The hot path: every node, every tick. Comparing two tuples costs less than looking into them."""
+    generation = opened(state, item.job, item.generation, now)
+    if generation is None:
+        return
+    before = generation.latest.get(item.node)
+    generation.latest[item.node] = item
+    generation.heard_at[item.node] = now
+    if not _SIGNALLED.isdisjoint(item.process_state) and _is_signalled(generation, item):
+        generation.signalled_at.setdefault(item.node, now)
+    elif generation.signalled_at:
+        generation.signalled_at.pop(item.node, None)
+    if "t" in item.process_state:
+        generation.traced_at.setdefault(item.node, now)
+    elif generation.traced_at:
+        generation.traced_at.pop(item.node, None)
+    generation.spoken = generation.spoken or _speaks(generation, before, item)
+    if before is None:
+        active(generation, now)
+    elif before.rank == item.rank:  # a rank that disappears from the columns has not made progress
+        if before.phase != item.phase:
+            active(generation, now)
+            generation.phase_changed = True
+        if before.collective_seq != item.collective_seq and _entered_more(before, item):
+            generation.moved_at = now
+        if before.step != item.step:
+            active(generation, now)
+            if now - generation.explained_at > _REPORTS_LAG_S:
+                generation.settled = False  # it goes on after all: the next stall is a new one
+
+
+def _is_signalled(generation: Watched, item: RankProgress) -> bool:
+    """Some process is stopped, or gone without having ended well."""
+    states = zip(item.rank, item.process_state, strict=True)
+    return any(state in _SIGNALLED and (state == "T" or rank not in generation.ended) for rank, state in states)
+
+
+def _entered_more(before: RankProgress, item: RankProgress) -> bool:
+    return any(new > old >= 0 for old, new in zip(before.collective_seq, item.collective_seq, strict=True))
+
+
+def lacks_evidence(generation: Watched) -> bool:
+    """Whether recorders could still say more than the processes have said."""
+    asked = any(count >= 0 for item in generation.latest.values() for count in item.collective_seq)
+    if not asked or generation.signalled_at or generation.traced_at:
+        return False
+    return not generation.standing.keys() >= judged(generation)
+
+
+def _speaks(generation: Watched, before: RankProgress | None, item: RankProgress) -> bool:
+    """Whether a rank has said anything: agents put a silent one in phase `init` since the moment that they started it."""
+    if any(phase is not Phase.INIT for phase in item.phase):
+        return True
+    if before is not None and (before.step, before.phase_at) != (item.step, item.phase_at):
+        return True
+    started_at = generation.started_at.get(item.node)
+    return started_at is not None and any(at != started_at for at in item.phase_at)
+
+
+def ended(state: HangState, exit_: WorkerExited) -> None:
+    generation = state.generations.get((exit_.job, exit_.generation))
+    if generation is None:
+        return
+    generation.ended.add(exit_.rank)
+    latest = generation.latest.get(exit_.node)
+    if latest is not None and generation.ended.issuperset(latest.rank):
+        leave(generation, exit_.node)  # its agent has nothing more to report
+
+
+def leave(generation: Watched, node: str) -> None:
+    generation.latest.pop(node, None)
+    generation.standing.pop(node, None)
+    generation.signalled_at.pop(node, None)
+    generation.traced_at.pop(node, None)
+
+
+def explained(state: HangState, item: Finding, now: float) -> None:
+    """Another finding says why nobody makes progress, or takes that back."""
+    generation = state.generations.get((item.job, item.generation))
+    if generation is None:
+        return
+    if item.kind in _EXPLAINS:
+        generation.settled, generation.explained_at = True, now
+    elif item.kind is FindingKind.NODE_LOST and item.severity is Severity.ERROR:
+        generation.lost.add(item.node)
+        generation.lost_at = now
+    elif item.kind is FindingKind.NODE_LOST and item.severity is Severity.INFO:
+        generation.lost.discard(item.node)
+
+
+def active(generation: Watched, now: float) -> None:
+    generation.active_at, generation.stall, generation.looked, generation.warned = now, None, None, False
+    generation.standing.clear()
+
+
+def stepped(state: HangState, record: StepRecord, now: float) -> None:
+    generation = state.generations.get((record.job, record.generation))
+    if generation is None:
+        return
+    active(generation, now)
+    took_s = record.ended_at - record.started_at + record.stall_s
+    # Between two steps without a change of phase, what the script does outside of `run.step` belongs to the rhythm.
+    if generation.last_end and not generation.phase_changed:
+        took_s = max(took_s, record.ended_at - generation.last_end)
+    if generation.steps >= FIRST_STEPS:
+        generation.rhythm.learn(record.step, took_s, usual_s(generation))
+    generation.steps += 1
+    generation.step = record.step
+    generation.last_end, generation.phase_changed = record.ended_at, False
+
+
+def usual_s(generation: Watched) -> float:
+    """What a step may take by the job's rhythm alone."""
+    return max(generation.hang.floor_s, generation.hang.factor * generation.rhythm.slow_s)
+
+
+def stalled(generation: Watched, now: float) -> Stall:
+    phases = {phase for progress in generation.latest.values() for phase in progress.phase}
+    return Stall(
+        began=generation.active_at,
+        baseline_at=now,
+        baseline=dict(generation.latest),
+        only_stepping=phases <= {Phase.STEP},
+        done=bool(phases) and phases <= {Phase.DONE},
+    )
+
+
+def judged(generation: Watched) -> set[str]:
+    """The nodes whose word a verdict needs: those that are not lost."""
+    return generation.latest.keys() - generation.lost
+
+
+def still_by_agents(generation: Watched, now: float) -> float:
+    """For how long no rank has said anything, each by its own machine's clock, when its agent last reported. A report is on its
+    way for a tick at most, so that a clock that jumped does not count for more."""
+    said = (generation.latest[node] for node in judged(generation))
+    still_s = min((item.at - max(item.phase_at) for item in said if item.phase_at), default=0.0)
+    return min(still_s, now - generation.active_at + TICK_S)
+
+
+def evidence_of(generation: Watched, stall: Stall) -> Evidence:
+    latest = {node: item for node, item in generation.latest.items() if node not in generation.lost}
+    return Evidence(stall, latest, generation.standing, frozenset(generation.ended))
