@@ -1,6 +1,6 @@
 """What a job's saves leave in Redis: bytes for each step, and memory after many.
 
-    python benchmarks/redis_memory.py [--steps 2000] [--nodes 3] [--ranks 1] [--keep-all]
+    python benchmarks/redis_memory.py [--steps 2000] [--nodes 3] [--ranks 1] [--keep-all] [--complete]
 
 Every node of a job reports what it holds after each save, as agents do: its own shards and those of a peer, in memory and on
 disk, the newest three steps. A leader reads and acknowledges the reports in its commits. `--keep-all` keeps what is
@@ -47,6 +47,8 @@ async def play(url: str, args: argparse.Namespace) -> None:
     assert lease is not None
     mesh = Mesh.of({"dp": args.nodes, "tp": args.ranks})
     reports = [Reports() for _ in range(args.nodes)]
+    for queue in reports:
+        queue.differences = not args.complete
     batches = log.subscribe(INBOX, group=SUPERVISOR_GROUP, consumer="leader")
     before, written = (await log.usage()).used_bytes, 0
     for step in range(1, args.steps + 1):
@@ -77,6 +79,9 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--ranks", type=int, default=1, help="of each node")
     parser.add_argument("--keep-all", action="store_true")
+    parser.add_argument(
+        "--complete", action="store_true", help="every report names everything, not only what has changed"
+    )
     args = parser.parse_args()
     with EmbeddedRedis() as server:
         anyio.run(play, server.url, args)

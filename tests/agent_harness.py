@@ -23,9 +23,10 @@ import psutil
 from waiting import wait_until
 
 from holdfast.domain.generations import Placement
+from holdfast.domain.inventories import changed
 from holdfast.domain.job import CheckpointSpec, HangSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
-from holdfast.domain.orders import Hello, Order, OrderDone, Prepare, Report, Start
+from holdfast.domain.orders import Hello, Inventory, Order, OrderDone, Prepare, Report, Start
 from holdfast.domain.replication import SavedByAll
 from holdfast.domain.signals import NodeSignal, Tick
 from holdfast.v1 import control_pb2, telemetry_pb2
@@ -51,6 +52,7 @@ class ControlPlane:
         self.acknowledge_ticks = True
         self.reports: list[Report] = []
         self.beats = 0
+        self.differences = 0  # inventories that were told as such; `reports` has them complete
         self.ticks: list[Tick] = []
         self.goodbyes = 0
         self.sessions = 0
@@ -93,12 +95,21 @@ class ControlPlane:
             yield message
 
     def _hear(self, requests: Iterator[Any], downstream: queue.Queue[Any]) -> None:
+        held: dict[str, tuple[int, Inventory]] = {}  # by job, the session's last: number, complete
         try:
             for message in requests:
                 if message.WhichOneof("report") == "beat":
                     self.beats += 1
                     continue
-                self.reports.append(decode_report(message))
+                report = decode_report(message)
+                if isinstance(report, Inventory):
+                    if report.base:
+                        number, last = held[report.job]
+                        assert report.base == number
+                        self.differences += 1
+                        report = changed(last.shards, report)
+                    held[report.job] = (message.seq, report)
+                self.reports.append(report)
                 downstream.put(encode_ack(message.seq))
         except grpc.RpcError:
             pass  # the agent was killed: that is what some tests are about

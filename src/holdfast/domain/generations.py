@@ -48,6 +48,14 @@ class ShardRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class ShardPlace:
+    """One line of a node's inventory by its name."""
+
+    key: ShardKey
+    tier: str
+
+
+@dataclass(frozen=True, slots=True)
 class StoredStep:
     """A checkpoint that is complete in the job's object store: its manifest is there, and with it every shard."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from holdfast.domain.generations import Placement, RankRestore, ShardRecord, ShardSource, StoredStep
+from holdfast.domain.generations import Placement, RankRestore, ShardPlace, ShardRecord, ShardSource, StoredStep
 from holdfast.domain.job import CheckpointSpec, ChecksSpec, HangSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import NodeFacts, Preflight, RunningWorker, WorkerEnded
@@ -182,12 +182,15 @@ class RanksFinished:
 class Inventory:
     """Everything that this node's replicator holds for `job`, whole and verified; replaces the previous inventory.
 
-    `stored` are the newest checkpoints that it knows to be complete in the object store, newest first.
+    `stored` are the newest checkpoints that it knows to be complete in the object store, newest first. With a `base` it is a
+    difference (`domain.inventories`): `shards` are new or changed, those at `gone` are no longer there.
     """
 
     job: str
     shards: tuple[ShardRecord, ...] = field(default=())
     stored: tuple[StoredStep, ...] = field(default=())
+    base: int = 0  # number of the report that is changed, the job's last inventory of the session; 0 = complete
+    gone: tuple[ShardPlace, ...] = field(default=())
 
 
 @dataclass(frozen=True, slots=True)

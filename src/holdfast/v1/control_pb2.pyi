@@ -82,18 +82,20 @@ class SavedByAll(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., job: _Optional[str] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("epoch", "supervisor", "protocol_version", "diagnostics", "peers")
+    __slots__ = ("epoch", "supervisor", "protocol_version", "diagnostics", "peers", "inventory_differences")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SUPERVISOR_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     DIAGNOSTICS_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
+    INVENTORY_DIFFERENCES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     supervisor: str
     protocol_version: int
     diagnostics: _containers.RepeatedScalarFieldContainer[str]
     peers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, epoch: _Optional[int] = ..., supervisor: _Optional[str] = ..., protocol_version: _Optional[int] = ..., diagnostics: _Optional[_Iterable[str]] = ..., peers: _Optional[_Iterable[str]] = ...) -> None: ...
+    inventory_differences: bool
+    def __init__(self, epoch: _Optional[int] = ..., supervisor: _Optional[str] = ..., protocol_version: _Optional[int] = ..., diagnostics: _Optional[_Iterable[str]] = ..., peers: _Optional[_Iterable[str]] = ..., inventory_differences: bool = ...) -> None: ...
 
 class Command(_message.Message):
     __slots__ = ("epoch", "command_id", "traceparent", "warm", "prepare", "start", "stop", "checkpoint_now", "set_interval", "prune")
@@ -428,14 +430,18 @@ class RanksFinished(_message.Message):
     def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., at: _Optional[float] = ...) -> None: ...
 
 class Inventory(_message.Message):
-    __slots__ = ("job", "shards", "stored")
+    __slots__ = ("job", "shards", "stored", "base", "gone")
     JOB_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
     job: str
     shards: _containers.RepeatedCompositeFieldContainer[_types_pb2.ShardRecord]
     stored: _containers.RepeatedCompositeFieldContainer[_types_pb2.StoredStep]
-    def __init__(self, job: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[_types_pb2.ShardRecord, _Mapping]]] = ..., stored: _Optional[_Iterable[_Union[_types_pb2.StoredStep, _Mapping]]] = ...) -> None: ...
+    base: int
+    gone: _containers.RepeatedCompositeFieldContainer[_types_pb2.ShardPlace]
+    def __init__(self, job: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[_types_pb2.ShardRecord, _Mapping]]] = ..., stored: _Optional[_Iterable[_Union[_types_pb2.StoredStep, _Mapping]]] = ..., base: _Optional[int] = ..., gone: _Optional[_Iterable[_Union[_types_pb2.ShardPlace, _Mapping]]] = ...) -> None: ...
 
 class Tested(_message.Message):
     __slots__ = ("preflight",)

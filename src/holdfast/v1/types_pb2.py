@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17holdfast/v1/types.proto\x12\x0bholdfast.v1\"*\n\x04Mesh\x12\"\n\x04\x64ims\x18\x01 \x03(\x0b\x32\x14.holdfast.v1.MeshDim\"%\n\x07MeshDim\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\r\"7\n\x08ShardKey\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\"\xa6\x01\n\x0bShardRecord\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.holdfast.v1.ShardKey\x12\x1f\n\x04mesh\x18\x02 \x01(\x0b\x32\x11.holdfast.v1.Mesh\x12\x1f\n\x04tier\x18\x03 \x01(\x0e\x32\x11.holdfast.v1.Tier\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x05 \x01(\t\x12\r\n\x05owner\x18\x06 \x01(\t\"*\n\tSavedStep\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\"m\n\nStoredStep\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x1f\n\x04mesh\x18\x03 \x01(\x0b\x32\x11.holdfast.v1.Mesh\x12\x0f\n\x07sharded\x18\x04 \x01(\x08\x12\x0e\n\x06\x64\x61mage\x18\x05 \x01(\t\":\n\x0bShardSource\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x0b\n\x03job\x18\x03 \x01(\t\"\xa7\x01\n\x0bRankRestore\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12$\n\x05shard\x18\x02 \x01(\x0b\x32\x15.holdfast.v1.ShardKey\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12)\n\x07sources\x18\x04 \x03(\x0b\x32\x18.holdfast.v1.ShardSource\x12)\n\x07sharing\x18\x05 \x03(\x0b\x32\x18.holdfast.v1.ShardSource\";\n\x08HangSpec\x12\x0f\n\x07\x66loor_s\x18\x01 \x01(\x01\x12\x0e\n\x06\x66\x61\x63tor\x18\x02 \x01(\x01\x12\x0e\n\x06init_s\x18\x03 \x01(\x01\"=\n\x05\x43heck\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x02ok\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\tB\x05\n\x03_ok\"K\n\tPreflight\x12\n\n\x02\x61t\x18\x01 \x01(\x01\x12\x0e\n\x06took_s\x18\x02 \x01(\x01\x12\"\n\x06\x63hecks\x18\x03 \x03(\x0b\x32\x12.holdfast.v1.Check\")\n\nChecksSpec\x12\x1b\n\x13replica_every_steps\x18\x01 \x01(\r*<\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0f\n\x0bTIER_MEMORY\x10\x01\x12\r\n\tTIER_DISK\x10\x02*\x9a\x01\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x0e\n\nPHASE_INIT\x10\x01\x12\x11\n\rPHASE_RESTORE\x10\x02\x12\x11\n\rPHASE_COMPILE\x10\x03\x12\x0e\n\nPHASE_STEP\x10\x04\x12\x14\n\x10PHASE_CHECKPOINT\x10\x05\x12\x0e\n\nPHASE_EVAL\x10\x06\x12\x0e\n\nPHASE_DONE\x10\x07\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17holdfast/v1/types.proto\x12\x0bholdfast.v1\"*\n\x04Mesh\x12\"\n\x04\x64ims\x18\x01 \x03(\x0b\x32\x14.holdfast.v1.MeshDim\"%\n\x07MeshDim\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\r\"7\n\x08ShardKey\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\"\xa6\x01\n\x0bShardRecord\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.holdfast.v1.ShardKey\x12\x1f\n\x04mesh\x18\x02 \x01(\x0b\x32\x11.holdfast.v1.Mesh\x12\x1f\n\x04tier\x18\x03 \x01(\x0e\x32\x11.holdfast.v1.Tier\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x05 \x01(\t\x12\r\n\x05owner\x18\x06 \x01(\t\"*\n\tSavedStep\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\"Q\n\nShardPlace\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.holdfast.v1.ShardKey\x12\x1f\n\x04tier\x18\x02 \x01(\x0e\x32\x11.holdfast.v1.Tier\"m\n\nStoredStep\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x1f\n\x04mesh\x18\x03 \x01(\x0b\x32\x11.holdfast.v1.Mesh\x12\x0f\n\x07sharded\x18\x04 \x01(\x08\x12\x0e\n\x06\x64\x61mage\x18\x05 \x01(\t\":\n\x0bShardSource\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x0b\n\x03job\x18\x03 \x01(\t\"\xa7\x01\n\x0bRankRestore\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12$\n\x05shard\x18\x02 \x01(\x0b\x32\x15.holdfast.v1.ShardKey\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12)\n\x07sources\x18\x04 \x03(\x0b\x32\x18.holdfast.v1.ShardSource\x12)\n\x07sharing\x18\x05 \x03(\x0b\x32\x18.holdfast.v1.ShardSource\";\n\x08HangSpec\x12\x0f\n\x07\x66loor_s\x18\x01 \x01(\x01\x12\x0e\n\x06\x66\x61\x63tor\x18\x02 \x01(\x01\x12\x0e\n\x06init_s\x18\x03 \x01(\x01\"=\n\x05\x43heck\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x02ok\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\tB\x05\n\x03_ok\"K\n\tPreflight\x12\n\n\x02\x61t\x18\x01 \x01(\x01\x12\x0e\n\x06took_s\x18\x02 \x01(\x01\x12\"\n\x06\x63hecks\x18\x03 \x03(\x0b\x32\x12.holdfast.v1.Check\")\n\nChecksSpec\x12\x1b\n\x13replica_every_steps\x18\x01 \x01(\r*<\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0f\n\x0bTIER_MEMORY\x10\x01\x12\r\n\tTIER_DISK\x10\x02*\x9a\x01\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x0e\n\nPHASE_INIT\x10\x01\x12\x11\n\rPHASE_RESTORE\x10\x02\x12\x11\n\rPHASE_COMPILE\x10\x03\x12\x0e\n\nPHASE_STEP\x10\x04\x12\x14\n\x10PHASE_CHECKPOINT\x10\x05\x12\x0e\n\nPHASE_EVAL\x10\x06\x12\x0e\n\nPHASE_DONE\x10\x07\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'holdfast.v1.types_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TIER']._serialized_start=978
-  _globals['_TIER']._serialized_end=1038
-  _globals['_PHASE']._serialized_start=1041
-  _globals['_PHASE']._serialized_end=1195
+  _globals['_TIER']._serialized_start=1061
+  _globals['_TIER']._serialized_end=1121
+  _globals['_PHASE']._serialized_start=1124
+  _globals['_PHASE']._serialized_end=1278
   _globals['_MESH']._serialized_start=40
   _globals['_MESH']._serialized_end=82
   _globals['_MESHDIM']._serialized_start=84
@@ -45,18 +45,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SHARDRECORD']._serialized_end=347
   _globals['_SAVEDSTEP']._serialized_start=349
   _globals['_SAVEDSTEP']._serialized_end=391
-  _globals['_STOREDSTEP']._serialized_start=393
-  _globals['_STOREDSTEP']._serialized_end=502
-  _globals['_SHARDSOURCE']._serialized_start=504
-  _globals['_SHARDSOURCE']._serialized_end=562
-  _globals['_RANKRESTORE']._serialized_start=565
-  _globals['_RANKRESTORE']._serialized_end=732
-  _globals['_HANGSPEC']._serialized_start=734
-  _globals['_HANGSPEC']._serialized_end=793
-  _globals['_CHECK']._serialized_start=795
-  _globals['_CHECK']._serialized_end=856
-  _globals['_PREFLIGHT']._serialized_start=858
-  _globals['_PREFLIGHT']._serialized_end=933
-  _globals['_CHECKSSPEC']._serialized_start=935
-  _globals['_CHECKSSPEC']._serialized_end=976
+  _globals['_SHARDPLACE']._serialized_start=393
+  _globals['_SHARDPLACE']._serialized_end=474
+  _globals['_STOREDSTEP']._serialized_start=476
+  _globals['_STOREDSTEP']._serialized_end=585
+  _globals['_SHARDSOURCE']._serialized_start=587
+  _globals['_SHARDSOURCE']._serialized_end=645
+  _globals['_RANKRESTORE']._serialized_start=648
+  _globals['_RANKRESTORE']._serialized_end=815
+  _globals['_HANGSPEC']._serialized_start=817
+  _globals['_HANGSPEC']._serialized_end=876
+  _globals['_CHECK']._serialized_start=878
+  _globals['_CHECK']._serialized_end=939
+  _globals['_PREFLIGHT']._serialized_start=941
+  _globals['_PREFLIGHT']._serialized_end=1016
+  _globals['_CHECKSSPEC']._serialized_start=1018
+  _globals['_CHECKSSPEC']._serialized_end=1059
 # @@protoc_insertion_point(module_scope)

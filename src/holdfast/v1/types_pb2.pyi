@@ -83,6 +83,14 @@ class SavedStep(_message.Message):
     step: int
     def __init__(self, attempt: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
+class ShardPlace(_message.Message):
+    __slots__ = ("key", "tier")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    key: ShardKey
+    tier: Tier
+    def __init__(self, key: _Optional[_Union[ShardKey, _Mapping]] = ..., tier: _Optional[_Union[Tier, str]] = ...) -> None: ...
+
 class StoredStep(_message.Message):
     __slots__ = ("attempt", "step", "mesh", "sharded", "damage")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]

@@ -47,6 +47,7 @@ def encode_welcome(
             protocol_version=PROTOCOL_VERSION,
             diagnostics=list(diagnostics),
             peers=list(peers),
+            inventory_differences=True,
         )
     )
 
@@ -291,6 +292,8 @@ def encode_report(report: Report, seq: int, traceparent: str = "") -> pb.AgentMe
                     job=report.job,
                     shards=[types.encode_shard_record(shard) for shard in report.shards],
                     stored=types.encode_stored(report.stored),
+                    base=report.base,
+                    gone=types.encode_places(report.gone),
                 )
             )
         case WorkersChanged():
@@ -349,6 +352,8 @@ def decode_report(message: pb.AgentMessage) -> Report:
                 job=inventory.job,
                 shards=tuple(types.decode_shard_record(shard) for shard in inventory.shards),
                 stored=types.decode_stored(inventory.stored),
+                base=inventory.base,
+                gone=types.decode_places(inventory.gone),
             )
         case "workers_changed":
             changed = message.workers_changed

@@ -11,7 +11,7 @@ from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message import DecodeError, Message
 
 from holdfast.domain.errors import IncompatibleVersion, InvalidSpec, MalformedMessage
-from holdfast.domain.generations import RankRestore, ShardKey, ShardRecord, ShardSource, StoredStep
+from holdfast.domain.generations import RankRestore, ShardKey, ShardPlace, ShardRecord, ShardSource, StoredStep
 from holdfast.domain.job import HangSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import PROTOCOL_VERSION
@@ -151,6 +151,21 @@ def encode_saved_steps(steps: Iterable[tuple[int, int]]) -> list[pb.SavedStep]:
 
 def decode_saved_steps(messages: Iterable[pb.SavedStep]) -> tuple[tuple[int, int], ...]:
     return tuple((message.attempt, message.step) for message in messages)
+
+
+def encode_places(places: Iterable[ShardPlace]) -> list[pb.ShardPlace]:
+    return [pb.ShardPlace(key=encode_shard_key(place.key), tier=_TIER_WIRE[place.tier]) for place in places]
+
+
+def decode_places(messages: Iterable[pb.ShardPlace]) -> tuple[ShardPlace, ...]:
+    places = []
+    for message in messages:
+        if message.tier not in _TIER_NAME:
+            raise MalformedMessage(
+                "inventory.gone", f"{message.tier} is not a tier known here ({', '.join(_TIER_WIRE)})"
+            )
+        places.append(ShardPlace(decode_shard_key(message.key), _TIER_NAME[message.tier]))
+    return tuple(places)
 
 
 def encode_stored(steps: Iterable[StoredStep]) -> list[pb.StoredStep]:

@@ -96,6 +96,7 @@ def test_checkpoint_now_reaches_every_rank(agent: Agent) -> None:
         ),
         description=f"step {at_step} in the inventory",
     )
+    assert agent.plane.differences > 0, "a session's later inventories only say what has changed"
 
 
 def test_a_shard_that_nobody_has_is_a_clear_refusal(agent: Agent) -> None:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from holdfast.domain.inventories import difference
 from holdfast.domain.orders import Hello, Inventory, Report, WorkersChanged
 
 WAITING_MAX = 1024
@@ -23,9 +24,15 @@ class Numbered:
 
 
 class Reports:
-    """A queue of reports. Those that say what the node has now replace each other; the rest is kept until acknowledged."""
+    """A queue of reports. Those that say what the node has now replace each other; the rest is kept until acknowledged.
+
+    On one session reports arrive in order and none is left out, so an inventory may say what has changed since the session's
+    last one of its job, once `differences` are welcome. The first one is complete.
+    """
 
     def __init__(self) -> None:
+        self.differences = False  # whether the supervisor of this session takes them
+        self._told: dict[str, tuple[int, Inventory]] = {}  # by job, its last on this session: number, complete
         self._seq = 0
         self._waiting: deque[Report] = deque()  # not sent on this session
         self._sent: deque[Numbered] = deque()  # sent, not acknowledged
@@ -49,7 +56,15 @@ class Reports:
         self._seq += 1
         numbered = Numbered(self._seq, self._waiting.popleft())
         self._sent.append(numbered)
+        if isinstance(numbered.report, Inventory):  # what is sent again on another session is complete
+            return Numbered(self._seq, self._since_last(numbered.report))
         return numbered
+
+    def _since_last(self, inventory: Inventory) -> Inventory:
+        """As short as it can be said on this session."""
+        last = self._told.get(inventory.job)
+        self._told[inventory.job] = (self._seq, inventory)
+        return difference(last[1], inventory, base=last[0]) if last and self.differences else inventory
 
     def acknowledge(self, seq: int) -> None:
         """The supervisor has this one and all before it."""
@@ -61,6 +76,8 @@ class Reports:
         # Hello carries the workers as they are now: an older set, sent after it, would be taken for a newer one.
         again = [each.report for each in self._sent if not isinstance(each.report, Hello | WorkersChanged)]
         self._sent.clear()
+        self._told.clear()
+        self.differences = False
         newer = [report for report in self._waiting if not isinstance(report, WorkersChanged)]
         self._waiting.clear()
         for report in (hello, *again, *newer, *inventories):

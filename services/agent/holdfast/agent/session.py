@@ -157,6 +157,7 @@ class Session:
         log.info("session", supervisor=welcome.supervisor, epoch=welcome.epoch)
         self._on_diagnostics(tuple(welcome.diagnostics))
         self._on_peers(tuple(welcome.peers))
+        self._reports.differences = welcome.inventory_differences
 
     def _take(self, message: pb.SupervisorMessage) -> None:
         match message.WhichOneof("message"):

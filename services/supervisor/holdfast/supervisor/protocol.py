@@ -246,6 +246,14 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True)
+class RenewSession:
+    """End a node's session: the agent opens another one, which begins with everything that it has to say."""
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluate:
     """Ask the job's policy what to do; comes back as `PolicyAnswered`. Asked again after a change of leader: it is pure."""
 
@@ -349,4 +357,4 @@ class Answer:
     request: CheckpointRequested
 
 
-Command = Send | Tell | Evaluate | SetTimer | CancelTimer | Publish | Answer
+Command = Send | Tell | RenewSession | Evaluate | SetTimer | CancelTimer | Publish | Answer

@@ -174,6 +174,11 @@ class Sessions:
         """Those that have a session."""
         return self._by_node.keys()
 
+    def renew(self, node: str, reason: str) -> None:
+        """End the node's session for the agent to open another one."""
+        if (session := self._by_node.get(node)) is not None:
+            session.close(grpc.StatusCode.ABORTED, reason)
+
     def compare(self, reported: Callable[[str], Reported | None]) -> None:
         """End the sessions of agents of whom something else was `reported` in full, by node, than their beats say: a report,
         or the Hello itself, was lost. The agent opens a new one, and Hello carries everything."""

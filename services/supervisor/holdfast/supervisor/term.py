@@ -41,6 +41,7 @@ from holdfast.supervisor.protocol import (
     LeaderStarted,
     PolicyAnswered,
     Publish,
+    RenewSession,
     Send,
     SetTimer,
     StepSeen,
@@ -285,6 +286,8 @@ class Term:
                 self.sessions.send(command.node, command.command_id, command.order)
             case Tell():
                 self.sessions.tell(command.node, command.word)
+            case RenewSession():
+                self.sessions.renew(command.node, command.reason)
             case Evaluate():
                 self._questions.add(command)
             case SetTimer():

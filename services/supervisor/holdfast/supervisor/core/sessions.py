@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from holdfast.domain import inventories
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.nodes import NodeFacts, NodeState, Preflight
 from holdfast.domain.orders import (
@@ -35,7 +36,7 @@ from holdfast.supervisor.core import (
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
-from holdfast.supervisor.protocol import JobPhase, NodeChanged, NodeGone, NodeReported
+from holdfast.supervisor.protocol import JobPhase, NodeChanged, NodeGone, NodeReported, RenewSession
 
 
 def on_report(turn: Turn, event: NodeReported) -> None:
@@ -118,6 +119,7 @@ def _reconnected(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts) 
         lost=False,
         stale_until=turn.at + turn.config.inventory_s,  # it goes on saving without a session, and reports that next
         stale_session=node.session,
+        inventory_from={},  # the first inventory of a session is complete
     )
     turn.cancel_timer(f"lost:{node.name}")
     if was_lost or not node.connected:
@@ -148,6 +150,7 @@ def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts, pr
         lost=False,
         holds={},
         inventory={},
+        inventory_from={},
         inventoried=False,
         stale_until=0.0,
         warmed=(),
@@ -288,13 +291,20 @@ def _tested(turn: Turn, node: Node, tested: Tested) -> None:
 
 
 def _inventory(turn: Turn, node: Node, event: NodeReported, inventory: Inventory) -> None:
-    held = {**node.inventory, inventory.job: inventory.shards}
+    name = inventory.job
+    if inventory.base:
+        if node.inventory_from.get(name) != inventory.base:
+            reason = f"an inventory of {node.name} changes one that did not arrive: a new session carries all of it"
+            turn.commands.append(RenewSession(node.name, reason))
+            return
+        inventory = inventories.changed(node.inventory.get(name, ()), inventory)
+    held, of = {**node.inventory, name: inventory.shards}, {**node.inventory_from, name: event.seq}
     if not inventory.shards:
-        del held[inventory.job]
+        del held[name], of[name]
     # Told to the last leader, and left for this one to read.
     late = event.session and event.session == node.stale_session
     stale_until = node.stale_until if late else 0.0
-    turn.put_node(node.name, inventory=held, inventoried=True, stale_until=stale_until)
+    turn.put_node(node.name, inventory=held, inventory_from=of, inventoried=True, stale_until=stale_until)
     job = turn.jobs.get(inventory.job)
     if job is None or job.running is None:
         return

@@ -84,6 +84,7 @@ class Node:
     repaired_at: float = 0.0  # findings about faults before it are history
     holds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # job → generations, ascending
     inventory: Mapping[str, tuple[ShardRecord, ...]] = field(default_factory=dict)  # by job
+    inventory_from: Mapping[str, int] = field(default_factory=dict)  # by job: the report that the inventory is of
     inventoried: bool = False  # this incarnation has reported an inventory
     stale_until: float = 0.0  # its inventory is of an earlier session; a newer one is worth waiting for until then
     stale_session: int = 0  # that session
