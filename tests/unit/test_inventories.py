@@ -71,7 +71,9 @@ def test_a_supervisor_that_knows_no_differences_is_told_everything() -> None:
 
 
 def say(fleet: Fleet, inventory: Inventory, seq: int) -> tuple[Command, ...]:
-    return fleet.fold(NodeReported(fleet.now, "n0", fleet.state.nodes["n0"].facts.incarnation, seq, inventory))
+    return fleet.fold(
+        NodeReported(fleet.now, "n0", fleet.state.nodes["n0"].facts.incarnation, seq, inventory, session=3)
+    )
 
 
 def known(fleet: Fleet) -> set[ShardRecord]:
@@ -89,7 +91,7 @@ def test_a_difference_that_was_lost_is_noticed_and_one_that_comes_twice_is_harml
     assert known(fleet) == set(holding(2, 3, 4).shards)
     lost = seq + 3
     commands = say(fleet, difference(holding(3, 4, 5), holding(4, 5, 6), base=lost), seq + 4)
-    assert [command.node for command in commands if isinstance(command, RenewSession)] == ["n0"]
+    assert [(each.node, each.session) for each in commands if isinstance(each, RenewSession)] == [("n0", 3)]
     assert known(fleet) == set(holding(2, 3, 4).shards), "what is known stays until the node has said all of it"
     say(fleet, holding(4, 5, 6), seq + 5)
     assert known(fleet) == set(holding(4, 5, 6).shards)

@@ -14,7 +14,7 @@ import pytest
 from supervising import PlayedAgent, Running, facts, job_body, start_supervisor, until_phase
 from waiting import wait_until_async
 
-from holdfast.domain.orders import Hello, OrderDone
+from holdfast.domain.orders import Hello, Inventory, OrderDone
 from holdfast.log.memory import MemoryLog
 from holdfast.log.names import INBOX
 from holdfast.log.protocol import Entry
@@ -98,6 +98,17 @@ async def test_garbage_ends_its_own_session_and_nobody_elses(tmp_path: Path) -> 
         await good.write(encode_report(OrderDone("c", ok=True), 2))
         acks = [(await good.read()).ack.seq for _ in range(3)]
         assert acks == [0, 1, 2]  # the first is the welcome
+
+
+async def test_an_inventory_that_changes_one_that_never_came_begins_a_new_session(tmp_path: Path) -> None:
+    """The new one begins with all of it; until then nothing is forgotten and nothing is made up."""
+    async with supervisor(tmp_path) as sup, session(sup.control, hello()) as call:
+        welcome = await call.read()
+        assert welcome.welcome.inventory_differences
+        await call.write(encode_report(Inventory("gpt", base=77), 2))
+        code, details = await refusal(call)
+        assert code is grpc.StatusCode.ABORTED
+        assert "did not arrive" in details
 
 
 async def test_a_second_agent_of_a_name_is_refused_while_the_first_is_alive(tmp_path: Path) -> None:

@@ -247,9 +247,10 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class RenewSession:
-    """End a node's session: the agent opens another one, which begins with everything that it has to say."""
+    """End this session of a node: the agent opens another one, which begins with everything that it has to say."""
 
     node: str
+    session: int
     reason: str
 
 

@@ -174,9 +174,9 @@ class Sessions:
         """Those that have a session."""
         return self._by_node.keys()
 
-    def renew(self, node: str, reason: str) -> None:
-        """End the node's session for the agent to open another one."""
-        if (session := self._by_node.get(node)) is not None:
+    def renew(self, node: str, number: int, reason: str) -> None:
+        """End this session of the node, unless it is over, for the agent to open another one."""
+        if (session := self._by_node.get(node)) is not None and session.number == number:
             session.close(grpc.StatusCode.ABORTED, reason)
 
     def compare(self, reported: Callable[[str], Reported | None]) -> None:

@@ -287,7 +287,7 @@ class Term:
             case Tell():
                 self.sessions.tell(command.node, command.word)
             case RenewSession():
-                self.sessions.renew(command.node, command.reason)
+                self.sessions.renew(command.node, command.session, command.reason)
             case Evaluate():
                 self._questions.add(command)
             case SetTimer():

@@ -295,7 +295,7 @@ def _inventory(turn: Turn, node: Node, event: NodeReported, inventory: Inventory
     if inventory.base:
         if node.inventory_from.get(name) != inventory.base:
             reason = f"an inventory of {node.name} changes one that did not arrive: a new session carries all of it"
-            turn.commands.append(RenewSession(node.name, reason))
+            turn.commands.append(RenewSession(node.name, event.session, reason))
             return
         inventory = inventories.changed(node.inventory.get(name, ()), inventory)
     held, of = {**node.inventory, name: inventory.shards}, {**node.inventory_from, name: event.seq}
