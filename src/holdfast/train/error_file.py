@@ -16,6 +16,8 @@ from typing import Any, Final
 ENV: Final = "TORCHELASTIC_ERROR_FILE"
 MESSAGE_CHARS_MAX: Final = 4096
 FRAMES_MAX: Final = 40
+GROUPS_MAX: Final = 64
+CALLS_MAX: Final = 8  # of each group
 
 
 def write(path: str, error: BaseException) -> None:
@@ -35,6 +37,7 @@ def write(path: str, error: BaseException) -> None:
                     "message": text,
                     "frames": frames[-FRAMES_MAX:],
                     "at": time.time(),
+                    "collectives": _collectives(),
                 },
             },
         }
@@ -45,6 +48,34 @@ def write(path: str, error: BaseException) -> None:
         temporary.replace(path)
     except OSError as failed:  # the traceback, printed next, matters more than the file
         print(f"holdfast: the error file {path} could not be written: {failed}", file=sys.stderr)  # noqa: T201
+
+
+def _collectives() -> list[tuple[str, int, str]]:
+    """The last collectives that this rank has entered: (group, number, operation and sizes), by torch's recorder.
+
+    A rank that has skipped one shows by it. Nothing where torch is not there, or keeps no record of the kind.
+    """
+    c10d = sys.modules.get("torch._C._distributed_c10d")
+    if c10d is None:
+        return []
+    calls: dict[str, dict[int, str]] = {}
+    for dump in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
+        try:
+            recorded = json.loads(getattr(c10d, dump)()).get("entries", [])
+            for entry in recorded:
+                if not entry["is_p2p"]:
+                    name = str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"])
+                    of_group = calls.setdefault(str(entry["process_group"][0]), {})
+                    of_group[int(entry["collective_seq_id"])] = (
+                        f"{name} {entry['input_dtypes']} {entry['input_sizes']}"[:200]
+                    )
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError):
+            continue  # another torch may say it otherwise, and it is a script's own exception that is being told
+    return [
+        (group, seq, of_group[seq])
+        for group, of_group in sorted(calls.items())[:GROUPS_MAX]
+        for seq in sorted(of_group)[-CALLS_MAX:]
+    ]
 
 
 def _type_name(error: BaseException) -> str:

@@ -33,13 +33,14 @@ _SAME_CONCLUSION_S = 1.0  # ages are measured: of one conclusion that is deliver
 
 def on_finding(turn: Turn, published: Finding, age_s: float) -> None:
     finding = _redated(published, turn.at - age_s)
+    if _is_known(turn, finding):
+        return  # the log delivers at least once, and diagnostics says again what still holds
     if age_s > finding.ttl_s and not _is_node_fault(finding) and not _concerns_what_runs(turn, finding):
         turn.judge(finding, f"ignored: it arrived {age_s:.0f} s old, and is news for {finding.ttl_s:.0f} s")
-    elif _is_known(turn, finding):
-        return  # the log delivers at least once
     elif finding.kind is FindingKind.MAINTENANCE:
         notices.on_finding(turn, finding)
     elif finding.severity in (Severity.INFO, Severity.WARNING):
+        _withdraw_suspicion(turn, finding)
         turn.judge(finding, f"recorded: a finding of severity {finding.severity} calls for no action")
     elif finding.kind is FindingKind.NODE_LOST:
         _witness(turn, finding)
@@ -61,11 +62,17 @@ def _concerns_what_runs(turn: Turn, finding: Finding) -> bool:
 
 
 def _is_known(turn: Turn, finding: Finding) -> bool:
-    """Whether an incident has it: an open one, or a closed one that saw this very conclusion."""
+    """Whether an incident has it: an open one, or a closed one that saw this very conclusion. Or it is a repeat, and a node is
+    suspected for it."""
     if turn.found(By.FINDING, finding.id):
         return True
+    node = turn.nodes.get(finding.node)
+    suspected = node is not None and node.connected and node.suspicion is not None and node.suspicion.id == finding.id
+    if finding.repeat and suspected:
+        return True
     return any(
-        finding.id in incident.findings and finding.at <= incident.t_detected + _SAME_CONCLUSION_S
+        finding.id in incident.findings
+        and (finding.repeat > 0 or finding.at <= incident.t_detected + _SAME_CONCLUSION_S)
         for incident in turn.closed
     )
 
@@ -83,6 +90,13 @@ def _witness(turn: Turn, finding: Finding) -> None:
         turn.judge(finding, "contradicted: its control session is alive, so only the telemetry path broke")
     else:
         confirm_lost(turn, finding)
+
+
+def _withdraw_suspicion(turn: Turn, finding: Finding) -> None:
+    """Diagnostics hears the node again: its telemetry is no witness any more when the session breaks later."""
+    node = turn.nodes.get(finding.node)
+    if node is not None and node.suspicion is not None and finding.evidence.get("contradicts") == node.suspicion.id:
+        turn.put_node(node.name, suspicion=None)
 
 
 def confirm_lost(turn: Turn, finding: Finding) -> None:

@@ -289,7 +289,10 @@ class Turn:
         self.commands.append(Publish(record))
 
     def judge(self, finding: Finding, verdict: str, incident: str = "") -> None:
-        """Say what becomes of a finding: every finding that arrives is judged at least once."""
+        """Say what becomes of a finding: every finding that arrives is judged at least once. One that is only said again, and
+        leads to nothing, is not written down each time."""
+        if finding.repeat and not incident:
+            return
         self.publish(FindingJudged(self.at, finding, verdict, incident))
 
     def note(self, subject: str, text: str) -> None:

@@ -1,0 +1,52 @@
+"""What a failing rank writes down of itself: the collectives that it has entered, so that one that skipped one is known."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import sys, torch, torch.distributed as dist
+from holdfast.train import error_file
+dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+for _ in range(12):
+    dist.all_reduce(torch.zeros(3))
+dist.broadcast(torch.zeros(2, 2), 0)
+try:
+    raise ValueError("the script's own")
+except ValueError as error:
+    error_file.write(sys.argv[1], error)
+"""
+
+
+def test_the_last_collectives_of_each_group_are_in_the_error_file(tmp_path: Path) -> None:
+    file = tmp_path / "error.json"
+    environment = {**os.environ, "TORCH_FR_BUFFER_SIZE": "2000"}
+    subprocess.run([sys.executable, "-c", SCRIPT, str(file)], check=True, env=environment, timeout=100)
+    written = json.loads(file.read_text())
+    calls = _find(written, "collectives")
+    assert isinstance(calls, list)
+    assert len(calls) == 8
+    assert {group for group, _, _ in calls} == {"0"}
+    numbers = [number for _, number, _ in calls]
+    assert numbers == list(range(numbers[0], numbers[0] + 8))
+    assert [what.partition(" ")[0] for _, _, what in calls] == ["all_reduce"] * 7 + ["broadcast"]
+
+
+def test_without_torch_there_is_nothing_to_say_of_them(tmp_path: Path) -> None:
+    file = tmp_path / "error.json"
+    script = "import sys\nfrom holdfast.train import error_file\nerror_file.write(sys.argv[1], ValueError('x'))"
+    subprocess.run([sys.executable, "-c", script, str(file)], check=True, timeout=100)
+    assert _find(json.loads(file.read_text()), "collectives") == []
+
+
+def _find(tree: object, name: str) -> object:
+    """The value of `name`, wherever it stands."""
+    if isinstance(tree, dict):
+        if name in tree:
+            return tree[name]
+        return next((found for value in tree.values() if (found := _find(value, name)) is not None), None)
+    return None
