@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -61,6 +61,7 @@ class Node:
         self._env = env
         self._process: subprocess.Popen[bytes] | None = None
         self.endpoint = ""
+        self.listen = "127.0.0.1:0"
         self._channel: grpc.Channel | None = None
         root.mkdir(parents=True, exist_ok=True)
 
@@ -74,6 +75,7 @@ class Node:
             "HOLDFAST_DISK_DIR": str(self.disk),
             "HOLDFAST_REPLICATOR_SOCKET": str(self.root / "rpc.sock"),
             "HOLDFAST_REPLICATOR_NOTES": str(self.notes),
+            "HOLDFAST_REPLICATOR_LISTEN": self.listen,
             "HOLDFAST_READY_FILE": str(ready),
             "HOLDFAST_REPLICATOR_IO_TIMEOUT_S": "2",
             "HOLDFAST_REPLICATOR_RESCAN_INTERVAL_S": "0.5",  # what nobody tells of is found as surely, and sooner
@@ -250,3 +252,13 @@ def small_tmpfs(path: Path, size: str) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["umount", "-l", path], check=True)
+
+
+def fill_up(directory: Path) -> Path:
+    """To the last page; the file that does it."""
+    path = directory / "filling"
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(b"x" * 4096)
+    assert os.statvfs(directory).f_bavail == 0
+    return path

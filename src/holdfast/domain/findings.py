@@ -27,6 +27,7 @@ class FindingKind(StrEnum):
     NUMERICAL = "numerical"  # loss or gradient norm: a spike (warning), or not a number step after step (error)
     DEGRADATION = "degradation"  # a counter of the hardware grows, a disk fills: a warning with the trend
     PREFLIGHT = "preflight"  # a node failed the tests of itself that it makes before it gets ranks: a warning
+    CHECKPOINT = "checkpoint"  # a rank's saves do not happen, or a tier takes no copies: a warning
     SILENT_CORRUPTION = "silent_corruption"  # the state is wrong without an error; evidence carries verified_step
 
 

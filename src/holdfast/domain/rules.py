@@ -112,6 +112,12 @@ RULES: Mapping[FindingKind, Rule] = {
         "gpud, NVSentinel, DCGM; Holdfast for disk and peers",
         "`holdfast nodes show NODE` lists the tests; it is tested again every minute and used again once it passes",
     ),
+    FindingKind.CHECKPOINT: Rule(
+        "a rank's saves did not happen three times in a row, a tier takes no copies, an image stays locked although nobody "
+        "restores from it, or a stored file is damaged",
+        "Holdfast",
+        "make room where it is full, end the process that it names; `holdfast checkpoints list JOB` shows what a restart takes",
+    ),
     FindingKind.SILENT_CORRUPTION: Rule(
         "parameters that replicas must hold alike differ in their checksums, or a node's exact matrix products are wrong",
         "AEGIS (OSDI'26)",

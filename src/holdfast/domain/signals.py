@@ -292,6 +292,20 @@ class MaintenanceNotice:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointTrouble:
+    """Something keeps checkpoints of a job from being made, moved or kept on this node. `kind` is a
+    `domain.replication.TroubleKind`, or one of a newer agent."""
+
+    node: str
+    at: float
+    job: str
+    kind: str
+    place: str  # a path, a tier, "rank 3"
+    reason: str
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class CollectorSilent:
     """A collector missed its deadline `misses` times in a row: a wedged driver is itself a signal."""
 
@@ -357,6 +371,7 @@ NodeSignal = (
     | NicSample
     | HealthChecks
     | MaintenanceNotice
+    | CheckpointTrouble
     | CollectorSilent
     | ReplicaChecks
     | NodeTested
@@ -365,7 +380,9 @@ NodeSignal = (
 Signal = NodeSignal | NodeConnected | NodeBeat | NodeDisconnected | ClockTick
 
 # Never dropped, sent again until acknowledged; the rest is dropped oldest-first when a buffer is full.
-RELIABLE = (GenerationStarted, GenerationStopped, WorkerExited, KernelLine, MaintenanceNotice, NodeTested)
+RELIABLE = (
+    GenerationStarted, GenerationStopped, WorkerExited, KernelLine, MaintenanceNotice, NodeTested, CheckpointTrouble,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

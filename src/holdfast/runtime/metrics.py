@@ -84,6 +84,14 @@ CHECKPOINT_AGE = Metric(
     "supervisor",
     "time since the newest step that is complete in this tier was finished: what a loss of everything nearer would cost",
 )
+CHECKPOINT_LAG = Metric(
+    "holdfast.checkpoint.lag",
+    "gauge",
+    "{interval}",
+    ("job",),
+    "supervisor",
+    "steps since the one that a restart would take, in checkpoint intervals: 1 is as it should be",
+)
 LOG_PENDING = Metric(
     "holdfast.log.pending", "gauge", "{entry}", ("stream",), "supervisor", "entries handed out and not acknowledged"
 )
@@ -139,6 +147,7 @@ METRICS = (
     RECOVERY,
     COMMAND_LATENCY,
     CHECKPOINT_AGE,
+    CHECKPOINT_LAG,
     LOG_PENDING,
     LOG_LAG,
     LOG_MEMORY,

@@ -10,6 +10,7 @@ is made there instead: its saves then cost what the disk's page cache costs, whi
 
 from __future__ import annotations
 
+import errno
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ from holdfast.domain.generations import ShardKey
 from holdfast.domain.mesh import Mesh
 from holdfast.shards.image import Image
 from holdfast.shards.layout import Stamp
+from holdfast.shards.manifest import Manifest
 from holdfast.shards.opening import make_way
 from holdfast.shards.slots import Layout, Plan, aligned, lay_out
 
@@ -232,6 +234,14 @@ def _born(path: Path, plan: Plan) -> Image:
     unborn = path.with_name(f".{path.name}.new")
     make_way(unborn)
     image = Image.create(unborn, plan)
+    try:
+        Manifest.reserve(path.with_name(f"{path.name}.json"), len(image.buffer))
+    except OSError as error:
+        image.close()
+        unborn.unlink()
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OutOfSpace(f"no room for the manifest of {path}: what fills {path.parent} has to go") from error
     image.try_lock()  # before anybody can know its name
     unborn.rename(path)
     image.path = path

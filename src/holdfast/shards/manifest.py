@@ -24,6 +24,8 @@ from holdfast.shards.sealed import UNDECODABLE, lineage_fields, seal, unseal
 SCHEMA_VERSION = 1
 CHUNK_BYTES = 8 << 20
 MANIFEST_BYTES_MAX = 8 << 20  # about 5 TB of shard
+SUM_BYTES_MAX = 12  # of one checksum in it
+_FIELD_BYTES_MAX = 8 << 10  # of everything else: names, mesh, producer
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,14 +151,30 @@ class Manifest:
             if crc32c(shard[span.offset : span.offset + span.size]) != expected:
                 raise IntegrityError(f"{self.key}: bytes {span.offset} to {span.offset + span.size} are damaged")
 
+    @staticmethod
+    def reserve(path: Path, shard_bytes: int) -> None:
+        """Take the room that the manifest `path` of a shard of at most so many bytes will need, so that `write` needs no more.
+
+        Raises OSError.
+        """
+        temporary = temporary_of(path)
+        if temporary.is_dir():
+            move_aside(temporary)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, _FIELD_BYTES_MAX + SUM_BYTES_MAX * (shard_bytes // CHUNK_BYTES + 3))
+        finally:
+            os.close(fd)
+
     def write(self, path: Path) -> None:
-        """Atomic and durable: temporary name → fsync → rename → fsync of the directory."""
-        temporary = path.with_name(f".{path.name}.tmp")
+        """Atomic and durable: temporary name → fsync → rename → fsync of the directory. It goes into the room that is reserved;
+        what it does not need of that is filled with blanks."""
+        temporary = temporary_of(path)
         for place in (temporary, path):
             if place.is_dir():  # whoever made it: a rename cannot take its place
                 move_aside(place)
-        with temporary.open("wb") as file:
-            file.write(self.encode())
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(self.encode().ljust(os.fstat(file.fileno()).st_size))
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(path)
@@ -170,6 +188,11 @@ class Manifest:
         if len(raw) > MANIFEST_BYTES_MAX:
             raise IntegrityError(f"{path} is larger than any manifest ({MANIFEST_BYTES_MAX} bytes)")
         return cls.decode(raw)
+
+
+def temporary_of(path: Path) -> Path:
+    """What the manifest `path` is called until it is whole."""
+    return path.with_name(f".{path.name}.tmp")
 
 
 def sync_directory(directory: Path) -> None:

@@ -76,7 +76,7 @@ class _Outbox:
 
 
 class Notes:
-    """Worker → agent, and `saved` to the replicator as well. An empty path means that nobody listens."""
+    """Worker → agent, and `saved` and `missed` to the replicator as well. An empty path means that nobody listens."""
 
     def __init__(self, *, agent: str, replicator: str, job: str, generation: int, rank: int) -> None:
         self._whose: dict[str, Any] = {"job": job, "generation": generation, "rank": rank}
@@ -134,7 +134,8 @@ class Notes:
         self._send(self._agent, "replica_check", step=step, digest=digest, took_s=took_s, restored=restored)
 
     def missed(self, step: int, reason: str) -> None:
-        self._send(self._agent, "missed", step=step, reason=reason[:REASON_CHARS_MAX])
+        for target in (self._replicator, self._agent):
+            self._send(target, "missed", step=step, reason=reason[:REASON_CHARS_MAX])
 
     def _send(self, outbox: _Outbox | None, kind: str, **fields: object) -> None:
         if outbox is not None:

@@ -17,6 +17,7 @@ from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.nodes import PROTOCOL_VERSION
 from holdfast.domain.signals import (
     RELIABLE,
+    CheckpointTrouble,
     CollectorSilent,
     GenerationStarted,
     GenerationStopped,
@@ -127,6 +128,7 @@ _CODECS = (
     _codec(NicSample, pb.NicSample, "nics", columns=True),
     _codec(HealthChecks, pb.HealthChecks, "health_checks", columns=True, through={"verdict": _VERDICT}),
     _codec(MaintenanceNotice, pb.MaintenanceNotice, "maintenance", through={"starts_at": _STARTS_AT}),
+    _codec(CheckpointTrouble, pb.CheckpointTrouble, "checkpoint_troubles"),
     _codec(ReplicaChecks, pb.ReplicaChecks, "replica_checks", columns=True),
     _codec(
         Standstill, pb.Standstill, "standstills", columns=True, through={"rows": Through(_ROWS.encode, _ROWS.decode)}

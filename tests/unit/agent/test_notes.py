@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.agent.workers.notes import MissedNote, Note, PhaseNote, Sender, StartedNote, StepNote, parse
+from holdfast.agent.workers.misses import Misses
+from holdfast.agent.workers.notes import MissedNote, Note, PhaseNote, SavedNote, Sender, StartedNote, StepNote, parse
 from holdfast.agent.workers.progress import ROWS_MAX, ProcessFacts, Progress
 from holdfast.diagnostics.detectors.hang import Hang
 from holdfast.domain import worker
@@ -46,7 +47,7 @@ def test_every_kind_is_understood() -> None:
     assert isinstance(started, StartedNote)
     assert started.phases_s == (("first_step", 0.2),)
     assert isinstance(note("missed", step=50, reason="both images are being read"), MissedNote)
-    assert note("saved", step=50, attempt=1, image="/x", stall_s=0.1) is None  # the replicator's business
+    assert isinstance(note("saved", step=50, attempt=1, image="/x", stall_s=0.1), SavedNote)
     assert note("of the future") is None
 
 
@@ -182,3 +183,20 @@ def test_rows_are_bounded() -> None:
     assert len(columns.step) == ROWS_MAX
     assert columns.step[0] == 2
     assert board.dropped == 2
+
+
+def test_three_saves_missed_in_a_row_are_told_once_until_the_rank_saves_again() -> None:
+    misses = Misses()
+
+    def fold(kind: str, step: int, rank: int = 0) -> str:
+        parsed = note(kind, step=step, rank=rank, reason="no image is free")
+        assert parsed is not None
+        return misses.fold(parsed)
+
+    assert [fold("missed", step) for step in (10, 20)] == ["", ""]
+    assert fold("missed", 20, rank=1) == "", "another rank's"
+    assert fold("missed", 30) == "3 in a row, the last one of step 30: no image is free"
+    assert fold("missed", 40) == ""
+    assert fold("saved", 50) == ""
+    assert [fold("missed", step) for step in (60, 70)] == ["", ""]
+    assert fold("missed", 80)

@@ -11,6 +11,7 @@ from holdfast.domain.findings import FindingKind, Severity
 from holdfast.domain.generations import OBJECT_STORE, ShardKey, ShardRecord, StoredStep
 from holdfast.domain.orders import Inventory, OrderDone, Prepare
 from holdfast.supervisor.core import saved_steps
+from holdfast.supervisor.core.change import REPLANS_MAX
 from holdfast.supervisor.protocol import JobPhase, LeaderStarted
 
 STORE = "gs://bucket/p"
@@ -238,3 +239,30 @@ def test_after_a_time_without_a_leader_the_newest_step_is_elected_and_not_the_ne
         fleet.inventory(node, ShardRecord(ShardKey(old.attempt, 60, rank), old.mesh, "memory", 1, "60@0", node))
     assert fleet.job.generation is not None
     assert fleet.job.generation.restore.step == 60
+
+
+def test_a_change_that_is_planned_anew_is_one_change_for_the_breaker() -> None:
+    """One fault, and a source that keeps failing: the fleet's other jobs must not be held for it."""
+    fleet = with_store()
+    before = len(fleet.state.breaker.changes)
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    for node in ("n1", "n1"):
+        refuse(fleet, node)
+    assert fleet.job.change is not None
+    assert fleet.job.change.replans == 2
+    assert len(fleet.state.breaker.changes) == before + 1
+    fleet.run()
+    assert fleet.job.phase is JobPhase.RUNNING
+    fleet.find(FindingKind.WORKER_CRASH, "n0", rank=0)
+    assert len(fleet.state.breaker.changes) == before + 2, "another fault is another change"
+
+
+def test_replans_without_end_are_seen_by_the_breaker_all_the_same() -> None:
+    fleet = with_store()
+    before = len(fleet.state.breaker.changes)
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    for _ in range(2 * REPLANS_MAX):
+        fleet.connect("n2")  # its agent was started again, with nothing prepared
+    assert fleet.job.change is not None
+    assert fleet.job.change.replans == 2 * REPLANS_MAX
+    assert len(fleet.state.breaker.changes) == before + 3

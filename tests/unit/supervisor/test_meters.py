@@ -13,7 +13,7 @@ from waiting import wait_until_async
 
 from holdfast.domain.findings import FindingKind, StepRecord
 from holdfast.domain.generations import StoredStep
-from holdfast.domain.orders import OrderDone, Stop
+from holdfast.domain.orders import Inventory, OrderDone, Stop
 from holdfast.log.memory import MemoryLog
 from holdfast.log.names import INBOX, SUPERVISOR_GROUP
 from holdfast.log.protocol import Entry
@@ -21,9 +21,9 @@ from holdfast.runtime import metrics
 from holdfast.supervisor import tracing
 from holdfast.supervisor.history import Told
 from holdfast.supervisor.history_sqlite import SqliteHistory
-from holdfast.supervisor.meters import Latencies, Meters
+from holdfast.supervisor.meters import Latencies, Meters, _lags
 from holdfast.supervisor.picture import Picture, Progress
-from holdfast.supervisor.protocol import JobAccepted
+from holdfast.supervisor.protocol import JobAccepted, JobPhase
 
 pytestmark = pytest.mark.anyio
 
@@ -99,7 +99,24 @@ async def test_the_leader_shows_the_fleet(kept: Kept, tmp_path: Path) -> None:
     assert shown[metrics.LOG_MEMORY.name][""] > 0
     assert shown[metrics.LOG_MEMORY_LIMIT.name] == {}, "this log has none"
     assert shown[metrics.CHECKPOINT_AGE.name].keys() == {"store"}
+    assert shown[metrics.CHECKPOINT_LAG.name] == {JOB: 0.0}
     assert shown[metrics.JOB_TIME.name]["useful"] == pytest.approx(5.0)
+
+
+async def test_the_lag_counts_intervals_since_the_step_that_a_restart_would_take() -> None:
+    """One rank that does not save any more is enough: what the others have is no checkpoint."""
+    fleet = running(job(dp=2))
+    every = fleet.job.interval_steps
+    fleet.train(every, save=True)
+    fleet.train(every + every // 2)
+    assert list(_lags(fleet.state, fleet.job)) == [(0.5, {"job": JOB})]
+    held = fleet.state.nodes["n1"].inventory[JOB]
+    fleet.train(8 * every, save=True)
+    fleet.report("n1", Inventory(JOB, held))
+    of_peers = [record for record in fleet.state.nodes["n0"].inventory[JOB] if record.key.rank != 1]
+    fleet.report("n0", Inventory(JOB, tuple(of_peers) + held))
+    assert list(_lags(fleet.state, fleet.job)) == [(7.0, {"job": JOB})]
+    assert list(_lags(fleet.state, replace(fleet.job, phase=JobPhase.WAITING))) == []
 
 
 async def test_a_standby_shows_nothing(kept: Kept, tmp_path: Path) -> None:

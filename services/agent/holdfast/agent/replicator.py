@@ -25,6 +25,7 @@ from holdfast.domain.replication import (
     SavedByAll,
     Stage,
     StagedShard,
+    Trouble,
 )
 from holdfast.runtime.backoff import Backoff
 from holdfast.runtime.children import Child, running, spawn
@@ -40,6 +41,10 @@ CALL_TIMEOUT_S = 5.0
 PRUNE_TIMEOUT_S = 60.0  # it waits until nothing of the job is being moved
 START_TIMEOUT_S = 120.0  # it takes seconds, but a busy machine must not lose the node for that
 READY_POLL_S = 0.01
+# A replicator that died comes back within a second or two. After this long its shards cannot be had, and whoever plans has to
+# know; shorter than others wait for them (AWAY_S of the replicator).
+AWAY_S = 8.0
+AGAIN_S = 0.05
 
 
 class Replicator(Protocol):
@@ -116,15 +121,31 @@ class ReplicatorPlaces:
         return self.agent_dir / "replicator.notes"
 
 
+class _Died(Unavailable):
+    """The connection broke."""
+
+
+_KINDS: Mapping[grpc.StatusCode, type[Unavailable]] = {
+    grpc.StatusCode.ABORTED: Unrestorable,
+    grpc.StatusCode.UNAVAILABLE: _Died,
+}
+
+
 class LocalReplicator:
     """A replicator process of our own; a dead one is started again on the same port, and training goes on meanwhile."""
 
     def __init__(
-        self, places: ReplicatorPlaces, environment: Mapping[str, str], on_inventory: Callable[[Inventory], None]
+        self,
+        places: ReplicatorPlaces,
+        environment: Mapping[str, str],
+        on_inventory: Callable[[Inventory], None],
+        on_trouble: Callable[[str, Trouble], None],
     ) -> None:
+        """`on_trouble` is called with the job, once for each."""
         self._places = places
         self._environment = environment
         self._on_inventory = on_inventory
+        self._on_trouble = on_trouble
         self._channel = open_channel(f"unix:{places.socket}")
         self._stub = ReplicatorStub(self._channel)
         self._log_path = places.agent_dir / "replicator.log"
@@ -132,8 +153,10 @@ class LocalReplicator:
         self._listen = places.listen
         self._endpoint = ""
         self._held: dict[str, Inventory] = {}  # by job
+        self._troubles: dict[str, tuple[Trouble, ...]] = {}  # by job, as last heard of
         self._retained: dict[str, SavedByAll] = {}  # by job, the newest; gone with the job
         self._retain_news = anyio.Event()
+        self._died, self._serves = anyio.Event(), anyio.Event()
 
     @property
     def endpoint(self) -> str:
@@ -164,8 +187,12 @@ class LocalReplicator:
                         task_status.started()
                         backoff.reset()
                     if served:
+                        self._serves.set()
                         await self._follow(child)
                     code = await child.wait()
+                if self._serves.is_set():
+                    self._serves = anyio.Event()
+                    self._died.set()
                 if first:
                     said = "; ".join(tail(self._log_path, lines_max=3))
                     raise Unavailable(f"the checkpoint-replicator ended with code {code} before it served: {said}")
@@ -173,10 +200,11 @@ class LocalReplicator:
                 await backoff.sleep()
 
     async def configure(self, request: Configure) -> None:
-        await self._call(self._stub.Configure, wire.encode_configure(request), CALL_TIMEOUT_S)
+        await self._call_again(self._stub.Configure, wire.encode_configure(request), AWAY_S)
 
     async def stage(self, request: Stage) -> tuple[StagedShard, ...]:
-        answer = await self._call(self._stub.Stage, wire.encode_stage(request), request.timeout_s + CALL_TIMEOUT_S)
+        timeout_s = request.timeout_s + CALL_TIMEOUT_S
+        answer = await self._call_again(self._stub.Stage, wire.encode_stage(request), timeout_s)
         return wire.decode_staged(answer)
 
     async def archive(self, request: ArchiveNow) -> None:
@@ -266,6 +294,7 @@ class LocalReplicator:
                 async for message in self._stub.WatchInventory(pb.WatchInventoryRequest(), wait_for_ready=True):
                     backoff.reset()
                     self._take(wire.decode_inventory(message))
+                    self._pass_on_troubles(message.job, wire.decode_troubles(message))
             except grpc.aio.AioRpcError as error:
                 log.warning("inventory stream broke", reason=error.details())
             await backoff.sleep()
@@ -287,6 +316,14 @@ class LocalReplicator:
             await news.wait()
             self._retain_news = anyio.Event()
 
+    def _pass_on_troubles(self, job: str, troubles: tuple[Trouble, ...]) -> None:
+        known = self._troubles.pop(job, ())
+        for trouble in troubles:
+            if trouble not in known:
+                self._on_trouble(job, trouble)
+        if troubles:
+            self._troubles[job] = troubles
+
     def _take(self, inventory: Inventory) -> None:
         if inventory.shards or inventory.stored:
             self._held[inventory.job] = inventory
@@ -294,11 +331,35 @@ class LocalReplicator:
             self._held.pop(inventory.job, None)
         self._on_inventory(inventory)
 
+    async def _call_again(self, method: Any, request: Any, timeout_s: float) -> Any:
+        """As `_call`; asked again, for a while, of the successor of a replicator that died under it."""
+        deadline = anyio.current_time() + AWAY_S
+        while True:
+            try:
+                return await self._call(method, request, timeout_s)
+            except _Died:
+                if anyio.current_time() >= deadline:
+                    raise
+            await anyio.sleep(AGAIN_S)
+
+    async def withdraw_when_away(self) -> None:
+        """Runs for ever: what a replicator held that does not come back is not there for anybody."""
+        while True:
+            await self._died.wait()
+            self._died = anyio.Event()
+            with anyio.move_on_after(AWAY_S) as waited:
+                await self._serves.wait()
+            if waited.cancelled_caught:
+                held, self._held = self._held, {}
+                log.error("replicator is away: what it holds cannot be restored meanwhile", jobs=sorted(held))
+                for job in held:
+                    self._on_inventory(Inventory(job, ()))
+
     async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
         """One call, which waits for a replicator that is being restarted; its failure as `Unavailable`
         (`Unrestorable` when it has tried every source of a shard), in its own words."""
         try:
             return await cancellable(method(request, timeout=timeout_s, wait_for_ready=True))
         except grpc.aio.AioRpcError as error:
-            kind = Unrestorable if error.code() is grpc.StatusCode.ABORTED else Unavailable
+            kind = _KINDS.get(error.code(), Unavailable)
             raise kind(f"checkpoint-replicator: {error.details() or error.code().name}") from error

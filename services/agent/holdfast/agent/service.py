@@ -41,7 +41,8 @@ from holdfast.agent.workers.environment import Site, inherited_environment
 from holdfast.agent.workers.pool import WorkerPool
 from holdfast.domain.nodes import NodeFacts
 from holdfast.domain.orders import Hello, Order, Prepare, Report, Warm
-from holdfast.domain.signals import NodeSignal
+from holdfast.domain.replication import Trouble
+from holdfast.domain.signals import CheckpointTrouble, NodeSignal
 from holdfast.runtime import metrics, ready, telemetry
 from holdfast.runtime.service import guarded
 from holdfast.v1.control_pb2 import AgentMessage
@@ -72,6 +73,9 @@ async def _run(settings: AgentSettings, ledger: Ledger, descriptors: Descriptors
 
     def report(what: Report) -> None:
         session.report(what)
+
+    def in_trouble(job: str, what: Trouble) -> None:
+        emit(CheckpointTrouble(settings.node, what.since, job, what.kind.value, what.place, what.reason))
 
     def hello() -> Hello:
         tested = preflights.newest if settings.preflight_every_s else None
@@ -109,7 +113,7 @@ async def _run(settings: AgentSettings, ledger: Ledger, descriptors: Descriptors
     )
     replicator: Replicator = NoReplicator()
     if settings.replicator:  # its own settings are in the environment as well, and pass through
-        replicator = LocalReplicator(places, {**os.environ, MARK: str(settings.agent_dir)}, report)
+        replicator = LocalReplicator(places, {**os.environ, MARK: str(settings.agent_dir)}, report, in_trouble)
     collectors = build_all(_surroundings(settings, descriptors))
     directories = (settings.agent_dir, settings.disk_dir, settings.memory_dir)
     preflights = preflight.Preflights(
@@ -162,6 +166,7 @@ async def _run(settings: AgentSettings, ledger: Ledger, descriptors: Descriptors
         guarded(tasks, f"collector {collector.name}", partial(keep_collecting, collector, settings.node, emit))
     if isinstance(replicator, LocalReplicator):
         await tasks.start(replicator.run, name="checkpoint-replicator")
+        guarded(tasks, "replicator away", replicator.withdraw_when_away)
     guarded(tasks, "control session", session.run)
     ready.announce(settings.ready_file, _announcement(settings, incarnation, replicator))
     await anyio.sleep_forever()

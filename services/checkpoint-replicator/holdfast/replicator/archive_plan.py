@@ -125,7 +125,7 @@ def _level_of(view: View, archive: Archive, held: _Age) -> int:
 
 
 def _whole(view: View) -> list[_Age]:
-    return whole_steps(view, tuple(Store) if view.disk_full else (Store.DISK,))
+    return whole_steps(view, tuple(Store) if view.disk_takes_nothing else (Store.DISK,))
 
 
 def _newest_complete(view: View, archive: Archive) -> _Age | None:

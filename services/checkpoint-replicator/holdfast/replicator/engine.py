@@ -25,6 +25,7 @@ from holdfast.domain.errors import (
 from holdfast.domain.orders import Inventory
 from holdfast.domain.replication import ArchiveNow, Configure, EndJob, PruneSteps, SavedByAll, Trouble, TroubleKind
 from holdfast.replicator.jobs import REMEMBERED, Job, Remembered, held_of
+from holdfast.replicator.locks import name_of, readers
 from holdfast.replicator.names import job_name, label
 from holdfast.replicator.plan import images_may_go
 from holdfast.replicator.threads import Threads
@@ -35,6 +36,8 @@ from holdfast.replicator.tiers.images import ImageTier
 from holdfast.replicator.view import Held, Store, age, is_kept
 from holdfast.shards import Manifest
 from holdfast.shards.opening import move_aside
+
+LOCKED_MAX_S = 120.0  # an image that is copied or pushed for longer than that costs saves
 
 log = structlog.get_logger("holdfast.replicator")
 
@@ -70,7 +73,6 @@ class Engine:
         self.jobs: dict[str, Job] = {}
         self._disk_dir = disk_dir
         self._changed = anyio.Event()
-        self._last_trouble = ""  # said once, not at every look
         self._hints: set[str] = set()
         self._hinted = anyio.Event()
 
@@ -267,6 +269,14 @@ class Engine:
             new |= job.troubles.begin(kind, each.path, each.reason)
         return new
 
+    def missed(self, name: str, generation: int, rank: int) -> None:
+        """A rank says that it could not save: so it has finished its restore, and needs nothing any more of what was handed
+        out for it."""
+        job = self.jobs.get(name)
+        if job is not None and job.config is not None and job.config.generation == generation:
+            job.tried.add(rank)
+            job.release_pins_if_training()
+
     def hint(self, name: str) -> None:
         """A worker says that it has saved. Cheap, and harmless when it is not true."""
         self._hints.add(name)
@@ -287,6 +297,35 @@ class Engine:
             for name in sorted({*self.jobs, *await self.threads.urgent(self.tiers.images.jobs)}):
                 await self._look(name)
             await anyio.sleep(interval_s)
+
+    async def watch_locks(self, interval_s: float) -> None:
+        """Runs for ever: name an image that somebody keeps locked although nobody restores from it. Its worker cannot save
+        into it, and when it has no other, not at all."""
+        while True:
+            await anyio.sleep(interval_s)
+            for job in list(self.jobs.values()):
+                if job.config is not None and job.config.ranks:
+                    await self._look_at_locks(job)
+
+    async def _look_at_locks(self, job: Job) -> None:
+        try:
+            locked = await self.threads.urgent(lambda: readers(self.tiers.images.paths(job.name)))
+        except OSError as error:
+            log.warning("locks cannot be read", reason=str(error))
+            return
+        now = anyio.current_time()
+        restored = {pin.path for pin in job.pins.values()}
+        job.locked = {each: job.locked.get(each, now) for each in locked.items() if each[0] not in restored}
+        named = {path: (pids, now - since) for (path, pids), since in job.locked.items() if now - since >= LOCKED_MAX_S}
+        changed = False
+        for path, (pids, held_s) in named.items():
+            who = ", ".join(map(name_of, pids))
+            reason = f"locked for {held_s:.0f} s by {who}, and nothing is restored from it: no save can go there"
+            changed |= job.troubles.begin(TroubleKind.IMAGE_LOCKED, path, reason)
+        for place in job.troubles.places(TroubleKind.IMAGE_LOCKED) - {str(path) for path in named}:
+            changed |= job.troubles.end(TroubleKind.IMAGE_LOCKED, place)
+        if changed:
+            self.notify()
 
     async def _look(self, name: str) -> None:
         if name in self.jobs or name in await self.threads.urgent(self.tiers.images.jobs):
@@ -320,6 +359,7 @@ class Engine:
                 for key, fresh in job.fresh.items():
                     fresh.fail(Unavailable(f"{label(key)} could not be committed in memory"))
                 job.fresh = {}
+            await self._say_unwritten(job)
             job.release_pins_if_training()
             if job.held != before:
                 self.notify()
@@ -334,6 +374,18 @@ class Engine:
                 "an earlier submission's save was in memory only, and is lost", job=job.name, shard=label(held.key)
             )
 
+    async def _say_unwritten(self, job: Job) -> None:
+        """A full memory costs a manifest, which is small, and not the save: disk and peers have it all the same."""
+        unwritten = await self.threads.urgent(self.tiers.images.unwritten, job.name)
+        changed = False
+        for path, why in unwritten.items():
+            reason = f"the manifest of {path} cannot be written ({why}): copies go on, and memory has to be made free"
+            changed |= job.troubles.begin(TroubleKind.TIER_FAILS, "memory", reason)
+        if not unwritten:
+            changed = job.troubles.end(TroubleKind.TIER_FAILS, "memory")
+        if changed:
+            self.notify()
+
     async def _commit(self, job: Job, fresh: Fresh) -> None:
         key = fresh.seen.header.stamp.key
         try:
@@ -346,11 +398,8 @@ class Engine:
         except HoldfastError as error:  # of another release, for example
             log.warning("not committed", job=job.name, shard=label(key), reason=str(error))
             fresh.fail(error)
-        except OSError as error:  # memory is full to the last page: tried again at the next look
-            trouble = f"{label(key)}: {error}"
-            if trouble != self._last_trouble:
-                log.warning("not committed", job=job.name, reason=trouble)
-            self._last_trouble = trouble
+        except OSError as error:  # it cannot be read now: tried again at the next look
+            job.troubles.begin(TroubleKind.TIER_FAILS, "memory", f"{label(key)}: {error}")
         else:
             job.held[Held(Store.IMAGE, key)] = manifest
             job.archive.saved(manifest)

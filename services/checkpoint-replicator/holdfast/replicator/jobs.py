@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,15 +40,20 @@ class Job:
     fresh: dict[ShardKey, Fresh] = field(default_factory=dict)  # images that are being committed right now
     pushed: dict[tuple[int, str], ShardKey] = field(default_factory=dict)  # (rank, peer) → the last shard it took
     pins: dict[Held, OpenShard] = field(default_factory=dict)
-    wanted: set[ShardKey] = field(default_factory=set)  # being staged right now: not to be deleted
+    wanted: Counter[ShardKey] = field(default_factory=Counter)  # being staged right now, how often: not to be deleted
+    tried: set[int] = field(default_factory=set)  # ranks here that have tried to save in this generation, and could not
     archive: JobArchive = field(default_factory=JobArchive)
     saved_by_all: tuple[int, int] | None = None  # the newest (attempt, step) that is known to be safe on every node
     disk_full: bool = False
+    disk_fails: bool = False  # it answers with errors
     gone: bool = False  # forgotten
     ended: bool = False  # over: nobody saves here any more
     images_left: bool = False  # … and its images have not been given back yet
     kept: KeptSince = field(default_factory=KeptSince)
     turned: anyio.Event = field(default_factory=anyio.Event)  # set, and replaced, by a new configuration and by the end
+    locked: dict[tuple[Path, tuple[int, ...]], float] = field(
+        default_factory=dict
+    )  # images that these read, since when
     refreshing: anyio.Lock = field(default_factory=anyio.Lock)
     troubles: Troubles = field(init=False)
 
@@ -62,6 +69,7 @@ class Job:
         self._turn()
         if before is None or config.generation > before.generation:
             self.release_pins()
+            self.tried.clear()
         if before is not None and config.attempt != before.attempt:
             self.restored = None  # until Stage says from where the new attempt starts; if it never does, from scratch
         peers = {peer.node for peer in config.peers}
@@ -97,16 +105,36 @@ class Job:
             return True
         return self.restored is not None and self.config.first_attempt <= step[0] and step < self.restored
 
+    @contextmanager
+    def wanting(self, keys: Iterable[ShardKey]) -> Iterator[None]:
+        """Meanwhile none of these is deleted."""
+        counted = Counter(list(keys))  # of a mapping, its keys
+        self.wanted += counted
+        try:
+            yield
+        finally:
+            self.wanted -= counted
+
+    def pin(self, shards: Mapping[Held, OpenShard]) -> None:
+        """Hold these open until training has gone on; what an earlier answer handed out for another step is let go of."""
+        for held in [held for held in self.pins if held in shards or age(held.key) != self.restored]:
+            self.pins.pop(held).close()
+        self.pins.update(shards)
+
+    @property
+    def disk_takes_nothing(self) -> bool:
+        return self.disk_full or self.disk_fails
+
     def release_pins(self) -> None:
         for shard in self.pins.values():
             shard.close()
         self.pins.clear()
 
     def release_pins_if_training(self) -> None:
-        """Once every rank here has saved in this attempt, every rank here has finished its restore."""
+        """Once every rank here has saved in this generation, or tried to, every rank here has finished its restore."""
         if self.config is None or not self.pins:
             return
-        saved = {
+        saved = self.tried | {
             held.key.rank
             for held in self.held
             if held.key.attempt == self.config.attempt and (self.restored is None or age(held.key) > self.restored)
@@ -138,6 +166,7 @@ class Job:
             pushed=frozenset((key, peer) for (_, peer), key in self.pushed.items()),
             pinned=frozenset(self.pins) | {Held(store, key) for key in self.wanted for store in Store},
             disk_full=self.disk_full,
+            disk_fails=self.disk_fails,
             archive=self.archive.view(config) if config else None,
             saved_by_all=self.saved_by_all,
             first_attempt=config.first_attempt if config else 0,

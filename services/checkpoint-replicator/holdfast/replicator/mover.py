@@ -15,6 +15,7 @@ from anyio.abc import TaskGroup
 
 from holdfast.domain.errors import Conflict, HoldfastError, IntegrityError, NotFound, OutOfSpace
 from holdfast.domain.generations import ShardKey
+from holdfast.domain.replication import TroubleKind
 from holdfast.replicator.archivist import Archivist, NotYet
 from holdfast.replicator.checksum import Checksummer
 from holdfast.replicator.engine import Engine
@@ -115,7 +116,8 @@ class Mover:
             if not job.gone:
                 with anyio.move_on_after(pause.next_s()):
                     await job.turned.wait()  # a new configuration may name another peer: no reason to wait any longer
-            job.disk_full = job.disk_full and not lane[1].startswith(_DISK)  # try again
+            if lane[1].startswith(_DISK):
+                job.disk_full = job.disk_fails = False  # try again
         else:
             self._pauses.pop(lane, None)
         finally:
@@ -147,10 +149,14 @@ class Mover:
         fresh = job.fresh.get(key)
         try:
             manifest = await (self._copy_held(job, key) if fresh is None else self._copy_fresh(job, fresh))
-        except OutOfSpace:
-            job.disk_full = True
+        except (OutOfSpace, OSError) as error:
+            job.disk_full = isinstance(error, OutOfSpace)
+            job.disk_fails = not job.disk_full
+            if not job.gone:
+                job.troubles.begin(TroubleKind.TIER_FAILS, "disk", f"{label(key)}: {error}")
             self._engine.notify()  # peers are the next tier now
             raise
+        job.troubles.end(TroubleKind.TIER_FAILS, "disk")
         job.held[Held(Store.DISK, key)] = manifest
         self._engine.notify()
         older_than = (key.attempt, key.step)
@@ -208,7 +214,7 @@ class Mover:
 
     async def _upload(self, job: Job, key: ShardKey) -> None:
         await self._archivist.wait_for_replica(job, key)
-        stores = tuple(Store) if job.disk_full else (Store.DISK,)  # an image that is read cannot be saved into
+        stores = tuple(Store) if job.disk_takes_nothing else (Store.DISK,)  # an image that is read cannot be saved into
         held, shard = await self._open(job, key, stores)
         try:
             await self._archivist.upload(job, shard)
@@ -241,7 +247,9 @@ class Mover:
             if held not in job.held:
                 continue
             try:
-                return held, await self._engine.threads.urgent(self._engine.tiers[held.store].open, job.name, key)
+                return held, await self._engine.threads.urgent(
+                    self._engine.tiers[held.store].open, job.name, key, discard=OpenShard.close
+                )
             except IntegrityError as error:
                 await self._engine.quarantine(job, held, str(error))
                 reasons.append(str(error))

@@ -1,4 +1,5 @@
-"""The workers' notes: a datagram per save. A note is only a hint to look; a lost one costs a rescan interval."""
+"""The workers' notes: a datagram per save, made or missed. That of a save is only a hint to look; a lost one costs a rescan
+interval. That of a missed one says that its rank has finished its restore."""
 
 from __future__ import annotations
 
@@ -16,10 +17,18 @@ async def open_notes(path: Path) -> UNIXDatagramSocket:
     return await anyio.create_unix_datagram_socket(local_path=path, local_mode=0o600)
 
 
-async def listen_to_notes(notes: UNIXDatagramSocket, saved: Callable[[str], None]) -> None:
+async def listen_to_notes(
+    notes: UNIXDatagramSocket, saved: Callable[[str], None], missed: Callable[[str, int, int], None]
+) -> None:
     """Runs for ever. Garbage and notes of other types are ignored."""
     async for raw, _ in notes:
         note = decode(raw)
         job = note.get("job")
-        if note.get("type") == "saved" and isinstance(job, str):
+        if not isinstance(job, str):
+            continue
+        if note.get("type") == "saved":
             saved(job)
+        elif note.get("type") == "missed":
+            generation, rank = note.get("generation"), note.get("rank")
+            if type(generation) is int and type(rank) is int:
+                missed(job, generation, rank)

@@ -44,6 +44,7 @@ from holdfast.replicator.view import (
 
 KEEP_MIN = 2
 BACKLOG_STEPS_MAX = 8
+_ON_DISK = "newest on disk, not yet with this peer"
 COPY_STEPS_MAX = 2  # a copy in memory that falls further behind than that is of a node that has gone elsewhere
 
 
@@ -63,7 +64,7 @@ def plan(view: View) -> tuple[Step, ...]:
 
 
 def _copies(view: View) -> list[Step]:
-    if view.disk_full:
+    if view.disk_takes_nothing:
         return []
     coming = tuple(Held(Store.IMAGE, key) for key in view.fresh)
     in_memory = _newest_by_rank(replace(view, held=view.held + coming), (Store.IMAGE, Store.STAGED))
@@ -98,10 +99,11 @@ def _copies_for_archive(view: View, wanted: list[ShardKey]) -> list[Step]:
 
 def _pushes(view: View) -> list[Step]:
     """The newest shard of each of this node's ranks, once it is on disk (or the disk takes nothing)."""
-    stores = tuple(Store) if view.disk_full else (Store.DISK,)
+    stores = tuple(Store) if view.disk_takes_nothing else (Store.DISK,)
     newest = _newest_by_rank(view, stores)
     mine = _newest_first(newest[rank] for rank in view.ranks if rank in newest)
-    why = "the disk is full, so a peer is the next tier" if view.disk_full else "newest on disk, not yet with this peer"
+    state = "is full" if view.disk_full else "fails"
+    why = f"the disk {state}, so a peer is the next tier" if view.disk_takes_nothing else _ON_DISK
     return [Push(key, peer, why) for key in mine for peer in view.peers if (key, peer) not in view.pushed]
 
 
@@ -224,7 +226,7 @@ def _superseded_copy(view: View, key: ShardKey, newer: list[tuple[int, int]]) ->
     its node is lost, it is restored from here. `newer`: steps that are complete on this node's disk."""
     of_rank = [held for held in view.held if held.key.rank == key.rank and not given_up(view, age(held.key))]
     on_disk = any(held.store is Store.DISK and age(held.key) >= age(key) for held in of_rank)
-    if not on_disk and not view.disk_full:
+    if not on_disk and not view.disk_takes_nothing:
         return None
     if any(age(held.key) > age(key) for held in of_rank):
         return "a copy, and a newer one has come"

@@ -47,6 +47,7 @@ BACKGROUND_THREADS = 16  # a copy to disk for each rank of a node, and as many t
 COMMIT_THREADS = 4
 ARCHIVE_THREADS = 4
 RETRIEVAL_THREADS = 8
+LOCKS_INTERVAL_S = 15.0
 
 log = structlog.get_logger("holdfast.replicator")
 
@@ -111,9 +112,10 @@ async def serve(settings: ReplicatorSettings) -> None:
                 services=(SERVICE,),
             ),
         ):
-            guarded(tasks, "notes", partial(listen_to_notes, notes, engine.hint))
+            guarded(tasks, "notes", partial(listen_to_notes, notes, engine.hint, engine.missed))
             guarded(tasks, "hints", engine.follow_hints)
             guarded(tasks, "rescan", partial(engine.rescan, settings.replicator_rescan_interval_s))
+            guarded(tasks, "locks", partial(engine.watch_locks, LOCKS_INTERVAL_S))
             guarded(tasks, "mover", mover.run)
             guarded(tasks, "standby", partial(keep_ready, engine, warm, *spare))
             guarded(tasks, "keeper", keeper.run)

@@ -32,6 +32,10 @@ class OpenSockets:
             with self._lock:
                 self._open.discard(sock)
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     def close_all(self) -> None:
         """Wake every thread that waits on a connection: its read or write ends at once."""
         with self._lock:

@@ -7,7 +7,7 @@ before it is written. The lock is then kept until training has gone on, so that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import anyio
@@ -26,11 +26,12 @@ from holdfast.replicator.sockets import of_one_transfer
 from holdfast.replicator.tiers import OpenShard, Tier
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.tiers.part import Arriving
-from holdfast.replicator.transport.client import Client
+from holdfast.replicator.transport.client import Away, Client
 from holdfast.replicator.view import Held, Store
 from holdfast.runtime import telemetry
 
 ARRIVING_POLL_S = 0.02
+AWAY_S = 12.0  # longer than a node's agent waits before it says that nothing can be had from there
 
 log = structlog.get_logger("holdfast.replicator")
 
@@ -53,37 +54,54 @@ class Stager:
         self._node = node
 
     async def stage(self, request: Stage) -> tuple[StagedShard, ...]:
-        """All of the shards, or Unrestorable naming, for each that is missing, every place that was tried and why not."""
+        """All of the shards, or Unrestorable naming, for each that is missing, every place that was tried and why not.
+
+        Raises Conflict when a newer generation has been configured meanwhile. Whatever happens, only what is handed out stays
+        locked.
+        """
         job = self._engine.jobs.get(request.job)
         if job is None or job.config is None:
             raise Conflict(f"job {request.job!r} has not been configured here: its shards cannot be fetched")
         if not request.shards:
             return ()
+        generation = job.config.generation
+        restores = _by_shard(request.shards)
+        found: dict[ShardKey, _Found] = {}
+        with job.wanting(restores):
+            try:
+                await self._find(job, request, restores, found)
+                _require_current(job, generation)
+                answers = tuple(self._answer(restore, found[restore.shard]) for restore in request.shards)
+                # Nothing is awaited between here and the answer: nobody can be cancelled with the locks in hand.
+                job.pin({item.held: item.shard for item in found.values()})
+                found.clear()
+                return answers
+            finally:
+                for item in found.values():
+                    item.shard.close()
+                self._engine.notify()
+
+    async def _find(
+        self, job: Job, request: Stage, restores: Mapping[ShardKey, RankRestore], found: dict[ShardKey, _Found]
+    ) -> None:
+        """Open every shard. Raises Unrestorable."""
+        generation = job.config.generation if job.config else 0
         await self._engine.refresh(job)
+        _require_current(job, generation)  # before anything is said about where training starts from
         first = request.shards[0].shard
         job.restored = (first.attempt, first.step)
         await self._engine.threads.urgent(self._engine.tiers.staged.drop_unfinished, job.name, job.restored)
-        restores = _by_shard(request.shards)
-        found: dict[ShardKey, _Found] = {}
         missing: dict[ShardKey, list[str]] = {key: [] for key in restores}
-        job.wanted |= set(restores)
-        try:
-            with self._archivist.pace.held(), anyio.move_on_after(request.timeout_s) as limit:
-                async with anyio.create_task_group() as tasks:
-                    for key, restore in restores.items():
-                        tasks.start_soon(self._one, job, restore, found, missing[key])
-            for item in found.values():
-                self._pin(job, item)
-            await self._engine.remember(job)
-        finally:
-            job.wanted -= set(restores)
-            self._engine.notify()
+        with self._archivist.pace.held(), anyio.move_on_after(request.timeout_s) as limit:
+            async with anyio.create_task_group() as tasks:
+                for key, restore in restores.items():
+                    tasks.start_soon(self._one, job, restore, found, missing[key])
         if len(found) < len(restores):
             late = f" (given up after {request.timeout_s:g} s)" if limit.cancelled_caught else ""
             raise Unrestorable(
                 "; ".join(_why(restores[key], missing[key]) for key in restores if key not in found) + late
             )
-        return tuple(self._answer(restore, found[restore.shard]) for restore in request.shards)
+        await self._engine.remember(job)
 
     async def _one(self, job: Job, restore: RankRestore, found: dict[ShardKey, _Found], reasons: list[str]) -> None:
         item = await self._local(job, restore, reasons) or await self._remote(job, restore, reasons)
@@ -94,7 +112,9 @@ class Stager:
         for held in job.holders(restore.shard):
             tier = self._engine.tiers[held.store]
             try:
-                shard = await self._engine.threads.urgent(self._open_verified, tier, job.name, restore)
+                shard = await self._engine.threads.urgent(
+                    self._open_verified, tier, job.name, restore, discard=OpenShard.close
+                )
             except IntegrityError as error:
                 await self._engine.quarantine(job, held, str(error))
                 reasons.append(f"{held.store.value} here: {error}")
@@ -107,36 +127,51 @@ class Stager:
         return None
 
     async def _remote(self, job: Job, restore: RankRestore, reasons: list[str]) -> _Found | None:
-        for source in restore.sources:
-            if source.node == self._node:
-                continue
+        sources = [source for source in restore.sources if source.node != self._node]
+        item, away = await self._from_any(job, restore, sources, 0.0, reasons)
+        if item is None and away:  # it comes back within a second or two; no step is given up for that
+            item, _ = await self._from_any(job, restore, away, AWAY_S, reasons)
+        return item
+
+    async def _from_any(
+        self, job: Job, restore: RankRestore, sources: Sequence[ShardSource], patience_s: float, reasons: list[str]
+    ) -> tuple[_Found | None, list[ShardSource]]:
+        """The shard from the first that has it; and those whose replicator is away."""
+        away: list[ShardSource] = []
+        for source in sources:
             for store in (Store.STAGED, Store.DISK):
                 try:
                     with telemetry.span(
                         tracing.FETCH,
-                        key=(label(restore.shard), source.node, store.value),
+                        key=(label(restore.shard), source.node, store.value, patience_s),
                         job=job.name,
                         node=self._node,
                         rank=restore.rank,
                         shard=label(restore.shard),
                         source=source.node,
                     ):
-                        return await self._fetch(job, restore, source, store)
+                        return await self._fetch(job, restore, source, store, patience_s), away
                 except OutOfSpace as error:
                     reasons.append(str(error))  # memory is full: the disk will do
+                except Away as error:
+                    away.append(source)
+                    reasons.append(f"{source.node}: {error}")
+                    break
                 except (HoldfastError, OSError) as error:
                     reasons.append(f"{source.node}: {error}")
                     break
-        return None
+        return None, away
 
-    async def _fetch(self, job: Job, restore: RankRestore, source: ShardSource, store: Store) -> _Found:
+    async def _fetch(
+        self, job: Job, restore: RankRestore, source: ShardSource, store: Store, patience_s: float
+    ) -> _Found:
         tier = self._engine.tiers.staged if store is Store.STAGED else self._engine.tiers.disk
         threads = self._engine.threads
         held = Held(store, restore.shard)
         while True:
             try:
-                await self._bring(job, restore, source, tier)
-                shard = await threads.urgent(tier.open, job.name, restore.shard)
+                await self._bring(job, restore, source, tier, patience_s)
+                shard = await threads.urgent(tier.open, job.name, restore.shard, discard=OpenShard.close)
                 break
             except Arriving:
                 # For a restore that has been given up, and whose thread has not ended yet; or as a peer's copy.
@@ -147,19 +182,23 @@ class Stager:
         job.held[held] = shard.manifest
         return _Found(held, shard, source.node)
 
-    async def _bring(self, job: Job, restore: RankRestore, source: ShardSource, tier: FileTier) -> None:
+    async def _bring(
+        self, job: Job, restore: RankRestore, source: ShardSource, tier: FileTier, patience_s: float
+    ) -> None:
         if source.node == OBJECT_STORE:
             await self._archivist.retrieve(job, restore, source, tier)
             return
         connections = of_one_transfer()
-        what = (source, job.name, job.token, restore.shard, restore.digest, tier, connections)
+        what = (source, job.name, job.token, restore.shard, restore.digest, tier, connections, patience_s)
         await self._engine.threads.transfer(connections.close_all, self._client.fetch, *what)
 
     async def _arrived(self, job: Job, restore: RankRestore, tier: FileTier) -> OpenShard | None:
         """What somebody else was bringing, if it is here after a while."""
         await anyio.sleep(ARRIVING_POLL_S)
         try:
-            return await self._engine.threads.urgent(self._open_verified, tier, job.name, restore)
+            return await self._engine.threads.urgent(
+                self._open_verified, tier, job.name, restore, discard=OpenShard.close
+            )
         except (NotFound, Conflict, IntegrityError):
             return None
 
@@ -175,16 +214,15 @@ class Stager:
         return shard
 
     @staticmethod
-    def _pin(job: Job, item: _Found) -> None:
-        before = job.pins.get(item.held)
-        job.pins[item.held] = item.shard
-        if before is not None:
-            before.close()
-
-    @staticmethod
     def _answer(restore: RankRestore, item: _Found) -> StagedShard:
         shard = item.shard
         return StagedShard(restore.rank, restore.shard, str(shard.path), item.source, size=shard.manifest.size)
+
+
+def _require_current(job: Job, generation: int) -> None:
+    """Raises Conflict when what was staged is of a generation that is over: its locks would be held against the newer one."""
+    if job.gone or job.config is None or job.config.generation != generation:
+        raise Conflict(f"generation {generation} of job {job.name} was overtaken while its shards were staged")
 
 
 def _by_shard(restores: Sequence[RankRestore]) -> dict[ShardKey, RankRestore]:

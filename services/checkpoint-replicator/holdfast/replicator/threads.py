@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 import anyio
@@ -32,8 +32,8 @@ T = TypeVar("T")
 class Threads:
     """The pools. `close` does not wait: see `Pace` and `OpenSockets` for how their work is made to end.
 
-    A thread cannot be cancelled. `urgent` therefore waits for it whatever happens, so that what it returns (an open, locked
-    shard) always reaches somebody who closes it; the work of the other pools must clean up after itself.
+    A thread cannot be cancelled. `urgent` therefore waits for it whatever happens, and gives what it returns (an open, locked
+    shard) to the caller or to `discard`; the work of the other pools must clean up after itself.
     """
 
     def __init__(
@@ -47,11 +47,20 @@ class Threads:
         self._archive = DaemonPool(archive, "archive", be_nice)
         self._scrub = ThreadPoolExecutor(1, "scrub", initializer=be_nice)
 
-    async def urgent(self, work: Callable[..., T], *args: object) -> T:
+    async def urgent(self, work: Callable[..., T], *args: object, discard: Callable[[T], None] | None = None) -> T:
+        """When this is cancelled, by whoever and however often, `discard` gets what the work returns."""
         future = asyncio.get_running_loop().run_in_executor(self._urgent, work, *args)
-        with anyio.CancelScope(shield=True):
-            await asyncio.wait((future,))
-        return future.result()
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            with anyio.CancelScope(shield=True):
+                while not future.done():
+                    # The shield is for scopes; a gRPC server cancels the task itself when its client gives up.
+                    with suppress(asyncio.CancelledError):
+                        await asyncio.wait((future,))
+            if not future.cancelled() and future.exception() is None and discard is not None:
+                discard(future.result())
+            raise
 
     async def transfer(self, abort: Callable[[], None], work: Callable[..., T], *args: object) -> T:
         """When this is cancelled, `abort` makes the work end, and its end is waited for: the next one finds the place free."""

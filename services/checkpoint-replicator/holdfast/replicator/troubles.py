@@ -13,6 +13,7 @@ from holdfast.runtime import metrics, telemetry
 
 TROUBLES_MAX = 16  # of a job
 REASON_CHARS_MAX = 500
+QUIET_S = 600.0
 
 log = structlog.get_logger("holdfast.replicator")
 
@@ -24,12 +25,17 @@ class Troubles:
         self._job = job
         self._clock = clock
         self._open: dict[tuple[TroubleKind, str], Trouble] = {}
+        self._over: dict[tuple[TroubleKind, str], tuple[Trouble, float]] = {}  # and since when
 
     def begin(self, kind: TroubleKind, place: str | Path, reason: str) -> bool:
-        """Whether it is new."""
+        """Whether it is new. One that comes and goes is the same one, and said once."""
         key = (kind, str(place))
         if key in self._open:
             return False
+        before, over_at = self._over.pop(key, (None, 0.0))
+        if before is not None and self._clock() - over_at < QUIET_S:
+            self._open[key] = before
+            return True
         while len(self._open) >= TROUBLES_MAX:
             del self._open[next(iter(self._open))]
         trouble = Trouble(kind, str(place), reason[:REASON_CHARS_MAX], self._clock())
@@ -44,6 +50,9 @@ class Troubles:
         """Whether there was such a trouble."""
         trouble = self._open.pop((kind, str(place)), None)
         if trouble is not None:
+            while len(self._over) >= TROUBLES_MAX:
+                del self._over[next(iter(self._over))]
+            self._over[kind, str(place)] = (trouble, self._clock())
             log.info("trouble is over", job=self._job, kind=kind.value, place=trouble.place)
         return trouble is not None
 

@@ -88,6 +88,7 @@ class View:
     pushed: frozenset[tuple[ShardKey, str]] = frozenset()  # (shard, peer) known to be there
     pinned: frozenset[Held] = frozenset()  # handed out for a restore
     disk_full: bool = False
+    disk_fails: bool = False  # it answers with errors: nothing is copied there, and nothing is deleted for it
     archive: Archive | None = None  # None = the job has no object store
     fresh: tuple[ShardKey, ...] = ()  # images that are being committed: as good as held for whoever copies them
     saved_by_all: tuple[int, int] | None = (
@@ -97,6 +98,10 @@ class View:
     expired_before: int = 0  # what attempts before it saved has been kept for as long as it was to be
     ended: bool = False  # the job is over
     images_left: bool = False  # … and its workers' images have not been given back yet
+
+    @property
+    def disk_takes_nothing(self) -> bool:
+        return self.disk_full or self.disk_fails
 
 
 @dataclass(frozen=True, slots=True)

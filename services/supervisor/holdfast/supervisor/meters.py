@@ -93,6 +93,8 @@ class Meters:
                 ages += aged
                 seconds += [(each, {"job": job.name, "class": name.value}) for name, each in ledger.seconds.items()]
         telemetry.show(metrics.CHECKPOINT_AGE, ages)
+        lags = await anyio.to_thread.run_sync(lambda: [point for job in jobs for point in _lags(state, job)])
+        telemetry.show(metrics.CHECKPOINT_LAG, lags)
         telemetry.show(metrics.JOB_TIME, seconds)
 
 
@@ -114,6 +116,16 @@ def _ages(state: State, name: str, run: Run, now: float) -> Iterator[Point]:
     for tier, step in newest.items():
         if step in finished or step > known:  # steps are told a moment after they are finished, saves at once
             yield max(0.0, now - finished.get(step, now)), {"job": name, "tier": tier}
+
+
+def _lags(state: State, job: Job) -> Iterator[Point]:
+    """How far the newest step that can be restored lies behind, in intervals. Nothing while the job does not run, or does not
+    say its steps."""
+    running = job.running
+    if running is None or job.phase is not JobPhase.RUNNING or job.blind:
+        return
+    newest = next((saved.step for saved in saved_steps(state, job.name) if saved.newest), running.restore.step)
+    yield max(0, job.step - newest) / max(1, job.interval_steps), {"job": job.name}
 
 
 def _nodes(state: State) -> list[Point]:

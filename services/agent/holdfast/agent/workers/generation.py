@@ -9,12 +9,14 @@ from pathlib import Path
 
 from holdfast.agent.workers.errors import read_error_file
 from holdfast.agent.workers.logs import tail
+from holdfast.agent.workers.misses import Misses
 from holdfast.agent.workers.notes import Note
 from holdfast.agent.workers.procfs import process_facts
 from holdfast.agent.workers.progress import Progress
 from holdfast.agent.workers.worker import Exit, Worker
 from holdfast.domain.orders import Prepare, RanksFinished, RanksStepping
-from holdfast.domain.signals import GenerationStarted, GenerationStopped, NodeSignal, WorkerExited
+from holdfast.domain.replication import TroubleKind
+from holdfast.domain.signals import CheckpointTrouble, GenerationStarted, GenerationStopped, NodeSignal, WorkerExited
 
 # How long the last `started` note may be missing (it was dropped) before first steps are reported without it.
 STARTED_NOTE_GRACE_S = 0.05
@@ -34,6 +36,7 @@ class LocalGeneration:
     progress: Progress | None = None  # from `start` on
     stepping_reported: bool = False
     stopping: bool = False
+    misses: Misses = field(default_factory=Misses)
 
     @property
     def started_at(self) -> float | None:
@@ -81,6 +84,14 @@ class LocalGeneration:
     def fold(self, note: Note) -> None:
         if self.progress is not None and self.progress.knows(note.sender.rank):
             self.progress.fold(note)
+
+    def trouble(self, note: Note, at: float) -> CheckpointTrouble | None:
+        """What this note says of a rank's saves, when that is to be told."""
+        sender = note.sender
+        if self.progress is None or not self.progress.knows(sender.rank) or not (reason := self.misses.fold(note)):
+            return None
+        kind, place = TroubleKind.SAVES_MISSED.value, f"rank {sender.rank}"
+        return CheckpointTrouble(self.node, at, sender.job, kind, place, reason, sender.rank)
 
     def silent_s(self, at: float) -> float:
         """How long its ranks have said nothing, when that is unusual; else 0.0."""

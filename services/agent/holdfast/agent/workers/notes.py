@@ -70,6 +70,14 @@ class StartedNote:
 
 
 @dataclass(frozen=True, slots=True)
+class SavedNote:
+    """A save is whole in this node's memory."""
+
+    sender: Sender
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class MissedNote:
     """A save that was due did not happen."""
 
@@ -86,7 +94,7 @@ class GroupsNote:
     members: tuple[tuple[str, str], ...]
 
 
-Note = StepNote | PhaseNote | StartedNote | MissedNote | GroupsNote | ReplicaCheckNote
+Note = StepNote | PhaseNote | StartedNote | SavedNote | MissedNote | GroupsNote | ReplicaCheckNote
 
 
 def parse(raw: bytes) -> Note | None:
@@ -122,6 +130,8 @@ def parse(raw: bytes) -> Note | None:
             case "started":
                 phases = list(message["phases_s"].items())[:PHASES_MAX]
                 return StartedNote(sender, tuple((_text(name), _number(seconds)) for name, seconds in phases))
+            case "saved":
+                return SavedNote(sender, _integer(message, "step"))
             case "missed":
                 return MissedNote(sender, _integer(message, "step"), _text(message["reason"]))
             case "groups":

@@ -264,6 +264,8 @@ class WorkerPool:
                 "checkpoint missed", job=note.sender.job, rank=note.sender.rank, step=note.step, reason=note.reason
             )
         generation.fold(note)
+        if (trouble := generation.trouble(note, time.time())) is not None:
+            self._emit(trouble)
         self._report_stepping(generation)
 
     def _report_stepping(self, generation: LocalGeneration) -> None:

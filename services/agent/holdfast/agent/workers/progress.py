@@ -13,6 +13,7 @@ from holdfast.agent.workers.notes import (
     Note,
     PhaseNote,
     ReplicaCheckNote,
+    SavedNote,
     StartedNote,
     StepNote,
 )
@@ -108,7 +109,7 @@ class Progress:
                 rank.groups = note.members
             case ReplicaCheckNote():
                 self._checks.append(note)
-            case MissedNote():
+            case SavedNote() | MissedNote():
                 pass  # it says something about checkpoints, not about progress
 
     def knows(self, rank: int) -> bool:

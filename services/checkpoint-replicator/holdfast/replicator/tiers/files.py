@@ -25,6 +25,7 @@ from holdfast.replicator.tiers.incoming import Incoming
 from holdfast.replicator.tiers.part import Part, manifest_path, out_of_space
 from holdfast.replicator.tiers.warm import WarmFiles
 from holdfast.shards import Manifest, Reader, spans_of, sync_directory
+from holdfast.shards.manifest import temporary_of
 from holdfast.shards.opening import ASIDE, make_way, open_stored, remove
 
 ASIDE_MAX = 8  # corrupt shards of a job and tier that are kept
@@ -191,7 +192,7 @@ class FileTier:
             make_way(path)
         else:
             self._warm.keep(path)
-        for left in find(path.parent, f".{path.name}.*"):
+        for left in (*find(path.parent, f".{path.name}.*"), temporary_of(manifest_path(path))):
             remove(left)
         if _remove_empty(path.parent):
             _remove_empty(path.parent.parent)
@@ -235,8 +236,8 @@ class FileTier:
         for part in find(directory, "a*/s*/.*.part"):
             final = part.with_name(part.name[1:].rsplit(".", 2)[0])
             key = parse_shard_path(final.relative_to(directory))
-            if key is not None and (key.attempt, key.step) < older_than:
-                _unlink_unclaimed(part)
+            if key is not None and (key.attempt, key.step) < older_than and _unlink_unclaimed(part):
+                make_way(temporary_of(manifest_path(final)))
 
     def _directory(self, job: str) -> Path:
         return self._root / job / self._below
@@ -245,15 +246,17 @@ class FileTier:
         return find(self._directory(job), "a*/s*/rank-*.shard")
 
 
-def _unlink_unclaimed(part: Path) -> None:
+def _unlink_unclaimed(part: Path) -> bool:
+    """Whether it is gone."""
     try:
         with open(open_stored(part), "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             part.unlink(missing_ok=True)
+            return True
     except (FileNotFoundError, BlockingIOError):
-        return  # committed, or still arriving
+        return False  # committed, or still arriving
     except (IntegrityError, PermissionError):
-        return  # nobody's transfer
+        return False  # nobody's transfer
 
 
 def _make_directories(root: Path, directory: Path) -> None:

@@ -22,6 +22,7 @@ from holdfast.replicator.tiers import Damaged, OpenShard, find, set_aside
 from holdfast.replicator.tiers.fresh import Seen
 from holdfast.shards import Header, Manifest, Reader, peek
 from holdfast.shards.crc import summarise
+from holdfast.shards.manifest import temporary_of
 from holdfast.shards.opening import open_stored, remove
 
 IMAGES_MAX = 256  # per job and node; the rest is ignored
@@ -38,6 +39,7 @@ class ImageTier:
         self._overflow = overflow
         self._node = node
         self._checksummer = checksummer
+        self._unwritten: dict[Path, tuple[Manifest, str]] = {}  # by image: what could not be written, and why
 
     def jobs(self) -> list[str]:
         names = {path.parent.parent.name for path in find(self._root, "*/w*/[!.]*.image")}
@@ -47,7 +49,7 @@ class ImageTier:
     def scan(self, job: str) -> list[Seen]:
         """What is there now: a page read per image. What is damaged is not listed, nor touched."""
         seen: list[Seen] = []
-        for path in self._paths(job):
+        for path in self.paths(job):
             with suppress(OSError, HoldfastError):
                 if (header := peek(path)) is not None:
                     seen.append(Seen(path, header))
@@ -57,7 +59,7 @@ class ImageTier:
         """What is there now, and what is damaged: that is out of its worker's way afterwards, if it can be moved."""
         seen: list[Seen] = []
         damaged: list[Damaged] = []
-        for path in self._paths(job):
+        for path in self.paths(job):
             try:
                 if (header := peek(path)) is not None:
                     seen.append(Seen(path, header))
@@ -72,7 +74,8 @@ class ImageTier:
     def commit(self, job: str, seen: Seen) -> Manifest:
         """Checksum an image and write its manifest: from here on it is a checkpoint.
 
-        An existing manifest for the same save is the word of an earlier life of this process: the bytes must still match.
+        An existing manifest for the same save is the word of an earlier life of this process: the bytes must still match. One
+        that finds no room is kept here, see `unwritten`.
         Raises Conflict when it is being overwritten, IntegrityError when it is damaged.
         """
         with seen.open() as reader:
@@ -85,8 +88,28 @@ class ImageTier:
             if not reader.still_whole():
                 raise Conflict(f"{seen.path} was overwritten in spite of its lock")
             manifest = Manifest.of(reader.header, job=job, node=self._node, digest=digest, crc32c=crc, spans=sums)
-            manifest.write(_manifest_path(seen.path))
+            self._write(seen.path, manifest)
             return manifest
+
+    def unwritten(self, job: str) -> dict[Path, str]:
+        """Images whose manifest could not be written, and why; it is tried again now. They are checkpoints as long as this
+        process lives: the next one computes their checksums again."""
+        for path in self.paths(job) if self._unwritten else ():
+            if (pending := self._unwritten.get(path)) is not None:
+                self._write(path, pending[0])
+        return {path: reason for path, (manifest, reason) in list(self._unwritten.items()) if manifest.job == job}
+
+    def _write(self, image: Path, manifest: Manifest) -> None:
+        place = _manifest_path(image)
+        try:
+            # What is there is of a save that is no more: its room is the new one's.
+            if not temporary_of(place).exists() and place.is_file():
+                place.rename(temporary_of(place))
+            manifest.write(place)
+        except OSError as error:
+            self._unwritten[image] = (manifest, str(error))
+        else:
+            self._unwritten.pop(image, None)
 
     def shards(self, job: str) -> list[Manifest]:
         found = (self._manifest(job, seen.path, seen.header) for seen in self.scan(job))
@@ -123,8 +146,10 @@ class ImageTier:
             directory.rename(directory.with_name(f".{directory.name}.gone"))
         for directory in (*find(self._root, f"{job}/.w*.gone"), *find(self._overflow, f"{job}/.overflow.gone")):
             remove(directory)
+        self._unwritten = {path: kept for path, kept in self._unwritten.items() if kept[0].job != job}
 
-    def _paths(self, job: str) -> list[Path]:
+    def paths(self, job: str) -> list[Path]:
+        """Every image, whatever is in it."""
         paths = find(self._root, f"{job}/w*/[!.]*.image")
         paths += find(self._overflow, f"{job}/overflow/w*/[!.]*.image")
         return paths[:IMAGES_MAX]
@@ -135,14 +160,14 @@ class ImageTier:
                 return seen.path
         raise NotFound(f"{label(key)} is not in memory")
 
-    @staticmethod
-    def _manifest(job: str, path: Path, header: Header) -> Manifest | None:
+    def _manifest(self, job: str, path: Path, header: Header) -> Manifest | None:
         """The manifest, when it is of exactly this save."""
-        try:
-            manifest = Manifest.read(_manifest_path(path))
-        except (OSError, HoldfastError):
-            return None
-        return manifest if manifest.job == job and manifest.describes(header) else None
+        known: list[Manifest] = []
+        with suppress(OSError, HoldfastError):
+            known.append(Manifest.read(_manifest_path(path)))
+        if (pending := self._unwritten.get(path)) is not None:
+            known.append(pending[0])
+        return next((each for each in known if each.job == job and each.describes(header)), None)
 
 
 def _set_aside(path: Path) -> list[Damaged]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from holdfast.domain.errors import Conflict, OutOfSpace
 from holdfast.replicator.tiers.warm import Pages, WarmFiles
 from holdfast.shards import CHUNK_BYTES, Manifest, Span
+from holdfast.shards.manifest import temporary_of
 from holdfast.shards.opening import move_aside
 
 PAGE = 4096
@@ -32,8 +33,8 @@ class Part:
 
     `tag` tells apart what may go on with what it finds; `found` says whether there was something. `warm`: in memory, in a file
     of these if one fits. Space is taken at once; in memory that takes as long as half the transfer, so there it is only looked
-    at whether there is enough, and taken piece by piece. Raises OutOfSpace before the first byte, Arriving when another is at
-    it.
+    at whether there is enough, and taken piece by piece. The manifest's is taken at once everywhere. Raises OutOfSpace before
+    the first byte, Arriving when another is at it.
     """
 
     def __init__(self, path: Path, size: int, tag: str, *, what: str, warm: WarmFiles | None = None) -> None:
@@ -124,6 +125,7 @@ class Part:
     def discard(self) -> None:
         """Nobody can go on with it."""
         self._part.unlink(missing_ok=True)
+        temporary_of(manifest_path(self.path)).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Keeps what is there; what has been published stays published."""
@@ -141,6 +143,10 @@ class Part:
             raise Arriving(f"{self._what} has just arrived here by another way")
 
     def _make_room(self) -> None:
+        try:
+            Manifest.reserve(manifest_path(self.path), self.size)
+        except OSError as error:
+            raise out_of_space(error, self.path, self.size) from error
         if self._warm is None:
             _allocate(self._fd, self.path, self.size)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from holdfast.shards import Manifest
 log = structlog.get_logger("holdfast.replicator.transport")
 
 ATTEMPTS_MAX = 3  # per source, each going on where the one before broke off
+AWAY_POLL_S = 0.1
 
 # What a peer's refusal means here; the reason travels as text.
 _REFUSALS: dict[str, type[HoldfastError]] = {
@@ -34,6 +36,10 @@ _REFUSALS: dict[str, type[HoldfastError]] = {
     "corrupt": IntegrityError,
     "full": OutOfSpace,
 }
+
+
+class Away(Unavailable):
+    """Nobody listens at the source, although its machine answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +56,30 @@ class Client:
         digest: str,
         into: FileTier,
         connections: OpenSockets | None = None,
+        patience_s: float = 0.0,
     ) -> Path:
         """Bring a shard here, verified and committed in `into`; whoever closes `connections` ends it before that.
 
-        Raises NotFound, Conflict, IntegrityError, OutOfSpace, or Unavailable when the source does not answer or breaks off
-        `ATTEMPTS_MAX` times.
+        `patience_s`: how long a source is waited for whose machine is there and whose replicator is not: it is being started
+        again. Raises NotFound, Conflict, IntegrityError, OutOfSpace, Away, or Unavailable when the source does not answer or
+        breaks off `ATTEMPTS_MAX` times.
         """
         connections = connections or of_one_transfer()
-        for attempt in range(1, ATTEMPTS_MAX + 1):
+        attempts = 0
+        away_since: float | None = None
+        while True:
             try:
                 return self._fetch_once(source, job, token, key, digest, into, connections)
+            except ConnectionRefusedError as error:
+                away_since = away_since or time.monotonic()
+                ended = connections.closed or self.sockets.closed
+                if ended or time.monotonic() - away_since >= patience_s:
+                    raise Away(f"{source.node} ({source.endpoint}): {error}") from error
+                time.sleep(AWAY_POLL_S)
             except (OSError, Unavailable) as error:
-                if attempt == ATTEMPTS_MAX or isinstance(error, ConnectionRefusedError):
+                attempts += 1
+                if attempts == ATTEMPTS_MAX:
                     raise Unavailable(f"{source.node} ({source.endpoint}): {error}") from error
-        raise AssertionError("unreachable: the last attempt returns or raises")
 
     def push(
         self, peer: ShardSource, job: str, token: str, shard: OpenShard, pace: Callable[[int], None]

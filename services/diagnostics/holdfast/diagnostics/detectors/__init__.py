@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.diagnostics.catalogue.xid import Catalogue
+from holdfast.diagnostics.detectors.checkpoints import Checkpoints
 from holdfast.diagnostics.detectors.degradation import Degradation
 from holdfast.diagnostics.detectors.gpu_error import GpuError
 from holdfast.diagnostics.detectors.gpu_health import GpuHealth
@@ -45,4 +46,5 @@ def standard(catalogue: Catalogue, *, liveness: Liveness | None = None) -> tuple
         SilentCorruption(),
         Preflight(),
         Degradation(),
+        Checkpoints(),
     )

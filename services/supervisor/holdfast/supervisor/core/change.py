@@ -30,6 +30,7 @@ from holdfast.supervisor.election import Election, Origin
 from holdfast.supervisor.planner import Plan, Unplannable, peers
 from holdfast.supervisor.protocol import GenerationChanged, JobPhase
 
+REPLANS_MAX = 8  # of one change: one that is planned anew more often counts as another for the breaker
 RETRY_S = 10.0  # a job that could not be prepared on the nodes there are is tried again after this long
 RETRY_RUN_S = 2.0  # one that has run: a replicator that is being restarted answers by then
 
@@ -123,6 +124,7 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
     """Write the new generation down and send Prepare to its nodes and Stop to those that leave."""
     before = job.generation.nodes if job.generation else ()
     excluded = job.change.excluded if job.change else ()
+    replans = job.change.replans + 1 if job.change else 0
     abandon(turn, job.name)
     # A log that lost its last second has forgotten generations that nodes have seen: their numbers are taken.
     number = max(job.number, job.numbers_seen, newest_held(turn, job.name)) + 1
@@ -146,8 +148,9 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
     waiting |= stop_leavers(turn, job.name, number - 1, stay=chosen.nodes)
     saved_dp = election.mesh.dp if election.mesh is not None and election.in_parts else 0
     change = Change(
-        generation, incidents, turn.at, waiting, excluded=excluded, origin=election.origin, saved_dp=saved_dp
-    )
+        generation, incidents, turn.at, waiting, excluded=excluded, origin=election.origin, saved_dp=saved_dp,
+        replans=replans,
+    )  # fmt: skip
     turn.put_job(job.name, generation=generation, change=change, planned=None, blocked=None)
     turn.set_phase(job.name, JobPhase.PREPARING, chosen.reason)
     turn.publish(
@@ -160,7 +163,8 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
         nodes.refresh(turn, node, chosen.reason)
         if node in chosen.nodes and not turn.nodes[node].connected:
             give_grace(turn, job.name, number, node)
-    breaker.count_change(turn)
+    if replans % REPLANS_MAX == 0:
+        breaker.count_change(turn)
 
 
 def prepare_timeout_s(turn: Turn, job: Job, change: Change) -> float:

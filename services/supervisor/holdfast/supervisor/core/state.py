@@ -150,6 +150,7 @@ class Change:
     origin: Origin = Origin.NOWHERE  # the farthest that a rank goes for what it restores
     restored_bytes: Mapping[str, int] = field(default_factory=dict)  # by source, as nodes report them
     saved_dp: int = 0  # replicas whose parts each rank puts together; 0 = each has its own again
+    replans: int = 0  # changes before this one that were given up for the same reason that it began for
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,73 @@
+"""Checkpoints that are not made, moved or kept: the agents and replicators say what stands in the way, once for each trouble.
+
+A warning, never a reason to evict: the run is healthy. But the next fault costs more than the interval, and nobody would know.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
+from holdfast.domain.replication import TroubleKind
+from holdfast.domain.signals import CheckpointTrouble
+
+_TOLD_MAX = 20_000
+REASON_CHARS_MAX = 500
+
+_WORDS = {
+    TroubleKind.SAVES_MISSED: "The saves of {place} on {node} do not happen",
+    TroubleKind.TIER_FAILS: "On {node} no copies come to {place}",
+    TroubleKind.IMAGE_LOCKED: "On {node} the image {place} stays locked",
+    TroubleKind.SET_ASIDE: "On {node} a damaged file was set aside, {place}",
+    TroubleKind.LEFT_ALONE: "On {node} a file cannot be used, {place}",
+}
+
+
+@dataclass(slots=True)
+class ToldState:
+    told: OrderedDict[str, None] = field(
+        default_factory=OrderedDict
+    )  # ids; an agent sends again what may have been lost
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """CHECKPOINT."""
+
+    @property
+    def reads(self) -> tuple[type[Observed], ...]:
+        return (CheckpointTrouble,)
+
+    def initial(self) -> ToldState:
+        return ToldState()
+
+    def observe(self, state: ToldState, item: Observed, now: float) -> tuple[ToldState, tuple[Finding, ...]]:
+        if not isinstance(item, CheckpointTrouble):
+            return state, ()
+        finding = _finding(item, now)
+        if finding.id in state.told:
+            return state, ()
+        state.told[finding.id] = None
+        if len(state.told) > _TOLD_MAX:
+            state.told.popitem(last=False)
+        return state, (finding,)
+
+
+def _finding(item: CheckpointTrouble, now: float) -> Finding:
+    words = next((words for kind, words in _WORDS.items() if kind == item.kind), "On {node}: {kind}, {place}")
+    said = words.format(node=item.node, place=item.place, kind=item.kind)
+    return Finding(
+        id=f"checkpoint:{item.node}:{item.job}:{item.kind}:{item.place}:{item.at:.0f}",
+        kind=FindingKind.CHECKPOINT,
+        severity=Severity.WARNING,
+        at=now,
+        since=min(item.at, now),
+        summary=f"{said} (job {item.job}): {item.reason[:REASON_CHARS_MAX]}",
+        node=item.node,
+        job=item.job,
+        rank=item.rank,
+        evidence={"trouble": item.kind, "place": item.place, "reason": item.reason[:REASON_CHARS_MAX]},
+        ladder=(Remedy.WATCH,),
+    )

@@ -1,0 +1,76 @@
+"""The agent's replicator dies: what was asked of it is asked of its successor, and what it held is there again, or is not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import psutil
+import pytest
+from waiting import wait_until_async
+
+from holdfast.agent import replicator as module
+from holdfast.agent.replicator import LocalReplicator, ReplicatorPlaces
+from holdfast.domain.generations import RankRestore, ShardKey
+from holdfast.domain.mesh import Mesh
+from holdfast.domain.orders import Inventory
+from holdfast.domain.replication import Configure, Stage
+from holdfast.shards import Image, ImageSet, Plan, Staged, TensorSpec
+
+pytestmark = pytest.mark.anyio
+
+JOB, KEY = "llm", ShardKey(1, 10, 0)
+PLAN = Plan((TensorSpec("w", "uint8", (4096,), 4096),))
+
+
+def nothing(image: Image) -> None:
+    pass
+
+
+def kill() -> None:
+    """This process's own replicator."""
+    (child,) = (each for each in psutil.Process().children() if "holdfast.replicator" in each.cmdline())
+    child.kill()
+
+
+@asynccontextmanager
+async def running(root: Path, heard: Callable[[Inventory], None]) -> AsyncIterator[LocalReplicator]:
+    images = ImageSet(root / "memory" / JOB / "w0")
+    assert isinstance(images.stage(PLAN, 1, 10, 0, {"dp": 1}, nothing, b""), Staged)
+    images.close()
+    root.joinpath("agent").mkdir()
+    places = ReplicatorPlaces(
+        node="a", agent_dir=root / "agent", memory_dir=root / "memory", disk_dir=root / "disk", listen="127.0.0.1:0"
+    )
+    replicator = LocalReplicator(places, os.environ, heard, lambda job, trouble: None)
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(replicator.run)
+        tasks.start_soon(replicator.withdraw_when_away)
+        await replicator.configure(Configure(JOB, 1, 1, Mesh.of({"dp": 1}), (0,), (), 2, "secret"))
+        await wait_until_async(lambda: bool(replicator.inventories), description="what it holds", timeout_s=60)
+        yield replicator
+        tasks.cancel_scope.cancel()
+
+
+async def test_what_is_asked_while_it_dies_is_answered_by_its_successor(tmp_path: Path) -> None:
+    async with running(tmp_path, lambda inventory: None) as replicator:
+        for _ in range(2):
+            kill()
+            (staged,) = await replicator.stage(Stage(JOB, (RankRestore(0, KEY, "", ()),), 60.0))
+            assert staged.shard == KEY
+        assert [record.key for record in replicator.inventories[0].shards], "a short absence changes nothing"
+
+
+async def test_what_it_holds_is_withdrawn_while_it_stays_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Inventory] = []
+    async with running(tmp_path, told.append) as replicator:
+        monkeypatch.setattr(module, "AWAY_S", 0.0)
+        told.clear()
+        kill()
+        await wait_until_async(lambda: len(told) >= 2, description="it is back", timeout_s=60)
+        assert told[0] == Inventory(JOB, ())
+        assert told[-1].shards
+        assert replicator.inventories == (told[-1],)
