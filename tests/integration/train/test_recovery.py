@@ -27,7 +27,7 @@ def payloads(directory: Path, ranks: int, step: int) -> list[dict[str, bytes]]:
     """The saved tensors of every rank at `step`."""
     found = []
     for rank in range(ranks):
-        for path in (directory / f"images-{rank}").iterdir():
+        for path in (directory / f"images-{rank}").glob("*.image"):
             with Reader(path) as shard:
                 if shard.key.step == step:
                     found.append({spec.fqn: bytes(view) for spec, view in shard.items()})

@@ -53,7 +53,7 @@ def train(state: dict[str, Any], steps: int) -> list[float]:
 
 def newest(images: Path) -> RestoreTarget:
     """The newest whole save below `images`."""
-    headers = {path: peek(path) for path in images.iterdir()}
+    headers = {path: peek(path) for path in images.glob("*.image")}
     keys = {path: header.stamp.key for path, header in headers.items() if header is not None}
     path = max(keys, key=lambda path: keys[path].step)
     return RestoreTarget(keys[path].step, keys[path].attempt, str(path))
@@ -167,10 +167,10 @@ def test_images_are_made_ready_before_the_first_save_wants_them(tmp_path: Path) 
     saver.prepare(state)
     saver.prepare(state)
     assert saver.save(state, 1), "waits for the preparation"
-    ready = {path.name: path.stat().st_ino for path in tmp_path.iterdir()}
+    ready = {path.name: path.stat().st_ino for path in tmp_path.glob("*.image")}
     assert sorted(ready) == ["a.image", "b.image"]
     assert saver.save(state, 2)
-    assert {path.name: path.stat().st_ino for path in tmp_path.iterdir()} == ready, "neither save made one"
+    assert {path.name: path.stat().st_ino for path in tmp_path.glob("*.image")} == ready, "neither save made one"
 
 
 def test_two_threads_copy_what_one_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +199,7 @@ def test_a_thousand_saves_leak_no_byte_no_file_and_no_descriptor(tmp_path: Path)
     def footprint() -> tuple[int, int, int, list[str]]:
         gc.collect()
         maps = Path("/proc/self/maps").read_text().count(str(tmp_path))
-        files = sorted(f"{path.name} {path.stat().st_size}" for path in tmp_path.iterdir())
+        files = sorted(f"{path.name} {path.stat().st_size}" for path in tmp_path.glob("*.image"))
         return len(os.listdir("/proc/self/fd")), maps, threading.active_count(), files
 
     def resident_bytes() -> int:
@@ -220,7 +220,7 @@ def test_a_save_that_finds_no_image_free_is_skipped_and_counted(tmp_path: Path) 
     saver, state = checkpointer(tmp_path), job(1)
     assert saver.save(state, 1)
     assert saver.save(state, 2)
-    (older,) = (path for path in tmp_path.iterdir() if str(path) != newest(tmp_path).path)
+    (older,) = (path for path in tmp_path.glob("*.image") if str(path) != newest(tmp_path).path)
     with Reader(older):  # the replicator is still copying it
         assert not saver.save(state, 3)
     assert saver.missed == 1
@@ -234,7 +234,7 @@ def test_a_state_that_changes_shape_gets_new_images(tmp_path: Path) -> None:
         assert saver.save({"model": nn.Linear(width, width)}, step)
     live = {"model": nn.Linear(5, 5)}
     assert checkpointer(tmp_path).restore(live, newest(tmp_path)).step == 4
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.glob("*.image"))) == 2
 
 
 def test_a_failing_save_leaves_the_last_one_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

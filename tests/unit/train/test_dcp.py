@@ -32,7 +32,7 @@ def save(
     environment = Environment(World(Mesh.of(mesh or {"dp": 2}), rank, 1), job="t", attempt=1, images=str(images))
     notes = Notes(agent="", replicator="", job="t", generation=1, rank=rank)
     assert Checkpointer(environment, torch.device("cpu"), notes).save(state, step)
-    (found,) = (path for path in images.iterdir() if (header := peek(path)) and header.stamp.key.step == step)
+    (found,) = (path for path in images.glob("*.image") if (header := peek(path)) and header.stamp.key.step == step)
     return found
 
 
