@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.detection import causes, fleet, hang, hang_gloo, numerical, storm, stragglers, xid
+from benchmarks.detection import causes, fleet, hang, hang_gloo, healthy, numerical, storm, stragglers, xid
 from benchmarks.detection.score import Score, progress
 
 Suite = Callable[[Path, np.random.Generator], Score]
@@ -36,6 +36,7 @@ SUITES: dict[str, Suite] = {
     "bitflips": lambda data, rng: _bitflips(rng),
     "fleet": lambda data, rng: fleet.suite(rng),
     "storm": lambda data, rng: storm.suite(rng),
+    "healthy": healthy.suite,
 }
 
 

@@ -48,6 +48,23 @@ def test_the_second_worker_fault_on_a_node_swaps_it_when_a_spare_is_free() -> No
     assert ask("worker_crash", recent=(replace(before, t_fault=300.0),)).kind is ActionKind.RESTART
 
 
+def test_the_reason_of_a_restart_is_what_the_evidence_bears_out() -> None:
+    """Nothing is called healthy that the evidence blames, or that nobody has looked at."""
+
+    def reason(kind: str, spares: tuple[str, ...] = (), **evidence: str) -> str:
+        fault = replace(incident(kind), evidence=evidence)
+        return default(fault, replace(sample_job(fault), unusable=(), spares=spares)).reason
+
+    hardware = {"blame": "hardware", "because": "at the same time: Xid 94"}
+    assert "blames the hardware of n1 (at the same time: Xid 94), and no spare is free" in reason(
+        "worker_crash", **hardware
+    )
+    assert "at the next fault a spare takes over" in reason("worker_crash", ("n9",), **hardware)
+    assert "blames the script (seen twice)" in reason("worker_exception", blame="user", because="seen twice")
+    assert "no node is proven to be at fault" in reason("hang")
+    assert not any("healthy" in reason(kind) for kind in ("worker_crash", "worker_exception", "hang", "gpu_error"))
+
+
 @pytest.mark.parametrize("kind", ["node_lost", "gpu_error"])
 def test_node_faults_swap_else_shrink_else_wait(kind: str) -> None:
     assert ask(kind).kind is ActionKind.HOT_SWAP

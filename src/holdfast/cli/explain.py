@@ -13,6 +13,7 @@ from rich.text import Text
 
 from holdfast.cli.client import Client, default_url
 from holdfast.cli.tables import Api, AsJson, console, markup, show_list, show_one
+from holdfast.domain.findings import DATED, ESTIMATE
 
 LATEST_MAX = 20
 COLUMNS = ("id", "kind", "severity", "node", "rank", "at", "verdict")
@@ -80,7 +81,10 @@ def _finding(finding: dict[str, Any]) -> Iterator[Text]:
     yield _line("finding", f"{finding['id']}, {finding['kind']}, {finding['severity']}, {_confidence(finding)}")
     yield _line("where", _where(finding))
     delay = max(0.0, finding["at"] - finding["since"])
-    yield _line("when", f"began {_moment(finding['since'])}, found {_moment(finding['at'])}, {delay:.2f} s later")
+    yield _line(
+        "when",
+        f"began {_moment(finding['since'])}{_estimated(finding)}, found {_moment(finding['at'])}, {delay:.2f} s later",
+    )
     yield _line("rule", f"{finding['rule']} (source: {finding['source']})")
     if blame := finding["evidence"].get("blame"):
         why = finding["evidence"].get("because", "")
@@ -114,6 +118,10 @@ def _line(name: str, value: str) -> Text:
 def _indented(value: str) -> str:
     """Frames and log lines below each other, under their name."""
     return ("\n" + " " * 17).join(value.splitlines())
+
+
+def _estimated(finding: dict[str, Any]) -> str:
+    return " (an estimate)" if finding["evidence"].get(DATED, "").startswith(ESTIMATE) else ""
 
 
 def _confidence(finding: dict[str, Any]) -> str:

@@ -87,7 +87,9 @@ class Injector:
         path = Path(facts["kernel_log"])
         line = f"NVRM: Xid (PCI:0000:{gpu + 0x18:02x}:00): {code}, pid='<unknown>', name=<unknown>, injected by holdfast inject"
         if code == 79:
-            line = f"NVRM: Xid (PCI:0000:{gpu + 0x18:02x}:00): 79, GPU has fallen off the bus."
+            line = (
+                f"NVRM: Xid (PCI:0000:{gpu + 0x18:02x}:00): 79, GPU has fallen off the bus, injected by holdfast inject"
+            )
         try:
             with path.open("ab", buffering=0) as log:
                 # /dev/kmsg takes "<priority>text" and adds the rest; a plain file holds what kmsg would have shown

@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+# In a finding's evidence: what `since` rests on. An estimate says so: it begins with `ESTIMATE`.
+DATED = "dated"
+ESTIMATE = "estimate: "
+
 
 class FindingKind(StrEnum):
     WORKER_CRASH = "worker_crash"  # a process died by signal or non-zero exit without a Python exception
@@ -51,7 +55,8 @@ class Remedy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`at` is when it was concluded, `since` when the fault began (best estimate); both Unix seconds by the publisher's clock.
+    """`at` is when it was concluded, `since` when the fault began (`DATED` in the evidence says by what); both Unix seconds by
+    the publisher's clock.
 
     The supervisor dates it anew by its own clock: a finding's age is measured, never the difference of two machines' clocks.
     """

@@ -43,6 +43,7 @@ class Action:
     reason: str
     nodes: tuple[str, ...] = ()
     dp: int | None = None  # target for scale_down / scale_up; None = let the planner choose
+    retry_s: float = 0.0  # wait: ask again after so long, whatever the nodes do; 0 = when they change
 
 
 @dataclass(frozen=True, slots=True)

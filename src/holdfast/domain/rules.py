@@ -37,7 +37,7 @@ RULES: Mapping[FindingKind, Rule] = {
         "the same exception type and frames at the same place, without a new step in between, and nothing but the script "
         "explains it",
         "NVRx: a restart budget per root, reset by progress",
-        "mend the script or its data; a restart cannot cure it",
+        "mend the script or its data; a restart cannot cure it, and when only one node has shown it a spare tries it first",
     ),
     FindingKind.NODE_LOST: Rule(
         "the telemetry stream broke and did not come back, or no beats came; the supervisor must have lost the node's "

@@ -26,11 +26,13 @@ from holdfast.policy.actions import (
     stop,
     wait,
 )
-from holdfast.policy.default import MAINTENANCE_LEAD_S, default
+from holdfast.policy.default import COMMUNICATION, MAINTENANCE_LEAD_S, OUTAGES, default
 from holdfast.policy.job import JobView
 
 __all__ = [
+    "COMMUNICATION",
     "MAINTENANCE_LEAD_S",
+    "OUTAGES",
     "Action",
     "ActionKind",
     "FindingKind",

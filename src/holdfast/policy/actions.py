@@ -9,6 +9,8 @@ from holdfast.domain.findings import FindingKind
 from holdfast.domain.incidents import MAINTENANCE, Action, ActionKind, Incident
 from holdfast.policy.job import JobView
 
+RETRY_MAX_S = 86_400.0  # a wait may last a day before the question is asked again
+
 # The run has ended with these: doing nothing would leave it dead.
 STRUCK = frozenset(
     {
@@ -52,9 +54,9 @@ def checkpoint_now(reason: str) -> Action:
     return Action(ActionKind.CHECKPOINT_NOW, reason)
 
 
-def wait(reason: str) -> Action:
-    """Do nothing until nodes come or return; the question is then asked again."""
-    return Action(ActionKind.WAIT, reason)
+def wait(reason: str, *, retry_s: float = 0.0) -> Action:
+    """Do nothing until nodes come or return, or for `retry_s` (not 0) whatever they do; the question is then asked again."""
+    return Action(ActionKind.WAIT, reason, retry_s=retry_s)
 
 
 def stop(reason: str) -> Action:
@@ -98,7 +100,13 @@ def check(action: Action, incident: Incident, job: JobView) -> str:
                 if _struck(incident)
                 else ""
             )
-        case ActionKind.WAIT | ActionKind.STOP:
+        case ActionKind.WAIT:
+            return (
+                ""
+                if 0.0 <= action.retry_s <= RETRY_MAX_S
+                else f"wait: retry_s is {action.retry_s:g}, not 0 … {RETRY_MAX_S:g}"
+            )
+        case ActionKind.STOP:
             return ""
     assert_never(action.kind)
 

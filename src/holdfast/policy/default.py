@@ -1,6 +1,8 @@
 """The default policy, as a table:
 
-the same exception again                                    stop
+the same exception again, on two nodes                      stop
+the same exception again, on one node                       hot_swap; without a spare restart, and stop at the third time
+a file system or a service fails                            restart after a pause that doubles; stop after 8 × N
 no step after N restarts, the same steps after 3 × N        stop
 crash, exception, hang                                      restart; hot_swap at the second on one node, with a spare
 node lost, GPU dead, node unusable for any reason           hot_swap; without a spare scale_down; below min_dp wait
@@ -26,6 +28,17 @@ ADVANCE_PATIENCE = 3
 # was saved. Until then a spare may come.
 MAINTENANCE_LEAD_S = 60.0
 
+# Failures that pass by themselves: `error_class` in the evidence of a finding.
+COMMUNICATION = "communication"  # of the ranks, without a rank or node that failed first
+OUTAGES = frozenset({"storage", "service", COMMUNICATION})
+OUTAGE_PAUSE_S = 5.0  # after the second one in a row; doubled by every further one …
+OUTAGE_PAUSE_MAX_S = 600.0  # … up to this: 24 tries take three hours
+OUTAGE_PATIENCE = 8  # so many times the job's restarts_without_progress_max
+
+ONE_NODE_TRIES_MAX = (
+    3  # the same exception on one node, when there is no other to try: what a restart and a swap would come to
+)
+
 _WORKER_FAULTS = (FindingKind.WORKER_CRASH, FindingKind.WORKER_EXCEPTION, FindingKind.HANG)
 
 
@@ -33,7 +46,7 @@ def default(incident: Incident, job: JobView) -> Action:
     """What Holdfast does when nobody says otherwise."""
     match incident.kind:
         case FindingKind.REPEATED_EXCEPTION:
-            return stop(incident.cause)
+            return _repeated(incident, job)
         case FindingKind.WORKER_CRASH | FindingKind.WORKER_EXCEPTION | FindingKind.HANG | FindingKind.RANKS_MISSING:
             return _worker_fault(incident, job)
         case FindingKind.NODE_LOST:
@@ -58,27 +71,80 @@ def default(incident: Incident, job: JobView) -> Action:
             return notify(f"{incident.kind} calls for no action: {incident.cause}")
 
 
-def _worker_fault(incident: Incident, job: JobView) -> Action:
+def _repeated(incident: Incident, job: JobView) -> Action:
+    """A stop for the script's fault takes the word of two nodes: with a spare, another one is asked first."""
+    evidence, node = incident.evidence, incident.node
+    if evidence.get("nodes", "") != "1":
+        return stop(incident.cause)
+    if why := _no_progress(incident, job):
+        return stop(why)
+    if job.unusable:
+        return _replace(job.unusable, f"{', '.join(job.unusable)} cannot be used", job)
+    if job.spares and node in job.nodes:
+        return hot_swap(
+            f"only {node} has shown it so far ({incident.cause}): a spare tries it before the script is blamed", node
+        )
+    if evidence.get("tries", "").isdecimal() and int(evidence["tries"]) < ONE_NODE_TRIES_MAX:
+        return restart(f"{incident.cause} Only {node} has shown it, and no spare is free to try it on: once more there")
+    return stop(f"{incident.cause} No spare was free to try it on another node.")
+
+
+def _no_progress(incident: Incident, job: JobView) -> str:
+    """Why a job that gets nowhere should stop; empty while it should not."""
     if job.restarts_without_progress >= job.restarts_without_progress_max:
-        return stop(
+        return (
             f"{job.restarts_without_progress} generations in a row finished no new step; the last one ended with: "
             f"{incident.cause}"
         )
     if job.restarts_without_advance >= ADVANCE_PATIENCE * job.restarts_without_progress_max:
-        return stop(
+        return (
             f"{job.restarts_without_advance} generations in a row came no further than step {job.furthest_step}; "
             f"the last one ended with: {incident.cause}"
         )
+    return ""
+
+
+def _worker_fault(incident: Incident, job: JobView) -> Action:
+    outage = job.outages > 0 and incident.evidence.get("error_class", "") in OUTAGES
+    if outage and job.outages >= OUTAGE_PATIENCE * job.restarts_without_progress_max:
+        return stop(f"{job.outages} tries in a row came no further; the last one ended with: {incident.cause}")
+    if not outage and (why := _no_progress(incident, job)):
+        return stop(why)
     if job.unusable:
         return _replace(job.unusable, f"{', '.join(job.unusable)} cannot be used", job)
-    before = job.recent_on(incident.node, SUSPECT_WINDOW_S, *_WORKER_FAULTS) if incident.node else ()
-    if before and job.spares:
+    before = job.before_on(incident, SUSPECT_WINDOW_S, *_WORKER_FAULTS)
+    if before and job.spares and (not outage or job.outages == 2):  # what a swap did not end, further ones do not
         return hot_swap(
             f"{incident.node} has had {len(before) + 1} worker faults in {SUSPECT_WINDOW_S / 60:.0f} minutes: "
             "the node is suspect and a spare is free",
             incident.node,
         )
-    return restart("the nodes are healthy: new processes on the same nodes")
+    if outage and (left_s := _pause_s(job.outages) - (job.at - incident.t_detected)) > 0.01:
+        return wait(
+            f"{incident.cause} That may pass by itself: try {job.outages + 1} begins in {left_s:.0f} s", retry_s=left_s
+        )
+    return restart(f"{_state_of_nodes(incident, job)}: new processes on the same nodes")
+
+
+def _pause_s(outages: int) -> float:
+    """Before the next try after so many failures in a row: none after the first, then longer every time."""
+    return min(OUTAGE_PAUSE_MAX_S, OUTAGE_PAUSE_S * 2.0 ** min(outages - 2, 16)) if outages > 1 else 0.0
+
+
+def _state_of_nodes(incident: Incident, job: JobView) -> str:
+    """Why a worker's fault is answered by a restart in place, in words that the evidence bears out."""
+    node = incident.node or "the node"
+    because = incident.evidence.get("because", "") or incident.cause
+    match incident.evidence.get("blame", ""):
+        case "hardware" if job.spares:
+            return f"the evidence blames the hardware of {node} ({because}): at the next fault a spare takes over"
+        case "hardware":
+            return f"the evidence blames the hardware of {node} ({because}), and no spare is free"
+        case "user":
+            return f"the evidence blames the script ({because}), and once may be chance"
+    if incident.kind == FindingKind.GPU_ERROR:
+        return f"what the driver reports of {node} calls for new processes first"
+    return "no node is proven to be at fault"
 
 
 def _node_fault(incident: Incident, job: JobView) -> Action:

@@ -34,7 +34,10 @@ class JobView:
     # Faults of workers since the job came further than ever from the step that it restores: it did the same steps again.
     restarts_without_advance: int = 0
     furthest_step: int = 0  # … and how far it came
+    outages: int = 0  # failures of a file system or a service since the job last came further; not in the counts above
     recent: tuple[Incident, ...] = ()  # closed incidents of this job, oldest first
+    # Open faults of this job, oldest first, with the one that is asked about: one closes when every rank has stepped since.
+    standing: tuple[Incident, ...] = ()
     notices: Mapping[str, Notice] = field(default_factory=dict)  # those of `nodes` whose machine will be taken, by node
 
     @property
@@ -58,10 +61,18 @@ class JobView:
 
     def recent_on(self, node: str, window_s: float, *kinds: str) -> tuple[Incident, ...]:
         """Closed incidents with their root on `node` in the last `window_s`, of these kinds (none given: of any)."""
+        return self._on(self.recent, node, window_s, kinds)
+
+    def before_on(self, incident: Incident, window_s: float, *kinds: str) -> tuple[Incident, ...]:
+        """What struck the node of `incident` before it, closed or not yet, within `window_s`."""
+        others = (*self.recent, *(each for each in self.standing if each.id != incident.id))
+        return self._on(others, incident.node, window_s, kinds) if incident.node else ()
+
+    def _on(
+        self, incidents: tuple[Incident, ...], node: str, window_s: float, kinds: tuple[str, ...]
+    ) -> tuple[Incident, ...]:
         return tuple(
-            incident
-            for incident in self.recent
-            if incident.node == node
-            and self.at - incident.t_fault <= window_s
-            and (not kinds or incident.kind in kinds)
+            each
+            for each in incidents
+            if each.node == node and self.at - each.t_fault <= window_s and (not kinds or each.kind in kinds)
         )

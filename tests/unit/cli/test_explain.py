@@ -83,3 +83,9 @@ def test_an_incident_is_explained_by_the_finding_that_it_began_with() -> None:
         assert look_up(client, FINDING["id"]) == (FINDING, known["/v1/incidents/i-1"])
         assert look_up(client, "i-2") == (None, planned)
     assert "rank 2 died" in "\n".join(line.plain for line in story(None, planned))
+
+
+def test_an_estimated_date_is_called_one() -> None:
+    assert "(an estimate)" not in told(FINDING, None)
+    guessed = {**FINDING, "evidence": {"dated": "estimate: its last sign of life"}}
+    assert "(an estimate), found" in told(guessed, None)

@@ -300,6 +300,28 @@ def test_a_repeated_exception_stops_even_what_was_decided_for_the_plain_one() ->
     assert fleet.job.phase is JobPhase.FAILED
 
 
+# ---------------------------------------------------------------- dates
+
+
+def test_a_fault_of_the_running_generation_began_after_its_start_whatever_a_node_s_clock_says() -> None:
+    fleet = running(job(dp=2), saved=10)
+    started_at = fleet.job.running_at
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1, since=fleet.now - 3600.0)
+    assert fleet.incident.t_fault == started_at
+    assert fleet.incident.evidence["dated"].startswith(
+        "estimate: the start of the generation; n1 dated it 3600 s before"
+    )
+
+
+def test_what_is_dated_by_the_supervisor_itself_is_called_an_estimate() -> None:
+    fleet = running(job(dp=2, first_step_timeout_s=20))
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    fleet.answer_orders()
+    fleet.wait(21)
+    assert fleet.incident.kind == FindingKind.RANKS_MISSING
+    assert fleet.incident.evidence["dated"].startswith("estimate: the start of the generation")
+
+
 # ---------------------------------------------------------------- the breaker
 
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from fleet import Fleet, job, running
 
-from holdfast.domain.findings import FindingKind, Severity
+from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.incidents import Incident, IncidentState
 from holdfast.domain.nodes import NodeState
 from holdfast.supervisor.offenders import DAY_S, Fault, Rules, added, offence, rate_per_day, score, weight_of
-from holdfast.supervisor.protocol import JobPhase, NodeCordonRequested, NodeRepaired
+from holdfast.supervisor.protocol import FindingArrived, JobPhase, JobStopRequested, NodeCordonRequested, NodeRepaired
 
 RULES = Rules()
 
@@ -38,6 +38,13 @@ def incident(kind: FindingKind, severity: str = "error", rank: int | None = None
         (incident(FindingKind.WORKER_EXCEPTION, blame="user", error_class="script"), 0.0),
         (incident(FindingKind.WORKER_EXCEPTION, blame="unknown", error_class="storage"), 0.0),
         (incident(FindingKind.WORKER_CRASH, root="not seen"), 0.0),
+        (incident(FindingKind.WORKER_CRASH, blame="unknown", error_class="crash", signal="11"), 0.5),
+        (incident(FindingKind.WORKER_CRASH, blame="unknown", error_class="crash", signal="9"), 0.0),
+        (incident(FindingKind.WORKER_EXCEPTION, blame="unknown", error_class="script"), 0.0),
+        (incident(FindingKind.WORKER_EXCEPTION, blame="unknown", error_class="device_oom"), 0.0),
+        (incident(FindingKind.WORKER_EXCEPTION, blame="unknown", error_class="nan"), 0.0),
+        (incident(FindingKind.HANG, rank=3, reason="its process is stopped"), 0.0),
+        (incident(FindingKind.GPU_ERROR, "fatal", line="NVRM: Xid 79, injected by holdfast inject"), 0.0),
         (incident(FindingKind.HANG, rank=3), 0.5),
         (incident(FindingKind.HANG), 0.0),
         (incident(FindingKind.REPEATED_EXCEPTION, blame="user"), 0.0),
@@ -124,6 +131,24 @@ def test_a_node_that_keeps_failing_is_quarantined_and_says_why() -> None:
     assert "3 faults in 0.1 days" in node.condemned
     assert "n1" not in fleet.nodes()
     assert fleet.job.phase is JobPhase.RUNNING
+
+
+def test_jobs_of_one_node_cannot_quarantine_it_by_what_may_be_their_own_fault() -> None:
+    fleet = Fleet(2, decide=False)
+    for name in "abcdefgh":
+        fleet.submit(job(dp=1, name=name))
+        fleet.answer_orders()
+        finding = Finding(
+            f"f-{name}", FindingKind.WORKER_CRASH, Severity.ERROR, fleet.now, fleet.now, "crashed", "n0", name, 1, 0,
+            evidence={"blame": "unknown", "error_class": "crash", "signal": "11"},
+        )  # fmt: skip
+        fleet.fold(FindingArrived(fleet.now, finding))
+        assert fleet.state.jobs[name].generation is not None
+        fleet.fold(JobStopRequested(fleet.now, name, "next", save=False))
+        fleet.answer_orders()
+        fleet.wait(60)
+    assert fleet.state.incidents_opened == 8
+    assert fleet.state.nodes["n0"].faults == ()
 
 
 def test_the_spare_with_the_cleanest_past_is_taken() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from diagnosing import Fleet
 
-from holdfast.diagnostics.detectors.blame import Context, ErrorClass, Who, blame, class_of
+from holdfast.diagnostics.detectors.blame import Context, Who, blame
+from holdfast.diagnostics.detectors.error_class import ErrorClass, class_of
 from holdfast.domain.findings import FindingKind, Remedy
 from holdfast.domain.signals import WorkerError
 
@@ -52,8 +53,10 @@ def test_a_kill_for_memory_is_told_from_a_kill() -> None:
         (OOM, Context(), Who.UNKNOWN),
         (ECC, Context(tries=3), Who.UNKNOWN),
         (ECC, Context(tries=2, nodes=2), Who.USER),
-        (ECC, Context(other_jobs=1), Who.HARDWARE),
-        (None, Context(other_jobs=1), Who.HARDWARE),
+        (ECC, Context(other_jobs=1), Who.UNKNOWN),
+        (ECC, Context(other_jobs=2), Who.HARDWARE),
+        (None, Context(other_jobs=1), Who.UNKNOWN),
+        (None, Context(other_jobs=2), Who.HARDWARE),
         (None, Context(), Who.UNKNOWN),
     ],
 )
@@ -62,6 +65,55 @@ def test_rules(error: WorkerError | None, context: Context, expected: Who) -> No
     judged = blame(exit_, context)
     assert judged.who is expected
     assert judged.why
+
+
+# ---------------------------------------------------------------- what other jobs on the node say
+
+
+def ends_in_jobs(*jobs: str, nodes: int = 2, error: WorkerError | None = None, signal: int | None = None) -> list[str]:
+    """Each job in turn starts on its nodes and ends on n1; whom the finding blames each time."""
+    fleet = Fleet(nodes=nodes)
+    said = []
+    for fleet.job in jobs:
+        fleet.now += 600.0
+        fleet.start()
+        for rank in fleet.ranks.values():
+            rank.step = 50
+        how: dict[str, object] = {"error": error} if error is not None else {"signal": signal}
+        fleet.exits(nodes - 1, **how)
+        said.append(fleet.found[-1].evidence["blame"])
+    return said
+
+
+def test_a_node_on_which_three_jobs_end_alike_and_nowhere_else_is_blamed() -> None:
+    assert ends_in_jobs("a", "b", "c", error=ECC) == ["unknown", "unknown", "hardware"]
+    assert ends_in_jobs("a", "b", "c", signal=11) == ["unknown", "unknown", "hardware"]
+
+
+def test_jobs_of_one_node_could_have_failed_nowhere_else() -> None:
+    assert ends_in_jobs(*"abcdef", nodes=1, error=ECC) == ["unknown"] * 6
+    assert ends_in_jobs(*"abcdef", nodes=1, signal=11) == ["unknown"] * 6
+
+
+@pytest.mark.parametrize("error", [BUG, OOM, WorkerError("AssertionError", "loss is nan", ("t.py:1 f",))])
+def test_scripts_memory_and_nan_of_other_jobs_say_nothing_of_the_node(error: WorkerError) -> None:
+    """Nor do they let a later crash look like the node's."""
+    fleet = Fleet(nodes=2)
+    for fleet.job in "abcd":
+        fleet.now += 600.0
+        fleet.start()
+        for rank in fleet.ranks.values():
+            rank.step = 50
+        if fleet.job == "d":
+            fleet.exits(1, signal=11)
+        else:
+            fleet.exits(1, error=error)
+    assert "hardware" not in [finding.evidence["blame"] for finding in fleet.found]
+
+
+@pytest.mark.parametrize("signal", [9, 15, 2, 1])
+def test_what_somebody_does_to_a_process_says_nothing_of_the_node(signal: int) -> None:
+    assert ends_in_jobs(*"abcdef", signal=signal) == ["unknown"] * 6
 
 
 def test_a_device_error_twice_on_one_node_does_not_stop_the_job() -> None:

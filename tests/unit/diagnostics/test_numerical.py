@@ -96,3 +96,30 @@ def test_a_restart_that_is_well_again_ends_it() -> None:
             record = StepRecord("gpt", generation, step, 1, T0, T0 + step, 1, loss, 0.0)
             state, found = detector.observe(state, record, T0 + step)
             assert all(finding.severity is Severity.WARNING for finding in found)
+
+
+def test_steps_that_are_done_again_after_a_rollback_are_no_spike() -> None:
+    """From step 300 back to step 20: the loss is what it was there, ten times what it had become."""
+    losses = [2.0 * math.exp(-step / 100) for step in range(300)]
+    norms = [20.0 * math.exp(-step / 60) for step in range(300)]
+    detector, found = Numerical(), list[Finding]()
+    state = detector.initial()
+    for generation, steps in ((1, range(1, 301)), (2, range(21, 200))):
+        for step in steps:
+            at = T0 + 1000 * generation + step
+            loss, norm = losses[step - 1], norms[step - 1]
+            item = StepColumns(
+                "n0", at, "gpt", generation, (0,), (step,), (at - 1,), (at,), (0.0,), (0.0,), (1,), (loss,), (norm,)
+            )
+            state, findings = detector.observe(state, item, at)
+            found += findings
+            record = StepRecord("gpt", generation, step, 1, at - 1, at, 1, loss, 0.0)
+            state, findings = detector.observe(state, record, at)
+            found += findings
+    assert found == []
+
+
+def test_a_lasting_nan_is_dated_by_its_first_step() -> None:
+    found = run([*falling(50), *[math.nan] * 6])
+    lasting = next(finding for finding in found if finding.severity is Severity.ERROR)
+    assert lasting.since == T0 + 51

@@ -248,3 +248,43 @@ def test_collective_errors_never_make_a_loop(fleet: Fleet) -> None:
     fails_again(fleet, generation=2, step=10, error=COLLECTIVE)
     fleet.run(until=fleet.now + 1.0)
     assert fleet.kinds() == [FindingKind.WORKER_EXCEPTION] * 2
+
+
+# ------------------------------------------------------------------ what it says of the time
+
+
+def test_a_failure_after_a_restart_is_not_called_one_before_the_first_step(fleet: Fleet) -> None:
+    """Restored to step 10; the rank had not stepped again, or its agent does not know."""
+    fails_again(fleet, generation=2, step=0)
+    assert "before its first step since it was started again (the job had finished step 10)" in fleet.only().summary
+    assert fleet.only().evidence["blame"] == "unknown"
+
+
+def test_of_a_script_that_reports_no_steps_no_step_is_claimed() -> None:
+    fleet = Fleet(nodes=2)
+    fleet.training = False
+    fleet.start()
+    fleet.now += 3600.0
+    fleet.exits(1, signal=11)
+    assert "without having reported a step" in fleet.only().summary
+
+
+def test_a_failure_before_the_first_step_is_called_so() -> None:
+    fleet = Fleet(nodes=2)
+    fleet.start()
+    fleet.exits(1, error=BUG)
+    assert "before its first step." in fleet.only().summary
+
+
+def test_an_estimated_date_is_called_one(fleet: Fleet) -> None:
+    fleet.training = False
+    fleet.exits(2, error=COLLECTIVE)
+    fleet.run(until=5.4)
+    assert fleet.only().evidence["dated"].startswith("estimate: the first communication error")
+    fleet.found.clear()
+    fleet.start(2, connect=False)
+    fleet.exits(0, signal=9)
+    assert fleet.only().evidence["dated"] == "the end of the process, as its agent saw it"
+    fleet.breaks("n1")
+    fleet.run(until=fleet.now + 2.0)
+    assert fleet.found[-1].evidence["dated"] == "estimate: its last sign of life"

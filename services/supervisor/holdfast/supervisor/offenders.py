@@ -10,8 +10,9 @@ failed in 4 % instead of 14 % of the cases (Meta). So two questions are answered
   single fault in a year is not called bad.
 
 Not everything that happens on a node is the node's: what is known to be the script's fault does not count, what may be the
-script's counts half and once per job, and what strikes several nodes within `together_s` (a switch, a power feed, a roll-out)
-counts against none of them.
+script's counts half and once per job, and not at all when the job had no other node that could have failed; what somebody did
+to it (SIGKILL, an injected fault) does not count; and what strikes several nodes within `together_s` (a switch, a power feed, a
+roll-out) counts against none of them.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from holdfast.domain.findings import FindingKind, Severity
 from holdfast.domain.incidents import Incident
 
 DAY_S = 86_400.0
+INJECTED = "injected by holdfast inject"  # in a kernel line that `holdfast inject xid` wrote
+_SIGNALS_FROM_OUTSIDE = ("1", "2", "9", "15")  # SIGHUP, SIGINT, SIGKILL, SIGTERM
+_STOPPED = "process is stopped"  # SIGSTOP, or a debugger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,15 +59,22 @@ class Fault:
     shared: bool = False  # others failed at the same time
 
 
-def weight_of(incident: Incident, rules: Rules) -> float:
-    """How much an incident says about its node: 1 = it is the node's fault, 0 = it is not, or nobody knows whose."""
-    if not incident.node or incident.planned:
+def weight_of(incident: Incident, rules: Rules, nodes: int = 2) -> float:
+    """How much an incident says about its node: 1 = it is the node's fault, 0 = it is not, or nobody knows whose.
+
+    `nodes`: of the job. What may be the script's says nothing of the only node that could have shown it.
+    """
+    if not incident.node or incident.planned or _from_outside(incident):
         return 0.0
     if incident.severity == Severity.FATAL:
         return 1.0
     match incident.kind:
         case FindingKind.NODE_LOST | FindingKind.GPU_ERROR | FindingKind.SILENT_CORRUPTION:
             return 1.0
+        case FindingKind.WORKER_CRASH | FindingKind.WORKER_EXCEPTION | FindingKind.HANG if (
+            nodes == 1 and incident.evidence.get("blame") != "hardware"
+        ):
+            return 0.0
         case FindingKind.WORKER_CRASH | FindingKind.WORKER_EXCEPTION:
             blame, error = incident.evidence.get("blame", ""), incident.evidence.get("error_class", "")
             if blame == "hardware":
@@ -76,6 +87,16 @@ def weight_of(incident: Incident, rules: Rules) -> float:
             return rules.maybe_weight
         case _:
             return 0.0
+
+
+def _from_outside(incident: Incident) -> bool:
+    """Somebody did it: an injected fault, a signal that no broken node sends, a process that was stopped."""
+    evidence = incident.evidence
+    return (
+        INJECTED in evidence.get("line", "")
+        or evidence.get("signal", "") in _SIGNALS_FROM_OUTSIDE
+        or (incident.kind == FindingKind.HANG and _STOPPED in evidence.get("reason", ""))
+    )
 
 
 def _share(text: str) -> float:

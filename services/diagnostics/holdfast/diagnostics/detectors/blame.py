@@ -6,11 +6,17 @@ project's notes:
 1. a hardware finding on the same node within a minute of the failure, and since the job first started: hardware, whatever the
    exception says;
 2. the kernel ran out of memory there, or the exception is about memory: its own class, the user's as a rule;
-3. an error that broken hardware raises too (an illegal address, an ECC error): the user's once it was seen on two nodes, the
-   node's when another job failed there as well, else not known: the same node again proves nothing about the script;
-4. the same exception again at the same place: the user's; the same signal or exit code only when seen on two nodes;
-5. the same node under different jobs: hardware;
-6. an exception of the script's own, before the first step and soon after the start: the user's.
+3. an error that broken hardware raises too (an illegal address, an ECC error; not a kernel's assertion): the user's once it was
+   seen on two nodes, the node's when two other jobs ended like that there and on none of their other nodes, else not known: the
+   same node again proves nothing about the script;
+4. a file system, a service or a driver that fails: not known, however often; a file or package that is not there: the user's
+   only when it was missing on two nodes;
+5. the same exception again at the same place: the user's; the same signal or exit code only when seen on two nodes;
+6. a signal or exit code on a node where two other jobs ended like that, and on none of their other nodes: hardware. What was
+   done to a process from outside (SIGKILL …) says nothing;
+7. an exception of the script's own, before the first step and soon after the start: the user's.
+
+"The user's" is not yet a stop: on the word of one node the policy tries another node first, if it can.
 
 Beside the verdict stands how likely the user's fault is by the time to failure alone (`prior_user`). It decides nothing here;
 the supervisor uses it for what counts against a node.
@@ -21,11 +27,12 @@ Not a detector of its own: `worker_exit` asks it, and writes the answer into the
 from __future__ import annotations
 
 import math
-import re
+import signal
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from holdfast.domain.signals import WorkerError, WorkerExited
+from holdfast.diagnostics.detectors.error_class import ErrorClass, class_of, is_assertion
+from holdfast.domain.signals import WorkerExited
 
 
 class Who(StrEnum):
@@ -34,29 +41,10 @@ class Who(StrEnum):
     UNKNOWN = "unknown"
 
 
-class ErrorClass(StrEnum):
-    DEVICE_OOM = "device_oom"  # more GPU memory wanted than there is
-    HOST_OOM = "host_oom"
-    NAN = "nan"
-    DEVICE = "device"  # an error of the GPU, which a bug in a kernel causes as well as a broken board
-    STORAGE = "storage"
-    SCRIPT = "script"  # any other exception
-    CRASH = "crash"  # ended without an exception
-
-
-_SIGKILL = 9
+OTHER_JOBS_MIN = 2  # one other job's failure on a node may be chance
+FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # what somebody does to a process
 _USER_EVENTS, _USER_MEAN_S = 1890, 144.0
 _MACHINE_EVENTS, _MACHINE_MEAN_S = 281, 1303 * 60.0
-_DEVICE_OOM = re.compile(r"(?:CUDA|HIP) (?:error: )?out of memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)
-_NAN = re.compile(r"\bnan\b|\binf\b|not finite|non-finite", re.IGNORECASE)
-_DEVICE = re.compile(
-    r"(?:CUDA|HIP) (?:driver )?error|device-side assert|CUBLAS_STATUS|CUDNN_STATUS|uncorrectable ECC|unspecified launch failure"
-    r"|illegal memory access|misaligned address|no CUDA GPUs|GPU is lost|busy or unavailable",
-    re.IGNORECASE,
-)
-_STORAGE = re.compile(
-    r"No space left|Input/output error|Stale file handle|Read-only file system|\[Errno (?:5|28|30|116)\]"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,26 +64,19 @@ class Context:
     host_oom: bool = False  # the kernel killed for memory on this node within a minute
     tries: int = 1  # how often this exception was seen at this place
     nodes: int = 1  # on how many nodes
-    other_jobs: int = 0  # that failed on this node, and on no other, within a day
+    other_jobs: int = (
+        0  # that failed as a broken node can make them, on this node and on no other of theirs, within a day
+    )
     after_s: float = 0.0  # since the job's first generation started
     before_first_step: bool = False
     early: bool = False  # soon after the start
 
 
-def class_of(error: WorkerError | None, signal: int | None = None, *, host_oom: bool = False) -> ErrorClass:
-    """What kind of error ended a worker."""
-    if error is None:
-        return ErrorClass.HOST_OOM if host_oom and signal == _SIGKILL else ErrorClass.CRASH
-    name = error.type.rpartition(".")[2]
-    if name == "OutOfMemoryError" or _DEVICE_OOM.search(error.message):
-        return ErrorClass.DEVICE_OOM
-    if name == "MemoryError" or "Cannot allocate memory" in error.message:
-        return ErrorClass.HOST_OOM
-    if name == "FloatingPointError" or (name in ("ValueError", "AssertionError") and _NAN.search(error.message)):
-        return ErrorClass.NAN
-    if name in ("AcceleratorError", "CudaError") or _DEVICE.search(error.message):
-        return ErrorClass.DEVICE
-    return ErrorClass.STORAGE if _STORAGE.search(error.message) else ErrorClass.SCRIPT
+def may_be_the_nodes(exit_: WorkerExited, *, host_oom: bool = False) -> bool:
+    """Whether a broken node can end a worker like this. A script's exceptions, memory, NaN, signals from outside cannot."""
+    if exit_.error is None and exit_.signal in FROM_OUTSIDE:
+        return False
+    return class_of(exit_.error, exit_.signal, host_oom=host_oom) in (ErrorClass.DEVICE, ErrorClass.CRASH)
 
 
 def prior_user(after_s: float) -> float:
@@ -114,6 +95,13 @@ def blame(exit_: WorkerExited, context: Context) -> Blame:
     return replace(_verdict(exit_, context), after_s=context.after_s, prior_user=prior_user(context.after_s))
 
 
+_NOT_THE_SCRIPT = {
+    ErrorClass.STORAGE: "a file system failed, and no script makes it fail",
+    ErrorClass.SERVICE: "a service on the network did not answer, and that may pass",
+    ErrorClass.NODE: "the node's own driver or libraries failed, and no script makes them fail",
+}
+
+
 def _verdict(exit_: WorkerExited, context: Context) -> Blame:
     error = class_of(exit_.error, exit_.signal, host_oom=context.host_oom)
     if context.hardware:
@@ -124,11 +112,17 @@ def _verdict(exit_: WorkerExited, context: Context) -> Blame:
         return Blame(Who.USER, error, f"the same device error at the same place on {context.nodes} nodes")
     if error is ErrorClass.CRASH and context.nodes > 1:
         return Blame(Who.USER, error, f"ended the same way at the same place on {context.nodes} nodes")
-    if error in (ErrorClass.DEVICE, ErrorClass.CRASH) and context.other_jobs:
-        return Blame(Who.HARDWARE, error, f"{context.other_jobs} other jobs failed on this node, and on no other")
-    if error is ErrorClass.DEVICE:
+    if context.other_jobs >= OTHER_JOBS_MIN and may_be_the_nodes(exit_, host_oom=context.host_oom):
+        return Blame(
+            Who.HARDWARE, error, f"{context.other_jobs} other jobs failed on this node, and on no other of theirs"
+        )
+    if error is ErrorClass.DEVICE and not is_assertion(exit_.error):
         return Blame(Who.UNKNOWN, error, "a bug in a kernel and a broken board raise this alike")
-    if exit_.error is not None and context.tries > 1 and error is not ErrorClass.STORAGE:
+    if (why := _NOT_THE_SCRIPT.get(error)) is not None:
+        return Blame(Who.UNKNOWN, error, why)
+    if error is ErrorClass.ENVIRONMENT and context.nodes < 2:
+        return Blame(Who.UNKNOWN, error, "missing on one node so far: the script's fault, or the node's")
+    if exit_.error is not None and context.tries > 1:
         return Blame(Who.USER, error, "the same exception again at the same place")
     if error is ErrorClass.SCRIPT and context.before_first_step and context.early:
         return Blame(Who.USER, error, "the script's own exception, before the first step")

@@ -11,6 +11,7 @@ import re
 import signal
 from enum import IntEnum
 
+from holdfast.diagnostics.detectors.error_class import of_a_client
 from holdfast.domain.signals import WorkerExited
 
 _LOG_LINES_MAX = 8  # an exception's last words; earlier lines of a log may mention NCCL in passing
@@ -61,6 +62,8 @@ def cause_of(exit_: WorkerExited) -> Cause:
         name = exit_.error.type.rpartition(".")[2]
         if name in _COLLECTIVE_TYPES:
             return Cause.COLLECTIVE
+        if of_a_client(exit_.error):
+            return Cause.OWN
         echo = name in _TRANSPORT_TYPES and _COLLECTIVE_TEXT.search(exit_.error.message) is not None
         return Cause.COLLECTIVE if echo else Cause.OWN
     # Without an error file only the log can tell. NCCL's watchdog ends a process by abort(); every other signal is a fact

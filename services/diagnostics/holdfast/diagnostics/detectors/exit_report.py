@@ -5,11 +5,27 @@ from __future__ import annotations
 from holdfast.diagnostics.detectors import repeated_exception
 from holdfast.diagnostics.detectors.blame import Blame, Who
 from holdfast.diagnostics.detectors.exit_cause import Cause, ending, failed_at, is_clean
-from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
+from holdfast.domain.findings import DATED, ESTIMATE, Finding, FindingKind, Remedy, Severity
 from holdfast.domain.signals import WorkerExited
 
 _FRAMES_MAX = 12  # innermost, in the evidence
 _LOG_LINES_MAX = 10
+COMMUNICATION = "communication"  # the error class of a failure whose root nobody saw
+
+
+def when(exit_: WorkerExited, finished: int, early: bool) -> str:
+    """Where in the run it was, as far as that is known: of a rank that reports no steps only how long it ran."""
+    if exit_.step > 0:
+        return f"after step {exit_.step}"
+    if finished:
+        return f"before its first step since it was started again (the job had finished step {finished})"
+    return "before its first step" if early else "without having reported a step"
+
+
+def _dated(exit_: WorkerExited, cause: Cause) -> str:
+    if cause is Cause.COLLECTIVE:
+        return f"{ESTIMATE}the first communication error that was seen; what caused it came before"
+    return "the exception's own time" if failed_at(exit_) < exit_.at else "the end of the process, as its agent saw it"
 
 
 def report(
@@ -17,6 +33,7 @@ def report(
     cause: Cause,
     failure: repeated_exception.Failure | None,
     judged: Blame | None,
+    place: str,
     *,
     echoes: int,
     supersedes: str,
@@ -41,8 +58,8 @@ def report(
         evidence |= {"blame": judged.who.value, "error_class": judged.error.value, "because": judged.why}
         evidence |= {"after_s": f"{judged.after_s:.0f}", "prior_user": f"{judged.prior_user:.3f}"}
     where = f"Rank {exit_.rank} on {exit_.node}"
-    when = f"after step {exit_.step}" if exit_.step > 0 else "before its first step"
-    summary = f"{where} {ending(exit_)} {when}."
+    evidence[DATED] = _dated(exit_, cause)
+    summary = f"{where} {ending(exit_)} {place}."
     kind = FindingKind.WORKER_CRASH if exit_.error is None else FindingKind.WORKER_EXCEPTION
     confidence = 0.95
     ladder: tuple[Remedy, ...] = (Remedy.RESTART_PROCESS, Remedy.REPLACE_NODE)
@@ -50,17 +67,21 @@ def report(
         confidence, ladder = 0.8, (Remedy.RESTART_PROCESS,)
         evidence["root"] = "left early"
         evidence["collective_errors"] = str(max(1, echoes))
-        summary = f"{where} ended with exit code 0 {when} while others went on, and their communication with it failed."
+        summary = (
+            f"{where} ended with exit code 0 {place} while others went on, and their communication with it failed."
+        )
     elif cause is Cause.COLLECTIVE:
         confidence, ladder = 0.3, (Remedy.RESTART_PROCESS,)
+        evidence["error_class"] = COMMUNICATION
         evidence["root"] = "not seen"
         evidence["collective_errors"] = str(max(1, echoes))
         summary = (
-            f"{where} {ending(exit_)} {when}: a communication error, and no rank or node that failed first was seen."
+            f"{where} {ending(exit_)} {place}: a communication error, and no rank or node that failed first was seen."
         )
     elif failure is not None and failure.tries > 1 and judged is not None and judged.who is Who.USER:
         kind, ladder = FindingKind.REPEATED_EXCEPTION, (Remedy.STOP_JOB,)
         evidence["tries"] = str(failure.tries)
+        evidence["nodes"] = str(len(failure.nodes))
         evidence["step"] = str(failure.step)
         at = f"after step {failure.step}" if failure.step > 0 else "before the first step"
         summary = f"{where} {ending(exit_)} {at}, for the {_ordinal(failure.tries)} time: a restart does not cure it."

@@ -29,7 +29,7 @@ from heapq import nlargest
 
 from holdfast.diagnostics.detectors.exit_cause import Cause, cause_of, is_failure
 from holdfast.diagnostics.detectors.protocol import Blind, JobBegan, Observed
-from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
+from holdfast.domain.findings import DATED, ESTIMATE, Finding, FindingKind, Remedy, Severity
 from holdfast.domain.nodes import TELEMETRY_RETRY_S_MAX
 from holdfast.domain.signals import (
     ClockTick,
@@ -425,6 +425,7 @@ def _lost(
 ) -> tuple[Finding, ...]:
     """One finding per job that it ran; one without a job, as a warning, for an idle node."""
     evidence = {"incarnation": node.incarnation, "last_beat": f"{since:.3f}", "silent_s": f"{now - since:.3f}"}
+    evidence[DATED] = f"{ESTIMATE}its last sign of life"
     if names := sorted(witnesses):
         evidence["witnesses"] = ", ".join(names[:32])
     jobs = sorted(node.ranks.items()) or [("", (0, ()))]

@@ -5,6 +5,9 @@ finite is a warning at first, and an error when it stays so for `persist_steps`:
 NaN. The error names the last step with a finite loss, before which the state may be trusted. A gradient norm that is not
 finite stays a warning, because a loss scaler makes such steps on purpose and skips them.
 
+After a rollback steps are done again, with the losses that they had, which may be far above those of the steps that were given
+up. So what was seen of a step that is done again, and of all after it, is forgotten.
+
 Which rank said it first is evidence, not blame: after the reduction every rank has it.
 """
 
@@ -20,7 +23,7 @@ import numpy as np
 from holdfast.diagnostics.detectors.protocol import JobBegan, Observed
 from holdfast.diagnostics.detectors.recurring import Recurring
 from holdfast.diagnostics.thresholds import NumericalThresholds
-from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity, StepRecord
+from holdfast.domain.findings import DATED, Finding, FindingKind, Remedy, Severity, StepRecord
 from holdfast.domain.signals import StepColumns
 
 _JOBS_MAX = 4096
@@ -43,12 +46,13 @@ class _Open:
 @dataclass(slots=True)
 class _Job:
     generation: int
-    losses: deque[float]
-    grads: deque[float]
+    losses: deque[tuple[int, float]]  # (step, value), steps ascending
+    grads: deque[tuple[int, float]]
     open: OrderedDict[int, _Open] = field(default_factory=OrderedDict)
     finite_step: int = 0  # newest step with a finite loss
     bad_steps: int = 0  # in a row
     bad_since: int = 0
+    bad_since_at: float = 0.0  # end of that step, Unix seconds
     first_bad: tuple[int, ...] = ()  # ranks that reported it in its first step
     said: Recurring = field(default_factory=Recurring)
 
@@ -122,17 +126,21 @@ class Numerical:
     def _judge(self, job: _Job, record: StepRecord, reported: _Open) -> Iterator[_Condition]:
         limits = self.limits
         loss, grad = record.loss, reported.grad_norm
+        for history in (job.losses, job.grads):
+            while history and history[-1][0] >= record.step:
+                history.pop()
         if reported.bad_loss or (loss is not None and not math.isfinite(loss)):
             job.bad_steps += 1
             if job.bad_steps == 1:
                 job.bad_since, job.first_bad = record.step, tuple(sorted(reported.bad_loss)[:_RANKS_MAX])
+                job.bad_since_at = record.ended_at
             yield _not_finite(job, record, limits.persist_steps)
         elif loss is not None:
             job.bad_steps, job.finite_step = 0, max(job.finite_step, record.step)
             spike = _spike(job.losses, loss, limits.loss_factor, limits)
             if spike is not None:
                 yield _Condition("loss", f"has a loss of {loss:.4g}, {spike[0]}", Severity.WARNING, spike[1])
-            job.losses.append(loss)
+            job.losses.append((record.step, loss))
         if reported.bad_grad:
             ranks = frozenset(reported.bad_grad[:_RANKS_MAX])
             evidence = {"value": "grad_norm", "ranks": ", ".join(map(str, sorted(ranks)))}
@@ -141,7 +149,7 @@ class Numerical:
             spike = _spike(job.grads, grad, limits.grad_factor, limits)
             if spike is not None:
                 yield _Condition("grad", f"has a gradient norm of {grad:.4g}, {spike[0]}", Severity.WARNING, spike[1])
-            job.grads.append(grad)
+            job.grads.append((record.step, grad))
 
 
 def _collect(job: _Job | None, item: StepColumns) -> None:
@@ -164,12 +172,13 @@ def _collect(job: _Job | None, item: StepColumns) -> None:
 
 
 def _spike(
-    history: deque[float], value: float, factor: float, limits: NumericalThresholds
+    history: deque[tuple[int, float]], value: float, factor: float, limits: NumericalThresholds
 ) -> tuple[str, dict[str, str]] | None:
     """Words and numbers when `value` is far above what was, else None. Values of any sign: a loss may be negative."""
     if len(history) < limits.history_min:
         return None
-    past = np.clip(np.fromiter(history, np.float64, len(history)), -_VALUE_MAX, _VALUE_MAX)
+    values = (each for _, each in history)
+    past = np.clip(np.fromiter(values, np.float64, len(history)), -_VALUE_MAX, _VALUE_MAX)
     usual = float(np.median(past[-limits.history_min :]))
     # From step to step, so that a loss that falls steeply does not pass its slope off as noise.
     sigma = _MAD_TO_SIGMA * float(np.median(np.abs(np.diff(past)))) / math.sqrt(2.0)
@@ -207,11 +216,11 @@ def _finding(record: StepRecord, condition: _Condition, job: _Job, times: int, n
         kind=FindingKind.NUMERICAL,
         severity=condition.severity,
         at=now,
-        since=min(record.ended_at, now),
+        since=min(job.bad_since_at if lasting else record.ended_at, now),
         summary=f"{record.job} {condition.what} (step {record.step}).{flapping}",
         job=record.job,
         generation=record.generation,
         confidence=0.95 if lasting else 0.8,
-        evidence={**condition.evidence, "step": str(record.step), "times": str(times)},
+        evidence={**condition.evidence, "step": str(record.step), "times": str(times), DATED: "the end of that step"},
         ladder=(Remedy.STOP_JOB,) if lasting else (Remedy.WATCH,),
     )

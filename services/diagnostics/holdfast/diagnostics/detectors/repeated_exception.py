@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from holdfast.diagnostics.detectors.blame import FROM_OUTSIDE
 from holdfast.domain.signals import WorkerError, WorkerExited
 
 ROOTS_MAX = 8  # different failures remembered per job
-_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # say nothing about the script
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 
@@ -46,7 +45,7 @@ def fingerprint_of(exit_: WorkerExited) -> str:
     """Of the root failure: the exception, or how the process ended without one. Empty for what was done *to* the process."""
     if exit_.error is not None:
         return fingerprint(exit_.error)
-    if exit_.signal in _FROM_OUTSIDE:
+    if exit_.signal in FROM_OUTSIDE:
         return ""
     return f"signal {exit_.signal}" if exit_.signal is not None else f"exit code {exit_.exit_code}"
 
@@ -72,7 +71,8 @@ def judge(last: Failure | None, print_: str, *, step: int, generation: int, earl
     if last is None or last.fingerprint != print_:
         return new
     if generation <= last.generation:
-        return last  # another rank of the same generation, or an old signal that came late
+        # Another rank of the same generation, or an old signal that came late.
+        return replace(last, nodes=last.nodes | {node}) if generation == last.generation else last
     same_place = (step == last.step and step > 0) or (step == 0 and early and (last.step > 0 or last.early))
     if not same_place:
         return new

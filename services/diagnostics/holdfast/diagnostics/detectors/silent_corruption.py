@@ -20,7 +20,7 @@ from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
 
 from holdfast.diagnostics.detectors.protocol import JobBegan, Observed
-from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
+from holdfast.domain.findings import DATED, ESTIMATE, Finding, FindingKind, Remedy, Severity
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.signals import GenerationStarted, ReplicaChecks
 
@@ -194,6 +194,7 @@ def _corrupt(
     nodes = sorted({job.nodes[rank] for rank in verdict.ranks})
     named = not step.restored and not verdict.undecided and len(nodes) == 1
     evidence = _evidence(job, mesh, number, step, verdict)
+    evidence[DATED] = f"{ESTIMATE}the check that showed it, which says nothing of when the state went wrong"
     if step.restored:
         what = f"what was restored at step {number} differs between replicas: the checkpoint is corrupt, not a node"
         evidence["verified_step"] = str(job.verified[-1] if job.verified else max(0, number - 1))

@@ -10,7 +10,7 @@ from holdfast.diagnostics.detectors.localise import WAITS_FOR_A_THREAD, RankView
 from holdfast.diagnostics.detectors.proof import never_ends, signalled
 from holdfast.diagnostics.detectors.waiting import Waiting, who_is_waited_for
 from holdfast.domain.collectives import CollectiveRows, Standstill
-from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
+from holdfast.domain.findings import DATED, ESTIMATE, Finding, FindingKind, Remedy, Severity
 from holdfast.domain.signals import RankProgress
 
 _RANKS_IN_EVIDENCE_MAX = 32
@@ -156,6 +156,7 @@ def report(key: tuple[str, int], evidence: Evidence, rule: Rule, now: float) -> 
             "allowance_s": f"{rule.allowance_s:.2f}",
             "rule": rule.words,
             "step": str(step),
+            DATED: f"{ESTIMATE}the last sign of progress of any rank",
             "ranks": _table(views, verdict),
             **({"stack": culprit.stack} if culprit is not None and culprit.stack else {}),
         },

@@ -25,10 +25,11 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from holdfast.diagnostics.detectors import repeated_exception
-from holdfast.diagnostics.detectors.blame import Blame, Context, blame
+from holdfast.diagnostics.detectors.blame import Blame, Context, blame, may_be_the_nodes
 from holdfast.diagnostics.detectors.desync import odd_one_out
+from holdfast.diagnostics.detectors.error_class import ErrorClass, class_of
 from holdfast.diagnostics.detectors.exit_cause import Cause, cause_of, earlier_by, failed_at, is_clean, is_failure
-from holdfast.diagnostics.detectors.exit_report import report
+from holdfast.diagnostics.detectors.exit_report import report, when
 from holdfast.diagnostics.detectors.protocol import Blind, JobBegan, Observed
 from holdfast.domain.findings import Finding, FindingKind, Severity, StepRecord
 from holdfast.domain.signals import ClockTick, GenerationStarted, GenerationStopped, WorkerExited
@@ -45,6 +46,7 @@ class _Generation:
     """What is known of the exits of one generation."""
 
     started_at: float | None = None  # agent's clock, earliest
+    spread: bool = False  # over more than one node
     stopped: set[str] = field(default_factory=set)  # nodes that stopped it on purpose
     exited: set[int] = field(default_factory=set)  # ranks: a signal that is sent again says nothing new
     ended: dict[int, WorkerExited] = field(default_factory=dict)  # ranks that left with code 0
@@ -67,11 +69,13 @@ class ExitState:
     # By job, by fingerprint.
     failures: OrderedDict[str, dict[str, repeated_exception.Failure]] = field(default_factory=OrderedDict)
     began: OrderedDict[str, float] = field(default_factory=OrderedDict)  # by job: agent's clock, its first generation
+    steps: OrderedDict[str, int] = field(default_factory=OrderedDict)  # by job: newest step that every rank finished
     holding: set[Key] = field(default_factory=set)
     hardware: OrderedDict[str, Finding] = field(default_factory=OrderedDict)  # by node: its newest hardware finding
     out_of_memory: OrderedDict[str, float] = field(default_factory=OrderedDict)  # by node: diagnostics' clock
     places: OrderedDict[str, dict[str, float]] = field(default_factory=OrderedDict)  # by job: where it failed, when
-    guests: OrderedDict[str, set[str]] = field(default_factory=OrderedDict)  # by node: jobs that failed there
+    # By node: jobs with ranks elsewhere, too, that ended there in a way that a broken node can cause.
+    guests: OrderedDict[str, set[str]] = field(default_factory=OrderedDict)
     looking_since: float | None = None  # diagnostics' clock: from the start, or since it was away
 
 
@@ -105,6 +109,7 @@ class WorkerExit:
             case WorkerExited():
                 return state, self._exited(state, item, now)
             case StepRecord():
+                _keep(state.steps, item.job, item.step)
                 if known := state.failures.get(item.job):
                     state.failures[item.job] = repeated_exception.got_past(known, item.step)
             case GenerationStarted():
@@ -115,6 +120,7 @@ class WorkerExit:
                 generation.world_size = item.mesh.world_size
                 generation.nodes.add(item.node)
                 generation.spoken_for.update(item.ranks)
+                generation.spread = len(item.ranks) < item.mesh.world_size
             case GenerationStopped():
                 generation = _generation(state, item.job, item.generation)
                 generation.stopped.add(item.node)
@@ -123,6 +129,7 @@ class WorkerExit:
             case JobBegan():
                 state.failures.pop(item.job, None)
                 state.began.pop(item.job, None)
+                state.steps.pop(item.job, None)
                 for key in [key for key in state.generations if key[0] == item.job]:
                     del state.generations[key]
                     state.holding.discard(key)
@@ -148,6 +155,7 @@ class WorkerExit:
         generation.exited.add(exit_.rank)
         cause = cause_of(exit_)
         if generation.root is not None:
+            self._also_there(state, generation.root, exit_)
             return self._correct(state, generation, exit_, cause, now)
         if cause is Cause.OWN:
             return (self._found(state, generation, exit_, cause, "", now),)
@@ -168,6 +176,19 @@ class WorkerExit:
             generation.lost.discard(item.node)
             if not generation.lost:
                 generation.hold_until = min(generation.hold_until, now + self.hold_s)
+
+    def _also_there(self, state: ExitState, root: WorkerExited, exit_: WorkerExited) -> None:
+        """The root's own exception on a rank of another node: two nodes have shown it. Crashes and device errors spread by
+        themselves from one rank to the next, so of those a second one says nothing."""
+        if exit_.error is None or root.error is None or class_of(exit_.error) is ErrorClass.DEVICE:
+            return
+        print_ = repeated_exception.fingerprint_of(root)
+        known = state.failures.get(exit_.job, {}).get(print_)
+        if known is not None and print_ == repeated_exception.fingerprint_of(exit_):
+            same = repeated_exception.judge(
+                known, print_, step=exit_.step, generation=exit_.generation, early=known.early, node=exit_.node
+            )
+            state.failures[exit_.job][print_] = same
 
     def _correct(
         self, state: ExitState, generation: _Generation, exit_: WorkerExited, cause: Cause, now: float
@@ -216,7 +237,10 @@ class WorkerExit:
         """Make `exit_` the root of its generation and report it."""
         failure = self._recurrence(state, generation, exit_, cause)
         judged = self._blame(state, generation, exit_, failure, now) if cause is Cause.OWN else None
-        finding = report(exit_, cause, failure, judged, echoes=len(generation.held), supersedes=supersedes, now=now)
+        place = when(exit_, state.steps.get(exit_.job, 0), self._early(generation, exit_))
+        finding = report(
+            exit_, cause, failure, judged, place, echoes=len(generation.held), supersedes=supersedes, now=now
+        )
         if cause is Cause.COLLECTIVE:
             if why:
                 finding = _of_culprit(finding, why)
@@ -228,6 +252,9 @@ class WorkerExit:
         state.holding.discard((exit_.job, exit_.generation))
         return finding
 
+    def _early(self, generation: _Generation, exit_: WorkerExited) -> bool:
+        return generation.started_at is not None and exit_.at - generation.started_at <= self.early_s
+
     def _recurrence(
         self, state: ExitState, generation: _Generation, exit_: WorkerExited, cause: Cause
     ) -> repeated_exception.Failure | None:
@@ -235,14 +262,13 @@ class WorkerExit:
         fingerprint = repeated_exception.fingerprint_of(exit_)
         if not fingerprint or cause is not Cause.OWN:
             return None
-        started_at = generation.started_at
         known = state.failures.get(exit_.job, {})
         failure = repeated_exception.judge(
             known.get(fingerprint),
             fingerprint,
             step=exit_.step,
             generation=exit_.generation,
-            early=started_at is not None and exit_.at - started_at <= self.early_s,
+            early=self._early(generation, exit_),
             node=exit_.node,
         )
         _keep(state.failures, exit_.job, repeated_exception.remembered(known, failure), _JOBS_MAX)
@@ -256,26 +282,27 @@ class WorkerExit:
         failure: repeated_exception.Failure | None,
         now: float,
     ) -> Blame:
-        places, guests = state.places.get(exit_.job, {}), state.guests.get(exit_.node, set())
+        places = state.places.get(exit_.job, {})
         places[exit_.node] = now
-        guests = {job for job in guests if job in state.places} | {exit_.job}
         _keep(state.places, exit_.job, places)
-        _keep(state.guests, exit_.node, guests)
+        guests = {job for job in state.guests.get(exit_.node, ()) if job in state.places}
+        others = guests - {exit_.job}
+        out_of_memory = abs(now - state.out_of_memory.get(exit_.node, -1e12)) <= self.near_s
+        if generation.spread and may_be_the_nodes(exit_, host_oom=out_of_memory):
+            # That no other node failed says something only where other nodes could have.
+            _keep(state.guests, exit_.node, guests | {exit_.job})
         hardware, began = state.hardware.get(exit_.node), state.began.get(exit_.job, exit_.at)
         # What was found before the job first started was known when it got this node: repaired, or not in its way.
         explains = hardware is not None and hardware.at >= began and abs(now - hardware.at) <= self.near_s
-        started_at = generation.started_at
         context = Context(
             hardware=hardware.summary if hardware is not None and explains else "",
-            host_oom=abs(now - state.out_of_memory.get(exit_.node, -1e12)) <= self.near_s,
+            host_oom=out_of_memory,
             tries=failure.tries if failure is not None else 1,
             nodes=len(failure.nodes) if failure is not None else 1,
-            other_jobs=sum(
-                _failed_here_only(state, job, exit_.node, now - self.memory_s) for job in guests - {exit_.job}
-            ),
+            other_jobs=sum(_failed_here_only(state, job, exit_.node, now - self.memory_s) for job in others),
             after_s=max(0.0, exit_.at - began),
-            before_first_step=exit_.step == 0,
-            early=started_at is not None and exit_.at - started_at <= self.early_s,
+            before_first_step=exit_.step == 0 and exit_.job not in state.steps,
+            early=self._early(generation, exit_),
         )
         return blame(exit_, context)
 

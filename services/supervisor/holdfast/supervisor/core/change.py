@@ -249,8 +249,9 @@ def suspend(turn: Turn, name: str, why: str) -> None:
     turn.set_phase(name, JobPhase.PREPARING, f"the change is planned again: {why}")
 
 
-def hold(turn: Turn, name: str, reason: str, *, retry: bool = False) -> None:
-    """The job cannot run now: its workers stop (they only wait for peers that are gone) and it waits for nodes."""
+def hold(turn: Turn, name: str, reason: str, *, retry: bool = False, retry_s: float = 0.0) -> None:
+    """The job cannot run now: its workers stop (they only wait for peers that are gone) and it waits for nodes, or
+    `retry_s`."""
     job = turn.jobs[name]
     abandon(turn, name)
     stop_leavers(turn, name, job.number)
@@ -258,8 +259,8 @@ def hold(turn: Turn, name: str, reason: str, *, retry: bool = False) -> None:
     fruitless = job.fruitless + 1 if retry and job.running is None else job.fruitless
     turn.put_job(name, planned=None, blocked=Blocked(since, options(turn, job)), fruitless=fruitless)
     turn.set_phase(name, JobPhase.WAITING if job.running else JobPhase.PENDING, reason)
-    if retry:
-        turn.set_timer(f"retry:{name}", turn.at + (RETRY_S if job.running is None else RETRY_RUN_S))
+    if retry or retry_s > 0:
+        turn.set_timer(f"retry:{name}", turn.at + (retry_s or (RETRY_S if job.running is None else RETRY_RUN_S)))
 
 
 def _defer(turn: Turn, job: Job, reason: str, until: float) -> None:

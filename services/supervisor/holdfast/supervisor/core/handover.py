@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from holdfast.domain.findings import Finding, FindingKind, Severity
+from holdfast.domain.findings import DATED, ESTIMATE, Finding, FindingKind, Severity
 from holdfast.domain.generations import OBJECT_STORE
 from holdfast.domain.incidents import IncidentState, NodeShare
 from holdfast.domain.orders import OrderDone, Prepare, RanksStepping, Start, Stop, Warm
@@ -364,4 +364,5 @@ def ranks_missing(turn: Turn, name: str, number: int) -> Finding | None:
         job=name,
         generation=number,
         rank=missing[0] if len(missing) == 1 else None,
+        evidence={DATED: f"{ESTIMATE}the start of the generation; when they failed is not known"},
     )

@@ -8,7 +8,7 @@ ranks there now.
 from __future__ import annotations
 
 from holdfast.domain import tracing
-from holdfast.domain.findings import Finding, FindingKind, Severity
+from holdfast.domain.findings import DATED, ESTIMATE, Finding, FindingKind, Severity
 from holdfast.domain.incidents import MAINTENANCE, Action, ActionKind, Incident, IncidentState
 from holdfast.policy import check, default
 from holdfast.supervisor.core import breaker, change, jobs, nodes, notices, planned, progress, quarantine, saved
@@ -21,7 +21,13 @@ from holdfast.supervisor.planner import Unplannable
 from holdfast.supervisor.protocol import JobPhase, PolicyAnswered
 
 _WORKER_FAULTS = frozenset(
-    {FindingKind.WORKER_CRASH, FindingKind.WORKER_EXCEPTION, FindingKind.HANG, FindingKind.RANKS_MISSING}
+    {
+        FindingKind.WORKER_CRASH,
+        FindingKind.WORKER_EXCEPTION,
+        FindingKind.REPEATED_EXCEPTION,
+        FindingKind.HANG,
+        FindingKind.RANKS_MISSING,
+    }
 )
 _TOUCH_NOTHING = (ActionKind.NOTIFY, ActionKind.CHECKPOINT_NOW)
 _CHANGES = (ActionKind.RESTART, ActionKind.HOT_SWAP, ActionKind.SCALE_DOWN, ActionKind.SCALE_UP)
@@ -199,7 +205,8 @@ def _same_life(job: Job, incident: Incident) -> bool:
 def _open(turn: Turn, job: Job, finding: Finding) -> None:
     identifier = turn.new_incident_id()
     trace_id = tracing.trace_id_of(finding.traceparent)
-    evidence = {**finding.evidence, **({tracing.TRACEPARENT: finding.traceparent} if trace_id else {})}
+    t_fault, dated = _dated(turn, job, finding)
+    evidence = {**finding.evidence, **dated, **({tracing.TRACEPARENT: finding.traceparent} if trace_id else {})}
     incident = Incident(
         id=identifier,
         job=job.name,
@@ -211,7 +218,7 @@ def _open(turn: Turn, job: Job, finding: Finding) -> None:
         node=finding.node,
         rank=finding.rank,
         gpu=finding.gpu,
-        t_fault=finding.since,
+        t_fault=t_fault,
         t_detected=finding.at,
         last_step=job.step if job.running is not None else None,
         trace_id=trace_id or turn.trace(identifier),
@@ -222,11 +229,24 @@ def _open(turn: Turn, job: Job, finding: Finding) -> None:
     turn.judge(finding, f"opened {identifier}", identifier)
     planned.drop(turn, job.name, f"overtaken by {identifier}")
     if finding.kind in _WORKER_FAULTS:
-        progress.count_fault(turn, job.name)
+        progress.count_fault(turn, job.name, incident.evidence.get("error_class", ""))
     quarantine.count(turn, incident)
     if turn.jobs[job.name].change is not None and finding.node in nodes_of_change(turn.jobs[job.name]):
         change.suspend(turn, job.name, finding.summary)
     consider(turn, incident)
+
+
+def _dated(turn: Turn, job: Job, finding: Finding) -> tuple[float, dict[str, str]]:
+    """When the fault began, and what to add to the evidence: what strikes the running generation began after its start, and a
+    date before that is the error of a clock."""
+    ours = job.running is not None and finding.generation == job.running.number == job.number
+    if not ours or _is_node_fault(finding) or finding.since >= job.running_at:
+        return finding.since, {}
+    early_s = job.running_at - finding.since
+    source = finding.node or "its source"
+    return job.running_at, {
+        DATED: f"{ESTIMATE}the start of the generation; {source} dated it {early_s:.0f} s before that"
+    }
 
 
 def nodes_of_change(job: Job) -> tuple[str, ...]:
@@ -353,7 +373,7 @@ def decide(turn: Turn, incident: Incident, action: Action, decided_by: str) -> N
             planned.wait(turn, name)
         case ActionKind.WAIT:
             _cover(turn, incident, action, decided_by)
-            change.hold(turn, name, action.reason)
+            change.hold(turn, name, action.reason, retry_s=action.retry_s)
         case _:
             if action.kind is ActionKind.CORDON:
                 for node in action.nodes:

@@ -25,7 +25,9 @@ from holdfast.supervisor.protocol import JobPhase
 def count(turn: Turn, incident: Incident) -> None:
     """`incident` has a root on its node, for now: remember it there, and draw the conclusion."""
     rules = turn.config.offenders
-    weight = offenders.weight_of(incident, rules)
+    job = turn.jobs.get(incident.job)
+    spread = len(job.generation.nodes) if job is not None and job.generation is not None else 1
+    weight = offenders.weight_of(incident, rules, spread)
     node = turn.nodes.get(incident.node)
     if node is None or not weight:
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.domain import inventories
-from holdfast.domain.findings import Finding, FindingKind, Severity
+from holdfast.domain.findings import DATED, ESTIMATE, Finding, FindingKind, Severity
 from holdfast.domain.nodes import NodeFacts, NodeState, Preflight
 from holdfast.domain.orders import (
     CheckpointNow,
@@ -183,6 +183,7 @@ def _restart_finding(turn: Turn, node: Node, job: str, generation: int) -> Findi
         node=node.name,
         job=job,
         generation=generation,
+        evidence={DATED: ESTIMATE + ("when its new life connected" if node.connected else "the end of its session")},
     )
 
 

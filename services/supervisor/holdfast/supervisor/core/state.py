@@ -257,6 +257,7 @@ class Job:
         0  # newest step finished or saved by generations that restored the step which the running one restored
     )
     stuck: int = 0  # worker faults since `furthest` last grew
+    outages: int = 0  # failures of a file system or a service since `furthest` last grew
     finished: tuple[int, ...] = ()  # ranks that ended with exit code 0, sorted
     numbers_seen: int = 0  # the newest generation that any node reported: a log that lost its tail has forgotten it
     absent: Mapping[str, float] = field(default_factory=dict)  # nodes that lack a living rank → since when

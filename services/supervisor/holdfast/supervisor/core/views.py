@@ -10,6 +10,7 @@ from holdfast.domain.incidents import Action, ActionKind, Incident
 from holdfast.domain.job import JobSpec
 from holdfast.domain.nodes import Notice
 from holdfast.policy import JobView, leaving
+from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Job, Node, State
 from holdfast.supervisor.core.turn import Turn
@@ -178,7 +179,9 @@ def _notices(turn: Turn, job: Job) -> dict[str, Notice]:
 
 
 def job_view(turn: Turn, job: Job) -> JobView:
-    return turn.pooled(("view", job.name), lambda: _job_view(turn, job), job, turn.closed)
+    view = turn.pooled(("view", job.name), lambda: _job_view(turn, job), job, turn.closed)
+    standing = tuple(incident for incident in turn.open_incidents(job.name) if not incident.planned)
+    return evolve(view, standing=standing) if standing else view
 
 
 def _job_view(turn: Turn, job: Job) -> JobView:
@@ -202,6 +205,7 @@ def _job_view(turn: Turn, job: Job) -> JobView:
         checkpoint_interval_steps=job.interval_steps,
         restarts_without_progress=job.fruitless,
         restarts_without_advance=job.stuck,
+        outages=job.outages,
         furthest_step=job.furthest,
         restarts_without_progress_max=job.spec.limits.restarts_without_progress_max,
         recent=tuple(i for i in turn.closed if i.job == job.name and i.t_fault >= job.submitted_at)[-RECENT_MAX:],

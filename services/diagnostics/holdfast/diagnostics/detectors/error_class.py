@@ -1,0 +1,159 @@
+"""What kind of error ended a worker, by its type and its words. Pure.
+
+The words are those of torch, CUDA, the C library and the clients of the usual services, as people have met them
+(tests/data/endings has the threads). The first class that fits counts. An error that Python itself raises for wrong code (a
+`TypeError`, a `KeyError` …) is the script's own, whatever words its message uses.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from enum import StrEnum
+
+from holdfast.domain.signals import WorkerError
+
+
+class ErrorClass(StrEnum):
+    DEVICE_OOM = "device_oom"  # more GPU memory wanted than there is
+    HOST_OOM = "host_oom"
+    NAN = "nan"
+    DEVICE = "device"  # an error of the GPU, which a bug in a kernel causes as well as a broken board
+    NODE = "node"  # the driver, or the libraries of the node: no script raises it
+    STORAGE = "storage"  # a file system that is full, over its quota, or does not answer
+    SERVICE = "service"  # elsewhere (a model hub, a tracker, name resolution): it did not answer, or not in time
+    ENVIRONMENT = "environment"  # a file, a mount or a package that is not there: a typo, or this node's installation
+    SCRIPT = "script"  # any other exception
+    CRASH = "crash"  # ended without an exception
+
+
+# What no script causes and no other code mends: it passes, or an operator ends it.
+OUTAGES = frozenset({ErrorClass.STORAGE, ErrorClass.SERVICE})
+
+# Raised for wrong code, by the interpreter itself.
+_OWN = frozenset(
+    {
+        "TypeError",
+        "KeyError",
+        "IndexError",
+        "AttributeError",
+        "NameError",
+        "UnboundLocalError",
+        "ZeroDivisionError",
+        "SyntaxError",
+        "IndentationError",
+        "NotImplementedError",
+        "RecursionError",
+        "UnicodeDecodeError",
+    }
+)
+_DEVICE_OOM = re.compile(r"(?:CUDA|HIP) (?:error: )?out of memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)
+_NAN = re.compile(r"\bnan\b|\binf\b|not finite|non-finite", re.IGNORECASE)
+_NODE = re.compile(
+    r"system not yet initialized|error 802|CUDA unknown error|Found no NVIDIA driver|no CUDA GPUs|no CUDA-capable device"
+    r"|(?:NVML|RM) .*mismatch|Driver/library version mismatch|Failed to initialize NVML|driver version is insufficient"
+    r"|NVIDIA driver on your system is too old|cannot open shared object file|cudaGetDeviceCount",
+    re.IGNORECASE,
+)
+_DEVICE = re.compile(
+    r"(?:CUDA|HIP) (?:driver )?error|device-side assert|CUBLAS_STATUS|CUDNN_STATUS|uncorrectable ECC|unspecified launch failure"
+    r"|illegal memory access|misaligned address|GPU is lost|busy or unavailable",
+    re.IGNORECASE,
+)
+# errno: EIO, ENOSPC, EROFS, ECOMM, ENOTCONN, ESHUTDOWN, EHOSTDOWN, ESTALE, EREMOTEIO, EDQUOT
+_STORAGE = re.compile(
+    r"No space left|Input/output error|Stale file handle|Read-only file system|Disk quota exceeded|Remote I/O error"
+    r"|Transport endpoint is not connected|Cannot send after transport endpoint|Host is down|Communication error on send"
+    r"|PytorchStreamWriter failed writing|unexpected pos \d+ vs|\[Errno (?:5|28|30|70|107|108|112|116|121|122)\]"
+)
+# Modules of clients whose errors are about the other side, unless they say that the request itself is wrong (4xx).
+_CLIENTS = (
+    "requests",
+    "urllib",
+    "urllib3",
+    "http",
+    "httpx",
+    "httpcore",
+    "aiohttp",
+    "botocore",
+    "huggingface_hub",
+    "socket",
+)
+_SERVICE_TYPES = frozenset(
+    {
+        "ConnectionError",
+        "ConnectTimeout",
+        "ReadTimeout",
+        "Timeout",
+        "TimeoutError",
+        "ConnectTimeoutError",
+        "ReadTimeoutError",
+        "MaxRetryError",
+        "NewConnectionError",
+        "ProtocolError",
+        "ChunkedEncodingError",
+        "IncompleteRead",
+        "RemoteDisconnected",
+        "SSLError",
+        "EndpointConnectionError",
+        "CommError",
+        "URLError",
+        "gaierror",
+        "timeout",
+    }
+)
+_SERVICE = re.compile(
+    r"name resolution|Name or service not known|Max retries exceeded|couldn.t connect to|Couldn.t reach|Connection error"
+    r"|could not connect to|Failed to establish a new connection|timed out|\b(?:429|500|502|503|504) (?:Server|Client) Error"
+    r"|Service (?:Temporarily )?Unavailable|Gateway Time-?out|Bad Gateway|Too Many Requests|HTTP/?\S* 50[0234]",
+    re.IGNORECASE,
+)
+_REFUSED = re.compile(r"\b4(?:0[0-79]|1\d|22) (?:Client )?Error|\b(?:401|403|404)\b", re.IGNORECASE)  # not 408 and 429
+_ENVIRONMENT_TYPES = frozenset(
+    {"FileNotFoundError", "PermissionError", "NotADirectoryError", "ImportError", "ModuleNotFoundError"}
+)
+_ENVIRONMENT = re.compile(r"No such file or directory|Permission denied")
+
+
+def class_of(error: WorkerError | None, ended_by: int | None = None, *, host_oom: bool = False) -> ErrorClass:
+    """What kind of error ended a worker; `ended_by` is the signal, `host_oom`: the kernel has just killed for memory there."""
+    if error is None:
+        return ErrorClass.HOST_OOM if host_oom and ended_by == signal.SIGKILL else ErrorClass.CRASH
+    name, message = error.type.rpartition(".")[2], error.message
+    if name == "OutOfMemoryError" or _DEVICE_OOM.search(message):
+        return ErrorClass.DEVICE_OOM
+    if name == "MemoryError" or "Cannot allocate memory" in message:
+        return ErrorClass.HOST_OOM
+    if name == "FloatingPointError" or (name in ("ValueError", "AssertionError") and _NAN.search(message)):
+        return ErrorClass.NAN
+    if name in _OWN or name == "AssertionError":
+        return ErrorClass.SCRIPT
+    if name.startswith("NVMLError") or _NODE.search(message):
+        return ErrorClass.NODE
+    if name in ("AcceleratorError", "CudaError") or _DEVICE.search(message):
+        return ErrorClass.DEVICE
+    if _STORAGE.search(message):
+        return ErrorClass.STORAGE
+    if is_service(error):
+        return ErrorClass.SERVICE
+    if name in _ENVIRONMENT_TYPES or _ENVIRONMENT.search(message):
+        return ErrorClass.ENVIRONMENT
+    return ErrorClass.SCRIPT
+
+
+def is_assertion(error: WorkerError | None) -> bool:
+    """A kernel found its own input wrong: a check of the program, which a broken board does not make."""
+    return error is not None and "device-side assert" in error.message
+
+
+def is_service(error: WorkerError) -> bool:
+    """Whether it is about a service elsewhere that did not answer. One that answered that the request is wrong is not."""
+    module, _, name = error.type.rpartition(".")
+    if name in _OWN or _REFUSED.search(error.message):
+        return False
+    return (bool(module) and name in _SERVICE_TYPES) or _SERVICE.search(error.message) is not None
+
+
+def of_a_client(error: WorkerError) -> bool:
+    """Whether a client of a service raised it: not a rank that talks to its peers."""
+    return error.type.partition(".")[0] in _CLIENTS or "ConnectionPool(host=" in error.message
