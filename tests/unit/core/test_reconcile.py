@@ -183,6 +183,22 @@ def test_two_witnesses_are_contradicted_by_steps_that_go_on() -> None:
     assert (fleet.incident.kind, fleet.incident.node) == (FindingKind.NODE_LOST, "n1")
 
 
+def test_a_loss_that_is_found_long_after_the_session_ended_is_contradicted_by_the_steps_since() -> None:
+    """Diagnostics was frozen, and takes its own absence for the node's."""
+    fleet = reporting(spares=1, saved=10)
+    fleet.gone("n1")
+    for step in range(11, 17):
+        fleet.wait(1.0)
+        fleet.beat(step)
+    fleet.find(FindingKind.NODE_LOST, "n1", since=fleet.now - 0.2)
+    for step in range(17, 30):
+        fleet.wait(1.0)
+        fleet.beat(step)
+    assert not fleet.state.incidents
+    fleet.wait(5.0)
+    assert (fleet.incident.kind, fleet.incident.node) == (FindingKind.NODE_LOST, "n1")
+
+
 def test_steps_of_the_time_before_do_not_contradict_a_loss() -> None:
     fleet = reporting(spares=1, saved=10)
     fleet.wait(30.0)

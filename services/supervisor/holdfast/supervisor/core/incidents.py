@@ -123,15 +123,17 @@ def confirm_lost(turn: Turn, finding: Finding) -> None:
 def _takes_part(turn: Turn, finding: Finding) -> str:
     """Why the node must be alive although nobody hears of it; empty when nothing says so.
 
-    A step needs every rank. One that was finished well after the node was last heard of needed its ranks, too; while steps go
-    on they are still there. It is the way to them that is broken.
+    A step needs every rank. One that was finished well after the first witness lost sight of the node needed its ranks, too;
+    while steps go on they are still there. It is the way to them that is broken. A node that dies is lost to both at once.
     """
     job = nodes.job_of(turn, finding.node)
     if job is None or job.running is None or job.running.number != job.number or job.change is not None:
         return ""
     late_s = turn.config.step_late_s
     going_on = turn.at - job.seen_at <= max(late_s, 2 * job.step_s)
-    if going_on and job.seen_at - finding.since > 2 * late_s:
+    out_of_sight_at = min(finding.since, turn.nodes[finding.node].gone_at)
+    # It was reported `late_s` after its end at most, and may have needed nothing of the node for the last part of a step.
+    if going_on and job.seen_at - out_of_sight_at > late_s + max(1.0, job.step_s):
         return f"step {job.seen_step} was finished after {finding.node} was last heard of, and steps go on"
     return ""
 
