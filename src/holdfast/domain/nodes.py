@@ -32,9 +32,9 @@ class NodeFacts:
     agent_pid: int
     directory: str  # the agent's own directory on its machine
     kernel_log: str  # the file that its kernel-log collector reads
+    disk_dir: str = ""  # where its replicator keeps shards, each job in a directory of its name; empty = not told
     version: str = ""
     protocol_version: int = PROTOCOL_VERSION
-    disk_dir: str = ""  # where its replicator keeps shards, each job in a directory of its name; empty = not told
 
 
 @dataclass(frozen=True, slots=True)

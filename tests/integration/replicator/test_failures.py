@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import socket
@@ -15,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from replicator_node import JOB, PLAN, TOKEN, Node, nodes, small_tmpfs
+from replicator_node import JOB, TOKEN, Node, nodes, small_tmpfs
 from waiting import wait_until
 
 from holdfast.domain.generations import ShardKey, ShardSource
@@ -171,22 +170,6 @@ def test_a_full_disk_is_said_and_the_peer_becomes_the_next_tier(tmp_path: Path) 
         assert a.holdings() == {(key, "memory")}
         assert not list(small.rglob("*.shard"))
         assert a.stage(key, a, b, digest=record.digest).source == "memory"
-
-
-def test_memory_full_to_the_last_page_delays_a_commit_and_loses_nothing(tmp_path: Path) -> None:
-    with small_tmpfs(tmp_path / "a" / "memory", "16m"), nodes(tmp_path, "a") as (a,):
-        a.configure()
-        images = a.images()
-        assert images.prepare(PLAN) == ""
-        ballast = a.memory / "ballast"
-        with ballast.open("wb") as file:
-            free = os.statvfs(a.memory)
-            os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize)
-        key = a.save(images, 10)
-        wait_until(lambda: "not committed" in a.log, description="the warning")
-        ballast.unlink()
-        a.wait_for(key, "disk")
-        assert a.log.count("not committed") == 1
 
 
 def test_when_memory_is_full_a_restore_goes_to_the_disk(tmp_path: Path) -> None:
