@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import anyio
 import structlog
@@ -83,7 +84,7 @@ class Publisher:
             self._news = anyio.Event()
             while self._findings:
                 batch = [self._findings[i] for i in range(min(_BATCH_MAX, len(self._findings)))]
-                await self._append(FINDINGS, lambda batch=batch: _dated(batch))  # type: ignore[misc]
+                await self._append(FINDINGS, partial(_dated, batch))
                 for _ in batch:
                     self._findings.popleft()
                 self.published += len(batch)
@@ -98,8 +99,7 @@ class Publisher:
             self._step_news = anyio.Event()
             batch = [self._steps.popleft() for _ in range(len(self._steps))]
             batch.sort(key=lambda record: (record.job, record.generation, record.world_size, record.step))
-            entries = step_entries(batch)
-            await self._append(STEPS, lambda entries=entries: entries)  # type: ignore[misc]
+            await self._append(STEPS, partial(step_entries, batch))
 
     async def _append(self, stream: str, entries: Callable[[], Sequence[Entry]]) -> None:
         """Append `entries()`, made anew for every try, for ever if need be. A try that failed in doubt is repeated: readers
