@@ -32,7 +32,7 @@ def saved_by_trainers(store: FileStore, images: Path, model: torch.nn.Module) ->
         environment = Environment(World(MESH, rank, 1), job="gpt", attempt=1, images=str(place))
         notes = Notes(agent="", replicator="", job="gpt", generation=1, rank=rank)
         assert Checkpointer(environment, torch.device("cpu"), notes).save({"model": model, "seen": 99}, 3)
-        (path,) = (path for path in place.iterdir() if (header := peek(path)) and header.stamp.key.step == 3)
+        (path,) = (path for path in place.glob("*.image") if (header := peek(path)) and header.stamp.key.step == 3)
         with Reader(path) as reader:
             manifest = stored.manifest_of(reader.data, reader.header, "gpt")
             stored.upload_rank(store, bytes(reader.data), manifest)
