@@ -145,7 +145,7 @@ class Supervisor:
             self.sessions[agent.name] = self._session_count
             agent.connect(self._session_count)
 
-    def hang_up(self, agent: Agent, *, tell: bool = True) -> None:
+    def hang_up(self, agent: Agent, *, tell: bool = True, renewed: bool = False) -> None:
         """The session breaks; what was in flight on it is lost. A leader that lives notices, sooner or later."""
         session = self.sessions.pop(agent.name, 0)
         agent.session = 0
@@ -154,7 +154,7 @@ class Supervisor:
 
             def gone() -> None:
                 if self.leading and self.epoch == epoch:
-                    self.tell(NodeGone(self.world.now, agent.name, incarnation, session))
+                    self.tell(NodeGone(self.world.now, agent.name, incarnation, session, renewed))
 
             self.world.soon(0.0, 0.2, gone)
 
@@ -188,7 +188,7 @@ class Supervisor:
             elif self.world.now - self._differs.setdefault(agent.name, self.world.now) >= DIFFERS_S:
                 self.world.say(f"what {agent.name} runs is not what it reported: its session ends")
                 del self._differs[agent.name]
-                self.hang_up(agent)
+                self.hang_up(agent, renewed=True)
         for send in (
             [] if self.log.inbox else self._unanswered.due(self.committed.outbox, self.sessions, self.world.now)
         ):

@@ -8,7 +8,7 @@ from holdfast.domain.findings import FindingKind
 from holdfast.domain.nodes import RunningWorker, WorkerEnded
 from holdfast.domain.orders import Hello, Prepare, Stop
 from holdfast.supervisor.core.reconcile import STILL_FACTOR
-from holdfast.supervisor.protocol import JobPhase, LeaderStarted
+from holdfast.supervisor.protocol import JobPhase, LeaderStarted, NodeGone
 
 
 def reporting(spares: int = 0) -> Fleet:
@@ -134,3 +134,41 @@ def test_two_short_terms_in_a_row_leave_agents_the_time_to_come_back() -> None:
     fleet.wait(10.0)
     assert fleet.job.number == 1
     assert not fleet.state.incidents
+
+
+def test_a_session_that_the_supervisor_itself_ended_is_no_second_witness() -> None:
+    """A report was lost, and the agent is asked to begin again, while diagnostics misses its telemetry."""
+    fleet = running(job(dp=3), spares=1)
+    fleet.find(FindingKind.NODE_LOST, "n1")
+    fleet.wait(1.0)
+    fleet.fold(NodeGone(fleet.now, "n1", "n1-1", renewed=True))
+    assert not fleet.state.incidents
+    fleet.wait(1.0)
+    fleet.hello("n1", running=1)
+    fleet.wait(30.0)
+    assert fleet.job.phase is JobPhase.RUNNING
+    assert not fleet.state.closed
+
+
+def test_a_job_that_never_ran_is_not_given_up_because_nodes_vanish() -> None:
+    fleet = Fleet(3)
+    fleet.submit(job(dp=3, min_dp=3))
+    for _ in range(6):
+        fleet.gone("n2")
+        fleet.wait(1.0)
+        fleet.hello("n2")
+        fleet.wait(11.0)
+    assert fleet.job.phase is not JobPhase.FAILED
+    fleet.run()
+    assert fleet.job.phase is JobPhase.RUNNING
+
+
+def test_ranks_whose_first_steps_were_reported_to_nobody_are_not_missing_while_steps_go_on() -> None:
+    fleet = Fleet(3)
+    fleet.submit(job(dp=3, first_step_timeout_s=20.0))
+    fleet.answer_orders()
+    for number in range(1, 60):
+        fleet.wait(1.0)
+        fleet.beat(number)
+    assert not fleet.state.incidents
+    assert not fleet.state.closed

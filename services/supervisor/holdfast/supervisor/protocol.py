@@ -139,6 +139,7 @@ class NodeGone:
     node: str
     incarnation: str
     session: int = 0  # of the stream that ended; a newer session of the node is not touched by it
+    renewed: bool = False  # the supervisor itself ended it, for the agent to open another one: no sign of a loss
 
 
 @dataclass(frozen=True, slots=True)

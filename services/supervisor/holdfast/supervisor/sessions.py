@@ -63,6 +63,7 @@ class AgentSession:
         self.peer = peer
         self.replicator = facts.replicator_endpoint
         self.end: End | None = None
+        self.renewed = False  # we ended it, and nothing is wrong with the node
         self.ended = anyio.Event()
         self.heard_at_s = anyio.current_time()
         self.workers_version = 0  # of the workers that run there, as its newest beat says; 0 = not reported
@@ -93,6 +94,11 @@ class AgentSession:
             return
         self._outgoing.append(message)
         self._news.set()
+
+    def renew(self, reason: str) -> None:
+        """End it, for the agent to open another one, which begins with everything that it has to say."""
+        self.renewed = self.end is None
+        self.close(grpc.StatusCode.ABORTED, reason)
 
     def close(self, code: grpc.StatusCode, message: str) -> None:
         if self.end is None:
@@ -152,7 +158,8 @@ class Sessions:
         if self._by_node.get(session.node) is session:
             del self._by_node[session.node]
         if self._closed is None:
-            gone = NodeGone(self._clock(), session.node, session.incarnation, session.number)
+            number, renewed = session.number, session.renewed
+            gone = NodeGone(self._clock(), session.node, session.incarnation, number, renewed)
             self.inbox.put(gone_entry(gone))
 
     def send(self, node: str, command_id: str, order: Order) -> bool:
@@ -177,7 +184,7 @@ class Sessions:
     def renew(self, node: str, number: int, reason: str) -> None:
         """End this session of the node, unless it is over, for the agent to open another one."""
         if (session := self._by_node.get(node)) is not None and session.number == number:
-            session.close(grpc.StatusCode.ABORTED, reason)
+            session.renew(reason)
 
     def compare(self, reported: Callable[[str], Reported | None]) -> None:
         """End the sessions of agents of whom something else was `reported` in full, by node, than their beats say: a report,
@@ -189,10 +196,9 @@ class Sessions:
             elif session.differs_since_s is None:
                 session.differs_since_s = now
             elif now - session.differs_since_s >= DIFFERS_S:
-                session.close(
-                    grpc.StatusCode.ABORTED,
+                session.renew(
                     f"what {session.node} reported in full ({reported(session.node)}) is not what its beats say "
-                    f"({session.said}): a report was lost, and a new session carries all of it",
+                    f"({session.said}): a report was lost, and a new session carries all of it"
                 )
 
     def steps(self) -> Iterator[StepReached]:

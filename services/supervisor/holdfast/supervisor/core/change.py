@@ -44,13 +44,15 @@ def begin(turn: Turn, name: str, action: Action, incident: Incident) -> None:
     carry_out(turn, job, plan_for(turn, job, action, incident), action.reason)
 
 
-def replan(turn: Turn, name: str, why: str, exclude: str = "") -> None:
-    """The change in flight cannot succeed as it is: the best that today's nodes allow, without `exclude`."""
+def replan(turn: Turn, name: str, why: str, exclude: str = "", *, refused: bool = False) -> None:
+    """The change in flight cannot succeed as it is: the best that today's nodes allow, without `exclude`. `refused`: that
+    node has a session, and could not prepare; one that only vanished says nothing about the job."""
     job = turn.jobs[name]
     assert job.change is not None
     turn.note(name, f"generation {job.number} is planned again: {why}")
     if exclude:
-        job = turn.put_job(name, change=evolve(job.change, excluded=(*job.change.excluded, exclude)))
+        excluded = (*job.change.excluded, exclude)
+        job = turn.put_job(name, change=evolve(job.change, excluded=excluded, refused=job.change.refused or refused))
     resume(turn, name, why)
 
 
@@ -123,7 +125,7 @@ def _obstacle(turn: Turn, job: Job, election: Election) -> tuple[str, float] | N
 def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
     """Write the new generation down and send Prepare to its nodes and Stop to those that leave."""
     before = job.generation.nodes if job.generation else ()
-    excluded = job.change.excluded if job.change else ()
+    excluded, refused = (job.change.excluded, job.change.refused) if job.change else ((), False)
     replans = job.change.replans + 1 if job.change else 0
     abandon(turn, job.name)
     # A log that lost its last second has forgotten generations that nodes have seen: their numbers are taken.
@@ -148,7 +150,7 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
     waiting |= stop_leavers(turn, job.name, number - 1, stay=chosen.nodes)
     saved_dp = election.mesh.dp if election.mesh is not None and election.in_parts else 0
     change = Change(
-        generation, incidents, turn.at, waiting, excluded=excluded, origin=election.origin, saved_dp=saved_dp,
+        generation, incidents, turn.at, waiting, excluded=excluded, refused=refused, origin=election.origin, saved_dp=saved_dp,
         replans=replans,
     )  # fmt: skip
     turn.put_job(job.name, generation=generation, change=change, planned=None, blocked=None)
@@ -256,7 +258,8 @@ def hold(turn: Turn, name: str, reason: str, *, retry: bool = False, retry_s: fl
     abandon(turn, name)
     stop_leavers(turn, name, job.number)
     since = job.blocked.since if job.blocked else turn.at
-    fruitless = job.fruitless + 1 if retry and job.running is None else job.fruitless
+    refused = job.change is not None and job.change.refused
+    fruitless = job.fruitless + 1 if retry and refused and job.running is None else job.fruitless
     turn.put_job(name, planned=None, blocked=Blocked(since, options(turn, job)), fruitless=fruitless)
     turn.set_phase(name, JobPhase.WAITING if job.running else JobPhase.PENDING, reason)
     if retry or retry_s > 0:

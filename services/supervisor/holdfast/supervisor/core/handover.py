@@ -32,7 +32,7 @@ def on_order_done(turn: Turn, send: Send, done: OrderDone) -> None:
     change = job.change
     if send.command_id in change.unstarted:
         if not done.ok:
-            replan(turn, job.name, f"{send.node} could not start: {done.reason}", exclude=send.node)
+            replan(turn, job.name, f"{send.node} could not start: {done.reason}", exclude=send.node, refused=True)
             return
         unstarted = {k: v for k, v in change.unstarted.items() if k != send.command_id}
         turn.put_job(job.name, change=evolve(change, unstarted=unstarted))
@@ -71,7 +71,7 @@ def _not_prepared(turn: Turn, job: Job, node: str, order: Prepare, done: OrderDo
     elif done.unrestorable and saved.pass_over(turn, job, node, done.reason):
         replan(turn, job.name, f"step {order.restore_step} cannot be restored on {node}: {done.reason}")
     else:
-        replan(turn, job.name, f"{node} could not prepare: {done.reason}", exclude=node)
+        replan(turn, job.name, f"{node} could not prepare: {done.reason}", exclude=node, refused=True)
 
 
 def _added(known: Mapping[str, int], reported: Iterable[tuple[str, int]]) -> dict[str, int]:
@@ -99,7 +99,7 @@ def start_when_ready(turn: Turn, name: str) -> None:
         return
     first = change.generation.placements[0].node
     if not change.master:
-        replan(turn, name, f"{first} named no rendezvous endpoint", exclude=first)
+        replan(turn, name, f"{first} named no rendezvous endpoint", exclude=first, refused=True)
         return
     if not change.fenced and _nobody_testifies(turn, job):
         if f"fence:{name}:{job.number}" in turn.timers:
@@ -330,7 +330,9 @@ def on_prepare_timeout(turn: Turn, name: str, number: int) -> None:
     members = [node for node in late if node in change.generation.nodes]
     if members:
         turn.put_job(name, change=evolve(change, excluded=(*change.excluded, *members[:-1])))
-        replan(turn, name, f"{', '.join(members)} did not prepare within {seconds}", exclude=members[-1])
+        alive = any(turn.nodes[node].connected for node in members)
+        why = f"{', '.join(members)} did not prepare within {seconds}"
+        replan(turn, name, why, exclude=members[-1], refused=alive)
     else:
         turn.put_job(name, change=evolve(change, waiting={}))
         start_when_ready(turn, name)
@@ -349,6 +351,10 @@ def ranks_missing(turn: Turn, name: str, number: int) -> Finding | None:
     if job is None or job.number != number or job.change is None or job.change.started_at is None:
         return None
     generation, change = job.change.generation, job.change
+    if job.seen_step > generation.restore.step + 1 and turn.at - job.seen_at < job.spec.limits.first_step_timeout_s:
+        # A second step needed the first one of every rank: they step, and only the report of it is missing.
+        turn.set_timer(f"start:{name}:{number}", turn.at + job.spec.limits.first_step_timeout_s)
+        return None
     missing = sorted(set(range(generation.mesh.world_size)) - set(change.stepping))
     where = sorted({generation.node_of(rank) for rank in missing})
     shown = ", ".join(str(rank) for rank in missing[:8]) + (" …" if len(missing) > 8 else "")

@@ -198,16 +198,16 @@ def on_gone(turn: Turn, event: NodeGone) -> None:
         return
     if event.session and event.session < node.session:
         return  # an older session; the node has a newer one
-    disconnect(turn, node)
+    disconnect(turn, node, renewed=event.renewed)
 
 
-def disconnect(turn: Turn, node: Node) -> None:
+def disconnect(turn: Turn, node: Node, *, renewed: bool = False) -> None:
     turn.put_node(node.name, connected=False, gone_at=turn.at)
     reconcile.review_node(turn, node.name)
     if node.suspicion is not None and turn.at - node.suspicion.at <= node.suspicion.ttl_s:
-        if turn.at - node.suspicion.at <= turn.config.witness_s:
+        if turn.at - node.suspicion.at <= turn.config.witness_s and not renewed:
             incidents.confirm_lost(turn, node.suspicion)
-        else:  # long ago: give the session the time that a session takes to come back
+        else:  # long ago, or our own doing: give the session the time that a session takes to come back
             turn.set_timer(f"witness:{node.name}", turn.at + turn.config.witness_s)
     if nodes.job_of(turn, node.name) is None:
         turn.set_timer(f"lost:{node.name}", turn.at + turn.config.lost_after_s)

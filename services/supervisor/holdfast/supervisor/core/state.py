@@ -141,6 +141,7 @@ class Change:
     unstarted: Mapping[str, str] = field(default_factory=dict)  # command id → node: Start orders not answered yet
     stepping: tuple[int, ...] = ()  # ranks, sorted
     excluded: tuple[str, ...] = ()  # nodes that failed to prepare in this change or the ones that it replaces
+    refused: bool = False  # one of them has a session, and said that it cannot or did not answer in time
     fenced: bool = False  # the wait for a vanished generation is over
     phases_s: Mapping[str, float] = field(default_factory=dict)  # slowest so far, as nodes and ranks report them
     restored_from: Mapping[str, int] = field(default_factory=dict)  # shards by source, as nodes report them
