@@ -56,7 +56,8 @@ def suite(data: Path) -> Score:
 
 def _judge(score: Score, scenario: Mapping[str, Any], world: World) -> tuple[bool, bool]:
     name, truth = scenario["name"], scenario["truth"]
-    roots = [finding for finding in world.found if finding.kind in _ROOTS]
+    # What diagnostics says again, because it still holds, is no new conclusion.
+    roots = [finding for finding in world.found if finding.kind in _ROOTS and not finding.repeat]
     said = roots[-1].evidence.get("blame", "unknown") if roots else "nothing"
     stopped = [i for i, finding in enumerate(roots) if finding.kind is FindingKind.REPEATED_EXCEPTION]
     evicted = any(finding.severity is Severity.FATAL for finding in world.found)

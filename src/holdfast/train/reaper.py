@@ -43,10 +43,10 @@ def fork_worker(link: socket.socket, agent: int, unneeded: tuple[int, ...]) -> N
     """
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the template ignores it
+        _prctl(PR_SET_NAME, NAME)  # before it is the agent's child: that ends what is in another session and no reaper
         if os.fork():
             os._exit(0)  # the reaper's parent is the agent now
         os.setsid()  # or the template's end would end it with the template's process group
-        _prctl(PR_SET_NAME, NAME)
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
         _until_child_of(agent)
         die_with_parent(agent)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 SCRIPT = """
-import sys, torch, torch.distributed as dist
+import os, sys, torch, torch.distributed as dist
 from holdfast.train import error_file
 dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
 for _ in range(12):
@@ -19,6 +19,7 @@ try:
     raise ValueError("the script's own")
 except ValueError as error:
     error_file.write(sys.argv[1], error)
+os._exit(0)  # as workers end: past the teardown of a C++ runtime whose threads may still be running
 """
 
 
