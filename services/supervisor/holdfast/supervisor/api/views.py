@@ -11,6 +11,7 @@ from holdfast.domain.nodes import Preflight
 from holdfast.domain.rules import rule_of
 from holdfast.supervisor.api import models
 from holdfast.supervisor.core import SavedStep, State, holders, saved_steps
+from holdfast.supervisor.core.nodes import unknown_job
 from holdfast.supervisor.core.state import Job, Node
 from holdfast.supervisor.goodput import BADPUT, Class, Ledger
 from holdfast.supervisor.history import Done
@@ -280,10 +281,6 @@ def _job_of(picture: Picture, name: str) -> str:
     return ""
 
 
-def _unknown_job(picture: Picture, value: Node) -> str:
-    return min((worker.job for worker in value.workers if worker.job not in picture.state.jobs), default="")
-
-
 def _reason(picture: Picture, value: Node) -> str:
     if value.condemned:
         return value.condemned
@@ -291,7 +288,7 @@ def _reason(picture: Picture, value: Node) -> str:
         return "lost: neither its agent nor diagnostics hears of it"
     if not value.connected:
         return "no control session at the moment"
-    if unknown := _unknown_job(picture, value):
+    if unknown := unknown_job(value, picture.state.jobs):
         return (
             f"runs workers of {unknown}, a job that is not known here: left alone until `holdfast jobs stop {unknown}`"
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from holdfast.domain.nodes import NodeState
 from holdfast.supervisor.core import breaker
 from holdfast.supervisor.core.index import By
@@ -18,13 +20,13 @@ def refresh(turn: Turn, name: str, reason: str) -> None:
     """Publish the node's state when it has changed."""
     node = turn.nodes[name]
     job = job_of(turn, name)
-    busy_with = job.name if job else unknown_job(turn, node)
+    busy_with = job.name if job else unknown_job(node, turn.jobs)
     turn.set_node_state(name, _state(node, busy_with), busy_with, reason)
 
 
-def unknown_job(turn: Turn, node: Node) -> str:
+def unknown_job(node: Node, jobs: Container[str]) -> str:
     """A job that has workers on the node and is not in this state, which may have been lost and begun anew; "" = none."""
-    return min((worker.job for worker in node.workers if worker.job not in turn.jobs), default="")
+    return min((worker.job for worker in node.workers if worker.job not in jobs), default="")
 
 
 def _state(node: Node, busy_with: str) -> NodeState:
