@@ -13,14 +13,13 @@ from holdfast.supervisor.api import models
 from holdfast.supervisor.core import SavedStep, State, holders, saved_steps
 from holdfast.supervisor.core.nodes import unknown_job
 from holdfast.supervisor.core.state import Job, Node
+from holdfast.supervisor.core.wording import listed
 from holdfast.supervisor.goodput import BADPUT, Class, Ledger
 from holdfast.supervisor.history import Done
 from holdfast.supervisor.offenders import rate_per_day
 from holdfast.supervisor.picture import Picture, Progress
 from holdfast.supervisor.protocol import FindingJudged, JobPhase
 from holdfast.wire import jobfile
-
-NODES_SHOWN_MAX = 8
 
 
 def incident(value: Incident) -> models.Incident:
@@ -149,8 +148,7 @@ def job_summary(picture: Picture, progress: Progress, job: Job) -> models.JobSum
 
 def _reason_of(job: Job, silent: Mapping[str, float]) -> str:
     if silent:
-        shown = ", ".join(sorted(silent)[:NODES_SHOWN_MAX]) + (" …" if len(silent) > NODES_SHOWN_MAX else "")
-        return f"not confirmed by {shown} that every rank lives; before that: {job.reason}"
+        return f"not confirmed by {listed(sorted(silent))} that every rank lives; before that: {job.reason}"
     return f"{job.reason}; {job.leaving.news}" if job.leaving else job.reason
 
 

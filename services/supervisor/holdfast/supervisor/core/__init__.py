@@ -22,7 +22,7 @@ order stays in the outbox until its agent answers, every timer and every questio
     retention.py  the saved step that no node may be left without
     pruning.py    saved steps that somebody wants deleted
     earlier.py    what earlier submissions of a name have saved, and which of it a new one goes on from
-    reconcile.py  what should run against what runs
+    reconcile.py  what should run against what runs           wording.py   lists, as people read them
 
 The core trusts no single witness, keeps still when in doubt, and says why in every record.
 """

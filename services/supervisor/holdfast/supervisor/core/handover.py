@@ -15,6 +15,7 @@ from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.state import Change, Job
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import spares_for
+from holdfast.supervisor.core.wording import listed
 from holdfast.supervisor.election import branch
 from holdfast.supervisor.protocol import GenerationChanged, JobPhase, Send
 
@@ -357,7 +358,6 @@ def ranks_missing(turn: Turn, name: str, number: int) -> Finding | None:
         return None
     missing = sorted(set(range(generation.mesh.world_size)) - set(change.stepping))
     where = sorted({generation.node_of(rank) for rank in missing})
-    shown = ", ".join(str(rank) for rank in missing[:8]) + (" …" if len(missing) > 8 else "")
     return Finding(
         id=f"ranks-missing:{name}:{number}",
         kind=FindingKind.RANKS_MISSING,
@@ -365,7 +365,8 @@ def ranks_missing(turn: Turn, name: str, number: int) -> Finding | None:
         at=turn.at,
         since=job.running_at,
         summary=f"{len(missing)} of {generation.mesh.world_size} ranks finished no step within "
-        f"{job.spec.limits.first_step_timeout_s:g} s of the start of generation {number}: {shown} on {', '.join(where[:8])}",
+        f"{job.spec.limits.first_step_timeout_s:g} s of the start of generation {number}: "
+        f"{listed(missing)} on {', '.join(where[:8])}",
         node=where[0] if len(where) == 1 else "",
         job=name,
         generation=number,

@@ -31,13 +31,13 @@ from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Job, Node
 from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.core.wording import listed
 from holdfast.supervisor.protocol import JobPhase
 
 TIMER = "reconcile"
 STILL_TIMER = "still"
 TIMERS = (TIMER, STILL_TIMER)
 STILL_FACTOR = 2.0  # times what diagnostics may take to conclude a hang: it knows more
-_SHOWN_MAX = 8
 
 # ---------------------------------------------------------------- what agents say
 
@@ -278,8 +278,6 @@ def _ranks_gone(turn: Turn, job: Job, gone: dict[str, tuple[int, ...]]) -> Findi
     assert job.running is not None
     ranks = sorted(rank for each in gone.values() for rank in each)
     only = next(iter(gone)) if len(gone) == 1 else ""
-    shown = ", ".join(map(str, ranks[:_SHOWN_MAX])) + (" …" if len(ranks) > _SHOWN_MAX else "")
-    where = ", ".join(sorted(gone)[:_SHOWN_MAX]) + (" …" if len(gone) > _SHOWN_MAX else "")
     how = _how(turn.nodes[only], job, ranks[0]) if len(ranks) == 1 else "have no process"
     since = min(_ended_at(turn.nodes[node], job, job.absent[node]) for node in gone)
     return Finding(
@@ -288,7 +286,7 @@ def _ranks_gone(turn: Turn, job: Job, gone: dict[str, tuple[int, ...]]) -> Findi
         severity=Severity.ERROR,
         at=turn.at,
         since=since,
-        summary=f"rank{'s' if len(ranks) > 1 else ''} {shown} on {where} {how}: "
+        summary=f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks)} on {listed(sorted(gone))} {how}: "
         f"{only or f'{len(gone)} agents'} reported it, and no finding explained it within {turn.config.missing_s:g} s",
         node=only,
         job=job.name,

@@ -14,11 +14,11 @@ from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Job, Node, State
 from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.core.wording import listed
 from holdfast.supervisor.offenders import rate_per_day
 from holdfast.supervisor.planner import Plan, Request, Spare, Unplannable, plan
 
 RECENT_MAX = 20
-NODES_SHOWN_MAX = 8
 _HOUR_S = 3600.0  # how often a spare is to be expected to fail is told by the hour: it changes over weeks
 
 
@@ -28,10 +28,9 @@ def check_submission(state: State, spec: JobSpec) -> None:
     if job is not None and not job.phase.finished:
         raise Conflict(f"a job named {spec.name} is {job.phase}: stop it first, or choose another name")
     if job is None and (alive := sorted(name for name, node in state.nodes.items() if _runs(node, spec.name))):
-        shown = ", ".join(alive[:NODES_SHOWN_MAX]) + (" …" if len(alive) > NODES_SHOWN_MAX else "")
         raise Conflict(
-            f"workers of an earlier run of {spec.name} are alive on {shown}, and this supervisor does not know that run (its "
-            f"state was lost): they go on training. `holdfast jobs stop {spec.name}` ends them; or choose another name"
+            f"workers of an earlier run of {spec.name} are alive on {listed(alive)}, and this supervisor does not know that "
+            f"run (its state was lost): they go on training. `holdfast jobs stop {spec.name}` ends them; or choose another name"
         )
 
 
