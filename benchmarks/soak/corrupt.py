@@ -7,11 +7,32 @@ ours could know. A worker's image is therefore only touched while the worker sta
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
+from typing import ParamSpec
 
 from holdfast.domain.errors import HoldfastError
 from holdfast.shards import Manifest, peek
 from holdfast.shards.layout import PAGE
+
+P = ParamSpec("P")
+TRIES = 20
+
+
+def _until_found(flip: Callable[P, str]) -> Callable[P, str]:
+    """Retention deletes old copies while the newest is looked for. Then look again: a newer one is there."""
+
+    @wraps(flip)
+    def again(*args: P.args, **kwargs: P.kwargs) -> str:
+        for _ in range(TRIES - 1):
+            try:
+                return flip(*args, **kwargs)
+            except FileNotFoundError:
+                continue
+        return flip(*args, **kwargs)
+
+    return again
 
 
 def image(shm: Path, job: str, chance: random.Random) -> str:
@@ -28,6 +49,7 @@ def image(shm: Path, job: str, chance: random.Random) -> str:
     return "" if newest is None else f"{_flip(newest[1], newest[2], chance)} (step {newest[0]})"
 
 
+@_until_found
 def shard(disk: Path, job: str, chance: random.Random, *, rank: int | None = None, but: int | None = None) -> str:
     """The newest shard on a disk: of `rank`, or of any other than `but`. Empty when there is none."""
     found: list[tuple[int, int, Path]] = []
@@ -41,6 +63,7 @@ def shard(disk: Path, job: str, chance: random.Random, *, rank: int | None = Non
     return f"{_flip(path, path.stat().st_size, chance)} (attempt {attempt}, step {step})"
 
 
+@_until_found
 def stored(store: Path, job: str, chance: random.Random) -> str:
     """An object of the newest complete checkpoint in the object store. Empty when there is none."""
     complete = sorted(path.parent for path in (store / job).glob("a*-s*/manifest.json"))

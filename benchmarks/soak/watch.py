@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
+import stat
 import time
 from collections import defaultdict
 from collections.abc import Mapping
@@ -111,11 +113,12 @@ def sample(rig: Rig, ranks: int) -> Sample:
     for role in ("reapers", "workers"):
         counts["processes", role] -= ranks
     for node in rig.node_names:
-        files = [path for path in rig.shm(node).rglob("*") if path.is_file()]
+        in_memory, on_disk = _stats(rig.shm(node)), _stats(rig.disk(node))
+        files = [entry for entry in in_memory if stat.S_ISREG(entry.st_mode)]
         counts["shm_files", node] = len(files)
-        counts["shm_bytes", node] = sum(_size(path) for path in files)
-        counts["disk_files", node] = sum(1 for path in rig.disk(node).rglob("*") if path.is_file())
-        counts["directory_sockets", node] = sum(1 for path in rig.disk(node).rglob("*") if path.is_socket())
+        counts["shm_bytes", node] = sum(entry.st_blocks * 512 for entry in files)
+        counts["disk_files", node] = sum(stat.S_ISREG(entry.st_mode) for entry in on_disk)
+        counts["directory_sockets", node] = sum(stat.S_ISSOCK(entry.st_mode) for entry in on_disk)
     for name, path in rig.databases().items():
         counts["sqlite_bytes", name] = _database_bytes(path)
     with redis.Redis.from_url(rig.redis_url, socket_timeout=TIMEOUT_S) as connection:
@@ -168,11 +171,14 @@ def _count(counts: dict[tuple[str, str], float], role: str, process: psutil.Proc
         counts[what, role] = max(counts[what, role], float(value))
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_blocks * 512
-    except OSError:
-        return 0
+def _stats(directory: Path) -> list[os.stat_result]:
+    """Of everything below. The run goes on meanwhile: what is deleted while it is looked at does not count."""
+    found = []
+    for parent, _, names in os.walk(directory):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                found.append(os.lstat(os.path.join(parent, name)))
+    return found
 
 
 def _database_bytes(path: Path) -> float:

@@ -447,7 +447,7 @@ def test_an_unwritable_log_directory_is_named(agent: Agent, tmp_path: Path) -> N
 def test_grace_lets_an_unmodified_script_leave_by_itself(agent: Agent, tmp_path: Path) -> None:
     path = script(tmp_path, "graceful", LEAVES_ON_SIGTERM)
     start_job(agent.plane, prepare_order("graceful", path))
-    wait_until(lambda: agent.worker_log("graceful", 1, 0), description="the script to be up")
+    wait_until(lambda: agent.worker_log("graceful", 1, 0) == "up\n", description="the script to be up")
     assert agent.plane.ask(Stop("graceful", 1, grace_s=10)).ok
     assert agent.worker_log("graceful", 1, 0) == "up\nsaved\n"
     exited = agent.plane.wait_for_signal(WorkerExited, lambda e: e.job == "graceful")
