@@ -23,11 +23,13 @@ import torch
 
 from holdfast.domain.generations import ShardSource
 from holdfast.replicator.checksum import Checksummer
+from holdfast.replicator.sharing import Arrivals
 from holdfast.replicator.sockets import OpenSockets
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.tiers.images import ImageTier
 from holdfast.replicator.transport.client import Client
 from holdfast.replicator.transport.frames import Limits
+from holdfast.replicator.transport.intake import Intake
 from holdfast.replicator.transport.server import Server
 from holdfast.replicator.view import Held, Store
 from holdfast.shards import Image, ImageSet, Manifest, Plan, Staged, TensorSpec
@@ -83,7 +85,8 @@ def transport(root: Path, staged: Staged, total: int) -> None:
         limits=Limits(),
         sockets=OpenSockets(),
         tiers=((Store.IMAGE, images),),
-        inbox=FileTier("disk", root / "inbox"),
+        arrivals=Arrivals(0),
+        intake=Intake(FileTier("memory", root / "in-memory"), FileTier("disk", root / "on-disk")),
         takers=ThreadPoolExecutor(1),
         token_of=lambda job: TOKEN,
         arrived=_unexpected_arrival,
@@ -148,8 +151,8 @@ def compare(total: int, ways: dict[str, Callable[[], None]]) -> None:
         )
 
 
-def _unexpected_arrival(job: str, manifest: Manifest) -> None:
-    raise AssertionError(f"nobody pushes here, but {manifest.key} of {job} came")
+def _unexpected_arrival(job: str, manifest: Manifest, store: Store) -> None:
+    raise AssertionError(f"nobody pushes here, but {manifest.key} of {job} came into {store}")
 
 
 def _unexpected_suspect(job: str, held: Held) -> None:

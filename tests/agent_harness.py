@@ -32,7 +32,7 @@ from holdfast.domain.signals import NodeSignal, Tick
 from holdfast.v1 import control_pb2, telemetry_pb2
 from holdfast.v1.control_pb2_grpc import add_ControlServicer_to_server
 from holdfast.v1.telemetry_pb2_grpc import add_TelemetryServicer_to_server
-from holdfast.wire.control import decode_report, encode_ack, encode_order, encode_welcome
+from holdfast.wire.control import decode_report, encode_ack, encode_heard, encode_order, encode_welcome
 from holdfast.wire.retention import encode_saved_by_all
 from holdfast.wire.telemetry import decode_tick
 
@@ -100,6 +100,7 @@ class ControlPlane:
             for message in requests:
                 if message.WhichOneof("report") == "beat":
                     self.beats += 1
+                    downstream.put(encode_heard())
                     continue
                 report = decode_report(message)
                 if isinstance(report, Inventory):

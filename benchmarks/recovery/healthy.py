@@ -26,6 +26,7 @@ def step_ms(start: Start, *, steps: int = STEPS) -> float:
         while time.monotonic() < deadline:
             lines = path.read_text().splitlines() if path.exists() else []
             if len(lines) >= steps:
-                return statistics.median(json.loads(line)["ms"] for line in lines[SKIP:steps])
+                step_ms: list[float] = [json.loads(line)["ms"] for line in lines[SKIP:steps]]
+                return statistics.median(step_ms)
             time.sleep(0.1)
     raise SystemExit(f"a healthy run did not finish {steps} steps within {TIMEOUT_S:.0f} s")

@@ -39,7 +39,7 @@ def main(run: hf.Run, args: argparse.Namespace) -> None:
                 inputs = torch.randn(args.batch, args.width)
                 optimizer.zero_grad()
                 loss = torch.nn.functional.mse_loss(model(inputs), inputs)
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 s.log(loss=loss, tokens=args.batch)
             step += 1

@@ -6,8 +6,10 @@ import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import anyio
+import anyio.lowlevel
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -34,6 +36,10 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.server.max_pending_requests", PENDING_CALLS_MAX),
     ("grpc.server.max_pending_requests_hard_limit", PENDING_CALLS_MAX),
 )
+
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,19 @@ async def listen(
         with anyio.CancelScope(shield=True):
             await checks.enter_graceful_shutdown()
             await server.stop(stop_grace_s)
+
+
+async def write_whole(context: grpc.aio.ServicerContext[Request, Response], message: Response) -> None:
+    """Write on a stream, to the end even when cancelled meanwhile; as long as the peer reads, that is a moment.
+
+    When the first write of a call is cancelled, grpc.aio forgets that it has sent the initial metadata, sends them again with the
+    status, and the core refuses both (`GRPC_CALL_ERROR_TOO_MANY_OPERATIONS`, seen with 1.85): the peer would wait for ever on a
+    call that nobody serves. A peer that never reads holds the caller until its
+    connection breaks or the server stops.
+    """
+    await anyio.lowlevel.checkpoint_if_cancelled()
+    with anyio.CancelScope(shield=True):
+        await context.write(message)
 
 
 def _bind(server: grpc.aio.Server, address: str, tls: Tls | None) -> int:

@@ -32,16 +32,18 @@ class AgentMessage(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., traceparent: _Optional[str] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., order_done: _Optional[_Union[OrderDone, _Mapping]] = ..., ranks_stepping: _Optional[_Union[RanksStepping, _Mapping]] = ..., ranks_finished: _Optional[_Union[RanksFinished, _Mapping]] = ..., inventory: _Optional[_Union[Inventory, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., tested: _Optional[_Union[Tested, _Mapping]] = ..., workers_changed: _Optional[_Union[WorkersChanged, _Mapping]] = ...) -> None: ...
 
 class SupervisorMessage(_message.Message):
-    __slots__ = ("welcome", "command", "ack", "saved_by_all")
+    __slots__ = ("welcome", "command", "ack", "saved_by_all", "heard")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     COMMAND_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
     SAVED_BY_ALL_FIELD_NUMBER: _ClassVar[int]
+    HEARD_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     command: Command
     ack: ReportAck
     saved_by_all: SavedByAll
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., command: _Optional[_Union[Command, _Mapping]] = ..., ack: _Optional[_Union[ReportAck, _Mapping]] = ..., saved_by_all: _Optional[_Union[SavedByAll, _Mapping]] = ...) -> None: ...
+    heard: Heard
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., command: _Optional[_Union[Command, _Mapping]] = ..., ack: _Optional[_Union[ReportAck, _Mapping]] = ..., saved_by_all: _Optional[_Union[SavedByAll, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ...) -> None: ...
 
 class Beat(_message.Message):
     __slots__ = ("at", "workers_version", "steps")
@@ -82,20 +84,26 @@ class SavedByAll(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., job: _Optional[str] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("epoch", "supervisor", "protocol_version", "diagnostics", "peers", "inventory_differences")
+    __slots__ = ("epoch", "supervisor", "protocol_version", "diagnostics", "peers", "inventory_differences", "answers_beats")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SUPERVISOR_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     DIAGNOSTICS_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     INVENTORY_DIFFERENCES_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_BEATS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     supervisor: str
     protocol_version: int
     diagnostics: _containers.RepeatedScalarFieldContainer[str]
     peers: _containers.RepeatedScalarFieldContainer[str]
     inventory_differences: bool
-    def __init__(self, epoch: _Optional[int] = ..., supervisor: _Optional[str] = ..., protocol_version: _Optional[int] = ..., diagnostics: _Optional[_Iterable[str]] = ..., peers: _Optional[_Iterable[str]] = ..., inventory_differences: bool = ...) -> None: ...
+    answers_beats: bool
+    def __init__(self, epoch: _Optional[int] = ..., supervisor: _Optional[str] = ..., protocol_version: _Optional[int] = ..., diagnostics: _Optional[_Iterable[str]] = ..., peers: _Optional[_Iterable[str]] = ..., inventory_differences: bool = ..., answers_beats: bool = ...) -> None: ...
+
+class Heard(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Command(_message.Message):
     __slots__ = ("epoch", "command_id", "traceparent", "warm", "prepare", "start", "stop", "checkpoint_now", "set_interval", "prune")

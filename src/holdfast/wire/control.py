@@ -48,12 +48,17 @@ def encode_welcome(
             diagnostics=list(diagnostics),
             peers=list(peers),
             inventory_differences=True,
+            answers_beats=True,
         )
     )
 
 
 def encode_ack(seq: int) -> pb.SupervisorMessage:
     return pb.SupervisorMessage(ack=pb.ReportAck(seq=seq))
+
+
+def encode_heard() -> pb.SupervisorMessage:
+    return pb.SupervisorMessage(heard=pb.Heard())
 
 
 def encode_order(epoch: int, command_id: str, order: Order, traceparent: str = "") -> pb.SupervisorMessage:

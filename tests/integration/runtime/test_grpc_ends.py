@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -9,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -23,12 +25,13 @@ from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.runtime import grpc_channel
 from holdfast.runtime.children import spawn
 from holdfast.runtime.grpc_channel import cancellable, open_channel
-from holdfast.runtime.grpc_server import listen
-from holdfast.v1 import telemetry_pb2, telemetry_pb2_grpc
+from holdfast.runtime.grpc_server import listen, write_whole
+from holdfast.v1 import control_pb2, control_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 
 pytestmark = pytest.mark.anyio
 
 NAME = "holdfast.v1.Telemetry"
+MEGABYTE = "x" * 2**20
 TIMES = {"grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms"}
 
 
@@ -75,6 +78,37 @@ async def test_a_deadline_ends_a_read_that_waits_for_a_name_server() -> None:
             with anyio.move_on_after(0.2) as limit:
                 await cancellable(call.read())
         assert limit.cancelled_caught
+
+
+class Overflowing(control_pb2_grpc.ControlServicer):
+    """Writes more than its peer reads at once, and ends the call with that write under way."""
+
+    async def Session(  # type: ignore[override]  # noqa: N802
+        self, request_iterator: AsyncIterator[control_pb2.AgentMessage], context: Any
+    ) -> None:
+        begun = anyio.Event()
+
+        async def overflow() -> None:
+            begun.set()
+            await write_whole(context, control_pb2.SupervisorMessage(welcome=control_pb2.Welcome(supervisor=MEGABYTE)))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(overflow)
+            await begun.wait()
+            tasks.cancel_scope.cancel()
+        await context.abort(grpc.StatusCode.ABORTED, "enough")
+
+
+async def test_the_status_of_a_call_arrives_behind_its_first_write_that_was_under_way() -> None:
+    def overflowing(server: grpc.aio.Server) -> None:
+        control_pb2_grpc.add_ControlServicer_to_server(Overflowing(), server)  # type: ignore[no-untyped-call]
+
+    async with listen("127.0.0.1:0", overflowing, services=[]) as server, open_channel(server.endpoint) as channel:
+        call = control_pb2_grpc.ControlStub(channel).Session()
+        with anyio.fail_after(10), contextlib.suppress(grpc.aio.AioRpcError):
+            while await cancellable(call.read()) is not grpc.aio.EOF:
+                pass
+        assert await call.code() is grpc.StatusCode.ABORTED
 
 
 async def test_a_deadline_ends_a_call_that_nobody_answers() -> None:
@@ -169,8 +203,8 @@ async def test_a_peer_that_falls_silent_is_noticed(tmp_path: Path, monkeypatch: 
 
 SILENT_SERVER = """
 import anyio, pathlib, sys
-from holdfast.runtime.grpc_server import listen
-from holdfast.v1 import telemetry_pb2, telemetry_pb2_grpc
+from holdfast.runtime.grpc_server import listen, write_whole
+from holdfast.v1 import control_pb2, control_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 
 class Echo(telemetry_pb2_grpc.TelemetryServicer):
     async def Stream(self, ticks, context):

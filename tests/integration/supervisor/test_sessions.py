@@ -19,9 +19,10 @@ from holdfast.log.memory import MemoryLog
 from holdfast.log.names import INBOX
 from holdfast.log.protocol import Entry
 from holdfast.runtime.grpc_channel import open_channel
+from holdfast.supervisor import sessions
 from holdfast.v1 import control_pb2 as pb
 from holdfast.v1.control_pb2_grpc import ControlStub
-from holdfast.wire.control import encode_report
+from holdfast.wire.control import encode_beat, encode_report
 
 pytestmark = pytest.mark.anyio
 
@@ -98,6 +99,24 @@ async def test_garbage_ends_its_own_session_and_nobody_elses(tmp_path: Path) -> 
         await good.write(encode_report(OrderDone("c", ok=True), 2))
         acks = [(await good.read()).ack.seq for _ in range(3)]
         assert acks == [0, 1, 2]  # the first is the welcome
+
+
+async def test_a_refusal_always_reaches_its_agent(tmp_path: Path) -> None:
+    """Also while an acknowledgement is on its way: gRPC refuses a status beside a write that was cancelled."""
+    async with supervisor(tmp_path) as sup:
+        for number in range(100):
+            async with session(sup.control, hello(f"bad-{number}"), pb.AgentMessage(seq=2)) as bad:
+                code, _ = await refusal(bad)
+                assert code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_beat_is_answered_when_nothing_else_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "ANSWER_S", 0.0)
+    async with supervisor(tmp_path) as sup, session(sup.control, hello()) as call:
+        assert (await call.read()).welcome.answers_beats
+        assert (await call.read()).ack.seq == 1
+        await call.write(encode_beat(0.0))
+        assert (await call.read()).WhichOneof("message") == "heard"
 
 
 async def test_an_inventory_that_changes_one_that_never_came_begins_a_new_session(tmp_path: Path) -> None:

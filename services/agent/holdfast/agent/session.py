@@ -31,6 +31,7 @@ log = structlog.get_logger("holdfast.agent.session")
 
 BEAT_S = 0.5
 RETRY_S_MAX = 1.0  # nothing is repaired while a new leader does not know who is there
+UNANSWERED_BEATS_MAX = 40  # beats, not seconds: an agent that was frozen has sent none
 WELCOME_TIMEOUT_S = 3.0  # a leader welcomes at once; a supervisor that does not is as good as none
 OTHER_VERSION = "speaks protocol version"  # in the words of a supervisor that refuses ours: a status has no other place
 
@@ -70,6 +71,7 @@ class Session:
         self._tls = tls
         self._news = anyio.Event()
         self._welcomed = False
+        self._unanswered_beats = 0
         self._incompatible: set[str] = set()  # endpoints that refused our protocol version when last asked
 
     def report(self, report: Report) -> None:
@@ -117,8 +119,10 @@ class Session:
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._speak, call)
-                await self._hear_welcome(call)
+                welcome = await self._hear_welcome(call)
                 backoff.reset()
+                if welcome.answers_beats:
+                    tasks.start_soon(self._expect_answers)
                 while True:
                     self._take(await read(call, pb.SupervisorMessage))
         finally:
@@ -138,7 +142,15 @@ class Session:
                 await write(call, self._beat())
                 beat_at = anyio.current_time() + BEAT_S
 
-    async def _hear_welcome(self, call: _Call) -> None:
+    async def _expect_answers(self) -> None:
+        """Raises `Unavailable` when nothing was heard for `UNANSWERED_BEATS_MAX`: a stream can stand that nobody serves."""
+        self._unanswered_beats = 0
+        while self._unanswered_beats < UNANSWERED_BEATS_MAX:
+            await anyio.sleep(BEAT_S)
+            self._unanswered_beats += 1
+        raise Unavailable(f"no answer to {UNANSWERED_BEATS_MAX} beats")
+
+    async def _hear_welcome(self, call: _Call) -> pb.Welcome:
         """The leader's greeting. Raises `Unavailable` when there is none, or when it comes from a leader of the past."""
         message: pb.SupervisorMessage | None = None
         with anyio.move_on_after(WELCOME_TIMEOUT_S):
@@ -158,8 +170,10 @@ class Session:
         self._on_diagnostics(tuple(welcome.diagnostics))
         self._on_peers(tuple(welcome.peers))
         self._reports.differences = welcome.inventory_differences
+        return welcome
 
     def _take(self, message: pb.SupervisorMessage) -> None:
+        self._unanswered_beats = 0
         match message.WhichOneof("message"):
             case "ack":
                 self._reports.acknowledge(message.ack.seq)
@@ -167,6 +181,8 @@ class Session:
                 self._take_command(message.command)
             case "saved_by_all":
                 self._take_saved_by_all(message.saved_by_all)
+            case "heard":
+                pass
             case kind:
                 log.debug("message of no use", kind=kind)
 

@@ -19,6 +19,7 @@ from holdfast.diagnostics.backlog import Backlog, Line
 from holdfast.diagnostics.intake import Intake, NodeStream, Receipt, Replaced
 from holdfast.diagnostics.publisher import Publisher
 from holdfast.domain.errors import HoldfastError, IncompatibleVersion, MalformedMessage
+from holdfast.runtime.grpc_server import write_whole
 from holdfast.v1 import telemetry_pb2 as pb
 from holdfast.v1 import telemetry_pb2_grpc as pb_grpc
 from holdfast.wire.telemetry import decode_tick
@@ -152,7 +153,7 @@ class _Acks:
                     await anyio.sleep(min(receipt.settle_s, max(0.0, due - self._clock())))
                 if receipt.must_hold:
                     await self._publisher.wait_published(self._publisher.offered)
-                await context.write(pb.TickAck(seq=receipt.seq))
+                await write_whole(context, pb.TickAck(seq=receipt.seq))
             if self._closed:
                 return
             await self._news.wait()

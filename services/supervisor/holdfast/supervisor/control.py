@@ -16,6 +16,7 @@ import structlog
 from holdfast.domain.errors import HoldfastError, MalformedMessage
 from holdfast.domain.nodes import NodeFacts
 from holdfast.domain.orders import Hello
+from holdfast.runtime.grpc_server import write_whole
 from holdfast.supervisor.inbox import report_entry
 from holdfast.supervisor.protocol import NodeReported
 from holdfast.supervisor.sessions import AgentSession, Refused, Sessions
@@ -67,15 +68,16 @@ class ControlServicer(pb_grpc.ControlServicer):
         log.info("session", node=session.node, peer=session.peer, incarnation=session.incarnation)
         welcome = encode_welcome(sessions.epoch, self._supervisor, self._diagnostics, sessions.peers(session))
         session.offer(welcome)
-        try:
-            async with anyio.create_task_group() as tasks:
+        async with anyio.create_task_group() as tasks:
+            try:
                 tasks.start_soon(self._read, sessions, session, first, messages)
                 tasks.start_soon(_write, session, context)
                 await session.ended.wait()
-                tasks.cancel_scope.cancel()
-        finally:
-            sessions.leave(session)
-            log.info("session ended", node=session.node, reason=session.end.message if session.end else "by the agent")
+            finally:  # not behind a message on its way to an agent that does not read
+                sessions.leave(session)
+                reason = session.end.message if session.end else "by the agent"
+                log.info("session ended", node=session.node, reason=reason)
+            tasks.cancel_scope.cancel()
         if session.end is not None and session.end.code is not grpc.StatusCode.OK:
             raise Refused(session.end.code, session.end.message)
 
@@ -110,7 +112,7 @@ class ControlServicer(pb_grpc.ControlServicer):
 
 async def _write(session: AgentSession, context: Context) -> None:
     while True:
-        await context.write(await session.next())
+        await write_whole(context, await session.next())
 
 
 async def _first(messages: Messages) -> pb.AgentMessage:

@@ -19,10 +19,11 @@ from holdfast.supervisor.inbox import InboxWriter, gone_entry
 from holdfast.supervisor.meters import Latencies
 from holdfast.supervisor.protocol import NodeGone
 from holdfast.v1 import control_pb2 as pb
-from holdfast.wire.control import encode_order
+from holdfast.wire.control import encode_heard, encode_order
 from holdfast.wire.retention import encode_saved_by_all
 
 ALIVE_S = 1.5  # agents say something every 0.5 s; one that has been silent for this long may be replaced
+ANSWER_S = 2.0  # a beat is answered when nothing was sent to the agent for this long
 OUTGOING_MAX = 1024  # messages that an agent does not read
 PEERS_MAX = 4  # that an agent is told to test its network with
 DIFFERS_S = 3.0  # a report is on its way for less, unless the log is away
@@ -66,6 +67,7 @@ class AgentSession:
         self.renewed = False  # we ended it, and nothing is wrong with the node
         self.ended = anyio.Event()
         self.heard_at_s = anyio.current_time()
+        self.offered_at_s = self.heard_at_s
         self.workers_version = 0  # of the workers that run there, as its newest beat says; 0 = not reported
         self.steps: tuple[StepReached, ...] = ()  # how far they have come, likewise
         self.differs_since_s: float | None = None  # what was reported in full is not what the beats say
@@ -77,6 +79,8 @@ class AgentSession:
 
     def beat(self, workers_version: int, steps: tuple[StepReached, ...]) -> None:
         self.workers_version, self.steps = workers_version, steps
+        if anyio.current_time() - self.offered_at_s >= ANSWER_S:
+            self.offer(encode_heard())
 
     @property
     def said(self) -> Reported:
@@ -92,6 +96,7 @@ class AgentSession:
                 grpc.StatusCode.RESOURCE_EXHAUSTED, f"{OUTGOING_MAX} messages wait for this agent: it does not read"
             )
             return
+        self.offered_at_s = anyio.current_time()
         self._outgoing.append(message)
         self._news.set()
 
