@@ -85,10 +85,9 @@ async def listen(
 async def write_whole(context: grpc.aio.ServicerContext[Request, Response], message: Response) -> None:
     """Write on a stream, to the end even when cancelled meanwhile; as long as the peer reads, that is a moment.
 
-    When the first write of a call is cancelled, grpc.aio forgets that it has sent the initial metadata, sends them again with the
-    status, and the core refuses both (`GRPC_CALL_ERROR_TOO_MANY_OPERATIONS`, seen with 1.85): the peer would wait for ever on a
-    call that nobody serves. A peer that never reads holds the caller until its
-    connection breaks or the server stops.
+    When the first write of a call is cancelled, grpc.aio forgets that it has sent the initial metadata, sends them again with
+    the status, and the core refuses both (`GRPC_CALL_ERROR_TOO_MANY_OPERATIONS`, seen with 1.85): the peer would wait for ever
+    on a call that nobody serves. A peer that never reads holds the caller until its connection breaks or the server stops.
     """
     await anyio.lowlevel.checkpoint_if_cancelled()
     with anyio.CancelScope(shield=True):
