@@ -42,7 +42,14 @@ class Shell:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
         scratch = self.directory / "tmp"
         scratch.mkdir(exist_ok=True)
-        return {**inherited, MARK: self.mark, "TMPDIR": str(scratch), "COLUMNS": "120", **self.environment}
+        return {
+            **inherited,
+            MARK: self.mark,
+            "TMPDIR": str(scratch),
+            "HOME": str(scratch),
+            "COLUMNS": "120",
+            **self.environment,
+        }
 
     def start(self, *arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
         """A command that is killed when the block is left before its end."""

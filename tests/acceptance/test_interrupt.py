@@ -30,7 +30,7 @@ def test_interrupting_a_local_run_leaves_nothing_behind(tmp_path: Path, moment_s
     with output.open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "holdfast.cli.main", *command],
-            env={**os.environ, MARK: mark, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"},
+            env={**os.environ, MARK: mark, "TMPDIR": str(tmp_path), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -35,7 +35,7 @@ def test_an_unmodified_script_survives_a_killed_rank(tmp_path: Path) -> None:
     with (tmp_path / "output.log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "holdfast.cli.main", "run", "--local", "--nproc-per-node", "2", *arguments],
-            env={**os.environ, MARK: mark, "TMPDIR": str(tmp_path)},
+            env={**os.environ, MARK: mark, "TMPDIR": str(tmp_path), "HOME": str(tmp_path)},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -24,6 +25,19 @@ SILENCE_MAX_S = 900.0  # the control plane may be away for a while: training goe
 ENDED = {"completed": 0, "stopped": 1, "failed": 1}
 
 
+@dataclass(frozen=True, slots=True)
+class How:
+    """With what a job that is over is taken up again, and its checkpoints are deleted: words of a sentence."""
+
+    resume: str
+    delete: str
+
+
+def by_command(name: str) -> How:
+    """Of a job on a Holdfast that stays."""
+    return How(f"`holdfast jobs resume {name}`", f"`holdfast checkpoints prune {name}`")
+
+
 def follow(
     client: Client,
     name: str,
@@ -34,6 +48,7 @@ def follow(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
     until_left: bool = False,
+    how: How | None = None,
 ) -> int:
     """Returns 0 when the job completes, 1 when it fails or is stopped. `check` raises when waiting has become pointless.
     `until_left`: a completed job is waited for until its last checkpoint is in the object store, or is given up.
@@ -78,7 +93,7 @@ def follow(
         for line in logs.rest():
             display.print(line)
     console.print(markup(f"[bold]{escape(name)}[/] {job['phase']}: {escape(job['reason'])}"), soft_wrap=True)
-    if said := kept(job):
+    if said := kept(job, how or by_command(name)):
         console.print(escape(said), soft_wrap=True)
     return ENDED[job["phase"]]
 
@@ -89,9 +104,9 @@ def _settled(job: Mapping[str, Any]) -> bool:
     return not job.get("checkpoint_step") or bool(kept and kept["on_disk"] and kept["step"] >= job["checkpoint_step"])
 
 
-def kept(job: Mapping[str, Any]) -> str:
+def kept(job: Mapping[str, Any], how: How) -> str:
     """What of a job that is over its nodes keep, and what can be done with it; empty when there is nothing."""
-    found, name = job.get("kept"), job["name"]
+    found = job.get("kept")
     if not found:
         return ""
     nodes = list(found["directories"])
@@ -100,10 +115,7 @@ def kept(job: Mapping[str, Any]) -> str:
     )
     under = sorted(set(found["directories"].values()))
     where = f" on {on} under {', '.join(under[:NODES_NAMED_MAX])}" if nodes else ""
-    return (
-        f"step {found['step']} is kept{where}; `holdfast jobs resume {name}` goes on from it; "
-        f"`holdfast checkpoints prune {name}` deletes it"
-    )
+    return f"step {found['step']} is kept{where}; {how.resume} goes on from it; {how.delete} deletes it"
 
 
 def _news(client: Client, name: str, seen: set[tuple[str, str]]) -> Iterator[str]:

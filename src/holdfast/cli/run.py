@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from rich.markup import escape
 
 from holdfast.cli import torchrun
 from holdfast.cli.client import ENV_API, Client, NoApi, default_url
-from holdfast.cli.follow import follow
+from holdfast.cli.follow import ENDED, How, by_command, follow
 from holdfast.cli.log_tail import Ranks
 from holdfast.cli.policy import require_usable
 from holdfast.cli.stack import NODES_MAX, LocalStack, StackOptions
@@ -26,6 +25,11 @@ from holdfast.wire.jobfile import load_job, parse_job, to_body
 
 NODES_TIMEOUT_S = 120.0
 NODES_POLL_S = 0.1
+SETTLE_TIMEOUT_S = 30.0
+RUNS = Path("~/.local/state/holdfast/runs")  # a local stack's own directory is the one below that has the job's name
+KEEP_ALL = {
+    "HOLDFAST_REPLICATOR_RETENTION_S": "0"
+}  # days may pass between two runs of a name, and nobody cleans up meanwhile
 
 # What a job file says itself: parameter → (flag, key of the file).
 IN_JOB_FILE = {
@@ -76,6 +80,14 @@ def run(
     local: Annotated[
         bool, typer.Option("--local", help="Start a local stack for this job, even when an API answers.")
     ] = False,
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            "--dir",
+            help=f"Where a local stack keeps its checkpoints, state and logs. Default: {RUNS}/NAME.",
+            show_default=False,
+        ),
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Submit and return.")] = False,
     show_ranks: Annotated[
         str,
@@ -143,15 +155,20 @@ def run(
             if not local
             else "--detach cannot be used with --local: the local stack ends with this command"
         )
-    if resume and not url:
+    if directory is not None and url:
+        raise InvalidSpec(
+            "--dir", str(directory), f"no --dir when the job goes to {url}; with --local it gets a Holdfast of its own"
+        )
+    place = (directory or RUNS / spec.name).expanduser()
+    if resume and not url and not place.exists():
         raise Unavailable(
-            f"--resume needs the Holdfast whose nodes have the checkpoints of {spec.name}, and none answers at "
-            f"{default_url()}: start it with `holdfast up` in the directory that it had"
-            if not local
-            else f"--resume cannot be used with --local: the nodes of a new local stack have no checkpoints of {spec.name}"
+            f"there is nothing to go on from: no Holdfast answers at {default_url()}, and {place}, where a local stack would "
+            f"have kept checkpoints of {spec.name}, does not exist. Start the Holdfast that ran it (`holdfast up`), or name "
+            "the directory with --dir"
         )
     start = Start(resume, fresh, step)
-    raise typer.Exit(_run(spec, url, detach, spec.spares if spares is None else spares, ranks, start))
+    own = None if url else _Own(place, spec.spares if spares is None else spares)
+    raise typer.Exit(_run(spec, url, own, detach, ranks, start))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,27 +180,40 @@ class Start:
     step: int | None = None
 
 
-def _run(spec: JobSpec, url: str, detach: bool, spares: int, ranks: Ranks, start: Start) -> int:
-    """`url` empty: on a local stack of its own."""
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """A local stack for this job only."""
+
+    directory: Path
+    spares: int
+
+
+def _run(spec: JobSpec, url: str, own: _Own | None, detach: bool, ranks: Ranks, start: Start) -> int:
+    """At `url`, or on a local stack of its `own`."""
     console = Console(highlight=False, emoji=False)
-    remote = bool(url)
     with ExitStack() as cleanup:
         check: Callable[[], None] = lambda: None  # noqa: E731
-        if not remote:
-            stack = _start_stack(spec, spares, console, cleanup)
+        if own is not None:
+            stack = _start_stack(spec, own, console, cleanup)
             url, check = stack.api_url, stack.tend
         client = cleanup.enter_context(Client(url))
         client.submit(to_body(spec), resume=start.resume, fresh=start.fresh, step=start.step)
         try:
             said = f", to go on from step {client.job(spec.name)['goes_on_from']}" if start.resume else ""
             console.print(f"[bold]{spec.name}[/] submitted to {url}{said}", soft_wrap=True)
-            console.print(f"[dim]{escape(_where_kept(client, spec.name))}[/]", soft_wrap=True)
+            where = _where_kept(client, spec.name) if own is None else _kept_here(own.directory)
+            console.print(f"[dim]{escape(where)}[/]", soft_wrap=True)
             if detach:
                 return 0
-            return follow(client, spec.name, console, ranks=ranks, check=check, until_left=not remote)
+            how = by_command(spec.name) if own is None else _how_here(own.directory)
+            return follow(client, spec.name, console, ranks=ranks, check=check, until_left=own is not None, how=how)
         except KeyboardInterrupt:
-            if remote:
+            if own is None:
                 console.print(f"[bold]{spec.name}[/] goes on without us; `holdfast jobs stop {spec.name}` stops it")
+            else:
+                console.print(
+                    f"[bold]{spec.name}[/] is ended: {escape(_how_here(own.directory).resume)} goes on from its checkpoints"
+                )
             raise
 
 
@@ -196,36 +226,67 @@ def _where_kept(client: Client, name: str) -> str:
     )
 
 
-def _start_stack(spec: JobSpec, spares: int, console: Console, cleanup: ExitStack) -> LocalStack:
+def _kept_here(directory: Path) -> str:
+    return f"its checkpoints stay in {directory} when it ends; the same command with --resume goes on from them"
+
+
+def _how_here(directory: Path) -> How:
+    return How("the same command with --resume", f"deleting {directory}")
+
+
+def _start_stack(spec: JobSpec, own: _Own, console: Console, cleanup: ExitStack) -> LocalStack:
     if spec.policy:
         require_usable(spec.policy)  # the supervisor asks too, but by then everything would have been started
-    nodes = spec.nodes + spares
+    nodes = spec.nodes + own.spares
     if nodes > NODES_MAX:
-        field, value = ("nodes", spec.nodes) if spec.nodes > NODES_MAX else ("spares", spares)
+        field, value = ("nodes", spec.nodes) if spec.nodes > NODES_MAX else ("spares", own.spares)
         raise InvalidSpec(
             field,
             value,
             f"at most {NODES_MAX} nodes, spares included, for a local stack: they all run on this machine "
             "(`holdfast agent` starts a node on another one)",
         )
-    directory = Path(tempfile.mkdtemp(prefix=f"holdfast-{spec.name}-"))
     console.print(
         f"no Holdfast is used here: starting one for this job with {nodes} {'node' if nodes == 1 else 'nodes'}; "
-        f"logs in {escape(str(directory))}",
+        f"checkpoints and logs in {escape(str(own.directory))}",
         soft_wrap=True,
     )
-    options = StackOptions(directory=directory, nodes=nodes, workers_per_node=spec.nproc_per_node)
+    options = StackOptions(
+        directory=own.directory,
+        nodes=nodes,
+        workers_per_node=spec.nproc_per_node,
+        environment=KEEP_ALL,
+        nodes_on=False,
+    )
     stack = cleanup.enter_context(LocalStack(options, say=lambda text: console.print(text, soft_wrap=True)))
     with Client(stack.api_url) as client:
-        wait_for_nodes(client, stack, nodes)
+        cut_off = _stop_what_was_cut_off(client)
+        earlier = {node["node"]: node["incarnation"] for node in client.nodes()}
+        keeping = {path.parent.parent.name for path in own.directory.glob(f"nodes/*/disk/{spec.name}")}
+        stack.power_on_all()
+        wait_for_nodes(client, stack, nodes, earlier)
+        _settle(client, keeping & set(stack.node_names), cut_off)
     return stack
 
 
-def wait_for_nodes(client: Client, stack: LocalStack, count: int) -> None:
-    """Return when `count` nodes are connected. Raises `Unavailable` when they do not come."""
+def _stop_what_was_cut_off(client: Client) -> list[str]:
+    """A job whose stack was ended before it does not start again by itself: this command says what becomes of it."""
+    cut_off = [job["name"] for job in client.jobs() if job["phase"] not in ENDED]
+    for name in cut_off:
+        client.stop(name, "the Holdfast that ran it was ended")
+    return cut_off
+
+
+def wait_for_nodes(client: Client, stack: LocalStack, count: int, earlier: Mapping[str, str] | None = None) -> None:
+    """Return when `count` nodes are connected. `earlier`: their incarnations when the stack ran last; the supervisor may still
+    take those for connected. Raises `Unavailable` when they do not come."""
     deadline = time.monotonic() + NODES_TIMEOUT_S
     while True:
-        connected = [node["node"] for node in client.nodes() if node["state"] != "lost"]
+        connected = [
+            node["node"]
+            for node in client.nodes()
+            if node["connected"] and node["incarnation"] != (earlier or {}).get(node["node"])
+        ]
         if len(connected) >= count:
             return
         stack.check()
@@ -235,6 +296,17 @@ def wait_for_nodes(client: Client, stack: LocalStack, count: int) -> None:
                 f"nodes {', '.join(missing)} did not connect within {NODES_TIMEOUT_S:.0f} s; "
                 f"see {stack.directory}/nodes/*/agent.log"
             )
+        time.sleep(NODES_POLL_S)
+
+
+def _settle(client: Client, keeping: set[str], stopped: Sequence[str]) -> None:
+    """Until the nodes have said which checkpoints they keep (before, a submission would find none to go on from) and the jobs
+    that were stopped are over. What is not settled in time is refused by the supervisor, with the reason."""
+    deadline = time.monotonic() + SETTLE_TIMEOUT_S
+    while time.monotonic() < deadline:
+        said = keeping <= {node["node"] for node in client.nodes() if node["inventoried"]}
+        if said and all(client.job(name)["phase"] in ENDED for name in stopped):
+            return
         time.sleep(NODES_POLL_S)
 
 

@@ -56,6 +56,7 @@ Say = Callable[[str], None]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackOptions:
     """How to build a stack. Ports are 0 = any free one; `nodes` is how many agents to start, 0 = control plane only.
+    `nodes_on`: with the stack; else `power_on_all` starts them.
 
     `stays`: its processes outlive a starter that is killed, and the next stack of the directory takes them over.
     """
@@ -72,6 +73,7 @@ class StackOptions:
     diagnostics_port: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
     stays: bool = False
+    nodes_on: bool = True
 
     @property
     def flags(self) -> dict[str, str | int]:
@@ -152,10 +154,8 @@ class LocalStack:
         for name in missing:
             self.start_service(name)
             self._note()
-        if off := [node for node in self.node_names if node not in self._agents]:
-            self._say(f"[dim]starting {len(off)} node{'s' if len(off) > 1 else ''} …[/]")
-        for node in off:
-            self.power_on(node)
+        if self._options.nodes_on:
+            self.power_on_all()
 
     def _end(self, error: BaseException | None) -> None:
         if self._leaves_on_error and isinstance(error, Exception):
@@ -294,6 +294,13 @@ class LocalStack:
         return {name: process.pid for name, process in (self._services | self._agents).items()}
 
     # ------------------------------------------------------------------ nodes
+
+    def power_on_all(self) -> None:
+        """Start the agent of every node that is off."""
+        if off := [node for node in self.node_names if node not in self._agents]:
+            self._say(f"[dim]starting {len(off)} node{'s' if len(off) > 1 else ''} …[/]")
+        for node in off:
+            self.power_on(node)
 
     def power_on(self, node: str) -> None:
         """Start the agent of `node`. Raises `Conflict` when it is running."""

@@ -297,6 +297,7 @@ class Node(Model):
         str, Field(description="where shards are kept, each job in a directory of its name; empty = unknown")
     ]
     version: str
+    inventoried: Annotated[bool, Field(description="its agent has reported which checkpoints are kept there")]
     quarantined: Annotated[bool, Field(description="cordoned because it keeps failing")]
     faults_per_day: Annotated[float, Field(description="to be expected, by its own past; spares are chosen by it")]
     preflight: Annotated[Preflight | None, Field(description="null: this node does not test itself")] = None

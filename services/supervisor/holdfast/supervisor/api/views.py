@@ -237,6 +237,7 @@ def node(picture: Picture, value: Node, at: float) -> models.Node:
         node=value.name,
         state=value.state,
         connected=value.connected,
+        inventoried=value.inventoried,
         job=_job_of(picture, value.name),
         reason=_reason(picture, value),
         zone=facts.zone,

@@ -1,0 +1,94 @@
+"""`holdfast run` on a stack of its own, again and again in one directory: what was saved is found, and never passed over."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from commands import Shell
+from waiting import wait_until
+
+SCRIPT = """
+import pathlib, sys, time
+import torch
+import holdfast.train as hf
+
+def main(run: hf.Run) -> None:
+    weight = torch.zeros(8)
+    state = {"weight": weight}
+    step = run.restore(state)
+    with open("begun", "a") as file:
+        file.write(f"{step} {weight[0]:g}\\n")
+    while step < int(sys.argv[1]):
+        with run.step(step):
+            weight += 1
+            time.sleep(0.01)
+        step += 1
+        run.checkpoint(state, step)
+
+hf.launch(main)
+"""
+JOB = """
+name: own
+script: train.py
+args: ["{steps}"]
+checkpoint: {{interval_steps: 10}}
+"""
+
+
+def begun(directory: Path) -> list[tuple[int, int]]:
+    """(step, the weight that was restored) of every start so far."""
+    path = directory / "begun"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [(int(step), int(weight)) for step, weight in (line.split() for line in lines)]
+
+
+def on_disk(directory: Path) -> bool:
+    return any((directory / "kept").glob("nodes/*/disk/own/**/rank-0.json"))
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("ending", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_a_run_that_was_cut_off_is_gone_on_with_when_asked_and_never_begun_anew_unasked(
+    tmp_path: Path, ending: signal.Signals
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "long.yaml").write_text(JOB.format(steps=10**9))
+    (tmp_path / "short.yaml").write_text(JOB.format(steps=1))
+    shell = Shell(tmp_path)
+    with shell.start("run", "--local", "--dir", "kept", "long.yaml") as process:
+        wait_until(lambda: on_disk(tmp_path), description="a checkpoint on the node's disk", timeout_s=120)
+        process.send_signal(ending)
+        process.communicate(timeout=60)
+    wait_until(lambda: not shell.processes(), description="everything of it to be gone", timeout_s=30)
+    assert begun(tmp_path) == [(0, 0)]
+
+    refused = shell("run", "--local", "--dir", "kept", "short.yaml", timeout_s=120)
+    assert refused.code == 2
+    assert "own has checkpoints, the newest of step" in refused.err
+    assert begun(tmp_path) == [(0, 0)]
+
+    resumed = shell("run", "--local", "--dir", "kept", "--resume", "short.yaml", timeout_s=120)
+    assert resumed.code == 0, resumed.out + resumed.err
+    assert len(begun(tmp_path)) == 2
+    step, weight = begun(tmp_path)[-1]
+    assert step == weight > 0
+    assert f"to go on from step {step}" in resumed.out
+    shell.assert_nothing_runs()
+
+
+def test_nothing_to_go_on_from_is_said_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    result = Shell(tmp_path)("run", "--local", "--resume", "--dir", "nowhere", "train.py")
+    assert result.code == 2
+    assert "there is nothing to go on from" in result.err
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_directory_means_a_stack_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    result = Shell(tmp_path)("run", "--api", "http://127.0.0.1:1", "--dir", "here", "train.py")
+    assert result.code == 2
+    assert "--dir" in result.err
+    assert "--local" in result.err
