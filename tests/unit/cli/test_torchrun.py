@@ -28,8 +28,8 @@ class Recorder:
         self.ranks: Any = None
         self.spares = 0
 
-    def __call__(self, spec: JobSpec, url: str, detach: bool, spares: int, ranks: Any, start: Any) -> int:
-        self.spec, self.ranks, self.spares = spec, ranks, spares
+    def __call__(self, spec: JobSpec, url: str, own: Any, detach: bool, ranks: Any, start: Any) -> int:
+        self.spec, self.ranks, self.spares = spec, ranks, own.spares
         return 0
 
 

@@ -47,6 +47,16 @@ def test_a_stopped_rank_is_named_wherever_it_stands(dp: int, pp: int, per_node: 
         assert f"rank {stopped} " in found.evidence["ranks"].splitlines()[0]
 
 
+def test_a_generation_of_which_no_rank_is_left_is_no_hang() -> None:
+    """All that is known of it has ended well, and no agent says that it stopped: seen while every node was replaced."""
+    fleet = fleet_of(2, 1)
+    for rank in range(2):
+        fleet.exits(rank, exit_code=0, signal=None)
+    fleet.training = False
+    fleet.run(until=200.0)
+    assert fleet.found == []
+
+
 def test_a_stall_is_a_warning_then_an_error_and_the_next_one_is_new() -> None:
     fleet = fleet_of()
     fleet.training = False

@@ -65,8 +65,37 @@ def rows(*listed: tuple[int, str, str, int, int]) -> CollectiveRows:
 def test_a_stalled_rank_is_proven_by_any_peer_that_has_finished() -> None:
     """Rank 0 finished what rank 1 is still inside; rank 1 is in another group with rank 3, of which nothing is known."""
     found = who_is_waited_for(
-        rows((0, "dp", "0-2", 9, -1), (1, "dp", "0-2", 9, 9), (2, "dp", "0-2", 9, 9), (1, "tp", "1,3", 4, 4)),
+        rows(
+            (0, "dp", "0-2,4", 9, -1),
+            (1, "dp", "0-2,4", 9, 9),
+            (2, "dp", "0-2,4", 9, 9),
+            (4, "dp", "0-2,4", 9, -1),
+            (1, "tp", "1,3", 4, 4),
+        ),
         {3: "no dump"},
     )
     assert found is not None
     assert (found.standing, set(found.ranks)) == (Standing.STALLED, {1, 2})
+
+
+def test_one_that_finished_before_all_others_blames_none_of_them() -> None:
+    """Seen with a node whose packets to the others were lost: it was through, and they waited for what it had sent."""
+    found = who_is_waited_for(rows((0, "0", "0-3", 9, -1), *((rank, "0", "0-3", 9, 9) for rank in (1, 2, 3))))
+    assert found is not None
+    assert (found.standing, found.ranks, found.among) == (Standing.UNDELIVERED, (), (1, 2, 3))
+    assert "did not arrive" in found.reason
+
+
+def test_with_a_node_out_of_sight_nobody_is_blamed_for_being_inside() -> None:
+    """Seen with a node that was cut off from everybody: no row of its rank, and no word that its recorder is silent."""
+    found = who_is_waited_for(rows((0, "0", "0-3", 9, -1), (1, "0", "0-3", 9, 9), (2, "0", "0-3", 9, -1)))
+    assert found is not None
+    assert (found.standing, found.ranks, found.among) == (Standing.UNDELIVERED, (), (1,))
+    assert "the node of rank 3" in found.reason
+
+
+def test_a_rank_out_of_sight_that_all_others_may_wait_for_is_suspected() -> None:
+    found = who_is_waited_for(rows(*((rank, "0", "0-3", 9, 9) for rank in (0, 1, 2))))
+    assert found is not None
+    assert (found.standing, found.ranks) == (Standing.UNREACHABLE, (3,))
+    assert "nothing is heard of its node" in found.reason

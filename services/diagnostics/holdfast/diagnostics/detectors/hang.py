@@ -150,9 +150,12 @@ class Hang:
             rule = self._proven(generation, stall, now) or self._unproven(generation, stall, now)
             if rule is None:
                 continue
+            finding = report(key, evidence_of(generation, stall), rule, now)
+            if finding is None:
+                continue
             generation.warned = True
             generation.settled = rule.severity is Severity.ERROR
-            findings.append(report(key, evidence_of(generation, stall), rule, now))
+            findings.append(finding)
         return tuple(findings)
 
     def _proven(self, generation: Watched, stall: Stall, now: float) -> Rule | None:

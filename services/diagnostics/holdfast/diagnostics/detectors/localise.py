@@ -36,6 +36,7 @@ _CONFIDENCE = {
     Standing.ABSENT: 0.95,
     Standing.STALLED: 0.9,
     Standing.UNREACHABLE: 0.7,
+    Standing.UNDELIVERED: 0.6,
     Standing.IN_FLIGHT: 0.6,
     Standing.CYCLE: 0.9,
 }
@@ -86,7 +87,7 @@ def _waited_for(ranks: Sequence[RankView], waiting: Waiting | None) -> Verdict |
     if waiting.ranks:
         named = waiting.ranks if len(waiting.ranks) > 1 else ()
         return Verdict(waiting.ranks[0], waiting.reason, _CONFIDENCE[waiting.standing], named)
-    if waiting.standing is Standing.IN_FLIGHT and (stuck := _kernel(ranks)) is not None:
+    if waiting.standing in (Standing.IN_FLIGHT, Standing.UNDELIVERED) and (stuck := _kernel(ranks)) is not None:
         return stuck  # a thread that the kernel does not let go can leave its rank inside an operation
     return Verdict(None, waiting.reason, _CONFIDENCE[waiting.standing], waiting.among)
 

@@ -128,10 +128,12 @@ def look(evidence: Evidence) -> Look:
     return Look(_waiting(evidence))
 
 
-def report(key: tuple[str, int], evidence: Evidence, rule: Rule, now: float) -> Finding:
-    """The finding about `key`, a job and its generation."""
+def report(key: tuple[str, int], evidence: Evidence, rule: Rule, now: float) -> Finding | None:
+    """The finding about `key`, a job and its generation. None when no rank of it is known to run: that is no hang."""
     job, number = key
     views = _views(evidence, now)
+    if not views:
+        return None
     verdict = localise(views, _waiting(evidence))
     culprit = next((view for view in views if view.rank == verdict.rank), None)
     step = max(view.step for view in views)

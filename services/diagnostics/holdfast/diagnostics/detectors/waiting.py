@@ -7,6 +7,8 @@ edge is ever built and the cost is linear in the rows: does a rank wait for anyb
     mismatch     members call different things at the same place in a group's sequence; the odd ones out are named
     absent       a root outside of all collectives: it computes, loops, holds its interpreter's lock, or reads its data
     stalled      it has entered an operation that its peers have finished: its device or communication thread stands still
+    undelivered  more members are still inside an operation than can have finished it, or the node of one is not heard of:
+                 what was sent did not arrive; nobody is named
     unreachable  nothing is known of a rank (stopped, ended, no dump) that the others may wait for, and nobody is proven stuck
     in flight    everybody is inside the same operation and nobody has finished it: the network; nobody is named
     cycle        A waits for B in one group, B for A in another: the script's order of collectives; nobody is named
@@ -36,6 +38,7 @@ class Standing(StrEnum):
     ABSENT = "absent"
     STALLED = "stalled"
     UNREACHABLE = "unreachable"
+    UNDELIVERED = "undelivered"
     IN_FLIGHT = "in_flight"
     CYCLE = "cycle"
 
@@ -82,6 +85,7 @@ class _Graph:
     waited: dict[int, str] = field(default_factory=dict)
     waiters: Counter[int] = field(default_factory=Counter)
     stalled: dict[int, str] = field(default_factory=dict)
+    undelivered: Waiting | None = None
     # Nothing is known of them, others are in an operation of theirs.
     doubted: dict[int, str] = field(default_factory=dict)
     mismatches: list[Waiting] = field(default_factory=list)
@@ -94,21 +98,28 @@ def who_is_waited_for(
 
     `unreachable`: ranks whose recorders did not answer, with what is known of them ("it has ended"). `messaging`: ranks that
     may be waiting for a message which their recorder does not show; they are not to be named for being outside of collectives.
+    A member of a group that is in neither is on a node that nobody hears.
     """
     groups, pairs = _read(rows)
     graph = _Graph({rank for group in groups for rank, place in group.places.items() if place.pending >= 0})
     graph.inside.update(rank for _, _, rank in pairs)
     idle = set(rows.rank) - graph.inside - set(messaging)
-    unknown = {**dict.fromkeys(idle, "it is inside no collective"), **(unreachable or {})}
+    seen = {*rows.rank, *idle, *(unreachable or {})}
+    away = {rank for group in groups for rank in group.members if rank not in seen}
+    unknown = {
+        **dict.fromkeys(sorted(away), "nothing is heard of its node"),
+        **dict.fromkeys(idle, "it is inside no collective"),
+        **(unreachable or {}),
+    }
     graph.waits.update({rank: f"rank {rank} may wait for a message" for rank in messaging if rank not in graph.inside})
     for group in groups:
-        _fold(graph, group, unknown)
+        _fold(graph, group, unknown, away)
     _fold_pairs(graph, pairs, groups, unknown)
     if not graph.inside:
         return None
     if graph.mismatches:
         return min(graph.mismatches, key=lambda found: (not found.ranks, found.ranks))
-    found = _roots(graph) or _doubted(graph, unknown)
+    found = _roots(graph) or graph.undelivered or _doubted(graph, unknown)
     return found or (None if messaging else _nobody(graph))
 
 
@@ -148,7 +159,7 @@ def _nobody(graph: _Graph) -> Waiting:
 # ---------------------------------------------------------------- collectives
 
 
-def _fold(graph: _Graph, group: _Group, unknown: Mapping[int, str]) -> None:
+def _fold(graph: _Graph, group: _Group, unknown: Mapping[int, str], away: Collection[int]) -> None:
     """One group: who is in an operation here, whom that shows to be behind, and what does not fit."""
     waiting = {rank: place for rank, place in group.places.items() if place.pending >= 0}
     if not waiting:
@@ -169,7 +180,7 @@ def _fold(graph: _Graph, group: _Group, unknown: Mapping[int, str]) -> None:
             behind = f"it has not entered {_what(farthest, group)}, in which rank {farthest_rank} waits"
             graph.waited.setdefault(rank, behind)
             graph.waiters[rank] += sum(1 for other in waiting.values() if other.pending > place.entered)
-    _fold_stalled(graph, group, waiting)
+    _fold_stalled(graph, group, waiting, silent, away)
     graph.mismatches.extend(_mismatches(group, waiting))
 
 
@@ -181,16 +192,41 @@ def _silent_took_part(place: _Place, group: _Group, rank: int, silent: Collectio
     return any(finished) if place.kind.startswith(_SYMMETRIC) else bool(finished) and all(finished)
 
 
-def _fold_stalled(graph: _Graph, group: _Group, waiting: Mapping[int, _Place]) -> None:
+def _fold_stalled(
+    graph: _Graph, group: _Group, waiting: Mapping[int, _Place], silent: Collection[int], away: Collection[int]
+) -> None:
     finished_by, finished = max(
         ((rank, place.completed) for rank, place in group.places.items()), key=lambda item: item[1]
     )
-    for rank, place in waiting.items():
-        if place.pending <= finished and place.kind.startswith(_SYMMETRIC):
-            graph.stalled.setdefault(
-                rank, f"it is still inside {_what(place, group)}, which rank {finished_by} has finished: its device or its "
-                "communication thread stands still",
-            )  # fmt: skip
+    inside = {
+        rank: place
+        for rank, place in waiting.items()
+        if place.pending <= finished and place.kind.startswith(_SYMMETRIC)
+    }
+    if not inside:
+        return
+    first = min(place.pending for place in inside.values())
+    unheard = [rank for rank in silent if rank in away]
+    finishers = sum(place.completed >= first for place in group.places.values()) + len(silent) - len(unheard)
+    if unheard or len(inside) > finishers:
+        # Who loses the way to the others may finish before them: what it sent is what they wait for.
+        ranks = tuple(sorted(inside))
+        reason = (
+            f"ranks {_list(ranks)} are still inside {_what(inside[ranks[0]], group)}, which rank {finished_by} has finished: "
+            + (
+                f"nothing is heard of the node of rank {unheard[0]}"
+                if unheard
+                else "what was sent to them did not arrive"
+            )
+            + ": the network"
+        )
+        graph.undelivered = graph.undelivered or Waiting(Standing.UNDELIVERED, (), reason, ranks)
+        return
+    for rank, place in inside.items():
+        graph.stalled.setdefault(
+            rank, f"it is still inside {_what(place, group)}, which rank {finished_by} has finished: its device or its "
+            "communication thread stands still",
+        )  # fmt: skip
 
 
 def _mismatches(group: _Group, waiting: Mapping[int, _Place]) -> Iterator[Waiting]:
