@@ -113,6 +113,36 @@ def test_a_leaver_that_does_not_stop_in_time_is_out_of_service() -> None:
     assert fleet.job.phase is JobPhase.RUNNING
 
 
+def test_a_node_that_connects_late_in_a_change_has_the_whole_time_to_stop() -> None:
+    fleet = running(job(dp=3, prepare_timeout_s=5.0), spares=1)
+    fleet.lose("n1")
+    fleet.answer_orders("n3")
+    fleet.wait(4.0)
+    fleet.hello("n1", running=1)
+    fleet.done("n3", Prepare)
+    fleet.wait(4.9)
+    assert fleet.job.phase is JobPhase.PREPARING
+    assert not fleet.state.nodes["n1"].condemned
+    fleet.wait(0.2)
+    assert "did not stop" in fleet.state.nodes["n1"].condemned
+    assert fleet.job.phase is JobPhase.STARTING
+
+
+def test_a_node_that_comes_and_goes_does_not_hold_up_a_start_for_ever() -> None:
+    fleet = running(job(dp=3, prepare_timeout_s=5.0), spares=1)
+    fleet.lose("n1")
+    fleet.answer_orders("n3")
+    fleet.hello("n1", running=1)
+    fleet.done("n3", Prepare)
+    for _ in range(10):
+        fleet.gone("n1")
+        if fleet.job.phase is not JobPhase.PREPARING:
+            break
+        fleet.hello("n1", running=1)
+        fleet.wait(2.0)
+    assert fleet.job.phase is JobPhase.STARTING
+
+
 def test_a_node_that_vanishes_while_it_prepares_is_planned_around_within_a_second() -> None:
     fleet = running(job(dp=3), spares=1)
     fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)

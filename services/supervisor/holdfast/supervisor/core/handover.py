@@ -10,7 +10,7 @@ from holdfast.domain.generations import OBJECT_STORE
 from holdfast.domain.incidents import IncidentState, NodeShare
 from holdfast.domain.orders import OrderDone, Prepare, RanksStepping, Start, Stop, Warm
 from holdfast.supervisor.core import nodes, pacing, progress, reconcile, reports, saved
-from holdfast.supervisor.core.change import give_grace, prepare_timeout_s, replan, traceparent_of
+from holdfast.supervisor.core.change import give_grace, prepare_timeout_s, replan, traceparent_of, wait_for_stop
 from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Change, Job
@@ -302,7 +302,7 @@ def on_node_back(turn: Turn, name: str, node: str) -> None:
         stale[-1].command_id if stale else turn.send(node, Stop(name, job.number if change is None else job.number - 1))
     )
     if change is not None and change.started_at is None:
-        turn.put_job(name, change=evolve(change, waiting={**change.waiting, command: node}))
+        wait_for_stop(turn, job, command, node)
 
 
 def on_node_heard(turn: Turn, node: str) -> None:

@@ -26,8 +26,7 @@ from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.generations import Placement
 from holdfast.domain.nodes import RunningWorker, WorkerEnded
 from holdfast.domain.orders import RanksFinished, StepReached, Stop
-from holdfast.supervisor.core import handover, incidents, jobs, nodes, progress
-from holdfast.supervisor.core.evolve import evolve
+from holdfast.supervisor.core import change, handover, incidents, jobs, nodes, progress
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Job, Node
 from holdfast.supervisor.core.turn import Turn
@@ -100,8 +99,7 @@ def stop_orphaned(turn: Turn, name: str, workers: Iterable[RunningWorker]) -> No
         elif not any(isinstance(send.order, Stop) for send in turn.orders(node=name, job=job)):
             command = turn.send(name, Stop(job, generation))
             if known.change is not None and known.change.started_at is None:
-                waiting = {**known.change.waiting, command: name}  # nothing starts before it has stopped
-                turn.put_job(job, change=evolve(known.change, waiting=waiting))
+                change.wait_for_stop(turn, known, command, name)
 
 
 # ---------------------------------------------------------------- who lacks a rank

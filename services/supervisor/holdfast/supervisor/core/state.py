@@ -181,6 +181,9 @@ class Blocked:
     since: float
     options: tuple[str, ...]  # nodes that it could have had when it was decided: asked again when they change
     until: float = 0.0  # it only waits for news of saved shards, at most this long; 0 = it waits for nodes
+    known: str = (
+        ""  # digest of what was known of saved shards, when that was enough to decide, and the decision was to wait
+    )
 
 
 @dataclass(frozen=True, slots=True)
