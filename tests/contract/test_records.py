@@ -49,7 +49,8 @@ def test_recorded_lines_load_and_write_back_the_same(file: str, union: Any) -> N
     lines = (DATA / file).read_bytes().splitlines()
     for line in lines:
         value = loads(line, union)
-        assert _without_newer(json.loads(dumps(value, union)), json.loads(line)) == json.loads(line)
+        known = _without_gone(json.loads(line))
+        assert _without_newer(json.loads(dumps(value, union)), known) == known
     assert {json.loads(line)["_"] for line in lines} >= {kind.__name__ for kind in get_args(union)} - NEWER
 
 
@@ -61,6 +62,15 @@ def _without_newer(again: Any, was: Any) -> Any:
         return [_without_newer(one, other) for one, other in zip(again, was, strict=True)]
     return again
 
+
+def _without_gone(was: Any) -> Any:
+    if isinstance(was, dict):
+        return {key: _without_gone(value) for key, value in was.items() if key not in GONE}
+    return [_without_gone(each) for each in was] if isinstance(was, list) else was
+
+
+# Fields that nothing read, removed since the recording: old lines load without them.
+GONE = {"same_error_max"}
 
 # Kinds that came after the recording: a new line for them goes to the files, then the name leaves this list.
 NEWER: set[str] = {"FindingJudged"}

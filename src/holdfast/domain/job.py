@@ -68,7 +68,6 @@ class ChecksSpec:
 class LimitSpec:
     prepare_timeout_s: float = 60.0  # a node that cannot prepare in time is replanned around
     first_step_timeout_s: float = 600.0  # START to the first step of every rank
-    same_error_max: int = 2  # the same exception at the same step this often = the user's bug: stop
     restarts_without_progress_max: int = 3  # generations in a row that finish no step beyond the restored one
 
 

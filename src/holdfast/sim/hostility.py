@@ -143,8 +143,8 @@ class Hostilities:
 
     def _cut_telemetry(self) -> None:
         agent = self._some_agent()
-        if self.control_plane_only and not agent.session:
-            return
+        if self.control_plane_only and not self.around.supervisor.sees(agent):
+            return  # losing both is a lost node, whatever is left of it
         self.world.say(f"FAULT telemetry link of {agent.name} is dead")
         self.around.call_lost(agent)
         agent.telemetry_cut = True
@@ -161,7 +161,12 @@ class Hostilities:
         self.around.diagnostics.freeze(seconds)
         agent = self._some_agent()
         if self.world.spite.random() < 0.5 and (agent.session or not self.control_plane_only):
-            self.world.after(seconds + 0.5, lambda: self.around.call_lost(agent))
+            self.world.after(seconds + 0.5, lambda: self._call_lost(agent))
+
+    def _call_lost(self, agent: Agent) -> None:
+        if self.control_plane_only and not self.around.supervisor.sees(agent):
+            return  # losing both is a lost node, whatever is left of it
+        self.around.call_lost(agent)
 
     def _lose_log(self, *, everything: bool) -> None:
         """What goes with its last second is, at best, the news that matters."""

@@ -8,7 +8,7 @@ from holdfast.domain.findings import Finding, FindingKind
 from holdfast.domain.generations import OBJECT_STORE, Generation
 from holdfast.domain.incidents import Incident
 from holdfast.domain.mesh import Mesh
-from holdfast.domain.orders import Prepare, SetInterval
+from holdfast.domain.orders import Prepare, SetInterval, Stop
 from holdfast.sim.agent import Agent
 from holdfast.sim.store import Store
 from holdfast.sim.world import Violation
@@ -56,8 +56,10 @@ class Invariants:
     announced: dict[tuple[int, int], int] = field(default_factory=dict)  # (generation, from step) → interval
     # Generations that a fault asked for, by what was found
     faulted: dict[int, str] = field(default_factory=dict)
-    # Generations replaced while none of their nodes could be asked.
-    blind_takeover: set[int] = field(default_factory=set)
+    # Runs, as (generation, attempt), replaced while none of their nodes could be asked.
+    blind_takeover: set[tuple[int, int]] = field(default_factory=set)
+    # (node, generation) → when the node was first told to stop it
+    stops: dict[tuple[str, int], float] = field(default_factory=dict)
 
     # Node → newest word on maintenance, and whether it is due.
     noticed: dict[str, tuple[float, bool]] = field(default_factory=dict)
@@ -73,7 +75,7 @@ class Invariants:
                     self._restorable(generation)
                 case Publish(record=GenerationChanged(stage="started", generation=generation)):
                     self._nothing_older_runs(generation, after)
-                    self._branch(generation, before)
+                    self._branch(generation)
                 case Publish(record=IncidentChanged(incident=incident)):
                     self.opened.add(incident.id)
                     if incident.new_generation and not incident.planned:
@@ -81,6 +83,9 @@ class Invariants:
                     if incident.closed:
                         self.closed.add(incident.id)
                         self._cheap_when_planned(incident)
+                case Send(order=Stop() as order, node=node):
+                    for number in range(order.generation + 1):
+                        self.stops.setdefault((node, number), self.agents[node].world.now)
                 case Send(order=Prepare() as order):
                     self._same_generation_everywhere(order)
                 case Send(order=SetInterval() as order):
@@ -109,6 +114,8 @@ class Invariants:
         self.closed = {incident.id for incident in state.closed}
         newest = max((job.number for job in state.jobs.values()), default=0)
         self.prepared = {number: terms for number, terms in self.prepared.items() if number <= newest}
+        if not state.jobs:  # numbers may come again, for another submission
+            self.stops.clear()
         self.newest_attempt = 0
         for job in state.jobs.values():
             self.newest_attempt = job.running.attempt if job.running is not None else 0
@@ -223,26 +230,32 @@ class Invariants:
 
     def _nothing_older_runs(self, generation: Generation, after: State) -> None:
         """START means: every node that could be asked has stopped what it ran before."""
+        patience_s = next(iter(after.jobs.values())).spec.limits.prepare_timeout_s
         for agent in self.agents.values():
-            node = after.nodes.get(agent.name)
-            if node is None or not node.connected or not agent.session or agent.workers is None:
+            node, workers = after.nodes.get(agent.name), agent.workers
+            if node is None or not node.connected or not agent.session or workers is None:
                 continue
-            if node.condemned and agent.stops_missed >= agent.workers.order.generation:
-                continue  # asked until the time for it was over, and each time in vain: the others have stopped
-            if agent.workers.started and agent.workers.order.generation < generation.number:
-                older = agent.workers.order.generation
-                raise Violation(
-                    f"generation {generation.number} starts, and {agent.name} still runs generation {older}"
-                )
+            ours = (workers.order.generation, workers.order.attempt) == (generation.number, generation.attempt)
+            if ours or not workers.started or not workers.living:
+                continue
+            asked_for_s = agent.world.now - self.stops.get((agent.name, workers.order.generation), agent.world.now)
+            if node.condemned and agent.stops_missed >= workers.order.generation and asked_for_s >= 0.9 * patience_s:
+                continue  # asked until the time for it was over, and never heard: the others have stopped (ADR 7)
+            raise Violation(
+                f"generation {generation.number} starts, and {agent.name} still runs generation {workers.order.generation}"
+            )
 
-    def _branch(self, generation: Generation, before: State) -> None:
+    def _branch(self, generation: Generation) -> None:
         self.ancestors[generation.attempt] = Ancestor(
             generation.attempt, generation.restore.attempt, generation.restore.step
         )
         self.newest_attempt = generation.attempt
-        job = next(iter(before.jobs.values()))
-        if job.running is not None and not any(self.agents[node].session for node in job.running.nodes):
-            self.blind_takeover.add(job.running.number)
+        asked: dict[tuple[int, int], bool] = {}
+        for agent in self.agents.values():
+            if agent.workers is not None and agent.workers.started:
+                run = (agent.workers.order.generation, agent.workers.order.attempt)
+                asked[run] = asked.get(run, False) or bool(agent.session)
+        self.blind_takeover |= {run for run, anybody in asked.items() if not anybody}
 
     def _same_generation_everywhere(self, order: Prepare) -> None:
         terms = (order.attempt, order.mesh, order.nnodes, order.restore_step)
@@ -277,8 +290,8 @@ class Invariants:
 
     # ------------------------------------------------------------ what really happens
 
-    def at_most_one_runs(self, whole: list[int]) -> None:
-        """`whole`: generations of which every rank is alive and running, that could finish a step now."""
-        seen = [generation for generation in whole if generation not in self.blind_takeover]
+    def at_most_one_runs(self, whole: list[tuple[int, int]]) -> None:
+        """`whole`: (generation, attempt) of which every rank is alive and running, that could finish a step now."""
+        seen = [run for run in whole if run not in self.blind_takeover]
         if len(seen) > 1:
-            raise Violation(f"generations {seen} could all make progress")
+            raise Violation(f"generations {[number for number, _ in seen]} could all make progress")

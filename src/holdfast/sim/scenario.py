@@ -320,7 +320,7 @@ class Scenario:
 
     def _cut_telemetry(self) -> None:
         agent = self._victim()
-        if agent is None or (self.control_plane_only and not agent.session):
+        if agent is None or (self.control_plane_only and not self.supervisor.sees(agent)):
             return
         self.world.say(f"FAULT telemetry partition of {agent.name}")
         self.doubted.add(agent.name)  # losing both is a lost node, whatever is left of it

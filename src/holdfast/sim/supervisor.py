@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from holdfast.domain.incidents import Action, Incident
-from holdfast.domain.orders import Report, Stop
+from holdfast.domain.orders import Hello, Report, Stop
 from holdfast.policy import JobView, default
 from holdfast.sim.agent import Agent
 from holdfast.sim.clocks import Clock
@@ -89,11 +89,13 @@ class Supervisor:
         self.clock = self._steady()
         self.internal: deque[Event] = deque()  # the leader's own events, in its memory
         self.epoch = 0
+        self._terms = 0
         self.leading = False
         self.crash_in = (
             0  # writes until the leader crashes: 1 = before the next commit, 2 = right after it; 0 = it does not
         )
         self.sessions: dict[str, int] = {}  # node → session
+        self._broken: set[str] = set()  # nodes whose session broke, and whose next Hello has not been folded
         self._session_count = 0
         self._unanswered = Unanswered()
         self._differs: dict[str, float] = {}  # node → since when its beats and the state do not agree
@@ -121,7 +123,8 @@ class Supervisor:
         self.clock = self._steady()
         self.clock.not_before(self.log.state.folded_at)
         self.world.say(f"supervisor of epoch {self.epoch} leads")
-        self.tell(LeaderStarted(self.world.now, self.epoch))
+        self._terms += 1  # a secret of its own, as a shell draws it: a log that went back may hand out an epoch twice
+        self.tell(LeaderStarted(self.world.now, self.epoch, f"term {self._terms}"))
         epoch = self.epoch
         self.world.after(BEATS_S, lambda: self._look_at_beats(epoch))
 
@@ -145,11 +148,17 @@ class Supervisor:
             self.sessions[agent.name] = self._session_count
             agent.connect(self._session_count)
 
+    def sees(self, agent: Agent) -> bool:
+        """Whether the control link of a node works, and is known to."""
+        return bool(agent.session) and agent.name not in self._broken
+
     def hang_up(self, agent: Agent, *, tell: bool = True, renewed: bool = False) -> None:
         """The session breaks; what was in flight on it is lost. A leader that lives notices, sooner or later."""
         session = self.sessions.pop(agent.name, 0)
         agent.session = 0
         if session and tell:
+            if not renewed:
+                self._broken.add(agent.name)
             incarnation, epoch = agent.incarnation, self.epoch
 
             def gone() -> None:
@@ -237,6 +246,8 @@ class Supervisor:
             self.internal.popleft()
         before = self.committed
         self.log.commit(after, acknowledge=not internal)
+        if isinstance(event, NodeReported) and isinstance(event.report, Hello):
+            self._broken.discard(event.node)
         self.observer.folded(before, event, after, commands)
         self._carry_out(commands)
         if self.leading and (self.internal or self.log.inbox):

@@ -38,7 +38,7 @@ class Training:
     def changed(self) -> None:
         """Workers have come, gone, begun or stopped."""
         whole = self._whole()
-        self.invariants.at_most_one_runs([_number(run) for run in whole])
+        self.invariants.at_most_one_runs([_attempt(run) for run in whole])
         for run in whole:
             self.started.setdefault(_number(run), 0)
             if run not in self._ticking:
@@ -125,3 +125,10 @@ def _number(run: Run) -> int:
     number = run[0]
     assert isinstance(number, int)
     return number
+
+
+def _attempt(run: Run) -> tuple[int, int]:
+    number, attempt = run[0], run[1]
+    assert isinstance(number, int)
+    assert isinstance(attempt, int)
+    return number, attempt

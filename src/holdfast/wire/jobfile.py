@@ -190,9 +190,6 @@ class Limits(_Part):
     first_step_timeout_s: Annotated[Seconds, Field(description="from start to the first step of every rank")] = (
         LimitSpec().first_step_timeout_s
     )
-    same_error_max: Annotated[
-        Count, Field(description="the same exception at the same step this often stops the job")
-    ] = LimitSpec().same_error_max
     restarts_without_progress_max: Annotated[
         int, Field(ge=0, description="generations in a row that finish no step beyond the restored one")
     ] = LimitSpec().restarts_without_progress_max
@@ -264,7 +261,6 @@ def to_body(spec: JobSpec) -> dict[str, Any]:
         "limits": {
             "prepare_timeout_s": spec.limits.prepare_timeout_s,
             "first_step_timeout_s": spec.limits.first_step_timeout_s,
-            "same_error_max": spec.limits.same_error_max,
             "restarts_without_progress_max": spec.limits.restarts_without_progress_max,
         },
         "policy": spec.policy,

@@ -10,6 +10,7 @@ from holdfast.domain.findings import FindingKind
 from holdfast.domain.generations import ShardKey, ShardRecord
 from holdfast.domain.incidents import ActionKind, IncidentState
 from holdfast.domain.orders import Inventory, Prepare, RanksFinished, RanksStepping, Start, Stop, Warm
+from holdfast.supervisor.core import Config
 from holdfast.supervisor.core.change import RETRY_RUN_S
 from holdfast.supervisor.core.handover import SHARES_MAX
 from holdfast.supervisor.protocol import Evaluate, GenerationChanged, JobPhase, LeaderStarted, Send, SetTimer
@@ -112,6 +113,36 @@ def test_a_leaver_that_does_not_stop_in_time_is_out_of_service() -> None:
     assert fleet.job.phase is JobPhase.RUNNING
 
 
+def test_a_node_that_connects_late_in_a_change_has_the_whole_time_to_stop() -> None:
+    fleet = running(job(dp=3, prepare_timeout_s=5.0), spares=1)
+    fleet.lose("n1")
+    fleet.answer_orders("n3")
+    fleet.wait(4.0)
+    fleet.hello("n1", running=1)
+    fleet.done("n3", Prepare)
+    fleet.wait(4.9)
+    assert fleet.job.phase is JobPhase.PREPARING
+    assert not fleet.state.nodes["n1"].condemned
+    fleet.wait(0.2)
+    assert "did not stop" in fleet.state.nodes["n1"].condemned
+    assert fleet.job.phase is JobPhase.STARTING
+
+
+def test_a_node_that_comes_and_goes_does_not_hold_up_a_start_for_ever() -> None:
+    fleet = running(job(dp=3, prepare_timeout_s=5.0), spares=1)
+    fleet.lose("n1")
+    fleet.answer_orders("n3")
+    fleet.hello("n1", running=1)
+    fleet.done("n3", Prepare)
+    for _ in range(10):
+        fleet.gone("n1")
+        if fleet.job.phase is not JobPhase.PREPARING:
+            break
+        fleet.hello("n1", running=1)
+        fleet.wait(2.0)
+    assert fleet.job.phase is JobPhase.STARTING
+
+
 def test_a_node_that_vanishes_while_it_prepares_is_planned_around_within_a_second() -> None:
     fleet = running(job(dp=3), spares=1)
     fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
@@ -119,6 +150,81 @@ def test_a_node_that_vanishes_while_it_prepares_is_planned_around_within_a_secon
     assert fleet.nodes() == ("n0", "n1", "n2"), "its session may come back at once"
     fleet.wait(0.6)
     assert fleet.nodes() == ("n0", "n1", "n3")
+
+
+def test_a_node_that_vanishes_between_its_answer_and_the_start_is_planned_around_before_anything_starts() -> None:
+    fleet = running(job(dp=3), spares=1)
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    fleet.done("n2", Prepare)
+    fleet.gone("n2")
+    fleet.answer_orders("n2")
+    assert fleet.job.phase is JobPhase.PREPARING
+    fleet.wait(0.6)
+    assert fleet.nodes() == ("n0", "n1", "n3")
+
+
+def test_the_start_waits_for_a_member_that_comes_back_at_once() -> None:
+    fleet = running(job(dp=3), spares=1)
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    fleet.done("n2", Prepare)
+    fleet.gone("n2")
+    fleet.answer_orders("n2")
+    fleet.hello("n2", running=2)
+    assert set(fleet.orders(Start)) == {"n0", "n1", "n2"}
+    fleet.run()
+    assert fleet.job.number == 2
+
+
+def _started_without_an_answer(node: str) -> Fleet:
+    """Every member was sent its Start, `node` said nothing, and its session has ended."""
+    fleet = running(job(dp=3), spares=1)
+    fleet.all_live()
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    for member in fleet.nodes():
+        fleet.done(member, Prepare)
+    for member in set(fleet.nodes()) - {node}:
+        fleet.done(member, Start)
+    fleet.all_live()
+    fleet.gone(node)
+    assert fleet.job.phase is JobPhase.STARTING
+    return fleet
+
+
+def test_a_member_that_vanishes_after_the_start_may_have_started_and_interrupts_nothing() -> None:
+    fleet = _started_without_an_answer("n2")
+    fleet.wait(5.0)
+    fleet.report("n0", RanksStepping(JOB, 2, (0,), 1, fleet.now))
+    fleet.wait(120.0)
+    assert (fleet.job.number, fleet.job.phase) == (2, JobPhase.STARTING)
+    fleet.hello("n2", running=2)
+    fleet.answer_orders()
+    fleet.step_all()
+    assert fleet.job.phase is JobPhase.RUNNING
+
+
+def test_a_member_that_vanished_after_the_start_is_planned_around_when_no_node_reports_a_step() -> None:
+    fleet = _started_without_an_answer("n2")
+    fleet.wait(Config().away_s - 1.0)
+    assert fleet.job.number == 2
+    fleet.wait(2.0)
+    assert fleet.nodes() == ("n0", "n1", "n3")
+    assert "before it said that its ranks had started, and no node reports a step" in fleet.notes()
+
+
+def test_a_member_that_is_lost_after_the_start_is_replaced_at_once() -> None:
+    fleet = _started_without_an_answer("n2")
+    fleet.wait(0.2)
+    fleet.find(FindingKind.NODE_LOST, "n2")
+    assert fleet.nodes() == ("n0", "n1", "n3")
+
+
+def test_when_no_node_can_say_whether_a_run_steps_the_time_for_the_first_step_decides() -> None:
+    fleet = _started_without_an_answer("n2")
+    fleet.gone("n0", "n1")
+    fleet.wait(fleet.job.spec.limits.first_step_timeout_s - 1.0)
+    assert fleet.job.number == 2
+    fleet.wait(2.0)
+    assert fleet.incident.kind == FindingKind.RANKS_MISSING
 
 
 def test_a_session_that_comes_back_at_once_gets_its_orders_again() -> None:

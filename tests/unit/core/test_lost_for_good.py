@@ -103,7 +103,130 @@ def test_what_is_left_of_a_forgotten_run_stops_before_the_next_one_starts() -> N
     assert fleet.job.phase is JobPhase.STARTING
 
 
+def test_what_is_left_of_a_forgotten_run_stops_first_whatever_its_number_is() -> None:
+    """The log lost everything: the job begins with generation 1 again, and a node that comes back still runs generation 2."""
+    fleet = Fleet(2)
+    fleet.submit(job(dp=1))
+    assert fleet.nodes() == ("n0",)
+    fleet.report("n1", Hello(fleet.facts("n1"), (RunningWorker(JOB, 2, 0, 1),), workers_version=3))
+    fleet.answer_orders("n1")
+    assert fleet.job.phase is JobPhase.PREPARING
+    fleet.done("n1", Stop)
+    assert fleet.job.phase is JobPhase.STARTING
+
+
+def test_nothing_starts_before_every_member_has_told_the_new_leader_what_it_runs() -> None:
+    """The log forgot generation 2, which was started; what is left says that generation 1 is prepared, but for one answer."""
+    fleet = Fleet(3)
+    fleet.submit(job(dp=3))
+    fleet.answer_orders("n0")
+    fleet.now += 1.0
+    fleet.fold(LeaderStarted(fleet.now, 2))
+    fleet.hello("n0", running=1)
+    fleet.done("n0", Prepare)
+    fleet.hello("n1", running=1)
+    assert fleet.job.phase is JobPhase.PREPARING
+    fleet.report("n2", Hello(fleet.facts("n2"), (RunningWorker(JOB, 2, 2, 1),), workers_version=3))
+    assert fleet.job.phase is JobPhase.PREPARING
+    assert fleet.orders(Stop) == {"n2": Stop(JOB, 2)}
+    fleet.done("n2", Stop)
+    assert fleet.job.phase is JobPhase.STARTING
+
+
+def test_a_member_that_does_not_connect_to_a_new_leader_is_planned_around() -> None:
+    fleet = Fleet(4)
+    fleet.submit(job(dp=3))
+    fleet.answer_orders("n0")
+    fleet.now += 1.0
+    fleet.fold(LeaderStarted(fleet.now, 2))
+    for node in ("n0", "n1", "n3"):
+        fleet.hello(node)
+    fleet.done("n0", Prepare)
+    fleet.wait(5.6)
+    assert fleet.nodes() == ("n0", "n1", "n3")
+
+
 # ---------------------------------------------------------------- time in which nobody led
+
+
+def test_a_loss_that_a_new_leader_hears_of_waits_until_the_node_can_have_connected() -> None:
+    fleet = running(job(dp=3), spares=1)
+    fleet.gone("n0")  # its link broke for a moment, or it noticed the leader's end first
+    fleet.now += 1.0
+    fleet.fold(LeaderStarted(fleet.now, 2))
+    fleet.find(FindingKind.NODE_LOST, "n0")
+    fleet.wait(1.0)
+    assert "not decided yet: n0 has 5.0 s to connect to the supervisor again" in fleet.notes()
+    for node in ("n0", "n1", "n2", "n3"):
+        fleet.hello(node, running=1)
+    fleet.wait(30.0)
+    assert fleet.job.number == 1
+    assert not fleet.state.closed
+
+
+def test_a_node_that_does_not_connect_to_a_new_leader_is_lost_when_the_time_for_it_is_over() -> None:
+    fleet = running(job(dp=3), spares=1)
+    fleet.gone("n0")
+    fleet.now += 1.0
+    fleet.fold(LeaderStarted(fleet.now, 2))
+    for node in ("n1", "n2", "n3"):
+        fleet.hello(node, running=1)
+    fleet.find(FindingKind.NODE_LOST, "n0")
+    fleet.wait(4.9)
+    assert not fleet.state.incidents
+    fleet.wait(0.2)
+    assert (fleet.incident.kind, fleet.incident.node) == (FindingKind.NODE_LOST, "n0")
+
+
+def test_a_session_that_breaks_in_the_term_of_a_new_leader_is_a_witness_at_once() -> None:
+    fleet = running(job(dp=3), spares=1)
+    fleet.fold(LeaderStarted(fleet.now, 2))
+    fleet.now += 0.2
+    fleet.hello("n0", running=1)
+    fleet.now += 0.2
+    fleet.lose("n0")
+    assert (fleet.incident.kind, fleet.incident.node) == (FindingKind.NODE_LOST, "n0")
+
+
+def test_the_time_for_the_first_step_starts_anew_with_a_leader_whose_clock_is_ahead() -> None:
+    fleet = Fleet(3)
+    fleet.submit(job(dp=3))
+    fleet.answer_orders()
+    assert fleet.job.phase is JobPhase.STARTING
+    fleet.now += 3600.0
+    fleet.fold(LeaderStarted(fleet.now, 2))
+    for node in ("n0", "n1", "n2"):
+        fleet.hello(node, running=1)
+    fleet.wait(fleet.job.spec.limits.first_step_timeout_s - 1.0)
+    assert not fleet.state.incidents
+    fleet.wait(2.0)
+    assert fleet.incident.kind == FindingKind.RANKS_MISSING
+
+
+def test_the_time_to_prepare_starts_anew_with_a_leader_whose_clock_is_ahead() -> None:
+    fleet = running(job(dp=3), spares=1)
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    fleet.now += 3600.0
+    fleet.fold(LeaderStarted(fleet.now, 2))
+    for node in ("n0", "n1", "n2", "n3"):
+        fleet.hello(node)
+    fleet.wait(fleet.job.spec.limits.prepare_timeout_s - 1.0)
+    assert fleet.job.number == 2
+    fleet.wait(2.0)
+    assert fleet.job.number > 2
+
+
+def test_a_rank_is_not_missed_sooner_because_the_new_leader_s_clock_is_ahead() -> None:
+    fleet = reporting()
+    fleet.workers("n1")
+    fleet.workers("n2")
+    fleet.now += 3600.0
+    fleet.fold(LeaderStarted(fleet.now, 2))
+    fleet.workers("n2", 2)
+    fleet.wait(2.0)
+    assert not fleet.state.incidents
+    fleet.wait(4.0)
+    assert fleet.incident.kind == FindingKind.RANKS_MISSING
 
 
 def test_a_leader_hears_agents_before_it_concludes_anything_from_their_silence() -> None:
@@ -148,6 +271,31 @@ def test_a_session_that_the_supervisor_itself_ended_is_no_second_witness() -> No
     fleet.wait(30.0)
     assert fleet.job.phase is JobPhase.RUNNING
     assert not fleet.state.closed
+
+
+def test_a_node_whose_hello_was_lost_is_no_second_witness_either() -> None:
+    """The supervisor ended its session, the Hello of the next one never arrived, and then diagnostics misses its telemetry."""
+    fleet = running(job(dp=3), spares=1)
+    for _ in range(3):
+        fleet.fold(NodeGone(fleet.now, "n1", "n1-1", renewed=True))
+        fleet.wait(4.0)
+        fleet.find(FindingKind.NODE_LOST, "n1")
+    assert not fleet.state.incidents
+    fleet.wait(0.5)
+    fleet.hello("n1", running=1)
+    fleet.wait(30.0)
+    assert fleet.job.phase is JobPhase.RUNNING
+    assert not fleet.state.closed
+
+
+def test_a_node_that_does_not_connect_again_after_the_supervisor_ended_its_session_is_lost() -> None:
+    fleet = running(job(dp=3), spares=1)
+    fleet.fold(NodeGone(fleet.now, "n1", "n1-1", renewed=True))
+    fleet.find(FindingKind.NODE_LOST, "n1")
+    fleet.wait(4.9)
+    assert not fleet.state.incidents
+    fleet.wait(0.2)
+    assert (fleet.incident.kind, fleet.incident.node) == (FindingKind.NODE_LOST, "n1")
 
 
 def test_a_job_that_never_ran_is_not_given_up_because_nodes_vanish() -> None:

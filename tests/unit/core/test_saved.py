@@ -9,7 +9,8 @@ from fleet import JOB, Fleet, job, running
 
 from holdfast.domain.findings import FindingKind, Severity
 from holdfast.domain.generations import OBJECT_STORE, ShardKey, ShardRecord, StoredStep
-from holdfast.domain.orders import Inventory, OrderDone, Prepare
+from holdfast.domain.mesh import Mesh
+from holdfast.domain.orders import CheckpointNow, Inventory, OrderDone, Prepare, Stop
 from holdfast.supervisor.core import saved_steps
 from holdfast.supervisor.core.change import REPLANS_MAX
 from holdfast.supervisor.protocol import JobPhase, LeaderStarted
@@ -266,3 +267,51 @@ def test_replans_without_end_are_seen_by_the_breaker_all_the_same() -> None:
     assert fleet.job.change is not None
     assert fleet.job.change.replans == 2 * REPLANS_MAX
     assert len(fleet.state.breaker.changes) == before + 3
+
+
+def without_two_replicas(*saved: int) -> Fleet:
+    """Two of three replicas were lost with their disks after these saves, and two go on, on n0 and n3. Nothing of rank 1 is
+    left, until n3 turns out to have what it saved first."""
+    fleet = running(job(dp=3), spares=1)
+    for step in saved:
+        fleet.train(step, save=True)
+    fleet.train(saved[-1] + 5)
+    first = fleet.job.running
+    assert first is not None
+    for node in ("n1", "n2"):
+        fleet.lose(node)
+    fleet.run()
+    assert (fleet.nodes(), fleet.job.step) == (("n0", "n3"), saved[-1])
+    key = ShardKey(first.attempt, saved[0], 1)
+    fleet.inventory("n3", ShardRecord(key, first.mesh, "memory", 1, f"{saved[0]}@0", "n1"))
+    return fleet
+
+
+def test_a_planned_change_saves_first_when_its_mesh_can_restore_only_an_old_step() -> None:
+    fleet = without_two_replicas(10, 40)
+    fleet.connect("n1")
+    fleet.wait(2.1)
+    assert fleet.job.phase is JobPhase.RUNNING
+    orders = fleet.orders(CheckpointNow)
+    assert set(orders) == {"n0", "n3"}
+    asked = orders["n0"]
+    assert isinstance(asked, CheckpointNow)
+    fleet.save(asked.at_step)
+    assert (fleet.job.phase, restored(fleet)) == (JobPhase.PREPARING, asked.at_step)
+
+
+def test_a_change_that_waits_for_saved_steps_is_decided_again_when_there_is_news_and_not_before() -> None:
+    fleet = without_two_replicas(10, 20)
+    fleet.connect("n1")
+    fleet.wait(2.1)
+    assert (fleet.job.phase, restored(fleet)) == (JobPhase.PREPARING, 10)
+    refuse(fleet, "n0")
+    assert fleet.job.phase is JobPhase.WAITING
+    stops = {send.node: send.command_id for send in fleet.sent if isinstance(send.order, Stop)}
+    fleet.done("n0", Stop)
+    left = {send.node: send.command_id for send in fleet.sent if isinstance(send.order, Stop)}
+    assert left == {node: stops[node] for node in ("n1", "n3")}, "an answer about workers is no news of what was saved"
+    fleet.answer_orders()
+    first = fleet.job.lineage[-1]
+    fleet.inventory("n1", ShardRecord(ShardKey(first.attempt, 20, 1), Mesh.of({"dp": 3}), "memory", 1, "20@0", "n1"))
+    assert (fleet.job.phase, restored(fleet)) == (JobPhase.PREPARING, 20)

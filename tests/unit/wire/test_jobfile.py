@@ -58,7 +58,7 @@ mesh: {dp: 3, pp: 3}
 elastic: {min_dp: 2}
 checkpoint: {interval_steps: 20, keep: 3}
 hang: {floor_s: 5, factor: 4, init_s: 60}
-limits: {prepare_timeout_s: 10, first_step_timeout_s: 20, same_error_max: 1, restarts_without_progress_max: 0}
+limits: {prepare_timeout_s: 10, first_step_timeout_s: 20, restarts_without_progress_max: 0}
 checks: {replica_every_steps: 100}
 policy: policy.py
 spares: 1

@@ -33,6 +33,7 @@ from typing import assert_never
 
 from holdfast.supervisor.core import (
     breaker,
+    change,
     farewell,
     handover,
     incidents,
@@ -178,7 +179,7 @@ def _step(turn: Turn, event: Event) -> tuple[State, tuple[Command, ...]]:
 
 def _lead(turn: Turn, event: LeaderStarted) -> None:
     """Hand out again what the last leader may not have carried out. Sessions are the old leader's: agents come back."""
-    turn.set(epoch=event.epoch, secret=event.secret)
+    turn.set(epoch=event.epoch, secret=event.secret, led_at=event.at)
     turn.touch_all()
     _wait_for_agents(turn)
     turn.commands.extend(SetTimer(name, due) for name, due in sorted(turn.timers.items()))
@@ -198,11 +199,28 @@ def _wait_for_agents(turn: Turn) -> None:
     for name, due in sorted(turn.timers.items()):
         if name.startswith("sessions:"):
             turn.cancel_timer(name)  # of a term that ended before agents could come back to it
-        elif due < heard_at and name.partition(":")[0] in _OF_SILENCE:
-            turn.postpone_timer(name, heard_at)
+        elif name.partition(":")[0] in _OF_SILENCE:
+            turn.postpone_timer(name, max(due, heard_at, _anew(turn, name)))
     for name in turn.found(By.DEFERRED):
         if (blocked := turn.jobs[name].blocked) is not None:
             turn.put_job(name, blocked=evolve(blocked, since=turn.at))
+
+
+def _anew(turn: Turn, name: str) -> float:
+    """When a timer is due that is the whole time agents have for something: the last leader's clock may have been another."""
+    kind, _, rest = name.partition(":")
+    job = turn.jobs.get(rest.rpartition(":")[0])
+    if job is None or job.change is None:
+        return 0.0
+    match kind:
+        case "prepare":
+            return turn.at + change.prepare_timeout_s(turn, job, job.change)
+        case "start":
+            return turn.at + job.spec.limits.first_step_timeout_s
+        case "fence":
+            return turn.at + turn.config.fence_s
+        case _:
+            return 0.0
 
 
 def _timer(turn: Turn, name: str) -> None:

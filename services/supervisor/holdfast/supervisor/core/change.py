@@ -175,6 +175,17 @@ def prepare_timeout_s(turn: Turn, job: Job, change: Change) -> float:
     return job.spec.limits.prepare_timeout_s * (turn.config.store_patience if far else 1.0)
 
 
+def wait_for_stop(turn: Turn, job: Job, command: str, node: str) -> None:
+    """`node` connected while the next generation is prepared, and still has workers of another one: nothing starts before they
+    are gone. It has as long for that as the others had, but no node that comes and goes holds up the start for ever."""
+    change = job.change
+    assert change is not None
+    turn.put_job(job.name, change=evolve(change, waiting={**change.waiting, command: node}))
+    timer, patience_s = f"prepare:{job.name}:{job.number}", prepare_timeout_s(turn, job, change)
+    due = min(turn.at, change.began_at + patience_s) + patience_s
+    turn.set_timer(timer, max(due, turn.timers.get(timer, 0.0)))
+
+
 def _prepare(
     turn: Turn,
     job: Job,
@@ -271,7 +282,8 @@ def _defer(turn: Turn, job: Job, reason: str, until: float) -> None:
     abandon(turn, job.name)
     stop_leavers(turn, job.name, job.number)
     since = job.blocked.since if job.blocked else turn.at
-    turn.put_job(job.name, planned=None, blocked=Blocked(since, options(turn, job), until))
+    known = saved.known_now(turn, job) if saved.knows_enough(turn, job) else ""
+    turn.put_job(job.name, planned=None, blocked=Blocked(since, options(turn, job), until, known))
     turn.set_phase(job.name, JobPhase.WAITING, reason)
     turn.set_timer(f"defer:{job.name}", until)
 

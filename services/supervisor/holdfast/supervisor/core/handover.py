@@ -10,8 +10,9 @@ from holdfast.domain.generations import OBJECT_STORE
 from holdfast.domain.incidents import IncidentState, NodeShare
 from holdfast.domain.orders import OrderDone, Prepare, RanksStepping, Start, Stop, Warm
 from holdfast.supervisor.core import nodes, pacing, progress, reconcile, reports, saved
-from holdfast.supervisor.core.change import give_grace, prepare_timeout_s, replan, traceparent_of
+from holdfast.supervisor.core.change import give_grace, prepare_timeout_s, replan, traceparent_of, wait_for_stop
 from holdfast.supervisor.core.evolve import evolve
+from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Change, Job
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import spares_for
@@ -111,7 +112,18 @@ def start_when_ready(turn: Turn, name: str) -> None:
         )
         turn.set_timer(f"fence:{name}:{job.number}", turn.at + turn.config.fence_s)
         return
+    if away := [node for node in change.generation.nodes if not _is_heard(turn, node)]:
+        for node in away:  # nothing runs yet that waiting for it, or planning around it, would interrupt
+            if not turn.nodes[node].connected and f"gone:{name}:{job.number}:{node}" not in turn.timers:
+                give_grace(turn, name, job.number, node)
+        return
     _start(turn, job, change)
+
+
+def _is_heard(turn: Turn, name: str) -> bool:
+    """Whether the node has a session with this leader, and so has said what it runs: a log that went back may not know it."""
+    node = turn.nodes[name]
+    return node.connected and node.connected_at >= turn.led_at
 
 
 def _nobody_testifies(turn: Turn, job: Job) -> bool:
@@ -162,9 +174,6 @@ def _start(turn: Turn, job: Job, change: Change) -> None:
             )
     turn.set_timer(f"start:{job.name}:{generation.number}", turn.at + job.spec.limits.first_step_timeout_s)
     reconcile.review_generation(turn, job.name)
-    for node in generation.nodes:
-        if not turn.nodes[node].connected:
-            give_grace(turn, job.name, generation.number, node)
 
 
 def on_ranks_stepping(turn: Turn, node: str, report: RanksStepping) -> None:
@@ -268,8 +277,10 @@ def on_node_gone(turn: Turn, name: str, node: str) -> None:
     if change is None:
         return
     if node in change.generation.nodes:
-        if _owes_answer(change, node):
+        if change.started_at is None:
             give_grace(turn, name, job.number, node)
+        elif node in change.unstarted.values():
+            _watch_start(turn, job, node)
         return
     waiting = {command: other for command, other in change.waiting.items() if other != node}
     if len(waiting) < len(change.waiting):
@@ -291,7 +302,13 @@ def on_node_back(turn: Turn, name: str, node: str) -> None:
         stale[-1].command_id if stale else turn.send(node, Stop(name, job.number if change is None else job.number - 1))
     )
     if change is not None and change.started_at is None:
-        turn.put_job(name, change=evolve(change, waiting={**change.waiting, command: node}))
+        wait_for_stop(turn, job, command, node)
+
+
+def on_node_heard(turn: Turn, node: str) -> None:
+    """A node has connected, and what is left on it of other generations has been told to stop: what waited for it goes on."""
+    for job in turn.in_order(turn.found(By.CONCERN, node)):
+        start_when_ready(turn, job.name)
 
 
 def on_node_restarted(turn: Turn, name: str, node: str) -> None:
@@ -300,21 +317,35 @@ def on_node_restarted(turn: Turn, name: str, node: str) -> None:
     if change is None:
         return
     if node in change.generation.nodes:
-        replan(turn, name, f"the agent of {node} restarted while the generation was prepared")
+        stage = "was prepared" if change.started_at is None else "started"
+        replan(turn, name, f"the agent of {node} restarted while the generation {stage}")
     else:
         on_node_gone(turn, name, node)
 
 
-def _owes_answer(change: Change, node: str) -> bool:
-    return node in (change.waiting if change.started_at is None else change.unstarted).values()
+def _watch_start(turn: Turn, job: Job, node: str) -> None:
+    """A member's session ended before it answered its Start. It may have started all the same, and one witness interrupts no
+    run: it is planned around when the others see no step for as long as a hang takes."""
+    patience_s = reconcile.still_patience_s(turn, job)
+    turn.set_timer(f"gone:{job.name}:{job.number}:{node}", turn.at + patience_s)
 
 
 def on_grace_over(turn: Turn, name: str, number: int, node: str) -> None:
     job = turn.jobs.get(name)
     if job is None or job.number != number or job.change is None or turn.nodes[node].connected:
         return
-    if _owes_answer(job.change, node):
+    if job.change.started_at is None:
         replan(turn, name, f"{node} vanished while the generation was prepared", exclude=node)
+    elif node not in job.change.unstarted.values() or job.change.stepping or reconcile.has_stepped(job):
+        return  # it has started; from here on its absence is reconcile.py's to judge
+    elif reconcile.peers_report_steps(turn, job):
+        away_s = turn.at - max(turn.nodes[node].gone_at, turn.led_at)
+        why = (
+            f"{node} vanished {away_s:.0f} s ago, before it said that its ranks had started, and no node reports a step"
+        )
+        replan(turn, name, why, exclude=node)
+    else:
+        _watch_start(turn, job, node)  # nobody can say; the time for the first step bounds this
 
 
 def on_prepare_timeout(turn: Turn, name: str, number: int) -> None:

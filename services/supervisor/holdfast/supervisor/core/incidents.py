@@ -14,7 +14,7 @@ from holdfast.policy import check, default
 from holdfast.supervisor.core import breaker, change, jobs, nodes, notices, planned, progress, quarantine, saved
 from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
-from holdfast.supervisor.core.state import Job
+from holdfast.supervisor.core.state import Job, Node
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import job_view, plan_for
 from holdfast.supervisor.planner import Unplannable
@@ -107,6 +107,13 @@ def _withdraw_suspicion(turn: Turn, finding: Finding) -> None:
 
 def confirm_lost(turn: Turn, finding: Finding) -> None:
     """Both witnesses agree. A third can contradict them: the other nodes of the job, whose steps need this one's ranks."""
+    if turn.at < (heard_by := _heard_by(turn, turn.nodes[finding.node])):
+        if turn.nodes[finding.node].suspicion != finding:
+            why = f"{finding.node} has {heard_by - turn.at:.1f} s to connect to the supervisor again, which ended its session"
+            turn.judge(finding, f"not decided yet: {why}")
+            turn.put_node(finding.node, suspicion=finding)
+        turn.set_timer(f"witness:{finding.node}", heard_by)
+        return
     if contradiction := _takes_part(turn, finding):
         if turn.nodes[finding.node].suspicion != finding:
             turn.judge(finding, f"contradicted: {contradiction}")
@@ -118,6 +125,13 @@ def confirm_lost(turn: Turn, finding: Finding) -> None:
         record_fault(turn, finding)
     else:
         turn.judge(finding, f"{finding.node} is lost; no job has ranks there")
+
+
+def _heard_by(turn: Turn, node: Node) -> float:
+    """When the node should have a session, if it lives. One that broke in this term is a witness at once. One that ended before
+    it, or that the supervisor itself ended, is none until agents have had the time to come back.
+    """
+    return max(node.back_by, turn.led_at + turn.config.session_s if node.gone_at < turn.led_at else 0.0)
 
 
 def _takes_part(turn: Turn, finding: Finding) -> str:

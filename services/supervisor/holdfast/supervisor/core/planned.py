@@ -10,11 +10,11 @@ import math
 
 from holdfast.domain.incidents import Action, Incident, IncidentState
 from holdfast.domain.orders import CheckpointNow
-from holdfast.supervisor.core import change, nodes
+from holdfast.supervisor.core import change, nodes, saved
 from holdfast.supervisor.core.state import Asked, Blocked, Job, Planned
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import options, plan_for
-from holdfast.supervisor.planner import Unplannable
+from holdfast.supervisor.planner import Plan, Unplannable
 
 _AHEAD_S = 0.6  # an order reaches every rank well within it
 _TOLD_S = 1.6  # how long ago a step may have been finished when it is known here: steps are told by the second
@@ -26,9 +26,13 @@ def schedule(turn: Turn, incident: Incident, action: Action, tries: int = 1) -> 
     job = turn.jobs[incident.job]
     if job.blind or job.step == job.checkpoint_step:
         _go(turn, job, Planned(incident.id, action, job.step, tries))
-        return
+    else:
+        _save_first(turn, job, incident.id, action, tries)
+
+
+def _save_first(turn: Turn, job: Job, incident: str, action: Action, tries: int) -> None:
     at_step = save_soon(turn, job)
-    turn.put_job(job.name, planned=Planned(incident.id, action, at_step, tries))
+    turn.put_job(job.name, planned=Planned(incident, action, at_step, tries))
     turn.set_timer(f"save:{job.name}", turn.at + patience_s(turn, job, at_step))
 
 
@@ -100,7 +104,20 @@ def _go(turn: Turn, job: Job, plan: Planned) -> None:
         turn.put_job(job.name, planned=plan)
         turn.set_timer(f"save:{job.name}", until)
         return
+    if _costs_too_much(turn, job, outcome):
+        if plan.tries < turn.config.save_tries_max:
+            _save_first(turn, job, incident.id, plan.action, plan.tries + 1)
+        else:
+            drop(turn, job.name, f"postponed: no recent step can be restored with {outcome.mesh}")
+            postpone(turn, job.name)
+        return
     change.carry_out(turn, job, outcome, plan.action.reason)
+
+
+def _costs_too_much(turn: Turn, job: Job, plan: Plan) -> bool:
+    """Whether more than an interval would be done again: another mesh may need shards of the newest save that are gone."""
+    restores = saved.elect_for(turn, job, plan.mesh, plan.placements).restore.step
+    return not job.blind and job.step - restores > job.interval_steps
 
 
 def wait(turn: Turn, name: str) -> None:

@@ -26,8 +26,7 @@ from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.generations import Placement
 from holdfast.domain.nodes import RunningWorker, WorkerEnded
 from holdfast.domain.orders import RanksFinished, StepReached, Stop
-from holdfast.supervisor.core import handover, incidents, jobs, nodes, progress
-from holdfast.supervisor.core.evolve import evolve
+from holdfast.supervisor.core import change, handover, incidents, jobs, nodes, progress
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Job, Node
 from holdfast.supervisor.core.turn import Turn
@@ -99,9 +98,8 @@ def stop_orphaned(turn: Turn, name: str, workers: Iterable[RunningWorker]) -> No
                 turn.note(name, f"runs generation {generation} of {job}, which is not known here: left alone")
         elif not any(isinstance(send.order, Stop) for send in turn.orders(node=name, job=job)):
             command = turn.send(name, Stop(job, generation))
-            if known.change is not None and known.change.started_at is None and generation < known.number:
-                waiting = {**known.change.waiting, command: name}  # nothing starts before it has stopped
-                turn.put_job(job, change=evolve(known.change, waiting=waiting))
+            if known.change is not None and known.change.started_at is None:
+                change.wait_for_stop(turn, known, command, name)
 
 
 # ---------------------------------------------------------------- who lacks a rank
@@ -252,7 +250,7 @@ def _still(turn: Turn, job: Job, since: float) -> Finding:
 
 
 def _is_due(turn: Turn, job: Job, node: str) -> bool:
-    return turn.at - job.absent[node] >= turn.config.missing_s
+    return turn.at - max(job.absent[node], turn.led_at) >= turn.config.missing_s
 
 
 def _is_lost(turn: Turn, job: Job, name: str) -> bool:
@@ -261,17 +259,31 @@ def _is_lost(turn: Turn, job: Job, name: str) -> bool:
     assert job.running is not None
     if node is None or node.connected or node.lost:
         return False
-    away_s, still_s = turn.at - job.absent[name], turn.at - max(job.seen_at, job.absent[name])
-    peers = (turn.nodes[other] for other in job.running.nodes if other in turn.nodes)
-    if any(
-        peer.connected and peer.workers_version for peer in peers
-    ):  # agents that report their steps with their beats
-        stepped = job.seen_step > job.running.restore.step  # else nobody can say that steps stopped
-        patience_s = max(config.away_s, job.spec.hang.floor_s, job.spec.hang.factor * job.step_s)
-        return stepped and away_s >= config.away_s and still_s >= patience_s
+    since = max(job.absent[name], turn.led_at)  # nobody listened before
+    away_s, still_s = turn.at - since, turn.at - max(job.seen_at, since)
+    if peers_report_steps(turn, job):
+        return has_stepped(job) and away_s >= config.away_s and still_s >= still_patience_s(turn, job)
     # No node of the job can testify. Diagnostics can: it sees steps of other jobs, and none of this one.
     at_work = turn.at - turn.diagnostics_at <= config.diagnostics_s and turn.count(By.CONNECTED) > 0
     return at_work and min(away_s, still_s) >= config.alone_s
+
+
+def has_stepped(job: Job) -> bool:
+    """Whether anybody has seen a step of the running generation: it needed all of its ranks. Before, nobody can say that steps
+    have stopped."""
+    return job.running is not None and job.seen_step > job.running.restore.step
+
+
+def peers_report_steps(turn: Turn, job: Job) -> bool:
+    """Whether any node of the running generation has a session and an agent that reports steps with its beats."""
+    assert job.running is not None
+    peers = (turn.nodes[other] for other in job.running.nodes if other in turn.nodes)
+    return any(peer.connected and peer.workers_version for peer in peers)
+
+
+def still_patience_s(turn: Turn, job: Job) -> float:
+    """How long a run with a member out of sight may be without a step, as its other nodes report."""
+    return max(turn.config.away_s, job.spec.hang.floor_s, job.spec.hang.factor * job.step_s)
 
 
 def _ranks_gone(turn: Turn, job: Job, gone: dict[str, tuple[int, ...]]) -> Finding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from hashlib import blake2s
 
 from holdfast.domain.findings import Finding, FindingKind
 from holdfast.domain.generations import OBJECT_STORE, Generation, Placement, RestorePoint, ShardRecord
@@ -66,6 +67,15 @@ def knows_enough(turn: Turn, job: Job) -> bool:
         return False
     election = elect_for(turn, job, running.mesh, running.placements)
     return election.restore.step > 0 and not inventories_due(turn, job, election)
+
+
+def known_now(turn: Turn, job: Job) -> str:
+    """A digest of what an election for `job` depends on: what each node at hand has reported, the object store, the doubts."""
+    nodes = (turn.nodes[name] for name in turn.found(By.KEEPS, job.name))
+    reported = [(node.name, node.inventory_from.get(job.name)) for node in nodes if node.connected]
+    stored = [(each.attempt, each.step, each.damage) for each in job.stored]
+    doubted = [(each.attempt, each.step) for each in job.passed_over if turn.at < each.until]
+    return blake2s(repr((reported, stored, doubted)).encode(), digest_size=8).hexdigest()
 
 
 def start_missing(turn: Turn, job: Job, election: Election) -> str:

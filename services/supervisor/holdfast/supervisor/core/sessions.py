@@ -91,6 +91,7 @@ def _hello(turn: Turn, event: NodeReported, hello: Hello) -> None:
         if hello.preflight is not None:
             _tested(turn, node, Tested(hello.preflight))
         _workers_of(turn, hello)
+        handover.on_node_heard(turn, node.name)
     elif _is_over(node, event.session) or (event.session and event.session < node.session):
         return  # an older life of the node speaks late
     else:
@@ -194,20 +195,24 @@ def _resend(turn: Turn, node: str) -> None:
 def on_gone(turn: Turn, event: NodeGone) -> None:
     """The control session ended. That alone is no fault: the run may be healthy."""
     node = turn.nodes.get(event.node)
-    if node is None or not node.connected or node.facts.incarnation != event.incarnation:
+    if node is None or node.facts.incarnation != event.incarnation:
         return
     if event.session and event.session < node.session:
         return  # an older session; the node has a newer one
-    disconnect(turn, node, renewed=event.renewed)
+    if node.connected:
+        disconnect(turn, node, renewed=event.renewed)
+    elif event.renewed:  # one whose Hello was lost: it was there until now
+        turn.put_node(node.name, back_by=turn.at + turn.config.session_s)
 
 
 def disconnect(turn: Turn, node: Node, *, renewed: bool = False) -> None:
-    turn.put_node(node.name, connected=False, gone_at=turn.at)
+    back_by = turn.at + turn.config.session_s if renewed else 0.0
+    turn.put_node(node.name, connected=False, gone_at=turn.at, back_by=back_by)
     reconcile.review_node(turn, node.name)
     if node.suspicion is not None and turn.at - node.suspicion.at <= node.suspicion.ttl_s:
-        if turn.at - node.suspicion.at <= turn.config.witness_s and not renewed:
+        if turn.at - node.suspicion.at <= turn.config.witness_s:
             incidents.confirm_lost(turn, node.suspicion)
-        else:  # long ago, or our own doing: give the session the time that a session takes to come back
+        else:  # long ago: give the session the time that a session takes to come back
             turn.set_timer(f"witness:{node.name}", turn.at + turn.config.witness_s)
     if nodes.job_of(turn, node.name) is None:
         turn.set_timer(f"lost:{node.name}", turn.at + turn.config.lost_after_s)

@@ -78,6 +78,7 @@ class Node:
     session: int = 0
     connected_at: float = 0.0
     gone_at: float = 0.0  # when the last session ended
+    back_by: float = 0.0  # the supervisor ended it: when the next one should have begun
     last_seq: int = 0  # of this incarnation's reports
     lost: bool = False  # declared: both witnesses said so, or its incarnation is over
     condemned: str = ""  # why it must not get ranks; empty = it may
@@ -180,6 +181,9 @@ class Blocked:
     since: float
     options: tuple[str, ...]  # nodes that it could have had when it was decided: asked again when they change
     until: float = 0.0  # it only waits for news of saved shards, at most this long; 0 = it waits for nodes
+    known: str = (
+        ""  # digest of what was known of saved shards, when that was enough to decide, and the decision was to wait
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +330,7 @@ class State:
     born: float = 0.0  # time of the first event: makes ids unique even when all state was lost
     folded_at: float = 0.0  # time of the newest event that changed anything: no later leader's clock is behind it
     epoch: int = 0
+    led_at: float = 0.0  # when the term began: no agent was heard by this leader before
     secret: str = ""  # of the term: in the ids of its orders
     commands: int = 0  # command ids given out
     incidents_opened: int = 0

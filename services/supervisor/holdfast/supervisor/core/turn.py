@@ -107,6 +107,11 @@ class Turn:
         return heard
 
     @property
+    def led_at(self) -> float:
+        began: float = self._value("led_at")
+        return began
+
+    @property
     def last_fault(self) -> tuple[float, str]:
         last: tuple[float, str] = self._value("last_fault")
         return last

@@ -95,7 +95,10 @@ def _look_again(turn: Turn, job: Job) -> None:
     blocked = job.blocked
     assert blocked is not None
     if blocked.until:
-        again = turn.at >= blocked.until or saved.knows_enough(turn, job)
+        # Enough was known already, when other nodes than those that it ran on could not restore it: only news changes that.
+        again = turn.at >= blocked.until or (
+            saved.knows_enough(turn, job) and saved.known_now(turn, job) != blocked.known
+        )
     else:
         # A node that was excluded is free again as soon as it has stopped: that is no news, or a change that cannot
         # succeed would be tried many times a second, until the breaker opens.
