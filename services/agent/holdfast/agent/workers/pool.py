@@ -33,6 +33,7 @@ from holdfast.domain.nodes import RunningWorker
 from holdfast.domain.orders import Prepare, Report, StepReached
 from holdfast.domain.replication import StagedShard
 from holdfast.domain.signals import NodeSignal
+from holdfast.runtime import freeze
 from holdfast.runtime.service import guarded
 
 log = structlog.get_logger("holdfast.agent.workers")
@@ -144,7 +145,7 @@ class WorkerPool:
                 for local_rank in range(order.placement.nproc):
                     forks.start_soon(self._fork_one, template, generation, local_rank)
             generation.workers = dict(sorted(generation.workers.items()))
-            with anyio.move_on_after(READY_TIMEOUT_S) as limit:
+            with freeze.patience(READY_TIMEOUT_S) as limit:
                 for worker in generation.workers.values():
                     await worker.wait_ready()
             if limit.cancelled_caught:
@@ -240,6 +241,11 @@ class WorkerPool:
             signals += generation.sample(at)
             self._report_stepping(generation)
         return signals
+
+    def unheard(self, at: float) -> None:
+        """This agent did not run until `at` (Unix s): what its ranks did not say meanwhile proves nothing."""
+        for generation in self._generations.values():
+            generation.unheard(at)
 
     @property
     def notes_lost(self) -> int:
@@ -357,7 +363,7 @@ class WorkerPool:
             self._emit(stopped)
 
     async def _wait_gone(self, generations: Iterable[LocalGeneration]) -> None:
-        with anyio.move_on_after(KILL_TIMEOUT_S):
+        with freeze.patience(KILL_TIMEOUT_S):
             for generation in generations:
                 for worker in generation.uncleared:
                     await worker.cleared.wait()

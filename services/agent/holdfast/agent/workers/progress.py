@@ -73,6 +73,7 @@ class Progress:
         self._rows: deque[tuple[int, StepNote]] = deque()
         self._checks: deque[ReplicaCheckNote] = deque(maxlen=ROWS_MAX)  # one that is lost is not judged
         self._intervals_s: deque[float] = deque(maxlen=_RECENT)
+        self._unheard_until = 0.0
         self.dropped = 0
 
     def fold(self, note: Note) -> None:
@@ -128,12 +129,16 @@ class Progress:
         """No rank has sent a note yet: an unmodified script, or one that has not come to `hf.launch`."""
         return not any(rank.heard for rank in self._ranks.values())
 
+    def unheard(self, until: float) -> None:
+        """Nobody listened to the ranks until then (Unix s)."""
+        self._unheard_until = until
+
     def silent_s(self, at: float) -> float:
         """How long no rank has said anything; 0.0 while that is no longer than a step may take, and when all are done."""
         waiting = [rank for rank in self._ranks.values() if rank.phase is not Phase.DONE]
         if self.silent or not waiting:
             return 0.0
-        silent_s = at - max(rank.spoke_at for rank in self._ranks.values())
+        silent_s = at - max(self._unheard_until, *(rank.spoke_at for rank in self._ranks.values()))
         usual_s = SILENT_FACTOR * max(self._intervals_s, default=0.0)
         return silent_s if silent_s > max(SILENT_AFTER_S, usual_s) else 0.0
 

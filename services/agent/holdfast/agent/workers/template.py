@@ -18,6 +18,7 @@ import structlog
 from holdfast.agent.workers.logs import open_log, tail
 from holdfast.domain import template as protocol
 from holdfast.domain.errors import HoldfastError, InvalidSpec, Unavailable
+from holdfast.runtime import freeze
 from holdfast.runtime.children import Child, spawn
 
 log = structlog.get_logger("holdfast.agent.template")
@@ -109,7 +110,7 @@ class Template:
         received: list[int] = []
         try:
             # Shielded: a child that nobody waits for any more would be nobody's. It takes milliseconds.
-            with anyio.move_on_after(FORK_TIMEOUT_S, shield=True):
+            with freeze.patience(FORK_TIMEOUT_S, shield=True):
                 try:
                     await self._send(raw, (theirs.fileno(), *fds))
                 finally:

@@ -23,6 +23,7 @@ from holdfast.domain import template as template_protocol
 from holdfast.domain import worker as protocol
 from holdfast.domain.errors import Unavailable
 from holdfast.domain.nodes import RunningWorker
+from holdfast.runtime import freeze
 
 STATUS_TIMEOUT_S = 1.0  # from the process's end to the reaper's word; it comes within a millisecond
 
@@ -133,7 +134,7 @@ class Worker:
         await anyio.wait_readable(self._pidfd)
         at = time.time()
         signal.pidfd_send_signal(self._reaper, signal.SIGCONT)  # somebody may have stopped it
-        with anyio.move_on_after(STATUS_TIMEOUT_S):
+        with freeze.patience(STATUS_TIMEOUT_S):
             await self._hear("exited")
         if self.exit is None:
             self.exit = Exit(at, None, signal.SIGKILL)
