@@ -201,6 +201,7 @@ def test_sigkill_is_seen_within_milliseconds(agent: Agent, tmp_path: Path) -> No
     exited = agent.plane.wait_for_signal(WorkerExited, lambda e: e.job == "kill")
     assert (exited.signal, exited.exit_code, exited.expected) == (signal.SIGKILL, None, False)
     assert exited.at - before < 0.5
+    assert 0.0 < exited.uptime_s <= time.monotonic(), "by the clock that nobody sets, as its reaper saw it"
     started = agent.plane.wait_for_signal(GenerationStarted, lambda s: s.job == "kill")
     assert started.ranks == (0,)
 
@@ -211,6 +212,7 @@ def test_exception_reaches_the_signal_with_type_frames_and_log(agent: Agent, tmp
     exited = agent.plane.wait_for_signal(WorkerExited, lambda e: e.job == "raises")
     assert exited.exit_code == 1
     assert exited.error is not None
+    assert 0.0 < exited.error.uptime_s <= exited.uptime_s
     assert exited.error.type == "KeyError"
     assert "no such batch" in exited.error.message
     assert exited.error.frames == (f"{path}:4 <module>", f"{path}:2 inner")

@@ -156,6 +156,8 @@ class LocalGeneration:
             error=None if how.exit_code == 0 else read_error_file(identity.error_path),
             log_tail=() if how.exit_code == 0 else tail(identity.log_path),
             step_ends=self.progress.step_ends_of(identity.rank) if self.progress is not None else (),
+            uptime_s=how.uptime_s,
+            step_end_uptimes_s=self.progress.step_end_uptimes_of(identity.rank) if self.progress is not None else (),
         )
 
     def finished(self) -> RanksFinished | None:

@@ -58,9 +58,8 @@ class _Rank:
     spoke_at: float = 0.0
     groups: tuple[tuple[str, str], ...] = ()
     collectives: int = -1  # entered, as last counted
-    ends: deque[float] = field(
-        default_factory=lambda: deque(maxlen=STEP_ENDS_MAX)
-    )  # of its last steps, by its own clock
+    # When its last steps ended, the newest first: by its own clock, and by the monotonic one.
+    ends: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=STEP_ENDS_MAX))
 
 
 class Progress:
@@ -89,7 +88,7 @@ class Progress:
                 if note.step > rank.step + 1:
                     rank.ends.clear()  # notes of some steps were dropped
                 if note.step > rank.step:
-                    rank.ends.appendleft(note.ended_at)
+                    rank.ends.appendleft((note.ended_at, note.ended_uptime_s))
                 rank.step = max(rank.step, note.step)
                 rank.phase, rank.phase_at = Phase.STEP, note.ended_at
                 if rank.first_step_at is None:
@@ -122,7 +121,12 @@ class Progress:
 
     def step_ends_of(self, rank: int) -> tuple[float, ...]:
         """When its last steps ended, the newest first."""
-        return tuple(self._ranks[rank].ends)
+        return tuple(ended_at for ended_at, _ in self._ranks[rank].ends)
+
+    def step_end_uptimes_of(self, rank: int) -> tuple[float, ...]:
+        """The same by the monotonic clock; none when it does not say."""
+        known = tuple(uptime_s for _, uptime_s in self._ranks[rank].ends)
+        return known if all(known) else ()
 
     @property
     def silent(self) -> bool:
