@@ -13,7 +13,7 @@ import signal
 from collections.abc import Iterable
 from enum import IntEnum
 
-from holdfast.diagnostics.detectors.error_class import of_a_client
+from holdfast.diagnostics.detectors.outage import of_a_client
 from holdfast.domain.signals import WorkerExited
 
 _LOG_LINES_MAX = 8  # an exception's last words; earlier lines of a log may mention NCCL in passing
