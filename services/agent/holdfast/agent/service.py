@@ -81,7 +81,7 @@ async def _run(settings: AgentSettings, ledger: Ledger, descriptors: Descriptors
         tested = preflights.newest if settings.preflight_every_s else None
         workers = pool.worker_set
         facts = _facts(settings, incarnation, replicator.endpoint)
-        return Hello(facts, pool.running(), tested, workers.version, workers.ended)
+        return Hello(facts, pool.running(), tested, workers.version, workers.ended, workers.template)
 
     def beat() -> AgentMessage:
         return encode_beat(time.time(), pool.worker_set.version, pool.steps())

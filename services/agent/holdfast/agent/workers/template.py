@@ -83,6 +83,11 @@ class Template:
         return self._process.pid
 
     @property
+    def ready(self) -> bool:
+        """It can fork now."""
+        return self._ready.is_set() and self.usable
+
+    @property
     def usable(self) -> bool:
         """It can fork, or will be able to."""
         return not self.failure and not self._draining
