@@ -12,6 +12,7 @@ Not with real I/O.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable
@@ -23,6 +24,26 @@ import looptime
 T = TypeVar("T")
 
 POLL_S = 0.005
+
+
+class FreezingLoop(looptime.LoopTimeEventLoop, asyncio.SelectorEventLoop):
+    """Virtual time, of which a process can miss a part: `freeze` as SIGSTOP and SIGCONT would."""
+
+    frozen_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.frozen_s
+
+
+FREEZING_TIME = ("asyncio", {"loop_factory": FreezingLoop})
+
+
+def freeze(length_s: float) -> None:
+    """Let time pass without any timer being seen to."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, FreezingLoop)
+    loop.frozen_s += length_s
+
 
 VIRTUAL_TIME = ("asyncio", {"loop_factory": looptime.new_event_loop})
 

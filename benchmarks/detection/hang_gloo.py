@@ -82,7 +82,7 @@ async def _warm(pool: WorkerPool) -> None:
     with anyio.fail_after(WARM_TIMEOUT_S):
         while True:
             try:
-                return await pool.warm(LaunchSpec(script=str(_SCRIPT)))
+                return await pool.warm("warm-up", LaunchSpec(script=str(_SCRIPT)))
             except Unavailable:
                 await anyio.sleep(0.1)
 

@@ -29,6 +29,14 @@ def kill_tree(pid: int) -> None:
             continue
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether it stands still by a signal (SIGSTOP, Ctrl-Z). Not when a debugger holds it: somebody is looking at it."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.Error:
+        return False
+
+
 def stop_all(processes: Sequence[Process]) -> None:
     """SIGTERM to all at once, then SIGKILL to those that are left at the deadline."""
     for process in processes:

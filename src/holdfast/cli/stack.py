@@ -256,15 +256,25 @@ class LocalStack:
             if self._closing:
                 return
             if (redis := self._redis) is not None and not self._tender.tend(
-                Part("Redis", lambda: redis.exit_code, self._start_redis_again, self._directory / "redis" / "redis.log")
+                Part(
+                    "Redis",
+                    lambda: redis.exit_code,
+                    self._start_redis_again,
+                    self._directory / "redis" / "redis.log",
+                    lambda: redis.pid,
+                    keeps="what it has not written to its disk yet would be lost",
+                )
             ):
                 return  # nothing else can be started without it
             for name in list(self._services):
                 start = partial(self._spawn_service, name)
-                self._tender.tend(Part(name, self._services[name].poll, start, self._directory / name / f"{name}.log"))
+                service, log = self._services[name], self._directory / name / f"{name}.log"
+                self._tender.tend(Part(name, service.poll, start, log, partial(_pid, service)))
             for node in list(self._agents):
                 log = self._node_directory(node) / "agent.log"
-                self._tender.tend(Part(node, self._agents[node].poll, partial(self._spawn_agent, node), log))
+                agent, start = self._agents[node], partial(self._spawn_agent, node)
+                keeps = "its workers would end with it"
+                self._tender.tend(Part(node, agent.poll, start, log, partial(_pid, agent), keeps=keeps))
 
     def check(self) -> None:
         """Raise `Unavailable`, with the end of its log, when a service has died. A dead agent is not an error here."""
@@ -491,3 +501,7 @@ def _ignore_signals() -> dict[signal.Signals, Any]:
     if threading.current_thread() is not threading.main_thread():
         return {}  # it gets no signals
     return {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+
+
+def _pid(process: Process) -> int:
+    return process.pid

@@ -1,4 +1,7 @@
-"""Starts the parts of a stack again when they end, at once the first time, then after delays that grow, and says so."""
+"""Starts the parts of a stack again when they end, at once the first time, then after delays that grow, and says so.
+
+A part that does not end but stands still (somebody has sent it SIGSTOP) is said as well, and replaced where that loses nothing.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from pathlib import Path
 
 from rich.markup import escape
 
+from holdfast.cli.processes import is_stopped, kill_tree
 from holdfast.domain.errors import HoldfastError
 from holdfast.runtime.survivors import UNKNOWN_EXIT
 
@@ -19,6 +23,8 @@ DELAY_S_FIRST = 1.0
 DELAY_S_MAX = 30.0
 SETTLED_S = 60.0  # a part that ran for as long has recovered: its next end is a first one
 NAMED_AFTER = 3  # ends in a row; from here on its log is shown
+FROZEN_SAID_S = 2.0
+FROZEN_REPLACED_S = 30.0  # whoever has stopped it may want to look at it first
 LOG_LINES = 15
 LOG_BYTES_MAX = 64 << 10
 
@@ -49,12 +55,17 @@ class Restarts:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`exit_code` is None while it runs; `start` starts it again where it was, and returns its pid."""
+    """`exit_code` is None while it runs; `start` starts it again where it was, and returns its pid.
+
+    `pid` is asked only while it runs. `keeps` is what would be lost with it if it were ended; empty: nothing.
+    """
 
     name: str
     exit_code: Callable[[], int | None]
     start: Callable[[], int]
     log: Path
+    pid: Callable[[], int | None] = lambda: None
+    keeps: str = ""
 
 
 @dataclass(slots=True)
@@ -63,7 +74,12 @@ class Tender:
 
     say: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
+    is_stopped: Callable[[int], bool] = is_stopped
+    kill: Callable[[int], None] = kill_tree
     _restarts: dict[str, Restarts] = field(default_factory=dict)
+    _frozen: dict[str, tuple[float, bool]] = field(
+        default_factory=dict
+    )  # by part: since when, and whether that was said
 
     def tend(self, part: Part) -> bool:
         """Start it again when it has ended and its time has come; whether it runs."""
@@ -72,7 +88,9 @@ class Tender:
         if (code := part.exit_code()) is None:
             if restarts.due_at is not None:  # somebody else has started it
                 restarts.started(at)
+            self._look_whether_frozen(part, at)
             return True
+        self._frozen.pop(part.name, None)
         if restarts.due_at is None:
             self._say_ended(part, code, restarts, restarts.ended(at))
         if restarts.due_at is not None and at < restarts.due_at:
@@ -86,6 +104,26 @@ class Tender:
         restarts.started(at)
         self.say(f"[green]{part.name}[/] has been started again (pid {pid})")
         return True
+
+    def _look_whether_frozen(self, part: Part, at: float) -> None:
+        pid = part.pid()
+        since, said = self._frozen.get(part.name, (at, False))
+        if pid is None or not self.is_stopped(pid):
+            if self._frozen.pop(part.name, None) is not None and said:
+                self.say(f"[green]{part.name}[/] goes on, after {at - since:.0f} s")
+            return
+        if not said and at - since >= FROZEN_SAID_S:
+            said = True
+            then = (
+                f"it is left alone: {part.keeps}" if part.keeps else f"it is replaced after {FROZEN_REPLACED_S:.0f} s"
+            )
+            self.say(
+                f"[yellow]{part.name}[/] (pid {pid}) stands still: somebody has stopped it (SIGSTOP). `kill -CONT {pid}` lets "
+                f"it go on; {then}"
+            )
+        self._frozen[part.name] = since, said
+        if not part.keeps and at - since >= FROZEN_REPLACED_S:
+            self.kill(pid)  # its end is seen at the next look
 
     def _say_ended(self, part: Part, code: int, restarts: Restarts, delay_s: float) -> None:
         how = described_exit(code)

@@ -84,6 +84,15 @@ class RunningWorker:
 
 
 @dataclass(frozen=True, slots=True)
+class TemplateState:
+    """The process that a node forks its workers from, with their modules imported."""
+
+    jobs: tuple[str, ...] = ()  # whose workers it can fork, as far as this node has been told of them
+    ready: bool = False
+    failure: str = ""  # why there is none, when it has ended several times in a row
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerEnded:
     """A rank that had been told to start and has ended. One of `exit_code` and `signal` is set, unless neither is known."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from holdfast.domain.generations import Placement, RankRestore, ShardPlace, ShardRecord, ShardSource, StoredStep
 from holdfast.domain.job import CheckpointSpec, ChecksSpec, HangSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
-from holdfast.domain.nodes import NodeFacts, Preflight, RunningWorker, WorkerEnded
+from holdfast.domain.nodes import NodeFacts, Preflight, RunningWorker, TemplateState, WorkerEnded
 
 # ---------------------------------------------------------------- supervisor → agent
 
@@ -122,6 +122,7 @@ class Hello:
     preflight: Preflight | None = None  # the newest; None = this node does not test itself
     workers_version: int = 0  # of `running`, as in `WorkersChanged`; 0 = this agent does not report changes
     ended: tuple[WorkerEnded, ...] = ()  # of the generations that still have workers here, and of the last one that had
+    template: TemplateState | None = None  # None = this agent does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +136,7 @@ class WorkersChanged:
     version: int  # grows with every change, per incarnation
     workers: tuple[RunningWorker, ...] = ()
     ended: tuple[WorkerEnded, ...] = ()  # as in `Hello`
+    template: TemplateState | None = None  # as in `Hello`; a change of it is a change of the set
 
 
 @dataclass(frozen=True, slots=True)

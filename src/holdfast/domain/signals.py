@@ -119,6 +119,7 @@ class WorkerError:
     call_group: tuple[str, ...] = ()
     call_seq: tuple[int, ...] = ()
     call: tuple[str, ...] = ()  # operation and sizes, in words that are equal when they are
+    uptime_s: float = 0.0  # when it was raised, as `WorkerExited.uptime_s`; 0.0 = not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +140,10 @@ class WorkerExited:
     # When its last steps ended, `step` first, by the same clock as `at`: all ranks end a step at about the same time, so what
     # happened when on two machines is told from it without comparing their clocks.
     step_ends: tuple[float, ...] = ()
+    # When it ended and when its last steps did, by the monotonic clock of its node, which nobody sets. All processes of a
+    # machine share it; between two machines differences of it can be compared. 0.0, () = not known.
+    uptime_s: float = 0.0
+    step_end_uptimes_s: tuple[float, ...] = ()
 
 
 class KernelEvent(StrEnum):

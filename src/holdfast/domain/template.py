@@ -20,7 +20,7 @@ Messages are JSON objects with a `type`, as in `holdfast.domain.worker`; file de
       forked       pid:int                          + 2 descriptors: pidfds of the worker, opened before it could be reaped,
                                                     and of the reaper
       fork_failed  reason:str                       instead of all others; the template may say it for it
-      exited       exit_code:int|null signal:int|null at:float
+      exited       exit_code:int|null signal:int|null at:float uptime_s:float
       cleared      (nothing)                        nothing that the worker started is left; then the link ends
 """
 

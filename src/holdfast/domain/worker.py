@@ -62,6 +62,7 @@ def decode(raw: bytes) -> Mapping[str, Any]:
 # The messages. Every note carries "job", "generation", "rank".
 #
 #   step      step:int started_at:float ended_at:float data_s:float stall_s:float tokens:int
+#             ended_uptime_s:float                            `ended_at` by the monotonic clock; may be left out
 #             loss:float|null grad_norm:float|null            (JSON NaN/Infinity are allowed, as Python writes them)
 #             comm_wait_s:float|null                          of the step, waited for other ranks; may be left out
 #             local_grad_norm:float|null                      of this rank alone, before the reduce; may be left out

@@ -137,6 +137,15 @@ CHECKPOINT_TROUBLES = Metric(
     "damaged files set aside or left alone, tiers that take no copies, images that are locked without a reader",
 )
 
+FROZEN = Metric(
+    "holdfast.frozen",
+    "counter",
+    "s",
+    (),
+    "agent, diagnostics, supervisor, checkpoint-replicator",
+    "time in which the service did not run: it was stopped, its machine was paused, or starved",
+)
+
 METRICS = (
     JOB_TIME,
     STEP_RATE,
@@ -156,4 +165,5 @@ METRICS = (
     TELEMETRY_DROPPED,
     REPLICATED,
     CHECKPOINT_TROUBLES,
+    FROZEN,
 )

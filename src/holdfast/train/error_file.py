@@ -37,6 +37,7 @@ def write(path: str, error: BaseException) -> None:
                     "message": text,
                     "frames": frames[-FRAMES_MAX:],
                     "at": time.time(),
+                    "uptime_s": time.monotonic(),
                     "collectives": _collectives(),
                 },
             },

@@ -109,6 +109,7 @@ def _follow(worker: int, link: socket.socket) -> None:
             exit_code=ended.si_status if by_exit else None,
             signal=None if by_exit else ended.si_status,
             at=time.time(),
+            uptime_s=time.monotonic(),
         ),
     )
     try:

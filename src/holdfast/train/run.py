@@ -313,6 +313,7 @@ class Run:
             step=self._done,
             started_at=finished.started_at,
             ended_at=time.time(),
+            ended_uptime_s=time.monotonic(),
             data_s=finished.data_s,
             comm_wait_s=finished.comm_wait_s,
             stall_s=stall_s - self._stall_reported_s,

@@ -240,7 +240,7 @@ class RankProgress(_message.Message):
     def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[_Iterable[int]] = ..., step: _Optional[_Iterable[int]] = ..., phase: _Optional[_Iterable[_Union[_types_pb2.Phase, str]]] = ..., phase_at: _Optional[_Iterable[float]] = ..., process_state: _Optional[_Iterable[str]] = ..., cpu_s: _Optional[_Iterable[float]] = ..., collective_seq: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WorkerError(_message.Message):
-    __slots__ = ("type", "message", "frames", "at", "call_group", "call_seq", "call")
+    __slots__ = ("type", "message", "frames", "at", "call_group", "call_seq", "call", "uptime_s")
     TYPE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     FRAMES_FIELD_NUMBER: _ClassVar[int]
@@ -248,6 +248,7 @@ class WorkerError(_message.Message):
     CALL_GROUP_FIELD_NUMBER: _ClassVar[int]
     CALL_SEQ_FIELD_NUMBER: _ClassVar[int]
     CALL_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     type: str
     message: str
     frames: _containers.RepeatedScalarFieldContainer[str]
@@ -255,10 +256,11 @@ class WorkerError(_message.Message):
     call_group: _containers.RepeatedScalarFieldContainer[str]
     call_seq: _containers.RepeatedScalarFieldContainer[int]
     call: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, type: _Optional[str] = ..., message: _Optional[str] = ..., frames: _Optional[_Iterable[str]] = ..., at: _Optional[float] = ..., call_group: _Optional[_Iterable[str]] = ..., call_seq: _Optional[_Iterable[int]] = ..., call: _Optional[_Iterable[str]] = ...) -> None: ...
+    uptime_s: float
+    def __init__(self, type: _Optional[str] = ..., message: _Optional[str] = ..., frames: _Optional[_Iterable[str]] = ..., at: _Optional[float] = ..., call_group: _Optional[_Iterable[str]] = ..., call_seq: _Optional[_Iterable[int]] = ..., call: _Optional[_Iterable[str]] = ..., uptime_s: _Optional[float] = ...) -> None: ...
 
 class WorkerExited(_message.Message):
-    __slots__ = ("at", "job", "generation", "rank", "pid", "exit_code", "signal", "step", "expected", "error", "log_tail", "traceparent", "step_ends")
+    __slots__ = ("at", "job", "generation", "rank", "pid", "exit_code", "signal", "step", "expected", "error", "log_tail", "traceparent", "step_ends", "uptime_s", "step_end_uptimes_s")
     AT_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -272,6 +274,8 @@ class WorkerExited(_message.Message):
     LOG_TAIL_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     STEP_ENDS_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_END_UPTIMES_S_FIELD_NUMBER: _ClassVar[int]
     at: float
     job: str
     generation: int
@@ -285,7 +289,9 @@ class WorkerExited(_message.Message):
     log_tail: _containers.RepeatedScalarFieldContainer[str]
     traceparent: str
     step_ends: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., step: _Optional[int] = ..., expected: bool = ..., error: _Optional[_Union[WorkerError, _Mapping]] = ..., log_tail: _Optional[_Iterable[str]] = ..., traceparent: _Optional[str] = ..., step_ends: _Optional[_Iterable[float]] = ...) -> None: ...
+    uptime_s: float
+    step_end_uptimes_s: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, at: _Optional[float] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., step: _Optional[int] = ..., expected: bool = ..., error: _Optional[_Union[WorkerError, _Mapping]] = ..., log_tail: _Optional[_Iterable[str]] = ..., traceparent: _Optional[str] = ..., step_ends: _Optional[_Iterable[float]] = ..., uptime_s: _Optional[float] = ..., step_end_uptimes_s: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class KernelLine(_message.Message):
     __slots__ = ("at", "text", "xid", "pci", "gpu", "event", "traceparent")

@@ -8,7 +8,7 @@ from typing import assert_never
 from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.generations import Placement
 from holdfast.domain.job import CheckpointSpec, LaunchSpec
-from holdfast.domain.nodes import PROTOCOL_VERSION, NodeFacts, RunningWorker, WorkerEnded
+from holdfast.domain.nodes import PROTOCOL_VERSION, NodeFacts, RunningWorker, TemplateState, WorkerEnded
 from holdfast.domain.orders import (
     CheckpointNow,
     Hello,
@@ -304,7 +304,10 @@ def encode_report(report: Report, seq: int, traceparent: str = "") -> pb.AgentMe
         case WorkersChanged():
             message.workers_changed.CopyFrom(
                 pb.WorkersChanged(
-                    version=report.version, workers=_encode_workers(report.workers), ended=_encode_ended(report.ended)
+                    version=report.version,
+                    workers=_encode_workers(report.workers),
+                    ended=_encode_ended(report.ended),
+                    template=_encode_template(report.template),
                 )
             )
         case Tested():
@@ -362,7 +365,12 @@ def decode_report(message: pb.AgentMessage) -> Report:
             )
         case "workers_changed":
             changed = message.workers_changed
-            return WorkersChanged(changed.version, _decode_workers(changed.workers), _decode_ended(changed.ended))
+            return WorkersChanged(
+                changed.version,
+                _decode_workers(changed.workers),
+                _decode_ended(changed.ended),
+                _decode_template(changed.template) if changed.HasField("template") else None,
+            )
         case "tested":
             return Tested(PREFLIGHT.decode(message.tested.preflight))
         case kind:
@@ -389,6 +397,7 @@ def _encode_hello(hello: Hello) -> pb.Hello:
         preflight=PREFLIGHT.encode(hello.preflight) if hello.preflight is not None else None,
         workers_version=hello.workers_version,
         ended=_encode_ended(hello.ended),
+        template=_encode_template(hello.template),
     )
 
 
@@ -417,6 +426,7 @@ def _decode_hello(message: pb.Hello) -> Hello:
         preflight=PREFLIGHT.decode(message.preflight) if message.HasField("preflight") else None,
         workers_version=message.workers_version,
         ended=_decode_ended(message.ended),
+        template=_decode_template(message.template) if message.HasField("template") else None,
     )
 
 
@@ -440,6 +450,16 @@ def _decode_workers(messages: Iterable[pb.RunningWorker]) -> tuple[RunningWorker
         )
         for message in messages
     )
+
+
+def _encode_template(template: TemplateState | None) -> pb.Template | None:
+    if template is None:
+        return None
+    return pb.Template(jobs=template.jobs, ready=template.ready, failure=template.failure)
+
+
+def _decode_template(message: pb.Template) -> TemplateState:
+    return TemplateState(tuple(message.jobs), message.ready, message.failure)
 
 
 def _encode_ended(ended: Iterable[WorkerEnded]) -> list[pb.WorkerEnded]:

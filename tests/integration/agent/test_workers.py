@@ -16,7 +16,8 @@ from waiting import wait_until
 
 from holdfast.domain.collectives import Standstill
 from holdfast.domain.job import HangSpec, LaunchSpec
-from holdfast.domain.orders import CheckpointNow, RanksFinished, RanksStepping, Start, Stop, Warm
+from holdfast.domain.nodes import TemplateState
+from holdfast.domain.orders import CheckpointNow, RanksFinished, RanksStepping, Start, Stop, Warm, WorkersChanged
 from holdfast.domain.signals import GenerationStarted, GenerationStopped, RankProgress, StepColumns, WorkerExited
 
 
@@ -201,6 +202,7 @@ def test_sigkill_is_seen_within_milliseconds(agent: Agent, tmp_path: Path) -> No
     exited = agent.plane.wait_for_signal(WorkerExited, lambda e: e.job == "kill")
     assert (exited.signal, exited.exit_code, exited.expected) == (signal.SIGKILL, None, False)
     assert exited.at - before < 0.5
+    assert 0.0 < exited.uptime_s <= time.monotonic(), "by the clock that nobody sets, as its reaper saw it"
     started = agent.plane.wait_for_signal(GenerationStarted, lambda s: s.job == "kill")
     assert started.ranks == (0,)
 
@@ -211,6 +213,7 @@ def test_exception_reaches_the_signal_with_type_frames_and_log(agent: Agent, tmp
     exited = agent.plane.wait_for_signal(WorkerExited, lambda e: e.job == "raises")
     assert exited.exit_code == 1
     assert exited.error is not None
+    assert 0.0 < exited.error.uptime_s <= exited.uptime_s
     assert exited.error.type == "KeyError"
     assert "no such batch" in exited.error.message
     assert exited.error.frames == (f"{path}:4 <module>", f"{path}:2 inner")
@@ -343,11 +346,23 @@ def test_a_template_that_dies_is_replaced_and_its_workers_go_on(agent: Agent, tm
     path = script(tmp_path, "until", UNTIL_TOLD)
     prepared = start_job(agent.plane, prepare_order("orphans", path, nproc=2, args=(str(tmp_path / "end"),)))
     before = templates(agent)
+    told = len(agent.plane.all_of(WorkersChanged))
+
+    def templates_told() -> list[TemplateState]:
+        sets = agent.plane.all_of(WorkersChanged)[told:]
+        return [each.template for each in sets if each.template is not None and "orphans" in each.template.jobs]
+
     for template in before:
         template.kill()
     wait_until(
         lambda: [each for each in templates(agent) if each not in before], description="another template", timeout_s=40
     )
+    wait_until(
+        lambda: [each.ready for each in templates_told()][-2:] == [False, True],
+        description="its death, and that another one is ready, to be told",
+        timeout_s=40,
+    )
+    assert not any(each.failure for each in templates_told()), "once is no row"
     again = start_job(agent.plane, prepare_order("others", script(tmp_path, "sleeper", SLEEPER)))
     assert not gone(again.workers[0].pid)
     assert not any(gone(worker.pid) for worker in prepared.workers)

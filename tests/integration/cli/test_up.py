@@ -167,6 +167,22 @@ def test_a_service_that_is_killed_is_started_again_and_the_run_goes_on(run: Run,
     assert (run.worker(), run.job()["generation"]) == (worker, generation)
 
 
+@pytest.mark.parametrize(
+    ("part", "then"), [("diagnostics", "it is replaced after 30 s"), ("node-0", "its workers would end with it")]
+)
+def test_a_part_that_stands_still_is_named_and_the_run_goes_on(run: Run, part: str, then: str) -> None:
+    worker, pid, generation = run.worker(), run.pid_of(part), run.job()["generation"]
+    psutil.Process(pid).suspend()
+    try:
+        run.up.wait_said(f"{part} (pid {pid}) stands still", then)
+        run.goes_on()
+    finally:
+        psutil.Process(pid).resume()
+    run.up.wait_said(f"{part} goes on, after")
+    run.goes_on()
+    assert (run.worker(), run.job()["generation"], run.pid_of(part)) == (worker, generation, pid)
+
+
 def test_a_killed_up_leaves_everything_running_and_the_next_takes_it_over(run: Run) -> None:
     parts = ("supervisor", "diagnostics", "redis", "node-0")
     worker, before = run.worker(), {part: run.pid_of(part) for part in parts}

@@ -31,8 +31,8 @@ def note(kind: str, **fields: Any) -> Note | None:
     return parse(worker.encode(kind, **{**WHO, **fields}))
 
 
-def step(number: int, rank: int = 4, ended_at: float = 11.5) -> StepNote:
-    parsed = note("step", **{**STEP, "rank": rank, "step": number, "ended_at": ended_at})
+def step(number: int, rank: int = 4, ended_at: float = 11.5, **fields: object) -> StepNote:
+    parsed = note("step", **{**STEP, "rank": rank, "step": number, "ended_at": ended_at, **fields})
     assert isinstance(parsed, StepNote)
     return parsed
 
@@ -108,6 +108,16 @@ def test_the_ends_of_the_last_steps_are_remembered_without_gaps() -> None:
     board.fold(replace(step(14, rank=4), ended_at=14.0))
     assert board.step_ends_of(4) == (14.0,)
     assert board.step_ends_of(5) == ()
+
+
+def test_the_ends_by_the_monotonic_clock_go_with_them_when_all_are_known() -> None:
+    board = progress()
+    for number in range(7, 10):
+        board.fold(step(number, rank=4, ended_at=3600.0 * number, ended_uptime_s=50.0 + number))
+    assert board.step_end_uptimes_of(4) == (59.0, 58.0, 57.0)
+    board.fold(step(10, rank=4, ended_at=99.0))  # of a library that does not say it
+    assert board.step_ends_of(4)[0] == 99.0
+    assert board.step_end_uptimes_of(4) == ()
 
 
 def test_steps_become_columns_once() -> None:

@@ -13,7 +13,7 @@ from waiting import wait_until_async
 from holdfast.agent.reports import Reports
 from holdfast.agent.workers.worker import Exit
 from holdfast.agent.workers.worker_set import ENDED_MAX, WorkerSet
-from holdfast.domain.nodes import NodeFacts, RunningWorker, WorkerEnded
+from holdfast.domain.nodes import NodeFacts, RunningWorker, TemplateState, WorkerEnded
 from holdfast.domain.orders import Hello, Inventory, OrderDone, WorkersChanged
 
 FACTS = NodeFacts("n", "i", "n", "n", "", 8, "", 1, "/", "/kmsg")
@@ -94,3 +94,16 @@ def test_a_new_session_begins_with_the_set_of_hello_and_no_older_one_follows() -
     while (numbered := reports.take()) is not None:
         sent.append(numbered.report)
     assert sent == [hello, OrderDone("c", ok=True), Inventory("gpt")]
+
+
+def test_a_template_is_part_of_the_set_and_costs_nothing_while_it_stays_the_same() -> None:
+    state = TemplateState(("gpt",), True)
+    workers = WorkerSet(lambda: (), lambda _: None, template=lambda: state)
+    before = workers.version
+    workers.template_changed()
+    workers.template_changed()
+    assert workers.version == before + 1
+    assert workers.template == state
+    state = TemplateState(("gpt",), False)
+    workers.template_changed()
+    assert workers.version == before + 2

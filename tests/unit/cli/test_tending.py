@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import signal
+import subprocess
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
-from holdfast.cli.tending import DELAY_S_MAX, LOG_LINES, SETTLED_S, Part, Tender, described_exit, last_lines
+from holdfast.cli.processes import is_stopped
+from holdfast.cli.tending import (
+    DELAY_S_MAX,
+    FROZEN_REPLACED_S,
+    FROZEN_SAID_S,
+    LOG_LINES,
+    SETTLED_S,
+    Part,
+    Tender,
+    described_exit,
+    last_lines,
+)
 from holdfast.domain.errors import Unavailable
 from holdfast.runtime.survivors import UNKNOWN_EXIT
 
@@ -22,16 +36,19 @@ class World:
     broken: bool = False
     said: list[str] = field(default_factory=list)
     starts: list[float] = field(default_factory=list)
+    stopped: bool = False
 
     def __post_init__(self) -> None:
-        self.tender = Tender(self.said.append, clock=lambda: self.now)
-        self.part = Part("supervisor", lambda: self.code, self._start, self.log)
+        self.tender = Tender(
+            self.said.append, clock=lambda: self.now, is_stopped=lambda _: self.stopped, kill=lambda _: self.dies(-9)
+        )
+        self.part = Part("supervisor", lambda: self.code, self._start, self.log, lambda: 42)
 
     def _start(self) -> int:
         if self.broken:
             raise Unavailable("no process to be had")
         self.starts.append(self.now)
-        self.code = None
+        self.code, self.stopped = None, False
         return 77
 
     def dies(self, code: int = 1) -> None:
@@ -127,3 +144,54 @@ def test_the_end_of_a_log_of_any_length(tmp_path: Path) -> None:
     log.write_text("\n".join(map(str, range(1000))))
     assert len(last_lines(log)) == LOG_LINES
     assert last_lines(tmp_path / "none") == []
+
+
+# ------------------------------------------------------------------ what stands still
+
+
+def test_a_part_that_stands_still_is_said_within_seconds_and_that_it_goes_on(world: World) -> None:
+    world.stopped = True
+    world.passes(FROZEN_SAID_S + 1.0)
+    assert len(world.said) == 1
+    assert "supervisor[/] (pid 42) stands still" in world.said[0]
+    assert "kill -CONT 42" in world.said[0]
+    world.stopped = False
+    world.passes(1.0)
+    assert world.said[1:] == ["[green]supervisor[/] goes on, after 3 s"]
+    assert world.starts == []
+
+
+def test_a_moment_s_stop_is_not_said(world: World) -> None:
+    for _ in range(3):
+        world.stopped = True
+        world.passes(1.0)
+        world.stopped = False
+        world.passes(1.0)
+    assert world.said == []
+
+
+def test_what_loses_nothing_by_it_is_replaced(world: World) -> None:
+    world.stopped = True
+    world.passes(FROZEN_REPLACED_S - 1.0)
+    assert world.starts == []
+    world.passes(2.0)
+    assert len(world.starts) == 1
+    assert "was killed by SIGKILL; starting it again" in world.said[1]
+
+
+def test_what_keeps_something_is_left_alone(world: World) -> None:
+    world.part = replace(world.part, keeps="its workers would end with it")
+    world.stopped = True
+    world.passes(600.0)
+    assert world.starts == []
+    assert len(world.said) == 1
+    assert "it is left alone: its workers would end with it" in world.said[0]
+
+
+def test_a_stopped_process_is_known_by_its_state() -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        assert not is_stopped(process.pid)
+        process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: is_stopped(process.pid), description="it to stand still")
+        process.kill()
+    assert not is_stopped(process.pid)

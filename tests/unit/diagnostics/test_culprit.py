@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from diagnosing import COLLECTIVE, T0, Fleet
 
 from holdfast.diagnostics.engine import Engine
 from holdfast.domain.findings import FindingKind
-from holdfast.domain.signals import WorkerError
+from holdfast.domain.signals import WorkerError, WorkerExited
 
 
 def restarted(fleet: Fleet) -> None:
@@ -87,6 +88,72 @@ def test_a_rank_that_was_a_step_further_is_measured_from_the_step_before(fleet: 
     assert [finding.rank for finding in fleet.found] == [2, 1]
     fleet.exits(3, at=5.0, signal=9, step_ends=(T0 + 4.5,), step=9)  # half a second after the step: later
     assert len(fleet.found) == 2
+
+
+def of_node(exit_: WorkerExited, node: str) -> WorkerExited:
+    return replace(exit_, node=node)
+
+
+@pytest.mark.parametrize("jump_s", [0.0, 3600.0, -3600.0])
+def test_a_clock_that_jumps_between_two_exits_of_a_node_changes_no_culprit(fleet: Fleet, jump_s: float) -> None:
+    """Rank 1 failed 0.4 s after rank 2, by the clock that nobody sets, and its signal comes first."""
+    later = replace(fleet.exit_of(1, at=5.4 + jump_s, signal=9), uptime_s=900.4)
+    first = replace(fleet.exit_of(2, at=5.0, signal=11), uptime_s=900.0)
+    fleet.fold(of_node(later, "n1"))
+    fleet.fold(of_node(first, "n1"))
+    assert [finding.rank for finding in fleet.found] == [1, 2]
+    assert fleet.found[1].evidence["supersedes"] == fleet.found[0].id
+    fleet.fold(of_node(replace(fleet.exit_of(3, at=4.0 + jump_s, signal=9), uptime_s=901.0), "n1"))
+    assert len(fleet.found) == 2
+
+
+@pytest.mark.parametrize("jump_s", [0.0, 3600.0, -3600.0])
+def test_a_clock_that_jumps_between_a_step_and_an_exit_changes_no_culprit(fleet: Fleet, jump_s: float) -> None:
+    """Rank 2 failed 0.9 s after step 9; rank 1, on a node of which the clock was set meanwhile, 0.1 s after it."""
+    fleet.fold(
+        replace(
+            fleet.exit_of(2, at=5.8, signal=11, step=9),
+            step_ends=(T0 + 4.9,),
+            uptime_s=77.9,
+            step_end_uptimes_s=(77.0,),
+        )
+    )
+    early = replace(
+        fleet.exit_of(1, at=5.0 + jump_s, signal=9, step=9),
+        step_ends=(T0 + 4.9,),
+        uptime_s=500_000.1,
+        step_end_uptimes_s=(500_000.0,),
+    )
+    fleet.fold(early)
+    assert [finding.rank for finding in fleet.found] == [2, 1]
+    late = replace(early, rank=3, node="n3", step_end_uptimes_s=(499_998.0,))
+    fleet.fold(late)
+    assert len(fleet.found) == 2
+
+
+def test_an_exceptions_own_time_counts_by_that_clock_too(fleet: Fleet) -> None:
+    """Rank 1's process ended first; rank 2 had raised before that, and took a second to end."""
+    raised = WorkerError("ValueError", "bad batch", ("/t/train.py:1 <module>",), at=T0 + 4.0, uptime_s=99.0)
+    other = replace(raised, message="another one", at=T0 + 3604.5, uptime_s=99.5)
+    fleet.fold(of_node(replace(fleet.exit_of(1, at=3604.6, error=other), uptime_s=99.6), "n1"))
+    fleet.fold(of_node(replace(fleet.exit_of(2, at=5.0, error=raised), uptime_s=100.0), "n1"))
+    assert [finding.rank for finding in fleet.found] == [1, 2]
+
+
+@pytest.mark.parametrize("jump_s", [3600.0, -3600.0])
+def test_of_errors_of_communication_the_first_is_told_by_that_clock(fleet: Fleet, jump_s: float) -> None:
+    for rank, at, uptime_s in ((1, 5.2 + jump_s, 300.2), (2, 5.0, 300.0), (0, 5.3 + jump_s, 300.3)):
+        error = replace(COLLECTIVE, at=T0 + at, uptime_s=uptime_s)
+        fleet.fold(of_node(replace(fleet.exit_of(rank, at=at + 0.1, error=error), uptime_s=uptime_s + 0.1), "n1"))
+    fleet.run(until=10.0)
+    assert fleet.only().evidence["first"] == "rank 2 on n1"
+
+
+@pytest.mark.parametrize("uptime_s", [math.nan, math.inf, -5.0])
+def test_an_uptime_that_is_none_is_not_used(fleet: Fleet, uptime_s: float) -> None:
+    fleet.fold(of_node(replace(fleet.exit_of(1, at=5.4, signal=9), uptime_s=uptime_s), "n1"))
+    fleet.fold(of_node(replace(fleet.exit_of(2, at=5.0, signal=11), uptime_s=uptime_s), "n1"))
+    assert [finding.rank for finding in fleet.found] == [1, 2]
 
 
 # ------------------------------------------------------------------ out of step

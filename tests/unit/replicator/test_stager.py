@@ -226,6 +226,19 @@ async def test_ranks_that_try_to_save_have_restored_and_get_their_images_back(tm
         images.close()
 
 
+async def test_a_lock_is_not_old_because_nobody_looked(tmp_path: Path) -> None:
+    async with a_node(tmp_path) as node:
+        await node.stage(OTHER)
+        job = node.engine.jobs[JOB]
+        with node.slow.open(JOB, OLD):
+            await node.engine._look_at_locks(job)
+            (since,) = job.locked.values()
+            job.locked = dict.fromkeys(job.locked, since - 600.0)
+            node.engine.unwatched()
+            await node.engine._look_at_locks(job)
+            assert job.troubles.all() == ()
+
+
 async def test_an_image_that_stays_locked_without_a_restore_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

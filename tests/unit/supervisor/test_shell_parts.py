@@ -9,8 +9,8 @@ from typing import Any
 
 import anyio
 import pytest
-from supervising import crash, job_body
-from waiting import VIRTUAL_TIME
+from supervising import crash, facts, job_body
+from waiting import FREEZING_TIME, VIRTUAL_TIME, freeze
 
 from holdfast.domain.errors import Conflict, InvalidSpec, NotFound, Unavailable
 from holdfast.domain.findings import StepRecord
@@ -18,6 +18,7 @@ from holdfast.domain.incidents import ActionKind
 from holdfast.log.memory import MemoryLog
 from holdfast.log.names import EVENTS, FINDINGS, INBOX, STEPS, SUPERVISOR_GROUP
 from holdfast.log.protocol import Delivery, Entry
+from holdfast.runtime import freeze as freezes
 from holdfast.supervisor.api.server import bind
 from holdfast.supervisor.core import State
 from holdfast.supervisor.fold import Folder
@@ -37,6 +38,7 @@ from holdfast.supervisor.protocol import (
 )
 from holdfast.supervisor.published import OperationDone
 from holdfast.supervisor.requests import OperatorEvent, OperatorRequest, check, fingerprint
+from holdfast.supervisor.sessions import Refused, Sessions
 from holdfast.supervisor.timers import Timers
 from holdfast.wire.events import step_entries
 from holdfast.wire.jobfile import parse_job
@@ -78,6 +80,40 @@ async def test_a_timer_follows_a_clock_that_is_set() -> None:
         await anyio.sleep(20)
         tasks.cancel_scope.cancel()
     assert fired == [pytest.approx(15.0, abs=0.6)]
+
+
+@virtual
+async def test_timers_wait_for_what_was_said_while_the_leader_did_not_run() -> None:
+    timers = Timers(anyio.current_time)
+    fired: list[tuple[str, float]] = []
+    begin = anyio.current_time()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(timers.run, lambda name: fired.append((name, round(anyio.current_time() - begin, 3))))
+        timers.set("one", begin + 10.0)
+        timers.set("two", begin + 11.0)
+        timers.set("gone", begin + 5.0)
+        timers.cancel("gone")
+        await anyio.sleep(9.0)
+        timers.postpone(2.5)
+        await anyio.sleep(20)
+        tasks.cancel_scope.cancel()
+    assert fired == [("one", 12.5), ("two", 13.5)]
+
+
+@pytest.mark.parametrize("anyio_backend", [FREEZING_TIME], ids=["freezing"])
+async def test_an_agent_is_not_silent_because_the_leader_did_not_run() -> None:
+    sessions = Sessions(1, InboxWriter(MemoryLog()), anyio.current_time)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(freezes.watch)
+        await anyio.sleep(0.1)
+        sessions.open(facts("a"), "peer-1")
+        freeze(2.5)
+        await anyio.sleep(0.5)
+        with pytest.raises(Refused, match="another agent bears the name a and is alive"):
+            sessions.open(facts("a", "i2"), "peer-2")
+        await anyio.sleep(2.0)
+        sessions.open(facts("a", "i2"), "peer-2")
+        tasks.cancel_scope.cancel()
 
 
 # ---------------------------------------------------------------- the inbox

@@ -48,7 +48,15 @@ def received(listener: socket.socket) -> list[dict[str, object]]:
 
 def say_step(notes: Notes, step: int) -> None:
     notes.step(
-        step=step, started_at=1.0, ended_at=2.0, data_s=0.1, stall_s=0.0, tokens=64, loss=float("nan"), grad_norm=None
+        step=step,
+        started_at=1.0,
+        ended_at=2.0,
+        ended_uptime_s=3.0,
+        data_s=0.1,
+        stall_s=0.0,
+        tokens=64,
+        loss=float("nan"),
+        grad_norm=None,
     )
 
 

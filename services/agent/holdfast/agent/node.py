@@ -73,7 +73,7 @@ class Node:
     async def carry_out(self, order: Order) -> Outcome:
         match order:
             case Warm():
-                await self._pool.warm(order.launch)
+                await self._pool.warm(order.job, order.launch)
                 return Outcome()
             case Prepare():
                 return await self._prepare(order)

@@ -24,6 +24,7 @@ from holdfast.domain.errors import Conflict, HoldfastError
 from holdfast.domain.nodes import Check, Preflight
 from holdfast.domain.orders import Report, Tested
 from holdfast.domain.signals import GpuHealth, GpuSample, NodeSignal, NodeTested
+from holdfast.runtime import freeze
 from holdfast.runtime.files import write_whole
 from holdfast.wire import records
 
@@ -170,7 +171,7 @@ class Preflights:
 
     async def _gpu_check(self) -> Check:
         if self._watches_gpus:
-            with anyio.move_on_after(GPU_READING_S):
+            with freeze.patience(GPU_READING_S):
                 await self._sampled.wait()
         return preflight_checks.gpus(self._sample, self._health, watched=self._watches_gpus, expected=self._gpus)
 
@@ -190,13 +191,13 @@ class Preflights:
         async def knock(endpoint: str) -> None:
             host, _, port = endpoint.rpartition(":")
             try:
-                with anyio.fail_after(PEER_TIMEOUT_S):
+                with freeze.patience(PEER_TIMEOUT_S) as limit:
                     stream = await anyio.connect_tcp(host, int(port))
                     await stream.aclose()
-            except (OSError, ValueError):  # TimeoutError is one
+            except (OSError, ValueError):
                 silent.append(endpoint)
             else:
-                reached.append(endpoint)
+                (silent if limit.cancelled_caught else reached).append(endpoint)
 
         async with anyio.create_task_group() as tasks:
             for endpoint in self._peers:

@@ -27,6 +27,7 @@ from holdfast.domain.replication import (
     StagedShard,
     Trouble,
 )
+from holdfast.runtime import freeze
 from holdfast.runtime.backoff import Backoff
 from holdfast.runtime.children import Child, running, spawn
 from holdfast.runtime.grpc_channel import cancellable, open_channel
@@ -125,9 +126,14 @@ class _Died(Unavailable):
     """The connection broke."""
 
 
+class _Late(Unavailable):
+    """No answer within the time for it."""
+
+
 _KINDS: Mapping[grpc.StatusCode, type[Unavailable]] = {
     grpc.StatusCode.ABORTED: Unrestorable,
     grpc.StatusCode.UNAVAILABLE: _Died,
+    grpc.StatusCode.DEADLINE_EXCEEDED: _Late,
 }
 
 
@@ -259,7 +265,7 @@ class LocalReplicator:
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(until_gone)
-            with anyio.move_on_after(START_TIMEOUT_S):
+            with freeze.patience(START_TIMEOUT_S):
                 served = await self._wait_ready()
             tasks.cancel_scope.cancel()
         if not served:
@@ -332,13 +338,18 @@ class LocalReplicator:
         self._on_inventory(inventory)
 
     async def _call_again(self, method: Any, request: Any, timeout_s: float) -> Any:
-        """As `_call`; asked again, for a while, of the successor of a replicator that died under it."""
-        deadline = anyio.current_time() + AWAY_S
+        """As `_call`; asked again, for a while, of the successor of a replicator that died under it, and of one whose answer
+        came while this process did not run."""
+        deadline = freeze.awake() + AWAY_S
         while True:
+            frozen_s = freeze.frozen_s()
             try:
                 return await self._call(method, request, timeout_s)
             except _Died:
-                if anyio.current_time() >= deadline:
+                if freeze.awake() >= deadline:
+                    raise
+            except _Late:
+                if freeze.frozen_s() == frozen_s:
                     raise
             await anyio.sleep(AGAIN_S)
 
@@ -347,7 +358,7 @@ class LocalReplicator:
         while True:
             await self._died.wait()
             self._died = anyio.Event()
-            with anyio.move_on_after(AWAY_S) as waited:
+            with freeze.patience(AWAY_S) as waited:
                 await self._serves.wait()
             if waited.cancelled_caught:
                 held, self._held = self._held, {}

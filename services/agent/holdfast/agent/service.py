@@ -43,7 +43,7 @@ from holdfast.domain.nodes import NodeFacts
 from holdfast.domain.orders import Hello, Order, Prepare, Report, Warm
 from holdfast.domain.replication import Trouble
 from holdfast.domain.signals import CheckpointTrouble, NodeSignal
-from holdfast.runtime import metrics, ready, telemetry
+from holdfast.runtime import freeze, metrics, ready, telemetry
 from holdfast.runtime.service import guarded
 from holdfast.v1.control_pb2 import AgentMessage
 from holdfast.wire.control import encode_beat
@@ -81,7 +81,7 @@ async def _run(settings: AgentSettings, ledger: Ledger, descriptors: Descriptors
         tested = preflights.newest if settings.preflight_every_s else None
         workers = pool.worker_set
         facts = _facts(settings, incarnation, replicator.endpoint)
-        return Hello(facts, pool.running(), tested, workers.version, workers.ended)
+        return Hello(facts, pool.running(), tested, workers.version, workers.ended, workers.template)
 
     def beat() -> AgentMessage:
         return encode_beat(time.time(), pool.worker_set.version, pool.steps())
@@ -157,6 +157,7 @@ async def _run(settings: AgentSettings, ledger: Ledger, descriptors: Descriptors
         beat=beat,
         tls=settings.tls,
     )
+    guarded(tasks, "freezes", partial(freeze.watch, lambda _: pool.unheard(time.time())))
     guarded(tasks, "file descriptors", descriptors.run)
     guarded(tasks, "workers", pool.run)
     guarded(tasks, "telemetry", uplink.run)

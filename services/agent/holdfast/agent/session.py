@@ -19,6 +19,7 @@ from holdfast.domain.errors import HoldfastError, IncompatibleVersion, Malformed
 from holdfast.domain.nodes import PROTOCOL_VERSION
 from holdfast.domain.orders import Hello, Inventory, OrderDone, Report
 from holdfast.domain.replication import SavedByAll
+from holdfast.runtime import freeze
 from holdfast.runtime.backoff import Backoff
 from holdfast.runtime.grpc_channel import open_channel
 from holdfast.runtime.tls import Tls
@@ -153,7 +154,7 @@ class Session:
     async def _hear_welcome(self, call: _Call) -> pb.Welcome:
         """The leader's greeting. Raises `Unavailable` when there is none, or when it comes from a leader of the past."""
         message: pb.SupervisorMessage | None = None
-        with anyio.move_on_after(WELCOME_TIMEOUT_S):
+        with freeze.patience(WELCOME_TIMEOUT_S):
             message = await read(call, pb.SupervisorMessage)
         if message is None or message.WhichOneof("message") != "welcome":
             raise Unavailable(f"no welcome within {WELCOME_TIMEOUT_S:g} s")

@@ -26,6 +26,7 @@ from holdfast.replicator.tiers import OpenShard
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.transport.client import Client
 from holdfast.replicator.view import Complete, Discard, Survey
+from holdfast.runtime import freeze
 from holdfast.shards import Manifest
 from holdfast.stores import ObjectStore, open_store
 from holdfast.stores.transfer import Damage
@@ -86,7 +87,7 @@ class Archivist:
             return
         manifest = job.held[held]
         bucket = await self.bucket(job)
-        with anyio.move_on_after(REPLICA_GRACE_S + manifest.size / REPLICA_GRACE_BYTES_PER_S):
+        with freeze.patience(REPLICA_GRACE_S + manifest.size / REPLICA_GRACE_BYTES_PER_S):
             while await self.engine.threads.archive(bucket.another_uploads, manifest):  # noqa: ASYNC110 - of another node
                 await anyio.sleep(REPLICA_POLL_S)
 

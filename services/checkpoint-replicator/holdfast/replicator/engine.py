@@ -307,6 +307,11 @@ class Engine:
                 if job.config is not None and job.config.ranks:
                     await self._look_at_locks(job)
 
+    def unwatched(self) -> None:
+        """This process did not run for a while: who holds a lock now need not have held it all the time."""
+        for job in self.jobs.values():
+            job.locked = {}
+
     async def _look_at_locks(self, job: Job) -> None:
         try:
             locked = await self.threads.urgent(lambda: readers(self.tiers.images.paths(job.name)))

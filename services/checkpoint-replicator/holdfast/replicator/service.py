@@ -35,6 +35,7 @@ from holdfast.replicator.transport.frames import Limits
 from holdfast.replicator.transport.intake import Intake
 from holdfast.replicator.transport.server import Server
 from holdfast.replicator.view import Held, Store
+from holdfast.runtime import freeze
 from holdfast.runtime.grpc_server import listen
 from holdfast.runtime.ready import announce
 from holdfast.runtime.service import guarded
@@ -112,6 +113,7 @@ async def serve(settings: ReplicatorSettings) -> None:
                 services=(SERVICE,),
             ),
         ):
+            guarded(tasks, "freezes", partial(freeze.watch, lambda _: engine.unwatched()))
             guarded(tasks, "notes", partial(listen_to_notes, notes, engine.hint, engine.missed))
             guarded(tasks, "hints", engine.follow_hints)
             guarded(tasks, "rescan", partial(engine.rescan, settings.replicator_rescan_interval_s))

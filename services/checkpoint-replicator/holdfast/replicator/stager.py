@@ -28,7 +28,7 @@ from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.tiers.part import Arriving
 from holdfast.replicator.transport.client import Away, Client
 from holdfast.replicator.view import Held, Store
-from holdfast.runtime import telemetry
+from holdfast.runtime import freeze, telemetry
 
 ARRIVING_POLL_S = 0.02
 AWAY_S = 12.0  # longer than a node's agent waits before it says that nothing can be had from there
@@ -92,7 +92,7 @@ class Stager:
         job.restored = (first.attempt, first.step)
         await self._engine.threads.urgent(self._engine.tiers.staged.drop_unfinished, job.name, job.restored)
         missing: dict[ShardKey, list[str]] = {key: [] for key in restores}
-        with self._archivist.pace.held(), anyio.move_on_after(request.timeout_s) as limit:
+        with self._archivist.pace.held(), freeze.patience(request.timeout_s) as limit:
             async with anyio.create_task_group() as tasks:
                 for key, restore in restores.items():
                     tasks.start_soon(self._one, job, restore, found, missing[key])

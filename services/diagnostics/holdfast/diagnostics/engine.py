@@ -128,6 +128,10 @@ class Engine:
             return []
         return list(self._observe(Blind(at=now, gap_s=now - before), now))
 
+    def blind(self, gap_s: float, now: float) -> Folded:
+        """This process did not run for `gap_s`, whatever its clock says of that: it may have been set meanwhile."""
+        return Folded(tuple(self._observe(Blind(at=now, gap_s=gap_s), now)))
+
     def _began(self, item: GenerationStarted, now: float) -> list[Finding]:
         """Follow each job's generations; a new submission under an old name makes everybody forget the old one."""
         life = self._lives.get(item.job)

@@ -14,7 +14,7 @@ import anyio
 import structlog
 
 from holdfast.diagnostics.detectors.exit_cause import is_failure
-from holdfast.diagnostics.engine import Engine
+from holdfast.diagnostics.engine import Engine, Folded
 from holdfast.diagnostics.plausible import Plausibility
 from holdfast.diagnostics.publisher import Publisher
 from holdfast.domain import spans
@@ -175,6 +175,11 @@ class Intake:
             with anyio.move_on_after(CALM_CLOCK_TICK_S):
                 await self._stirred.wait()
 
+    def frozen(self, length_s: float) -> None:
+        """This process did not run: nobody was silent for that."""
+        now = self._clock()
+        self._publish(self._engine.blind(length_s, now))
+
     def _say_rejected(self, tick: Tick, reasons: tuple[str, ...]) -> None:
         """The 1st, 2nd, 4th, 8th … of each kind."""
         for reason in reasons:
@@ -199,7 +204,9 @@ class Intake:
         if not isinstance(signal, _ROUTINE):
             self._attentive_until = now + ATTENTION_S
             self._stirred.set()
-        folded = self._engine.fold(signal, now)
+        self._publish(self._engine.fold(signal, now))
+
+    def _publish(self, folded: Folded) -> None:
         if folded.findings or folded.steps:
             self._publisher.offer(folded.findings, folded.steps)
         for finding in folded.findings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import anyio
 import structlog
@@ -18,7 +19,7 @@ from holdfast.diagnostics.publisher import Publisher
 from holdfast.diagnostics.settings import DiagnosticsSettings
 from holdfast.log.protocol import EventLog
 from holdfast.log.redis import RedisLog
-from holdfast.runtime import metrics, telemetry
+from holdfast.runtime import freeze, metrics, telemetry
 from holdfast.runtime.garbage import collect_seldom
 from holdfast.runtime.grpc_server import listen
 from holdfast.runtime.ready import announce
@@ -59,6 +60,7 @@ async def run(settings: DiagnosticsSettings, event_log: EventLog) -> None:
             tls=settings.tls,
         ) as listening,
     ):
+        guarded(tasks, "freezes", partial(freeze.watch, intake.frozen))
         guarded(tasks, "backlog", backlog.fold)
         guarded(tasks, "clock", intake.watch_clock)
         guarded(tasks, "findings", publisher.publish_findings)

@@ -60,6 +60,11 @@ class Leader:
     def picture(self) -> Picture | None:
         return self._term.picture if self._term is not None else None
 
+    def frozen(self, length_s: float) -> None:
+        """This process did not run. A term whose lease has run out meanwhile ends by itself."""
+        if self._term is not None:
+            self._term.frozen(length_s)
+
     async def run(self) -> None:
         """Until cancelled. Raises what no other supervisor could do better with: a snapshot that cannot be read, a bug."""
         backoff = Backoff(first_s=0.02, max_s=0.5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import AsyncExitStack
+from functools import partial
 from importlib.metadata import version
 from ipaddress import ip_address
 
@@ -14,7 +15,7 @@ from holdfast.domain.errors import Unavailable
 from holdfast.log import durability
 from holdfast.log.protocol import FencedLog
 from holdfast.log.redis import RedisLog
-from holdfast.runtime import telemetry
+from holdfast.runtime import freeze, telemetry
 from holdfast.runtime.garbage import collect_seldom
 from holdfast.runtime.grpc_server import listen
 from holdfast.runtime.ready import announce
@@ -95,6 +96,7 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
             policies=policies,
         )
         tasks = await stack.enter_async_context(anyio.create_task_group())
+        guarded(tasks, "freezes", partial(freeze.watch, leader.frozen))
         guarded(tasks, "history of events", follower.follow_events)
         guarded(tasks, "history of steps", follower.follow_steps)
         guarded(tasks, "room", lambda: room.watch(event_log))

@@ -15,6 +15,7 @@ from holdfast.domain.errors import HoldfastError
 from holdfast.domain.nodes import PROTOCOL_VERSION, NodeFacts
 from holdfast.domain.orders import Order, StepReached
 from holdfast.domain.replication import SavedByAll
+from holdfast.runtime import freeze
 from holdfast.supervisor.inbox import InboxWriter, gone_entry
 from holdfast.supervisor.meters import Latencies
 from holdfast.supervisor.protocol import NodeGone
@@ -66,7 +67,7 @@ class AgentSession:
         self.end: End | None = None
         self.renewed = False  # we ended it, and nothing is wrong with the node
         self.ended = anyio.Event()
-        self.heard_at_s = anyio.current_time()
+        self.heard()
         self.offered_at_s = self.heard_at_s
         self.workers_version = 0  # of the workers that run there, as its newest beat says; 0 = not reported
         self.steps: tuple[StepReached, ...] = ()  # how far they have come, likewise
@@ -76,6 +77,7 @@ class AgentSession:
 
     def heard(self) -> None:
         self.heard_at_s = anyio.current_time()
+        self._heard_awake_s = freeze.awake()  # its silence counts while we listen
 
     def beat(self, workers_version: int, steps: tuple[StepReached, ...]) -> None:
         self.workers_version, self.steps = workers_version, steps
@@ -88,7 +90,7 @@ class AgentSession:
 
     @property
     def alive(self) -> bool:
-        return anyio.current_time() - self.heard_at_s < ALIVE_S
+        return freeze.awake() - self._heard_awake_s < ALIVE_S
 
     def offer(self, message: pb.SupervisorMessage) -> None:
         if len(self._outgoing) >= OUTGOING_MAX:
@@ -194,7 +196,7 @@ class Sessions:
     def compare(self, reported: Callable[[str], Reported | None]) -> None:
         """End the sessions of agents of whom something else was `reported` in full, by node, than their beats say: a report,
         or the Hello itself, was lost. The agent opens a new one, and Hello carries everything."""
-        now = anyio.current_time()
+        now = freeze.awake()
         for session in list(self._by_node.values()):
             if not session.workers_version or session.said == reported(session.node):
                 session.differs_since_s = None

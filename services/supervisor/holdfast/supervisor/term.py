@@ -140,6 +140,10 @@ class Term:
             self._folder = None
             self.sessions.close_all("not the leader any more")
 
+    def frozen(self, length_s: float) -> None:
+        """This process did not run: what agents said meanwhile comes first, then conclusions from what they did not say."""
+        self._timers.postpone(length_s)
+
     # ------------------------------------------------------------------ the lease
 
     async def _keep_lease(self) -> None:

@@ -26,6 +26,12 @@ class Timers:
     def cancel(self, name: str) -> None:
         self._due.pop(name, None)
 
+    def postpone(self, by_s: float) -> None:
+        """All of them: this process did not run for so long, and what agents said meanwhile has not been read yet."""
+        self._due = {name: due + by_s for name, due in self._due.items()}
+        self._heap = [(due, name) for name, due in self._due.items()]
+        heapq.heapify(self._heap)
+
     async def run(self, fire: Callable[[str], None]) -> None:
         """A loop for the term's task group: `fire(name)` when it is due, in order."""
         while True:

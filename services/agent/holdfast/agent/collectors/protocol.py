@@ -21,6 +21,7 @@ import anyio.lowlevel
 import structlog
 
 from holdfast.domain.signals import CollectorSilent, NodeSignal
+from holdfast.runtime import freeze
 from holdfast.runtime.backoff import Backoff
 
 log = structlog.get_logger("holdfast.agent.collectors")
@@ -117,7 +118,7 @@ class Probe:
         while True:
             if answer is None:
                 answer = _Answer(self._ask)
-            with anyio.move_on_after(self._deadline_s):
+            with freeze.patience(self._deadline_s):
                 await answer.wait()
             if answer.done:
                 for signal in answer.take():

@@ -19,6 +19,7 @@ import structlog
 
 from holdfast.agent.collectors.protocol import Emit
 from holdfast.domain.signals import CollectorSilent, NodeSignal
+from holdfast.runtime import freeze
 from holdfast.runtime.children import Child, running, spawn
 
 log = structlog.get_logger("holdfast.agent.reader")
@@ -67,7 +68,7 @@ class ReaderProcess(ABC):
         buffer = b""
         while misses < MISSES_MAX:
             raw: bytes | None = None
-            with anyio.move_on_after(self._deadline_s):
+            with freeze.patience(self._deadline_s):
                 await anyio.wait_readable(pipe)
                 raw = pipe.read(LINE_BYTES_MAX)
             if raw is None:

@@ -11,6 +11,7 @@ import anyio
 from holdfast.agent.workers.template import Template
 from holdfast.agent.workers.worker import Worker, WorkerIdentity
 from holdfast.domain.errors import Unavailable
+from holdfast.runtime import freeze
 
 OUTPUT_BYTES_MAX = 1 << 20
 NAME = "self-test"
@@ -37,7 +38,7 @@ async def run_apart(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_watch, worker)
             try:
-                with anyio.move_on_after(timeout_s):
+                with freeze.patience(timeout_s):
                     await worker.wait_ready()
                     worker.tell("start", env={})
                     await worker.gone.wait()

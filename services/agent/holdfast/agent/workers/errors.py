@@ -42,7 +42,8 @@ def _parse(message: object) -> WorkerError:
     if isinstance(ours := extra.get("exception"), dict):
         frames = tuple(_text(frame, FRAME_CHARS_MAX) for frame in list(ours["frames"])[-FRAMES_MAX:])
         kind, text = _text(ours["type"], FRAME_CHARS_MAX), _text(ours["message"], MESSAGE_CHARS_MAX)
-        return WorkerError(kind, text, frames, _time(ours["at"]), *_calls(ours.get("collectives", ())))
+        calls = _calls(ours.get("collectives", ()))
+        return WorkerError(kind, text, frames, _time(ours["at"]), *calls, uptime_s=_time(ours.get("uptime_s", 0)))
     kind, text = _split(str(message["message"]))
     return WorkerError(kind, text, _frames(str(extra.get("py_callstack", ""))), _time(extra.get("timestamp", 0)))
 

@@ -37,6 +37,7 @@ class LocalGeneration:
     stepping_reported: bool = False
     stopping: bool = False
     misses: Misses = field(default_factory=Misses)
+    _unheard_until: float = 0.0
 
     @property
     def started_at(self) -> float | None:
@@ -93,6 +94,12 @@ class LocalGeneration:
         kind, place = TroubleKind.SAVES_MISSED.value, f"rank {sender.rank}"
         return CheckpointTrouble(self.node, at, sender.job, kind, place, reason, sender.rank)
 
+    def unheard(self, at: float) -> None:
+        """Its ranks were not listened to until `at` (Unix s)."""
+        self._unheard_until = at
+        if self.progress is not None:
+            self.progress.unheard(at)
+
     def silent_s(self, at: float) -> float:
         """How long its ranks have said nothing, when that is unusual; else 0.0."""
         return 0.0 if self.progress is None or self.stopping else self.progress.silent_s(at)
@@ -108,7 +115,7 @@ class LocalGeneration:
         since = self.progress.stepping_since
         if since is not None and (self.progress.all_told_how_they_started or at - since > STARTED_NOTE_GRACE_S):
             step, phases_s = self.progress.newest_common_step, self.progress.slowest_start()
-        elif self.progress.silent and at - self.started_at >= blind_start_s:
+        elif self.progress.silent and at - max(self.started_at, self._unheard_until) >= blind_start_s:
             since, step, phases_s = at, 0, ()
         else:
             return None
@@ -149,6 +156,8 @@ class LocalGeneration:
             error=None if how.exit_code == 0 else read_error_file(identity.error_path),
             log_tail=() if how.exit_code == 0 else tail(identity.log_path),
             step_ends=self.progress.step_ends_of(identity.rank) if self.progress is not None else (),
+            uptime_s=how.uptime_s,
+            step_end_uptimes_s=self.progress.step_end_uptimes_of(identity.rank) if self.progress is not None else (),
         )
 
     def finished(self) -> RanksFinished | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -10,16 +11,27 @@ import structlog
 from anyio.abc import TaskGroup
 
 from holdfast.agent.workers.template import Template, TemplateKey
-from holdfast.domain.errors import HoldfastError
+from holdfast.domain.errors import HoldfastError, Unavailable
 from holdfast.runtime.backoff import Backoff
 
 log = structlog.get_logger("holdfast.agent.template")
+
+DEATHS_MAX = 3  # in a row: then it is said
+SETTLED_S = 60.0  # one that has lived for this long has not died in a row with its successor
+FAILURE_CHARS_MAX = 500
 
 
 class TemplateKeeper:
     """Runs templates in `tasks`; a template that dies by itself (the kernel ran out of memory, say) is started again."""
 
-    def __init__(self, tasks: TaskGroup, log_path: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, tasks: TaskGroup, log_path: Path, environment: Mapping[str, str], on_change: Callable[[], None]
+    ) -> None:
+        """`on_change` is called when `key`, `ready` or `failure` may have changed."""
+        self._on_change = on_change
+        self.key: TemplateKey | None = None  # of the current one, and while a successor of it is being made
+        self.failure = ""  # why there is none, when it has ended `DEATHS_MAX` times in a row
+        self._deaths = 0  # in a row
         self._tasks = tasks
         self._log_path = log_path
         self._environment = environment
@@ -31,6 +43,11 @@ class TemplateKeeper:
         """End every template; what they have forked goes on."""
         for scope in list(self._scopes):
             scope.cancel()
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can fork now."""
+        return self._current is not None and self._current.ready
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -51,6 +68,9 @@ class TemplateKeeper:
         await template.wait_ready()
         if self._current is not template:
             previous, self._current = self._current, template
+            if self.key != key:
+                self.key, self._deaths, self.failure = key, 0, ""
+            self._on_change()
             if previous is not None and previous.usable:
                 self._templates.pop(previous.key, None)
                 await previous.drain()
@@ -68,6 +88,7 @@ class TemplateKeeper:
     async def _host(self, template: Template) -> None:
         backoff = Backoff(first_s=0.1, max_s=10.0)
         while True:
+            began = anyio.current_time()
             await template.run()
             if self._templates.get(template.key) is template:
                 del self._templates[template.key]
@@ -75,6 +96,13 @@ class TemplateKeeper:
                 return  # replaced, or it never was ready: whoever asked for it has been told why
             self._current = None
             log.error("template died", pid=template.pid, reason=template.failure)
+            if anyio.current_time() - began >= SETTLED_S:
+                self._deaths, self.failure = 0, ""
+                backoff.reset()
+            self._deaths += 1
+            if self._deaths >= DEATHS_MAX:
+                self.failure = f"it has ended {self._deaths} times in a row: {template.failure}"[:FAILURE_CHARS_MAX]
+            self._on_change()
             successor: Template | None = None
             while successor is None:
                 await backoff.sleep()
@@ -82,6 +110,17 @@ class TemplateKeeper:
                     return  # an order has started another one meanwhile
                 successor = self._start_again(template.key)
             template = self._current = self._templates[template.key] = successor
+            self._tasks.start_soon(self._settle, successor, name="template settles")
+
+    async def _settle(self, template: Template) -> None:
+        """Say when a successor is ready, and that all is well when it has lasted."""
+        with suppress(Unavailable):
+            await template.wait_ready()
+            self._on_change()
+            await anyio.sleep(SETTLED_S)
+            if self._current is template and template.usable and self.failure:
+                self._deaths, self.failure = 0, ""
+                self._on_change()
 
     def _start_again(self, key: TemplateKey) -> Template | None:
         try:

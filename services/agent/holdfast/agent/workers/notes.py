@@ -42,6 +42,7 @@ class StepNote:
     grad_norm: float
     comm_wait_s: float = math.nan  # NaN = not measured
     local_grad_norm: float = math.nan  # as grad_norm
+    ended_uptime_s: float = 0.0  # `ended_at` by the monotonic clock; 0.0 = not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,7 @@ def parse(raw: bytes) -> Note | None:
                     grad_norm=_reported(message, "grad_norm"),
                     comm_wait_s=math.nan if message.get("comm_wait_s") is None else _finite(message, "comm_wait_s"),
                     local_grad_norm=_reported(message, "local_grad_norm"),
+                    ended_uptime_s=_number(message.get("ended_uptime_s", 0.0)),
                 )
             case "replica_check":
                 return ReplicaCheckNote(

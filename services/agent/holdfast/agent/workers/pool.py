@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -29,10 +30,11 @@ from holdfast.agent.workers.worker_set import WorkerSet
 from holdfast.domain import worker as worker_protocol
 from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, NotFound, Unavailable
 from holdfast.domain.job import LaunchSpec
-from holdfast.domain.nodes import RunningWorker
+from holdfast.domain.nodes import RunningWorker, TemplateState
 from holdfast.domain.orders import Prepare, Report, StepReached
 from holdfast.domain.replication import StagedShard
 from holdfast.domain.signals import NodeSignal
+from holdfast.runtime import freeze
 from holdfast.runtime.service import guarded
 
 log = structlog.get_logger("holdfast.agent.workers")
@@ -42,6 +44,7 @@ KILL_TIMEOUT_S = (
     30.0  # a process in an uninterruptible wait (D state) can outlive SIGKILL; then the node cannot be used
 )
 LOG_CHECK_INTERVAL_S = 1.0
+JOBS_MAX = 64  # whose templates are remembered
 # By its place: importing it would bring torch into the agent.
 SELF_TEST = Path(worker_protocol.__file__).parents[1] / "train" / "selftest" / "__main__.py"
 
@@ -71,7 +74,8 @@ class WorkerPool:
         self._inbox = NotesInbox(site.notes, self._take_note)
         self._standstill = StandstillWatch(node=node, generations=lambda: list(self._generations.values()), emit=emit)
         self._generations: dict[tuple[str, int], LocalGeneration] = {}
-        self.worker_set = WorkerSet(self.running, report)
+        self.worker_set = WorkerSet(self.running, report, template=self._template_state)
+        self._keys: OrderedDict[str, TemplateKey] = OrderedDict()  # by job, what its template was told to be
         self._steps_dropped = 0  # by generations that are over
         self._tasks: TaskGroup | None = None
         self._keeper: TemplateKeeper | None = None
@@ -85,7 +89,8 @@ class WorkerPool:
             socket.unlink(missing_ok=True)
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
-            self._keeper = TemplateKeeper(tasks, self.site.agent_dir / "template.log", self._inherited)
+            log_path = self.site.agent_dir / "template.log"
+            self._keeper = TemplateKeeper(tasks, log_path, self._inherited, self.worker_set.template_changed)
             guarded(tasks, "worker notes", self._inbox.run)
             guarded(tasks, "worker logs", self._bound_logs)
             guarded(tasks, "standstill", self._standstill.run)
@@ -113,9 +118,10 @@ class WorkerPool:
 
     # ------------------------------------------------------------------ orders
 
-    async def warm(self, launch: LaunchSpec) -> None:
+    async def warm(self, job: str, launch: LaunchSpec) -> None:
         """Have a template for this job. Raises `Unavailable` with the reason when its imports fail."""
-        await self._template(self._key(launch))
+        await self._template(self._key(job, launch))
+        self.worker_set.template_changed()
 
     async def test_devices(self, budget_s: float, timeout_s: float) -> str:
         """What `holdfast.train.selftest` prints. Raises `Unavailable` when it cannot be run to its end within `timeout_s`."""
@@ -137,14 +143,15 @@ class WorkerPool:
         try:
             if order.placement.first_rank == 0:
                 generation.master = reserve_port()
-            template = await self._template(self._key(order.launch))
+            template = await self._template(self._key(order.job, order.launch))
+            self.worker_set.template_changed()
             async with (
                 anyio.create_task_group() as forks
             ):  # a reaper forks its worker while the template forks the next one
                 for local_rank in range(order.placement.nproc):
                     forks.start_soon(self._fork_one, template, generation, local_rank)
             generation.workers = dict(sorted(generation.workers.items()))
-            with anyio.move_on_after(READY_TIMEOUT_S) as limit:
+            with freeze.patience(READY_TIMEOUT_S) as limit:
                 for worker in generation.workers.values():
                     await worker.wait_ready()
             if limit.cancelled_caught:
@@ -241,6 +248,11 @@ class WorkerPool:
             self._report_stepping(generation)
         return signals
 
+    def unheard(self, at: float) -> None:
+        """This agent did not run until `at` (Unix s): what its ranks did not say meanwhile proves nothing."""
+        for generation in self._generations.values():
+            generation.unheard(at)
+
     @property
     def notes_lost(self) -> int:
         """Notes that were garbage, and steps that came faster than ticks could carry them, since the start."""
@@ -275,8 +287,20 @@ class WorkerPool:
 
     # ------------------------------------------------------------------ workers
 
-    def _key(self, launch: LaunchSpec) -> TemplateKey:
-        return TemplateKey.of(launch.script, launch.preload, dict(launch.env), self._inherited)
+    def _key(self, job: str, launch: LaunchSpec) -> TemplateKey:
+        key = TemplateKey.of(launch.script, launch.preload, dict(launch.env), self._inherited)
+        self._keys[job] = key
+        self._keys.move_to_end(job)
+        while len(self._keys) > JOBS_MAX:
+            self._keys.popitem(last=False)
+        return key
+
+    def _template_state(self) -> TemplateState:
+        if self._keeper is None or self._keeper.key is None:
+            return TemplateState()
+        kept = self._keeper.key
+        jobs = tuple(sorted(job for job, key in self._keys.items() if key == kept))
+        return TemplateState(jobs, self._keeper.ready, self._keeper.failure)
 
     async def _template(self, key: TemplateKey) -> Template:
         if self._keeper is None:
@@ -357,7 +381,7 @@ class WorkerPool:
             self._emit(stopped)
 
     async def _wait_gone(self, generations: Iterable[LocalGeneration]) -> None:
-        with anyio.move_on_after(KILL_TIMEOUT_S):
+        with freeze.patience(KILL_TIMEOUT_S):
             for generation in generations:
                 for worker in generation.uncleared:
                     await worker.cleared.wait()

@@ -58,9 +58,8 @@ class _Rank:
     spoke_at: float = 0.0
     groups: tuple[tuple[str, str], ...] = ()
     collectives: int = -1  # entered, as last counted
-    ends: deque[float] = field(
-        default_factory=lambda: deque(maxlen=STEP_ENDS_MAX)
-    )  # of its last steps, by its own clock
+    # When its last steps ended, the newest first: by its own clock, and by the monotonic one.
+    ends: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=STEP_ENDS_MAX))
 
 
 class Progress:
@@ -73,6 +72,7 @@ class Progress:
         self._rows: deque[tuple[int, StepNote]] = deque()
         self._checks: deque[ReplicaCheckNote] = deque(maxlen=ROWS_MAX)  # one that is lost is not judged
         self._intervals_s: deque[float] = deque(maxlen=_RECENT)
+        self._unheard_until = 0.0
         self.dropped = 0
 
     def fold(self, note: Note) -> None:
@@ -88,7 +88,7 @@ class Progress:
                 if note.step > rank.step + 1:
                     rank.ends.clear()  # notes of some steps were dropped
                 if note.step > rank.step:
-                    rank.ends.appendleft(note.ended_at)
+                    rank.ends.appendleft((note.ended_at, note.ended_uptime_s))
                 rank.step = max(rank.step, note.step)
                 rank.phase, rank.phase_at = Phase.STEP, note.ended_at
                 if rank.first_step_at is None:
@@ -121,19 +121,28 @@ class Progress:
 
     def step_ends_of(self, rank: int) -> tuple[float, ...]:
         """When its last steps ended, the newest first."""
-        return tuple(self._ranks[rank].ends)
+        return tuple(ended_at for ended_at, _ in self._ranks[rank].ends)
+
+    def step_end_uptimes_of(self, rank: int) -> tuple[float, ...]:
+        """The same by the monotonic clock; none when it does not say."""
+        known = tuple(uptime_s for _, uptime_s in self._ranks[rank].ends)
+        return known if all(known) else ()
 
     @property
     def silent(self) -> bool:
         """No rank has sent a note yet: an unmodified script, or one that has not come to `hf.launch`."""
         return not any(rank.heard for rank in self._ranks.values())
 
+    def unheard(self, until: float) -> None:
+        """Nobody listened to the ranks until then (Unix s)."""
+        self._unheard_until = until
+
     def silent_s(self, at: float) -> float:
         """How long no rank has said anything; 0.0 while that is no longer than a step may take, and when all are done."""
         waiting = [rank for rank in self._ranks.values() if rank.phase is not Phase.DONE]
         if self.silent or not waiting:
             return 0.0
-        silent_s = at - max(rank.spoke_at for rank in self._ranks.values())
+        silent_s = at - max(self._unheard_until, *(rank.spoke_at for rank in self._ranks.values()))
         usual_s = SILENT_FACTOR * max(self._intervals_s, default=0.0)
         return silent_s if silent_s > max(SILENT_AFTER_S, usual_s) else 0.0
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import anyio
 
+from holdfast.runtime import freeze
 from holdfast.wire.flight_recorder import DUMP_BYTES_MAX
 
 _HEADER_BYTES_MAX = 64 << 10
@@ -17,7 +18,7 @@ async def post(path: Path, handler: str, query: str, timeout_s: float) -> bytes 
     can have."""
     request = f"POST /handler/{handler}?{query} HTTP/1.0\r\nHost: worker\r\nContent-Length: 0\r\n\r\n"
     answer = bytearray()
-    with anyio.move_on_after(timeout_s) as limit:
+    with freeze.patience(timeout_s) as limit:
         try:
             async with await anyio.connect_unix(path) as stream:
                 await stream.send(request.encode("ascii"))

@@ -31,6 +31,7 @@ from holdfast.agent.workers.stacks import of_faulthandler, of_pyspy
 from holdfast.domain.collectives import CollectiveRows, Standstill
 from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.signals import NodeSignal
+from holdfast.runtime import freeze
 from holdfast.wire.flight_recorder import entered_total, parse_json, records_messages, rows_of
 
 log = structlog.get_logger("holdfast.agent.standstill")
@@ -185,7 +186,7 @@ class StandstillWatch:
         """The stack as another process can read it; "" when py-spy is not there or may not look."""
         if not self._pyspy:
             return ""
-        with anyio.move_on_after(STACK_TIMEOUT_S):
+        with freeze.patience(STACK_TIMEOUT_S):
             try:
                 ended = await anyio.run_process([self._pyspy, "dump", "--nonblocking", "--pid", str(pid)], check=False)
             except OSError as error:  # no process, or no descriptor, to be had

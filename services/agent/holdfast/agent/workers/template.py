@@ -18,6 +18,7 @@ import structlog
 from holdfast.agent.workers.logs import open_log, tail
 from holdfast.domain import template as protocol
 from holdfast.domain.errors import HoldfastError, InvalidSpec, Unavailable
+from holdfast.runtime import freeze
 from holdfast.runtime.children import Child, spawn
 
 log = structlog.get_logger("holdfast.agent.template")
@@ -82,6 +83,11 @@ class Template:
         return self._process.pid
 
     @property
+    def ready(self) -> bool:
+        """It can fork now."""
+        return self._ready.is_set() and self.usable
+
+    @property
     def usable(self) -> bool:
         """It can fork, or will be able to."""
         return not self.failure and not self._draining
@@ -109,7 +115,7 @@ class Template:
         received: list[int] = []
         try:
             # Shielded: a child that nobody waits for any more would be nobody's. It takes milliseconds.
-            with anyio.move_on_after(FORK_TIMEOUT_S, shield=True):
+            with freeze.patience(FORK_TIMEOUT_S, shield=True):
                 try:
                     await self._send(raw, (theirs.fileno(), *fds))
                 finally:

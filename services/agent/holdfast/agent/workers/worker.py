@@ -23,17 +23,19 @@ from holdfast.domain import template as template_protocol
 from holdfast.domain import worker as protocol
 from holdfast.domain.errors import Unavailable
 from holdfast.domain.nodes import RunningWorker
+from holdfast.runtime import freeze
 
 STATUS_TIMEOUT_S = 1.0  # from the process's end to the reaper's word; it comes within a millisecond
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a worker ended: by exit code or by signal. `at` is Unix seconds."""
+    """How a worker ended: by exit code or by signal. `at` is Unix seconds, `uptime_s` the same by the monotonic clock."""
 
     at: float
     exit_code: int | None
     signal: int | None
+    uptime_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +133,12 @@ class Worker:
     async def watch(self) -> Exit:
         """Until the process is gone; returns how it ended. Call once."""
         await anyio.wait_readable(self._pidfd)
-        at = time.time()
+        at, uptime_s = time.time(), time.monotonic()
         signal.pidfd_send_signal(self._reaper, signal.SIGCONT)  # somebody may have stopped it
-        with anyio.move_on_after(STATUS_TIMEOUT_S):
+        with freeze.patience(STATUS_TIMEOUT_S):
             await self._hear("exited")
         if self.exit is None:
-            self.exit = Exit(at, None, signal.SIGKILL)
+            self.exit = Exit(at, None, signal.SIGKILL, uptime_s)
         self.gone.set()
         self._control.close()
         os.close(self._pidfd)
@@ -158,7 +160,7 @@ class Worker:
         while raw := (await receive(self._link))[0]:
             message = template_protocol.decode(raw)
             if message["type"] == "exited":
-                self.exit = Exit(message["at"], message["exit_code"], message["signal"])
+                self.exit = Exit(message["at"], message["exit_code"], message["signal"], message["uptime_s"])
             if message["type"] == kind:
                 return True
         return False

@@ -14,7 +14,7 @@ from dataclasses import replace
 import anyio
 
 from holdfast.agent.workers.worker import Exit, Worker
-from holdfast.domain.nodes import RunningWorker, WorkerEnded
+from holdfast.domain.nodes import RunningWorker, TemplateState, WorkerEnded
 from holdfast.domain.orders import WorkersChanged
 
 GATHER_S = 0.2  # a generation that starts or ends is one report, not one per rank
@@ -29,8 +29,10 @@ class WorkerSet:
         running: Callable[[], tuple[RunningWorker, ...]],
         report: Callable[[WorkersChanged], None],
         clock: Callable[[], float] = time.monotonic,
+        template: Callable[[], TemplateState | None] = lambda: None,
     ) -> None:
-        self._running, self._report, self._clock = running, report, clock
+        self._running, self._report, self._clock, self._template = running, report, clock, template
+        self._template_told: TemplateState | None = None
         self.version = 1
         self._ended: deque[tuple[float, WorkerEnded]] = deque(maxlen=ENDED_MAX)
         self._reported = 1  # an empty set needs no report: Hello carries it
@@ -42,8 +44,19 @@ class WorkerSet:
         now = self._clock()
         return tuple(replace(ended, ago_s=now - at) for at, ended in self._ended)
 
+    @property
+    def template(self) -> TemplateState | None:
+        """What the workers are forked from."""
+        return self._template()
+
+    def template_changed(self) -> None:
+        """It may have: only what is another state than the last one is told."""
+        if (now := self._template()) != self._template_told:
+            self._template_told = now
+            self.changed()
+
     def changed(self) -> None:
-        """A worker was forked, or has ended."""
+        """A worker was forked, or has ended, or the template is another."""
         self.version += 1
         self._news.set()
 
@@ -68,4 +81,4 @@ class WorkerSet:
             self._news = anyio.Event()
             if self.version != self._reported:
                 self._reported = self.version
-                self._report(WorkersChanged(self.version, self._running(), self.ended))
+                self._report(WorkersChanged(self.version, self._running(), self.ended, self._template()))

@@ -22,6 +22,7 @@ from holdfast.replicator.tiers.incoming import Incoming
 from holdfast.replicator.transport import frames
 from holdfast.replicator.transport.frames import Limits
 from holdfast.replicator.transport.lanes import lanes_for, receive_spans, side_by_side
+from holdfast.runtime.freeze import Laps
 from holdfast.shards import Manifest
 
 log = structlog.get_logger("holdfast.replicator.transport")
@@ -66,14 +67,14 @@ class Client:
         """
         connections = connections or of_one_transfer()
         attempts = 0
-        away_since: float | None = None
+        away: Laps | None = None
         while True:
             try:
                 return self._fetch_once(source, job, token, key, digest, into, connections)
             except ConnectionRefusedError as error:
-                away_since = away_since or time.monotonic()
+                away = away or Laps()
                 ended = connections.closed or self.sockets.closed
-                if ended or time.monotonic() - away_since >= patience_s:
+                if ended or away.spent_s() >= patience_s:
                     raise Away(f"{source.node} ({source.endpoint}): {error}") from error
                 time.sleep(AWAY_POLL_S)
             except (OSError, Unavailable) as error:

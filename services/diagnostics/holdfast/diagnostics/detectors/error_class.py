@@ -11,6 +11,7 @@ import re
 import signal
 from enum import StrEnum
 
+from holdfast.diagnostics.detectors.outage import is_service, is_storage
 from holdfast.domain.signals import WorkerError
 
 
@@ -60,55 +61,6 @@ _DEVICE = re.compile(
     r"|illegal memory access|misaligned address|GPU is lost|busy or unavailable",
     re.IGNORECASE,
 )
-# errno: EIO, ENOSPC, EROFS, ECOMM, ENOTCONN, ESHUTDOWN, EHOSTDOWN, ESTALE, EREMOTEIO, EDQUOT
-_STORAGE = re.compile(
-    r"No space left|Input/output error|Stale file handle|Read-only file system|Disk quota exceeded|Remote I/O error"
-    r"|Transport endpoint is not connected|Cannot send after transport endpoint|Host is down|Communication error on send"
-    r"|PytorchStreamWriter failed writing|unexpected pos \d+ vs|\[Errno (?:5|28|30|70|107|108|112|116|121|122)\]"
-)
-# Modules of clients whose errors are about the other side, unless they say that the request itself is wrong (4xx).
-_CLIENTS = (
-    "requests",
-    "urllib",
-    "urllib3",
-    "http",
-    "httpx",
-    "httpcore",
-    "aiohttp",
-    "botocore",
-    "huggingface_hub",
-    "socket",
-)
-_SERVICE_TYPES = frozenset(
-    {
-        "ConnectionError",
-        "ConnectTimeout",
-        "ReadTimeout",
-        "Timeout",
-        "TimeoutError",
-        "ConnectTimeoutError",
-        "ReadTimeoutError",
-        "MaxRetryError",
-        "NewConnectionError",
-        "ProtocolError",
-        "ChunkedEncodingError",
-        "IncompleteRead",
-        "RemoteDisconnected",
-        "SSLError",
-        "EndpointConnectionError",
-        "CommError",
-        "URLError",
-        "gaierror",
-        "timeout",
-    }
-)
-_SERVICE = re.compile(
-    r"name resolution|Name or service not known|Max retries exceeded|couldn.t connect to|Couldn.t reach|Connection error"
-    r"|could not connect to|Failed to establish a new connection|timed out|\b(?:429|500|502|503|504) (?:Server|Client) Error"
-    r"|Service (?:Temporarily )?Unavailable|Gateway Time-?out|Bad Gateway|Too Many Requests|HTTP/?\S* 50[0234]",
-    re.IGNORECASE,
-)
-_REFUSED = re.compile(r"\b4(?:0[0-79]|1\d|22) (?:Client )?Error|\b(?:401|403|404)\b", re.IGNORECASE)  # not 408 and 429
 _ENVIRONMENT_TYPES = frozenset(
     {"FileNotFoundError", "PermissionError", "NotADirectoryError", "ImportError", "ModuleNotFoundError"}
 )
@@ -132,7 +84,7 @@ def class_of(error: WorkerError | None, ended_by: int | None = None, *, host_oom
         return ErrorClass.NODE
     if name in ("AcceleratorError", "CudaError") or _DEVICE.search(message):
         return ErrorClass.DEVICE
-    if _STORAGE.search(message):
+    if is_storage(message):
         return ErrorClass.STORAGE
     if is_service(error):
         return ErrorClass.SERVICE
@@ -144,16 +96,3 @@ def class_of(error: WorkerError | None, ended_by: int | None = None, *, host_oom
 def is_assertion(error: WorkerError | None) -> bool:
     """A kernel found its own input wrong: a check of the program, which a broken board does not make."""
     return error is not None and "device-side assert" in error.message
-
-
-def is_service(error: WorkerError) -> bool:
-    """Whether it is about a service elsewhere that did not answer. One that answered that the request is wrong is not."""
-    module, _, name = error.type.rpartition(".")
-    if name in _OWN or _REFUSED.search(error.message):
-        return False
-    return (bool(module) and name in _SERVICE_TYPES) or _SERVICE.search(error.message) is not None
-
-
-def of_a_client(error: WorkerError) -> bool:
-    """Whether a client of a service raised it: not a rank that talks to its peers."""
-    return error.type.partition(".")[0] in _CLIENTS or "ConnectionPool(host=" in error.message

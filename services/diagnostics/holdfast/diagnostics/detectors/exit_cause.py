@@ -7,11 +7,13 @@ different ones), so only the class of the error is used.
 
 from __future__ import annotations
 
+import math
 import re
 import signal
+from collections.abc import Iterable
 from enum import IntEnum
 
-from holdfast.diagnostics.detectors.error_class import of_a_client
+from holdfast.diagnostics.detectors.outage import of_a_client
 from holdfast.domain.signals import WorkerExited
 
 _LOG_LINES_MAX = 8  # an exception's last words; earlier lines of a log may mention NCCL in passing
@@ -81,14 +83,47 @@ def failed_at(exit_: WorkerExited) -> float:
     return exit_.at
 
 
+def _says_uptimes(exit_: WorkerExited) -> bool:
+    """Its agent sends them, and they make sense."""
+    return exit_.uptime_s > 0.0 and math.isfinite(exit_.uptime_s + sum(exit_.step_end_uptimes_s))
+
+
+def _failed_uptime_s(exit_: WorkerExited) -> float:
+    """As `failed_at`, by the monotonic clock of its node; 0.0 when that is not known."""
+    if exit_.error is not None and 0.0 < exit_.error.uptime_s <= exit_.uptime_s:
+        return exit_.error.uptime_s
+    return exit_.uptime_s
+
+
+def _after_step_s(exit_: WorkerExited, back: int) -> float:
+    """How long after the end of its last step but `back` it went wrong; by a clock that can be set when no other is known."""
+    if _says_uptimes(exit_) and len(exit_.step_end_uptimes_s) == len(exit_.step_ends):
+        return _failed_uptime_s(exit_) - exit_.step_end_uptimes_s[back]
+    return failed_at(exit_) - exit_.step_ends[back]
+
+
 def earlier_by(exit_: WorkerExited, other: WorkerExited) -> float:
-    """How much earlier than `other` it went wrong, seconds: each measured by its own machine's clock from the end of the newest
-    step that both remember, which all ranks end at about the same time. Without such a step the clocks are compared."""
-    for back, ended_at in enumerate(exit_.step_ends):
+    """How much earlier than `other` it went wrong, seconds.
+
+    On one node by its monotonic clock. Between nodes each is measured by its own from the end of the newest step that both
+    remember, which all ranks end at about the same time. Only without such a step are the clocks of two machines compared.
+    """
+    if exit_.node == other.node and _says_uptimes(exit_) and _says_uptimes(other):
+        return _failed_uptime_s(other) - _failed_uptime_s(exit_)
+    for back in range(len(exit_.step_ends)):
         behind = other.step - (exit_.step - back)
         if 0 <= behind < len(other.step_ends):
-            return (failed_at(other) - other.step_ends[behind]) - (failed_at(exit_) - ended_at)
+            return _after_step_s(other, behind) - _after_step_s(exit_, back)
     return failed_at(other) - failed_at(exit_)
+
+
+def first_of(exits: Iterable[WorkerExited]) -> WorkerExited | None:
+    """The one that went wrong, or ended, first; of several at once that of the lowest rank. None of none."""
+    first: WorkerExited | None = None
+    for each in sorted(exits, key=lambda each: each.rank):
+        if first is None or earlier_by(each, first) > 0.0:
+            first = each
+    return first
 
 
 def ending(exit_: WorkerExited) -> str:

@@ -12,8 +12,9 @@ A lost node explains collective errors, and nothing else; and it explains them f
 is stopped if the loss is believed. A loss that is withdrawn, because the node is heard again, explains nothing any more.
 
 Signals of several nodes are not ordered. When one arrives late that is a better root (earlier by more than `skew_s`, or an own
-failure against a collective error) the finding is corrected. What was earlier is told by how long after a step that both have
-finished, each by its own clock; only where no such step is known are clocks of two machines compared. A correction is a new
+failure against a collective error) the finding is corrected. What was earlier is told on one node by its monotonic clock, and
+between nodes by how long after a step that both have finished, each by its own; only where no such step is known are clocks of
+two machines compared. A correction is a new
 finding with `supersedes=<id>` in its evidence.
 """
 
@@ -28,7 +29,7 @@ from holdfast.diagnostics.detectors import repeated_exception
 from holdfast.diagnostics.detectors.blame import Blame, Context, blame, may_be_the_nodes
 from holdfast.diagnostics.detectors.desync import odd_one_out
 from holdfast.diagnostics.detectors.error_class import ErrorClass, class_of
-from holdfast.diagnostics.detectors.exit_cause import Cause, cause_of, earlier_by, failed_at, is_clean, is_failure
+from holdfast.diagnostics.detectors.exit_cause import Cause, cause_of, earlier_by, first_of, is_clean, is_failure
 from holdfast.diagnostics.detectors.exit_report import report, when
 from holdfast.diagnostics.detectors.protocol import Blind, JobBegan, Observed
 from holdfast.domain.findings import Finding, FindingKind, Severity, StepRecord
@@ -336,12 +337,13 @@ def _generation(state: ExitState, job: str, number: int) -> _Generation:
 
 def _culprit(generation: _Generation, skew_s: float) -> tuple[WorkerExited, Cause, str]:
     """Of ranks that failed in collectives the one to report, its cause, and why it is the culprit; "" when nobody knows."""
-    first = min(generation.held, key=lambda exit_: (failed_at(exit_), exit_.rank))
+    first = first_of(generation.held)
+    assert first is not None  # it is held because of one
     odd = odd_one_out(generation.held)
     if odd is not None:
         rank, why = odd
         return next(exit_ for exit_ in generation.held if exit_.rank == rank), Cause.COLLECTIVE, why
-    left = min(generation.ended.values(), key=lambda exit_: exit_.at, default=None)
+    left = first_of(generation.ended.values())
     if left is not None and earlier_by(left, first) >= -skew_s:
         return left, Cause.COLLECTIVE, ""
     return first, Cause.COLLECTIVE, ""

@@ -8,14 +8,13 @@ from collections.abc import Iterable, Mapping
 from holdfast.domain.findings import DATED, ESTIMATE, Finding, FindingKind, Severity
 from holdfast.domain.generations import OBJECT_STORE
 from holdfast.domain.incidents import IncidentState, NodeShare
-from holdfast.domain.orders import OrderDone, Prepare, RanksStepping, Start, Stop, Warm
-from holdfast.supervisor.core import nodes, pacing, progress, reconcile, reports, saved
+from holdfast.domain.orders import OrderDone, Prepare, RanksStepping, Start, Stop
+from holdfast.supervisor.core import nodes, pacing, progress, reconcile, reports, saved, warmth
 from holdfast.supervisor.core.change import give_grace, prepare_timeout_s, replan, traceparent_of, wait_for_stop
 from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Change, Job
 from holdfast.supervisor.core.turn import Turn
-from holdfast.supervisor.core.views import spares_for
 from holdfast.supervisor.core.wording import listed
 from holdfast.supervisor.election import branch
 from holdfast.supervisor.protocol import GenerationChanged, JobPhase, Send
@@ -244,7 +243,7 @@ def _complete(turn: Turn, job: Job, change: Change) -> None:
             restored_from=change.restored_from,
             shares=change.shares,
         )
-    warm_spares(turn, turn.jobs[job.name])
+    warmth.warm_spares(turn, turn.jobs[job.name])
 
 
 def _resharded(change: Change) -> str:
@@ -254,17 +253,6 @@ def _resharded(change: Change) -> str:
     names = {"peer": "peers", OBJECT_STORE: "the object store"}
     read = [f"{size / 1e6:.1f} MB from {names.get(source, source)}" for source, size in change.restored_bytes.items()]
     return f", re-sharded from dp {change.saved_dp} to dp {change.generation.mesh.dp}: read {', '.join(sorted(read))}"
-
-
-def warm_spares(turn: Turn, job: Job) -> None:
-    """So that a swap does not pay for imports."""
-    for spare in spares_for(turn, job):
-        node = turn.nodes[spare.node]
-        if job.name not in node.warmed:
-            # A spare that waits for a year sees many jobs: those that are over are not remembered.
-            going_on = (name for name in node.warmed if name in turn.jobs and not turn.jobs[name].phase.finished)
-            turn.put_node(spare.node, warmed=(*going_on, job.name))
-            turn.send(spare.node, Warm(job.name, job.spec.launch))
 
 
 # ---------------------------------------------------------------- what goes wrong on the way

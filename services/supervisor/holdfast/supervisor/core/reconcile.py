@@ -24,9 +24,9 @@ from collections.abc import Iterable
 
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.generations import Placement
-from holdfast.domain.nodes import RunningWorker, WorkerEnded
+from holdfast.domain.nodes import RunningWorker, TemplateState, WorkerEnded
 from holdfast.domain.orders import RanksFinished, StepReached, Stop
-from holdfast.supervisor.core import change, handover, incidents, jobs, nodes, progress
+from holdfast.supervisor.core import change, handover, incidents, jobs, nodes, progress, warmth
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Job, Node
 from holdfast.supervisor.core.turn import Turn
@@ -42,7 +42,12 @@ STILL_FACTOR = 2.0  # times what diagnostics may take to conclude a hang: it kno
 
 
 def on_workers(
-    turn: Turn, name: str, version: int, workers: tuple[RunningWorker, ...], ended: tuple[WorkerEnded, ...]
+    turn: Turn,
+    name: str,
+    version: int,
+    workers: tuple[RunningWorker, ...],
+    ended: tuple[WorkerEnded, ...],
+    template: TemplateState | None = None,
 ) -> None:
     """Every worker of the node, as it reports them: in Hello, and whenever the set has changed."""
     turn.put_node(name, workers=workers, workers_version=version, ended=ended, workers_at=turn.at)
@@ -50,6 +55,8 @@ def on_workers(
     _finished(turn, name, ended)
     review_node(turn, name)
     nodes.refresh(turn, name, "it reported its workers")
+    warmth.on_template(turn, name, template)
+    warmth.review(turn, name)
 
 
 def _finished(turn: Turn, name: str, ended: tuple[WorkerEnded, ...]) -> None:

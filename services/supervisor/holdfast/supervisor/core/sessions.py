@@ -32,6 +32,7 @@ from holdfast.supervisor.core import (
     reports,
     retention,
     saved,
+    warmth,
 )
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Node
@@ -51,8 +52,8 @@ def on_report(turn: Turn, event: NodeReported) -> None:
     match event.report:
         case OrderDone():
             _order_done(turn, event.node, event.report)
-        case WorkersChanged(version=version, workers=workers, ended=ended):
-            reconcile.on_workers(turn, event.node, version, workers, ended)
+        case WorkersChanged(version=version, workers=workers, ended=ended, template=template):
+            reconcile.on_workers(turn, event.node, version, workers, ended, template)
         case RanksStepping():
             handover.on_ranks_stepping(turn, event.node, event.report)
         case RanksFinished():
@@ -100,7 +101,7 @@ def _hello(turn: Turn, event: NodeReported, hello: Hello) -> None:
 
 
 def _workers_of(turn: Turn, hello: Hello) -> None:
-    reconcile.on_workers(turn, hello.facts.node, hello.workers_version, hello.running, hello.ended)
+    reconcile.on_workers(turn, hello.facts.node, hello.workers_version, hello.running, hello.ended, hello.template)
 
 
 def _is_over(node: Node, session: int) -> bool:
@@ -160,6 +161,7 @@ def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts, pr
         workers=(),
         workers_version=0,
         ended=(),
+        template=None,
     )
     for timer in ("lost", "witness"):
         turn.cancel_timer(f"{timer}:{node.name}")
@@ -294,6 +296,7 @@ def _tested(turn: Turn, node: Node, tested: Tested) -> None:
     turn.put_node(node.name, preflight=tested.preflight)
     unfit = turn.nodes[node.name].unfit
     nodes.refresh(turn, node.name, f"failed its pre-flight: {unfit}" if unfit else "passed its pre-flight")
+    warmth.review(turn, node.name)
 
 
 def _inventory(turn: Turn, node: Node, event: NodeReported, inventory: Inventory) -> None:

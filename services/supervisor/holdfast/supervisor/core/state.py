@@ -9,7 +9,7 @@ from holdfast.domain.findings import Finding
 from holdfast.domain.generations import Generation, ShardRecord, StoredStep
 from holdfast.domain.incidents import Action, Incident, NodeShare
 from holdfast.domain.job import JobSpec
-from holdfast.domain.nodes import NodeFacts, NodeState, Notice, Preflight, RunningWorker, WorkerEnded
+from holdfast.domain.nodes import NodeFacts, NodeState, Notice, Preflight, RunningWorker, TemplateState, WorkerEnded
 from holdfast.policy import MAINTENANCE_LEAD_S
 from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import Index
@@ -99,6 +99,7 @@ class Node:
     workers: tuple[RunningWorker, ...] = ()  # every living worker, as the node reported last
     workers_version: int = 0  # of that report; 0 = it does not report its workers: nothing is known of them
     workers_at: float = 0.0  # when that report was folded
+    template: TemplateState | None = None  # its worker template, likewise; None = it does not say
     ended: tuple[
         WorkerEnded, ...
     ] = ()  # how ranks ended that nobody had told to stop; `ago_s` counts from `workers_at`

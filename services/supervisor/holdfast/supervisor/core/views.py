@@ -55,6 +55,18 @@ def spares_for(turn: Turn, job: Job) -> tuple[Spare, ...]:
     return tuple(spare for spare in pool.spares if spare.node not in out) if out else pool.spares
 
 
+def is_spare_for(turn: Turn, job: Job, node: Node) -> bool:
+    """Whether this one is among `spares_for`, at the cost of one node."""
+    members = job.generation.nodes if job.generation else ()
+    excluded = job.change.excluded if job.change else ()
+    return (
+        node.name in turn.group(By.FREE)
+        and _is_able(node, job.spec.nproc_per_node)
+        and node.name not in (*members, *excluded)
+        and all(holder == job.name for holder in node.holds)
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Pool:
     """Free nodes with room for so many workers: what is the same for all jobs is looked at once."""

@@ -1,0 +1,148 @@
+"""Time in which this process did not run: it was stopped (SIGSTOP), its machine was paused, or one piece of work took as long.
+
+Theory of operation. Whoever did not run has heard nobody, so nothing follows from what others did not say meanwhile. When a
+frozen process goes on, the event loop takes what lies in its sockets and, in the same turn, every timer that has run out; a
+time-out would therefore win against an answer that has been there for minutes. So `watch` sets a timer twice a second, as a
+callback of the loop and not as a task: after a freeze it is the first of the timers to run, and before any task does it
+
+* moves the deadline of every `patience` by the time in which nobody looked,
+* tells the service (`react`), for silence that is not measured by a time-out,
+* says so in the log, and counts the seconds.
+
+`patience` is for a time-out that concludes something about somebody else; a pause, or a limit on our own work, needs none.
+One per process, as telemetry is: a freeze concerns all that runs here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+import anyio
+import structlog
+
+from holdfast.runtime import metrics, telemetry
+
+LOOK_S = 0.5
+FROZEN_S = 1.0  # later than this is not just a busy machine; as diagnostics' detectors judge it
+LAP_S_MAX = 1.0
+
+log = structlog.get_logger("holdfast.freeze")
+
+_waiting: set[anyio.CancelScope] = set()
+_total_s = 0.0
+
+
+class _Patience:
+    def __init__(self, scope: anyio.CancelScope) -> None:
+        self._scope = scope
+
+    def __enter__(self) -> anyio.CancelScope:
+        _waiting.add(self._scope)
+        return self._scope.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        _waiting.discard(self._scope)
+        return bool(self._scope.__exit__(kind, error, trace))
+
+
+def patience(limit_s: float, *, shield: bool = False) -> _Patience:
+    """As `anyio.move_on_after`, of time in which this process runs."""
+    return _Patience(anyio.move_on_after(limit_s, shield=shield))
+
+
+def frozen_s() -> float:
+    """Seconds in which this process did not run, since `watch` began."""
+    return _total_s
+
+
+def awake() -> float:
+    """The loop's time without them."""
+    return anyio.current_time() - _total_s
+
+
+class Laps:
+    """`patience` for a thread that asks again and again: no lap counts for more than `LAP_S_MAX`."""
+
+    def __init__(self, elapsed: Callable[[], float] = time.monotonic) -> None:
+        self._elapsed = elapsed
+        self._at = elapsed()
+        self._spent_s = 0.0
+
+    def spent_s(self) -> float:
+        """Call once in every lap."""
+        now = self._elapsed()
+        self._spent_s += min(now - self._at, LAP_S_MAX)
+        self._at = now
+        return self._spent_s
+
+
+async def watch(
+    react: Callable[[float], object] = lambda _: None,
+    *,
+    since_boot: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
+) -> None:
+    """A loop for the service's task group. `react` hears the length of every freeze when it is over, before any task goes on.
+
+    `since_boot` goes on while the machine sleeps, which the loop's clock does not.
+    """
+    looker = _Looker(react, since_boot)
+    looker.begin()
+    try:
+        await looker.ended.wait()
+    finally:
+        looker.end()
+    if looker.failure is not None:
+        raise looker.failure
+
+
+class _Looker:
+    def __init__(self, react: Callable[[float], object], since_boot: Callable[[], float]) -> None:
+        self._react = react
+        self._since_boot = since_boot
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._looked_at = self._booted_at = self._worked_s = 0.0
+        self.ended = anyio.Event()
+        self.failure: Exception | None = None
+
+    def begin(self) -> None:
+        self._looked_at, self._booted_at = self._loop.time(), self._since_boot()
+        self._worked_s = time.process_time()
+        self._timer = self._loop.call_later(LOOK_S, self._look)
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        late_s = self._loop.time() - self._looked_at - LOOK_S
+        length_s = max(late_s, self._since_boot() - self._booted_at - LOOK_S)
+        if length_s >= FROZEN_S:
+            try:
+                self._over(length_s, max(late_s, 0.0))
+            except Exception as error:  # a timer's exceptions go nowhere: `watch` raises it
+                self.failure = error
+                self.ended.set()
+                return
+        self.begin()
+
+    def _over(self, length_s: float, late_s: float) -> None:
+        global _total_s
+        _total_s += late_s
+        for scope in list(_waiting):
+            scope.deadline += late_s
+        log.warning(
+            "this process did not run",
+            seconds=round(length_s, 1),
+            cpu_s=round(
+                time.process_time() - self._worked_s, 1
+            ),  # about as much: it was not stopped, its work took as long
+            so="nothing is concluded from what others did not say meanwhile",
+        )
+        telemetry.record(metrics.FROZEN, length_s)
+        self._react(length_s)

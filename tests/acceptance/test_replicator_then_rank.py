@@ -1,0 +1,42 @@
+"""A node loses its replicator and then a rank: the job steps again from the newest step that was saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+from training import Cluster, cluster, gpt_job, losses
+
+INTERVAL_STEPS = 5
+
+
+def replicator_of(run: Cluster, node: str) -> psutil.Process:
+    agent = psutil.Process(run.stack.service_pids()[node])
+    [found] = [child for child in agent.children() if "holdfast.replicator" in child.cmdline()]
+    return found
+
+
+@pytest.mark.timeout(240)
+def test_a_rank_that_dies_after_its_node_s_replicator_restores_the_newest_step(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with cluster(tmp_path / "stack", nodes=2) as run:
+        run.client.submit(gpt_job("gpt", out, dp=2, pp=1, steps=100_000, interval_steps=INTERVAL_STEPS))
+        run.wait_step("gpt", 3 * INTERVAL_STEPS + 2)
+        node = run.node_of("gpt", 1)
+        saved = run.client.job("gpt")["checkpoint_step"]
+        assert saved >= 2 * INTERVAL_STEPS, "there are older steps that could be taken"
+        replicator_of(run, node).kill()
+        run.inject.crash("gpt", 1)
+        [incident] = run.wait_resolved("gpt", 1)
+        assert incident["state"] == "resolved"
+        assert incident["action"]["kind"] == "restart"
+        newest = (incident["last_step"] - 1) // INTERVAL_STEPS * INTERVAL_STEPS
+        assert incident["restored_step"] >= max(saved, newest)
+        stepped = run.client.job("gpt")["step"] or 0
+        run.wait_step("gpt", stepped + INTERVAL_STEPS)
+        assert replicator_of(run, node).is_running()
+        run.client.stop("gpt", "the test is over")
+        run.wait_end("gpt")
+    seen = losses(out)
+    assert sorted(seen) == [*range(1, max(seen) + 1)], "no step is missing"
