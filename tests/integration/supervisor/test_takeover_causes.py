@@ -66,9 +66,9 @@ async def test_a_leader_that_does_not_know_of_its_end_writes_and_does_nothing(re
             fresh = await start_supervisor(tasks, tmp_path / "b", log, name="b", times=SLOW)
             for agent in agents:
                 agent.endpoints = [stale.control, fresh.control]
-            epoch = (await fresh.get("/v1/version"))["epoch"]
             await publish(log, crash("gpt", 1, "n1", 0))
             incidents = await resolved(fresh)
+            epoch = (await fresh.get("/v1/version"))["epoch"]  # it serves before it leads
             assert len(incidents) == 1
             assert_prepared_once(agents)
             assert all(agent.epochs[-1] == epoch for agent in agents)
