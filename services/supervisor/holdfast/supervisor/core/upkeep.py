@@ -149,9 +149,9 @@ def _wanted(turn: Turn, job: Job) -> tuple[str, str, str] | None:
     """(kind, node, cause) of the planned change that the job needs most."""
     generation = job.generation
     assert generation is not None
-    for name in generation.nodes:
-        if (why := turn.nodes[name].condemned) and turn.nodes[name].connected:
-            return CORDONED, name, f"{name} must leave: {why}"
+    if must_leave := [name for name in turn.group(By.CONDEMNED) if _must_leave(turn, job, name)]:
+        name = min(must_leave, key=generation.nodes.index)
+        return CORDONED, name, f"{name} must leave: {turn.nodes[name].condemned}"
     if (leaving := notices.wanted(turn, job)) is not None:
         return MAINTENANCE, *leaving
     dp = generation.mesh.dp
@@ -164,6 +164,10 @@ def _wanted(turn: Turn, job: Job) -> tuple[str, str, str] | None:
         return None
     kind = REPAIR if job.target_dp == job.spec.mesh.dp else RESIZE
     return kind, "", f"{dp} of {job.target_dp} replicas run, and there are nodes for {outcome.mesh.dp}"
+
+
+def _must_leave(turn: Turn, job: Job, name: str) -> bool:
+    return bool(turn.nodes[name].condemned) and job.name in turn.group(By.CLAIM, name)
 
 
 def _open(turn: Turn, job: Job, kind: str, node: str, cause: str) -> None:
