@@ -110,7 +110,8 @@ def _ends(turn: Turn, notice: Notice) -> float:
 
 def wanted(turn: Turn, job: Job) -> tuple[str, str] | None:
     """(node, cause): of the job's nodes with a notice the one that goes first, unless it was decided that it stays."""
-    noticed = (name for name in turn.group(By.NOTICED) if job.name in turn.group(By.CLAIM, name))
+    assert job.generation is not None
+    noticed = turn.members(By.NOTICED, job, job.generation)
     leaving = [(notice, name) for name in noticed if (notice := _open(turn, job, name)) is not None]
     if not leaving:
         return None

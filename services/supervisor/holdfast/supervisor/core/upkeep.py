@@ -149,7 +149,8 @@ def _wanted(turn: Turn, job: Job) -> tuple[str, str, str] | None:
     """(kind, node, cause) of the planned change that the job needs most."""
     generation = job.generation
     assert generation is not None
-    if must_leave := [name for name in turn.group(By.CONDEMNED) if _must_leave(turn, job, name)]:
+    must_leave = [name for name in turn.members(By.CONDEMNED, job, generation) if turn.nodes[name].condemned]
+    if must_leave:
         name = min(must_leave, key=generation.nodes.index)
         return CORDONED, name, f"{name} must leave: {turn.nodes[name].condemned}"
     if (leaving := notices.wanted(turn, job)) is not None:
@@ -164,10 +165,6 @@ def _wanted(turn: Turn, job: Job) -> tuple[str, str, str] | None:
         return None
     kind = REPAIR if job.target_dp == job.spec.mesh.dp else RESIZE
     return kind, "", f"{dp} of {job.target_dp} replicas run, and there are nodes for {outcome.mesh.dp}"
-
-
-def _must_leave(turn: Turn, job: Job, name: str) -> bool:
-    return bool(turn.nodes[name].condemned) and job.name in turn.group(By.CLAIM, name)
 
 
 def _open(turn: Turn, job: Job, kind: str, node: str, cause: str) -> None:
