@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PROTO_VENV ?= .venv-proto
+# HEALTHY_HOURS: 1,000 are about an hour of CPU.
 # JOBS: test processes at a time, one more than cores because tests wait much. SEEDS: for `make sim`. MINUTES, SEED: for `make soak`. DATA: for `make bench-detection`. ARGS: passed on to demo, sim, soak, the benchmarks and pytest.
 JOBS ?= $(shell expr $$(nproc) + 1)
 SEEDS ?= 20000
@@ -10,6 +11,7 @@ SEED ?= 7
 DATA ?= tests/data
 MINUTES ?= 30
 NIGHTLY_SEEDS ?= 11 12 13
+HEALTHY_HOURS ?= 1000
 ARGS ?=
 
 # Made by an older grpcio-tools on purpose: its output runs on newer runtimes, newer output would force newer runtimes on users.
@@ -73,8 +75,9 @@ soak: $(INSTALLED)  ## real training on a real stack, everything broken at rando
 soak-table: $(INSTALLED)  ## the table of docs/architecture.md, "what is lost when a part dies", from out/soak*/report.json
 	$(BIN)/python -m benchmarks.soak --table out/soak*/report.json
 
-nightly: test-slow  ## what takes too long for every change: slow tests, many seeds, MINUTES of soak from each of NIGHTLY_SEEDS
+nightly: test-slow  ## what takes too long for every change: slow tests, many seeds, HEALTHY_HOURS of virtual healthy runs, MINUTES of soak from each of NIGHTLY_SEEDS
 	$(MAKE) sim SEEDS=$(SEEDS) ARGS="--seed 100000"
+	$(BIN)/python -m benchmarks.detection --only healthy --hours $(HEALTHY_HOURS) --out out/nightly
 	for seed in $(NIGHTLY_SEEDS); do \
 	  $(BIN)/python -m benchmarks.soak --minutes $(MINUTES) --seed $$seed --out out/soak-$$seed || exit 1; done
 

@@ -3,6 +3,7 @@
     make bench-detection                       all suites on tests/data and fresh seeds; writes out/bench/detection.json
     make bench-detection DATA=DIR              the same on other data laid out like tests/data
     python -m benchmarks.detection --only hang,storm --seed 7
+    python -m benchmarks.detection --only healthy --hours 1000
 
 No detector's constant was fitted to what judges it here: recorded data is only judged by, generated cases come from the seed,
 which is new at every run unless it is given, and printed.
@@ -36,7 +37,7 @@ SUITES: dict[str, Suite] = {
     "bitflips": lambda data, rng: _bitflips(rng),
     "fleet": lambda data, rng: fleet.suite(rng),
     "storm": lambda data, rng: storm.suite(rng),
-    "healthy": healthy.suite,
+    "healthy": healthy.suite,  # main gives it its hours
 }
 
 
@@ -52,6 +53,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     parser.add_argument("--only", default=",".join(SUITES), help="suites, comma-separated")
     parser.add_argument("--seed", type=int, default=None, help="of the generated cases; new at every run by default")
+    parser.add_argument("--hours", type=float, default=healthy.HOURS_BY_DEFAULT, help="virtual, of suite healthy")
     options = parser.parse_args()
     wanted = options.only.split(",")
     if unknown := set(wanted) - SUITES.keys():
@@ -64,7 +66,11 @@ def main() -> None:
     for number, (name, suite) in enumerate(SUITES.items()):
         if name in wanted:
             began = time.perf_counter()
-            score = suite(options.data, np.random.default_rng((seed, number)))
+            rng = np.random.default_rng((seed, number))
+            if name == "healthy":
+                score = healthy.suite(options.data, rng, healthy.shares(options.hours))
+            else:
+                score = suite(options.data, rng)
             took_s = round(time.perf_counter() - began, 1)
             results[name] = score.as_json() | {"took_s": took_s}
             _show(score)

@@ -47,27 +47,27 @@ from holdfast.wire.events import decode_finding, encode_finding
 _LEASE_S = 3600.0  # longer than any storm
 
 
-def running_fleet(nodes: int, per_job: int, spares: int, at: float) -> State:
-    """`nodes` nodes `n0`, `n1` … with one rank each, in jobs `job0`, `job1` … that run, and spares `s0` …"""
-    mesh = Mesh.of({"dp": per_job})
+def running_fleet(nodes: int, per_job: int, spares: int, at: float, per_node: int = 1) -> State:
+    """`nodes` nodes `n0`, `n1` … with `per_node` ranks each, in jobs `job0`, `job1` … that run, and spares `s0` …"""
+    mesh = Mesh.of({"dp": per_job * per_node})
     jobs, members = dict[str, Job](), dict[str, str]()
     for j in range(nodes // per_job):
         name = f"job{j}"
         hosts = [f"n{j * per_job + slot}" for slot in range(per_job)]
-        placements = tuple(Placement(slot, host, slot, 1) for slot, host in enumerate(hosts))
+        placements = tuple(Placement(slot, host, slot * per_node, per_node) for slot, host in enumerate(hosts))
         generation = Generation(1, 1, mesh, placements)
-        spec = JobSpec(name, LaunchSpec("/train.py"), per_job, 1, mesh, min_dp=1, max_dp=per_job)
+        spec = JobSpec(name, LaunchSpec("/train.py"), per_job, per_node, mesh, min_dp=per_node, max_dp=mesh.dp)
         jobs[name] = Job(
-            spec, "token", at, JobPhase.RUNNING, "", per_job, 1, generation, running=generation, step=50, best_step=50
+            spec, "token", at, JobPhase.RUNNING, "", mesh.dp, 1, generation, running=generation, step=50, best_step=50
         )
         members |= dict.fromkeys(hosts, name)
     names = [*(f"n{i}" for i in range(nodes)), *(f"s{i}" for i in range(spares))]
-    state = State(born=at, nodes={name: _node(name, members.get(name, ""), at) for name in names}, jobs=jobs)
+    state = State(born=at, nodes={name: _node(name, members.get(name, ""), at, per_node) for name in names}, jobs=jobs)
     return state.indexed(Index.of(state))
 
 
-def _node(name: str, job: str, at: float) -> Node:
-    facts = NodeFacts(name, "a", name, "10.0.0.1", "", 1, f"{name}:9000", 1, "/var/holdfast", "/dev/kmsg")
+def _node(name: str, job: str, at: float, capacity: int) -> Node:
+    facts = NodeFacts(name, "a", name, "10.0.0.1", "", capacity, f"{name}:9000", 1, "/var/holdfast", "/dev/kmsg")
     state = NodeState.ACTIVE if job else NodeState.SPARE
     holds = {job: (1,)} if job else {}
     return Node(facts, True, state, 1, at, last_seq=1, holds=holds, inventoried=True, known_since=at)

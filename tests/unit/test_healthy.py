@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.detection import healthy
+from benchmarks.detection import healthy, healthy_run
 from holdfast.domain.signals import WorkerExited
 
 DATA = Path(__file__).parents[1] / "data"
@@ -21,14 +21,15 @@ DATA = Path(__file__).parents[1] / "data"
 def test_a_healthy_run_is_left_alone(seed: int) -> None:
     score = healthy.suite(DATA, np.random.default_rng(seed), {4: 3.0})
     assert score.facts["virtual_hours"] == 3.0
-    wrong = {name: score.facts[name] for name in ("false_stops", "false_evictions", "false_restarts")}
+    names = "false_stops", "false_evictions", "false_restarts", "false_errors"
+    wrong = {name: score.facts[name] for name in names}
     assert wrong == dict.fromkeys(wrong, 0), score.mistakes
 
 
 def test_the_suite_can_say_no() -> None:
-    run = healthy.Run(4, healthy.recorded_noise(DATA), np.random.default_rng(1))
+    run = healthy_run.Run(4, healthy.recorded_noise(DATA), np.random.default_rng(1))
     run.train(600.0)
-    run._see(WorkerExited(run.names[0], run.now, "job", 1, 0, 1, None, 11, run.steps_done, False))
+    run._see(WorkerExited(run.names[0], run.now, healthy_run.JOB, 1, 0, 1, None, 11, run.steps_done, False))
     end = run.train(600.0)
     assert end.wrong == Counter(false_restarts=1)
     assert "SIGSEGV" in end.why

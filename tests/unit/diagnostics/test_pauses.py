@@ -156,6 +156,37 @@ def test_an_unannounced_evaluation_of_everybody_is_a_warning_and_is_learned() ->
     assert "may be a pause" in fleet.found[0].summary
 
 
+@pytest.mark.parametrize("asked", [False, True])
+def test_an_evaluation_by_everybody_is_given_as_long_as_an_announced_one(asked: bool) -> None:
+    """All use CPU time, and no recorder says that anybody waits: minutes of that are no error."""
+    fleet = fleet_of()
+    for rank in fleet.ranks.values():
+        rank.state, rank.cpu = "R", 0.9
+    fleet.run(until=fleet.now + 2.0)
+    for rank in range(SIZE if asked else 0):
+        fleet.ranks[rank].seq = 9
+        tell(fleet, rank, entered=9, pending=False)
+    fleet.run(until=fleet.now + 500.0)
+    assert [finding.severity for finding in fleet.found] == [Severity.WARNING]
+    fleet.run(until=fleet.now + 100.0)
+    assert [finding.rank for finding in errors(fleet)] == [None]
+
+
+@pytest.mark.parametrize("evidence", ["in flight", "asleep"])
+def test_everybody_who_waits_computes_nothing(evidence: str) -> None:
+    """A network that lets nothing through, or a deadlock: an error after ten times the allowance, as it always was."""
+    fleet = fleet_of()
+    if evidence == "in flight":
+        for rank in fleet.ranks.values():
+            rank.state, rank.cpu = "R", 1.0
+        fleet.run(until=fleet.now + 2.0)
+        for rank in range(SIZE):
+            fleet.ranks[rank].seq = 9
+            tell(fleet, rank, entered=9)
+    fleet.run(until=153.0)
+    assert [finding.rank for finding in errors(fleet)] == [None]
+
+
 @pytest.mark.parametrize("doing", ["computes", "uploads", "reads"])
 def test_one_rank_that_evaluates_or_saves_alone_is_no_error(doing: str) -> None:
     fleet = fleet_of()

@@ -75,13 +75,13 @@ def test_recorded_hangs(case: str, standing: Standing, ranks: tuple[int, ...]) -
     assert f"rank {ranks[0]}: " in flight_dumps.describe(dumps)
 
 
-def test_a_dump_that_is_missing_is_doubted(tmp_path: Path) -> None:
+def test_a_dump_that_is_missing_names_nobody(tmp_path: Path) -> None:
     for path in (RECORDED / "lock_gil_1st").glob("_dump_*"):
         if path.name not in ("_dump_9", "_dump_14"):
             (tmp_path / path.name).write_bytes(path.read_bytes())
     verdict = flight_dumps.read(tmp_path).verdict()
     assert verdict is not None
-    assert (verdict.standing, verdict.ranks) == (Standing.UNREACHABLE, (9, 14))
+    assert (verdict.standing, verdict.ranks, verdict.among) == (Standing.UNREACHABLE, (), (9, 14))
 
 
 class Bomb:

@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 
 from holdfast.diagnostics.detectors.waiting import Waiting, who_is_waited_for
-from holdfast.domain.collectives import CollectiveRows, expand
+from holdfast.domain.collectives import CollectiveRows, compact, expand
 from holdfast.domain.errors import MalformedMessage, NotFound
 from holdfast.wire.flight_recorder import DUMP_BYTES_MAX, parse_json, parse_pickle, rows_of
 
@@ -33,9 +33,12 @@ class Dumps:
     rejected: tuple[tuple[str, str], ...] = ()
 
     def verdict(self) -> Waiting | None:
-        """Members of the dumps' groups that have no dump themselves are those of which nothing is known."""
-        missing = sorted(self._world() - set(self.ranks))
-        return who_is_waited_for(self.rows, dict.fromkeys(missing, "there is no dump of it"))
+        """That somebody has no dump proves nothing about it."""
+        return who_is_waited_for(self.rows, missing=self.missing())
+
+    def missing(self) -> tuple[int, ...]:
+        """Members of the dumps' groups that have no dump themselves."""
+        return tuple(sorted(self._world() - set(self.ranks)))
 
     def _world(self) -> set[int]:
         """Every rank of the job: `pg_config` names them all. gloo's says nothing: then those below the highest that is here."""
@@ -89,7 +92,9 @@ def main() -> None:
 def describe(dumps: Dumps) -> str:
     """The verdict in words."""
     verdict = dumps.verdict()
-    heading = f"{len(dumps.ranks)} ranks, {len(dumps.rejected)} files rejected: "
+    missing = dumps.missing()
+    without = f", {len(missing)} without a dump ({compact(missing)})" if missing else ""
+    heading = f"{len(dumps.ranks)} ranks{without}, {len(dumps.rejected)} files rejected: "
     if verdict is None:
         return f"{heading}no rank is inside a collective; the dumps do not explain a hang"
     who = f"rank {verdict.ranks[0]}: " if verdict.ranks else "nobody is to be named: "

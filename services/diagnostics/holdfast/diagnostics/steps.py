@@ -1,7 +1,8 @@
 """From each rank's steps to steps of the job: a record when every rank has finished it. Pure.
 
-Step columns are telemetry: an agent with a full buffer drops some. A step that stays incomplete is therefore closed as soon
-as a later one is complete, because a rank that finished step n + 1 has finished step n; its sums then lack what was dropped.
+Step columns are telemetry: some are dropped on the way, and of thousands of nodes some report is missing of every step. A step
+is therefore finished when every rank has reported it *or a later one*, because a rank that finished step n + 1 has finished
+step n; its sums then lack what was dropped.
 """
 
 from __future__ import annotations
@@ -50,7 +51,19 @@ class _Step:
 class _Generation:
     world_size: int
     finished: list[int]  # newest step of each rank: a repeat or a reordered entry adds nothing
+    ranks_at: dict[int, int]  # how many ranks have which newest step: a few steps, whatever the number of ranks
+    slowest: int = -1  # the least of them: what all ranks have finished
     open: OrderedDict[int, _Step] = field(default_factory=OrderedDict)
+
+    def advance(self, rank: int, step: int) -> None:
+        """`rank` has finished `step`, which is later than what it had finished."""
+        before, self.finished[rank] = self.finished[rank], step
+        self.ranks_at[step] = self.ranks_at.get(step, 0) + 1
+        self.ranks_at[before] -= 1
+        if not self.ranks_at[before]:
+            del self.ranks_at[before]
+            if before == self.slowest:
+                self.slowest = min(self.ranks_at)
 
 
 @dataclass(slots=True)
@@ -65,7 +78,7 @@ def started(state: StepState, item: GenerationStarted) -> None:
     if key in state.generations:
         return
     state.generations.pop((item.job, item.generation - 2), None)  # the one before may still have a late tick
-    state.generations[key] = _Generation(item.mesh.world_size, [-1] * item.mesh.world_size)
+    state.generations[key] = _Generation(item.mesh.world_size, [-1] * item.mesh.world_size, {-1: item.mesh.world_size})
     while len(state.generations) > _GENERATIONS_MAX:
         state.generations.popitem(last=False)
 
@@ -81,7 +94,7 @@ def fold(state: StepState, columns: StepColumns) -> tuple[StepRecord, ...]:
     generation = state.generations.get((columns.job, columns.generation))
     if generation is None:
         return ()  # its size is not known: an agent announces the generation on every new stream
-    newest_complete: int | None = None
+    before = generation.slowest
     for step, rows in _by_step(columns):
         new = [
             i for i in rows if (rank := columns.rank[i]) < generation.world_size and step > generation.finished[rank]
@@ -89,7 +102,7 @@ def fold(state: StepState, columns: StepColumns) -> tuple[StepRecord, ...]:
         if not new:
             continue
         for i in new:
-            generation.finished[columns.rank[i]] = step
+            generation.advance(columns.rank[i], step)
         sums = generation.open.get(step)
         if sums is None:
             sums = generation.open[step] = _Step()
@@ -97,11 +110,9 @@ def fold(state: StepState, columns: StepColumns) -> tuple[StepRecord, ...]:
                 del generation.open[min(generation.open)]
                 state.evicted += 1
         sums.add(columns, new)
-        if sums.ranks == generation.world_size:
-            newest_complete = max(step, newest_complete or 0)
-    if newest_complete is None:
+    if generation.slowest == before:
         return ()
-    done = sorted(step for step in generation.open if step <= newest_complete)
+    done = sorted(step for step in generation.open if step <= generation.slowest)
     return tuple(_record(columns, generation, step) for step in done)
 
 

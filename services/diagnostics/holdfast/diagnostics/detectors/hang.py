@@ -8,7 +8,9 @@ phase. How long the generation may be still since its last activity depends on w
   and saving may take long, and first steps are no rhythm;
 * collectives are still entered: `init_s`, for a long step is no hang;
 * else `max(floor_s, factor × p99)`, more at a position where the job has paused before. Then only a warning is said: it may
-  be a pause that nobody announced. `unproven` times as long, at most `init_s`, makes it an error.
+  be a pause that nobody announced. `unproven` times as long, at most `init_s`, makes it an error; where all ranks may be
+  computing (they use CPU time, nobody stands out, no recorder says that anybody waits) it takes `init_s`, as if the pause had
+  been announced: of an evaluation of everybody there is nothing else to be seen.
 
 A script that never speaks (an unmodified one, without `holdfast.train`) has no progress that could stop: of it only a stopped
 or vanished process is concluded. A rank that has ended cleanly is no longer waited for.
@@ -29,13 +31,14 @@ import math
 from dataclasses import dataclass
 
 from holdfast.diagnostics.detectors.protocol import Blind, JobBegan, Observed
-from holdfast.diagnostics.detectors.stall import Rule, Stall, look, report
+from holdfast.diagnostics.detectors.stall import Rule, Stall, look, may_compute, report
 from holdfast.diagnostics.detectors.watched import (
     FIRST_STEPS,
     TICK_S,
     HangState,
     Watched,
     active,
+    all_told,
     close,
     ended,
     evidence_of,
@@ -162,7 +165,7 @@ class Hang:
         """The rule for who is provably stuck, when it is used up."""
         signalled = self._lasting(generation, generation.signalled_at, self.report_s)
         told = generation.spoken and generation.steps >= FIRST_STEPS and stall.only_stepping
-        if not signalled and not (told and generation.standing.keys() >= judged(generation)):
+        if not signalled and not (told and all_told(generation)):
             return None
         slow_s = generation.hang.factor * generation.rhythm.slow_s
         still_s = max(now - generation.active_at, still_by_agents(generation, now))
@@ -194,7 +197,7 @@ class Hang:
         error_s = max(allowance_s, min(self.unproven * allowance_s, init_s))
         if self._traced(generation):
             error_s = allowance_s
-        if generation.warned and still_s < error_s:
+        if generation.warned and (still_s < error_s or now < generation.computes_until):
             return None
         if self._unheard(generation, now, generation.active_at + allowance_s):
             return None
@@ -203,6 +206,10 @@ class Hang:
             return None
         if still_s < error_s:
             return Rule(words, still_s, allowance_s, Severity.WARNING)
+        if still_s < init_s and error_s > allowance_s and may_compute(evidence_of(generation, stall), now):
+            # A look at 100,000 ranks takes its time, and what computes has been given a tenth of this already.
+            generation.computes_until = min(now + allowance_s, generation.active_at + max(init_s, error_s))
+            return None if generation.warned else Rule(words, still_s, allowance_s, Severity.WARNING)
         if error_s > allowance_s:
             words = f"{self.unproven:g} × {words}" if error_s < init_s else f"init_s, beyond {words}"
         return Rule(words, still_s, error_s, Severity.ERROR)

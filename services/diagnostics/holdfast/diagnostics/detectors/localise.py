@@ -26,7 +26,7 @@ from holdfast.diagnostics.detectors.waiting import Standing, Waiting
 from holdfast.domain.signals import Phase
 
 _BUSY = 0.5  # share of one CPU over the window
-_IDLE = 0.1
+IDLE = 0.1
 _WINDOW_MIN_S = 0.2  # CPU accounting counts in ticks of 10 ms: a shorter window says nothing
 _STOPPED = frozenset("Tt")
 GONE = frozenset({"", "Z", "X"})
@@ -174,7 +174,7 @@ def _other_phase(ranks: Sequence[RankView]) -> Verdict | None:
 
 
 def _kernel(ranks: Sequence[RankView]) -> Verdict | None:
-    stuck = [view for view in ranks if view.state == view.state_before == "D" and view.cpu < _IDLE]
+    stuck = [view for view in ranks if view.state == view.state_before == "D" and view.cpu < IDLE]
     if not stuck or len(stuck) * 2 > len(ranks):
         return None
     more = f"; so are ranks {_list(stuck[1:])}" if len(stuck) > 1 else ""
@@ -186,10 +186,10 @@ def _odd_cpu(ranks: Sequence[RankView]) -> Verdict | None:
     if len(ranks) < 3 or min(view.window_s for view in ranks) < _WINDOW_MIN_S:
         return None  # of two, neither is the odd one
     busy = [view for view in ranks if view.cpu >= _BUSY]
-    idle = [view for view in ranks if view.cpu <= _IDLE]
+    idle = [view for view in ranks if view.cpu <= IDLE]
     if not busy:  # on a machine with more to do than CPUs nobody gets half of one: who wants to run, then?
         busy = [view for view in ranks if view.state == view.state_before == "R"]
-        idle = [view for view in ranks if view.state == "S" and view.cpu <= _IDLE and view not in busy]
+        idle = [view for view in ranks if view.state == "S" and view.cpu <= IDLE and view not in busy]
     if len(busy) == 1 and len(idle) == len(ranks) - 1 and busy[0].cpu >= 2 * max(view.cpu for view in idle):
         return Verdict(busy[0].rank, f"it alone burns CPU ({busy[0].cpu:.0%}) while the others sleep", 0.75)
     if len(idle) == 1 and len(busy) == len(ranks) - 1:

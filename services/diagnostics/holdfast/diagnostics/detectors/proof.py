@@ -41,7 +41,7 @@ def never_ends(ranks: Sequence[RankView], waiting: Waiting | None, ended: frozen
     if waiting.standing in _FINAL:
         return True
     if waiting.standing is Standing.UNREACHABLE:
-        return waiting.ranks[0] in ended
+        return bool(waiting.ranks) and waiting.ranks[0] in ended
     if waiting.standing is not Standing.ABSENT:
         return False
     named = {view.rank: view for view in ranks if view.rank in waiting.ranks}

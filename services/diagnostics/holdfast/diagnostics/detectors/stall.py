@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import compress
 
-from holdfast.diagnostics.detectors.localise import WAITS_FOR_A_THREAD, RankView, Verdict, localise
+from holdfast.diagnostics.detectors.localise import IDLE, WAITS_FOR_A_THREAD, RankView, Verdict, localise
 from holdfast.diagnostics.detectors.proof import never_ends, signalled
 from holdfast.diagnostics.detectors.waiting import Waiting, who_is_waited_for
 from holdfast.domain.collectives import CollectiveRows, Standstill
@@ -94,7 +94,8 @@ def _waiting(evidence: Evidence) -> Waiting | None:
         unreachable |= dict.fromkeys(silent, "its flight recorder does not answer")
     messaging = [rank for standing in evidence.standing.values() for rank in _messaging(standing, evidence.latest)]
     rows = [standing.rows for _, standing in sorted(evidence.standing.items())]
-    return who_is_waited_for(CollectiveRows.of(rows), unreachable, messaging)
+    heard = {rank for item in evidence.latest.values() for rank in item.rank} | evidence.ended
+    return who_is_waited_for(CollectiveRows.of(rows), unreachable, messaging, heard=heard)
 
 
 def _messaging(standing: Standstill, latest: Mapping[str, RankProgress]) -> Iterator[int]:
@@ -126,6 +127,14 @@ class Look:
 def look(evidence: Evidence) -> Look:
     """Judge the collectives of every rank."""
     return Look(_waiting(evidence))
+
+
+def may_compute(evidence: Evidence, now: float) -> bool:
+    """Whether this is what an evaluation by all ranks looks like: nobody stands out, no recorder says that anybody waits, and
+    most ranks use CPU time."""
+    views, waiting = _views(evidence, now), _waiting(evidence)
+    busy = sum(view.cpu > IDLE for view in views)
+    return waiting is None and 2 * busy > len(views) and localise(views).rank is None
 
 
 def report(key: tuple[str, int], evidence: Evidence, rule: Rule, now: float) -> Finding | None:

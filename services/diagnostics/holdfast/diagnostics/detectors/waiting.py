@@ -9,7 +9,8 @@ edge is ever built and the cost is linear in the rows: does a rank wait for anyb
     stalled      it has entered an operation that its peers have finished: its device or communication thread stands still
     undelivered  more members are still inside an operation than can have finished it, or the node of one is not heard of:
                  what was sent did not arrive; nobody is named
-    unreachable  nothing is known of a rank (stopped, ended, no dump) that the others may wait for, and nobody is proven stuck
+    unreachable  a rank that the others may wait for does not answer, or has ended, and nobody is proven stuck; a rank of which
+                 only the dump is missing is not named: it may not have come, or wait like the others
     in flight    everybody is inside the same operation and nobody has finished it: the network; nobody is named
     cycle        A waits for B in one group, B for A in another: the script's order of collectives; nobody is named
 """
@@ -92,23 +93,32 @@ class _Graph:
 
 
 def who_is_waited_for(
-    rows: CollectiveRows, unreachable: Mapping[int, str] | None = None, messaging: Collection[int] = ()
+    rows: CollectiveRows,
+    unreachable: Mapping[int, str] | None = None,
+    messaging: Collection[int] = (),
+    missing: Collection[int] = (),
+    heard: Collection[int] | None = None,
 ) -> Waiting | None:
     """The verdict, or None when no rank is inside an operation: then collectives explain nothing.
 
     `unreachable`: ranks whose recorders did not answer, with what is known of them ("it has ended"). `messaging`: ranks that
     may be waiting for a message which their recorder does not show; they are not to be named for being outside of collectives.
-    A member of a group that is in neither is on a node that nobody hears.
+    `missing`: ranks of which nothing is known, because nobody has their dump: they are not named, whoever may wait for them.
+    `heard`: ranks whose nodes are in sight, where that is known; other members of a group are on nodes that nobody hears.
     """
     groups, pairs = _read(rows)
     graph = _Graph({rank for group in groups for rank, place in group.places.items() if place.pending >= 0})
     graph.inside.update(rank for _, _, rank in pairs)
     idle = set(rows.rank) - graph.inside - set(messaging)
-    seen = {*rows.rank, *idle, *(unreachable or {})}
-    away = {rank for group in groups for rank in group.members if rank not in seen}
+    away = (
+        set() if heard is None else {rank for group in groups for rank in group.members} - set(heard) - set(rows.rank)
+    )
+    blank = {peer for peers in pairs.values() for peer in peers} - set(rows.rank)
     unknown = {
+        **dict.fromkeys(blank, "its recorder shows no operation"),
         **dict.fromkeys(sorted(away), "nothing is heard of its node"),
         **dict.fromkeys(idle, "it is inside no collective"),
+        **dict.fromkeys(missing, "its dump is missing"),
         **(unreachable or {}),
     }
     graph.waits.update({rank: f"rank {rank} may wait for a message" for rank in messaging if rank not in graph.inside})
@@ -119,7 +129,7 @@ def who_is_waited_for(
         return None
     if graph.mismatches:
         return min(graph.mismatches, key=lambda found: (not found.ranks, found.ranks))
-    found = _roots(graph) or graph.undelivered or _doubted(graph, unknown)
+    found = _roots(graph) or graph.undelivered or _doubted(graph, unknown, missing)
     return found or (None if messaging else _nobody(graph))
 
 
@@ -134,12 +144,22 @@ def _roots(graph: _Graph) -> Waiting | None:
     return Waiting(standing, ranks, named[ranks[0]] + _and_others(ranks))
 
 
-def _doubted(graph: _Graph, unknown: Mapping[int, str]) -> Waiting | None:
+def _doubted(graph: _Graph, unknown: Mapping[int, str], missing: Collection[int]) -> Waiting | None:
+    """Who does not answer is suspected. Whose dump is missing is not: the others' dumps look the same whether it has not come,
+    or waits like them in the network or in a deadlock."""
     if not graph.doubted:
         return None
-    ranks = tuple(sorted(graph.doubted))
-    first = ranks[0]
-    return Waiting(Standing.UNREACHABLE, ranks, f"{unknown[first]}, and {graph.doubted[first]}{_and_others(ranks)}")
+    if ranks := tuple(sorted(graph.doubted.keys() - set(missing))):
+        first = ranks[0]
+        reason = f"{unknown[first]}, and {graph.doubted[first]} it{_and_others(ranks)}"
+        return Waiting(Standing.UNREACHABLE, ranks, reason)
+    among = tuple(sorted(graph.doubted))
+    if len(among) == 1:
+        reason = f"the dump of rank {among[0]} is missing, and {graph.doubted[among[0]]} it: it has not come"
+    else:
+        inside = f"{graph.doubted[among[0]]} rank {among[0]}"
+        reason = f"the dumps of ranks {_list(among)} are missing, and {inside}: one has not come"
+    return Waiting(Standing.UNREACHABLE, (), f"{reason}, or it is the network or a deadlock", among)
 
 
 def _nobody(graph: _Graph) -> Waiting:
@@ -174,7 +194,7 @@ def _fold(graph: _Graph, group: _Group, unknown: Mapping[int, str], away: Collec
         elif silent and not _silent_took_part(place, group, rank, silent):
             graph.may_wait.setdefault(rank, f"rank {rank} may wait in {_what(place, group)}")
             for each in silent:
-                graph.doubted.setdefault(each, f"rank {rank} is inside {_what(place, group)} with it")
+                graph.doubted.setdefault(each, f"rank {rank} is inside {_what(place, group)} with")
     for rank, place in known.items():
         if place.entered < farthest.pending:
             behind = f"it has not entered {_what(farthest, group)}, in which rank {farthest_rank} waits"
@@ -263,7 +283,7 @@ def _fold_pairs(
             what = f"a {direction} of group {group}"
             if peer in unknown and peer not in seen:
                 graph.may_wait.setdefault(rank, f"rank {rank} may wait for rank {peer} in {what}")
-                graph.doubted.setdefault(peer, f"rank {rank} is inside {what} with it")
+                graph.doubted.setdefault(peer, f"rank {rank} is inside {what} with")
             elif peer in seen and rank not in pairs.get((group, _OTHER_END[direction], peer), ()):
                 graph.waits.setdefault(rank, f"rank {rank} waits for rank {peer} in {what}")
                 graph.waited.setdefault(peer, f"it has not come to the other end of {what}, in which rank {rank} waits")

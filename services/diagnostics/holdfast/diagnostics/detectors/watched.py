@@ -46,6 +46,7 @@ class Watched:
     looked: Look | None = None  # at what the recorders say, until they say something new
     prove_at: float = float("-inf")  # a look at 100,000 ranks takes its time: one a second
     warned: bool = False  # of this stall
+    computes_until: float = float("-inf")  # its ranks may be computing: until then it is not looked at again
     settled: bool = False  # this stall is reported as an error, or another finding explains it
     explained_at: float = float("-inf")  # when another finding explained it
     lost: set[str] = field(default_factory=set)  # nodes
@@ -136,7 +137,15 @@ def lacks_evidence(generation: Watched) -> bool:
     asked = any(count >= 0 for item in generation.latest.values() for count in item.collective_seq)
     if not asked or generation.signalled_at or generation.traced_at:
         return False
-    return not generation.standing.keys() >= judged(generation)
+    return not all_told(generation)
+
+
+def all_told(generation: Watched) -> bool:
+    """Whether every node that is not lost has said what its ranks do. Asked at every tick: names are compared only when there
+    are enough of them."""
+    if len(generation.standing) < len(generation.latest) - len(generation.lost):
+        return False
+    return generation.standing.keys() >= judged(generation)
 
 
 def _speaks(generation: Watched, before: RankProgress | None, item: RankProgress) -> bool:
@@ -182,6 +191,7 @@ def explained(state: HangState, item: Finding, now: float) -> None:
 
 def active(generation: Watched, now: float) -> None:
     generation.active_at, generation.stall, generation.looked, generation.warned = now, None, None, False
+    generation.computes_until = float("-inf")
     generation.standing.clear()
 
 

@@ -42,6 +42,8 @@ class By(IntEnum):
     FINISHED = 18  # jobs
     DEFERRED = 19  # unfinished jobs that wait for news of what was saved
     AWAY = 20  # nodes without a session that nobody has declared lost
+    NOTICED = 21  # nodes whose maintenance is announced
+    SUSPECTED = 22  # nodes that one witness misses
 
 
 V = TypeVar("V")
@@ -196,6 +198,7 @@ def _node_differs(old: Node, new: Node) -> bool:
         or old.facts is not new.facts
         or old.preflight is not new.preflight
         or old.notices is not new.notices
+        or (old.suspicion is None) is not (new.suspicion is None)
         or old.holds is not new.holds
         or old.faults is not new.faults
         or old.inventory.keys() != new.inventory.keys()
@@ -220,6 +223,10 @@ def _of_node(node: Node | None) -> set[Entry]:
         entries.add((By.QUARANTINED, "", name))
     if node.lost:
         entries.add((By.GONE, "", name))
+    if node.notices and node.notice is not None:
+        entries.add((By.NOTICED, "", name))
+    if node.suspicion is not None:
+        entries.add((By.SUSPECTED, "", name))
     return entries
 
 

@@ -127,9 +127,9 @@ def _alive_after_all(turn: Turn, job: Job, event: StepsCompleted) -> None:
     if job.running is None or event.generation != job.running.number:
         return
     finished_after = turn.at - event.age_s - turn.config.step_late_s  # its end, by this clock, was later than this
-    for name in job.running.nodes:
-        node = turn.nodes.get(name)
-        if node is not None and node.suspicion is not None and finished_after > node.suspicion.at:
+    for name in turn.members(By.SUSPECTED, job, job.running):
+        suspicion = turn.nodes[name].suspicion
+        if suspicion is not None and finished_after > suspicion.at:
             turn.put_node(name, suspicion=None)
             turn.cancel_timer(f"witness:{name}")
     for incident in turn.open_incidents(job.name):

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from holdfast.domain import tracing
 from holdfast.domain.findings import Finding
+from holdfast.domain.generations import Generation
 from holdfast.domain.incidents import Incident, IncidentState
 from holdfast.domain.nodes import NodeState
 from holdfast.domain.orders import Order
@@ -123,6 +124,16 @@ class Turn:
     def group(self, what: By, key: str = "") -> Group:
         """The same in no order: for what does not depend on one."""
         return self._index.get(what, key)
+
+    def members(self, what: By, job: Job, generation: Generation) -> list[str]:
+        """Nodes of that group that this generation of `job` is on, sorted: the smaller of both is gone through."""
+        group = self._index.get(what)
+        if not group:
+            return []
+        claimed = generation is job.generation and job.phase is JobPhase.RUNNING
+        if claimed and len(group) < len(generation.placements):
+            return sorted(name for name in group if job.name in self._index.get(By.CLAIM, name))
+        return sorted(name for name in generation.nodes if name in group)
 
     def count(self, what: By) -> int:
         return len(self._index.get(what))
