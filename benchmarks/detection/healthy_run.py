@@ -367,13 +367,13 @@ class Run:
         self.cpu_s = 0.9 * (self.now - _T0)
         state = "R" if self.rng.random() < 0.5 else "S"
         count = self.steps_done * self.manner.collectives if self.manner.recorders else -1
-        columns = [(value,) * GPUS for value in (self.steps_done, self.phase, state, self.cpu_s, count)]
-        steps, phases, states, cpu_s, counts = columns
+        steps, phases, states = (self.steps_done,) * GPUS, (self.phase,) * GPUS, (state,) * GPUS
+        cpu_s, counts = (self.cpu_s,) * GPUS, (count,) * GPUS
         for place, name in self._heard():
             since = (self.phase_at + self.skew_s[place],) * GPUS
             self._see(RankProgress(
                 name, self._clock(place), JOB, 1, self.ranks[place], steps, phases, since, states, cpu_s, counts,
-            ))  # type: ignore[arg-type]  # fmt: skip
+            ))  # fmt: skip
 
     def _standstills(self, still_s: float) -> None:
         """What recorders answer when an agent asks, once: nobody is inside a collective."""
@@ -395,8 +395,8 @@ class Run:
         lost = set(np.flatnonzero(self.rng.random(self.nodes) < _LOST).tolist())
         loss = 2.0 + 8.0 * float(np.exp(-self.steps_done / 500)) * (1 + float(self.rng.normal(0, 0.03)))
         norm = float(self.rng.lognormal(0.0, 0.2)) * (3.0 if self.rng.random() < 1e-3 else 1.0)
-        columns = [(value,) * GPUS for value in (self.steps_done, 0.0, 1, loss, _NAN)]
-        steps, nothing, tokens, losses, unknown = columns
+        steps, nothing, tokens = (self.steps_done,) * GPUS, (0.0,) * GPUS, (1,) * GPUS
+        losses, unknown = (loss,) * GPUS, (_NAN,) * GPUS
         waits = map(tuple, (took_s - own_s).reshape(self.nodes, GPUS).tolist())
         for (place, name), wait_s in zip(enumerate(self.names), waits, strict=True):
             if place in self.away or place in lost:
@@ -406,7 +406,7 @@ class Run:
             self._see(StepColumns(
                 name, at, JOB, 1, self.ranks[place], steps, (at - took_s,) * GPUS, ended, nothing, nothing,
                 tokens, losses, norms, wait_s,
-            ))  # type: ignore[arg-type]  # fmt: skip
+            ))  # fmt: skip
         self._progress()
 
     # ------------------------------------------------------------ what must not happen
