@@ -72,8 +72,8 @@ sim: $(INSTALLED)  ## the supervisor's core against SEEDS hostile worlds
 soak: $(INSTALLED)  ## real training on a real stack, everything broken at random from SEED for MINUTES; writes out/soak/
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) --seed $(SEED) --out out/soak $(ARGS)
 
-soak-table: $(INSTALLED)  ## the table of docs/architecture.md, "what is lost when a part dies", from out/soak*/report.json
-	$(BIN)/python -m benchmarks.soak --table out/soak*/report.json
+soak-table: $(INSTALLED)  ## write what out/soak*/report.json measured into docs/architecture.md, "what is lost when a part dies"
+	$(BIN)/python -m benchmarks.soak --table out/soak*/report.json --into docs/architecture.md
 
 nightly: test-slow  ## what takes too long for every change: slow tests, many seeds, HEALTHY_HOURS of virtual healthy runs, MINUTES of soak from each of NIGHTLY_SEEDS
 	$(MAKE) sim SEEDS=$(SEEDS) ARGS="--seed 100000"

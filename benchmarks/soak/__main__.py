@@ -32,9 +32,16 @@ def main() -> None:
         metavar="REPORT",
         help="print what is lost when a part dies, from these report.json, and do nothing else",
     )
+    parser.add_argument(
+        "--into", type=Path, metavar="PAGE", help="with --table: write it into this page, between its marks"
+    )
     options = parser.parse_args()
     if options.table:
-        print(reports.table([json.loads(path.read_text()) for path in options.table]))
+        table = reports.table([json.loads(path.read_text()) for path in options.table])
+        if options.into is None:
+            print(table)
+        else:
+            options.into.write_text(reports.with_table(options.into.read_text(), table))
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     sys.exit(0 if run(options.minutes, options.seed, options.nodes, options.only, options.out) else 1)

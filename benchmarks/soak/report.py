@@ -23,8 +23,13 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "an agent's last free file descriptor": ("descriptors_agent",),
     "a worker": ("worker_kill", "workers_kill"),
     "a node": ("node_power", "node_replaced"),
-    "every node": ("fleet_power", "fleet_replaced"),
+    "every node, their disks stay": ("fleet_power",),
+    "every node with its disks": ("fleet_replaced",),
 }
+
+
+# Between these the page has the table.
+BEGIN, END = "<!-- measured by make soak -->", "<!-- end of what make soak measured -->"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +150,20 @@ def table(reports: Sequence[Mapping[str, Any]]) -> str:
             f"| {most['rework_steps_max']:.0f} at most |"
         )
     return "\n".join(rows)
+
+
+def with_table(page: str, table: str) -> str:
+    """The page with `table` between its marks. Raises `ValueError` when it has none."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the page has no {BEGIN} … {END}")
+    return f"{before}{begin}\n{table}\n{end}{after}"
+
+
+def table_of(page: str) -> list[str]:
+    """The lines between the marks."""
+    return page.partition(BEGIN)[2].partition(END)[0].strip().splitlines()
 
 
 def dumps(report: Report) -> str:

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
-from benchmarks.soak.report import Outcome, Report, dumps, quantiles, table
+from benchmarks.soak.report import PARTS, Outcome, Report, dumps, quantiles, table, table_of, with_table
+
+REPOSITORY = Path(__file__).parents[3]
+# The page says of these that training goes on.
+INTERRUPTS_NOTHING = {
+    "diagnostics", "supervisor", "Redis", "the whole control plane", "replicator", "object store", "worker template",
+    "an agent's last free file descriptor",
+}  # fmt: skip
 
 
 def outcome(*findings: tuple[str, str], kinds: tuple[str, ...] = ("agent_kill",), pause_s: float = 1.0) -> Outcome:
@@ -61,3 +69,23 @@ def test_the_table_takes_the_worst_of_all_reports_and_admits_what_was_not_tried(
     rows = table(reports).splitlines()
     assert "| agent | 2 | 1 at most | 3.5 s | 4 at most |" in rows
     assert "| Redis | 0 | – | – | – |" in rows
+
+
+def test_a_page_gets_its_table_between_its_marks_and_again() -> None:
+    page = with_table((REPOSITORY / "docs" / "architecture.md").read_text(), "one")
+    assert table_of(page) == ["one"]
+    assert table_of(with_table(page, "another\none")) == ["another", "one"]
+    with pytest.raises(ValueError, match="has no <!-- measured"):
+        with_table("a page without marks", "one")
+
+
+def test_the_page_has_measured_every_part() -> None:
+    """What docs/architecture.md says of a part that dies was tried, and what is said to interrupt nothing did not."""
+    rows = [
+        line.strip("| ").split(" | ") for line in table_of((REPOSITORY / "docs" / "architecture.md").read_text())[2:]
+    ]
+    assert [row[0] for row in rows] == list(PARTS)
+    for part, times, generations, _, again in rows:
+        assert int(times) > 0, f"{part} was never tried alone: make soak"
+        if part in INTERRUPTS_NOTHING:
+            assert (generations, again) == ("0 at most", "0 at most"), part
