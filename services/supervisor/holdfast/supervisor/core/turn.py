@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from holdfast.domain import tracing
 from holdfast.domain.findings import Finding
+from holdfast.domain.generations import Generation
 from holdfast.domain.incidents import Incident, IncidentState
 from holdfast.domain.nodes import NodeState
 from holdfast.domain.orders import Order
@@ -121,6 +122,19 @@ class Turn:
 
     def count(self, what: By) -> int:
         return len(self._index.get(what))
+
+    def members(self, generation: Generation, what: By) -> list[str]:
+        """Of a generation's nodes those of this group, by slot; costs what the smaller of the two has."""
+        group = self._index.get(what)
+        if len(group) >= len(generation.placements):
+            return [node for node in generation.nodes if node in group]
+        slots = [(slot, node) for node in group if (slot := generation.slot_of(node)) is not None]
+        return [node for _, node in sorted(slots)]
+
+    def concerned(self, node: str) -> list[Job]:
+        """Jobs that are changing and wait for an answer of the node, or for it to stop, in order."""
+        changing = {name for name in self._index.get(By.CLAIM, node) if self.jobs[name].change is not None}
+        return self.in_order(changing | self._index.get(By.CONCERN, node).keys())
 
     def open_incidents(self, job: str) -> list[Incident]:
         """Oldest first."""

@@ -149,8 +149,8 @@ def _wanted(turn: Turn, job: Job) -> tuple[str, str, str] | None:
     """(kind, node, cause) of the planned change that the job needs most."""
     generation = job.generation
     assert generation is not None
-    for name in generation.nodes:
-        if (why := turn.nodes[name].condemned) and turn.nodes[name].connected:
+    for name in turn.members(generation, By.CONDEMNED):
+        if why := turn.nodes[name].condemned:
             return CORDONED, name, f"{name} must leave: {why}"
     if (leaving := notices.wanted(turn, job)) is not None:
         return MAINTENANCE, *leaving
