@@ -6,7 +6,7 @@ ignored. Canonical: fields in the order of their declaration, mappings and sets 
 
 Numbers, strings and booleans are taken as they are or refused, never converted. Non-finite floats travel as the extension
 that Python's json reads and writes (`NaN`, `Infinity`), sets of numbers (`Numbers`) as their bits in hexadecimal. pydantic_core
-does the text: five times as fast as the standard library, and a snapshot of 1,000 nodes is written with every commit.
+does the text: five times as fast as the standard library. What comes by the thousand is written in columns (`columns.py`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from cattrs import Converter, transform_error
 from pydantic_core import from_json, to_json
 
 from holdfast.domain.errors import HoldfastError, MalformedMessage
+from holdfast.domain.generations import Placement, RankRestore, ShardPlace, ShardRecord
+from holdfast.domain.nodes import RunningWorker
 from holdfast.domain.numbers import Numbers
 from holdfast.log.protocol import Entry
+from holdfast.wire import columns
 
 T = TypeVar("T")
 TAG = "_"
@@ -232,6 +235,7 @@ def _converter(*, detailed: bool) -> Converter:
     converter.register_structure_hook_factory(_is_mapping)(_read_mapping)
     converter.register_unstructure_hook_factory(_is_mapping)(_write_mapping)
     converter.register_unstructure_hook_factory(_is_set)(_write_set)
+    columns.register(converter, ShardRecord, ShardPlace, RunningWorker, Placement, RankRestore)
     converter.register_structure_hook_factory(_is_tagged)(_read_tagged)
     converter.register_unstructure_hook_factory(_is_tagged)(_write_tagged)
     return converter
