@@ -35,7 +35,7 @@ SERVICE_PROTOS := $(shell grep -l '^service ' $(PROTOS))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow test-fast check lint proto proto-check bench-recovery bench-checkpoint bench-detection bench-ingest bench-telemetry sim soak soak-table nightly compose-test clean
+.PHONY: help setup demo test test-slow test-fast check lint proto proto-check bench-recovery bench-checkpoint bench-detection bench-core bench-ingest bench-telemetry sim soak soak-table nightly compose-test clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -93,6 +93,9 @@ bench-checkpoint: $(INSTALLED) $(PEERS_DIR)/.installed  ## stall, durability, re
 
 bench-detection: $(INSTALLED)  ## precision, recall and delay of the detectors on DATA and fresh seeds
 	$(BIN)/python -m benchmarks.detection --data $(DATA) --out out/bench $(ARGS)
+
+bench-core: $(INSTALLED)  ## one job on 128 to 12,500 nodes: CPU time of a lost node, a save and a new leader
+	$(BIN)/python -m benchmarks.core --out out/bench $(ARGS)
 
 bench-ingest: $(INSTALLED)  ## telemetry of 12,500 nodes into one diagnostics process, and of twice as many
 	$(BIN)/python -m benchmarks.ingest --out out/bench $(ARGS)

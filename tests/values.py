@@ -95,7 +95,7 @@ def value_of(hint: Any, name: str = "") -> st.SearchStrategy[Any]:
         return columns(hint)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         hints = hints_of(hint)
-        fields = dataclasses.fields(hint)
+        fields = [field for field in dataclasses.fields(hint) if field.init]
         return st.builds(hint, **{field.name: value_of(hints[field.name], field.name) for field in fields})
     if isinstance(hint, type) and issubclass(hint, Enum):
         return st.sampled_from(hint)

@@ -15,9 +15,10 @@ from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.generations import Placement, ShardKey, ShardRecord
 from holdfast.domain.job import CheckpointSpec, HangSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
-from holdfast.domain.nodes import NodeFacts
-from holdfast.domain.orders import Inventory, OrderDone, Prepare, Report
+from holdfast.domain.nodes import NodeFacts, RunningWorker
+from holdfast.domain.orders import Inventory, OrderDone, Prepare, Report, WorkersChanged
 from holdfast.supervisor.protocol import Event, NodeReported, Record, Send, TimerFired
+from holdfast.wire.columns import MARK
 from holdfast.wire.records import dumps, entry, loads
 
 DATA = Path(__file__).parent / "data"
@@ -55,7 +56,9 @@ def test_recorded_lines_load_and_write_back_the_same(file: str, union: Any) -> N
 
 
 def _without_newer(again: Any, was: Any) -> Any:
-    """`again` without the fields, at any depth, that were added since `was` was recorded."""
+    """`again` without the fields, at any depth, that were added since `was` was recorded; in rows where those were."""
+    if isinstance(again, dict) and isinstance(was, list):
+        again = _rows(again, again.pop(MARK))
     if isinstance(again, dict) and isinstance(was, dict):
         return {key: _without_newer(value, was[key]) for key, value in again.items() if key in was}
     if isinstance(again, list) and isinstance(was, list) and len(again) == len(was):
@@ -71,6 +74,15 @@ def _without_gone(was: Any) -> Any:
 
 # Fields that nothing read, removed since the recording: old lines load without them.
 GONE = {"same_error_max"}
+
+
+def _rows(tree: dict[str, Any], count: int) -> list[dict[str, Any]]:
+    columns = {
+        name: _rows(column, count) if isinstance(column, dict) else column * (count // len(column))
+        for name, column in tree.items()
+    }
+    return [{name: column[row] for name, column in columns.items()} for row in range(count)]
+
 
 # Kinds that came after the recording: a new line for them goes to the files, then the name leaves this list.
 NEWER: set[str] = {"FindingJudged"}
@@ -200,3 +212,47 @@ def test_a_snapshot_of_a_thousand_nodes_survives() -> None:
         },
     )
     assert loads(dumps(fleet, Fleet), Fleet) == fleet
+
+
+# ---------------------------------------------------------------- columns
+
+
+def test_many_values_travel_as_columns_and_rows_are_still_read() -> None:
+    mesh = Mesh.of({"dp": 8})
+    shards = tuple(ShardRecord(ShardKey(7, 50, rank), mesh, "disk", 9, f"d{rank}") for rank in range(8))
+    whole = Inventory("job", shards)
+    tree = json.loads(dumps(whole, Inventory))
+    assert tree["shards"]["key"] == {"attempt": [7], "step": [50], "rank": list(range(8))}
+    assert tree["shards"]["tier"] == ["disk"]
+    assert loads(dumps(whole, Inventory), Inventory) == whole
+    rows = tree | {"shards": _rows(tree["shards"], tree["shards"].pop(MARK))}
+    assert loads(json.dumps(rows).encode(), Inventory) == whole
+    for few in (whole.shards[:3], (shards[0],) * 9):  # too few for columns, and nothing but repetitions
+        assert isinstance(json.loads(dumps(Inventory("job", few), Inventory))["shards"], list)
+        assert loads(dumps(Inventory("job", few), Inventory), Inventory) == Inventory("job", few)
+
+
+def test_a_column_that_a_newer_release_added_or_an_older_one_lacked() -> None:
+    tree = {MARK: 4, "job": ["j"], "generation": [1], "rank": [0, 1, 2, 3], "pid": [5], "colour": ["red"]}
+    found = loads(json.dumps({"version": 1, "workers": tree}).encode(), WorkersChanged)
+    assert found.workers == tuple(RunningWorker("j", 1, rank, 5) for rank in range(4))
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({MARK: 10**12}, "not as long"),
+        ({MARK: 1}, "not as long"),
+        ({MARK: "4"}, "not as long"),
+        ({"pid": [1, 2]}, "pid is not as long"),
+        ({"pid": []}, "pid is not as long"),
+        ({"pid": 3}, "pid is not as long"),
+        ({"pid": None}, "pid"),
+        ({"pid": ["x"]}, "'x' is not an int"),
+        ({"pid": [1, 2, 3, True]}, "True is not an int"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused(change: dict[str, Any], problem: str) -> None:
+    tree = {MARK: 4, "job": ["j"], "generation": [1], "rank": [0, 1, 2, 3], "pid": [5]} | change
+    with pytest.raises(MalformedMessage, match=problem):
+        loads(json.dumps({"version": 1, "workers": tree}).encode(), WorkersChanged)

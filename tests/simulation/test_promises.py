@@ -61,9 +61,7 @@ def _leave_leavers(state: State, event: Event) -> tuple[State, tuple[Command, ..
     after, commands = step(state, event)
     for name, job in after.jobs.items():
         if job.change is not None:
-            members = job.change.generation.nodes
-            waiting = {command: node for command, node in job.change.waiting.items() if node in members}
-            after = replace(after, jobs={**after.jobs, name: replace(job, change=replace(job.change, waiting=waiting))})
+            after = replace(after, jobs={**after.jobs, name: replace(job, change=replace(job.change, waiting={}))})
     return after, tuple(c for c in commands if not (isinstance(c, Send) and isinstance(c.order, Stop)))
 
 
@@ -86,8 +84,7 @@ def _restore_anything(state: State, event: Event) -> tuple[State, tuple[Command,
         if job.generation is not None and job.generation.restore.step and job.change is not None:
             point = RestorePoint(job.generation.restore.attempt, job.generation.restore.step + 3)
             generation = replace(job.generation, restore=point)
-            change = replace(job.change, generation=generation)
-            after = replace(after, jobs={**after.jobs, name: replace(job, generation=generation, change=change)})
+            after = replace(after, jobs={**after.jobs, name: replace(job, generation=generation)})
             commands = tuple(_with_restore(command, point) for command in commands)
     return after, commands
 

@@ -7,6 +7,8 @@ exit. The *attempt* is the lineage of checkpoints: it is bumped whenever trainin
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from holdfast.domain.mesh import Mesh
@@ -111,19 +113,31 @@ class Generation:
     mesh: Mesh
     placements: tuple[Placement, ...]  # by slot
     restore: RestorePoint = field(default_factory=RestorePoint)
+    # What follows from the placements, made when it is first asked for: of 12,500 nodes each report asks several times.
+    _nodes: tuple[str, ...] | None = field(default=None, init=False, repr=False, compare=False)
+    _places: Mapping[str, int] | None = field(default=None, init=False, repr=False, compare=False)  # node → place
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        return tuple(placement.node for placement in self.placements)
+        """By slot; the same object whenever it is asked for."""
+        if self._nodes is None:
+            object.__setattr__(self, "_nodes", tuple(placement.node for placement in self.placements))
+            assert self._nodes is not None
+        return self._nodes
 
     def node_of(self, rank: int) -> str:
-        for placement in self.placements:
-            if rank in placement.ranks:
-                return placement.node
-        raise LookupError(f"rank {rank} is not in generation {self.number} ({self.mesh})")
+        place = bisect_right(self.placements, rank, key=lambda placement: placement.first_rank) - 1
+        if place < 0 or rank not in self.placements[place].ranks:
+            raise LookupError(f"rank {rank} is not in generation {self.number} ({self.mesh})")
+        return self.placements[place].node
 
     def placement_of(self, node: str) -> Placement | None:
-        return next((placement for placement in self.placements if placement.node == node), None)
+        if self._places is None:
+            object.__setattr__(self, "_places", {each.node: place for place, each in enumerate(self.placements)})
+            assert self._places is not None
+        place = self._places.get(node)
+        return None if place is None else self.placements[place]
 
     def slot_of(self, node: str) -> int | None:
-        return next((p.slot for p in self.placements if p.node == node), None)
+        placement = self.placement_of(node)
+        return None if placement is None else placement.slot

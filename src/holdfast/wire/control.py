@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import assert_never
 
 from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.generations import Placement
-from holdfast.domain.job import CheckpointSpec, LaunchSpec
+from holdfast.domain.job import CheckpointSpec, ChecksSpec, HangSpec, LaunchSpec
+from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import PROTOCOL_VERSION, NodeFacts, RunningWorker, TemplateState, WorkerEnded
 from holdfast.domain.orders import (
     CheckpointNow,
@@ -31,6 +33,8 @@ from holdfast.domain.orders import (
 from holdfast.v1 import control_pb2 as pb
 from holdfast.wire import types
 from holdfast.wire.checks import CHECKS_SPEC, PREFLIGHT
+
+_SPECS_MAX = 64  # generations whose orders go out at the same time
 
 # ---------------------------------------------------------------- supervisor → agent
 
@@ -138,29 +142,47 @@ def decode_order(command: pb.Command) -> Order:
 
 
 def _encode_prepare(order: Prepare) -> pb.Prepare:
-    return pb.Prepare(
+    message = pb.Prepare()
+    message.CopyFrom(
+        _encode_specs(order.mesh, order.launch, order.checkpoint, order.hang, order.restore_mesh, order.checks)
+    )
+    placement = order.placement
+    rest = pb.Prepare(
         job=order.job,
         generation=order.generation,
         attempt=order.attempt,
-        mesh=types.encode_mesh(order.mesh),
         placement=pb.Placement(
-            slot=order.placement.slot,
-            node=order.placement.node,
-            first_rank=order.placement.first_rank,
-            nproc=order.placement.nproc,
+            slot=placement.slot, node=placement.node, first_rank=placement.first_rank, nproc=placement.nproc
         ),
         nnodes=order.nnodes,
-        launch=_encode_launch(order.launch),
-        checkpoint=_encode_checkpoint(order.checkpoint),
-        hang=types.encode_hang(order.hang),
         token=order.token,
         restore_step=order.restore_step,
-        restore_mesh=types.encode_mesh(order.restore_mesh) if order.restore_mesh else None,
         restore=types.encode_restores(order.restore),
         peers=types.encode_sources(order.peers),
-        checks=CHECKS_SPEC.encode(order.checks),
         self_test=order.self_test,
         first_attempt=order.first_attempt,
+    )
+    message.MergeFrom(rest)
+    return message
+
+
+@lru_cache(_SPECS_MAX)
+def _encode_specs(
+    mesh: Mesh,
+    launch: LaunchSpec,
+    checkpoint: CheckpointSpec,
+    hang: HangSpec,
+    restore_mesh: Mesh | None,
+    checks: ChecksSpec,
+) -> pb.Prepare:
+    """The large parts of the order that are the same for every node of a generation."""
+    return pb.Prepare(
+        mesh=types.encode_mesh(mesh),
+        launch=_encode_launch(launch),
+        checkpoint=_encode_checkpoint(checkpoint),
+        hang=types.encode_hang(hang),
+        restore_mesh=types.encode_mesh(restore_mesh) if restore_mesh else None,
+        checks=CHECKS_SPEC.encode(checks),
     )
 
 

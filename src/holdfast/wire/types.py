@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sized
 from enum import StrEnum
+from functools import lru_cache
 from typing import Generic, TypeVar
 
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
@@ -94,13 +95,23 @@ def check_time(at: float, field: str) -> float:
     return at
 
 
+_MESHES_MAX = 1024  # that are remembered: of thousands of shards nearly all have the same
+
+
+@lru_cache(_MESHES_MAX)
 def encode_mesh(mesh: Mesh) -> pb.Mesh:
+    """To be put into other messages, which copy it."""
     return pb.Mesh(dims=[pb.MeshDim(name=name, size=size) for name, size in mesh.dims])
+
+
+@lru_cache(_MESHES_MAX)
+def _mesh(dims: tuple[tuple[str, int], ...]) -> Mesh:
+    return Mesh(dims)
 
 
 def decode_mesh(message: pb.Mesh, field: str) -> Mesh:
     try:
-        return Mesh(tuple((dim.name, dim.size) for dim in message.dims))
+        return _mesh(tuple([(dim.name, dim.size) for dim in message.dims]))
     except InvalidSpec as error:
         raise MalformedMessage(field, str(error)) from error
 

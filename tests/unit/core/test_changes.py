@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from fleet import JOB, Fleet, job, running
 
@@ -10,6 +12,7 @@ from holdfast.domain.findings import FindingKind
 from holdfast.domain.generations import ShardKey, ShardRecord
 from holdfast.domain.incidents import ActionKind, IncidentState
 from holdfast.domain.orders import Inventory, Prepare, RanksFinished, RanksStepping, Start, Stop, Warm
+from holdfast.supervisor import snapshot
 from holdfast.supervisor.core import Config
 from holdfast.supervisor.core.change import RETRY_RUN_S
 from holdfast.supervisor.core.handover import SHARES_MAX
@@ -454,3 +457,29 @@ def test_a_report_that_was_seen_before_changes_nothing() -> None:
         fleet.seq[node] -= 1
     fleet.step_all()
     assert fleet.state == before
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_a_change_that_an_earlier_version_began_is_finished(started: bool) -> None:
+    """Its snapshot names the orders that are not answered by their ids, members' too, and the ranks that step in a list."""
+    fleet = running(job(dp=3), spares=1)
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    fleet.done("n1", Prepare)
+    if started:
+        fleet.answer_orders()
+        fleet.report("n0", RanksStepping(JOB, fleet.job.number, (0,), 1, fleet.now))
+    parts = {name: raw for name, raw in snapshot.changes(None, fleet.state).items() if raw is not None}
+    old = json.loads(parts[f"jobs/{JOB}"])
+    change = old["change"]
+    unprepared = {send.command_id: send.node for send in fleet.sent if isinstance(send.order, Prepare)}
+    del change["unprepared"]
+    change |= {"generation": old["generation"], "unstarted": {}, "stepping": [0] if started else []}
+    change["waiting"] |= unprepared
+    parts[f"jobs/{JOB}"] = json.dumps(old).encode()
+    assert snapshot.load(parts) == fleet.state
+    fleet.state = snapshot.load(parts)
+    fleet.answer_orders()
+    assert fleet.job.phase is JobPhase.STARTING
+    for slot, node in enumerate(fleet.nodes()):
+        fleet.report(node, RanksStepping(JOB, fleet.job.number, (slot,), 1, fleet.now))
+    assert fleet.job.phase is JobPhase.RUNNING

@@ -12,7 +12,10 @@ from dataclasses import fields
 from typing import Any, get_args, get_origin, get_type_hints
 
 from holdfast.domain.errors import MalformedMessage
+from holdfast.domain.numbers import Numbers
+from holdfast.domain.orders import Prepare
 from holdfast.supervisor.core import State
+from holdfast.supervisor.core.evolve import evolve
 from holdfast.wire import records
 
 _HINTS = get_type_hints(State, include_extras=True)
@@ -58,8 +61,7 @@ def _changes(before: State | None, after: State) -> Iterator[tuple[str, bytes | 
 def load(parts: Mapping[str, bytes]) -> State:
     """The state that was written. Absent parts take their defaults, unknown ones are ignored. Raises `MalformedMessage`."""
     if WHOLE in parts:
-        whole: State = records.loads(parts[WHOLE], State)
-        return whole
+        return _upgraded(records.loads(parts[WHOLE], State))
     values: dict[str, Any] = {name: {} for name in _TABLES}
     for part, raw in parts.items():
         name, table, key = part.partition("/")
@@ -70,4 +72,20 @@ def load(parts: Mapping[str, bytes]) -> State:
                 values[name] = records.loads(raw, _HINTS[name])
         except MalformedMessage as error:
             raise MalformedMessage(f"snapshot.{part}", error.problem) from error
-    return State(**values)
+    return _upgraded(State(**values))
+
+
+def _upgraded(state: State) -> State:
+    """Earlier versions counted a change's unanswered `Prepare` orders among those that it waits for, by id."""
+    jobs = dict(state.jobs)
+    for name, job in state.jobs.items():
+        change, generation = job.change, job.generation
+        if change is None or generation is None:
+            continue
+        sends = (state.outbox[each] for each in change.waiting if each in state.outbox)
+        prepares = {send.command_id: send.order for send in sends if isinstance(send.order, Prepare)}
+        if prepares:
+            stops = {each: node for each, node in change.waiting.items() if each not in prepares}
+            slots = Numbers(order.placement.slot for order in prepares.values())
+            jobs[name] = evolve(job, change=evolve(change, waiting=stops, unprepared=change.unprepared | slots))
+    return evolve(state, jobs=jobs)

@@ -275,7 +275,7 @@ def preflight(value: Preflight) -> models.Preflight:
 def _job_of(picture: Picture, name: str) -> str:
     """The unfinished job whose newest generation includes the node."""
     for job in picture.state.jobs.values():
-        if job.generation is not None and not job.phase.finished and name in job.generation.nodes:
+        if job.generation is not None and not job.phase.finished and job.generation.slot_of(name) is not None:
             return job.name
     return ""
 

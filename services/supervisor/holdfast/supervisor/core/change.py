@@ -17,8 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from holdfast.domain import spans
-from holdfast.domain.generations import Generation, Placement, ShardSource
+from holdfast.domain.generations import Generation, RankRestore, ShardSource
 from holdfast.domain.incidents import Action, Incident, IncidentState
+from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import Prepare, Stop, Warm
 from holdfast.supervisor.core import breaker, nodes, pacing, saved
 from holdfast.supervisor.core.evolve import evolve
@@ -136,22 +137,26 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
     self_test = any(saved.is_unexplained_corruption(turn.incidents[incident]) for incident in incidents)
     checkpoint = pacing.resolved(turn, job.name)
     copies = peers(chosen.placements, {node: turn.nodes[node].facts.zone for node in chosen.nodes})
-    waiting = {}
+    shared = evolve(
+        _prepare(job, generation, election), checkpoint=checkpoint, traceparent=traceparent, self_test=self_test
+    )
+    restores = _by_slot(election, job.spec.nproc_per_node)
     for placement in chosen.placements:
+        member = turn.nodes[placement.node]
+        sources = ((other, turn.nodes[other].facts.replicator_endpoint) for other in copies[member.name])
         prepare = evolve(
-            _prepare(turn, job, generation, placement, election, copies[placement.node]),
-            checkpoint=checkpoint,
-            traceparent=traceparent,
-            self_test=self_test,
+            shared,
+            placement=placement,
+            restore=tuple(restores.get(placement.slot, ())),
+            peers=tuple(ShardSource(other, endpoint) for other, endpoint in sources if endpoint),
         )
-        waiting[turn.send(placement.node, prepare)] = placement.node
-        held = turn.nodes[placement.node].holds
-        turn.put_node(placement.node, holds={**held, job.name: (*held.get(job.name, ()), number)})
-    waiting |= stop_leavers(turn, job.name, number - 1, stay=chosen.nodes)
+        turn.send(member.name, prepare)
+        turn.put_node(member.name, holds={**member.holds, job.name: (*member.holds.get(job.name, ()), number)})
+    waiting = stop_leavers(turn, job.name, number - 1, stay=chosen.nodes)
     saved_dp = election.mesh.dp if election.mesh is not None and election.in_parts else 0
     change = Change(
-        generation, incidents, turn.at, waiting, excluded=excluded, refused=refused, origin=election.origin, saved_dp=saved_dp,
-        replans=replans,
+        incidents, turn.at, waiting, Numbers.below(len(chosen.placements)), excluded=excluded, refused=refused,
+        origin=election.origin, saved_dp=saved_dp, replans=replans,
     )  # fmt: skip
     turn.put_job(job.name, generation=generation, change=change, planned=None, blocked=None)
     turn.set_phase(job.name, JobPhase.PREPARING, chosen.reason)
@@ -163,7 +168,7 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
     turn.set_timer(f"prepare:{job.name}:{number}", turn.at + prepare_timeout_s(turn, job, change))
     for node in sorted({*before, *chosen.nodes}):
         nodes.refresh(turn, node, chosen.reason)
-        if node in chosen.nodes and not turn.nodes[node].connected:
+        if not turn.nodes[node].connected and generation.slot_of(node) is not None:
             give_grace(turn, job.name, number, node)
     if replans % REPLANS_MAX == 0:
         breaker.count_change(turn)
@@ -186,21 +191,14 @@ def wait_for_stop(turn: Turn, job: Job, command: str, node: str) -> None:
     turn.set_timer(timer, max(due, turn.timers.get(timer, 0.0)))
 
 
-def _prepare(
-    turn: Turn,
-    job: Job,
-    generation: Generation,
-    placement: Placement,
-    election: Election,
-    copies: Iterable[str],
-) -> Prepare:
-    sources = ((node, turn.nodes[node].facts.replicator_endpoint) for node in copies)
+def _prepare(job: Job, generation: Generation, election: Election) -> Prepare:
+    """What the orders of all slots have in common; placed at the first one."""
     return Prepare(
         job=job.name,
         generation=generation.number,
         attempt=generation.attempt,
         mesh=generation.mesh,
-        placement=placement,
+        placement=generation.placements[0],
         nnodes=len(generation.placements),
         launch=job.spec.launch,
         checkpoint=job.spec.checkpoint,
@@ -208,11 +206,17 @@ def _prepare(
         token=job.token,
         restore_step=election.restore.step,
         restore_mesh=election.mesh,
-        restore=tuple(rank for rank in election.ranks if rank.rank in placement.ranks),
-        peers=tuple(ShardSource(node, endpoint) for node, endpoint in sources if endpoint),
         checks=job.spec.checks,
         first_attempt=job.first_attempt,
     )
+
+
+def _by_slot(election: Election, nproc: int) -> dict[int, list[RankRestore]]:
+    """What is restored, by the slot that does."""
+    slots: dict[int, list[RankRestore]] = {}
+    for restore in election.ranks:
+        slots.setdefault(restore.rank // nproc, []).append(restore)
+    return slots
 
 
 def traceparent_of(turn: Turn, incidents: tuple[str, ...]) -> str:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from holdfast.domain.findings import DATED, ESTIMATE, Finding, FindingKind, Severity
-from holdfast.domain.generations import OBJECT_STORE
+from holdfast.domain.generations import OBJECT_STORE, Generation, Placement
 from holdfast.domain.incidents import IncidentState, NodeShare
+from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import OrderDone, Prepare, RanksStepping, Start, Stop
 from holdfast.supervisor.core import nodes, pacing, progress, reconcile, reports, saved, warmth
 from holdfast.supervisor.core.change import give_grace, prepare_timeout_s, replan, traceparent_of, wait_for_stop
 from holdfast.supervisor.core.evolve import evolve
-from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Change, Job
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.wording import listed
@@ -31,37 +30,38 @@ def on_order_done(turn: Turn, send: Send, done: OrderDone) -> None:
     if job is None or job.change is None:
         return
     change = job.change
-    if send.command_id in change.unstarted:
-        if not done.ok:
+    match send.order:
+        case Start() if not done.ok:
             replan(turn, job.name, f"{send.node} could not start: {done.reason}", exclude=send.node, refused=True)
-            return
-        unstarted = {k: v for k, v in change.unstarted.items() if k != send.command_id}
-        turn.put_job(job.name, change=evolve(change, unstarted=unstarted))
-    elif send.command_id in change.waiting:
-        if not done.ok and isinstance(send.order, Prepare):
+        case Prepare() if not done.ok:
             _not_prepared(turn, job, send.node, send.order, done)
-            return
-        if not done.ok:
-            nodes.condemn(turn, send.node, f"could not stop its workers of {job.name}: {done.reason}")
-        master = (
-            done.master if isinstance(send.order, Prepare) and send.order.placement.first_rank == 0 else change.master
-        )
-        waiting = {k: v for k, v in change.waiting.items() if k != send.command_id}
-        phases_s = _slowest(change.phases_s, done.phases_s)
-        shares = change.shares
-        if isinstance(send.order, Prepare):
-            share = NodeShare(send.node, done.at, (), dict(done.phases_s), dict(done.restored_from))
-            shares = _latest(shares, share)
-        change = evolve(
-            change,
-            waiting=waiting,
-            master=master,
-            phases_s=phases_s,
-            restored_from=_added(change.restored_from, done.restored_from),
-            restored_bytes=_added(change.restored_bytes, done.restored_bytes),
-            shares=shares,
-        )
-        turn.put_job(job.name, change=change)
+        case Prepare():
+            _prepared(turn, job, change, send.order.placement, done)
+        case Stop() if send.command_id in change.waiting:
+            if not done.ok:
+                nodes.condemn(turn, send.node, f"could not stop its workers of {job.name}: {done.reason}")
+            waiting = {k: v for k, v in change.waiting.items() if k != send.command_id}
+            phases_s = _slowest(change.phases_s, done.phases_s)
+            turn.put_job(job.name, change=evolve(change, waiting=waiting, phases_s=phases_s))
+            start_when_ready(turn, job.name)
+        case _:
+            pass
+
+
+def _prepared(turn: Turn, job: Job, change: Change, placement: Placement, done: OrderDone) -> None:
+    """One more node has its workers: whoever abandons a change withdraws its orders, so this answers the newest one's."""
+    share = NodeShare(placement.node, done.at, (), dict(done.phases_s), dict(done.restored_from))
+    change = evolve(
+        change,
+        unprepared=change.unprepared.without(placement.slot),
+        master=done.master if placement.first_rank == 0 else change.master,
+        phases_s=_slowest(change.phases_s, done.phases_s),
+        restored_from=_added(change.restored_from, done.restored_from),
+        restored_bytes=_added(change.restored_bytes, done.restored_bytes),
+        shares=_latest(change.shares, share),
+    )
+    turn.put_job(job.name, change=change)
+    if not change.unprepared:
         start_when_ready(turn, job.name)
 
 
@@ -76,7 +76,10 @@ def _not_prepared(turn: Turn, job: Job, node: str, order: Prepare, done: OrderDo
 
 
 def _added(known: Mapping[str, int], reported: Iterable[tuple[str, int]]) -> dict[str, int]:
-    return dict(Counter(known) + Counter(dict(reported)))
+    total = dict(known)
+    for name, count in reported:
+        total[name] = total.get(name, 0) + count
+    return total
 
 
 def _slowest(known: Mapping[str, float], reported: Iterable[tuple[str, float]]) -> dict[str, float]:
@@ -96,9 +99,10 @@ def start_when_ready(turn: Turn, name: str) -> None:
     """START, once nothing older can run."""
     job = turn.jobs[name]
     change = job.change
-    if change is None or change.waiting or change.started_at is not None:
+    if change is None or change.waiting or change.unprepared or change.started_at is not None:
         return
-    first = change.generation.placements[0].node
+    assert job.generation is not None
+    first = job.generation.placements[0].node
     if not change.master:
         replan(turn, name, f"{first} named no rendezvous endpoint", exclude=first, refused=True)
         return
@@ -111,7 +115,7 @@ def start_when_ready(turn: Turn, name: str) -> None:
         )
         turn.set_timer(f"fence:{name}:{job.number}", turn.at + turn.config.fence_s)
         return
-    if away := [node for node in change.generation.nodes if not _is_heard(turn, node)]:
+    if away := [node for node in job.generation.nodes if not _is_heard(turn, node)]:
         for node in away:  # nothing runs yet that waiting for it, or planning around it, would interrupt
             if not turn.nodes[node].connected and f"gone:{name}:{job.number}:{node}" not in turn.timers:
                 give_grace(turn, name, job.number, node)
@@ -134,18 +138,20 @@ def _nobody_testifies(turn: Turn, job: Job) -> bool:
 
 
 def _start(turn: Turn, job: Job, change: Change) -> None:
-    generation = change.generation
+    generation = job.generation
+    assert generation is not None
     reports.settle(turn, job.name)
     if job.running is not None:
         turn.publish(
             GenerationChanged(turn.at, job.name, "ended", job.running, f"generation {generation.number} takes over")
         )
     order = Start(job.name, generation.number, change.master, traceparent_of(turn, change.incidents))
-    unstarted = {turn.send(node, order): node for node in generation.nodes}
+    for node in generation.nodes:
+        turn.send(node, order)
     turn.cancel_timer(f"prepare:{job.name}:{generation.number}")
     turn.put_job(
         job.name,
-        change=evolve(change, started_at=turn.at, unstarted=unstarted),
+        change=evolve(change, started_at=turn.at),
         running=generation,
         running_at=turn.at,
         lineage=branch(job.lineage, generation.attempt, generation.restore, turn.config.lineage_max),
@@ -154,7 +160,8 @@ def _start(turn: Turn, job: Job, change: Change) -> None:
         saved_at=0.0,
         ever_saved=generation.restore.step > 0,
         blind=False,
-        finished=(),
+        finished=Numbers(),
+        at_home={},
         **progress.started(job, generation),
     )
     saved.forget_doubts(turn, job.name)
@@ -179,21 +186,22 @@ def on_ranks_stepping(turn: Turn, node: str, report: RanksStepping) -> None:
     job = turn.jobs.get(report.job)
     if job is None or job.change is None or job.change.started_at is None or report.generation != job.number:
         return
-    placement = job.change.generation.placement_of(node)
+    assert job.generation is not None
+    placement = job.generation.placement_of(node)
     if placement is None or not set(report.ranks) <= set(placement.ranks):
         turn.note(node, f"its report about ranks of {job.name} that it does not run is ignored: {report.ranks}")
         return
     share = NodeShare(node, report.at, report.ranks, dict(report.phases_s))
     change = evolve(
         job.change,
-        stepping=tuple(sorted({*job.change.stepping, *report.ranks})),
+        stepping=job.change.stepping.with_(report.ranks),
         stepped_at=max(job.change.stepped_at, report.at),
         stepped_to=min(job.change.stepped_to or report.step, report.step),
         phases_s=_slowest(job.change.phases_s, report.phases_s),
         shares=_latest(job.change.shares, share),
     )
-    job = turn.put_job(job.name, change=change, blind=job.blind or report.step == 0)
-    if len(change.stepping) == change.generation.mesh.world_size:
+    turn.put_job(job.name, change=change, blind=job.blind or report.step == 0)
+    if len(change.stepping) == job.generation.mesh.world_size:
         _complete(turn, job, change)
 
 
@@ -202,7 +210,7 @@ def on_sign_of_step(turn: Turn, name: str, generation: int, finished: int) -> No
     job = turn.jobs.get(name)
     if job is None or job.change is None or job.change.started_at is None or job.number != generation:
         return
-    if finished <= job.change.generation.restore.step:
+    if job.generation is None or finished <= job.generation.restore.step:
         return
     timer = f"{STEPPING_TIMER}:{name}:{job.number}"
     if timer not in turn.timers:
@@ -219,7 +227,8 @@ def on_stepping_timer(turn: Turn, name: str, number: int) -> None:
 
 def _complete(turn: Turn, job: Job, change: Change) -> None:
     """Every rank has stepped: the incidents are over."""
-    generation = change.generation
+    generation = job.generation
+    assert generation is not None
     turn.cancel_timer(f"start:{job.name}:{generation.number}")
     turn.cancel_timer(f"{STEPPING_TIMER}:{job.name}:{generation.number}")
     turn.put_job(job.name, change=None)
@@ -233,7 +242,7 @@ def _complete(turn: Turn, job: Job, change: Change) -> None:
     )
     pacing.recovered(turn, job.name, change)
     for incident in change.incidents:
-        outcome = f"generation {generation.number} steps from step {generation.restore.step} on{_resharded(change)}"
+        outcome = f"generation {generation.number} steps from step {generation.restore.step} on{_resharded(change, generation)}"
         turn.close_incident(
             incident,
             IncidentState.RESOLVED,
@@ -246,13 +255,13 @@ def _complete(turn: Turn, job: Job, change: Change) -> None:
     warmth.warm_spares(turn, turn.jobs[job.name])
 
 
-def _resharded(change: Change) -> str:
+def _resharded(change: Change, generation: Generation) -> str:
     """What had to be read to deal a sharded state to another number of replicas; empty when it was not."""
     if not change.saved_dp:
         return ""
     names = {"peer": "peers", OBJECT_STORE: "the object store"}
     read = [f"{size / 1e6:.1f} MB from {names.get(source, source)}" for source, size in change.restored_bytes.items()]
-    return f", re-sharded from dp {change.saved_dp} to dp {change.generation.mesh.dp}: read {', '.join(sorted(read))}"
+    return f", re-sharded from dp {change.saved_dp} to dp {generation.mesh.dp}: read {', '.join(sorted(read))}"
 
 
 # ---------------------------------------------------------------- what goes wrong on the way
@@ -264,10 +273,10 @@ def on_node_gone(turn: Turn, name: str, node: str) -> None:
     change = job.change
     if change is None:
         return
-    if node in change.generation.nodes:
+    if _is_member(job, node):
         if change.started_at is None:
             give_grace(turn, name, job.number, node)
-        elif node in change.unstarted.values():
+        elif _owes_start(turn, job, node):
             _watch_start(turn, job, node)
         return
     waiting = {command: other for command, other in change.waiting.items() if other != node}
@@ -280,10 +289,10 @@ def on_node_back(turn: Turn, name: str, node: str) -> None:
     """A node has a session again that still holds workers of an older generation: they stop before anything starts."""
     job = turn.jobs[name]
     change = job.change
-    if change is not None and node in change.generation.nodes:
+    if change is not None and _is_member(job, node):
         return  # it answers its Prepare or Start, which is on its way again
     stays = job.phase is JobPhase.RUNNING or (job.stopping is not None and job.stopping.at_step is not None)
-    if job.running is not None and change is None and stays and node in job.running.nodes:
+    if job.running is not None and change is None and stays and job.running.slot_of(node) is not None:
         return  # it never left
     stale = [send for send in turn.orders(node=node, job=name) if isinstance(send.order, Stop)]
     command = (
@@ -295,20 +304,28 @@ def on_node_back(turn: Turn, name: str, node: str) -> None:
 
 def on_node_heard(turn: Turn, node: str) -> None:
     """A node has connected, and what is left on it of other generations has been told to stop: what waited for it goes on."""
-    for job in turn.in_order(turn.found(By.CONCERN, node)):
+    for job in turn.concerned(node):
         start_when_ready(turn, job.name)
 
 
 def on_node_restarted(turn: Turn, name: str, node: str) -> None:
     """A new incarnation: the workers that it had prepared are gone, and so are those of a leaver."""
-    change = turn.jobs[name].change
-    if change is None:
+    job = turn.jobs[name]
+    if job.change is None:
         return
-    if node in change.generation.nodes:
-        stage = "was prepared" if change.started_at is None else "started"
+    if _is_member(job, node):
+        stage = "was prepared" if job.change.started_at is None else "started"
         replan(turn, name, f"the agent of {node} restarted while the generation {stage}")
     else:
         on_node_gone(turn, name, node)
+
+
+def _is_member(job: Job, node: str) -> bool:
+    return job.generation is not None and job.generation.slot_of(node) is not None
+
+
+def _owes_start(turn: Turn, job: Job, node: str) -> bool:
+    return any(isinstance(send.order, Start) for send in turn.orders(node=node, job=job.name))
 
 
 def _watch_start(turn: Turn, job: Job, node: str) -> None:
@@ -324,7 +341,7 @@ def on_grace_over(turn: Turn, name: str, number: int, node: str) -> None:
         return
     if job.change.started_at is None:
         replan(turn, name, f"{node} vanished while the generation was prepared", exclude=node)
-    elif node not in job.change.unstarted.values() or job.change.stepping or reconcile.has_stepped(job):
+    elif not _owes_start(turn, job, node) or job.change.stepping or reconcile.has_stepped(job):
         return  # it has started; from here on its absence is reconcile.py's to judge
     elif reconcile.peers_report_steps(turn, job):
         away_s = turn.at - max(turn.nodes[node].gone_at, turn.led_at)
@@ -341,13 +358,15 @@ def on_prepare_timeout(turn: Turn, name: str, number: int) -> None:
     job = turn.jobs.get(name)
     if job is None or job.number != number or job.change is None or job.change.started_at is not None:
         return
-    change = job.change
-    late = sorted(set(change.waiting.values()))
+    change, generation = job.change, job.generation
+    assert generation is not None
+    unprepared = {generation.placements[slot].node for slot in change.unprepared}
+    late = sorted(unprepared.union(change.waiting.values()))
     seconds = f"{prepare_timeout_s(turn, job, change):g} s"
     for node in late:
-        if node not in change.generation.nodes:
+        if generation.slot_of(node) is None:
             nodes.condemn(turn, node, f"did not stop its workers of {name} within {seconds}")
-    members = [node for node in late if node in change.generation.nodes]
+    members = [node for node in late if generation.slot_of(node) is not None]
     if members:
         turn.put_job(name, change=evolve(change, excluded=(*change.excluded, *members[:-1])))
         alive = any(turn.nodes[node].connected for node in members)
@@ -370,12 +389,13 @@ def ranks_missing(turn: Turn, name: str, number: int) -> Finding | None:
     job = turn.jobs.get(name)
     if job is None or job.number != number or job.change is None or job.change.started_at is None:
         return None
-    generation, change = job.change.generation, job.change
+    generation, change = job.generation, job.change
+    assert generation is not None
     if job.seen_step > generation.restore.step + 1 and turn.at - job.seen_at < job.spec.limits.first_step_timeout_s:
         # A second step needed the first one of every rank: they step, and only the report of it is missing.
         turn.set_timer(f"start:{name}:{number}", turn.at + job.spec.limits.first_step_timeout_s)
         return None
-    missing = sorted(set(range(generation.mesh.world_size)) - set(change.stepping))
+    missing = list(Numbers.below(generation.mesh.world_size) - change.stepping)
     where = sorted({generation.node_of(rank) for rank in missing})
     return Finding(
         id=f"ranks-missing:{name}:{number}",

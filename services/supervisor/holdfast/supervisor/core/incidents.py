@@ -266,7 +266,7 @@ def _dated(turn: Turn, job: Job, finding: Finding) -> tuple[float, dict[str, str
 
 
 def nodes_of_change(job: Job) -> tuple[str, ...]:
-    return job.change.generation.nodes if job.change else ()
+    return job.generation.nodes if job.change and job.generation else ()
 
 
 def _extend(turn: Turn, job: Job, incident: Incident, finding: Finding) -> None:

@@ -22,7 +22,7 @@ class By(IntEnum):
     """What is found, by which key; "" where there is only one such group."""
 
     CLAIM = 0  # node → unfinished jobs whose newest generation includes it
-    CONCERN = 1  # node → jobs that wait for an answer of it
+    CONCERN = 1  # node → jobs that wait for it to stop workers; their members answer them by CLAIM
     CONNECTED = 2  # nodes with a session
     FREE = 3  # nodes with a session, in service, claimed by no job
     AVAILABLE = 4  # nodes with a session, in service
@@ -42,8 +42,8 @@ class By(IntEnum):
     FINISHED = 18  # jobs
     DEFERRED = 19  # unfinished jobs that wait for news of what was saved
     AWAY = 20  # nodes without a session that nobody has declared lost
-    NOTICED = 21  # nodes whose maintenance is announced
-    SUSPECTED = 22  # nodes that one witness misses
+    ANNOUNCED = 21  # nodes whose maintenance is announced
+    SUSPECTED = 22  # nodes of which one witness says that they are lost
 
 
 V = TypeVar("V")
@@ -144,27 +144,40 @@ class Draft:
         if old is not None and new is not None and not _job_differs(old, new):
             return
         self.version += 1
-        before, after = _of_job(old), _of_job(new)
-        self._move(before, after)
-        for what, node, _ in before ^ after:
-            if what is By.CLAIM:
+        self._move(_of_job(old), _of_job(new))
+        name = new.name if new is not None else old.name if old is not None else ""
+        before, after = nodes_in_use(old), nodes_in_use(new)
+        if before is not after:
+            was, now = set(before), set(after)
+            self._move({(By.CLAIM, node, name) for node in was - now}, {(By.CLAIM, node, name) for node in now - was})
+            for node in was ^ now:
                 self._set_free(node)
 
     def incident(self, old: Incident | None, new: Incident | None) -> None:
         self._move(_of_incident(old), _of_incident(new))
 
     def order(self, old: Send | None, new: Send | None) -> None:
-        self._move(_of_order(old), _of_order(new))
+        for send in (old, new):
+            for what, key in () if send is None else ((By.ORDER_FOR, send.node), (By.ORDER_ABOUT, send.order.job)):
+                assert send is not None
+                if send is new:
+                    self._group(what, key)[send.command_id] = None
+                else:
+                    self._remove(what, key, send.command_id)
 
     # ------------------------------------------------------------ inside
 
     def _move(self, before: set[Entry], after: set[Entry]) -> None:
         for what, key, member in before - after:
-            self._group(what, key).pop(member, None)
-            if not self._own[what, key]:
-                del self._groups[what][key], self._own[what, key]
+            self._remove(what, key, member)
         for what, key, member in sorted(after - before):
             self._group(what, key)[member] = None
+
+    def _remove(self, what: By, key: str, member: str) -> None:
+        group = self._group(what, key)
+        group.pop(member, None)
+        if not group:
+            del self._groups[what][key], self._own[what, key]
 
     def _set_free(self, node: str) -> None:
         free = node in self.get(By.AVAILABLE) and not self.get(By.CLAIM, node)
@@ -198,9 +211,9 @@ def _node_differs(old: Node, new: Node) -> bool:
         or old.facts is not new.facts
         or old.preflight is not new.preflight
         or old.notices is not new.notices
-        or (old.suspicion is None) is not (new.suspicion is None)
         or old.holds is not new.holds
         or old.faults is not new.faults
+        or (old.suspicion is None) is not (new.suspicion is None)
         or old.inventory.keys() != new.inventory.keys()
     )
 
@@ -224,7 +237,7 @@ def _of_node(node: Node | None) -> set[Entry]:
     if node.lost:
         entries.add((By.GONE, "", name))
     if node.notices and node.notice is not None:
-        entries.add((By.NOTICED, "", name))
+        entries.add((By.ANNOUNCED, "", name))
     if node.suspicion is not None:
         entries.add((By.SUSPECTED, "", name))
     return entries
@@ -234,7 +247,7 @@ def _job_differs(old: Job, new: Job) -> bool:
     return (
         old.phase is not new.phase
         or old.generation is not new.generation
-        or old.change is not new.change
+        or _stops(old) is not _stops(new)
         or old.stopping is not new.stopping
         or old.target_dp != new.target_dp
         or old.stays is not new.stays
@@ -248,9 +261,8 @@ def _of_job(job: Job | None) -> set[Entry]:
     name = job.name
     if job.phase.finished:
         return {(By.FINISHED, "", name)}
-    entries: set[Entry] = {(By.CLAIM, node, name) for node in nodes_in_use(job)}
+    entries: set[Entry] = set()
     if job.change is not None:
-        entries |= {(By.CONCERN, node, name) for node in job.change.generation.nodes}
         entries |= {(By.CONCERN, node, name) for node in job.change.waiting.values()}
     elif (
         job.phase is not JobPhase.RUNNING
@@ -266,9 +278,14 @@ def _of_job(job: Job | None) -> set[Entry]:
     return entries
 
 
-def nodes_in_use(job: Job) -> tuple[str, ...]:
+def _stops(job: Job) -> Mapping[str, str] | None:
+    """Of a change what matters here: whether there is one, and for whom it waits to stop."""
+    return None if job.change is None else job.change.waiting
+
+
+def nodes_in_use(job: Job | None) -> tuple[str, ...]:
     """Nodes that a job has a claim on, running or about to."""
-    if job.generation is None or job.phase.finished or job.phase is JobPhase.PENDING:
+    if job is None or job.generation is None or job.phase.finished or job.phase is JobPhase.PENDING:
         return ()
     return job.generation.nodes
 
@@ -282,9 +299,3 @@ def _of_incident(incident: Incident | None) -> set[Entry]:
     if incident.state is IncidentState.OPEN:
         entries.add((By.UNDECIDED, "", incident.id))
     return entries
-
-
-def _of_order(send: Send | None) -> set[Entry]:
-    if send is None:
-        return set()
-    return {(By.ORDER_FOR, send.node, send.command_id), (By.ORDER_ABOUT, send.order.job, send.command_id)}

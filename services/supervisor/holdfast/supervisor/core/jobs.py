@@ -127,7 +127,7 @@ def _alive_after_all(turn: Turn, job: Job, event: StepsCompleted) -> None:
     if job.running is None or event.generation != job.running.number:
         return
     finished_after = turn.at - event.age_s - turn.config.step_late_s  # its end, by this clock, was later than this
-    for name in turn.members(By.SUSPECTED, job, job.running):
+    for name in turn.members(job.running, By.SUSPECTED):
         suspicion = turn.nodes[name].suspicion
         if suspicion is not None and finished_after > suspicion.at:
             turn.put_node(name, suspicion=None)
@@ -156,7 +156,7 @@ def on_ranks_finished(turn: Turn, node: str, report: RanksFinished) -> None:
     if placement is None or not set(report.ranks) <= set(placement.ranks):
         turn.note(node, f"its report about ranks of {job.name} that it does not run is ignored: {report.ranks}")
         return
-    finished = tuple(sorted({*job.finished, *report.ranks}))
+    finished = job.finished.with_(report.ranks)
     job = turn.put_job(job.name, finished=finished)
     if len(finished) == running.mesh.world_size and job.number == running.number:
         if job.stopping is not None:

@@ -111,8 +111,8 @@ def _ends(turn: Turn, notice: Notice) -> float:
 def wanted(turn: Turn, job: Job) -> tuple[str, str] | None:
     """(node, cause): of the job's nodes with a notice the one that goes first, unless it was decided that it stays."""
     assert job.generation is not None
-    noticed = turn.members(By.NOTICED, job, job.generation)
-    leaving = [(notice, name) for name in noticed if (notice := _open(turn, job, name)) is not None]
+    announced = turn.members(job.generation, By.ANNOUNCED)
+    leaving = [(notice, name) for name in announced if (notice := _open(turn, job, name)) is not None]
     if not leaving:
         return None
     notice, name = min(leaving, key=lambda item: (item[0].starts_at or 0.0, item[1]))

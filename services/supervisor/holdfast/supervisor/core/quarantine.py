@@ -73,7 +73,7 @@ def _why_not(turn: Turn, name: str) -> str:
     for job in turn.in_order({*turn.found(By.CLAIM, name), *turn.found(By.HUNGRY)}):
         if not _wants(job, name):
             continue
-        running = job.generation is not None and name in job.generation.nodes
+        running = job.generation is not None and job.generation.slot_of(name) is not None
         dp = job.generation.mesh.dp if job.generation is not None and running else job.spec.min_dp
         if not isinstance(reachable(turn, job, dp, dp, frozenset({name})), Plan):
             return f"{job.name} could not run {dp} replicas without it"
@@ -84,7 +84,7 @@ def _wants(job: Job, name: str) -> bool:
     """Whether the job runs there, or waits for nodes such as this one."""
     if job.phase in (JobPhase.PENDING, JobPhase.WAITING):
         return True
-    return job.generation is not None and name in job.generation.nodes
+    return job.generation is not None and job.generation.slot_of(name) is not None
 
 
 def release_for(turn: Turn, job: Job) -> None:

@@ -159,9 +159,10 @@ def _missing(turn: Turn, job: Job) -> dict[str, tuple[int, ...]]:
     if job.running is None or not job.absent:
         return {}
     found = {}
-    for placement in job.running.placements:
+    placements = (job.running.placement_of(name) for name in job.absent)
+    for placement in sorted((each for each in placements if each is not None), key=lambda each: each.slot):
         node = turn.nodes.get(placement.node)
-        if placement.node in job.absent and node is not None and node.connected:
+        if node is not None and node.connected:
             found[placement.node] = _missing_on(node, job, placement)
     return {node: ranks for node, ranks in found.items() if ranks}
 

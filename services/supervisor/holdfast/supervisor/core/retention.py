@@ -43,16 +43,15 @@ def newest_everywhere(turn: Turn, job: Job) -> int:
     another one; 0 = none."""
     running = job.running
     assert running is not None
-    steps = saved.steps_at_home(turn, job, tier="disk")
+    steps = saved.steps_on_disk(turn, job)
     if len(running.placements) < 2:
         return max(steps, default=0)
     elsewhere: dict[int, set[int]] = {step: set() for step in steps}
-    for name in turn.found(By.KEEPS, job.name) if steps else ():
-        node = turn.nodes[name]
-        slot = running.slot_of(name)
-        own = running.placements[slot].ranks if slot is not None else ()
-        for record in node.inventory[job.name]:
+    for name in turn.group(By.KEEPS, job.name) if steps else ():
+        placement = running.placement_of(name)
+        own = placement.ranks if placement is not None else range(0)
+        for record in turn.nodes[name].inventory[job.name]:
             key = record.key
-            if key.attempt == running.attempt and key.step in elsewhere and key.rank not in own:
+            if key.attempt == running.attempt and key.rank not in own and key.step in elsewhere:
                 elsewhere[key.step].add(key.rank)
     return max((step for step, ranks in elsewhere.items() if len(ranks) == running.mesh.world_size), default=0)

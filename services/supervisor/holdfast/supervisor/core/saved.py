@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2s
 
 from holdfast.domain.findings import Finding, FindingKind
 from holdfast.domain.generations import OBJECT_STORE, Generation, Placement, RestorePoint, ShardRecord
 from holdfast.domain.incidents import Incident
 from holdfast.domain.mesh import Mesh
+from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import Inventory, Prepare
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Job, Node, PassedOver
@@ -26,6 +27,8 @@ from holdfast.supervisor.election import (
 )
 
 VERIFIED_STEP = "verified_step"  # evidence of a silent corruption: the last step whose state passed a check
+
+_NONE = Numbers()
 
 # ---------------------------------------------------------------- election
 
@@ -164,19 +167,47 @@ def held(turn: Turn, job: Job, attempt: int, step: int) -> Iterator[tuple[Node, 
                 yield node, record
 
 
-def steps_at_home(turn: Turn, job: Job, tier: str = "") -> set[int]:
-    """The steps of the running attempt of which every rank's own node holds its shard; in `tier` alone, if one is named."""
+def newest_at_home(turn: Turn, name: str, node: Node) -> int:
+    """`node` has said what it holds: the newest step of the running attempt, beyond the newest known, of which every rank's own
+    node holds its shard; 0 = none. Looks at this node only: of the others the job knows how far they are."""
+    job = turn.jobs[name]
+    running = job.running
+    placement = running.placement_of(node.name) if running is not None else None
+    if running is None or placement is None:
+        return 0
+    mine = Numbers((placement.slot,))
+    own = _own_steps(node.inventory.get(name, ()), running.attempt, placement)
+    at_home: dict[int, Numbers] = {}
+    for step in sorted({*job.at_home, *own}):
+        slots = job.at_home.get(step, _NONE)
+        slots = slots | mine if step in own else slots - mine
+        if slots and step > job.checkpoint_step:
+            at_home[step] = slots
+    if at_home != job.at_home:
+        turn.put_job(name, at_home=at_home)
+    return max((step for step, slots in at_home.items() if len(slots) == len(running.placements)), default=0)
+
+
+def _own_steps(shards: Iterable[ShardRecord], attempt: int, placement: Placement) -> set[int]:
+    """Steps of which the shard of every rank of `placement` is among these."""
+    first, end = placement.first_rank, placement.first_rank + placement.nproc
+    ranks_at: dict[int, set[int]] = {}
+    for shard in shards:
+        key = shard.key
+        if key.attempt == attempt and first <= key.rank < end:
+            ranks_at.setdefault(key.step, set()).add(key.rank)
+    return {step for step, ranks in ranks_at.items() if len(ranks) == placement.nproc}
+
+
+def steps_on_disk(turn: Turn, job: Job) -> set[int]:
+    """The steps of the running attempt of which every rank's own node has its shard on disk. Looks at all nodes."""
     running = job.running
     assert running is not None
     common: set[int] | None = None
     for placement in running.placements:
         node = turn.nodes.get(placement.node)
-        ranks_at: dict[int, set[int]] = {}
-        for shard in node.inventory.get(job.name, ()) if node else ():
-            mine = shard.key.attempt == running.attempt and shard.key.rank in placement.ranks
-            if mine and (not tier or shard.tier == tier):
-                ranks_at.setdefault(shard.key.step, set()).add(shard.key.rank)
-        steps = {step for step, ranks in ranks_at.items() if len(ranks) == placement.nproc}
+        shards = node.inventory.get(job.name, ()) if node else ()
+        steps = _own_steps((each for each in shards if each.tier == "disk"), running.attempt, placement)
         common = steps if common is None else common & steps
         if not common:
             return set()
@@ -225,7 +256,8 @@ def pass_over(turn: Turn, job: Job, node: str, reason: str) -> bool:
     False: `node` is to be left out instead. It has failed with this step before, and there is a spare to try it on.
     """
     assert job.change is not None
-    point = job.change.generation.restore
+    assert job.generation is not None
+    point = job.generation.restore
     mine = [each for each in job.passed_over if (each.attempt, each.step) == (point.attempt, point.step)]
     nodes, tries = (mine[0].nodes, mine[0].tries) if mine else ((), 0)
     if node in nodes and spares_for(turn, job):

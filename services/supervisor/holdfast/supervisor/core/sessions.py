@@ -163,11 +163,13 @@ def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts, pr
         ended=(),
         template=None,
     )
+    if job is not None:
+        saved.newest_at_home(turn, job.name, turn.nodes[node.name])
     for timer in ("lost", "witness"):
         turn.cancel_timer(f"{timer}:{node.name}")
     nodes.refresh(turn, node.name, "its agent started again")
     _resend(turn, node.name)
-    for other in turn.in_order(turn.found(By.CONCERN, node.name)):
+    for other in turn.concerned(node.name):
         handover.on_node_restarted(turn, other.name, node.name)
         _answer_stops(turn, other.name, node.name)
     if job is not None and ran and turn.jobs[job.name].change is None and job.phase is JobPhase.RUNNING:
@@ -218,7 +220,7 @@ def disconnect(turn: Turn, node: Node, *, renewed: bool = False) -> None:
             turn.set_timer(f"witness:{node.name}", turn.at + turn.config.witness_s)
     if nodes.job_of(turn, node.name) is None:
         turn.set_timer(f"lost:{node.name}", turn.at + turn.config.lost_after_s)
-    for job in turn.in_order(turn.found(By.CONCERN, node.name)):
+    for job in turn.concerned(node.name):
         handover.on_node_gone(turn, job.name, node.name)
         _answer_stops(turn, job.name, node.name)
 
@@ -317,9 +319,10 @@ def _inventory(turn: Turn, node: Node, event: NodeReported, inventory: Inventory
     job = turn.jobs.get(inventory.job)
     if job is None or job.running is None:
         return
-    step = max(saved.steps_at_home(turn, job), default=0)
+    step = saved.newest_at_home(turn, job.name, turn.nodes[node.name])
     if step > job.checkpoint_step:
-        turn.put_job(job.name, checkpoint_step=step, ever_saved=True, saved_at=turn.at)
+        newer = {each: slots for each, slots in turn.jobs[job.name].at_home.items() if each > step}
+        turn.put_job(job.name, checkpoint_step=step, ever_saved=True, saved_at=turn.at, at_home=newer)
         progress.reached(turn, job.name, step)
         saved.learn_sharding(turn, job.name, job.running, step)
         retention.expect(turn, job.name)

@@ -10,6 +10,7 @@ from holdfast.domain.generations import Generation, ShardRecord, StoredStep
 from holdfast.domain.incidents import Action, Incident, NodeShare
 from holdfast.domain.job import JobSpec
 from holdfast.domain.nodes import NodeFacts, NodeState, Notice, Preflight, RunningWorker, TemplateState, WorkerEnded
+from holdfast.domain.numbers import Numbers
 from holdfast.policy import MAINTENANCE_LEAD_S
 from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import Index
@@ -132,16 +133,16 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A generation change in flight. Prepare and Stop orders are answered first, then Start, then every rank steps."""
+    """The change in flight to the job's newest generation. Prepare and Stop orders are answered first, then Start, then every
+    rank steps."""
 
-    generation: Generation
     incidents: tuple[str, ...]  # that it resolves, root cause first; empty for a first start
     began_at: float
-    waiting: Mapping[str, str]  # command id → node: Prepare and Stop orders not answered yet
+    waiting: Mapping[str, str]  # command id → node: Stop orders to leavers not answered yet
+    unprepared: Numbers = field(default_factory=Numbers)  # slots whose Prepare is not answered yet
     master: str = ""
     started_at: float | None = None  # Start was sent
-    unstarted: Mapping[str, str] = field(default_factory=dict)  # command id → node: Start orders not answered yet
-    stepping: tuple[int, ...] = ()  # ranks, sorted
+    stepping: Numbers = field(default_factory=Numbers)  # ranks
     excluded: tuple[str, ...] = ()  # nodes that failed to prepare in this change or the ones that it replaces
     refused: bool = False  # one of them has a session, and said that it cannot or did not answer in time
     fenced: bool = False  # the wait for a vanished generation is over
@@ -256,6 +257,7 @@ class Job:
     step_s: float = 0.0  # recent step time
     blind: bool = False  # the running generation reports no steps
     checkpoint_step: int = 0  # newest step that every rank of the running generation has saved
+    at_home: Mapping[int, Numbers] = field(default_factory=dict)  # newer step → slots whose nodes hold all of their own
     ever_saved: bool = False  # a complete checkpoint has existed on this lineage
     fruitless: int = 0  # generations in a row that ended by a worker's fault (or never started) before a new step
     progressed: bool = False  # the running generation has finished, or saved, a step beyond the one that it restored
@@ -264,7 +266,7 @@ class Job:
     )
     stuck: int = 0  # worker faults since `furthest` last grew
     outages: int = 0  # failures of a file system or a service since `furthest` last grew
-    finished: tuple[int, ...] = ()  # ranks that ended with exit code 0, sorted
+    finished: Numbers = field(default_factory=Numbers)  # ranks that ended with exit code 0
     numbers_seen: int = 0  # the newest generation that any node reported: a log that lost its tail has forgotten it
     absent: Mapping[str, float] = field(default_factory=dict)  # nodes that lack a living rank → since when
     seen_step: int = 0  # newest step of the running generation that any witness has reported for any node

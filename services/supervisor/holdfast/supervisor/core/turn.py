@@ -125,18 +125,21 @@ class Turn:
         """The same in no order: for what does not depend on one."""
         return self._index.get(what, key)
 
-    def members(self, what: By, job: Job, generation: Generation) -> list[str]:
-        """Nodes of that group that this generation of `job` is on, sorted: the smaller of both is gone through."""
-        group = self._index.get(what)
-        if not group:
-            return []
-        claimed = generation is job.generation and job.phase is JobPhase.RUNNING
-        if claimed and len(group) < len(generation.placements):
-            return sorted(name for name in group if job.name in self._index.get(By.CLAIM, name))
-        return sorted(name for name in generation.nodes if name in group)
-
     def count(self, what: By) -> int:
         return len(self._index.get(what))
+
+    def members(self, generation: Generation, what: By) -> list[str]:
+        """Of a generation's nodes those of this group, by slot; costs what the smaller of the two has."""
+        group = self._index.get(what)
+        if len(group) >= len(generation.placements):
+            return [node for node in generation.nodes if node in group]
+        slots = [(slot, node) for node in group if (slot := generation.slot_of(node)) is not None]
+        return [node for _, node in sorted(slots)]
+
+    def concerned(self, node: str) -> list[Job]:
+        """Jobs that are changing and wait for an answer of the node, or for it to stop, in order."""
+        changing = {name for name in self._index.get(By.CLAIM, node) if self.jobs[name].change is not None}
+        return self.in_order(changing | self._index.get(By.CONCERN, node).keys())
 
     def open_incidents(self, job: str) -> list[Incident]:
         """Oldest first."""

@@ -152,10 +152,9 @@ def _wanted(turn: Turn, job: Job) -> tuple[str, str, str] | None:
     """(kind, node, cause) of the planned change that the job needs most."""
     generation = job.generation
     assert generation is not None
-    must_leave = [name for name in turn.members(By.CONDEMNED, job, generation) if turn.nodes[name].condemned]
-    if must_leave:
-        name = min(must_leave, key=generation.nodes.index)
-        return CORDONED, name, f"{name} must leave: {turn.nodes[name].condemned}"
+    for name in turn.members(generation, By.CONDEMNED):
+        if why := turn.nodes[name].condemned:
+            return CORDONED, name, f"{name} must leave: {why}"
     if (leaving := notices.wanted(turn, job)) is not None:
         return MAINTENANCE, *leaving
     dp = generation.mesh.dp

@@ -184,8 +184,8 @@ def _replicas_on(job: Job, nodes: frozenset[str]) -> int:
 
 
 def _notices(turn: Turn, job: Job) -> dict[str, Notice]:
-    members = job.generation.nodes if job.generation else ()
-    known = {name: turn.nodes[name].notice for name in members if name in turn.nodes}
+    members = turn.members(job.generation, By.ANNOUNCED) if job.generation else ()
+    known = {name: turn.nodes[name].notice for name in members}
     return {name: notice for name, notice in known.items() if notice is not None}
 
 
