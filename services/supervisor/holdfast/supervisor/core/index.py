@@ -42,6 +42,7 @@ class By(IntEnum):
     FINISHED = 18  # jobs
     DEFERRED = 19  # unfinished jobs that wait for news of what was saved
     AWAY = 20  # nodes without a session that nobody has declared lost
+    UNHEARD = 21  # nodes that had a session with an earlier leader, and have none with this one yet
 
 
 V = TypeVar("V")
@@ -189,6 +190,7 @@ def _node_differs(old: Node, new: Node) -> bool:
     """Most reports of a node change nothing that it is found by."""
     return (
         old.connected is not new.connected
+        or old.unheard is not new.unheard
         or old.lost is not new.lost
         or old.condemned != new.condemned
         or old.quarantined is not new.quarantined
@@ -214,6 +216,8 @@ def _of_node(node: Node | None) -> set[Entry]:
         entries.add((By.AVAILABLE if node.usable else By.CONDEMNED, "", name))
         if not node.inventoried and node.facts.replicator_endpoint:
             entries.add((By.SILENT, "", name))
+        if node.unheard:
+            entries.add((By.UNHEARD, "", name))
     elif not node.lost:
         entries.add((By.AWAY, "", name))
     if node.quarantined:
