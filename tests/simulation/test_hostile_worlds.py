@@ -13,7 +13,7 @@ from holdfast.sim.hostility import Hostility
 from holdfast.sim.scenario import simulate
 from holdfast.sim.supervisor import Step
 from holdfast.sim.world import Violation
-from holdfast.supervisor.core import State, step
+from holdfast.supervisor.core import State, reconcile, step
 from holdfast.supervisor.protocol import (
     Command,
     Event,
@@ -27,6 +27,7 @@ from holdfast.supervisor.unanswered import Unanswered
 
 SEEDS = 120
 PEACE_S = 75.0
+FORGOTTEN_RUN = 107611  # the log loses everything, and the Hello of the one node that runs is lost
 NEVER_TRAINS = "the job does not train"
 
 CLOCKS = Hostility(clocks=True, peace_s=PEACE_S)
@@ -129,3 +130,12 @@ def test_a_leader_that_lives_by_its_wall_clock_is_found(monkeypatch: pytest.Monk
 def test_orders_that_are_sent_once_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Unanswered, "due", lambda *_: [])
     _found(LOSS, "could not be started")
+
+
+def test_a_run_that_was_replaced_while_nobody_knew_of_it_and_is_not_stopped_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    simulate(FORGOTTEN_RUN)
+    monkeypatch.setattr(reconcile, "stop_orphaned", lambda *_: None)
+    with pytest.raises(Violation, match="was replaced, and is not stopped"):
+        simulate(FORGOTTEN_RUN)

@@ -26,6 +26,11 @@ from holdfast.supervisor.protocol import (
     Send,
 )
 
+# A run that nobody knew of when the next one started ends before its nodes have had a session for this long since then: the
+# shell needs 4 s to see that the state does not show a node, and the Hello that follows may be lost several times.
+UNKNOWN_RUN_S_MAX = 30.0
+FOLDED_S_MAX = 5.0  # sessions end while nobody leads: more than that between two folds says nothing of them
+
 
 @dataclass(slots=True)
 class Ancestor:
@@ -58,6 +63,9 @@ class Invariants:
     faulted: dict[int, str] = field(default_factory=dict)
     # Runs, as (generation, attempt), replaced while none of their nodes could be asked.
     blind_takeover: set[tuple[int, int]] = field(default_factory=set)
+    # Runs that were replaced while the state knew none of their nodes with a session → s that those had one since.
+    unknown_runs: dict[tuple[int, int], float] = field(default_factory=dict)
+    folded_at: float = 0.0
     # (node, generation) → when the node was first told to stop it
     stops: dict[tuple[str, int], float] = field(default_factory=dict)
 
@@ -75,7 +83,7 @@ class Invariants:
                     self._restorable(generation)
                 case Publish(record=GenerationChanged(stage="started", generation=generation)):
                     self._nothing_older_runs(generation, after)
-                    self._branch(generation)
+                    self._branch(generation, after)
                 case Publish(record=IncidentChanged(incident=incident)):
                     self.opened.add(incident.id)
                     if incident.new_generation and not incident.planned:
@@ -105,6 +113,7 @@ class Invariants:
             self._notice(event.finding)
             self._recorded(event, after, commands)
         self._no_incident_vanished(after)
+        self._unknown_runs_end(after)
         if after.nodes is not before.nodes:
             self._quarantine_leaves_enough(before, after)
 
@@ -116,6 +125,7 @@ class Invariants:
         self.prepared = {number: terms for number, terms in self.prepared.items() if number <= newest}
         if not state.jobs:  # numbers may come again, for another submission
             self.stops.clear()
+            self.unknown_runs.clear()
         self.newest_attempt = 0
         for job in state.jobs.values():
             self.newest_attempt = job.running.attempt if job.running is not None else 0
@@ -245,17 +255,41 @@ class Invariants:
                 f"generation {generation.number} starts, and {agent.name} still runs generation {workers.order.generation}"
             )
 
-    def _branch(self, generation: Generation) -> None:
+    def _branch(self, generation: Generation, after: State) -> None:
         self.ancestors[generation.attempt] = Ancestor(
             generation.attempt, generation.restore.attempt, generation.restore.step
         )
         self.newest_attempt = generation.attempt
         asked: dict[tuple[int, int], bool] = {}
         for agent in self.agents.values():
-            if agent.workers is not None and agent.workers.started:
-                run = (agent.workers.order.generation, agent.workers.order.attempt)
-                asked[run] = asked.get(run, False) or bool(agent.session)
+            if (run := _run(agent)) is not None and run != (generation.number, generation.attempt):
+                asked[run] = asked.get(run, False) or (bool(agent.session) and agent.name in after.nodes)
+                if agent.session and agent.name not in after.nodes:
+                    self.unknown_runs.setdefault(run, 0.0)
         self.blind_takeover |= {run for run, anybody in asked.items() if not anybody}
+
+    def _unknown_runs_end(self, after: State) -> None:
+        """A node that the state did not know when another run was started stops its own as soon as the state shows it, and
+        the state shows it within seconds."""
+        now = max((agent.world.now for agent in self.agents.values()), default=0.0)
+        passed_s, self.folded_at = min(now - self.folded_at, FOLDED_S_MAX), now
+        for run in list(self.unknown_runs) if after.jobs else ():
+            nodes = [agent for agent in self.agents.values() if agent.session and _run(agent) == run]
+            for agent in nodes:
+                node = after.nodes.get(agent.name)
+                if node is not None and node.connected and node.session == agent.session and node.workers_version:
+                    orders = [send.order for send in after.outbox.values() if send.node == agent.name]
+                    if not any(isinstance(order, Stop | Prepare) for order in orders):
+                        raise Violation(
+                            f"{agent.name} runs generation {run[0]}, which was replaced, and is not stopped"
+                        )
+            if nodes:
+                self.unknown_runs[run] += passed_s
+            if self.unknown_runs[run] > UNKNOWN_RUN_S_MAX:
+                raise Violation(
+                    f"generation {run[0]} was replaced while its nodes were not known, and is not stopped after "
+                    f"{UNKNOWN_RUN_S_MAX:g} s with a session"
+                )
 
     def _same_generation_everywhere(self, order: Prepare) -> None:
         terms = (order.attempt, order.mesh, order.nnodes, order.restore_step)
@@ -295,3 +329,11 @@ class Invariants:
         seen = [run for run in whole if run not in self.blind_takeover]
         if len(seen) > 1:
             raise Violation(f"generations {[number for number, _ in seen]} could all make progress")
+
+
+def _run(agent: Agent) -> tuple[int, int] | None:
+    """(generation, attempt) of the ranks that have started on a node and live."""
+    workers = agent.workers
+    if workers is None or not workers.started or not workers.living:
+        return None
+    return workers.order.generation, workers.order.attempt

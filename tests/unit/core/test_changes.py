@@ -366,6 +366,44 @@ def test_a_new_leader_hands_out_everything_again(phase: str) -> None:
     assert armed >= set(fleet.state.timers)
 
 
+def test_a_new_leader_starts_nothing_before_it_has_heard_who_may_run_what_the_log_has_forgotten() -> None:
+    fleet = Fleet(3)
+    fleet.submit(job(dp=2))
+    fleet.now += 1
+    fleet.fold(LeaderStarted(fleet.now, 2))  # the log went back: generation 2, which n2 runs alone, is forgotten
+    fleet.now += 0.1
+    fleet.hello("n0")
+    fleet.hello("n1")
+    fleet.answer_orders()
+    assert not fleet.orders(Start)
+    assert fleet.job.reason == "waits for node n2, which this leader has not heard yet"
+    fleet.now += 3.5  # its Hello was lost, and it has a new session
+    fleet.hello("n2", running=2)
+    assert not fleet.orders(Start)
+    fleet.done("n2", Stop)
+    assert set(fleet.orders(Start)) == {"n0", "n1"}
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_new_leader_starts_once_everybody_is_heard_or_the_time_to_connect_is_over(restarted: bool) -> None:
+    fleet = Fleet(3)
+    fleet.submit(job(dp=2))
+    fleet.now += 1
+    fleet.fold(LeaderStarted(fleet.now, 2))
+    fleet.now += 0.1
+    fleet.hello("n0")
+    fleet.hello("n1")
+    fleet.answer_orders()
+    fleet.wait(4.8)
+    assert not fleet.orders(Start)
+    if restarted:
+        fleet.connect("n2")
+    else:
+        fleet.wait(0.2)
+        assert not fleet.state.nodes["n2"].connected
+    assert set(fleet.orders(Start)) == {"n0", "n1"}
+
+
 def test_nodes_that_do_not_come_back_to_a_new_leader_have_no_session() -> None:
     fleet = running(job(dp=3), spares=1)
     fleet.now += 1

@@ -315,3 +315,19 @@ def test_a_change_that_waits_for_saved_steps_is_decided_again_when_there_is_news
     first = fleet.job.lineage[-1]
     fleet.inventory("n1", ShardRecord(ShardKey(first.attempt, 20, 1), Mesh.of({"dp": 3}), "memory", 1, "20@0", "n1"))
     assert (fleet.job.phase, restored(fleet)) == (JobPhase.PREPARING, 20)
+
+
+def test_fewer_replicas_that_can_restore_a_saved_step_are_better_than_step_0() -> None:
+    fleet = running(job(dp=3, interval=10), saved=20)
+    fleet.train(25)
+    for node in fleet.nodes():  # every copy of rank 0's shard went bad
+        left = [record for record in fleet.state.nodes[node].inventory[JOB] if record.key.rank != 0]
+        fleet.report(node, Inventory(JOB, tuple(left)))
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    assert fleet.job.phase is JobPhase.WAITING
+    fleet.answer_orders()
+    fleet.wait(fleet.state.config.scratch_s + 1)
+    assert (restored(fleet), len(fleet.nodes())) == (20, 2)
+    assert "3 replicas can restore no saved step" in fleet.job.reason
+    fleet.run()
+    assert fleet.job.phase is JobPhase.RUNNING

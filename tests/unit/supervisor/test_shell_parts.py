@@ -39,6 +39,7 @@ from holdfast.supervisor.protocol import (
 from holdfast.supervisor.published import OperationDone
 from holdfast.supervisor.requests import OperatorEvent, OperatorRequest, check, fingerprint
 from holdfast.supervisor.sessions import Refused, Sessions
+from holdfast.supervisor.term import BEATS_S
 from holdfast.supervisor.timers import Timers
 from holdfast.wire.events import step_entries
 from holdfast.wire.jobfile import parse_job
@@ -156,6 +157,21 @@ def delivery(stream: str, entry: Entry, number: int = 1) -> Delivery:
 def submit(name: str = "gpt", operation: str = "op-1") -> OperatorRequest:
     event = JobSubmitted(1.0, parse_job(job_body(name=name)), "token")
     return OperatorRequest(operation, event, fingerprint(event))
+
+
+@virtual
+async def test_a_session_that_the_state_does_not_show_is_ended_within_seconds() -> None:
+    """Its Hello was acknowledged and is lost: a node that nobody knows of may run what nobody knows of."""
+    open_sessions = Sessions(1, InboxWriter(MemoryLog()), anyio.current_time)
+    unknown, known = (open_sessions.open(facts(node), "somewhere") for node in ("n1", "n2"))
+    for each in (unknown, known):
+        each.beat(1, ())
+    for _ in range(4):
+        assert unknown.end is None
+        open_sessions.compare(lambda node: known.said if node == "n2" else None)
+        await anyio.sleep(BEATS_S)
+    assert unknown.renewed
+    assert known.end is None
 
 
 def test_steps_are_coalesced_to_the_newest_of_each_generation() -> None:

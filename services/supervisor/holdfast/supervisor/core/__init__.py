@@ -190,7 +190,7 @@ def _lead(turn: Turn, event: LeaderStarted) -> None:
         turn.set_timer(f"sessions:{event.epoch}:{event.at!r}", event.at + turn.config.session_s)
     for name in turn.found(By.CONNECTED):  # training went on meanwhile, and saved
         until = event.at + turn.config.session_s
-        turn.put_node(name, stale_until=until, stale_session=turn.nodes[name].session)
+        turn.put_node(name, unheard=True, stale_until=until, stale_session=turn.nodes[name].session)
 
 
 def _wait_for_agents(turn: Turn) -> None:

@@ -32,6 +32,7 @@ from holdfast.supervisor.planner import Plan, Unplannable, peers
 from holdfast.supervisor.protocol import GenerationChanged, JobPhase
 
 REPLANS_MAX = 8  # of one change: one that is planned anew more often counts as another for the breaker
+FEWER_TRIES_MAX = 3  # a step that could not be restored so often is not tried with fewer replicas instead of step 0
 RETRY_S = 10.0  # a job that could not be prepared on the nodes there are is tried again after this long
 RETRY_RUN_S = 2.0  # one that has run: a replicator that is being restarted answers by then
 
@@ -88,10 +89,29 @@ def carry_out(turn: Turn, job: Job, outcome: Plan | Unplannable, why: str) -> No
         _defer(turn, job, *obstacle)
         return
     if election.restore.step == 0 and saved.much_to_lose(job):
+        if (fewer := _restorable_with_fewer(turn, job, outcome)) is not None:
+            _launch(turn, job, *fewer)
+            return
         turn.note(
             job.name, f"starts again from step 0 after waiting {turn.config.scratch_s:.0f} s: {election.restore.reason}"
         )
     _launch(turn, job, outcome, election)
+
+
+def _restorable_with_fewer(turn: Turn, job: Job, chosen: Plan) -> tuple[Plan, Election] | None:
+    """Fewer replicas than `chosen`, which would start again from step 0, that can restore a saved step: as many as possible.
+    Another number of replicas may need other shards. The rest are added when the smaller mesh has saved."""
+    for dp in range(chosen.mesh.dp - 1, job.spec.min_dp - 1, -1):
+        plan = reachable(turn, job, dp, dp)
+        if isinstance(plan, Unplannable):
+            continue
+        election = saved.elect_for(turn, job, plan.mesh, plan.placements)
+        step = (election.restore.attempt, election.restore.step)
+        tries = max((each.tries for each in job.passed_over if (each.attempt, each.step) == step), default=0)
+        if election.restore.step > 0 and tries < FEWER_TRIES_MAX:
+            reason = f"{plan.reason}: {chosen.mesh.dp} replicas can restore no saved step"
+            return evolve(plan, reason=reason), election
+    return None
 
 
 def not_yet(turn: Turn, job: Job, plan: Plan) -> tuple[str, float] | None:

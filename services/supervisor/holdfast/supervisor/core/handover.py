@@ -12,7 +12,8 @@ from holdfast.domain.orders import OrderDone, Prepare, RanksStepping, Start, Sto
 from holdfast.supervisor.core import nodes, pacing, progress, reconcile, reports, saved, warmth
 from holdfast.supervisor.core.change import give_grace, prepare_timeout_s, replan, traceparent_of, wait_for_stop
 from holdfast.supervisor.core.evolve import evolve
-from holdfast.supervisor.core.state import Change, Job
+from holdfast.supervisor.core.index import By
+from holdfast.supervisor.core.state import Change, Job, Node
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.wording import listed
 from holdfast.supervisor.election import branch
@@ -115,18 +116,16 @@ def start_when_ready(turn: Turn, name: str) -> None:
         )
         turn.set_timer(f"fence:{name}:{job.number}", turn.at + turn.config.fence_s)
         return
-    if away := [node for node in job.generation.nodes if not _is_heard(turn, node)]:
-        for node in away:  # nothing runs yet that waiting for it, or planning around it, would interrupt
-            if not turn.nodes[node].connected and f"gone:{name}:{job.number}:{node}" not in turn.timers:
-                give_grace(turn, name, job.number, node)
-        return
-    _start(turn, job, change)
-
-
-def _is_heard(turn: Turn, name: str) -> bool:
-    """Whether the node has a session with this leader, and so has said what it runs: a log that went back may not know it."""
-    node = turn.nodes[name]
-    return node.connected and node.connected_at >= turn.led_at
+    away = [*turn.members(job.generation, By.AWAY), *turn.members(job.generation, By.GONE)]
+    for node in away:  # nothing runs yet that waiting for it, or planning around it, would interrupt
+        if f"gone:{name}:{job.number}:{node}" not in turn.timers:
+            give_grace(turn, name, job.number, node)
+    if unheard := turn.found(By.UNHEARD):
+        # Members or not: a log that went back may have forgotten what they run. `session_s` bounds this.
+        noun = "node" if len(unheard) == 1 else "nodes"
+        turn.set_phase(name, job.phase, f"waits for {noun} {listed(unheard)}, which this leader has not heard yet")
+    if not away and not unheard:
+        _start(turn, job, change)
 
 
 def _nobody_testifies(turn: Turn, job: Job) -> bool:
@@ -302,9 +301,21 @@ def on_node_back(turn: Turn, name: str, node: str) -> None:
         wait_for_stop(turn, job, command, node)
 
 
-def on_node_heard(turn: Turn, node: str) -> None:
-    """A node has connected, and what is left on it of other generations has been told to stop: what waited for it goes on."""
-    for job in turn.concerned(node):
+def on_node_heard(turn: Turn, node: Node) -> None:
+    """A node has connected, and what is left on it of other generations has been told to stop: what waited for it goes on.
+    `node` is what was known of it before."""
+    if node.unheard:
+        on_all_heard(turn)
+    if not turn.count(By.UNHEARD):
+        for job in turn.concerned(node.name):
+            start_when_ready(turn, job.name)
+
+
+def on_all_heard(turn: Turn) -> None:
+    """Once nobody is left that this leader has not heard, what waited for that goes on: once in a term."""
+    if turn.count(By.UNHEARD):
+        return
+    for job in turn.in_order(name for name, job in turn.jobs.items() if job.change is not None):
         start_when_ready(turn, job.name)
 
 

@@ -44,6 +44,7 @@ class By(IntEnum):
     AWAY = 20  # nodes without a session that nobody has declared lost
     ANNOUNCED = 21  # nodes whose maintenance is announced
     SUSPECTED = 22  # nodes of which one witness says that they are lost
+    UNHEARD = 23  # nodes that had a session with an earlier leader, and have none with this one yet
 
 
 V = TypeVar("V")
@@ -204,6 +205,7 @@ def _node_differs(old: Node, new: Node) -> bool:
     """Most reports of a node change nothing that it is found by."""
     return (
         old.connected is not new.connected
+        or old.unheard is not new.unheard
         or old.lost is not new.lost
         or old.condemned != new.condemned
         or old.quarantined is not new.quarantined
@@ -230,6 +232,8 @@ def _of_node(node: Node | None) -> set[Entry]:
         entries.add((By.AVAILABLE if node.usable else By.CONDEMNED, "", name))
         if not node.inventoried and node.facts.replicator_endpoint:
             entries.add((By.SILENT, "", name))
+        if node.unheard:
+            entries.add((By.UNHEARD, "", name))
     elif not node.lost:
         entries.add((By.AWAY, "", name))
     if node.quarantined:

@@ -92,12 +92,13 @@ def _hello(turn: Turn, event: NodeReported, hello: Hello) -> None:
         if hello.preflight is not None:
             _tested(turn, node, Tested(hello.preflight))
         _workers_of(turn, hello)
-        handover.on_node_heard(turn, node.name)
+        handover.on_node_heard(turn, node)
     elif _is_over(node, event.session) or (event.session and event.session < node.session):
         return  # an older life of the node speaks late
     else:
         _restarted(turn, node, event, facts, hello.preflight)
         _workers_of(turn, hello)
+        handover.on_node_heard(turn, node)
 
 
 def _workers_of(turn: Turn, hello: Hello) -> None:
@@ -115,6 +116,7 @@ def _reconnected(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts) 
         node.name,
         facts=facts,
         connected=True,
+        unheard=False,
         session=event.session,
         connected_at=turn.at,
         last_seq=event.seq,
@@ -146,6 +148,7 @@ def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts, pr
         node.name,
         facts=facts,
         connected=True,
+        unheard=False,
         session=event.session,
         connected_at=turn.at,
         last_seq=event.seq,
@@ -211,7 +214,7 @@ def on_gone(turn: Turn, event: NodeGone) -> None:
 
 def disconnect(turn: Turn, node: Node, *, renewed: bool = False) -> None:
     back_by = turn.at + turn.config.session_s if renewed else 0.0
-    turn.put_node(node.name, connected=False, gone_at=turn.at, back_by=back_by)
+    turn.put_node(node.name, connected=False, unheard=False, gone_at=turn.at, back_by=back_by)
     reconcile.review_node(turn, node.name)
     if node.suspicion is not None and turn.at - node.suspicion.at <= node.suspicion.ttl_s:
         if turn.at - node.suspicion.at <= turn.config.witness_s:
@@ -223,6 +226,8 @@ def disconnect(turn: Turn, node: Node, *, renewed: bool = False) -> None:
     for job in turn.concerned(node.name):
         handover.on_node_gone(turn, job.name, node.name)
         _answer_stops(turn, job.name, node.name)
+    if node.unheard:
+        handover.on_all_heard(turn)
 
 
 def _answer_stops(turn: Turn, job: str, node: str) -> None:

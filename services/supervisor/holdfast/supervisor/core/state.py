@@ -78,6 +78,7 @@ class Node:
     state: NodeState  # as last published
     session: int = 0
     connected_at: float = 0.0
+    unheard: bool = False  # its session was an earlier leader's: the present one has not heard it yet
     gone_at: float = 0.0  # when the last session ended
     back_by: float = 0.0  # the supervisor ended it: when the next one should have begun
     last_seq: int = 0  # of this incarnation's reports
