@@ -75,7 +75,7 @@ def test_the_parts_of_all_commits_are_the_state(seed: int) -> None:
         changes = snapshot.changes(committed, after)
         for name, value in changes.items():
             if value is None:
-                del parts[name]
+                parts.pop(name, None)
             else:
                 parts[name] = value
         committed = after

@@ -9,18 +9,21 @@ from typing import Any
 
 import anyio
 import pytest
+from fleet import job, running
 from supervising import crash, facts, job_body
 from waiting import FREEZING_TIME, VIRTUAL_TIME, freeze
 
 from holdfast.domain.errors import Conflict, InvalidSpec, NotFound, Unavailable
-from holdfast.domain.findings import StepRecord
+from holdfast.domain.findings import FindingKind, StepRecord
 from holdfast.domain.incidents import ActionKind
+from holdfast.domain.orders import Prepare
 from holdfast.log.memory import MemoryLog
 from holdfast.log.names import EVENTS, FINDINGS, INBOX, STEPS, SUPERVISOR_GROUP
 from holdfast.log.protocol import Delivery, Entry
 from holdfast.runtime import freeze as freezes
+from holdfast.supervisor import snapshot
 from holdfast.supervisor.api.server import bind
-from holdfast.supervisor.core import State
+from holdfast.supervisor.core import Job, Node, State
 from holdfast.supervisor.fold import Folder
 from holdfast.supervisor.inbox import InboxWriter, request_entry
 from holdfast.supervisor.intake import Input, take
@@ -31,7 +34,9 @@ from holdfast.supervisor.protocol import (
     FindingArrived,
     JobStopRequested,
     JobSubmitted,
+    LeaderStarted,
     ResizeRequested,
+    Send,
     SetTimer,
     StepsCompleted,
     TimerFired,
@@ -41,6 +46,7 @@ from holdfast.supervisor.requests import OperatorEvent, OperatorRequest, check, 
 from holdfast.supervisor.sessions import Refused, Sessions
 from holdfast.supervisor.term import BEATS_S
 from holdfast.supervisor.timers import Timers
+from holdfast.wire import records
 from holdfast.wire.events import step_entries
 from holdfast.wire.jobfile import parse_job
 
@@ -228,6 +234,38 @@ def test_the_state_is_kept_only_when_it_is_told_and_written_only_when_it_changed
     assert not idle.changed
     assert folder.commit(idle, {INBOX: ["1-0"]}).snapshot == {}
     assert [name for name, _ in folder.commit(folded, {}).append] == [EVENTS] * len(folded.published)
+
+
+@pytest.mark.parametrize("changing", [False, True])
+def test_a_snapshot_of_an_earlier_version_is_replaced_by_the_first_commit(changing: bool) -> None:
+    """Its rows have everything in them, and its orders say what they have in common each for itself."""
+    fleet = running(job(dp=3), spares=1)
+    fleet.train(10, save=True)
+    if changing:
+        fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    state = fleet.state
+    parts = {name: raw for name, raw in snapshot.changes(None, state).items() if raw is not None}
+    assert snapshot.is_current(parts)
+    old = {name: raw for name, raw in parts.items() if ":" not in name.rpartition("/")[2] or name.startswith("timers/")}
+    del old["format"]
+    old |= {f"nodes/{name}": records.dumps(node, Node) for name, node in state.nodes.items()}
+    old |= {f"jobs/{name}": records.dumps(each, Job) for name, each in state.jobs.items()}
+    old |= {f"outbox/{name}": records.dumps(send, Send) for name, send in state.outbox.items()}
+    assert not snapshot.is_current(old)
+    assert snapshot.load(old) == state == snapshot.load(parts)
+    folder = Folder(snapshot.load(old), 5, obsolete=[*old, "outbox/gone"])
+    folded = folder.fold([Input(LeaderStarted(fleet.now, 5))], fleet.now)
+    after = dict(old)
+    for name, raw in folder.commit(folded, {}).snapshot.items():
+        after.pop(name, None)
+        if raw is not None:
+            after[name] = raw
+    assert snapshot.is_current(after)
+    assert snapshot.load(after) == folded.state
+    assert set(after) == {name for name, raw in snapshot.changes(None, folded.state).items() if raw is not None}
+    prepares = {f"outbox/{each.command_id}:slot" for each in fleet.sent if isinstance(each.order, Prepare)}
+    assert {name for name in after if name.endswith(":slot")} == prepares
+    assert bool(prepares) is changing
 
 
 def test_the_cores_time_never_runs_backwards() -> None:

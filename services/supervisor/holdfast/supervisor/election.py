@@ -200,10 +200,14 @@ def _on_lineage(lineage: Sequence[Segment], holders: Iterable[Holder], *stores: 
 
 def replicas_differ(records: Iterable[ShardRecord]) -> bool:
     """Whether these shards of one step show that its state is sharded over dp: equal positions, different tensors."""
-    digests: dict[int, set[str]] = defaultdict(set)
+    digests: dict[int, str] = {}
+    mesh, replica_size = None, 1
     for record in records:
-        digests[record.mesh.position_of(record.key.rank)].add(record.digest)
-    return any(len(found) > 1 for found in digests.values())
+        if record.mesh is not mesh:
+            mesh, replica_size = record.mesh, record.mesh.replica_size
+        if digests.setdefault(record.key.rank % replica_size, record.digest) != record.digest:
+            return True
+    return False
 
 
 # ---------------------------------------------------------------- can it be restored
@@ -239,6 +243,7 @@ def _cover(
     for holding in saved.held:
         by_rank[holding[1].key.rank].append(holding)
     picks: list[_Pick] = []
+    patterns: _Patterns = {}
     zones = {name: node.zone for name, node in nodes.items()}
     for placement in placements:
         for rank in placement.ranks:
@@ -249,8 +254,11 @@ def _cover(
                     return f"no connected node holds the shard of rank {choices[0]}{damaged}"
                 if len(digests := {record.digest for _, record in candidates}) > 1:
                     return f"{len(digests)} different shards claim to be that of rank {choices[0]}"
-                wanted_key = ShardKey(*saved.key, choices[0])
-                picks.append(_pick(rank, placement.node, candidates, wanted_key, zones, saved.store))
+                if wanted.same and candidates:
+                    picks.append(_alike(rank, placement.node, candidates, zones, saved.store, patterns))
+                else:
+                    wanted_key = ShardKey(*saved.key, choices[0])
+                    picks.append(_pick(rank, placement.node, candidates, wanted_key, zones, saved.store))
     picks = _shared(picks, saved, nodes)
     return sorted(picks, key=lambda pick: (pick.restore.rank, pick.restore.shard.rank))
 
@@ -288,6 +296,28 @@ def _wanted(saved: _Saved, before: Mesh, mesh: Mesh, sharded: bool | None) -> _W
         f"it was saved by {before.dp} replicas, and too few of its shards are known to tell whether each of them held all "
         "of the state"
     )
+
+
+# Of a node that restores, and of who has a shard in which tier: all sources, nearest first, and how far the nearest is.
+_Patterns = dict[tuple[str, tuple[tuple[str, str], ...]], tuple[tuple[ShardSource, ...], Origin]]
+
+
+def _alike(
+    rank: int,
+    node: str,
+    candidates: list[_Holding],
+    zones: Mapping[str, str],
+    store: tuple[ShardSource, ...],
+    patterns: _Patterns,
+) -> _Pick:
+    """As `_pick`, of copies of the rank's own shard: those of a node's ranks are nearly always held alike."""
+    key, digest = candidates[0][1].key, candidates[0][1].digest
+    pattern = node, tuple([(holder.node, record.tier) for holder, record in candidates])
+    if pattern not in patterns:
+        first = _pick(rank, node, candidates, key, zones, store)
+        patterns[pattern] = first.restore.sources, first.origin
+    sources, origin = patterns[pattern]
+    return _Pick(node, RankRestore(rank, key, digest, sources), origin)
 
 
 def _pick(

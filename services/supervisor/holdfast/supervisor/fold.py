@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import structlog
@@ -42,6 +42,7 @@ class Folded:
     commands: tuple[Command, ...]
     published: tuple[Published, ...]
     dead: tuple[tuple[str, Entry], ...]
+    written: Mapping[str, Iterable[str]]  # rows of the state's tables that may be others than before
 
 
 @dataclass(slots=True)
@@ -55,10 +56,14 @@ class _Batch:
 class Folder:
     """The state of one term. `fold` computes, `keep` makes the result the present: after it has been committed."""
 
-    def __init__(self, state: State, epoch: int, *, committed: State | None = None) -> None:
-        """`committed`: what the parts of the snapshot amount to now; None = there are none, so all of them are written."""
+    def __init__(
+        self, state: State, epoch: int, *, committed: State | None = None, obsolete: Iterable[str] = ()
+    ) -> None:
+        """`committed`: what the parts of the snapshot amount to now; None = there are none, or an earlier version's, which are
+        `obsolete`: so all of them are written."""
         self.state = state
         self._committed = committed
+        self._obsolete = tuple(obsolete)
         self._epoch = epoch
         self._written = 0
         self._at = 0.0
@@ -95,15 +100,18 @@ class Folder:
             commands=tuple(batch.commands),
             published=tuple(batch.published),
             dead=tuple(batch.dead),
+            written=batch.core.written,
         )
 
     def keep(self, folded: Folded) -> None:
         self.state = self._committed = folded.state
+        self._obsolete = ()
 
     def commit(self, folded: Folded, acknowledge: dict[str, list[str]]) -> Commit:
         """The one atomic write: of the state, what has changed since the last one."""
+        changes = snapshot.changes(self._committed, folded.state, folded.written)
         return Commit(
-            snapshot=snapshot.changes(self._committed, folded.state),
+            snapshot={**dict.fromkeys(self._obsolete), **changes},
             append=[*((EVENTS, self._entry(record)) for record in folded.published), *folded.dead],
             acknowledge={(stream, SUPERVISOR_GROUP): positions for stream, positions in acknowledge.items()},
         )

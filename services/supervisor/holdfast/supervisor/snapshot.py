@@ -1,21 +1,24 @@
 """The leader's state in parts, so that a commit writes what has changed and not what the fleet is large.
 
-Each field of `State` is a part; of a field that is a table, each row is one: `epoch`, `breaker`, `nodes/n17`, `jobs/gpt`.
+Each field of `State` is a part; of a field that is a table, each row is one: `epoch`, `breaker`, `nodes/n17`, `jobs/gpt`. What
+is large in a row and seldom changes stands apart, and what orders have in common stands once (docs/adr/0023).
 Values are replaced and never changed in place, so a part is written when its object is another one than at the last commit.
 All parts together are one state because a commit writes them in one atomic step (docs/adr/0016).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from typing import Any, get_args, get_origin, get_type_hints
 
 from holdfast.domain.errors import MalformedMessage
+from holdfast.domain.generations import Placement, RankRestore, ShardSource
 from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import Prepare
 from holdfast.supervisor.core import State
 from holdfast.supervisor.core.evolve import evolve
+from holdfast.supervisor.protocol import Send
 from holdfast.wire import records
 
 _HINTS = get_type_hints(State, include_extras=True)
@@ -25,20 +28,53 @@ _TABLES = {
     for name in _FIELDS
     if isinstance(get_origin(_HINTS[name]), type) and issubclass(get_origin(_HINTS[name]), Mapping)
 }
-WHOLE = ""  # the one part of a snapshot that an earlier version wrote
+# Large fields of a row that seldom change: `nodes/n17:inventory`.
+_APART: dict[str, dict[str, Any]] = {"nodes": {"inventory": {}}, "jobs": {"generation": None, "running": None}}
+_ROWS = {name: get_type_hints(_TABLES[name], include_extras=True) for name in _APART}
+WHOLE = ""  # the one part of a snapshot that an early version wrote
+_FORMAT, _NOW = "format", b"2"  # tells that what `_APART` names stands apart, and what orders have in common
+
+_SLOT, _PREPARE = "slot", "prepare"
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """What an unanswered `Prepare` has of its own, `outbox/c-1:slot`. The rest is the same for all slots of a change and stands
+    once, `jobs/gpt:prepare`: whoever begins another change withdraws the orders of the one before."""
+
+    node: str
+    job: str
+    generation: int
+    placement: Placement
+    restore: tuple[RankRestore, ...] = ()
+    peers: tuple[ShardSource, ...] = ()
 
 
 def prepare() -> None:
     """What writing and reading the first snapshot would have to do before it."""
-    records.prepare(*(_TABLES.get(name, _HINTS[name]) for name in _FIELDS))
+    records.prepare(*(_TABLES.get(name, _HINTS[name]) for name in _FIELDS), _Slot, Prepare)
+    records.prepare(*(_ROWS[name][each] for name, apart in _APART.items() for each in apart))
 
 
-def changes(before: State | None, after: State) -> dict[str, bytes | None]:
-    """Parts to write, None = to remove, so that a snapshot of `before` becomes one of `after`. None before: every part."""
-    return dict(_changes(before, after))
+def is_current(parts: Mapping[str, bytes]) -> bool:
+    """Whether these are parts as this version writes them, to which changes can be written."""
+    return parts.get(_FORMAT) == _NOW
 
 
-def _changes(before: State | None, after: State) -> Iterator[tuple[str, bytes | None]]:
+def changes(
+    before: State | None, after: State, written: Mapping[str, Iterable[str]] | None = None
+) -> dict[str, bytes | None]:
+    """Parts to write, None = to remove, so that a snapshot of `before` becomes one of `after`. None before: every part.
+    `written`: the rows that may differ, by table; None = any."""
+    return dict(_changes(before, after, written))
+
+
+def _changes(
+    before: State | None, after: State, written: Mapping[str, Iterable[str]] | None
+) -> Iterator[tuple[str, bytes | None]]:
+    if before is None:
+        yield _FORMAT, _NOW
+        written = None
     for name in _FIELDS:
         old, new = getattr(before, name, None), getattr(after, name)
         if old is new:
@@ -47,15 +83,49 @@ def _changes(before: State | None, after: State) -> Iterator[tuple[str, bytes | 
             if before is None or old != new:
                 yield name, records.dumps(new, _HINTS[name])
             continue
-        kind, old, added = _TABLES[name], old or {}, 0
-        for key, value in new.items():
-            if old.get(key) is not value:
-                added += key not in old
-                yield f"{name}/{key}", records.dumps(value, kind)
-        if len(old) + added > len(new):
-            for key in old:
-                if key not in new:
-                    yield f"{name}/{key}", None
+        old = old or {}
+        rows = {**old, **new} if written is None else written.get(name, ())
+        changed = [(key, old.get(key), new.get(key)) for key in rows]
+        changed = [each for each in changed if each[1] is not each[2]]
+        if name == "outbox":
+            yield from _orders(changed)
+        else:
+            for key, was, value in changed:
+                yield from _row(name, key, was, value)
+
+
+def _row(name: str, key: str, was: Any, value: Any) -> Iterator[tuple[str, bytes | None]]:
+    apart = _APART.get(name, {})
+    for field in apart:
+        known, found = getattr(was, field, None), getattr(value, field, None)
+        if found and found is not known:
+            yield f"{name}/{key}:{field}", records.dumps(found, _ROWS[name][field])
+        elif known and not found:
+            yield f"{name}/{key}:{field}", None
+    if value is None:
+        yield f"{name}/{key}", None
+        if name == "jobs":
+            yield f"{name}/{key}:{_PREPARE}", None
+    else:
+        yield f"{name}/{key}", records.dumps(evolve(value, **apart) if apart else value, _TABLES[name])
+
+
+def _orders(changed: Iterable[tuple[str, Send | None, Send | None]]) -> Iterator[tuple[str, bytes | None]]:
+    shared: dict[str, Prepare] = {}
+    for key, was, value in changed:
+        send = value or was
+        assert send is not None
+        part = f"outbox/{key}:{_SLOT}" if isinstance(send.order, Prepare) else f"outbox/{key}"
+        if value is None:
+            yield part, None
+        elif isinstance(order := value.order, Prepare):
+            shared[order.job] = order
+            slot = _Slot(value.node, order.job, order.generation, order.placement, order.restore, order.peers)
+            yield part, records.dumps(slot, _Slot)
+        else:
+            yield part, records.dumps(value, Send)
+    for job, order in shared.items():
+        yield f"jobs/{job}:{_PREPARE}", records.dumps(evolve(order, restore=(), peers=()), Prepare)
 
 
 def load(parts: Mapping[str, bytes]) -> State:
@@ -63,16 +133,41 @@ def load(parts: Mapping[str, bytes]) -> State:
     if WHOLE in parts:
         return _upgraded(records.loads(parts[WHOLE], State))
     values: dict[str, Any] = {name: {} for name in _TABLES}
+    apart: list[tuple[str, str, str, Any]] = []
+    shared: dict[str, Prepare] = {}
+    slots: dict[str, _Slot] = {}
     for part, raw in parts.items():
         name, table, key = part.partition("/")
+        row, colon, field = key.rpartition(":")
         try:
-            if table and name in _TABLES:
+            if not colon and table and name in _TABLES:
+                values[name][key] = records.loads(raw, _TABLES[name])
+            elif name == "jobs" and field == _PREPARE:
+                shared[row] = records.loads(raw, Prepare)
+            elif name == "outbox" and field == _SLOT:
+                slots[row] = records.loads(raw, _Slot)
+            elif field and field in _APART.get(name, ()):
+                apart.append((name, row, field, records.loads(raw, _ROWS[name][field])))
+            elif table and name in _TABLES:
                 values[name][key] = records.loads(raw, _TABLES[name])
             elif name in _FIELDS:
                 values[name] = records.loads(raw, _HINTS[name])
         except MalformedMessage as error:
             raise MalformedMessage(f"snapshot.{part}", error.problem) from error
+    for name, row, field, value in apart:
+        if row in values[name]:
+            values[name][row] = evolve(values[name][row], **{field: value})
+    for command, slot in slots.items():
+        values["outbox"][command] = _send(command, slot, shared.get(slot.job))
     return _upgraded(State(**values))
+
+
+def _send(command: str, slot: _Slot, shared: Prepare | None) -> Send:
+    if shared is None or shared.generation != slot.generation:
+        problem = f"what it shares with the other orders of generation {slot.generation} of {slot.job} is not there"
+        raise MalformedMessage(f"snapshot.outbox/{command}", problem)
+    order = evolve(shared, placement=slot.placement, restore=slot.restore, peers=slot.peers)
+    return Send(slot.node, command, order)
 
 
 def _upgraded(state: State) -> State:

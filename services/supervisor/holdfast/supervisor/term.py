@@ -26,6 +26,7 @@ from holdfast.log.protocol import FencedLog, Lease
 from holdfast.runtime.service import guarded
 from holdfast.supervisor import announce, beats, snapshot, tracing
 from holdfast.supervisor.core import State, view
+from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.fold import Folded, Folder
 from holdfast.supervisor.history import History
 from holdfast.supervisor.inbox import InboxWriter
@@ -173,8 +174,10 @@ class Term:
         """Load what the last leader committed, and hand out again what it may not have carried out."""
         parts = await self._log.snapshot(LEADER_LEASE)
         state = _load(parts)
-        in_parts = bool(parts) and snapshot.WHOLE not in parts
-        folder = Folder(state, self._lease.epoch, committed=state if in_parts else None)
+        if snapshot.is_current(parts):
+            folder = Folder(state, self._lease.epoch, committed=state)
+        else:
+            folder = Folder(state, self._lease.epoch, obsolete=parts)
         self._clock.not_before(state.folded_at)
         at = self._clock()
         folded = folder.fold([Input(LeaderStarted(at, self._lease.epoch, secrets.token_hex(16)))], at)
@@ -305,7 +308,7 @@ class Term:
 
 
 def _with(folded: Folded, news: LeaderChanged) -> Folded:
-    return Folded(folded.state, folded.changed, folded.commands, (news, *folded.published), folded.dead)
+    return evolve(folded, published=(news, *folded.published))
 
 
 def _load(parts: Mapping[str, bytes]) -> State:

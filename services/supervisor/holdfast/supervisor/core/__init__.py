@@ -116,10 +116,11 @@ class Batch:
         self._before = state
         self._folded: list[Event] = []
         self._owned: Owned = {}
+        self.written: dict[str, dict[str, None]] = {}  # rows that are others than before the first event, by table
 
     def step(self, event: Event) -> tuple[Command, ...]:
         try:
-            self.state, commands = _step(Turn(self.state, event.at, self._owned), event)
+            self.state, commands = _step(Turn(self.state, event.at, self._owned, self.written), event)
         except Exception:
             self._again()
             raise
@@ -128,9 +129,9 @@ class Batch:
 
     def _again(self) -> None:
         """Half an event may stand in our own tables: make them anew."""
-        self.state, self._owned = self._before, {}
+        self.state, self._owned = self._before, {}  # what is `written` now may be too much, which does no harm
         for event in self._folded:
-            self.state, _ = _step(Turn(self.state, event.at, self._owned), event)
+            self.state, _ = _step(Turn(self.state, event.at, self._owned, self.written), event)
 
 
 def _step(turn: Turn, event: Event) -> tuple[State, tuple[Command, ...]]:

@@ -121,7 +121,10 @@ class Draft:
     def finish(self) -> Index:
         if not self._groups:
             return self._base
-        return Index(tuple(self._groups.get(what, self._base.groups[what]) for what in By), self._base.memo)
+        groups = list(self._base.groups)
+        for what, table in self._groups.items():
+            groups[what] = table
+        return Index(tuple(groups), self._base.memo)
 
     # ------------------------------------------------------------ what is written
 

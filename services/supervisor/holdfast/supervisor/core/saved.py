@@ -135,6 +135,8 @@ def learn(turn: Turn, name: str, inventory: Inventory) -> None:
 
     Damage that one has found counts, although others have looked before; they look again with the next generation.
     """
+    if not inventory.stored:
+        return
     job = turn.jobs[name]
     line = Line(job.lineage)
     known = {(each.attempt, each.step): each for each in job.stored}
@@ -203,7 +205,7 @@ def steps_on_disk(turn: Turn, job: Job) -> set[int]:
     """The steps of the running attempt of which every rank's own node has its shard on disk. Looks at all nodes."""
     running = job.running
     assert running is not None
-    common: set[int] | None = None
+    common: set[int] | None = None  # in all nodes so far
     for placement in running.placements:
         node = turn.nodes.get(placement.node)
         shards = node.inventory.get(job.name, ()) if node else ()

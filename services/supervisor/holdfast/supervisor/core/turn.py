@@ -41,10 +41,14 @@ T = TypeVar("T")
 
 
 class Turn:
-    def __init__(self, state: State, at: float, owned: Owned | None = None) -> None:
-        """`owned`: tables of `state` that nobody else has seen, which may be written to in place; it grows."""
+    def __init__(
+        self, state: State, at: float, owned: Owned | None = None, written: dict[str, dict[str, None]] | None = None
+    ) -> None:
+        """`owned`: tables of `state` that nobody else has seen, which may be written to in place; it grows. So does `written`:
+        rows that are others now, by table."""
         self.at = at
         self._owned = {} if owned is None else owned
+        self._written = {} if written is None else written
         self.commands: list[Command] = []
         self._state = state
         self._tables: dict[str, dict[str, Any]] = {}
@@ -149,7 +153,8 @@ class Turn:
     def in_order(self, names: Iterable[str]) -> list[Job]:
         """These jobs as submitted: the older one gets the spare."""
         jobs = self.jobs
-        return sorted((jobs[name] for name in names), key=lambda job: (job.submitted_at, job.name))
+        found = [jobs[name] for name in names]
+        return sorted(found, key=lambda job: (job.submitted_at, job.name)) if len(found) > 1 else found
 
     def orders(self, *, node: str = "", job: str = "") -> list[Send]:
         """Unanswered orders for a node, or about a job, or both; oldest first."""
@@ -195,6 +200,8 @@ class Turn:
 
         A job at rest is not looked at because another one is busy: at 12,500 nodes that alone would cost more than all else.
         """
+        if not (self._touched or self._everything or self._index.pool_changed or self._index.all_told):
+            return []
         jobs, names = self.jobs, self._touched
         if self._everything:
             names = set(jobs)
@@ -212,19 +219,20 @@ class Turn:
     def put_node(self, name: str, **changes: Any) -> Node:
         old = self.nodes[name]
         node = evolve(old, **changes)
-        self._write("nodes")[name] = node
+        self._write("nodes", name)[name] = node
         self._index.node(old, node)
-        for jobs in (old.holds, node.holds, old.inventory, node.inventory):
-            self._touched.update(jobs)
+        self._touched.update(node.holds, node.inventory)
+        if old.holds is not node.holds or old.inventory is not node.inventory:
+            self._touched.update(old.holds, old.inventory)
         self._touched.update(self._index.get(By.CLAIM, name), self._index.get(By.CONCERN, name))
         return node
 
     def add_node(self, node: Node) -> None:
-        self._write("nodes")[node.name] = node
+        self._write("nodes", node.name)[node.name] = node
         self._index.node(None, node)
 
     def drop_node(self, name: str) -> None:
-        self._index.node(self._write("nodes").pop(name), None)
+        self._index.node(self._write("nodes", name).pop(name), None)
 
     def set_node_state(self, name: str, state: NodeState, job: str, reason: str) -> None:
         """Publish when it is news."""
@@ -235,19 +243,19 @@ class Turn:
     def put_job(self, name: str, **changes: Any) -> Job:
         old = self.jobs[name]
         job = evolve(old, **changes)
-        self._write("jobs")[name] = job
+        self._write("jobs", name)[name] = job
         self._index.job(old, job)
         self._touched.add(name)
         return job
 
     def add_job(self, job: Job) -> None:
         self._index.job(self.jobs.get(job.name), job)
-        self._write("jobs")[job.name] = job
+        self._write("jobs", job.name)[job.name] = job
         self._touched.add(job.name)
         self.publish(JobChanged(self.at, job.name, job.phase, job.reason))
 
     def drop_job(self, name: str) -> None:
-        self._index.job(self._write("jobs").pop(name), None)
+        self._index.job(self._write("jobs", name).pop(name), None)
 
     def set_phase(self, name: str, phase: JobPhase, reason: str) -> Job:
         job = self.jobs[name]
@@ -270,9 +278,9 @@ class Turn:
         old = self.incidents.get(incident.id)
         self._index.incident(old, None if incident.closed else incident)
         if not incident.closed:
-            self._write("incidents")[incident.id] = incident
+            self._write("incidents", incident.id)[incident.id] = incident
             return incident
-        self._write("incidents").pop(incident.id, None)
+        self._write("incidents", incident.id).pop(incident.id, None)
         self.withdraw(incident.id)
         self._changes["closed"] = (*self.closed, incident)[-self.config.closed_incidents_max :]
         return incident
@@ -325,7 +333,7 @@ class Turn:
         # And with what nobody can guess: an answer by somebody who was never asked is known by its id.
         proof = blake2s(f"{self._value('secret')}/{number}".encode(), digest_size=6).hexdigest()
         send = Send(node, f"c-{self._origin}-{self._value('epoch'):x}-{number}.{proof}", order)
-        self._write("outbox")[send.command_id] = send
+        self._write("outbox", send.command_id)[send.command_id] = send
         self._index.order(None, send)
         if self.nodes[node].connected:
             self.commands.append(send)
@@ -334,21 +342,21 @@ class Turn:
     def forget_order(self, command_id: str) -> Send | None:
         if command_id not in self.outbox:
             return None
-        forgotten: Send = self._write("outbox").pop(command_id)
+        forgotten: Send = self._write("outbox", command_id).pop(command_id)
         self._index.order(forgotten, None)
         return forgotten
 
     def set_timer(self, name: str, due: float) -> None:
-        self._write("timers")[name] = due
+        self._write("timers", name)[name] = due
         self.commands.append(SetTimer(name, due))
 
     def postpone_timer(self, name: str, due: float) -> None:
         """One that nobody has armed yet."""
-        self._write("timers")[name] = due
+        self._write("timers", name)[name] = due
 
     def cancel_timer(self, name: str) -> None:
         if name in self.timers:
-            del self._write("timers")[name]
+            del self._write("timers", name)[name]
             self.commands.append(CancelTimer(name))
 
     def timer_fired(self, name: str) -> bool:
@@ -356,7 +364,7 @@ class Turn:
         due = self.timers.get(name)
         if due is None or due > self.at + 1e-6:
             return False
-        del self._write("timers")[name]
+        del self._write("timers", name)[name]
         return True
 
     def trace(self, incident_id: str) -> str:
@@ -380,7 +388,9 @@ class Turn:
         table = self._tables.get(name)
         return table if table is not None else getattr(self._state, name)
 
-    def _write(self, name: str) -> dict[str, Any]:
+    def _write(self, name: str, key: str) -> dict[str, Any]:
+        """A table of our own, of which the row `key` is going to be another one."""
         if name not in self._tables:
             self._tables[name] = own_copy(getattr(self._state, name), self._owned)
+        self._written.setdefault(name, {})[key] = None
         return self._tables[name]
