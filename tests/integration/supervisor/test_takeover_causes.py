@@ -34,7 +34,7 @@ pytestmark = pytest.mark.anyio
 
 ABSENCE_S = 3.0
 SLOW = LeaseTimes(ttl_s=60, renew_s=30, retry_s=0.1, margin_s=0.1)
-STALE = LeaseTimes(ttl_s=60, renew_s=1.0, retry_s=0.1, margin_s=0.1)
+STALE = LeaseTimes(ttl_s=60, renew_s=1.0, retry_s=60, margin_s=0.1)  # and does not take it back before another has it
 
 
 async def resolved(supervisor: Running, count: int = 1) -> list[Any]:
@@ -72,8 +72,16 @@ async def test_a_leader_that_does_not_know_of_its_end_writes_and_does_nothing(re
             assert len(incidents) == 1
             assert_prepared_once(agents)
             assert all(agent.epochs[-1] == epoch for agent in agents)
-            assert not (await stale.get("/v1/version"))["leader"]
-            assert any("not the leader" in refusal for agent in agents for refusal in agent.refusals)
+
+            async def has_noticed() -> bool:
+                return not (await stale.get("/v1/version"))["leader"]
+
+            await wait_until_async(has_noticed, description="the first one to notice", timeout_s=30)
+            await wait_until_async(
+                lambda: any("not the leader" in refusal for agent in agents for refusal in agent.refusals),
+                description="an agent to be sent away by the first one",
+                timeout_s=30,
+            )
         tasks.cancel_scope.cancel()
 
 
