@@ -181,6 +181,7 @@ class Blocked:
     since: float
     options: tuple[str, ...]  # nodes that it could have had when it was decided: asked again when they change
     until: float = 0.0  # it only waits for news of saved shards, at most this long; 0 = it waits for nodes
+    uses: int = -1  # `State.uses` when the options were last compared; -1 = not yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +336,7 @@ class State:
     jobs: Mapping[str, Job] = field(default_factory=dict)
     incidents: Mapping[str, Incident] = field(default_factory=dict)  # open ones
     closed: tuple[Incident, ...] = ()  # the last ones, oldest first
+    uses: int = 0  # grows when what some node can be used for may have changed
     outbox: Mapping[str, Send] = field(default_factory=dict)  # orders not answered yet, by command id
     timers: Mapping[str, float] = field(default_factory=dict)  # name → due
     questions: tuple[str, ...] = ()  # incidents whose policy has not answered yet
