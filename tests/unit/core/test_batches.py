@@ -37,6 +37,7 @@ def test_a_batch_says_what_its_events_say_one_by_one(seed: int) -> None:
             assert batch.step(event) == commands
         before, state = state, batch.state
         assert state == alone
+        assert snapshot.changes(before, state, batch.written) == snapshot.changes(before, state)
         assert state.index is None or state.index == Index.of(state)
         assert before.index is None or before.index == Index.of(before), "a batch wrote into a state that others see"
 

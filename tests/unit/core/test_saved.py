@@ -331,3 +331,22 @@ def test_fewer_replicas_that_can_restore_a_saved_step_are_better_than_step_0() -
     assert "3 replicas can restore no saved step" in fleet.job.reason
     fleet.run()
     assert fleet.job.phase is JobPhase.RUNNING
+
+
+def test_a_node_that_started_again_holds_nothing_until_it_says_what() -> None:
+    fleet = running(job(dp=3))
+    generation = fleet.job.running
+    assert generation is not None
+    shards = [
+        ShardRecord(ShardKey(generation.attempt, 10, rank), generation.mesh, "disk", 1, "d", f"n{rank}")
+        for rank in range(3)
+    ]
+    fleet.inventory("n0", shards[0])
+    fleet.inventory("n1", shards[1])
+    assert {step: list(slots) for step, slots in fleet.job.at_home.items()} == {10: [0, 1]}
+    fleet.connect("n0")
+    fleet.inventory("n2", shards[2])
+    assert fleet.job.checkpoint_step == 0
+    fleet.inventory("n0", shards[0])
+    assert fleet.job.checkpoint_step == 10
+    assert fleet.job.at_home == {}

@@ -1,7 +1,7 @@
 """The leader's state in parts, so that a commit writes what has changed and not what the fleet is large.
 
 Each field of `State` is a part; of a field that is a table, each row is one: `epoch`, `breaker`, `nodes/n17`, `jobs/gpt`. What
-is large in a row and seldom changes stands apart, and what orders have in common stands once (docs/adr/0023).
+is large in a row and seldom changes stands apart, and what orders have in common stands once (docs/adr/0024).
 Values are replaced and never changed in place, so a part is written when its object is another one than at the last commit.
 All parts together are one state because a commit writes them in one atomic step (docs/adr/0016).
 """

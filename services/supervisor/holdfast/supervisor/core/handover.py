@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterable, Mapping
 
 from holdfast.domain.findings import DATED, ESTIMATE, Finding, FindingKind, Severity
@@ -90,10 +91,12 @@ def _slowest(known: Mapping[str, float], reported: Iterable[tuple[str, float]]) 
 
 def _latest(known: tuple[NodeShare, ...], share: NodeShare) -> tuple[NodeShare, ...]:
     """The shares of those that the others waited for: the last to prepare, and the last to step."""
-    alike = [each for each in known if bool(each.ranks) == bool(share.ranks)]
-    others = [each for each in known if bool(each.ranks) != bool(share.ranks)]
-    alike = sorted((*alike, share), key=lambda each: (each.at, each.node))[-SHARES_MAX:]
-    return tuple(sorted((*alike, *others), key=lambda each: (bool(each.ranks), each.at, each.node)))
+    prepared = [each for each in known if not each.ranks]
+    stepped = [each for each in known if each.ranks]
+    alike = stepped if share.ranks else prepared
+    insort(alike, share, key=lambda each: (each.at, each.node))
+    del alike[:-SHARES_MAX]
+    return (*prepared, *stepped)
 
 
 def start_when_ready(turn: Turn, name: str) -> None:

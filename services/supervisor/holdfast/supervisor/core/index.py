@@ -99,7 +99,7 @@ class Index:
 class Draft:
     """An index in the making: groups are copied when they are first written to."""
 
-    __slots__ = ("_base", "_groups", "_own", "_owned", "all_told", "pool_changed", "version")
+    __slots__ = ("_base", "_groups", "_own", "_owned", "all_told", "pool_changed", "uses_changed", "version")
 
     def __init__(self, base: Index, owned: Owned | None = None) -> None:
         self._base = base
@@ -107,6 +107,7 @@ class Draft:
         self._groups: dict[By, dict[str, Group]] = {}
         self._own: dict[tuple[By, str], dict[str, None]] = {}
         self.pool_changed = False  # which nodes are free, or what they can be used for
+        self.uses_changed = 0  # how often what some node can be used for may have changed
         self.all_told = False  # the last node that had not said what it holds has said so, or has gone
         self.version = 0  # grows with every change of nodes or jobs that matters here
 
@@ -139,7 +140,9 @@ class Draft:
         self._set_free(name)
         # Others than the jobs that have a claim on it can use a node only while it is free, or released for them.
         if free or name in self.get(By.FREE) or name in self.get(By.QUARANTINED):
-            self.pool_changed = True
+            self._change_pool()
+        elif old is None or new is None or _use_differs(old, new):
+            self.uses_changed += 1
         if silent and not self.get(By.SILENT):
             self.all_told = True
         self.version += 1
@@ -187,9 +190,13 @@ class Draft:
         free = node in self.get(By.AVAILABLE) and not self.get(By.CLAIM, node)
         was = node in self.get(By.FREE)
         if free is not was:
-            self.pool_changed = True
+            self._change_pool()
             entry = {(By.FREE, "", node)}
             self._move(set() if free else entry, entry if free else set())
+
+    def _change_pool(self) -> None:
+        self.pool_changed = True
+        self.uses_changed += 1
 
     def _group(self, what: By, key: str) -> dict[str, None]:
         if (own := self._own.get((what, key))) is not None:
@@ -220,6 +227,18 @@ def _node_differs(old: Node, new: Node) -> bool:
         or old.faults is not new.faults
         or (old.suspicion is None) is not (new.suspicion is None)
         or old.inventory.keys() != new.inventory.keys()
+    )
+
+
+def _use_differs(old: Node, new: Node) -> bool:
+    """Whether a job that has a claim on the node may use it otherwise: that it has stopped its workers changes nothing."""
+    return (
+        old.connected is not new.connected
+        or old.usable is not new.usable
+        or old.facts is not new.facts
+        or old.preflight is not new.preflight
+        or old.notices is not new.notices
+        or (bool(new.unfit) and old.holds is not new.holds)
     )
 
 

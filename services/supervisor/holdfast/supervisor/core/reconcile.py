@@ -20,6 +20,7 @@ on it takes part in them, whatever its sessions do.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from holdfast.domain.findings import Finding, FindingKind, Severity
@@ -134,11 +135,16 @@ def _review(turn: Turn, job: Job, node: Node) -> None:
     since = job.absent.get(node.name)
     if not _lacks(node, job):
         if since is not None:
-            turn.put_job(job.name, absent={other: at for other, at in job.absent.items() if other != node.name})
-            _set_timer(turn, job.name)
-    elif since is None:
-        turn.put_job(job.name, absent={**job.absent, node.name: turn.at})
-        _set_timer(turn, job.name)
+            job = turn.put_job(job.name, absent={other: at for other, at in job.absent.items() if other != node.name})
+            if not job.absent:
+                turn.cancel_timer(f"{TIMER}:{job.name}")
+        return
+    if since is None:
+        since = turn.at
+        job = turn.put_job(job.name, absent={**job.absent, node.name: since})
+    timer, due = f"{TIMER}:{job.name}", max(since + _patience_s(turn, node.name), turn.at + turn.config.look_again_s)
+    if _applies(job) and due < turn.timers.get(timer, math.inf):
+        turn.set_timer(timer, due)
 
 
 def _lacks(node: Node, job: Job) -> bool:

@@ -10,8 +10,9 @@ need to, never less. One look per `retention_s` and save: it goes through all in
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from holdfast.domain.replication import SavedByAll
-from holdfast.supervisor.core import saved
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Job
 from holdfast.supervisor.core.turn import Turn
@@ -43,15 +44,26 @@ def newest_everywhere(turn: Turn, job: Job) -> int:
     another one; 0 = none."""
     running = job.running
     assert running is not None
-    steps = saved.steps_on_disk(turn, job)
-    if len(running.placements) < 2:
-        return max(steps, default=0)
-    elsewhere: dict[int, set[int]] = {step: set() for step in steps}
-    for name in turn.group(By.KEEPS, job.name) if steps else ():
+    on_disk: dict[int, int] = defaultdict(int)  # step → slots that have all of their own
+    elsewhere: dict[int, set[int]] = defaultdict(set)  # step → ranks
+    for name in turn.group(By.KEEPS, job.name):
         placement = running.placement_of(name)
-        own = placement.ranks if placement is not None else range(0)
+        first, end = (placement.first_rank, placement.first_rank + placement.nproc) if placement is not None else (0, 0)
+        own: dict[int, set[int]] = {}
         for record in turn.nodes[name].inventory[job.name]:
             key = record.key
-            if key.attempt == running.attempt and key.rank not in own and key.step in elsewhere:
+            if key.attempt != running.attempt:
+                continue
+            if not first <= key.rank < end:
                 elsewhere[key.step].add(key.rank)
-    return max((step for step, ranks in elsewhere.items() if len(ranks) == running.mesh.world_size), default=0)
+            elif record.tier == "disk":
+                own.setdefault(key.step, set()).add(key.rank)
+        for step, ranks in own.items():
+            on_disk[step] += len(ranks) == end - first
+    alone = len(running.placements) < 2
+    everywhere = (
+        step
+        for step, slots in on_disk.items()
+        if slots == len(running.placements) and (alone or len(elsewhere[step]) == running.mesh.world_size)
+    )
+    return max(everywhere, default=0)

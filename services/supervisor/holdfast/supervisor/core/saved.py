@@ -201,21 +201,6 @@ def _own_steps(shards: Iterable[ShardRecord], attempt: int, placement: Placement
     return {step for step, ranks in ranks_at.items() if len(ranks) == placement.nproc}
 
 
-def steps_on_disk(turn: Turn, job: Job) -> set[int]:
-    """The steps of the running attempt of which every rank's own node has its shard on disk. Looks at all nodes."""
-    running = job.running
-    assert running is not None
-    common: set[int] | None = None  # in all nodes so far
-    for placement in running.placements:
-        node = turn.nodes.get(placement.node)
-        shards = node.inventory.get(job.name, ()) if node else ()
-        steps = _own_steps((each for each in shards if each.tier == "disk"), running.attempt, placement)
-        common = steps if common is None else common & steps
-        if not common:
-            return set()
-    return common or set()
-
-
 # ---------------------------------------------------------------- what must not be restored
 
 

@@ -184,9 +184,9 @@ class Blocked:
     since: float
     options: tuple[str, ...]  # nodes that it could have had when it was decided: asked again when they change
     until: float = 0.0  # it only waits for news of saved shards, at most this long; 0 = it waits for nodes
-    known: str = (
-        ""  # digest of what was known of saved shards, when that was enough to decide, and the decision was to wait
-    )
+    # Digest of what was known of saved shards, when that was enough to decide, and the decision was to wait
+    known: str = ""
+    uses: int = -1  # `State.uses` when the options were last compared; -1 = not yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,6 +342,7 @@ class State:
     jobs: Mapping[str, Job] = field(default_factory=dict)
     incidents: Mapping[str, Incident] = field(default_factory=dict)  # open ones
     closed: tuple[Incident, ...] = ()  # the last ones, oldest first
+    uses: int = 0  # grows when what some node can be used for may have changed
     outbox: Mapping[str, Send] = field(default_factory=dict)  # orders not answered yet, by command id
     timers: Mapping[str, float] = field(default_factory=dict)  # name → due
     questions: tuple[str, ...] = ()  # incidents whose policy has not answered yet

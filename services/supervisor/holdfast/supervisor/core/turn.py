@@ -62,6 +62,8 @@ class Turn:
     def finish(self) -> tuple[State, tuple[Command, ...]]:
         if not self._tables and not self._changes:
             return self._state, tuple(self.commands)
+        self._changes["uses"] = self.uses
+        self._index.uses_changed = 0
         changes: dict[str, Any] = {"folded_at": self.at, **self._tables, **self._changes}
         return evolve(self._state, **changes).indexed(self._index.finish()), tuple(self.commands)
 
@@ -120,6 +122,11 @@ class Turn:
     def last_fault(self) -> tuple[float, str]:
         last: tuple[float, str] = self._value("last_fault")
         return last
+
+    @property
+    def uses(self) -> int:
+        known: int = self._value("uses")
+        return known + self._index.uses_changed
 
     def found(self, what: By, key: str = "") -> list[str]:
         """Names or ids, sorted: groups themselves have no order, a snapshot forgets it."""

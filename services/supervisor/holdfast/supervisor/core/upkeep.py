@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from holdfast.domain.incidents import CORDONED, MAINTENANCE, PLANNED_KINDS, REPAIR, RESIZE, Incident, IncidentState
 from holdfast.supervisor.core import breaker, change, incidents, jobs, nodes, notices, planned, quarantine, saved
+from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Job
 from holdfast.supervisor.core.turn import Turn
@@ -102,9 +103,21 @@ def _look_again(turn: Turn, job: Job) -> None:
     else:
         # A node that was excluded is free again as soon as it has stopped: that is no news, or a change that cannot
         # succeed would be tried many times a second, until the breaker opens.
-        again = options(turn, job) != blocked.options and f"retry:{job.name}" not in turn.timers
+        again = f"retry:{job.name}" not in turn.timers and _has_other_options(turn, job)
     if again:
         retry(turn, job.name)
+
+
+def _has_other_options(turn: Turn, job: Job) -> bool:
+    """Whether there are other nodes for it than when it was decided that it waits. Compared again only when that may be."""
+    blocked = job.blocked
+    assert blocked is not None
+    if blocked.uses == turn.uses:
+        return False
+    if options(turn, job) != blocked.options:
+        return True
+    turn.put_job(job.name, blocked=evolve(blocked, uses=turn.uses))
+    return False
 
 
 def retry(turn: Turn, name: str) -> None:
@@ -143,7 +156,7 @@ def _improve(turn: Turn, job: Job) -> None:
     if current is None:
         planned.drop(turn, job.name, f"overtaken: {cause}")
         _open(turn, job, kind, node, cause)
-    elif current.action is not None and job.blocked is not None and options(turn, job) != job.blocked.options:
+    elif current.action is not None and job.blocked is not None and _has_other_options(turn, job):
         turn.put_job(job.name, blocked=None)
         _ask(turn, current)
 
