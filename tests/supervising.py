@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -16,6 +15,7 @@ import httpx
 from anyio.abc import TaskGroup
 from waiting import wait_until_async
 
+from holdfast.agent.streams import write
 from holdfast.domain.errors import Unavailable
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.nodes import PROTOCOL_VERSION, NodeFacts, RunningWorker
@@ -232,7 +232,7 @@ class PlayedAgent:
             async with open_channel(self.endpoints[turn % len(self.endpoints)]) as channel:
                 try:
                     await self._converse(ControlStub(channel).Session())
-                except* (grpc.aio.AioRpcError, asyncio.InvalidStateError) as errors:
+                except* grpc.aio.AioRpcError as errors:
                     self.refusals.extend(map(_words, errors.exceptions))
             self.connected = False
             turn += 1
@@ -259,7 +259,7 @@ class PlayedAgent:
 
     async def _write(self, call: Any, message: pb.AgentMessage) -> None:
         async with self._writing:
-            await call.write(message)
+            await write(call, message)  # one that finds the stream ended raises why
 
     def _again(self) -> list[Report]:
         """What was not acknowledged gets new numbers, behind those of the greeting."""

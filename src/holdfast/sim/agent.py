@@ -127,6 +127,8 @@ class Agent:
         self.session, self.seq, self.newest = 0, 0, 0
         self.version = self.reported = 1
         self.unacknowledged.clear()
+        for command_id in self.in_progress:  # died unanswered: a new life may begin it again
+            self.executed.pop(command_id, None)
         self.in_progress.clear()
         self.workers = None
         self.memory = dict(self.disk) | self.memory
