@@ -277,6 +277,8 @@ class Supervisor:
         """What the core finds by its index, and leaves alone because nothing touched it, is what a full search would say."""
         if after.index is not None and after.index != Index.of(after):
             raise Violation(f"the index does not follow from the state any more, after {event}")
+        if any(due <= event.at for due in after.timers.values()):
+            return  # what is due at this very moment is looked at next
         turn = Turn(after, event.at)
         turn.touch_all()
         poke(turn)
