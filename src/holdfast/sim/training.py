@@ -53,11 +53,11 @@ class Training:
         ]
 
     def _whole(self) -> list[Run]:
-        """Those of which every rank is alive and running."""
+        """Those of which every rank is alive and running. Ranks that have ended well finish no step any more."""
         ranks: dict[Run, int] = {}
         world_size: dict[Run, int] = {}
         for agent in self.agents.values():
-            if agent.alive and agent.workers is not None and agent.workers.running:
+            if agent.alive and agent.workers is not None and agent.workers.running and not agent.workers.done:
                 order = agent.workers.order
                 ranks[_run(order)] = ranks.get(_run(order), 0) + order.placement.nproc
                 world_size[_run(order)] = order.mesh.world_size
