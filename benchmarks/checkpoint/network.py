@@ -49,6 +49,7 @@ def measure(request: Request, place: Scratch) -> Measured:
         copies = [_copy(replace(request, mark=step), place, holder, other) for step in range(1, COPIES + 1)]
         record = copies[-1].record
         limits = _limits(max(record.size, LIMIT_BYTES_MIN))  # before and after: loopback swings by half
+        holder.configure((0,))  # without its peer, or it gives the shard to it again
         other.forget()
         for node in (other, spare):
             node.configure((1,))
