@@ -27,9 +27,8 @@ NODES_TIMEOUT_S = 120.0
 NODES_POLL_S = 0.1
 SETTLE_TIMEOUT_S = 30.0
 RUNS = Path("~/.local/state/holdfast/runs")  # a local stack's own directory is the one below that has the job's name
-KEEP_ALL = {
-    "HOLDFAST_REPLICATOR_RETENTION_S": "0"
-}  # days may pass between two runs of a name, and nobody cleans up meanwhile
+# Days may pass between two runs of a name, and nobody cleans up meanwhile.
+KEEP_ALL = {"HOLDFAST_REPLICATOR_RETENTION_S": "0"}
 
 # What a job file says itself: parameter → (flag, key of the file).
 IN_JOB_FILE = {
@@ -201,11 +200,11 @@ def _run(spec: JobSpec, url: str, own: _Own | None, detach: bool, ranks: Ranks, 
         try:
             said = f", to go on from step {client.job(spec.name)['goes_on_from']}" if start.resume else ""
             console.print(f"[bold]{spec.name}[/] submitted to {url}{said}", soft_wrap=True)
-            where = _where_kept(client, spec.name) if own is None else _kept_here(own.directory)
+            how = by_command(spec.name) if own is None else _how_here(own.directory)
+            where = _where_kept(client, spec.name) if own is None else _kept_here(own.directory, how)
             console.print(f"[dim]{escape(where)}[/]", soft_wrap=True)
             if detach:
                 return 0
-            how = by_command(spec.name) if own is None else _how_here(own.directory)
             return follow(client, spec.name, console, ranks=ranks, check=check, until_left=own is not None, how=how)
         except KeyboardInterrupt:
             if own is None:
@@ -226,8 +225,8 @@ def _where_kept(client: Client, name: str) -> str:
     )
 
 
-def _kept_here(directory: Path) -> str:
-    return f"its checkpoints stay in {directory} when it ends; the same command with --resume goes on from them"
+def _kept_here(directory: Path, how: How) -> str:
+    return f"its checkpoints stay in {directory} when it ends; {how.resume} goes on from them"
 
 
 def _how_here(directory: Path) -> How:

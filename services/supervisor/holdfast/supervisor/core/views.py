@@ -57,12 +57,13 @@ def spares_for(turn: Turn, job: Job) -> tuple[Spare, ...]:
 
 def is_spare_for(turn: Turn, job: Job, node: Node) -> bool:
     """Whether this one is among `spares_for`, at the cost of one node."""
-    members = job.generation.nodes if job.generation else ()
+    is_member = job.generation is not None and job.generation.slot_of(node.name) is not None
     excluded = job.change.excluded if job.change else ()
     return (
         node.name in turn.group(By.FREE)
         and _is_able(node, job.spec.nproc_per_node)
-        and node.name not in (*members, *excluded)
+        and not is_member
+        and node.name not in excluded
         and all(holder == job.name for holder in node.holds)
     )
 
