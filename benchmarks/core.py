@@ -58,13 +58,15 @@ from holdfast.log.protocol import Commit, Entry, FencedLog, Lease
 from holdfast.log.redis import RedisLog
 from holdfast.policy import default
 from holdfast.runtime.garbage import collect_seldom
-from holdfast.supervisor import beats, inbox, snapshot
+from holdfast.supervisor.agents import beats
 from holdfast.supervisor.core import Job, Node, State, view
+from holdfast.supervisor.core.election import Segment
 from holdfast.supervisor.core.index import Index
-from holdfast.supervisor.election import Segment
-from holdfast.supervisor.fold import Folder
-from holdfast.supervisor.intake import STREAMS, Input, take
-from holdfast.supervisor.planner import peers
+from holdfast.supervisor.core.planner import peers
+from holdfast.supervisor.leader import inbox, snapshot
+from holdfast.supervisor.leader.fold import Folder
+from holdfast.supervisor.leader.intake import STREAMS, Input, take
+from holdfast.supervisor.leader.term import BATCH_MAX
 from holdfast.supervisor.protocol import (
     CancelTimer,
     Evaluate,
@@ -78,7 +80,6 @@ from holdfast.supervisor.protocol import (
     Tell,
     TimerFired,
 )
-from holdfast.supervisor.term import BATCH_MAX
 from holdfast.v1 import control_pb2 as pb
 from holdfast.wire.control import decode_report, decode_steps_reached, encode_beat, encode_order, encode_report
 from holdfast.wire.events import encode_finding, encode_steps

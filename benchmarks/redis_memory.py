@@ -21,7 +21,7 @@ from holdfast.log.embedded import EmbeddedRedis
 from holdfast.log.names import CONSUMED, INBOX, SUPERVISOR_GROUP
 from holdfast.log.protocol import Commit
 from holdfast.log.redis import RedisLog
-from holdfast.supervisor.inbox import report_entry
+from holdfast.supervisor.leader.inbox import report_entry
 from holdfast.supervisor.protocol import NodeReported
 
 KEPT_STEPS = 3

@@ -23,9 +23,9 @@ from holdfast.domain.orders import Hello, Order, OrderDone, Prepare, RanksSteppi
 from holdfast.log.names import FINDINGS
 from holdfast.log.protocol import Backlog, Commit, Delivery, Entry, FencedLog, Lease, Usage
 from holdfast.runtime.grpc_channel import open_channel
+from holdfast.supervisor.leader.term import LeaseTimes
 from holdfast.supervisor.service import run
 from holdfast.supervisor.settings import SupervisorSettings
-from holdfast.supervisor.term import LeaseTimes
 from holdfast.v1 import control_pb2 as pb
 from holdfast.v1.control_pb2_grpc import ControlStub
 from holdfast.wire.control import decode_order, encode_beat, encode_report

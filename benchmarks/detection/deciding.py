@@ -28,8 +28,10 @@ from holdfast.log.redis import RedisLog
 from holdfast.policy import default
 from holdfast.supervisor.core import Job, Node, State, view
 from holdfast.supervisor.core.index import Index
-from holdfast.supervisor.fold import Folder
-from holdfast.supervisor.intake import Input
+from holdfast.supervisor.leader.fold import Folder
+from holdfast.supervisor.leader.intake import Input
+from holdfast.supervisor.leader.term import BATCH_MAX
+from holdfast.supervisor.policies.questions import Questions
 from holdfast.supervisor.protocol import (
     Evaluate,
     FindingArrived,
@@ -40,8 +42,6 @@ from holdfast.supervisor.protocol import (
     NodeGone,
     PolicyAnswered,
 )
-from holdfast.supervisor.questions import Questions
-from holdfast.supervisor.term import BATCH_MAX
 from holdfast.wire.events import decode_finding, encode_finding
 
 _LEASE_S = 3600.0  # longer than any storm

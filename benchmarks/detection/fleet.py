@@ -45,7 +45,7 @@ from holdfast.domain.signals import (
     WorkerError,
     WorkerExited,
 )
-from holdfast.supervisor import offenders
+from holdfast.supervisor.core import offenders
 
 NODES, GPUS, DAYS = 12_500, 8, 30
 HOUR_S, DAY_S = 3600.0, 86_400.0

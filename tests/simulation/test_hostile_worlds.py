@@ -13,6 +13,7 @@ from holdfast.sim.hostility import Hostility
 from holdfast.sim.scenario import simulate
 from holdfast.sim.supervisor import Step
 from holdfast.sim.world import Violation
+from holdfast.supervisor.agents.unanswered import Unanswered
 from holdfast.supervisor.core import State, reconcile, step
 from holdfast.supervisor.protocol import (
     Command,
@@ -23,7 +24,6 @@ from holdfast.supervisor.protocol import (
     Publish,
     TimerFired,
 )
-from holdfast.supervisor.unanswered import Unanswered
 
 SEEDS = 120
 PEACE_S = 75.0

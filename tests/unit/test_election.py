@@ -17,7 +17,7 @@ from holdfast.domain.generations import (
     StoredStep,
 )
 from holdfast.domain.mesh import Mesh
-from holdfast.supervisor.election import (
+from holdfast.supervisor.core.election import (
     SHARING_MAX,
     Election,
     Holder,

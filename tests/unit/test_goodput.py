@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from holdfast.domain.findings import StepRecord
 from holdfast.domain.incidents import Action, ActionKind, Incident, IncidentState
-from holdfast.supervisor.booked import Booked
-from holdfast.supervisor.goodput import Class, History, account
+from holdfast.supervisor.history.booked import Booked
+from holdfast.supervisor.history.goodput import Class, History, account
 from holdfast.wire import records
 
 WORLD = 4

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from holdfast.domain.job import CheckpointSpec
-from holdfast.supervisor.interval import (
+from holdfast.supervisor.core.interval import (
     PRIORS,
     STEPS_UNMEASURED,
     STORE_UNMEASURED_S,

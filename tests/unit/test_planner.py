@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from holdfast.domain.generations import Placement
 from holdfast.domain.job import JobSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
-from holdfast.supervisor.planner import Plan, Request, Spare, Unplannable, peers, plan
+from holdfast.supervisor.core.planner import Plan, Request, Spare, Unplannable, peers, plan
 
 
 def spec(dp: int, pp: int = 1, nproc: int = 1) -> JobSpec:

@@ -12,7 +12,7 @@ from holdfast.domain.errors import PolicyError
 from holdfast.domain.findings import FindingKind
 from holdfast.domain.incidents import Action, ActionKind, Incident
 from holdfast.policy import JobView, check, cordon, default, hot_swap, notify, restart, scale_down, scale_up, stop
-from holdfast.supervisor.policy_script import PolicyScript, sample_incidents, sample_job, try_script
+from holdfast.supervisor.policies.script import PolicyScript, sample_incidents, sample_job, try_script
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "policy.py"
 

@@ -13,7 +13,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from holdfast.cli.main import application
-from holdfast.supervisor.policy_script import try_script
+from holdfast.supervisor.policies.script import try_script
 from holdfast.wire.jobfile import load_job
 
 ROOT = Path(__file__).parents[2]

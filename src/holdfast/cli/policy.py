@@ -9,7 +9,7 @@ import typer
 
 from holdfast.cli.tables import console, table
 from holdfast.domain.errors import InvalidSpec, PolicyError
-from holdfast.supervisor.policy_script import PolicyScript, sample_incidents, sample_job, try_script
+from holdfast.supervisor.policies.script import PolicyScript, sample_incidents, sample_job, try_script
 
 app = typer.Typer(help="Policy scripts: check what they answer.", no_args_is_help=True)
 

@@ -24,8 +24,8 @@ from holdfast.sim.supervisor import Policy, Step, Supervisor
 from holdfast.sim.training import Training
 from holdfast.sim.world import Violation, World
 from holdfast.supervisor.core import Config, Job, State, step
-from holdfast.supervisor.interval import STEPS_UNMEASURED
-from holdfast.supervisor.offenders import Rules
+from holdfast.supervisor.core.interval import STEPS_UNMEASURED
+from holdfast.supervisor.core.offenders import Rules
 from holdfast.supervisor.protocol import (
     JobPhase,
     JobSubmitted,

@@ -19,11 +19,13 @@ from holdfast.sim.agent import Agent
 from holdfast.sim.clocks import Clock
 from holdfast.sim.log import Log
 from holdfast.sim.world import Violation, World
-from holdfast.supervisor import beats
+from holdfast.supervisor.agents import beats
+from holdfast.supervisor.agents.unanswered import Unanswered
 from holdfast.supervisor.core import Config, State, step, view
 from holdfast.supervisor.core.index import Index
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.upkeep import poke
+from holdfast.supervisor.leader.steady_clock import SteadyClock
 from holdfast.supervisor.protocol import (
     CancelTimer,
     Command,
@@ -49,8 +51,6 @@ from holdfast.supervisor.protocol import (
     StepSeen,
     TimerFired,
 )
-from holdfast.supervisor.steady import SteadyClock
-from holdfast.supervisor.unanswered import Unanswered
 from holdfast.wire import records
 
 BEATS_S = 1.0  # how often the leader looks at what agents' beats say

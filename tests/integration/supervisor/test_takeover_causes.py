@@ -28,7 +28,7 @@ from holdfast.domain.errors import Unavailable
 from holdfast.domain.orders import Prepare
 from holdfast.log.embedded import MEMORY_MAX
 from holdfast.log.keys import Keys
-from holdfast.supervisor.term import LeaseTimes
+from holdfast.supervisor.leader.term import LeaseTimes
 
 pytestmark = pytest.mark.anyio
 

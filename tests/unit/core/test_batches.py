@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from holdfast.sim.scenario import simulate
-from holdfast.supervisor import snapshot
 from holdfast.supervisor.core import Batch, State, step
 from holdfast.supervisor.core.index import Index
+from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.protocol import Command, Event, JobSubmitted, NodeCordonRequested
 
 SEEDS = (3, 5, 10)  # with a harsh quarantine, with an object store, with both

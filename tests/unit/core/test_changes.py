@@ -12,10 +12,10 @@ from holdfast.domain.findings import FindingKind
 from holdfast.domain.generations import ShardKey, ShardRecord
 from holdfast.domain.incidents import ActionKind, IncidentState
 from holdfast.domain.orders import Inventory, Prepare, RanksFinished, RanksStepping, Start, Stop, Warm
-from holdfast.supervisor import snapshot
 from holdfast.supervisor.core import Config
 from holdfast.supervisor.core.change import RETRY_RUN_S
 from holdfast.supervisor.core.handover import SHARES_MAX
+from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.protocol import Evaluate, GenerationChanged, JobPhase, LeaderStarted, Send, SetTimer
 
 

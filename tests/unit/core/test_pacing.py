@@ -11,7 +11,7 @@ from holdfast.domain.findings import FindingKind
 from holdfast.domain.generations import StoredStep
 from holdfast.domain.job import JobSpec
 from holdfast.domain.orders import CheckpointNow, Inventory, Prepare, SetInterval
-from holdfast.supervisor.interval import STEPS_UNMEASURED
+from holdfast.supervisor.core.interval import STEPS_UNMEASURED
 from holdfast.supervisor.protocol import Answer, CheckpointRequested, Command, Event, StepsCompleted
 
 

@@ -10,7 +10,7 @@ from fleet import Fleet, job, running
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.incidents import Incident, IncidentState
 from holdfast.domain.nodes import NodeState
-from holdfast.supervisor.offenders import DAY_S, Fault, Rules, added, offence, rate_per_day, score, weight_of
+from holdfast.supervisor.core.offenders import DAY_S, Fault, Rules, added, offence, rate_per_day, score, weight_of
 from holdfast.supervisor.protocol import FindingArrived, JobPhase, JobStopRequested, NodeCordonRequested, NodeRepaired
 
 RULES = Rules()

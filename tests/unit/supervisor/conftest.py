@@ -16,9 +16,9 @@ from holdfast.log.memory import MemoryLog
 from holdfast.supervisor.api.app import build
 from holdfast.supervisor.api.backend import Backend, Identity
 from holdfast.supervisor.core import State, step
-from holdfast.supervisor.history_sqlite import SqliteHistory
-from holdfast.supervisor.picture import Picture, Progress
-from holdfast.supervisor.policy_runner import PolicyRunner
+from holdfast.supervisor.history.sqlite import SqliteHistory
+from holdfast.supervisor.leader.picture import Picture, Progress
+from holdfast.supervisor.policies.runner import PolicyRunner
 from holdfast.supervisor.protocol import Event, JobSubmitted, NodeReported
 from holdfast.wire.jobfile import parse_job
 

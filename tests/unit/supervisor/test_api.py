@@ -17,8 +17,8 @@ from holdfast.domain.mesh import Mesh
 from holdfast.domain.orders import Inventory
 from holdfast.log.names import INBOX
 from holdfast.supervisor.core.state import Breaker, Config, State
-from holdfast.supervisor.inbox import InboxEvent
-from holdfast.supervisor.picture import Picture
+from holdfast.supervisor.leader.inbox import InboxEvent
+from holdfast.supervisor.leader.picture import Picture
 from holdfast.supervisor.protocol import (
     JobStopRequested,
     JobSubmitted,

@@ -12,8 +12,8 @@ import pytest
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.incidents import Incident, IncidentState
 from holdfast.domain.rules import RULES, rule_of
-from holdfast.supervisor.history import Told
-from holdfast.supervisor.history_sqlite import _SCHEMA, SqliteHistory
+from holdfast.supervisor.history.protocol import Told
+from holdfast.supervisor.history.sqlite import _SCHEMA, SqliteHistory
 from holdfast.supervisor.protocol import FindingJudged, IncidentChanged, Record
 from holdfast.wire import records
 

@@ -22,12 +22,12 @@ from holdfast.domain.nodes import NodeState
 from holdfast.log.memory import MemoryLog
 from holdfast.log.names import EVENTS, STEPS
 from holdfast.log.protocol import Entry
-from holdfast.supervisor.follower import Follower
-from holdfast.supervisor.goodput import Class
-from holdfast.supervisor.history import Told
-from holdfast.supervisor.history_sqlite import SqliteHistory
-from holdfast.supervisor.ledger import account_in_thread
-from holdfast.supervisor.picture import Progress
+from holdfast.supervisor.history.follower import Follower
+from holdfast.supervisor.history.goodput import Class
+from holdfast.supervisor.history.ledger import account_in_thread
+from holdfast.supervisor.history.protocol import Told
+from holdfast.supervisor.history.sqlite import SqliteHistory
+from holdfast.supervisor.leader.picture import Progress
 from holdfast.supervisor.protocol import (
     GenerationChanged,
     IncidentChanged,

@@ -18,12 +18,12 @@ from holdfast.log.memory import MemoryLog
 from holdfast.log.names import INBOX, SUPERVISOR_GROUP
 from holdfast.log.protocol import Entry
 from holdfast.runtime import metrics
-from holdfast.supervisor import tracing
-from holdfast.supervisor.history import Told
-from holdfast.supervisor.history_sqlite import SqliteHistory
-from holdfast.supervisor.meters import Latencies, Meters, _lags
-from holdfast.supervisor.picture import Picture, Progress
+from holdfast.supervisor.history.protocol import Told
+from holdfast.supervisor.history.sqlite import SqliteHistory
+from holdfast.supervisor.leader.picture import Picture, Progress
 from holdfast.supervisor.protocol import JobAccepted, JobPhase
+from holdfast.supervisor.telemetry import tracing
+from holdfast.supervisor.telemetry.meters import Latencies, Meters, _lags
 
 pytestmark = pytest.mark.anyio
 

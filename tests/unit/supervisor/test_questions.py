@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from holdfast.supervisor.core import State
+from holdfast.supervisor.policies.questions import PER_TURN_BEHIND_MAX, PER_TURN_MAX, Questions
 from holdfast.supervisor.protocol import Evaluate
-from holdfast.supervisor.questions import PER_TURN_BEHIND_MAX, PER_TURN_MAX, Questions
 
 
 def storm(incidents: int) -> tuple[Questions, State]:

@@ -21,14 +21,17 @@ from holdfast.log.memory import MemoryLog
 from holdfast.log.names import EVENTS, FINDINGS, INBOX, STEPS, SUPERVISOR_GROUP
 from holdfast.log.protocol import Delivery, Entry
 from holdfast.runtime import freeze as freezes
-from holdfast.supervisor import snapshot
+from holdfast.supervisor.agents.sessions import Refused, Sessions
 from holdfast.supervisor.api.server import bind
 from holdfast.supervisor.core import Job, Node, State
-from holdfast.supervisor.fold import Folder
-from holdfast.supervisor.inbox import InboxWriter, request_entry
-from holdfast.supervisor.intake import Input, take
-from holdfast.supervisor.policy_runner import DEFAULT, PolicyRunner
-from holdfast.supervisor.policy_script import sample_incidents, sample_job
+from holdfast.supervisor.leader import snapshot
+from holdfast.supervisor.leader.fold import Folder
+from holdfast.supervisor.leader.inbox import InboxWriter, request_entry
+from holdfast.supervisor.leader.intake import Input, take
+from holdfast.supervisor.leader.term import BEATS_S
+from holdfast.supervisor.leader.timers import Timers
+from holdfast.supervisor.policies.runner import DEFAULT, PolicyRunner
+from holdfast.supervisor.policies.script import sample_incidents, sample_job
 from holdfast.supervisor.protocol import (
     BreakerResetRequested,
     FindingArrived,
@@ -43,9 +46,6 @@ from holdfast.supervisor.protocol import (
 )
 from holdfast.supervisor.published import OperationDone
 from holdfast.supervisor.requests import OperatorEvent, OperatorRequest, check, fingerprint
-from holdfast.supervisor.sessions import Refused, Sessions
-from holdfast.supervisor.term import BEATS_S
-from holdfast.supervisor.timers import Timers
 from holdfast.wire import records
 from holdfast.wire.events import step_entries
 from holdfast.wire.jobfile import parse_job

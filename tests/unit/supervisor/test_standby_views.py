@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fleet import job, running
 
-from holdfast.supervisor import snapshot
 from holdfast.supervisor.api import views
-from holdfast.supervisor.picture import Picture, Progress
+from holdfast.supervisor.leader import snapshot
+from holdfast.supervisor.leader.picture import Picture, Progress
 
 
 def test_a_standby_shows_the_pids_that_agents_have_reported() -> None:

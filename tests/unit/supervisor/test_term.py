@@ -19,13 +19,13 @@ from holdfast.log.memory import MemoryLog
 from holdfast.log.names import LEADER_LEASE
 from holdfast.log.protocol import Commit, Lease
 from holdfast.policy import JobView
-from holdfast.supervisor import snapshot
 from holdfast.supervisor.core import Batch, State
-from holdfast.supervisor.history_sqlite import SqliteHistory
-from holdfast.supervisor.policy_runner import PolicyRunner
+from holdfast.supervisor.history.sqlite import SqliteHistory
+from holdfast.supervisor.leader import snapshot
+from holdfast.supervisor.leader.term import LeaseTimes, Term
+from holdfast.supervisor.policies.questions import PER_TURN_MAX
+from holdfast.supervisor.policies.runner import PolicyRunner
 from holdfast.supervisor.protocol import FindingArrived, JobSubmitted, NodeReported
-from holdfast.supervisor.questions import PER_TURN_MAX
-from holdfast.supervisor.term import LeaseTimes, Term
 
 pytestmark = pytest.mark.anyio
 

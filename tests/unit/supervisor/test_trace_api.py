@@ -9,7 +9,7 @@ from fleet import JOB, job, running
 
 from holdfast.domain.findings import FindingKind
 from holdfast.domain.tracing import ATTRIBUTE_PREFIX, ATTRIBUTES
-from holdfast.supervisor.history import Told
+from holdfast.supervisor.history.protocol import Told
 from holdfast.supervisor.protocol import IncidentChanged
 
 pytestmark = pytest.mark.anyio

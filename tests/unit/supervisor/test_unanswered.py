@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 
 from holdfast.domain.orders import Stop
+from holdfast.supervisor.agents.unanswered import FIRST_S, PAUSE_S_MAX, Unanswered
 from holdfast.supervisor.protocol import Send
-from holdfast.supervisor.unanswered import FIRST_S, PAUSE_S_MAX, Unanswered
 
 OUTBOX = {command: Send(node, command, Stop("job", 1)) for command, node in (("c-1", "n0"), ("c-2", "n1"))}
 

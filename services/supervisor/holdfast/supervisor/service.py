@@ -20,21 +20,22 @@ from holdfast.runtime.garbage import collect_seldom
 from holdfast.runtime.grpc_server import listen
 from holdfast.runtime.ready import announce
 from holdfast.runtime.service import guarded
-from holdfast.supervisor import room, snapshot
+from holdfast.supervisor.agents.control import SERVICE, ControlServicer
 from holdfast.supervisor.api.app import build
 from holdfast.supervisor.api.backend import Backend, Identity
 from holdfast.supervisor.api.server import bind, serving, url_of
-from holdfast.supervisor.control import SERVICE, ControlServicer
-from holdfast.supervisor.follower import Follower
-from holdfast.supervisor.history_sqlite import SqliteHistory
-from holdfast.supervisor.inbox import InboxEvent
-from holdfast.supervisor.leader import Leader
-from holdfast.supervisor.meters import Meters
-from holdfast.supervisor.picture import Progress, Viewer
-from holdfast.supervisor.policy_runner import PolicyRunner
+from holdfast.supervisor.history.follower import Follower
+from holdfast.supervisor.history.sqlite import SqliteHistory
+from holdfast.supervisor.leader import snapshot
+from holdfast.supervisor.leader.campaign import Leader
+from holdfast.supervisor.leader.inbox import InboxEvent
+from holdfast.supervisor.leader.picture import Progress, Viewer
+from holdfast.supervisor.leader.term import LeaseTimes
+from holdfast.supervisor.policies.runner import PolicyRunner
 from holdfast.supervisor.published import Published
 from holdfast.supervisor.settings import SupervisorSettings
-from holdfast.supervisor.term import LeaseTimes
+from holdfast.supervisor.telemetry import log_memory as room
+from holdfast.supervisor.telemetry.meters import Meters
 from holdfast.v1.control_pb2_grpc import add_ControlServicer_to_server
 from holdfast.wire import records
 

@@ -18,10 +18,10 @@ from holdfast.log.names import INBOX
 from holdfast.log.protocol import EventLog
 from holdfast.supervisor.api.models import Operation
 from holdfast.supervisor.api.problems import NotLeading, Unauthorized
-from holdfast.supervisor.history import History
-from holdfast.supervisor.inbox import request_entry
-from holdfast.supervisor.picture import Look, Picture, Progress
-from holdfast.supervisor.policy_runner import PolicyRunner
+from holdfast.supervisor.history.protocol import History
+from holdfast.supervisor.leader.inbox import request_entry
+from holdfast.supervisor.leader.picture import Look, Picture, Progress
+from holdfast.supervisor.policies.runner import PolicyRunner
 from holdfast.supervisor.requests import OperatorEvent, OperatorRequest, check, fingerprint
 
 PENDING_MAX = 10_000

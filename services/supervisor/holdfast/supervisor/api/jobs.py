@@ -12,12 +12,12 @@ from fastapi import APIRouter, Body, Query
 
 from holdfast.domain.errors import InvalidSpec, NotFound
 from holdfast.domain.job import JobSpec
-from holdfast.supervisor import ledger
 from holdfast.supervisor.api import models, views
 from holdfast.supervisor.api.backend import Backend, Commands, Cursor, Limit, Serving
 from holdfast.supervisor.core import holders, saved_steps
 from holdfast.supervisor.core.state import Job
-from holdfast.supervisor.picture import Picture
+from holdfast.supervisor.history import ledger
+from holdfast.supervisor.leader.picture import Picture
 from holdfast.supervisor.protocol import (
     CheckpointRequested,
     JobStopRequested,

@@ -12,12 +12,12 @@ from holdfast.domain.rules import rule_of
 from holdfast.supervisor.api import models
 from holdfast.supervisor.core import SavedStep, State, holders, saved_steps
 from holdfast.supervisor.core.nodes import unknown_job
+from holdfast.supervisor.core.offenders import rate_per_day
 from holdfast.supervisor.core.state import Job, Node
 from holdfast.supervisor.core.wording import listed
-from holdfast.supervisor.goodput import BADPUT, Class, Ledger
-from holdfast.supervisor.history import Done
-from holdfast.supervisor.offenders import rate_per_day
-from holdfast.supervisor.picture import Picture, Progress
+from holdfast.supervisor.history.goodput import BADPUT, Class, Ledger
+from holdfast.supervisor.history.protocol import Done
+from holdfast.supervisor.leader.picture import Picture, Progress
 from holdfast.supervisor.protocol import FindingJudged, JobPhase
 from holdfast.wire import jobfile
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from holdfast.domain.generations import ShardRecord
 from holdfast.domain.mesh import Mesh
+from holdfast.supervisor.core.election import Line
 from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.pruning import is_needed
 from holdfast.supervisor.core.state import State
-from holdfast.supervisor.election import Line
 
 
 @dataclass(frozen=True, slots=True)

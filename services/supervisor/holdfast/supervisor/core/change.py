@@ -22,13 +22,13 @@ from holdfast.domain.incidents import Action, Incident, IncidentState
 from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import Prepare, Stop, Warm
 from holdfast.supervisor.core import breaker, nodes, pacing, saved
+from holdfast.supervisor.core.election import Election, Origin
 from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
+from holdfast.supervisor.core.planner import Plan, Unplannable, peers
 from holdfast.supervisor.core.state import Blocked, Change, Job
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import options, plan_for, reachable
-from holdfast.supervisor.election import Election, Origin
-from holdfast.supervisor.planner import Plan, Unplannable, peers
 from holdfast.supervisor.protocol import GenerationChanged, JobPhase
 
 REPLANS_MAX = 8  # of one change: one that is planned anew more often counts as another for the breaker

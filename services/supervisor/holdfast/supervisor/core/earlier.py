@@ -17,8 +17,8 @@ from holdfast.domain.errors import Conflict, InvalidSpec, NotFound
 from holdfast.domain.generations import ShardRecord, StoredStep
 from holdfast.domain.job import JobSpec
 from holdfast.domain.mesh import Mesh
+from holdfast.supervisor.core.election import Line, Segment, replicas_differ
 from holdfast.supervisor.core.state import Job, Node
-from holdfast.supervisor.election import Line, Segment, replicas_differ
 from holdfast.supervisor.protocol import JobSubmitted, StartFrom
 
 NAMED_MAX = 8  # of what is there, in an error

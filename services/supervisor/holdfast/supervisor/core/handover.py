@@ -12,12 +12,12 @@ from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import OrderDone, Prepare, RanksStepping, Start, Stop
 from holdfast.supervisor.core import nodes, pacing, progress, reconcile, reports, saved, warmth
 from holdfast.supervisor.core.change import give_grace, prepare_timeout_s, replan, traceparent_of, wait_for_stop
+from holdfast.supervisor.core.election import branch
 from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Change, Job, Node
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.wording import listed
-from holdfast.supervisor.election import branch
 from holdfast.supervisor.protocol import GenerationChanged, JobPhase, Send
 
 STEPPING_TIMER = "stepping"

@@ -14,10 +14,10 @@ from holdfast.policy import check, default
 from holdfast.supervisor.core import breaker, change, jobs, nodes, notices, planned, progress, quarantine, saved
 from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
+from holdfast.supervisor.core.planner import Unplannable
 from holdfast.supervisor.core.state import Job, Node
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import job_view, plan_for
-from holdfast.supervisor.planner import Unplannable
 from holdfast.supervisor.protocol import JobPhase, PolicyAnswered
 
 _WORKER_FAULTS = frozenset(

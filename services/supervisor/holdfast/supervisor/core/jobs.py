@@ -8,11 +8,11 @@ from holdfast.domain.generations import StoredStep
 from holdfast.domain.incidents import IncidentState
 from holdfast.domain.orders import RanksFinished
 from holdfast.supervisor.core import change, earlier, farewell, nodes, pacing, planned, progress, quarantine, reports
+from holdfast.supervisor.core.election import Line, Segment
 from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Job, Stopping
 from holdfast.supervisor.core.turn import Turn
-from holdfast.supervisor.election import Line, Segment
 from holdfast.supervisor.protocol import (
     Answer,
     CheckpointRequested,

@@ -6,11 +6,11 @@ import math
 
 from holdfast.domain.job import CheckpointSpec
 from holdfast.domain.orders import SetInterval
+from holdfast.supervisor.core.election import Origin
 from holdfast.supervisor.core.evolve import evolve
+from holdfast.supervisor.core.interval import SAVES_BETWEEN, SAVES_FIRST, Interval, Loss, choose, differs
 from holdfast.supervisor.core.state import Change, Job
 from holdfast.supervisor.core.turn import Turn
-from holdfast.supervisor.election import Origin
-from holdfast.supervisor.interval import SAVES_BETWEEN, SAVES_FIRST, Interval, Loss, choose, differs
 from holdfast.supervisor.protocol import JobPhase, StepsCompleted
 
 _AHEAD_S = 3.0  # a change is announced this long before it holds: reports lag, and an order may have to be sent again

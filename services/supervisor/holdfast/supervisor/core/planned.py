@@ -11,10 +11,10 @@ import math
 from holdfast.domain.incidents import Action, Incident, IncidentState
 from holdfast.domain.orders import CheckpointNow
 from holdfast.supervisor.core import change, nodes, saved
+from holdfast.supervisor.core.planner import Plan, Unplannable
 from holdfast.supervisor.core.state import Asked, Blocked, Job, Planned
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import options, plan_for
-from holdfast.supervisor.planner import Plan, Unplannable
 
 _AHEAD_S = 0.6  # an order reaches every rank well within it
 _TOLD_S = 1.6  # how long ago a step may have been finished when it is known here: steps are told by the second

@@ -11,14 +11,13 @@ ones are given back to it, the best first: a node that fails now and then is bet
 from __future__ import annotations
 
 from holdfast.domain.incidents import Incident
-from holdfast.supervisor import offenders
-from holdfast.supervisor.core import breaker, nodes
+from holdfast.supervisor.core import breaker, nodes, offenders
 from holdfast.supervisor.core.index import By
+from holdfast.supervisor.core.offenders import Fault
+from holdfast.supervisor.core.planner import Plan
 from holdfast.supervisor.core.state import Job
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import faults_per_day, reachable
-from holdfast.supervisor.offenders import Fault
-from holdfast.supervisor.planner import Plan
 from holdfast.supervisor.protocol import JobPhase
 
 

@@ -11,11 +11,7 @@ from holdfast.domain.incidents import Incident
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import Inventory, Prepare
-from holdfast.supervisor.core.index import By
-from holdfast.supervisor.core.state import Job, Node, PassedOver
-from holdfast.supervisor.core.turn import Turn
-from holdfast.supervisor.core.views import spares_for
-from holdfast.supervisor.election import (
+from holdfast.supervisor.core.election import (
     Election,
     Holder,
     Knowledge,
@@ -25,6 +21,10 @@ from holdfast.supervisor.election import (
     elect,
     replicas_differ,
 )
+from holdfast.supervisor.core.index import By
+from holdfast.supervisor.core.state import Job, Node, PassedOver
+from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.core.views import spares_for
 
 VERIFIED_STEP = "verified_step"  # evidence of a silent corruption: the last step whose state passed a check
 

@@ -12,11 +12,11 @@ from holdfast.domain.job import JobSpec
 from holdfast.domain.nodes import NodeFacts, NodeState, Notice, Preflight, RunningWorker, TemplateState, WorkerEnded
 from holdfast.domain.numbers import Numbers
 from holdfast.policy import MAINTENANCE_LEAD_S
+from holdfast.supervisor.core.election import Origin, Segment, Trusted
 from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import Index
-from holdfast.supervisor.election import Origin, Segment, Trusted
-from holdfast.supervisor.interval import STEPS_UNMEASURED, Interval, Measured
-from holdfast.supervisor.offenders import Fault, Rules
+from holdfast.supervisor.core.interval import STEPS_UNMEASURED, Interval, Measured
+from holdfast.supervisor.core.offenders import Fault, Rules
 from holdfast.supervisor.protocol import JobPhase, Send
 
 

@@ -11,10 +11,10 @@ from holdfast.domain.incidents import CORDONED, MAINTENANCE, PLANNED_KINDS, REPA
 from holdfast.supervisor.core import breaker, change, incidents, jobs, nodes, notices, planned, quarantine, saved
 from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
+from holdfast.supervisor.core.planner import Plan
 from holdfast.supervisor.core.state import Job
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import options, reachable
-from holdfast.supervisor.planner import Plan
 from holdfast.supervisor.protocol import JobPhase, NodeCordonRequested, NodeRepaired
 
 _OPERATOR = "operator"

@@ -12,11 +12,11 @@ from holdfast.domain.nodes import Notice
 from holdfast.policy import JobView, leaving
 from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
+from holdfast.supervisor.core.offenders import rate_per_day
+from holdfast.supervisor.core.planner import Plan, Request, Spare, Unplannable, plan
 from holdfast.supervisor.core.state import Job, Node, State
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.wording import listed
-from holdfast.supervisor.offenders import rate_per_day
-from holdfast.supervisor.planner import Plan, Request, Spare, Unplannable, plan
 
 RECENT_MAX = 20
 _HOUR_S = 3600.0  # how often a spare is to be expected to fail is told by the hour: it changes over weeks

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from holdfast.domain.findings import StepRecord
 from holdfast.domain.incidents import Action, Incident
-from holdfast.supervisor.booked import Booked
+from holdfast.supervisor.history.booked import Booked
 from holdfast.supervisor.protocol import FindingJudged, GenerationChanged, JobAccepted, JobChanged, NodeChanged
 from holdfast.supervisor.published import LeaderChanged, OperationDone, Published
 

@@ -12,10 +12,10 @@ from holdfast.domain import spans
 from holdfast.domain.errors import HoldfastError
 from holdfast.log.names import EVENTS, SUPERVISOR_GROUP
 from holdfast.log.protocol import Commit, Delivery, Entry
-from holdfast.supervisor import snapshot
 from holdfast.supervisor.core import Batch, State
 from holdfast.supervisor.core.evolve import evolve
-from holdfast.supervisor.intake import Input, epitaph
+from holdfast.supervisor.leader import snapshot
+from holdfast.supervisor.leader.intake import Input, epitaph
 from holdfast.supervisor.protocol import (
     Answer,
     CheckpointRequested,
@@ -30,7 +30,7 @@ from holdfast.wire import records
 
 OPERATIONS_MAX = 10_000  # remembered as done; older ones are in the history
 
-log = structlog.get_logger("holdfast.supervisor.fold")
+log = structlog.get_logger("holdfast.supervisor.leader.fold")
 
 
 @dataclass(frozen=True, slots=True)

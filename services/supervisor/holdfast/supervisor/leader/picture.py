@@ -11,8 +11,8 @@ import anyio
 from holdfast.domain.findings import StepRecord
 from holdfast.log.names import LEADER_LEASE
 from holdfast.log.protocol import FencedLog
-from holdfast.supervisor import snapshot
 from holdfast.supervisor.core import Job, State
+from holdfast.supervisor.leader import snapshot
 
 RECENT_STEPS_MAX = 32  # per job: what a rate is taken over
 JOBS_MAX = 1000

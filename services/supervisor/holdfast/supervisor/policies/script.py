@@ -63,7 +63,7 @@ class PolicyScript:
             return
         self.close()
         # -P: the script's directory must not shadow modules; isolated from nothing else, it is the user's own environment.
-        command = [sys.executable, "-P", "-m", "holdfast.supervisor.policy_host", str(self.path)]
+        command = [sys.executable, "-P", "-m", "holdfast.supervisor.policies.host", str(self.path)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
         self._loaded = version
         self._answer(LOAD_DEADLINE_S, "importing it")

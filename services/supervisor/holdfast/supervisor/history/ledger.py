@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import anyio.to_thread
 
 from holdfast.domain.nodes import NodeState
-from holdfast.supervisor.goodput import History, Ledger, account
-from holdfast.supervisor.history import Run
+from holdfast.supervisor.history.goodput import History, Ledger, account
+from holdfast.supervisor.history.protocol import Run
 from holdfast.supervisor.protocol import GenerationChanged, JobChanged, JobPhase, NodeChanged
 
 # The job wants to run and no nodes let it.

@@ -18,8 +18,8 @@ import structlog
 from holdfast.domain.errors import OutOfSpace, Unavailable
 from holdfast.domain.findings import StepRecord
 from holdfast.domain.incidents import Incident
-from holdfast.supervisor.booked import Booked
-from holdfast.supervisor.history import Done, Run, Told
+from holdfast.supervisor.history.booked import Booked
+from holdfast.supervisor.history.protocol import Done, Run, Told
 from holdfast.supervisor.protocol import (
     FindingJudged,
     GenerationChanged,
@@ -40,7 +40,7 @@ TRIM_EVERY = 10_000  # rows written between two looks at the limits
 _STEP = "job, generation, step, world_size, started_at, ended_at, tokens, loss, stall_s"
 
 T = TypeVar("T")
-log = structlog.get_logger("holdfast.supervisor.history")
+log = structlog.get_logger("holdfast.supervisor.history.protocol")
 
 _SCHEMA = """
 CREATE TABLE cursors (stream TEXT PRIMARY KEY, position TEXT NOT NULL);

@@ -11,7 +11,7 @@ from holdfast.domain.findings import StepRecord
 from holdfast.log.keys import DEAD_SUFFIX
 from holdfast.log.names import FINDINGS, INBOX, STEPS
 from holdfast.log.protocol import Delivery, Entry
-from holdfast.supervisor.inbox import InboxEvent
+from holdfast.supervisor.leader.inbox import InboxEvent
 from holdfast.supervisor.protocol import Event, FindingArrived, StepsCompleted
 from holdfast.supervisor.requests import OperatorRequest
 from holdfast.wire import records

@@ -24,15 +24,21 @@ from holdfast.domain.errors import HoldfastError, StaleEpoch, Unavailable
 from holdfast.log.names import LEADER_LEASE, SUPERVISOR_GROUP
 from holdfast.log.protocol import FencedLog, Lease
 from holdfast.runtime.service import guarded
-from holdfast.supervisor import announce, beats, snapshot, tracing
+from holdfast.supervisor.agents import beats
+from holdfast.supervisor.agents.sessions import Reported, Sessions
+from holdfast.supervisor.agents.unanswered import Unanswered
 from holdfast.supervisor.core import State, view
 from holdfast.supervisor.core.evolve import evolve
-from holdfast.supervisor.fold import Folded, Folder
-from holdfast.supervisor.history import History
-from holdfast.supervisor.inbox import InboxWriter
-from holdfast.supervisor.intake import STREAMS, Input, Intake, take
-from holdfast.supervisor.picture import Picture
-from holdfast.supervisor.policy_runner import PolicyRunner
+from holdfast.supervisor.history.protocol import History
+from holdfast.supervisor.leader import snapshot
+from holdfast.supervisor.leader.fold import Folded, Folder
+from holdfast.supervisor.leader.inbox import InboxWriter
+from holdfast.supervisor.leader.intake import STREAMS, Input, Intake, take
+from holdfast.supervisor.leader.picture import Picture
+from holdfast.supervisor.leader.steady_clock import SteadyClock
+from holdfast.supervisor.leader.timers import Timers
+from holdfast.supervisor.policies.questions import Questions
+from holdfast.supervisor.policies.runner import PolicyRunner
 from holdfast.supervisor.protocol import (
     Answer,
     CancelTimer,
@@ -50,12 +56,8 @@ from holdfast.supervisor.protocol import (
     TimerFired,
 )
 from holdfast.supervisor.published import LeaderChanged
-from holdfast.supervisor.questions import Questions
 from holdfast.supervisor.requests import OperatorRequest
-from holdfast.supervisor.sessions import Reported, Sessions
-from holdfast.supervisor.steady import SteadyClock
-from holdfast.supervisor.timers import Timers
-from holdfast.supervisor.unanswered import Unanswered
+from holdfast.supervisor.telemetry import announce, tracing
 
 # All leaders read as one consumer: what a dead leader took and did not acknowledge is handed to the next one at once.
 CONSUMER = "leader"
@@ -63,7 +65,7 @@ BATCH_MAX = 256
 BATCHES_AHEAD = 2
 BEATS_S = 1.0
 
-log = structlog.get_logger("holdfast.supervisor.term")
+log = structlog.get_logger("holdfast.supervisor.leader.term")
 
 
 class LeaseLost(StaleEpoch):

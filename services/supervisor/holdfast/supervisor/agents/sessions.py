@@ -16,9 +16,9 @@ from holdfast.domain.nodes import PROTOCOL_VERSION, NodeFacts
 from holdfast.domain.orders import Order, StepReached
 from holdfast.domain.replication import SavedByAll
 from holdfast.runtime import freeze
-from holdfast.supervisor.inbox import InboxWriter, gone_entry
-from holdfast.supervisor.meters import Latencies
+from holdfast.supervisor.leader.inbox import InboxWriter, gone_entry
 from holdfast.supervisor.protocol import NodeGone
+from holdfast.supervisor.telemetry.meters import Latencies
 from holdfast.v1 import control_pb2 as pb
 from holdfast.wire.control import encode_heard, encode_order
 from holdfast.wire.retention import encode_saved_by_all
@@ -30,7 +30,7 @@ PEERS_MAX = 4  # that an agent is told to test its network with
 DIFFERS_S = 3.0  # a report is on its way for less, unless the log is away
 NUMBERS_PER_EPOCH = 10**9  # session numbers grow over all terms: a later one of a node is always the higher
 
-log = structlog.get_logger("holdfast.supervisor.sessions")
+log = structlog.get_logger("holdfast.supervisor.agents.sessions")
 
 
 class Refused(HoldfastError):

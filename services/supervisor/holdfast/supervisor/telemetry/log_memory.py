@@ -11,7 +11,7 @@ from holdfast.log.protocol import EventLog
 
 EVERY_S = 10.0
 
-log = structlog.get_logger("holdfast.supervisor.room")
+log = structlog.get_logger("holdfast.supervisor.telemetry.log_memory")
 
 
 async def watch(event_log: EventLog) -> None:

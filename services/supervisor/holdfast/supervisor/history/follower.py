@@ -11,8 +11,8 @@ from holdfast.domain.errors import HoldfastError, MalformedMessage, Unavailable
 from holdfast.log.names import EVENTS, STEPS
 from holdfast.log.protocol import Delivery, EventLog
 from holdfast.runtime.backoff import Backoff
-from holdfast.supervisor.history import History, Told
-from holdfast.supervisor.picture import Progress
+from holdfast.supervisor.history.protocol import History, Told
+from holdfast.supervisor.leader.picture import Progress
 from holdfast.supervisor.published import Published
 from holdfast.wire import records
 from holdfast.wire.events import decode_steps
@@ -20,7 +20,7 @@ from holdfast.wire.events import decode_steps
 BATCH_MAX = 1000
 WAIT_S = 5.0
 
-log = structlog.get_logger("holdfast.supervisor.follower")
+log = structlog.get_logger("holdfast.supervisor.history.follower")
 
 
 class Follower:

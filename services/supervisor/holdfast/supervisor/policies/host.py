@@ -1,4 +1,4 @@
-"""The process that a policy script runs in: `python -m holdfast.supervisor.policy_host FILE`.
+"""The process that a policy script runs in: `python -m holdfast.supervisor.policies.host FILE`.
 
 Reads one question per line, writes one answer per line. What the script prints goes to standard error. Ends with its parent:
 a thread watches the pipe, also while the script computes for ever.
@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from holdfast.domain.incidents import Action
-from holdfast.supervisor.policy_script import Question
+from holdfast.supervisor.policies.script import Question
 from holdfast.wire import records
 
 

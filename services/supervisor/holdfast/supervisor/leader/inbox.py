@@ -25,7 +25,7 @@ WAITING_MAX = 10_000
 
 InboxEvent = NodeReported | NodeGone | OperatorRequest
 
-log = structlog.get_logger("holdfast.supervisor.inbox")
+log = structlog.get_logger("holdfast.supervisor.leader.inbox")
 
 
 def report_entry(event: NodeReported, traceparent: str = "") -> Entry:

@@ -29,8 +29,8 @@ from itertools import pairwise
 
 from holdfast.domain.findings import StepRecord
 from holdfast.domain.incidents import ActionKind, Incident
-from holdfast.supervisor.booked import Booked, Gap
-from holdfast.supervisor.booked import Segment as SegmentSums
+from holdfast.supervisor.history.booked import Booked, Gap
+from holdfast.supervisor.history.booked import Segment as SegmentSums
 
 RATE_POINTS_MAX = 600  # of the tokens/s series: enough for any screen
 

@@ -16,7 +16,7 @@ import structlog
 from holdfast.domain.errors import InvalidSpec, PolicyError
 from holdfast.domain.incidents import Action, Incident
 from holdfast.policy import JobView, default
-from holdfast.supervisor.policy_script import PolicyScript, sample_incidents, sample_job
+from holdfast.supervisor.policies.script import PolicyScript, sample_incidents, sample_job
 
 DEFAULT = "default policy"
 SCRIPTS_MAX = 32  # script processes kept warm; the one that was not asked for longest goes

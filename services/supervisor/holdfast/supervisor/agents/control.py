@@ -17,9 +17,9 @@ from holdfast.domain.errors import HoldfastError, MalformedMessage
 from holdfast.domain.nodes import NodeFacts
 from holdfast.domain.orders import Hello
 from holdfast.runtime.grpc_server import write_whole
-from holdfast.supervisor.inbox import report_entry
+from holdfast.supervisor.agents.sessions import AgentSession, Refused, Sessions
+from holdfast.supervisor.leader.inbox import report_entry
 from holdfast.supervisor.protocol import NodeReported
-from holdfast.supervisor.sessions import AgentSession, Refused, Sessions
 from holdfast.v1 import control_pb2 as pb
 from holdfast.v1 import control_pb2_grpc as pb_grpc
 from holdfast.wire.control import decode_report, decode_steps_reached, encode_ack, encode_welcome
@@ -28,7 +28,7 @@ SERVICE = "holdfast.v1.Control"
 HELLO_TIMEOUT_S = 5.0
 NOT_THE_LEADER = "not the leader"
 
-log = structlog.get_logger("holdfast.supervisor.control")
+log = structlog.get_logger("holdfast.supervisor.agents.control")
 Context = grpc.aio.ServicerContext[pb.AgentMessage, pb.SupervisorMessage]
 Messages = AsyncIterator[pb.AgentMessage]
 

@@ -18,17 +18,17 @@ from holdfast.domain.errors import StaleEpoch, Unavailable
 from holdfast.log.names import LEADER_LEASE
 from holdfast.log.protocol import FencedLog, Lease
 from holdfast.runtime.backoff import Backoff
-from holdfast.supervisor.history import History
-from holdfast.supervisor.picture import Picture
-from holdfast.supervisor.policy_runner import PolicyRunner
-from holdfast.supervisor.sessions import Sessions
-from holdfast.supervisor.term import LeaseTimes, Term
+from holdfast.supervisor.agents.sessions import Sessions
+from holdfast.supervisor.history.protocol import History
+from holdfast.supervisor.leader.picture import Picture
+from holdfast.supervisor.leader.term import LeaseTimes, Term
+from holdfast.supervisor.policies.runner import PolicyRunner
 
 CAMPAIGN_S = 0.2  # how often a standby asks for the lease
 SAY_AGAIN_S = 30.0  # that there is no lease, while the reason stays the same
 RELEASE_TIMEOUT_S = 0.5
 
-log = structlog.get_logger("holdfast.supervisor.leader")
+log = structlog.get_logger("holdfast.supervisor.leader.campaign")
 
 
 class Leader:

@@ -22,18 +22,18 @@ from holdfast.runtime import metrics, telemetry
 from holdfast.runtime.telemetry import Point
 from holdfast.supervisor.core import saved_steps
 from holdfast.supervisor.core.state import Job, State
-from holdfast.supervisor.goodput import Ledger, account
-from holdfast.supervisor.history import History, Run
-from holdfast.supervisor.intake import STREAMS
-from holdfast.supervisor.ledger import to_history
-from holdfast.supervisor.picture import Live, Progress
+from holdfast.supervisor.history.goodput import Ledger, account
+from holdfast.supervisor.history.ledger import to_history
+from holdfast.supervisor.history.protocol import History, Run
+from holdfast.supervisor.leader.intake import STREAMS
+from holdfast.supervisor.leader.picture import Live, Progress
 from holdfast.supervisor.protocol import JobPhase
 
 EVERY_S = 5.0
 SHARE_MAX = 0.05  # of one core: a job of a million steps takes seconds to account for, and is then asked less often
 ORDERS_MAX = 50_000  # whose answers are awaited
 
-log = structlog.get_logger("holdfast.supervisor.meters")
+log = structlog.get_logger("holdfast.supervisor.telemetry.meters")
 
 
 class Latencies:

@@ -1,0 +1,1 @@
+"""What operators see of the leader from outside: log lines, metrics, traces."""
