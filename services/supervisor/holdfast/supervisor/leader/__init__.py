@@ -1,1 +1,1 @@
-"""Leading: campaign for the lease, fold what arrives into the state, commit, act; the snapshot that the next leader starts from."""
+"""Leading: campaign for the lease, fold what arrives into the state, commit it, act on it."""
