@@ -70,6 +70,15 @@ class Cluster:
         )
         return closed()
 
+    def wait_decided(self, job: str) -> dict[str, Any]:
+        """Wait until a policy has answered for an incident of the job; returns the newest of them."""
+
+        def decided() -> list[dict[str, Any]]:
+            return [incident for incident in self.client.incidents(job) if incident["action"] is not None]
+
+        wait_until(lambda: bool(decided()), description=f"a decision about {job}", timeout_s=STEP_TIMEOUT_S)
+        return decided()[0]
+
     def wait_end(self, job: str, timeout_s: float = START_TIMEOUT_S) -> dict[str, Any]:
         return self.wait(job, "the end", lambda view: view["phase"] in ENDED, timeout_s)
 

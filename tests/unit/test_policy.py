@@ -125,7 +125,7 @@ def script(tmp_path: Path) -> Iterator[PolicyScript]:
 
 
 def decide(script: PolicyScript, source: str) -> Action:
-    script.path.write_text(source)
+    Path(script.path).write_text(source)
     crash = incident("worker_crash")
     return script.decide(crash, sample_job(crash))
 

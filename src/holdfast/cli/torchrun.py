@@ -59,7 +59,7 @@ def body(
     nproc_per_node: str,
     max_restarts: int | None,
     name: str,
-    policy: Path | None,
+    policy: str,
     spares: int,
 ) -> dict[str, Any]:
     """The job body. Raises `InvalidSpec` naming the flag."""
@@ -78,8 +78,8 @@ def body(
     }
     if max_restarts is not None:
         result["limits"] = {"restarts_without_progress_max": max_restarts}
-    if policy is not None:
-        result["policy"] = str(policy)
+    if policy:
+        result["policy"] = policy
     return result
 
 

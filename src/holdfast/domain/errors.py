@@ -11,6 +11,7 @@ HoldfastError
 ├── IncompatibleVersion  two parts that do not speak the same protocol version
 ├── MalformedMessage     a message or record that no correct peer writes; refused whole, never half believed
 ├── PolicyError          a policy script that does not load, raises, overruns its deadline or answers nonsense
+├── PluginError          an installed plug-in that cannot be imported or is not what its group asks for; it is left out
 ├── StaleEpoch           a command from a leader that has been replaced
 └── IntegrityError       bytes that are not what their manifest says; never handed out
 """
@@ -95,6 +96,14 @@ class MalformedMessage(HoldfastError):
 
 class PolicyError(HoldfastError):
     """The job's policy script is of no use: says which file, where, and what is wrong. The default policy decides."""
+
+
+class PluginError(HoldfastError):
+    """An installed plug-in is of no use: says which and why. Everything else runs on without it."""
+
+    def __init__(self, group: str, plugin: str, problem: str) -> None:
+        super().__init__(f"plug-in {plugin} of {group}: {problem}")
+        self.problem = problem
 
 
 class StaleEpoch(HoldfastError):

@@ -85,7 +85,7 @@ class JobSpec:
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     hang: HangSpec = field(default_factory=HangSpec)
     limits: LimitSpec = field(default_factory=LimitSpec)
-    policy: str = ""  # absolute path of a policy script; empty = the default policy
+    policy: str = ""  # absolute path of a policy script, or plugin:NAME; empty = the default policy
     spares: int = 0  # spare nodes that the job wants kept warm; only reported, the fleet's spares are shared
     checks: ChecksSpec = field(default_factory=ChecksSpec)
     resume: ResumeSpec | None = None  # None = step 0

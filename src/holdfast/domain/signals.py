@@ -286,6 +286,17 @@ class HealthChecks:
 
 
 @dataclass(frozen=True, slots=True)
+class Measurements:
+    """What a plug-in's collector has measured, for a plug-in's detector. Columns. Holdfast's own detectors do not read it."""
+
+    node: str
+    at: float
+    source: str  # the collector's name
+    name: tuple[str, ...]  # unit last: "pump_rpm", "inlet_c"
+    value: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class MaintenanceNotice:
     """The owner of the machine announces that it will be taken, or (`event` empty) that it will not after all."""
 
@@ -375,6 +386,7 @@ NodeSignal = (
     | GpuHealth
     | NicSample
     | HealthChecks
+    | Measurements
     | MaintenanceNotice
     | CheckpointTrouble
     | CollectorSilent

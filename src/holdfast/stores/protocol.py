@@ -15,17 +15,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Protocol
-from urllib.parse import unquote, urlsplit
 
 from holdfast.domain.errors import InvalidSpec
 
 KEY_BYTES_MAX = 1024  # of Google Cloud Storage
-EXPECTED_URL = "gs://bucket/prefix, or file:///directory with an absolute path"
 
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=-]{0,254}", re.ASCII)  # a leading dot is a store's own: temporaries
-_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]", re.ASCII)
 
 Pace = Callable[[int], None]  # called with the bytes that are to be sent next; returns when they may be
 
@@ -89,31 +85,27 @@ class ObjectStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoreUrl:
-    """A store's address, taken apart. `gs`: bucket and prefix ("" or without slashes at its ends); `file`: a directory."""
+    """A store's address, taken apart. `file`: no bucket, the prefix is a directory; else the prefix is "" or without slashes
+    at its ends."""
 
     scheme: str
     bucket: str
     prefix: str
 
     def __str__(self) -> str:
-        if self.scheme == "file":
-            return f"file://{self.prefix}"
-        return f"gs://{self.bucket}/{self.prefix}" if self.prefix else f"gs://{self.bucket}"
+        return f"{self.scheme}://{self.bucket}" + (f"/{self.prefix.lstrip('/')}" if self.prefix else "")
 
 
-def parse_url(url: str) -> StoreUrl:
-    """Raises InvalidSpec for what is no store's URL. Looks at the text only."""
-    parts = urlsplit(url)
-    path = unquote(parts.path)
-    if parts.query or parts.fragment or "\0" in path or ".." in PurePosixPath(path).parts:
-        raise InvalidSpec("store", url, EXPECTED_URL)
-    match parts.scheme:
-        case "file" if not parts.netloc and path.startswith("/"):
-            return StoreUrl("file", "", str(PurePosixPath("/", path.lstrip("/"))))
-        case "gs" if _BUCKET.fullmatch(parts.netloc):
-            return StoreUrl("gs", parts.netloc, path.strip("/"))
-        case _:
-            raise InvalidSpec("store", url, EXPECTED_URL)
+@dataclass(frozen=True, slots=True)
+class StoreKind:
+    """One kind of object store: how its URLs look and how one is opened. All that the rest of Holdfast knows of it.
+
+    `open` reads and writes nothing yet; it raises `InvalidSpec` when a package that it needs is not installed.
+    """
+
+    example: str  # "gs://bucket/prefix", for messages
+    is_valid: Callable[[StoreUrl], bool]  # looks at the text only
+    open: Callable[[StoreUrl], ObjectStore]
 
 
 def check_key(key: str) -> str:

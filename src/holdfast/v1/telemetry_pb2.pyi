@@ -20,7 +20,7 @@ VERDICT_FAILED: Verdict
 VERDICT_SKIPPED: Verdict
 
 class Tick(_message.Message):
-    __slots__ = ("node", "incarnation", "seq", "at", "dropped", "protocol_version", "traceparent", "goodbye", "wants_ack", "generation_started", "generation_stopped", "steps", "progress", "worker_exited", "kernel_lines", "host", "gpus", "collectors_silent", "gpu_health", "nics", "maintenance", "replica_checks", "node_tested", "standstills", "health_checks", "checkpoint_troubles")
+    __slots__ = ("node", "incarnation", "seq", "at", "dropped", "protocol_version", "traceparent", "goodbye", "wants_ack", "generation_started", "generation_stopped", "steps", "progress", "worker_exited", "kernel_lines", "host", "gpus", "collectors_silent", "gpu_health", "nics", "maintenance", "replica_checks", "node_tested", "standstills", "health_checks", "checkpoint_troubles", "measurements")
     NODE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +47,7 @@ class Tick(_message.Message):
     STANDSTILLS_FIELD_NUMBER: _ClassVar[int]
     HEALTH_CHECKS_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_TROUBLES_FIELD_NUMBER: _ClassVar[int]
+    MEASUREMENTS_FIELD_NUMBER: _ClassVar[int]
     node: str
     incarnation: str
     seq: int
@@ -73,7 +74,8 @@ class Tick(_message.Message):
     standstills: _containers.RepeatedCompositeFieldContainer[Standstill]
     health_checks: _containers.RepeatedCompositeFieldContainer[HealthChecks]
     checkpoint_troubles: _containers.RepeatedCompositeFieldContainer[CheckpointTrouble]
-    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., seq: _Optional[int] = ..., at: _Optional[float] = ..., dropped: _Optional[int] = ..., protocol_version: _Optional[int] = ..., traceparent: _Optional[str] = ..., goodbye: bool = ..., wants_ack: bool = ..., generation_started: _Optional[_Iterable[_Union[GenerationStarted, _Mapping]]] = ..., generation_stopped: _Optional[_Iterable[_Union[GenerationStopped, _Mapping]]] = ..., steps: _Optional[_Iterable[_Union[StepColumns, _Mapping]]] = ..., progress: _Optional[_Iterable[_Union[RankProgress, _Mapping]]] = ..., worker_exited: _Optional[_Iterable[_Union[WorkerExited, _Mapping]]] = ..., kernel_lines: _Optional[_Iterable[_Union[KernelLine, _Mapping]]] = ..., host: _Optional[_Iterable[_Union[HostSample, _Mapping]]] = ..., gpus: _Optional[_Iterable[_Union[GpuSample, _Mapping]]] = ..., collectors_silent: _Optional[_Iterable[_Union[CollectorSilent, _Mapping]]] = ..., gpu_health: _Optional[_Iterable[_Union[GpuHealth, _Mapping]]] = ..., nics: _Optional[_Iterable[_Union[NicSample, _Mapping]]] = ..., maintenance: _Optional[_Iterable[_Union[MaintenanceNotice, _Mapping]]] = ..., replica_checks: _Optional[_Iterable[_Union[ReplicaChecks, _Mapping]]] = ..., node_tested: _Optional[_Iterable[_Union[NodeTested, _Mapping]]] = ..., standstills: _Optional[_Iterable[_Union[Standstill, _Mapping]]] = ..., health_checks: _Optional[_Iterable[_Union[HealthChecks, _Mapping]]] = ..., checkpoint_troubles: _Optional[_Iterable[_Union[CheckpointTrouble, _Mapping]]] = ...) -> None: ...
+    measurements: _containers.RepeatedCompositeFieldContainer[Measurements]
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., seq: _Optional[int] = ..., at: _Optional[float] = ..., dropped: _Optional[int] = ..., protocol_version: _Optional[int] = ..., traceparent: _Optional[str] = ..., goodbye: bool = ..., wants_ack: bool = ..., generation_started: _Optional[_Iterable[_Union[GenerationStarted, _Mapping]]] = ..., generation_stopped: _Optional[_Iterable[_Union[GenerationStopped, _Mapping]]] = ..., steps: _Optional[_Iterable[_Union[StepColumns, _Mapping]]] = ..., progress: _Optional[_Iterable[_Union[RankProgress, _Mapping]]] = ..., worker_exited: _Optional[_Iterable[_Union[WorkerExited, _Mapping]]] = ..., kernel_lines: _Optional[_Iterable[_Union[KernelLine, _Mapping]]] = ..., host: _Optional[_Iterable[_Union[HostSample, _Mapping]]] = ..., gpus: _Optional[_Iterable[_Union[GpuSample, _Mapping]]] = ..., collectors_silent: _Optional[_Iterable[_Union[CollectorSilent, _Mapping]]] = ..., gpu_health: _Optional[_Iterable[_Union[GpuHealth, _Mapping]]] = ..., nics: _Optional[_Iterable[_Union[NicSample, _Mapping]]] = ..., maintenance: _Optional[_Iterable[_Union[MaintenanceNotice, _Mapping]]] = ..., replica_checks: _Optional[_Iterable[_Union[ReplicaChecks, _Mapping]]] = ..., node_tested: _Optional[_Iterable[_Union[NodeTested, _Mapping]]] = ..., standstills: _Optional[_Iterable[_Union[Standstill, _Mapping]]] = ..., health_checks: _Optional[_Iterable[_Union[HealthChecks, _Mapping]]] = ..., checkpoint_troubles: _Optional[_Iterable[_Union[CheckpointTrouble, _Mapping]]] = ..., measurements: _Optional[_Iterable[_Union[Measurements, _Mapping]]] = ...) -> None: ...
 
 class Standstill(_message.Message):
     __slots__ = ("at", "job", "generation", "rank", "answered", "interpreter", "kernel", "stack", "rows", "messages")
@@ -498,6 +500,18 @@ class CollectorSilent(_message.Message):
     misses: int
     reason: str
     def __init__(self, at: _Optional[float] = ..., collector: _Optional[str] = ..., misses: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Measurements(_message.Message):
+    __slots__ = ("at", "source", "name", "value")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    at: float
+    source: str
+    name: _containers.RepeatedScalarFieldContainer[str]
+    value: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, at: _Optional[float] = ..., source: _Optional[str] = ..., name: _Optional[_Iterable[str]] = ..., value: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class HealthChecks(_message.Message):
     __slots__ = ("at", "tool", "check", "gpu", "verdict", "reason")

@@ -28,7 +28,8 @@ from pydantic import (
 from holdfast.domain.errors import InvalidSpec, InvalidSpecs
 from holdfast.domain.job import CheckpointSpec, ChecksSpec, HangSpec, JobSpec, LaunchSpec, LimitSpec
 from holdfast.domain.mesh import DATA_PARALLEL, Mesh
-from holdfast.stores.protocol import parse_url
+from holdfast.plugins import POLICY_PREFIX
+from holdfast.stores.opening import parse_url
 from holdfast.wire import yamlfile
 from holdfast.wire.resume import parse as parse_resume
 from holdfast.wire.yamlfile import KeyPath, dotted
@@ -217,7 +218,9 @@ class JobFile(_Part):
     hang: Hang = Hang()
     checks: Checks = Checks()
     limits: Limits = Limits()
-    policy: Annotated[str, Field(description="policy script; absent = the default policy")] = ""
+    policy: Annotated[
+        str, Field(description="policy script, or plugin:NAME for an installed one; absent = the default policy")
+    ] = ""
     spares: Annotated[int, Field(ge=0, le=NODES_MAX, description="spare nodes that the job wants kept warm")] = 0
 
 
@@ -309,7 +312,7 @@ def _build(body: Mapping[str, Any], base: Path | None, where: Where) -> JobSpec:
         env=tuple(job.env.items()),
         preload=tuple(job.preload),
     )
-    policy = path("policy", job.policy)
+    policy = job.policy if job.policy.startswith(POLICY_PREFIX) else path("policy", job.policy)
     try:
         spec = _spec(job, launch, policy)
     except InvalidSpec as problem:

@@ -11,7 +11,7 @@ import re
 
 from holdfast.domain.errors import InvalidSpec
 from holdfast.domain.job import ResumeSpec
-from holdfast.stores.protocol import parse_url
+from holdfast.stores.opening import parse_url
 
 EXPECTED = (
     "the store's URL, a slash and a job's name, such as gs://bucket/prefix/llm or file:///directory/llm, and after an @ "

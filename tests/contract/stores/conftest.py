@@ -3,6 +3,7 @@ ways), each as a factory, because a contract between writers needs two of them."
 
 from __future__ import annotations
 
+import importlib
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import servers
 from servers import Choice
 
+from holdfast.cli.demo.scenario import examples
 from holdfast.stores import ObjectStore
 from holdfast.stores.file import FileStore
 from holdfast.stores.gcs import GcsOptions, GcsStore
@@ -25,7 +27,7 @@ def gcs_endpoint(server_choice: Choice) -> Iterator[str]:
         yield endpoint
 
 
-@pytest.fixture(params=["memory", "file", "gcs", "gcs in ranges", "gcs in parts"])
+@pytest.fixture(params=["memory", "file", "plug-in", "gcs", "gcs in ranges", "gcs in parts"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
     """Opens the same store, once more with every call."""
     stores: list[ObjectStore] = []
@@ -40,6 +42,10 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
             yield lambda: keep(shared)
         case "file":
             yield lambda: keep(FileStore(tmp_path / "store"))
+        case "plug-in":
+            monkeypatch.syspath_prepend(str(examples() / "plugins" / "store"))
+            example = importlib.import_module("holdfast_example_sqlite")
+            yield lambda: keep(example.SqliteStore(tmp_path / "store.db"))
         case kind:
             monkeypatch.setenv("STORAGE_EMULATOR_HOST", request.getfixturevalue("gcs_endpoint"))
             # the same paths as in production, only at sizes that a test can afford

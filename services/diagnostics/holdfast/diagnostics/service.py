@@ -15,6 +15,7 @@ from holdfast.diagnostics.detectors.liveness import Liveness
 from holdfast.diagnostics.engine import Engine
 from holdfast.diagnostics.ingest import SERVICE, TelemetryServicer
 from holdfast.diagnostics.intake import Intake
+from holdfast.diagnostics.plugged import plugged
 from holdfast.diagnostics.publisher import Publisher
 from holdfast.diagnostics.settings import DiagnosticsSettings
 from holdfast.log.protocol import EventLog
@@ -47,7 +48,8 @@ async def run(settings: DiagnosticsSettings, event_log: EventLog) -> None:
     liveness = Liveness(reconnect_grace_s=settings.reconnect_grace_s, silence_s=settings.silence_s)
     publisher = Publisher(event_log)
     telemetry.observe(metrics.TELEMETRY_DROPPED, lambda: publisher.steps_dropped, what="steps")
-    intake = Intake(Engine(detectors.standard(catalogue, liveness=liveness)), publisher, clock=time.time)
+    engine = Engine((*detectors.standard(catalogue, liveness=liveness), *plugged()))
+    intake = Intake(engine, publisher, clock=time.time)
     backlog = Backlog()
     telemetry.observe(metrics.TELEMETRY_DROPPED, lambda: backlog.dropped, what="signals")
     servicer = TelemetryServicer(intake, backlog, publisher, clock=time.time)

@@ -1,8 +1,9 @@
-"""The collectors of an agent. A new one is a new file with a `build`, and one line here."""
+"""The collectors of an agent. A new one is a new file with a `build`, and one line here; or a plug-in."""
 
 from __future__ import annotations
 
 from holdfast.agent.collectors import host, infiniband, kernel_log, maintenance, nvml, nvrx
+from holdfast.agent.collectors.plugged import plugged
 from holdfast.agent.collectors.protocol import Collector, Surroundings
 
 BUILDERS = (
@@ -19,4 +20,4 @@ BUILDERS = (
 def build_all(surroundings: Surroundings) -> list[Collector]:
     """Those that have something to watch on this node."""
     built: list[Collector | None] = [build(surroundings) for build in BUILDERS]
-    return [collector for collector in built if collector is not None]
+    return [*(collector for collector in built if collector is not None), *plugged(surroundings)]

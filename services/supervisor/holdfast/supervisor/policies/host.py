@@ -1,4 +1,4 @@
-"""The process that a policy script runs in: `python -m holdfast.supervisor.policies.host FILE`.
+"""The process that a policy runs in: `python -m holdfast.supervisor.policies.host FILE`, or `plugin:NAME` for an installed one.
 
 Reads one question per line, writes one answer per line. What the script prints goes to standard error. Ends with its parent:
 a thread watches the pipe, also while the script computes for ever.
@@ -12,63 +12,88 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
+from holdfast import plugins
+from holdfast.domain.errors import PluginError
 from holdfast.domain.incidents import Action
+from holdfast.plugins import POLICY_PREFIX, Group
 from holdfast.supervisor.policies.script import Question
 from holdfast.wire import records
 
 
-def load(path: Path) -> Callable[..., Any]:
-    """The script's `decide`. Raises whatever the script raises, and TypeError when there is nothing to call."""
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """`where`: what the job calls it. `file`: where its lines are, for messages; empty when nobody can say."""
+
+    where: str
+    file: str
+    decide: Callable[..., Any]
+
+
+def load(policy: str) -> Policy:
+    """A script's `decide`, or a plug-in's. Raises whatever the script raises, and TypeError when there is nothing to call."""
+    if policy.startswith(POLICY_PREFIX):
+        return _load_plugin(policy)
     module = ModuleType("holdfast_policy_script")
-    module.__file__ = str(path)
+    module.__file__ = policy
     sys.modules[module.__name__] = module  # dataclasses in the script look themselves up there
-    exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
+    exec(compile(Path(policy).read_bytes(), policy, "exec"), module.__dict__)
     decide = getattr(module, "decide", None)
     if decide is None:
         raise TypeError("it defines no decide(incident, job)")
     if not callable(decide):
         raise TypeError(f"decide is {type(decide).__name__}, not a function decide(incident, job)")
-    return decide  # type: ignore[no-any-return]
+    return Policy(policy, policy, decide)
 
 
-def explain(path: Path, error: BaseException) -> str:
+def _load_plugin(policy: str) -> Policy:
+    name = policy.removeprefix(POLICY_PREFIX)
+    plugin = plugins.find(Group.POLICIES, name)
+    if plugin is None:
+        there = ", ".join(found.name for found in plugins.installed(Group.POLICIES)) or "none"
+        raise TypeError(f"no installed package brings a policy of that name; installed: {there}")
+    decide = plugins.load(plugin, FunctionType)
+    return Policy(policy, decide.__code__.co_filename, decide)
+
+
+def explain(where: str, file: str, error: BaseException) -> str:
     """`file:line: Type: message`, the innermost line that is in the script."""
     line = next(
-        (frame.lineno for frame in reversed(traceback.extract_tb(error.__traceback__)) if frame.filename == str(path)),
+        (frame.lineno for frame in reversed(traceback.extract_tb(error.__traceback__)) if frame.filename == file),
         None,
     )
     if isinstance(error, SyntaxError):
         line = error.lineno
-    where = f"{path}:{line}" if line is not None else str(path)
+    place = f"{where}:{line}" if line is not None else where
     message = error.msg if isinstance(error, SyntaxError) else str(error)
     return (
-        f"{where}: {message}"
-        if isinstance(error, TypeError) and line is None
-        else f"{where}: {type(error).__name__}: {message}"
+        f"{place}: {message}"
+        if isinstance(error, TypeError | PluginError) and line is None
+        else f"{place}: {type(error).__name__}: {message}"
     )
 
 
-def answer(path: Path, decide: Callable[..., Any], raw: bytes) -> dict[str, object]:
+def answer(policy: Policy, raw: bytes) -> dict[str, object]:
     question = records.loads(raw, Question)
     try:
-        action = decide(question.incident, question.job)
+        action = policy.decide(question.incident, question.job)
     except Exception as error:
-        return {"error": explain(path, error)}
+        return {"error": explain(policy.where, policy.file, error)}
     if not isinstance(action, Action):
-        return {"error": f"{path}: decide() returned {action!r:.200}, not an Action such as restart('why')"}
+        return {"error": f"{policy.where}: decide() returned {action!r:.200}, not an Action such as restart('why')"}
     try:
         return {"ok": json.loads(records.dumps(action, Action))}
     except (TypeError, ValueError) as error:
-        return {"error": f"{path}: decide() returned an Action that makes no sense: {error}"}
+        return {"error": f"{policy.where}: decide() returned an Action that makes no sense: {error}"}
 
 
 def main() -> None:
-    path = Path(sys.argv[1])
+    wanted = sys.argv[1]
     questions: SimpleQueue[bytes] = SimpleQueue()
     answers = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # print() in a script must not become an answer
@@ -83,13 +108,13 @@ def main() -> None:
 
     threading.Thread(target=read, daemon=True).start()
     try:
-        decide = load(path)
+        policy = load(wanted)
     except BaseException as error:  # a script may well call sys.exit()
-        write({"error": explain(path, error)})
+        write({"error": explain(wanted, wanted, error)})
         return
     write({"ok": "loaded"})
     while True:
-        write(answer(path, decide, questions.get()))
+        write(answer(policy, questions.get()))
 
 
 if __name__ == "__main__":

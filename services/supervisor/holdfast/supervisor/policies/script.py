@@ -22,6 +22,7 @@ from holdfast.domain.findings import FindingKind, Severity
 from holdfast.domain.incidents import MAINTENANCE, REPAIR, Action, Incident, IncidentState
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import Notice
+from holdfast.plugins import POLICY_PREFIX
 from holdfast.policy import JobView, check
 from holdfast.wire import records
 
@@ -44,26 +45,22 @@ class PolicyLate(PolicyError):
 
 
 class PolicyScript:
-    """`decide` of one script file. Use as a context manager, or call `close`."""
+    """`decide` of one script file, or of a plug-in (`plugin:NAME`). Use as a context manager, or call `close`."""
 
     def __init__(self, path: str | Path, *, deadline_s: float = DEADLINE_S) -> None:
-        self.path = Path(path)
+        self.path = str(path)
         self._deadline_s = deadline_s
         self._process: subprocess.Popen[bytes] | None = None
         self._loaded: tuple[float, int] | None = None
 
     def load(self) -> None:
         """Start the script's process unless it runs and the file is unchanged. Raises `PolicyError` with file and line."""
-        try:
-            stat = self.path.stat()
-        except OSError as error:
-            raise PolicyError(f"{self.path}: {error.strerror or error}") from error
-        version = (stat.st_mtime, stat.st_size)
+        version = self._version()
         if self._process is not None and self._process.poll() is None and version == self._loaded:
             return
         self.close()
         # -P: the script's directory must not shadow modules; isolated from nothing else, it is the user's own environment.
-        command = [sys.executable, "-P", "-m", "holdfast.supervisor.policies.host", str(self.path)]
+        command = [sys.executable, "-P", "-m", "holdfast.supervisor.policies.host", self.path]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
         self._loaded = version
         self._answer(LOAD_DEADLINE_S, "importing it")
@@ -84,6 +81,16 @@ class PolicyScript:
             return records.loads(raw, Action)
         except MalformedMessage as error:
             raise PolicyError(f"{self.path}: decide() answered no valid Action: {error}") from error
+
+    def _version(self) -> tuple[float, int]:
+        """Changes with the script's file; an installed plug-in is what it was when its process started."""
+        if self.path.startswith(POLICY_PREFIX):
+            return 0.0, 0
+        try:
+            stat = Path(self.path).stat()
+        except OSError as error:
+            raise PolicyError(f"{self.path}: {error.strerror or error}") from error
+        return stat.st_mtime, stat.st_size
 
     def close(self) -> None:
         process, self._process = self._process, None

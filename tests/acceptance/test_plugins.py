@@ -1,0 +1,62 @@
+"""The four example plug-ins, installed from their packages, at work in a real stack."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import plugged
+import pytest
+from training import cluster, gpt_job
+from waiting import wait_until
+
+from holdfast.plugins import Group
+
+
+@pytest.mark.timeout(240)
+def test_a_plug_in_of_every_group_works_in_a_real_stack(tmp_path: Path) -> None:
+    environment = plugged.install(tmp_path / "site")
+    inlet, database = tmp_path / "inlet", tmp_path / "checkpoints.db"
+    inlet.write_text("21.5\n")
+    spec = gpt_job("gpt", tmp_path / "out", dp=2, pp=1, steps=100_000, min_dp=1)
+    spec["checkpoint"] |= {"store": f"sqlite://{database}", "store_interval_s": 1}
+    spec["policy"] = "plugin:keep_size"
+    with cluster(
+        tmp_path / "stack", nodes=2, environment=environment | {"HOLDFAST_EXAMPLE_INLET_FILE": str(inlet)}
+    ) as run:
+        run.client.submit(spec)
+        run.wait_step("gpt", 10)
+        store = ("checkpoints", "list", "gpt", "--store", f"sqlite://{database}", "--json")
+        wait_until(
+            lambda: '"step"' in _holdfast(environment, *store), description="a checkpoint in the file", timeout_s=60
+        )
+
+        inlet.write_text("60\n")
+        wait_until(lambda: len(_hot(run.client.findings())) == 2, description="inlet_hot about both nodes")
+        assert {finding["evidence"]["plugin"] for finding in _hot(run.client.findings())} == {"inlet_hot"}
+
+        run.inject.node_loss(run.node_of("gpt", 1))
+        decided = run.wait_decided("gpt")
+        assert (decided["decided_by"], decided["action"]["kind"]) == ("plugin:keep_size", "wait"), decided
+
+    doctor = _holdfast(environment, "doctor", check=False)
+    for name in ("collector inlet", "detector inlet_hot", "object store sqlite", "policy keep_size"):
+        assert name in doctor, doctor
+    assert len(Group) == len(plugged.ALL), "each group has its example"
+
+
+def _hot(findings: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [finding for finding in findings if "inlet_c" in finding["evidence"]]
+
+
+def _holdfast(environment: dict[str, str], *arguments: str, check: bool = True) -> str:
+    command = [sys.executable, "-m", "holdfast.cli.main", *arguments]
+    done = subprocess.run(
+        command, env={**os.environ, **environment, "COLUMNS": "200"}, capture_output=True, text=True, check=False
+    )
+    assert not check or done.returncode == 0, done.stderr
+    return done.stdout
