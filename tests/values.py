@@ -29,7 +29,8 @@ from holdfast.domain.signals import (
 ROWS_MAX = 4
 SINGLE_PRECISION = {"data_s", "stall_s", "comm_wait_s", "temperature_c", "power_w"}  # travel as 32-bit floats
 COLUMNAR = (
-    StepColumns, RankProgress, ReplicaChecks, GpuSample, GpuHealth, NicSample, HealthChecks, Measurements, Standstill, CollectiveRows,
+    StepColumns, RankProgress, ReplicaChecks, GpuSample, GpuHealth, NicSample, HealthChecks, Measurements, Standstill,
+    CollectiveRows,
 )  # fmt: skip
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
