@@ -28,6 +28,7 @@ from typing import Any
 from benchmarks.recovery.healthy import step_ms
 from benchmarks.recovery.launchers import (
     LIBRARY_SCRIPT,
+    MARKS,
     ONE_NODE,
     RANKS,
     TWO_NODES_AND_SPARE,
@@ -139,7 +140,7 @@ def _trial(start: Start, layout: Layout, *, kill_node: bool) -> tuple[float, dic
         else:
             os.kill(victim, signal.SIGKILL)
         seconds = _wait_for_recovery(out, before, killed_at)
-        return seconds, _phases(running, seconds)
+        return seconds, _phases(running, killed_at, seconds)
 
 
 def _wait_for_start(out: Path) -> dict[int, Progress]:
@@ -169,17 +170,26 @@ def _wait_for_recovery(out: Path, before: dict[int, Progress], killed_at: float)
     raise TrialFailed(f"not recovered within {RECOVER_TIMEOUT_S:.0f} s")
 
 
-def _phases(running: Running, seconds: float) -> dict[str, float]:
-    """The launcher's own account of the recovery; `start` is what follows `prepare` until the last rank's first step."""
+def _phases(running: Running, killed_at: float, seconds: float) -> dict[str, float]:
+    """Where the time went, in seconds from the kill, which this process has seen.
+
+    `fault_dated`: how far from the kill the launcher dates the fault. It estimates: a lost node is dated by its last heartbeat.
+    """
     deadline = time.monotonic() + BOOKS_TIMEOUT_S
-    if not running.phases() and running.closed():
+    if not running.marks() and running.closed():
         return {}  # it keeps no books
-    while "prepare" not in (parts := running.phases()) or not running.closed():
+    while len(marks := running.marks()) < len(MARKS) or not running.closed():
         if time.monotonic() > deadline:
             return {}
         time.sleep(POLL_S)
-    known = sum(parts[name] for name in ("detect", "decide", "prepare"))
-    return {**parts, "start": seconds - known}
+    return {
+        "detect": marks["detected"] - killed_at,
+        "decide": marks["decided"] - marks["detected"],
+        "prepare": marks["prepared"] - marks["decided"],
+        **running.parts(),
+        "start": killed_at + seconds - marks["prepared"],
+        "fault_dated": marks["fault"] - killed_at,
+    }
 
 
 def _read(out: Path, rank: int) -> list[Progress]:

@@ -40,6 +40,8 @@ class Layout:
 ONE_NODE = Layout(nodes=1)
 TWO_NODES_AND_SPARE = Layout(nodes=2, spares=1)
 
+MARKS = ("fault", "detected", "decided", "prepared")
+
 
 class Running(Protocol):
     """A started job."""
@@ -47,11 +49,14 @@ class Running(Protocol):
     def lose_node(self, pid: int) -> None:
         """Kill the node that runs the worker `pid` whole, as a power failure would, and provide what replaces it."""
 
-    def phases(self) -> dict[str, float]:
-        """Seconds by phase of the last recovery, as far as the launcher knows them."""
+    def marks(self) -> dict[str, float]:
+        """When the last recovery reached each of `MARKS`, Unix seconds, as far as the launcher knows them."""
+
+    def parts(self) -> dict[str, float]:
+        """Seconds of what the launcher tells apart within a phase."""
 
     def closed(self) -> bool:
-        """Whether `phases` is final; a launcher that keeps no books has nothing to wait for."""
+        """Whether `marks` is final; a launcher that keeps no books has nothing to wait for."""
 
 
 Start = Callable[[Layout, Path, Sequence[str], ExitStack], Running]
@@ -98,7 +103,10 @@ class TorchElastic:
         if not self.spare_waits:
             self.start_agent()  # the replacement starts in the same instant: no scheduler is in between
 
-    def phases(self) -> dict[str, float]:
+    def marks(self) -> dict[str, float]:
+        return {}
+
+    def parts(self) -> dict[str, float]:
         return {}
 
     def closed(self) -> bool:
@@ -153,18 +161,16 @@ class HoldfastRunning:
     def closed(self) -> bool:
         return all(incident["state"] == "resolved" for incident in self.client.incidents(self.job))
 
-    def phases(self) -> dict[str, float]:
+    def marks(self) -> dict[str, float]:
         incidents = sorted(self.client.incidents(self.job), key=lambda incident: incident["t_fault"])
         if not incidents:
             return {}
         last: dict[str, Any] = incidents[-1]
-        marks = [last.get(f"t_{name}") for name in ("fault", "detected", "decided", "prepared")]
-        phases = {
-            name: late - early
-            for name, early, late in zip(("detect", "decide", "prepare"), marks, marks[1:], strict=False)
-            if early is not None and late is not None
-        }
-        return phases | dict(last.get("phases_s") or {})
+        return {name: at for name in MARKS if (at := last.get(f"t_{name}")) is not None}
+
+    def parts(self) -> dict[str, float]:
+        incidents = sorted(self.client.incidents(self.job), key=lambda incident: incident["t_fault"])
+        return dict(incidents[-1].get("phases_s") or {}) if incidents else {}
 
 
 def holdfast(script: Path = SCRIPT) -> Start:
