@@ -85,7 +85,7 @@ class StoreScrubber:
             )
 
     async def _repair(self, job: Job, bucket: Bucket, age: tuple[int, int], damage: Sequence[Damage]) -> set[int]:
-        """Repair the objects of which this node has an intact copy, and mark the others. Returns the ranks whose shard stays damaged."""
+        """Repair what this node has an intact copy of, mark the rest. Returns the ranks whose shard stays damaged."""
         broken: set[int] = set()
         for each in damage:
             log.error("corrupt object found in the object store", job=job.name, object=each.key, reason=each.problem)
