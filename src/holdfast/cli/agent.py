@@ -1,4 +1,4 @@
-"""`holdfast agent`: join this machine to a fleet as one node."""
+"""`holdfast agent`: add this machine to a fleet as one node."""
 
 from __future__ import annotations
 
@@ -29,21 +29,32 @@ def agent(
             help="The supervisor's control endpoints, host:port, comma-separated.", envvar="HOLDFAST_SUPERVISOR"
         ),
     ],
-    node: Annotated[str, typer.Option(help="This node's name, unique in the fleet.")] = "",
-    capacity: Annotated[int, typer.Option(help="Workers that fit; 0 = one per GPU, or 1 without GPUs.", min=0)] = 0,
-    zone: Annotated[str, typer.Option(help="Failure domain (rack, power feed): copies go to another one.")] = "",
-    address: Annotated[str, typer.Option(help="Where other nodes reach this one; default: the host's own name.")] = "",
+    node: Annotated[str, typer.Option(help="This node's name, unique in the fleet. Default: the host name.")] = "",
+    capacity: Annotated[
+        int, typer.Option(help="Number of workers that this node can run; 0 = one per GPU, or 1 without GPUs.", min=0)
+    ] = 0,
+    zone: Annotated[
+        str,
+        typer.Option(
+            help="Failure domain, such as a rack. Copies of shards go to another failure domain. Default: the node."
+        ),
+    ] = "",
+    address: Annotated[
+        str, typer.Option(help="Address at which other nodes reach this one. Default: the host name.")
+    ] = "",
     directory: Annotated[
-        Path, typer.Option("--dir", help="The agent's directory: logs, remembered commands, disk tier.")
+        Path, typer.Option("--dir", help="The agent's directory: logs, executed orders, disk tier.")
     ] = Path("/var/lib/holdfast"),
     memory: Annotated[Path, typer.Option(help="Directory of the memory tier, on a tmpfs.")] = Path("/dev/shm/holdfast"),
-    kernel_log: Annotated[Path, typer.Option(help="Kernel log to watch for Xid and other lines.")] = Path("/dev/kmsg"),
+    kernel_log: Annotated[Path, typer.Option(help="Kernel log to read for Xid and other messages.")] = Path(
+        "/dev/kmsg"
+    ),
     preflight: Annotated[
         bool,
-        typer.Option(help="Test devices, memory, disks and network before the node gets ranks, and while it is idle."),
+        typer.Option(help="Run pre-flight tests of devices, memory, disks and network while the node has no ranks."),
     ] = True,
 ) -> None:
-    """Join this machine to the fleet: watches its GPUs and host, runs workers, carries out the supervisor's orders."""
+    """Add this machine to the fleet as a node: monitor its GPUs and host, run workers, execute the supervisor's orders."""
     for endpoint in supervisor.split(","):
         host, _, port = endpoint.strip().rpartition(":")
         if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) <= PORT_MAX:
@@ -62,10 +73,10 @@ def agent(
     }
     if not preflight:
         environment["HOLDFAST_PREFLIGHT_EVERY_S"] = "0"
-    # replaces this process, so that signals, exit codes and PR_SET_PDEATHSIG are the agent's own
+    # replaces this process, so that signals, exit codes and PR_SET_PDEATHSIG apply to the agent
     os.execve(sys.executable, [sys.executable, "-m", "holdfast.agent"], {**os.environ, **environment})
 
 
 def _gpus() -> int:
-    """GPUs of this machine as the kernel lists them; needs no driver library."""
+    """Return the number of GPUs of this machine according to the kernel; needs no driver library."""
     return sum(1 for path in Path("/proc/driver/nvidia/gpus").glob("*") if path.is_dir())

@@ -1,4 +1,4 @@
-"""What `holdfast checkpoints` shows and deletes, decided from what a store and a supervisor say. No terminal here."""
+"""Rows and deletion plans of `holdfast checkpoints`, from an object store and the supervisor's answer."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from holdfast.domain.errors import IncompatibleVersion, IntegrityError, NotFound
 from holdfast.stores import ObjectStore
 from holdfast.stores.layout import CheckpointManifest, StepObjects, jobs, load, survey
 
-ABANDONED_S = 24 * 3600.0  # an upload that has not grown for so long is not going on any more
+ABANDONED_S = 24 * 3600.0  # after this time without new objects, an upload counts as abandoned
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One step in the store. `state`: complete, incomplete (no manifest), damaged or newer (one that cannot be read)."""
+    """One checkpoint in the store. `state`: complete, incomplete (no manifest), damaged, or newer (later Holdfast version)."""
 
     objects: StepObjects
     state: str
@@ -31,25 +31,30 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """What goes and what stays, oldest last, each with its reason."""
+    """Checkpoints to delete and to retain, oldest last, each with its reason."""
 
     go: tuple[tuple[Stored, str], ...]
     stay: tuple[tuple[Stored, str], ...]
 
 
 def in_store(store: ObjectStore, job: str) -> list[Stored]:
-    """Newest first. Raises NotFound when the store has nothing of the job, Unavailable."""
+    """Return the checkpoints of a job, newest first. Raises NotFound if the store has none, Unavailable."""
     found = [_described(store, job, objects) for objects in survey(store, job)]
     if not found:
         others = jobs(store)
-        there = f"there are: {', '.join(others)}" if others else "there are none of any job"
+        there = f"it has checkpoints of: {', '.join(others)}" if others else "it has no checkpoints"
         raise NotFound(f"no checkpoints of {job} in {store.url}; {there}")
     return found
 
 
 def _described(store: ObjectStore, job: str, objects: StepObjects) -> Stored:
     if not objects.complete:
-        return Stored(objects, "incomplete", None, f"only {len(objects.ranks)} of its ranks are there")
+        return Stored(
+            objects,
+            "incomplete",
+            None,
+            f"{len(objects.ranks)} {'rank is' if len(objects.ranks) == 1 else 'ranks are'} uploaded",
+        )
     if objects.damage:
         return Stored(objects, "damaged", None, objects.damage)
     try:
@@ -61,7 +66,7 @@ def _described(store: ObjectStore, job: str, objects: StepObjects) -> Stored:
 
 
 def choose(store: ObjectStore, job: str, step: int | None, attempt: int | None) -> CheckpointManifest:
-    """The newest complete checkpoint, or the one meant. Raises NotFound that names what there is."""
+    """Return the newest complete checkpoint, or that of `step` and `attempt`. Raises NotFound that lists the complete ones."""
     found = in_store(store, job)
     complete = [each for each in found if each.checkpoint is not None]
     for each in complete:
@@ -76,11 +81,11 @@ def choose(store: ObjectStore, job: str, step: int | None, attempt: int | None) 
 
 
 def rows(stored: Sequence[Stored], held: Iterable[Json]) -> list[Json]:
-    """One row per step, newest first: what the store has, and what the supervisor knows of the nodes."""
+    """Return one row per checkpoint, newest first, from the contents of the store and the inventories of the nodes."""
     by_age: dict[tuple[int, int], Json] = {}
     newest = None
     for item in held:
-        if item.get("newest"):  # the supervisor knows which lineages were given up; the store does not
+        if item.get("newest"):  # the supervisor knows the abandoned lineages; the store does not
             newest = int(item["attempt"]), int(item["step"])
         tiers = item.get("tiers") or {}
         by_age[int(item["attempt"]), int(item["step"])] = {
@@ -122,9 +127,9 @@ def _empty(each: Stored) -> Json:
 
 
 def pruning(stored: Sequence[Stored], keep: int, now: float) -> Pruning:
-    """`stored`: newest first. The newest `keep` (at least 1) complete checkpoints stay, so does what cannot be judged.
+    """Plan the deletion of `stored` (newest first). Retains the newest `keep` (at least 1) complete ones and unreadable ones.
 
-    Incomplete steps go once nobody has added to them for a day: an upload may be under way.
+    Incomplete checkpoints are deleted after a day without new objects, because their upload may be in progress.
     """
     go: list[tuple[Stored, str]] = []
     stay: list[tuple[Stored, str]] = []
@@ -138,16 +143,16 @@ def pruning(stored: Sequence[Stored], keep: int, now: float) -> Pruning:
             case "complete":
                 go.append((each, "a newer one is complete" if kept == 1 else f"{kept} newer ones are complete"))
             case "incomplete" if idle_s > ABANDONED_S:
-                go.append((each, f"incomplete, and nothing was added for {idle_s / 3600:.0f} h"))
+                go.append((each, f"incomplete, without new objects for {idle_s / 3600:.0f} h"))
             case "incomplete":
-                stay.append((each, "incomplete; its upload may be under way"))
+                stay.append((each, "incomplete; its upload may be in progress"))
             case state:
                 stay.append((each, f"{state}: {each.problem}"))
     return Pruning(tuple(go), tuple(stay))
 
 
 def distinct_ranks(checkpoint: CheckpointManifest) -> tuple[int, ...]:
-    """The ranks whose shards together hold the whole state: of replicas that hold the same, the first."""
+    """Return the ranks whose shards together contain the complete state: the first of replicas with equal tensors."""
     first: dict[str, int] = {}
     for entry in checkpoint.ranks:
         first.setdefault(entry.tensors, entry.rank)

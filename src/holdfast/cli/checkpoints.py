@@ -1,5 +1,5 @@
-"""`holdfast checkpoints`: what is saved, whether it is whole, and how to get it out. Works on the object store alone, and
-on the nodes of a job where a supervisor answers."""
+"""`holdfast checkpoints`: lists, verifies, deletes and exports checkpoints in an object store, and on the nodes of a job if a
+supervisor answers."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from holdfast.stores.layout import CheckpointManifest, delete_step
 
 app = typer.Typer(
     help="Checkpoints: list, show, verify, prune, fetch, export.",
-    epilog="Without --store, a supervisor is asked for the job's own; where it has none, its nodes are meant. With --store, "
-    "nothing but the store is needed: "
+    epilog="Without --store, the commands use the job's own object store, or its nodes if it has none; this needs the API. "
+    "With --store, they need only the object store: "
     "`holdfast checkpoints list gpt --store gs://bucket/dir`.",
     no_args_is_help=True,
 )
@@ -47,10 +47,17 @@ notes = Console(stderr=True, highlight=False, emoji=False)
 Job = Annotated[str, typer.Argument(help="Job name.")]
 Store = Annotated[
     str,
-    typer.Option(help="gs://bucket/prefix or file:///directory.", envvar="HOLDFAST_STORE", show_default=False),
+    typer.Option(
+        help="Object store: gs://bucket/prefix or file:///directory.", envvar="HOLDFAST_STORE", show_default=False
+    ),
 ]
-Step = Annotated[int | None, typer.Option(help="Default: the newest complete one.", show_default=False)]
-Attempt = Annotated[int | None, typer.Option(help="Default: the newest that has the step.", show_default=False)]
+Step = Annotated[
+    int | None, typer.Option(help="Step of the checkpoint. Default: the newest complete one.", show_default=False)
+]
+Attempt = Annotated[
+    int | None,
+    typer.Option(help="Attempt of the checkpoint. Default: the newest one with this step.", show_default=False),
+]
 
 
 # ---------------------------------------------------------------- list, show
@@ -58,10 +65,10 @@ Attempt = Annotated[int | None, typer.Option(help="Default: the newest that has 
 
 @app.command("list", epilog="Example: holdfast checkpoints list gpt --store file:///mnt/checkpoints")
 def list_checkpoints(job: Job, store: Store = "", api: Api = "", as_json: AsJson = False) -> None:
-    """Every step that is saved, newest first: in the store, and on the nodes where a supervisor answers."""
+    """List checkpoints, newest first: in the object store, and on the nodes if a supervisor answers."""
     held, silent = _held(job, api or default_url())
     if not store and silent is not None:
-        raise type(silent)(f"{silent}; to look into an object store, name it with --store") from silent
+        raise type(silent)(f"{silent}; to list an object store, set it with --store") from silent
     url = store or _store_of(job, api or default_url())
     stored: list[Stored] = []
     missing: HoldfastError | None = None
@@ -70,18 +77,18 @@ def list_checkpoints(job: Job, store: Store = "", api: Api = "", as_json: AsJson
             with closing(open_store(url)) as opened:
                 stored = checkpoint_rows.in_store(opened, job)
     except HoldfastError as error:
-        if silent is not None:  # neither of the two knows anything
+        if silent is not None:  # both failed
             raise
         missing = error
     rows = checkpoint_rows.rows(stored, held)
     show_list(rows if as_json else map(_shown, rows), COLUMNS, as_json, f"no checkpoints of {job} yet")
-    for what, problem in (("nodes hold", silent), ("the store holds", missing)):
+    for what, problem in (("on the nodes", silent), ("in the object store", missing)):
         if problem is not None:
-            notes.print(f"[dim]what {what} is not shown: {escape(str(problem))}[/]", soft_wrap=True)
+            notes.print(f"[dim]checkpoints {what} are not shown: {escape(str(problem))}[/]", soft_wrap=True)
 
 
 def _held(job: str, api: str) -> tuple[list[Json], HoldfastError | None]:
-    """What the supervisor says of the job's nodes, or why it says nothing."""
+    """Return the checkpoints on the job's nodes, and the error if the supervisor did not answer."""
     try:
         with Client(api) as client:
             return list(client.checkpoints(job)), None
@@ -92,7 +99,7 @@ def _held(job: str, api: str) -> tuple[list[Json], HoldfastError | None]:
 
 
 def _shown(row: Json) -> Json:
-    """A row for the screen: `memory` and `disk` count ranks, out of how many says the mesh."""
+    """Format a row for the screen: `memory` and `disk` as the number of ranks out of all ranks of the mesh."""
     ranks = 1
     for size in row["mesh"].values():
         ranks *= size
@@ -108,7 +115,7 @@ def _shown(row: Json) -> Json:
 def show(
     job: Job, store: Store = "", api: Api = "", step: Step = None, attempt: Attempt = None, as_json: AsJson = False
 ) -> None:
-    """One checkpoint in the store with every rank's share."""
+    """Show one checkpoint in the object store with the shards of all ranks."""
     with _opened(job, store, api) as opened:
         checkpoint = checkpoint_rows.choose(opened, job, step, attempt)
     show_one(_described(checkpoint, screen=not as_json), as_json)
@@ -148,7 +155,7 @@ def _size(nbytes: int, *, screen: bool) -> str | int:
 
 
 @app.command(
-    epilog="Exit code 1 when something is damaged. Example: holdfast checkpoints verify gpt --store gs://bucket/dir --all"
+    epilog="Exit code 1 if a checkpoint is corrupt. Example: holdfast checkpoints verify gpt --store gs://bucket/dir --all"
 )
 def verify(
     job: Job,
@@ -156,10 +163,10 @@ def verify(
     api: Api = "",
     step: Step = None,
     attempt: Attempt = None,
-    every: Annotated[bool, typer.Option("--all", help="Every complete checkpoint.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Verify all complete checkpoints.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Read every byte of a checkpoint in the store and compare it with its checksums."""
+    """Read every byte of a checkpoint in the object store and compare checksums."""
     with _opened(job, store, api) as opened:
         if every:
             found = [each.checkpoint for each in checkpoint_rows.in_store(opened, job)]
@@ -179,7 +186,7 @@ def _verified(store: ObjectStore, checkpoint: CheckpointManifest, *, quiet: bool
         damaged = list(transfer.verify(store, checkpoint, advance))
     if not quiet:
         name = f"step {checkpoint.step} (attempt {checkpoint.attempt})"
-        verdict = "[red]damaged[/]" if damaged else f"[green]whole[/], {decimal(total)} verified"
+        verdict = "[red]corrupt[/]" if damaged else f"[green]intact[/], {decimal(total)} verified"
         console.print(f"{name}: {verdict}")
         for each in damaged:
             console.print(f"  {escape(each.key)}: {escape(each.problem)}", soft_wrap=True)
@@ -195,22 +202,25 @@ def _verified(store: ObjectStore, checkpoint: CheckpointManifest, *, quiet: bool
 
 
 @app.command(
-    epilog="Examples: [bold]holdfast checkpoints prune gpt[/] (all that a job which is over has on its nodes) · "
+    epilog="Examples: [bold]holdfast checkpoints prune gpt[/] (all checkpoints of a finished job on its nodes) · "
     "[bold]holdfast checkpoints prune gpt --store gs://bucket/dir --keep 3[/]"
 )
 def prune(
     job: Job,
     keep: Annotated[
-        int, typer.Option(help="Complete checkpoints that stay; in a store at least 1.", min=0, show_default=False)
+        int,
+        typer.Option(
+            help="Number of complete checkpoints to retain; with --store at least 1.", min=0, show_default=False
+        ),
     ] = 0,
     store: Store = "",
     api: Api = "",
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without confirmation.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete checkpoints, after asking: from the nodes, or with --store from the store, there never the newest complete one.
+    """Delete checkpoints after confirmation: from the nodes, or with --store from the object store.
 
-    What a job that is not over may go back to stays on its nodes.
+    Retains the newest complete checkpoint of an object store, and all checkpoints that an unfinished job may restore.
     """
     if not store:
         _prune_nodes(job, keep, api or default_url(), yes=yes, as_json=as_json)
@@ -223,8 +233,12 @@ def prune(
             _show_plan(job, plan)
         if plan.go and not yes:
             if as_json:
-                raise InvalidSpec("--yes", False, "given together with --json: nothing is asked then")
-            typer.confirm(f"Delete {len(plan.go)} of {len(plan.go) + len(plan.stay)}?", abort=True)
+                raise InvalidSpec(
+                    "--yes", False, "--yes together with --json, because --json does not ask for confirmation"
+                )
+            typer.confirm(
+                f"Delete {len(plan.go)} of {_count(len(plan.go) + len(plan.stay), 'checkpoint')}?", abort=True
+            )
         for each, _ in plan.go:
             delete_step(opened, job, *each.age)
             if not as_json:
@@ -242,25 +256,29 @@ def _prune_nodes(job: str, keep: int, api: str, *, yes: bool, as_json: bool) -> 
                 rows = [row | {"plan": word} for word, part in (("delete", go), ("keep", stay)) for row in part]
                 console.print(table(rows, ("step", "attempt", "plan")))
             else:
-                console.print(f"{job}: nothing to delete on its nodes; {len(stay)} stay")
+                console.print(f"{job}: nothing to delete on its nodes; {_count(len(stay), 'checkpoint')} retained")
         if go and not yes:
             if as_json:
-                raise InvalidSpec("--yes", False, "given together with --json: nothing is asked then")
-            typer.confirm(f"Delete {len(go)} of {len(go) + len(stay)} from the nodes?", abort=True)
+                raise InvalidSpec(
+                    "--yes", False, "--yes together with --json, because --json does not ask for confirmation"
+                )
+            typer.confirm(
+                f"Delete {len(go)} of {_count(len(go) + len(stay), 'checkpoint')} from the nodes?", abort=True
+            )
         if go:
             client.prune(job, [(row["attempt"], row["step"]) for row in go])
     if as_json:
         print(json.dumps({"deleted": go, "kept": stay}, indent=2))
         return
     if go:
-        console.print(f"{job}: {len(go)} {'step is' if len(go) == 1 else 'steps are'} deleted from its nodes")
+        console.print(f"{job}: {_count(len(go), 'checkpoint')} deleted from its nodes")
     if stored:
-        notes.print("[dim]nothing is deleted from its object store: name that with --store[/]")
+        notes.print("[dim]its checkpoints in the object store are not deleted; to delete them, use --store[/]")
 
 
 def _show_plan(job: str, plan: checkpoint_rows.Pruning) -> None:
     if not plan.go:
-        console.print(f"{job}: nothing to delete; {len(plan.stay)} stay")
+        console.print(f"{job}: nothing to delete; {_count(len(plan.stay), 'checkpoint')} retained")
         return
     rows = [
         row | {"bytes": decimal(row["bytes"]), "plan": word}
@@ -289,45 +307,48 @@ def _plan_rows(part: tuple[tuple[Stored, str], ...]) -> list[Json]:
 @app.command(epilog="Example: holdfast checkpoints fetch gpt --store gs://bucket/dir --step 1200 --to ./checkpoints")
 def fetch(
     job: Job,
-    to: Annotated[Path, typer.Option(help="Directory; made when it is not there.", file_okay=False)],
+    to: Annotated[Path, typer.Option(help="Directory; created if it does not exist.", file_okay=False)],
     store: Store = "",
     api: Api = "",
     step: Step = None,
     attempt: Attempt = None,
-    rank: Annotated[list[int] | None, typer.Option(help="Only this rank; can be repeated.", show_default=False)] = None,
+    rank: Annotated[
+        list[int] | None, typer.Option(help="Only this rank; can be given several times.", show_default=False)
+    ] = None,
 ) -> None:
-    """Bring shard files back from the store or the nodes, each with its manifest, every byte verified."""
+    """Download shard files with their manifests from the object store or the nodes, and verify them."""
     if not store and not _has_store(job, api or default_url()):
         with Client(api or default_url()) as client:
             meant = node_checkpoints.choose(client, job, step, attempt)
             paths = _from_nodes(client, meant, rank or meant.ranks, to)
         console.print(
-            f"step {meant.step} (attempt {meant.attempt}): {len(paths)} shards in {escape(str(paths[0].parent))}"
+            f"step {meant.step} (attempt {meant.attempt}): {_count(len(paths), 'shard')} in {escape(str(paths[0].parent))}"
         )
         return
     with _opened(job, store, api) as opened:
         checkpoint = checkpoint_rows.choose(opened, job, step, attempt)
         paths = _fetched(opened, checkpoint, tuple(rank or range(len(checkpoint.ranks))), to)
     console.print(
-        f"step {checkpoint.step} (attempt {checkpoint.attempt}): {len(paths)} shards in {escape(str(paths[0].parent))}"
+        f"step {checkpoint.step} (attempt {checkpoint.attempt}): {_count(len(paths), 'shard')} in "
+        f"{escape(str(paths[0].parent))}"
     )
 
 
 @app.command(epilog="Example: holdfast checkpoints export gpt --store gs://bucket/dir --to ./step-1200")
 def export(
     job: Job,
-    to: Annotated[Path, typer.Option(help="Directory of the export; must not be there or be empty.", file_okay=False)],
+    to: Annotated[Path, typer.Option(help="Directory of the export; must be empty or not exist.", file_okay=False)],
     store: Store = "",
     api: Api = "",
     step: Step = None,
     attempt: Attempt = None,
 ) -> None:
-    """Write a checkpoint as a plain torch.distributed.checkpoint directory, which torch loads without Holdfast."""
+    """Export a checkpoint as a torch.distributed.checkpoint directory, which torch loads without Holdfast."""
     if importlib.util.find_spec("torch") is None:
         raise InvalidSpec("export", "this Python", "one with torch: pip install 'holdfast[train]'")
     if to.exists() and any(to.iterdir()):
-        raise InvalidSpec("--to", str(to), "a directory that is not there yet, or is empty")
-    shards = to.with_name(f".{to.name}.shards")  # on the same file system: the export links what it can
+        raise InvalidSpec("--to", str(to), "a directory that is empty or does not exist")
+    shards = to.with_name(f".{to.name}.shards")  # on the same file system, so that the export can use links
     if not store and not _has_store(job, api or default_url()):
         with Client(api or default_url()) as client:
             meant = node_checkpoints.choose(client, job, step, attempt)
@@ -379,41 +400,45 @@ def _from_nodes(client: Client, meant: node_checkpoints.OnNodes, ranks: Sequence
 
 @contextmanager
 def _opened(job: str, store: str, api: str) -> Iterator[ObjectStore]:
-    """The store that was named, or the job's own, which a supervisor knows."""
+    """Open `store`, or the job's own object store according to the supervisor."""
     if not store:
         api = api or default_url()
         try:
             store = _store_of(job, api)
         except NoApi as error:
             raise NoApi(
-                f"no supervisor answers at {api} that could say where {job} is stored; name the store with --store"
+                f"no supervisor answers at {api}, so the object store of {job} is unknown; set it with --store"
             ) from error
     if not store:
-        raise NotFound(f"{job} has no object store: its job file has no checkpoint.store; name another with --store")
+        raise NotFound(f"{job} has no object store, because its job file has no checkpoint.store; set one with --store")
     with closing(open_store(store)) as opened:
         yield opened
 
 
 def _has_store(job: str, api: str) -> bool:
-    """Raises `NoApi` that says how to do without one."""
+    """Return whether the job has an object store. Raises `NoApi` with advice."""
     try:
         return bool(_store_of(job, api))
     except NoApi as error:
         raise NoApi(
-            f"no supervisor answers at {api} that could say where {job} is stored; name the store with --store"
+            f"no supervisor answers at {api}, so the object store of {job} is unknown; set it with --store"
         ) from error
 
 
 def _store_of(job: str, api: str) -> str:
-    """The URL in the job's file; empty = it has none."""
+    """Return the URL of the job's object store; empty = none."""
     with Client(api) as client:
         spec = client.job(job).get("spec") or {}
     return str((spec.get("checkpoint") or {}).get("store") or "")
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 @contextmanager
 def _bar(what: str, total: int) -> Iterator[transfer.Progress]:
-    """A bar on the terminal while the block runs; on a pipe, nothing."""
+    """Show a progress bar while the block runs; on a pipe, nothing."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

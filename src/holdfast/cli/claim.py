@@ -1,7 +1,7 @@
-"""A stack's own directory: one stack at a time, and a name short enough for Unix sockets.
+"""The directory of a stack: used by one stack at a time, with a path short enough for Unix sockets.
 
-The claim is a file lock: it ends with the process that holds it, however that ends, and means the same to processes that do
-not see each other's pids.
+The claim is a file lock. It ends with the process that holds it, and also works between processes in different pid
+namespaces.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ SOCKET_PATH_BYTES_MAX = 60  # what the stack's own directory may take of the 107
 
 
 class Claim:
-    """Holds `directory` until `release`. `path` is the name to use for everything inside it."""
+    """Locks `directory` until `release`. `path` is the path to use for everything inside it."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises `Conflict` when another stack runs there, `InvalidSpec` when it cannot be made or written."""
+        """Raises `Conflict` if another stack runs there, `InvalidSpec` if the directory cannot be created or written."""
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._pid_file = directory / PID_FILE
             self._lock = _locked(self._pid_file)
         except OSError as error:
             raise InvalidSpec(
-                "--dir", str(directory), f"a directory that can be made and written ({error.strerror})"
+                "--dir", str(directory), f"a directory that can be created and written ({error.strerror})"
             ) from error
         self.path = directory.resolve()
         self._short: Path | None = None
@@ -39,14 +39,14 @@ class Claim:
             self.path = self._short
 
     def use(self, path: Path) -> None:
-        """Go by the name that processes of an earlier holder know the directory by, and that still leads to it."""
+        """Use the path under which processes of an earlier stack know the directory."""
         if path != self.path:
             self._drop_short()
             self._short = path if path.is_symlink() else None
             self.path = path
 
     def release(self, *, keep_path: bool = False) -> None:
-        """Safe to call twice. `keep_path`: processes that stay go on using `path`."""
+        """Safe to call twice. `keep_path`: remaining processes continue to use `path`."""
         if self._lock.closed:
             return
         if not keep_path:
@@ -69,12 +69,12 @@ def _short_directory() -> Path:
     made = Path(tempfile.mkdtemp(prefix="hf-"))
     if _fits(made / "s"):
         return made
-    made.rmdir()  # TMPDIR is deep itself
+    made.rmdir()  # TMPDIR itself is too long
     return Path(tempfile.mkdtemp(prefix="hf-", dir="/tmp"))
 
 
 def _locked(path: Path) -> IO[str]:
-    """Raises `Conflict` when somebody else has it locked, `OSError` when it cannot be written."""
+    """Raises `Conflict` if another process holds the lock, `OSError` if the file cannot be written."""
     while True:
         lock = path.open("a+")
         try:
@@ -90,7 +90,7 @@ def _locked(path: Path) -> IO[str]:
             holder = lock.read().strip()
             lock.close()
             raise Conflict(
-                f"--dir: a stack is running in {path.parent} (pid {holder}); end it, or choose another directory"
+                f"--dir: a stack is already running in {path.parent} (pid {holder}); stop it, or choose another directory"
             ) from None
         except OSError:
             lock.close()

@@ -1,7 +1,7 @@
-"""The REST API as Python calls, for the commands. Errors come back as what they are: problem+json becomes an exception.
+"""The REST API as Python methods. problem+json responses are raised as exceptions.
 
-Every command carries an Idempotency-Key, so that it can be sent again when no supervisor leads for a moment or an answer is
-lost: it is carried out once all the same. This is the one place that retries.
+Every POST has an Idempotency-Key, so that it can be repeated while there is no leader or after a lost answer; the supervisor
+executes it once. Retries happen only in this module.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ REQUEST_TIMEOUT_S = 15.0
 OPERATION_TIMEOUT_S = 60.0
 CHECKPOINT_TIMEOUT_S = 3600.0  # for all copies of a large state; the supervisor answers sooner
 OPERATION_POLL_S = 0.05
-LEADER_TIMEOUT_S = 10.0  # a standby takes over well within this
+LEADER_TIMEOUT_S = 10.0  # longer than a standby needs to take over
 LEADER_POLL_S = 0.1
 PAGE_LIMIT = 200
-QUOTED_CHARS_MAX = 200  # of an answer that nobody understands
+QUOTED_CHARS_MAX = 200  # of an unexpected answer
 PROBLEM = "application/problem+json"
 
 Json = dict[str, Any]
 
 
 class NoApi(Unavailable):
-    """Nothing answers at the URL, or something that is no Holdfast API. A Holdfast without a leader is not meant."""
+    """The URL does not answer, or is not a Holdfast API. Not raised for a Holdfast API without a leader."""
 
 
 def default_url() -> str:
@@ -56,7 +56,7 @@ class Client:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Raises `InvalidSpec` for what is no http URL."""
+        """Raises `InvalidSpec` if `url` is not an http URL."""
         self.url = url.rstrip("/")
         self._clock, self._sleep = clock, sleep
         host = _host(self.url)
@@ -82,12 +82,14 @@ class Client:
     def submit(
         self, body: Mapping[str, Any], *, resume: bool = False, fresh: bool = False, step: int | None = None
     ) -> Json:
-        """Submit a job; returns when the supervisor has accepted it. Raises `Conflict` when one of that name is running, or has
-        checkpoints and neither `resume` (go on from the newest complete one, or from `step`) nor `fresh` (start at step 0) is
-        said."""
-        said = {"resume": "true"} if resume else {"fresh": "true"} if fresh else {}
-        said |= {} if step is None else {"step": str(step)}
-        return self._command("/v1/jobs", body, parameters=said)
+        """Submit a job and wait until the supervisor has accepted it.
+
+        `resume`: start from the newest complete checkpoint of the name, or from that of `step`; `fresh`: start at step 0.
+        Raises `Conflict` if a job of that name is running, or has checkpoints and neither of the two is set.
+        """
+        parameters = {"resume": "true"} if resume else {"fresh": "true"} if fresh else {}
+        parameters |= {} if step is None else {"step": str(step)}
+        return self._command("/v1/jobs", body, parameters=parameters)
 
     def resume(self, name: str, step: int | None = None) -> Json:
         return self._command(_path("jobs", name, "resume"), {"step": step})
@@ -102,7 +104,7 @@ class Client:
         return self._command(_path("jobs", name, "stop"), {"reason": reason})
 
     def checkpoint(self, name: str, grace_s: float | None = None) -> Json:
-        """Waits for the farthest tier, at most for `grace_s`."""
+        """Save a checkpoint and wait until it has reached the job's last tier, for at most `grace_s`."""
         timeout_s = CHECKPOINT_TIMEOUT_S if grace_s is None else grace_s + OPERATION_TIMEOUT_S
         return self._command(_path("jobs", name, "checkpoint"), {"grace_s": grace_s}, timeout_s)
 
@@ -113,11 +115,11 @@ class Client:
         return self._get(_path("jobs", name, "goodput"))
 
     def checkpoints(self, name: str) -> Iterator[Json]:
-        """What the job's nodes and its store hold, newest first."""
+        """Return the checkpoints on the job's nodes and in its object store, newest first."""
         return self._pages(_path("jobs", name, "checkpoints"))
 
     def checkpoint_sources(self, name: str, attempt: int, step: int) -> Json:
-        """Where its shards can be fetched from the nodes, and with which secret."""
+        """Return the nodes from which the shards can be fetched, and the secret for it."""
         return self._get(_path("jobs", name, "checkpoints", str(attempt), str(step), "sources"))
 
     def prune(self, name: str, steps: Iterable[tuple[int, int]]) -> Json:
@@ -164,7 +166,7 @@ class Client:
         return self._pages("/v1/incidents", **_given(job=job, node=node))
 
     def finding(self, finding_id: str) -> Json:
-        """Ids of findings hold what they are about, paths of directories among it."""
+        """Return one finding. Its id may contain slashes, because ids can contain directories."""
         if not finding_id:
             raise InvalidSpec("finding", finding_id, "an id; `holdfast explain` lists the latest")
         return self._get(f"/v1/findings/{quote(finding_id, safe='')}")
@@ -176,10 +178,10 @@ class Client:
         return self._pages("/v1/actions", **_given(job=job))
 
     def version(self) -> Json:
-        """Raises `NoApi` when whatever answers is no Holdfast."""
+        """Return the version of the API. Raises `NoApi` if the URL is not a Holdfast API."""
         answer = self._get("/v1/version")
         if "protocol_version" not in answer:
-            raise self._not_ours("its /v1/version has no protocol_version")
+            raise self._not_ours("its version has no protocol number")
         return answer
 
     def events(self) -> Iterator[tuple[str, Json]]:
@@ -217,24 +219,26 @@ class Client:
         timeout_s: float = OPERATION_TIMEOUT_S,
         parameters: Mapping[str, str] | None = None,
     ) -> Json:
-        """POST and wait for the operation: 202 only says that the request is in the supervisor's inbox."""
+        """Send a POST and wait for its operation. (202 only means that the request is in the supervisor's inbox.)"""
         key = {"Idempotency-Key": uuid.uuid4().hex}
         operation = self._led("POST", path, json=dict(body), headers=key, params=parameters)
         deadline = self._clock() + timeout_s
         while operation.get("state") == "pending":
             if self._clock() > deadline:
                 raise Unavailable(
-                    f"the supervisor accepted POST {path} but did not act on it within {timeout_s:.0f} s; "
-                    f"operation {operation.get('id')} goes on there"
+                    f"the supervisor accepted the request but did not complete it within {timeout_s:.0f} s; it may still "
+                    f"complete it (operation {operation.get('id')})"
                 )
             self._sleep(OPERATION_POLL_S)
             operation = self._get(_path("operations", str(operation["id"])))
         if operation.get("state") == "failed":
-            raise HoldfastError(str(operation.get("reason") or f"POST {path} failed"))
+            raise HoldfastError(
+                str(operation.get("reason") or "the supervisor rejected the request without a reason; see its log")
+            )
         return operation
 
     def _led(self, method: str, path: str, **options: Any) -> Json:
-        """A request, sent again while no supervisor leads. Safe to repeat: a GET, or a POST with an Idempotency-Key."""
+        """Send a request, and repeat it while there is no leader. For a GET, or a POST with an Idempotency-Key."""
         deadline = self._clock() + LEADER_TIMEOUT_S
         while True:
             try:
@@ -255,9 +259,9 @@ class Client:
         try:
             answer = response.json()
         except ValueError as error:
-            raise self._not_ours(f"{method} {path} gave no JSON") from error
+            raise self._not_ours("its answer is not JSON") from error
         if not isinstance(answer, dict):
-            raise self._not_ours(f"{method} {path} gave no JSON object")
+            raise self._not_ours("its answer is not a JSON object")
         return answer
 
     def _raise_problem(self, response: httpx.Response) -> None:
@@ -284,15 +288,15 @@ class Client:
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
             return NoApi(
                 f"no Holdfast API answers at {self.url} ({error}); "
-                f"start one with `holdfast up`, or name another with --api or {ENV_API}"
+                f"start one with `holdfast up`, or set another URL with --api or {ENV_API}"
             )
         why = "no answer in time" if isinstance(error, httpx.TimeoutException) else str(error)
-        return Unavailable(f"the connection to the Holdfast API at {self.url} broke ({why or type(error).__name__})")
+        return Unavailable(
+            f"the connection to the Holdfast API at {self.url} failed ({why or type(error).__name__}); try again"
+        )
 
     def _not_ours(self, why: str) -> NoApi:
-        return NoApi(
-            f"what answers at {self.url} is not a Holdfast API ({why}); name the right one with --api or {ENV_API}"
-        )
+        return NoApi(f"{self.url} is not a Holdfast API ({why}); set the correct URL with --api or {ENV_API}")
 
 
 def _given(**parameters: str | None) -> dict[str, str]:
@@ -300,7 +304,7 @@ def _given(**parameters: str | None) -> dict[str, str]:
 
 
 def _host(url: str) -> str:
-    """Raises `InvalidSpec` for what is no http URL."""
+    """Return the host of `url`. Raises `InvalidSpec` if `url` is not an http URL."""
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL:
@@ -318,14 +322,14 @@ def _is_loopback(host: str) -> bool:
 
 
 def _path(collection: str, name: str, *rest: str) -> str:
-    """`/v1/<collection>/<name>/…`. A name from a command line may hold anything: it stays one part of the path."""
+    """Return `/v1/<collection>/<name>/…`. Percent-encodes `name`, so that it is always a single path segment."""
     if name in ("", ".", "..") or "/" in name:
-        raise InvalidSpec(collection.removesuffix("s"), name, f"a name; `holdfast {collection} list` shows them")
+        raise InvalidSpec(collection.removesuffix("s"), name, f"a name; `holdfast {collection} list` shows the names")
     return "/".join(("/v1", collection, quote(name, safe=""), *rest))
 
 
 def _problem(response: httpx.Response) -> Json | None:
-    """The RFC 9457 body; None when whoever answers does not speak it."""
+    """Return the RFC 9457 body; None if the response has none."""
     if response.headers.get("content-type", "").partition(";")[0] != PROBLEM:
         return None
     try:
@@ -336,7 +340,7 @@ def _problem(response: httpx.Response) -> Json | None:
 
 
 def _fields(problem: Json) -> list[InvalidSpec]:
-    """What is wrong with a request, field by field."""
+    """Return the errors of a request, one per field."""
     return [
         InvalidSpec(str(each.get("field", "?")), each.get("value"), str(each.get("expected") or each.get("detail")))
         for each in problem.get("errors") or ()

@@ -1,4 +1,4 @@
-"""`holdfast doctor`: what is installed, reachable or misconfigured on this machine, and what to do about it."""
+"""`holdfast doctor`: checks what is installed, reachable or misconfigured on this machine, and gives advice."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PLUGIN_KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of the report. `level`: ok, note (works without), problem (fix it)."""
+    """One line of the report. `level`: ok, note (optional), problem (must be fixed)."""
 
     what: str
     level: str
@@ -45,13 +45,13 @@ class Check:
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog="Exit code 1 when there is a problem.", rich_help_panel="Look")(doctor)
+    app.command(epilog="Exit code 1 if there is a problem.", rich_help_panel="Look")(doctor)
 
 
 def doctor(
-    api: Annotated[str, typer.Option(help="API to look for.", envvar="HOLDFAST_API", show_default=False)] = "",
+    api: Annotated[str, typer.Option(help="URL of the Holdfast API.", envvar="HOLDFAST_API", show_default=False)] = "",
 ) -> None:
-    """Check this machine: Python, torch, GPU driver, Redis binary, shared memory, plug-ins, the API."""
+    """Check this machine: Python, torch, GPUs, kernel log, Redis, shared memory, plug-ins, API."""
     checks = [check for probe in PROBES for check in probe()]
     checks += list(_api(api or default_url()))
     table = Table(box=None, pad_edge=False)
@@ -81,29 +81,35 @@ def _torch() -> Iterator[Check]:
 def _gpu() -> Iterator[Check]:
     gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
     if not gpus:
-        yield Check("GPUs", "note", "none", "training runs on CPU over gloo")
+        yield Check("GPUs", "note", "none", "optional: training runs on CPU over gloo")
     elif importlib.util.find_spec("pynvml") is None:
-        yield Check("GPU health", "problem", f"{gpus} GPUs, no nvidia-ml-py", "pip install 'holdfast[nvml]'")
+        yield Check("GPU health", "problem", f"{_gpus(gpus)}, no nvidia-ml-py", "pip install 'holdfast[nvml]'")
     else:
-        yield Check("GPU health", "ok", f"{gpus} GPUs, nvidia-ml-py {importlib.metadata.version('nvidia-ml-py')}")
+        yield Check("GPU health", "ok", f"{_gpus(gpus)}, nvidia-ml-py {importlib.metadata.version('nvidia-ml-py')}")
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"
 
 
 def _nvrx() -> Iterator[Check]:
     name = "nvidia-resiliency-ext"
-    beside = os.environ.get("HOLDFAST_NVRX_PATH")
-    found = next(iter(importlib.metadata.distributions(name=name, path=[beside] if beside else sys.path)), None)
+    directory = os.environ.get("HOLDFAST_NVRX_PATH")
+    found = next(iter(importlib.metadata.distributions(name=name, path=[directory] if directory else sys.path)), None)
     if found is not None:
-        yield Check("NVRx", "ok", f"{name} {found.version}: agents run its health checks as well")
-    elif beside:
-        yield Check("NVRx", "problem", f"no {name} in {beside}", "HOLDFAST_NVRX_PATH names the directory that holds it")
+        yield Check("NVRx", "ok", f"{name} {found.version}: agents run its health checks")
+    elif directory:
+        yield Check("NVRx", "problem", f"no {name} in {directory}", "set HOLDFAST_NVRX_PATH to its directory")
     else:
-        yield Check("NVRx", "note", "not installed", f"optional: its health checks are read when {name} is there")
+        yield Check(
+            "NVRx", "note", "not installed", f"optional: agents use the health checks of {name} if it is installed"
+        )
 
 
 def _kernel_log() -> Iterator[Check]:
     readable = os.access("/dev/kmsg", os.R_OK)
     advice = (
-        "" if readable else "run the agent as root or with CAP_SYSLOG, or point HOLDFAST_KERNEL_LOG to a readable log"
+        "" if readable else "run the agent as root or with CAP_SYSLOG, or set HOLDFAST_KERNEL_LOG to a readable log"
     )
     yield Check(
         "kernel log",
@@ -153,10 +159,10 @@ def _shared_memory() -> Iterator[Check]:
     try:
         usage = shutil.disk_usage("/dev/shm")
     except OSError as error:
-        yield Check("/dev/shm", "problem", str(error), "the memory tier needs a tmpfs; mount one there")
+        yield Check("/dev/shm", "problem", str(error), "mount a tmpfs there; the memory tier needs it")
         return
     enough = usage.free >= MEMORY_FREE_BYTES_MIN
-    advice = "" if enough else "two images of each worker's state must fit; in a container raise --shm-size"
+    advice = "" if enough else "make room for two images of each worker's state; in a container raise --shm-size"
     yield Check("/dev/shm", "ok" if enough else "problem", f"{usage.free / 2**30:.1f} GiB free", advice)
 
 

@@ -11,9 +11,9 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smh]?)", re.ASCII)
 
 
 def seconds(text: str) -> float:
-    """Raises `typer.BadParameter`, which says what would be right."""
+    """Parse a duration. Raises `typer.BadParameter`."""
     match = _DURATION.fullmatch(text.strip())
     duration_s = float(match[1]) * _UNITS_S[match[2]] if match else 0.0
     if not 0 < duration_s <= 86_400:
-        raise typer.BadParameter(f"{text!r} is not a duration: say 30s, 2m or 1h, and no more than a day")
+        raise typer.BadParameter(f"{text!r} is not a duration; use for example 30s, 2m or 1h, at most one day")
     return duration_s

@@ -1,4 +1,4 @@
-"""`holdfast explain`: one finding as a person reads it: what, on which evidence, by which rule, and what was done about it."""
+"""`holdfast explain`: prints one finding with its evidence, its rule and the resulting action."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from holdfast.domain.findings import DATED, ESTIMATE
 
 LATEST_MAX = 20
 COLUMNS = ("id", "kind", "severity", "node", "rank", "at", "verdict")
-# What the lines above the evidence say already.
+# Evidence that other lines show.
 _SAID = ("rule", "source", "traceparent")
-_INCIDENT = "i-"  # how the ids of incidents begin; those of findings begin with what they are about
+_INCIDENT = "i-"  # prefix of incident ids; ids of findings begin with the job, node or other subject
 _LADDER = {
     "watch": "watch",
     "restart_process": "restart the process",
@@ -39,17 +39,19 @@ def register(app: typer.Typer) -> None:
 
 
 def explain(
-    finding: Annotated[str, typer.Argument(help="Id of a finding or an incident; none: the latest findings.")] = "",
-    job: Annotated[str, typer.Option(help="Of the latest: only this job's.")] = "",
-    node: Annotated[str, typer.Option(help="Of the latest: only this node's.")] = "",
+    finding: Annotated[
+        str, typer.Argument(help="Id of a finding or an incident. Default: list the latest findings.")
+    ] = "",
+    job: Annotated[str, typer.Option(help="List only findings of this job.")] = "",
+    node: Annotated[str, typer.Option(help="List only findings of this node.")] = "",
     api: Api = "",
     as_json: AsJson = False,
 ) -> None:
-    """Say why a finding was made: its evidence, the rule that fired, who is to blame, and what became of it."""
+    """Explain a finding: evidence, matched rule, failure attribution, and the resulting action."""
     with Client(api or default_url()) as client:
         if not finding:
             latest = islice(client.findings(job or None, node or None), LATEST_MAX)
-            show_list(latest, COLUMNS, as_json, "nothing has been found yet")
+            show_list(latest, COLUMNS, as_json, "no findings yet")
             return
         found, incident = look_up(client, finding)
     if as_json:
@@ -60,7 +62,7 @@ def explain(
 
 
 def look_up(client: Client, an_id: str) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """The finding of this id and its incident; of an incident's id the finding that it began with, if it began with one."""
+    """Return a finding and its incident, by the id of either. An incident that began without a finding has None."""
     if an_id.startswith(_INCIDENT):
         incident = client.incident(an_id)
         return (client.finding(incident["findings"][0]) if incident["findings"] else None), incident
@@ -69,7 +71,7 @@ def look_up(client: Client, an_id: str) -> tuple[dict[str, Any] | None, dict[str
 
 
 def story(finding: dict[str, Any] | None, incident: dict[str, Any] | None) -> Iterator[Text]:
-    """The lines of an explanation: the finding first, then why, then what to do, then what was done."""
+    """Yield the lines of an explanation: the finding, its evidence, the recommended actions, the resulting action."""
     if finding is not None:
         yield from _finding(finding)
     if incident is not None:
@@ -83,27 +85,27 @@ def _finding(finding: dict[str, Any]) -> Iterator[Text]:
     delay = max(0.0, finding["at"] - finding["since"])
     yield _line(
         "when",
-        f"began {_moment(finding['since'])}{_estimated(finding)}, found {_moment(finding['at'])}, {delay:.2f} s later",
+        f"started {_moment(finding['since'])}{_estimated(finding)}, detected {_moment(finding['at'])}, {delay:.2f} s later",
     )
     yield _line("rule", f"{finding['rule']} (source: {finding['source']})")
     if blame := finding["evidence"].get("blame"):
         why = finding["evidence"].get("because", "")
-        yield _line("blame", f"{blame}" + (f", because: {why}" if why else ""))
+        yield _line("attributed to", f"{blame}" + (f", because: {why}" if why else ""))
     for name, value in sorted(finding["evidence"].items()):
         if name not in _SAID and value:
             yield _line(f"  {name}", _indented(value))
-    ladder = " → ".join(_LADDER.get(rung, rung) for rung in finding["ladder"]) or "nothing in particular"
+    ladder = " → ".join(_LADDER.get(rung, rung) for rung in finding["ladder"]) or "none"
     yield _line("recommended", ladder)
-    yield _line("to do", finding["advice"])
-    yield _line("worth acting on", f"until {_moment(finding['at'] + finding['ttl_s'])} ({finding['ttl_s']:g} s)")
-    yield _line("verdict", f"{finding['verdict']}, at {_moment(finding['judged_at'])}")
+    yield _line("advice", finding["advice"])
+    yield _line("expires", f"{_moment(finding['at'] + finding['ttl_s'])} ({finding['ttl_s']:g} s)")
+    yield _line("result", f"{finding['verdict']}, at {_moment(finding['judged_at'])}")
 
 
 def _incident(incident: dict[str, Any]) -> Iterator[Text]:
     yield _line("incident", f"{incident['id']}, {incident['state']}: {incident['cause']}")
     action = incident["action"]
     if action is None:
-        yield _line("action", "none has been decided")
+        yield _line("action", "not decided yet")
         return
     nodes = f" of {', '.join(action['nodes'])}" if action["nodes"] else ""
     yield _line("action", f"{action['kind']}{nodes}, decided by {incident['decided_by']}: {action['reason']}")
@@ -116,7 +118,7 @@ def _line(name: str, value: str) -> Text:
 
 
 def _indented(value: str) -> str:
-    """Frames and log lines below each other, under their name."""
+    """Indent the lines of a value below each other."""
     return ("\n" + " " * 17).join(value.splitlines())
 
 
@@ -125,7 +127,7 @@ def _estimated(finding: dict[str, Any]) -> str:
 
 
 def _confidence(finding: dict[str, Any]) -> str:
-    return f"{finding['confidence'] * 100:.0f} % sure"
+    return f"confidence {finding['confidence'] * 100:.0f} %"
 
 
 def _where(finding: dict[str, Any]) -> str:
@@ -136,7 +138,7 @@ def _where(finding: dict[str, Any]) -> str:
     ]
     if finding["generation"]:
         parts.append(f"generation {finding['generation']}")
-    return ", ".join(parts) or "nowhere in particular"
+    return ", ".join(parts) or "not attributed to a node or job"
 
 
 def _moment(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Follow one job until it ends: the live view, what the chosen ranks print, and an exit code."""
+"""Follow one job until it ends: live view, output of the selected ranks, exit code."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from holdfast.cli.tables import markup
 from holdfast.domain.errors import Unavailable
 
 POLL_S = 0.2
-NODES_EVERY = 5  # polls; a fleet has many nodes, and their states are the slow part of the picture
-SETTLE_MAX_S = 30.0  # after the end, for the last save to reach the disks: what is copied then is copied all the same
+NODES_EVERY = 5  # polls; requesting the states of all nodes is the slow part
+SETTLE_MAX_S = 30.0  # after the end, for the last checkpoint to reach the disks; copies continue beyond it
 NODES_NAMED_MAX = 4
-SILENCE_MAX_S = 900.0  # the control plane may be away for a while: training goes on without it
+SILENCE_MAX_S = 900.0  # training continues while the control plane does not answer
 ENDED = {"completed": 0, "stopped": 1, "failed": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """With what a job that is over is taken up again, and its checkpoints are deleted: words of a sentence."""
+    """How to resume a finished job and how to delete its checkpoints; each completes "To …: "."""
 
     resume: str
     delete: str
 
 
 def by_command(name: str) -> How:
-    """Of a job on a Holdfast that stays."""
-    return How(f"`holdfast jobs resume {name}`", f"`holdfast checkpoints prune {name}`")
+    """For a job on a permanent installation."""
+    return How(f"holdfast jobs resume {name}", f"holdfast checkpoints prune {name}")
 
 
 def follow(
@@ -50,10 +50,10 @@ def follow(
     until_left: bool = False,
     how: How | None = None,
 ) -> int:
-    """Returns 0 when the job completes, 1 when it fails or is stopped. `check` raises when waiting has become pointless.
-    `until_left`: a completed job is waited for until its last checkpoint is in the object store, or is given up.
+    """Return 0 if the job completes, 1 if it fails or is stopped. `check` raises an exception to end the wait.
+    `until_left`: after completion, also wait until the final upload has ended.
 
-    A control plane that does not answer is waited for; `Unavailable` is raised after `SILENCE_MAX_S`.
+    If the control plane does not answer, wait for it; raises `Unavailable` after `SILENCE_MAX_S`.
     """
     logs = LogTail(client, name, ranks)
     seen: set[tuple[str, str]] = set()
@@ -73,14 +73,14 @@ def follow(
             except Unavailable as error:
                 if silent_since is None:
                     silent_since = clock()
-                    display.say(f"[yellow]waiting[/]   {escape(str(error))}; training goes on")
+                    display.say(f"[yellow]waiting[/]   {escape(str(error))}; training continues")
                 if clock() - silent_since > SILENCE_MAX_S:
                     raise
                 sleep(POLL_S)
                 continue
             if silent_since is not None:
                 silent_since = None
-                display.say("the supervisor answers again")
+                display.say("connected to the supervisor again")
             for line in lines:
                 display.print(line)
             for line in news:
@@ -99,13 +99,13 @@ def follow(
 
 
 def _settled(job: Mapping[str, Any]) -> bool:
-    """Whether the last save of a job that is over is on its nodes' disks."""
+    """Return whether the last checkpoint of a finished job is on its nodes' disks."""
     kept = job.get("kept")
     return not job.get("checkpoint_step") or bool(kept and kept["on_disk"] and kept["step"] >= job["checkpoint_step"])
 
 
 def kept(job: Mapping[str, Any], how: How) -> str:
-    """What of a job that is over its nodes keep, and what can be done with it; empty when there is nothing."""
+    """Describe the retained checkpoint of a finished job, and how to use and delete it; empty if there is none."""
     found = job.get("kept")
     if not found:
         return ""
@@ -115,7 +115,7 @@ def kept(job: Mapping[str, Any], how: How) -> str:
     )
     under = sorted(set(found["directories"].values()))
     where = f" on {on} under {', '.join(under[:NODES_NAMED_MAX])}" if nodes else ""
-    return f"step {found['step']} is kept{where}; {how.resume} goes on from it; {how.delete} deletes it"
+    return f"checkpoint at step {found['step']} is retained{where}. To resume: {how.resume}. To delete: {how.delete}"
 
 
 def _news(client: Client, name: str, seen: set[tuple[str, str]]) -> Iterator[str]:
@@ -127,13 +127,13 @@ def _news(client: Client, name: str, seen: set[tuple[str, str]]) -> Iterator[str
 
 
 def describe(incident: Mapping[str, Any]) -> str:
-    """One line of news about an incident as it stands, as markup."""
+    """Describe the current state of an incident in one line of markup."""
     action = incident.get("action") or {}
     kind, cause = action.get("kind", ""), escape(incident["cause"].rstrip("."))
     reason = escape(action.get("reason") or incident["cause"])
     match incident["state"]:
         case "open":
-            return f"[yellow]found[/]     {cause}"
+            return f"[yellow]detected[/]  {cause}"
         case "resolved" if incident.get("t_first_step"):
             took = incident["t_first_step"] - incident["t_fault"]
             return f"[green]resolved[/]  {cause}: {kind}, {took:.2f} s from fault to first step"

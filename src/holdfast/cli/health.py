@@ -1,4 +1,4 @@
-"""`holdfast health`: ask one service whether it serves. For people and start-up scripts; containers run the probe itself."""
+"""`holdfast health`: checks one service. For operators and start-up scripts; containers run `holdfast.runtime.probe`."""
 
 from __future__ import annotations
 
@@ -15,28 +15,33 @@ from holdfast.runtime.tls import CA, CERT, KEY, Tls
 
 def register(app: typer.Typer) -> None:
     app.command(
-        epilog="Exit code 1 when it does not serve. Example: [bold]holdfast health grpc://127.0.0.1:8472[/]",
+        epilog="Exit code 1 if the service is not serving. Example: [bold]holdfast health grpc://127.0.0.1:8472[/]",
         rich_help_panel="Look",
     )(health)
 
 
 def health(
-    target: Annotated[str, typer.Argument(help=f"Where to ask: {SCHEMES}.")],
-    timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait for the answer.", min=0.1)] = TIMEOUT_S,
+    target: Annotated[str, typer.Argument(help=f"Address: {SCHEMES}.")],
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", help="Maximum time to wait, in seconds.", min=0.1)
+    ] = TIMEOUT_S,
     tls_cert: Annotated[
-        Path | None, typer.Option(help="Own certificate, PEM: grpc:// by mutual TLS.", envvar=CERT, show_default=False)
+        Path | None,
+        typer.Option(help="Client certificate (PEM), for grpc:// with mutual TLS.", envvar=CERT, show_default=False),
     ] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Its private key, PEM.", envvar=KEY, show_default=False)] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(help="Private key of the client certificate (PEM).", envvar=KEY, show_default=False)
+    ] = None,
     tls_ca: Annotated[
-        Path | None, typer.Option(help="CA of the service's certificate, PEM.", envvar=CA, show_default=False)
+        Path | None, typer.Option(help="CA of the service's certificate (PEM).", envvar=CA, show_default=False)
     ] = None,
 ) -> None:
-    """Say whether the service at TARGET serves: diagnostics and replicators by gRPC health, the supervisor by /healthz."""
+    """Check whether a service is serving: diagnostics and replicators by gRPC health, the supervisor by HTTP."""
     if not known(target):
         raise InvalidSpec("TARGET", target, SCHEMES)
     problem = probe(target, timeout_s, Tls.load(cert=tls_cert, key=tls_key, ca=tls_ca))
     console = Console(highlight=False, emoji=False, markup=False)
     if problem:
-        console.print(f"{target} does not serve: {problem}")
+        console.print(f"{target} is not serving: {problem}")
         raise typer.Exit(1)
-    console.print(f"{target} serves")
+    console.print(f"{target} is serving")

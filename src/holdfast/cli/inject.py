@@ -1,6 +1,6 @@
-"""`holdfast inject`: real faults, made on purpose, to test a set-up before the night does.
+"""`holdfast inject`: injects real faults to test a setup.
 
-A fault is made on the machine where the node runs: run the command there (for a local stack that is this machine).
+Run the command on the machine where the node runs; for a local stack that is this machine.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import typer
 from rich.console import Console
 
 from holdfast.cli.client import Client, default_url
-from holdfast.cli.machine_room import ask, socket_of
 from holdfast.cli.processes import kill_tree
+from holdfast.cli.stack_power import ask, socket_of
 from holdfast.domain.errors import Conflict, HoldfastError, NotFound, Unavailable
 
 app = typer.Typer(
-    help="Make a real fault, to test your set-up.",
+    help="Inject a real fault to test your setup.",
     no_args_is_help=True,
     epilog="Example: [bold]holdfast inject crash --job gpt --rank 4[/]",
 )
@@ -31,10 +31,10 @@ console = Console(highlight=False, emoji=False, markup=False, soft_wrap=True)
 
 AGENT_MODULE = "holdfast.agent"
 
-Api = Annotated[str, typer.Option(help="The API to ask where things run.", envvar="HOLDFAST_API", show_default=False)]
-Job = Annotated[str, typer.Option(help="Job to hurt.")]
-RankOption = Annotated[int, typer.Option(help="Rank to hurt.", min=0)]
-Node = Annotated[str, typer.Option(help="Node to hurt.")]
+Api = Annotated[str, typer.Option(help="URL of the Holdfast API.", envvar="HOLDFAST_API", show_default=False)]
+Job = Annotated[str, typer.Option(help="Target job.")]
+RankOption = Annotated[int, typer.Option(help="Target rank.", min=0)]
+Node = Annotated[str, typer.Option(help="Target node.")]
 
 
 def register(root: typer.Typer) -> None:
@@ -43,24 +43,24 @@ def register(root: typer.Typer) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Injector:
-    """The faults as calls; `holdfast demo` uses the same object as the command line."""
+    """The faults as methods; used by the command line and by `holdfast demo`."""
 
     client: Client
 
     def crash(self, job: str, rank: int) -> str:
-        """SIGKILL one worker."""
+        """Send SIGKILL to one worker."""
         node, pid = self._worker(job, rank)
         _send(pid, signal.SIGKILL)
         return f"SIGKILL to rank {rank} of {job} (pid {pid} on {node})"
 
     def hang(self, job: str, rank: int) -> str:
-        """SIGSTOP one worker: it stays alive and stops making progress."""
+        """Send SIGSTOP to one worker: the process stays alive and makes no progress."""
         node, pid = self._worker(job, rank)
         _send(pid, signal.SIGSTOP)
         return f"SIGSTOP to rank {rank} of {job} (pid {pid} on {node})"
 
     def node_loss(self, node: str) -> str:
-        """SIGKILL the agent and everything under it; a local stack drops the node's memory tier too."""
+        """Send SIGKILL to the agent and all its descendants. A local stack also deletes the node's memory tier."""
         facts = self._here(node)
         switchboard = socket_of(facts["directory"])
         if switchboard.exists():
@@ -70,16 +70,16 @@ class Injector:
         return f"{node} lost: SIGKILL to its agent (pid {facts['agent_pid']}) and all its processes"
 
     def nodes_loss(self, *nodes: str) -> str:
-        """Several nodes of one local stack at the same moment, as when they share a power supply."""
+        """Stop several nodes of one local stack at the same moment, as when a shared power supply fails."""
         facts = [self._here(node) for node in nodes]
         ask(socket_of(facts[0]["directory"]), "power_off", *nodes)
         return f"{' and '.join(nodes)} lost at once: SIGKILL to their agents and all their processes"
 
     def node_return(self, node: str) -> str:
-        """Switch a lost node of a local stack on again."""
+        """Start a lost node of a local stack again."""
         facts = self._here(node)
         ask(socket_of(facts["directory"]), "power_on", node)
-        return f"{node} switched on"
+        return f"{node} started"
 
     def xid(self, node: str, code: int, gpu: int = 0) -> str:
         """Write an Xid line, as the NVIDIA driver words it, into the kernel log that the node's agent reads."""
@@ -92,7 +92,7 @@ class Injector:
             )
         try:
             with path.open("ab", buffering=0) as log:
-                # /dev/kmsg takes "<priority>text" and adds the rest; a plain file holds what kmsg would have shown
+                # /dev/kmsg takes "<priority>text" and adds the other fields; a plain file needs the complete record
                 log.write(f"<3>{line}\n".encode() if _is_device(path) else _kmsg_record(line))
         except OSError as error:
             raise HoldfastError(f"cannot write to the kernel log {path} of {node}: {error}") from error
@@ -104,10 +104,12 @@ class Injector:
             if worker["rank"] == rank:
                 break
         else:
-            raise NotFound(f"job {job} has no rank {rank} now; it is {view['phase']} with {len(view['ranks'])} ranks")
+            raise NotFound(
+                f"job {job} has no rank {rank} now; the job is {view['phase']} with {_ranks(len(view['ranks']))}"
+            )
         node, pid = str(worker["node"]), worker.get("pid")
         agent = _agent(self._here(node))
-        # The view is a moment old, and pids are used again: only a process of this very agent is a worker of ours.
+        # The view may be outdated and pids are reused: accept only a descendant of this node's agent.
         if not pid or all(process.pid != pid for process in agent.children(recursive=True)):
             raise Conflict(f"rank {rank} of {job} has no running process on {node} now; the job is {view['phase']}")
         return node, int(pid)
@@ -116,13 +118,14 @@ class Injector:
         facts = self.client.node(node)
         if facts["hostname"] != socket.gethostname():
             raise Unavailable(
-                f"{node} runs on {facts['hostname']}, this is {socket.gethostname()}; run `holdfast inject` on that machine"
+                f"{node} runs on {facts['hostname']}, but this machine is {socket.gethostname()}; run `holdfast inject` on "
+                f"{facts['hostname']}"
             )
         return facts
 
 
 def _agent(facts: dict[str, Any]) -> psutil.Process:
-    """The node's agent. Raises `Conflict` when it does not run: its pid may be somebody else's by now."""
+    """Return the agent of the node. Raises `Conflict` if it is not running; its pid may have been reused."""
     node, pid = facts["node"], int(facts["agent_pid"])
     try:
         process = psutil.Process(pid)
@@ -130,9 +133,11 @@ def _agent(facts: dict[str, Any]) -> psutil.Process:
     except psutil.NoSuchProcess:
         ours = False
     except psutil.AccessDenied as error:
-        raise HoldfastError(f"the agent of {node} (pid {pid}) is not yours to hurt; run this as its user") from error
+        raise HoldfastError(
+            f"permission denied to inspect the agent of {node} (pid {pid}); run this command as the user who owns it"
+        ) from error
     if not ours:
-        raise Conflict(f"the agent of {node} does not run (pid {pid}); the node is {facts['state']}")
+        raise Conflict(f"the agent of {node} (pid {pid}) is not running; the node is {facts['state']}")
     return process
 
 
@@ -140,9 +145,15 @@ def _send(pid: int, number: signal.Signals) -> None:
     try:
         os.kill(pid, number)
     except ProcessLookupError as error:
-        raise Conflict(f"process {pid} ended just now") from error
+        raise Conflict(f"process {pid} has just exited; run the command again") from error
     except PermissionError as error:
-        raise HoldfastError(f"process {pid} is not yours to hurt; run this as its user") from error
+        raise HoldfastError(
+            f"permission denied to signal process {pid}; run this command as the user who owns it"
+        ) from error
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
 
 
 def _is_device(path: Path) -> bool:
@@ -156,28 +167,28 @@ def _kmsg_record(line: str) -> bytes:
 
 @app.command()
 def crash(job: Job, rank: RankOption, api: Api = "") -> None:
-    """SIGKILL one rank. Expected: restart in place."""
+    """Send SIGKILL to one rank. Expected: restart on the same nodes."""
     with Client(api or default_url()) as client:
         console.print(Injector(client).crash(job, rank))
 
 
 @app.command()
 def hang(job: Job, rank: RankOption, api: Api = "") -> None:
-    """SIGSTOP one rank. Expected: found by lack of progress, the rank named, restart."""
+    """Send SIGSTOP to one rank. Expected: a hang finding that names the rank, and a restart."""
     with Client(api or default_url()) as client:
         console.print(Injector(client).hang(job, rank))
 
 
 @app.command("node-loss")
 def node_loss(node: Node, api: Api = "") -> None:
-    """SIGKILL a node's agent and all its workers. Expected: a spare takes the ranks, else the replica leaves."""
+    """Send SIGKILL to a node's agent and all its workers. Expected: hot swap; without a spare, scale down."""
     with Client(api or default_url()) as client:
         console.print(Injector(client).node_loss(node))
 
 
 @app.command("node-return")
 def node_return(node: Node, api: Api = "") -> None:
-    """Switch on a local stack's node that was lost. Expected: it becomes a spare, and the job scales up if it can."""
+    """Start a lost node of a local stack again. Expected: it becomes a spare, and the job scales up if it can."""
     with Client(api or default_url()) as client:
         console.print(Injector(client).node_return(node))
 
@@ -191,6 +202,6 @@ def xid(
     gpu: Annotated[int, typer.Option(help="GPU index.", min=0, max=15)] = 0,
     api: Api = "",
 ) -> None:
-    """Write an NVIDIA Xid line into the node's kernel log. Expected: as the Xid catalogue says."""
+    """Write an NVIDIA Xid line into the node's kernel log. Expected: the action of the Xid catalogue."""
     with Client(api or default_url()) as client:
         console.print(Injector(client).xid(node, code, gpu))

@@ -1,4 +1,4 @@
-"""`holdfast jobs`: what runs, and the few things that one asks of it."""
+"""`holdfast jobs`: the jobs of a fleet and the requests to them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast.cli.client import Client, default_url
 from holdfast.cli.durations import seconds
 from holdfast.cli.tables import Api, AsJson, Name, console, look_at, show_one
 
-app = typer.Typer(help="Jobs: list, show, watch, stop, resume, checkpoint, resize.", no_args_is_help=True)
+app = typer.Typer(help="Jobs: list, show, watch, stop, resume, checkpoint, resize, goodput.", no_args_is_help=True)
 
 COLUMNS = ("name", "phase", "mesh", "generation", "step", "loss", "tokens_per_s", "reason")
 
@@ -23,7 +23,7 @@ def stop(
     api: Api = "",
     reason: Annotated[str, typer.Option(help="Kept in the job's record.")] = "stopped by operator",
 ) -> None:
-    """Stop a job: it saves a checkpoint first when it can."""
+    """Stop a job. It saves a checkpoint first, if it can."""
     with Client(api or default_url()) as client:
         client.stop(name, reason)
     console.print(f"{name}: stopping")
@@ -34,15 +34,15 @@ def resume(
     name: Name,
     step: Annotated[
         int | None,
-        typer.Option(help="Go on from this step. Default: the newest complete one.", min=1, show_default=False),
+        typer.Option(help="Step of the checkpoint. Default: the newest complete one.", min=1, show_default=False),
     ] = None,
     api: Api = "",
 ) -> None:
-    """Start a job that is over again, from the newest complete checkpoint that its nodes or its object store have."""
+    """Start a finished job again, from the newest complete checkpoint on its nodes or in its object store."""
     with Client(api or default_url()) as client:
         client.resume(name, step)
         from_step = client.job(name)["goes_on_from"]
-    console.print(f"{name}: goes on from step {from_step}")
+    console.print(f"{name}: resuming from step {from_step}")
 
 
 @app.command()
@@ -51,26 +51,24 @@ def checkpoint(
     api: Api = "",
     grace: Annotated[
         float | None,
-        typer.Option(
-            parser=seconds, metavar="DURATION", help="Answer after this long, such as 30s, however far it came."
-        ),
+        typer.Option(parser=seconds, metavar="DURATION", help="Maximum time to wait, for example 30s."),
     ] = None,
 ) -> None:
-    """Save a checkpoint within the next few steps, to the farthest tier there is, and say how far it came: memory, disk, a
-    peer, the object store. Copies that are not there yet are made all the same."""
+    """Save a checkpoint within the next few steps and wait until it reaches the job's last tier (memory, disk, peer, object
+    store). With --grace, return earlier; unfinished copies continue in the background."""
     with Client(api or default_url()) as client:
         operation = client.checkpoint(name, grace)
-    console.print(str(operation.get("reason") or f"{name}: checkpoint asked for"))
+    console.print(str(operation.get("reason") or f"{name}: checkpoint requested"))
 
 
 @app.command()
 def resize(
     name: Name,
-    dp: Annotated[int, typer.Argument(help="Replicas to run with.", min=1)],
+    dp: Annotated[int, typer.Argument(help="Number of data-parallel replicas.", min=1)],
     api: Api = "",
     reason: Annotated[str, typer.Option(help="Kept in the job's record.")] = "resized by operator",
 ) -> None:
-    """Change the number of data-parallel replicas within the job's range."""
+    """Change the number of data-parallel replicas, within the job's min_dp and max_dp."""
     with Client(api or default_url()) as client:
         client.resize(name, dp, reason)
     console.print(f"{name}: resizing to dp {dp}")
@@ -78,7 +76,7 @@ def resize(
 
 @app.command()
 def goodput(name: Name, api: Api = "", as_json: AsJson = False) -> None:
-    """Where the job's wall time went: every second in exactly one class."""
+    """Show the job's wall time by class. Every second is in exactly one class."""
     with Client(api or default_url()) as client:
         ledger = client.goodput(name)
     if as_json:

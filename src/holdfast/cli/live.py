@@ -30,9 +30,9 @@ Job = Mapping[str, Any]
 
 
 class JobDisplay:
-    """Feed it `update(job, nodes)`; `say` adds a line of news. On a pipe it prints the news and a heartbeat line.
+    """Call `update(job, nodes)` regularly; `say` adds a message. On a pipe, prints messages and a status line.
 
-    News is markup: escape what comes from elsewhere.
+    Messages are markup: escape text from other sources.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class JobDisplay:
             self._live.refresh()
 
     def print(self, line: str) -> None:
-        """A line that stays in the scroll-back, such as a worker's own output."""
+        """Print a line above the live view, such as the output of a worker."""
         self._console.print(Text(line), soft_wrap=True)
 
     def update(self, job: Job, nodes: Sequence[Job]) -> None:
@@ -111,16 +111,16 @@ class JobDisplay:
             parts += [markup(self._state()), markup(self._progress())]
             if self._target:
                 bar = ProgressBar(total=self._target, completed=self._job.get("step") or 0, width=BAR_CHARS)
-                parts.append(Padding(bar, 0))  # the bar alone does not end its line
+                parts.append(Padding(bar, 0))  # the bar does not end its line
             parts += [self._mesh(), self._others()]
             if incident := self._job.get("incident"):
                 parts.append(_incident(incident))
         if self._news:
-            parts.append(Panel(markup("\n".join(self._news)), title="what happened", title_align="left"))
+            parts.append(Panel(markup("\n".join(self._news)), title="events", title_align="left"))
         return Group(*parts)
 
     def _mesh(self) -> Table:
-        """One row per replica, one cell per position; of a large mesh only as much as a screen holds."""
+        """Return one row per replica with one cell per model-parallel index; a large mesh is shortened to the screen."""
         states = {node["node"]: node["state"] for node in self._nodes}
         replicas = dict(self._job["mesh"]).get("dp", 1)
         ranks = sorted(self._job["ranks"], key=lambda worker: worker["rank"])
@@ -129,7 +129,7 @@ class JobDisplay:
         grid = Table(box=None, pad_edge=False, padding=(0, 2), show_header=roomy and bool(ranks))
         grid.add_column("")
         for position in range(width if roomy else 1):
-            grid.add_column(f"position {position}", overflow="fold")
+            grid.add_column(f"index {position}", overflow="fold")
         rows = [ranks[start : start + width] for start in range(0, len(ranks), width)]
         for number, row in enumerate(rows[:REPLICAS_SHOWN_MAX]):
             cells = [_cell(worker, states) for worker in row]
@@ -141,7 +141,7 @@ class JobDisplay:
         return grid
 
     def _roomy(self, width: int, ranks: list[Mapping[str, Any]]) -> bool:
-        """Whether `width` ranks fit side by side with their nodes' names; else a square each must do."""
+        """Return whether `width` ranks fit side by side with their node names; otherwise each is one square."""
         longest = max((len(f"■ rank {worker['rank']} {worker['node']}") for worker in ranks), default=0)
         first_column = len(f"replica {len(ranks)}")
         return first_column + width * (longest + COLUMN_GAP_CHARS) <= self._console.width

@@ -1,4 +1,4 @@
-"""What some ranks print, read from the agents' log files as they grow, when the nodes are on this machine."""
+"""Reads the output of selected ranks from the agents' log files, for nodes on this machine."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from holdfast.cli.client import Client
 
 READ_BYTES_MAX = 1 << 20  # per look at one file
 LINE_BYTES_MAX = 64 << 10  # a line without an end, such as a progress bar's, is cut here
-GENERATIONS_MAX = 2  # the newest, and the one before, whose last words say why there is a new one
+GENERATIONS_MAX = 2  # the newest, and the one before, whose last lines show why it ended
 
 Ranks = frozenset[int] | None
 ALL_RANKS: Ranks = None
 
 
 class LogTail:
-    """Ask `lines` with every view of the job, and `rest` once at its end."""
+    """Call `lines` with every view of the job, and `rest` once at its end."""
 
     def __init__(self, client: Client, job: str, ranks: Ranks) -> None:
         self._client = client
@@ -30,7 +30,7 @@ class LogTail:
         self._directories: dict[str, Path | None] = {}
 
     def lines(self, job: Mapping[str, Any]) -> Iterator[str]:
-        """Whole lines that were written since the last call, each with its rank."""
+        """Yield the complete lines that were written since the last call, each with its rank."""
         for worker in job["ranks"]:
             self._open(worker["node"], job["generation"], worker["rank"])
         for tail in self._tails.values():
@@ -39,7 +39,7 @@ class LogTail:
             yield from self._tails.pop(key).rest()
 
     def rest(self) -> Iterator[str]:
-        """Everything that is left, a last line without an end included."""
+        """Yield the remaining lines, including a last line without an end."""
         for tail in self._tails.values():
             yield from tail.rest()
 
@@ -69,9 +69,9 @@ class Tail:
         try:
             raw = self._read()
         except OSError as error:
-            if not self.unreadable:  # said once
+            if not self.unreadable:  # reported once
                 self.unreadable = True
-                yield f"{self.prefix}(what it prints is in {self.path}, which cannot be read: {error.strerror})"
+                yield f"{self.prefix}(its output is not shown: cannot read {self.path}: {error.strerror})"
             return
         *whole, self.partial = (self.partial + raw).split(b"\n")
         if len(self.partial) > LINE_BYTES_MAX:

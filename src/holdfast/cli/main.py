@@ -1,4 +1,4 @@
-"""The `holdfast` command: wires the subcommands together and turns every expected error into one clear message, exit 2."""
+"""The `holdfast` command: combines the subcommands, and prints every expected error as one message (exit code 2)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from holdfast.domain.errors import HoldfastError
 USAGE_ERROR = 2
 SIGNALLED = 128  # + the signal's number, as a shell has it
 
-# Subcommand → what adds it, a function or a group, in the order of the help. Imported when asked for: together they take four
-# times as long as one.
+# Subcommand → the function or group that adds it, in the order of the help. Imported on demand: importing all of them takes
+# four times as long as importing one.
 COMMANDS = MappingProxyType(
     {
         "demo": "demo:register",
@@ -42,10 +42,10 @@ COMMANDS = MappingProxyType(
 
 
 def application(wanted: str = "") -> typer.Typer:
-    """The command line with the subcommand `wanted`; with every one when there is none of that name."""
+    """Return the application with the subcommand `wanted`, or with all subcommands if `wanted` is not one of them."""
     app = typer.Typer(
         name="holdfast",
-        help="Keeps large PyTorch training jobs moving: notices what broke, decides by your policy, recovers in seconds.",
+        help="Fault tolerance for large PyTorch training jobs: detects failures, asks your policy, restores training.",
         epilog="Start with `holdfast demo`, or run your own script: `holdfast run --nnodes 1 --nproc-per-node 2 train.py`.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
@@ -70,31 +70,31 @@ def _print_version(asked: bool) -> None:
 
 
 def _root(
-    # Eager: said without a subcommand as well.
+    # Eager: works without a subcommand as well.
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    # Without a callback Typer takes an application of a single command for that command.
+    # Without a callback Typer would treat an application with a single command as that command.
     ...
 
 
 def main() -> None:
-    """Entry point. Exit codes: 0 done, 1 the job or check failed, 2 the input is wrong, 128 + N ended by signal N."""
+    """Entry point. Exit codes: 0 success, 1 the job or check failed, 2 invalid input, 128 + N ended by signal N."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _terminated)
     try:
         # turns Ctrl-C into exit code 130, after everything that was started has been stopped
         application(*sys.argv[1:2])()
     except HoldfastError as error:
-        # as text, not markup: messages hold file:100: and [lists], which rich would read as emoji and styles
+        # as text, not markup: rich would read `:100:` and `[lists]` in messages as emoji and styles
         message = Text.assemble(("error:", "bold red"), f" {error}")
         Console(stderr=True, highlight=False).print(message, soft_wrap=True)
         sys.exit(USAGE_ERROR)
 
 
 def _terminated(number: int, _frame: FrameType | None) -> None:
-    # Unwinds as Ctrl-C does: the default would end us at once and leave shared-memory files behind.
+    # Unwind the stack as Ctrl-C does: the default handler would exit at once and leave shared-memory files behind.
     sys.exit(SIGNALLED + number)
 
 

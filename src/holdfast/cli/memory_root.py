@@ -1,8 +1,8 @@
-"""Where a local stack keeps its nodes' memory tiers: one directory of /dev/shm, removed with the stack.
+"""The directory in /dev/shm for the memory tiers of a local stack's nodes, removed with the stack.
 
-A stack that was killed cannot remove it, so the next stack does, of whatever directory that one is. Two things say that a root
-is in use: the pid in its name lives, or a lock in it is held. The lock is shared by the starter and all agents, who inherit
-its descriptor: it lasts as long as any of them.
+The next stack on this machine removes the directory of a killed stack. A directory is in use while the pid in its name
+exists, or while a lock in it is held. The starter and all agents share the lock by inheriting its descriptor, so it lasts as
+long as any of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 MEMORY_ROOT = Path("/dev/shm")
-MEMORY_PREFIX = "holdfast-stack-"  # then the pid of the stack, and something random
+MEMORY_PREFIX = "holdfast-stack-"  # followed by the pid of the stack and a random part
 _LOCK = "in-use"
 
 
@@ -24,7 +24,7 @@ class MemoryRoot:
     """Held until `remove` or `leave`."""
 
     def __init__(self, found: Path | None = None) -> None:
-        """A new one; or `found`, one that a stack has left, when it is still there."""
+        """Create a directory, or use `found`, which an earlier stack has left, if it still exists."""
         if found is not None and found.parent == MEMORY_ROOT and found.is_dir():
             self.path = found
         else:
@@ -37,12 +37,12 @@ class MemoryRoot:
         self.leave()
 
     def leave(self) -> None:
-        """To those who have inherited the lock."""
+        """Close this process's descriptor; other holders of the lock keep the directory."""
         os.close(self.lock)
 
 
 def sweep() -> None:
-    """Remove the roots that nobody uses any more."""
+    """Remove the directories that are no longer in use."""
     for root in MEMORY_ROOT.glob(f"{MEMORY_PREFIX}*-*"):
         owner = root.name.removeprefix(MEMORY_PREFIX).partition("-")[0]
         try:

@@ -1,4 +1,4 @@
-"""Checkpoints that lie on the nodes of a job: chosen, fetched over the replicators' data plane, deleted by request."""
+"""Checkpoints on the nodes of a job: selection, download from the replicators, deletion."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIMITS = Limits(connect_timeout_s=5.0, io_timeout_s=30.0)
 
 @dataclass(frozen=True, slots=True)
 class OnNodes:
-    """One complete saved step that connected nodes hold."""
+    """One complete checkpoint on connected nodes."""
 
     job: str
     attempt: int
@@ -35,7 +35,7 @@ class OnNodes:
 
 
 def choose(client: Client, job: str, step: int | None, attempt: int | None) -> OnNodes:
-    """The one that a restart would take, or the one meant. Raises `NotFound` that names what there is."""
+    """Return the checkpoint that a restart would restore, or that of `step` and `attempt`. Raises `NotFound`."""
     rows = [row for row in client.checkpoints(job) if _is_whole(row)]
     rows.sort(key=lambda row: (row["newest"], row["attempt"], row["step"]), reverse=True)
     for row in rows:
@@ -43,11 +43,11 @@ def choose(client: Client, job: str, step: int | None, attempt: int | None) -> O
             return OnNodes(job, row["attempt"], row["step"], dict(row["mesh"]))
     there = ", ".join(f"{row['step']} (attempt {row['attempt']})" for row in rows) or "none"
     meant = "complete checkpoint" if step is None else f"complete checkpoint of step {step}"
-    raise NotFound(f"no {meant} of {job} on the nodes that are connected; complete ones: {there}")
+    raise NotFound(f"no {meant} of {job} on the connected nodes; complete ones: {there}")
 
 
 def fetch(client: Client, meant: OnNodes, ranks: Sequence[int], to: Path, advance: Callable[[int], None]) -> list[Path]:
-    """Shard files of these ranks with their manifests, verified, below `to`; from any node that has them."""
+    """Download and verify the shards of these ranks with their manifests into `to`, from any node that holds them."""
     sources = client.checkpoint_sources(meant.job, meant.attempt, meant.step)
     into, data = FileTier("disk", to), DataClient(LIMITS, OpenSockets())
     paths = []
@@ -59,7 +59,7 @@ def fetch(client: Client, meant: OnNodes, ranks: Sequence[int], to: Path, advanc
 
 
 def prunable(client: Client, job: str, keep: int) -> tuple[list[Json], list[Json]]:
-    """(what goes, what stays), newest first: complete steps beyond the newest `keep`, and what is older than those."""
+    """Return (rows to delete, rows to retain), newest first. Retained: the newest `keep` complete ones, newer and needed."""
     go: list[Json] = []
     stay: list[Json] = []
     whole = 0
@@ -73,7 +73,7 @@ def prunable(client: Client, job: str, keep: int) -> tuple[list[Json], list[Json
 
 
 def _is_whole(row: Json) -> bool:
-    """On the nodes: complete in the object store is not meant here."""
+    """Return whether a checkpoint is complete on the nodes, whatever the object store holds."""
     count = 1
     for size in row["mesh"].values():
         count *= size
@@ -88,5 +88,5 @@ def _fetch(data: DataClient, job: str, token: str, key: ShardKey, nodes: dict[st
         except HoldfastError as error:
             reasons.append(str(error))
     raise Unavailable(
-        f"step {key.step} of rank {key.rank} cannot be fetched: {'; '.join(reasons) or 'no node has it now'}"
+        f"cannot fetch the shard of rank {key.rank} at step {key.step}: {'; '.join(reasons) or 'no connected node holds it'}"
     )

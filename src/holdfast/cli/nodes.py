@@ -1,4 +1,4 @@
-"""`holdfast nodes`: the fleet, and taking nodes out of it and back."""
+"""`holdfast nodes`: the nodes of a fleet; takes nodes out of service and returns them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Reason = Annotated[str, typer.Option(help="Kept in the node's record.")]
 
 
 def show_node(row: Row, as_json: bool) -> None:
-    """The node, then its past in tables of their own."""
+    """Show the node, then its faults and incidents in separate tables."""
     if as_json:
         show_one(row, as_json)
         return
@@ -34,7 +34,7 @@ def show_node(row: Row, as_json: bool) -> None:
 
 def _outcome(tested: Row) -> str:
     if not tested["at"]:
-        return "under way"
+        return "in progress"
     verdict = "passed" if tested["passed"] else "failed"
     return f"{verdict} at {text(tested['at'], 'at')}, {tested['took_s']:.1f} s"
 
@@ -51,15 +51,15 @@ look_at(
 
 @app.command()
 def cordon(name: Name, api: Api = "", reason: Reason = "cordoned by operator") -> None:
-    """Take a node out of service; a job that runs on it moves to a spare."""
+    """Take a node out of service. Unlike `kubectl cordon`, this also moves its running ranks to a spare, at a checkpoint."""
     with Client(api or default_url()) as client:
         client.cordon(name, reason)
-    console.print(f"{name}: cordoned")
+    console.print(f"{name}: cordoned; to undo: holdfast nodes uncordon {name}")
 
 
 @app.command()
 def uncordon(name: Name, api: Api = "", reason: Reason = "uncordoned by operator") -> None:
-    """Let a cordoned or quarantined node be used again; its past still counts."""
+    """Return a cordoned or quarantined node to service. Its fault history still counts."""
     with Client(api or default_url()) as client:
         client.uncordon(name, reason)
     console.print(f"{name}: uncordoned")
@@ -67,7 +67,7 @@ def uncordon(name: Name, api: Api = "", reason: Reason = "uncordoned by operator
 
 @app.command()
 def repair(name: Name, api: Api = "") -> None:
-    """Say that a node's hardware is good again: the findings against it are forgotten."""
+    """Mark a node as repaired. Clears its cordon, its quarantine and its fault history."""
     with Client(api or default_url()) as client:
         client.repaired(name)
     console.print(f"{name}: marked as repaired")

@@ -1,4 +1,4 @@
-"""`holdfast policy`: find out what a policy script does before the night does."""
+"""`holdfast policy`: tests a policy before a job uses it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast.cli.tables import console, table
 from holdfast.domain.errors import InvalidSpec, PolicyError
 from holdfast.supervisor.policies.script import PolicyScript, sample_incidents, sample_job, try_script
 
-app = typer.Typer(help="Policy scripts: check what they answer.", no_args_is_help=True)
+app = typer.Typer(help="Policies: check.", no_args_is_help=True)
 
 COLUMNS = ("incident", "answer", "reason", "problem")
 UNUSABLE = 2
@@ -20,11 +20,12 @@ UNUSABLE = 2
 def check(
     script: Annotated[str, typer.Argument(help="A Python file with decide(), or plugin:NAME for an installed policy.")],
 ) -> None:
-    """Load the script and ask it about one incident of every kind; every answer must be possible.
+    """Test a policy against one incident of every kind.
 
-    Exit code 2 when it cannot be used: it does not import, lacks decide, answers nonsense, too late or impossibly.
+    Exit code 2 if the policy fails: it cannot be imported, has no decide(), raises an exception, takes longer than one second,
+    or returns an action that is invalid or impossible.
 
-    A running job would report that, and the default policy would decide in its place.
+    In a running job, such a failure is reported and the default policy decides.
     """
     trials = try_script(script)
     rows = [
@@ -39,13 +40,13 @@ def check(
     unusable = any(trial.problem for trial in trials)
     console.print(table(rows, COLUMNS if unusable else COLUMNS[:-1]))
     if unusable:
-        console.print(f"[red]{script}: where there is a problem, the default policy would decide[/]")
+        console.print(f"[red]{script}: for incidents with a problem, the default policy would decide[/]")
         raise typer.Exit(UNUSABLE)
-    console.print(f"[green]{script}: every answer can be carried out[/]")
+    console.print(f"[green]{script}: all answers are valid[/]")
 
 
 def require_usable(script: str) -> None:
-    """Raises `InvalidSpec` unless the script answers one incident of every kind, in time and with an action."""
+    """Raises `InvalidSpec` unless the policy returns an action for one incident of every kind, in time."""
     try:
         with PolicyScript(script) as policy:
             policy.load()
@@ -53,5 +54,7 @@ def require_usable(script: str) -> None:
                 policy.decide(incident, sample_job(incident))
     except PolicyError as error:
         raise InvalidSpec(
-            "policy", script, f"a script with decide(incident, job) -> Action that works ({error})"
+            "policy",
+            script,
+            f"a policy with a working decide(incident, job) -> Action ({error}); `holdfast policy check` shows details",
         ) from error

@@ -1,7 +1,7 @@
-"""What can be known to fail before anything is started, said in the words of the command line.
+"""Checks of ports and Redis before a stack is started, with errors that name the command-line options.
 
-The services check the same when they start; a port can still be taken in between. But their refusals come late, from inside,
-and in their own vocabulary.
+The services check the same when they start, because a port can be taken in between, but their errors come late and name
+settings instead of options.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def require_ports(host: str, ports: Mapping[str, int]) -> None:
     taken: dict[int, str] = {}
     for flag, port in ports.items():
         if port and port in taken:
-            raise InvalidSpec(flag, port, f"another port than {taken[port]}'s (0 takes any free one)")
+            raise InvalidSpec(flag, port, f"a port that differs from {taken[port]} (0 = any free port)")
         taken[port] = flag
         _require_port(host, flag, port)
 
@@ -42,9 +42,9 @@ def _require_port(host: str, flag: str, port: int) -> None:
     except OSError as error:
         match error.errno:
             case errno.EADDRINUSE:
-                expected = f"a free port (something listens on {host}:{port}; 0 takes any free one)"
+                expected = f"a free port ({host}:{port} is in use; 0 = any free port)"
             case errno.EACCES:
-                expected = f"a port that you may listen on ({error.strerror}; 0 takes any free one)"
+                expected = f"a port that you may listen on ({error.strerror}; 0 = any free port)"
             case errno.EADDRNOTAVAIL:
                 raise InvalidSpec("--host", host, f"an address of this machine ({error.strerror})") from error
             case _:
@@ -53,31 +53,31 @@ def _require_port(host: str, flag: str, port: int) -> None:
 
 
 def redis_version(url: str) -> str:
-    """The version of the server that answers at `url`.
+    """Return the version of the server at `url`.
 
-    Raises `InvalidSpec` for what is no Redis URL, `Unavailable` when none answers, `HoldfastError` when it is too old.
+    Raises `InvalidSpec` if `url` is not a Redis URL, `Unavailable` if no server answers, `HoldfastError` if it is too old.
     """
     shown = without_password(url)
     version = str(_redis_info(url, "server")["redis_version"])
     if tuple(int(part) for part in version.split(".")[:2]) < REDIS_VERSION_MIN:
         wanted = ".".join(map(str, REDIS_VERSION_MIN))
-        raise HoldfastError(f"--redis-url: {shown} runs Redis {version}; Holdfast needs {wanted} or newer")
+        raise HoldfastError(f"--redis-url: {shown} runs Redis {version}; Holdfast needs {wanted} or later")
     return version
 
 
 def redis_risk(url: str) -> str:
-    """What a restart of the server at `url` would cost; empty when nothing. Raises as `redis_version` does."""
+    """Describe what a restart of the server at `url` would lose; empty if nothing. Raises as `redis_version` does."""
     return durability.risk(_redis_info(url, "persistence"))
 
 
 def redis_crowded(url: str) -> str:
-    """How near the server at `url` is to the end of its memory; empty when there is room. Raises as `redis_version` does."""
+    """Describe the memory use of the server at `url` if it is near the limit, else empty. Raises as `redis_version` does."""
     memory = _redis_info(url, "memory")
     return durability.crowded(Usage(int(memory.get("used_memory", 0)), int(memory.get("maxmemory", 0))))
 
 
 def _redis_info(url: str, section: str) -> dict[str, Any]:
-    import redis  # a tenth of a second, which most commands need not pay
+    import redis  # takes 0.1 s, and most commands do not need it
 
     shown = without_password(url)
     try:
@@ -89,13 +89,13 @@ def _redis_info(url: str, section: str) -> dict[str, Any]:
             info: dict[str, Any] = client.info(section)
         except (redis.RedisError, OSError) as error:
             raise Unavailable(
-                f"--redis-url: no Redis serves at {shown} ({error}); start one there, or leave the flag out for an embedded one"
+                f"--redis-url: no Redis answers at {shown} ({error}); start one, or omit the option to use an embedded one"
             ) from error
     return info
 
 
 def without_password(url: str) -> str:
-    """A Redis URL that may be shown."""
+    """Return the URL without its password, for messages."""
     scheme, separator, rest = url.partition("://")
     credentials, at, place = rest.rpartition("@")
     user = credentials.partition(":")[0]

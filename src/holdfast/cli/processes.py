@@ -30,7 +30,7 @@ def kill_tree(pid: int) -> None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether it stands still by a signal (SIGSTOP, Ctrl-Z). Not when a debugger holds it: somebody is looking at it."""
+    """Return whether a process is stopped by a signal (SIGSTOP, Ctrl-Z), but not by a debugger."""
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
     except psutil.Error:

@@ -26,11 +26,11 @@ from holdfast.wire.jobfile import load_job, parse_job, to_body
 NODES_TIMEOUT_S = 120.0
 NODES_POLL_S = 0.1
 SETTLE_TIMEOUT_S = 30.0
-RUNS = Path("~/.local/state/holdfast/runs")  # a local stack's own directory is the one below that has the job's name
-# Days may pass between two runs of a name, and nobody cleans up meanwhile.
+RUNS = Path("~/.local/state/holdfast/runs")  # a local stack uses the subdirectory with the job's name
+# Unlimited: days may pass between two runs of a name.
 KEEP_ALL = {"HOLDFAST_REPLICATOR_RETENTION_S": "0"}
 
-# What a job file says itself: parameter → (flag, key of the file).
+# Options that a job file replaces: parameter → (option, key of the file).
 IN_JOB_FILE = {
     "nnodes": ("--nnodes", "nodes, elastic"),
     "nproc_per_node": ("--nproc-per-node", "nproc_per_node"),
@@ -52,46 +52,44 @@ def register(app: typer.Typer) -> None:
 def run(
     context: typer.Context,
     target: Annotated[str, typer.Argument(help="A job file (.yaml) or a Python script.")],
-    arguments: Annotated[
-        list[str] | None, typer.Argument(help="The script's own arguments: all that follows it.")
-    ] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(help="Arguments of the script: everything after it.")] = None,
     nnodes: Annotated[str, typer.Option(help="Nodes, N or MIN:MAX as in torchrun.")] = "1",
     nproc_per_node: Annotated[str, typer.Option(help="Workers per node: a number, gpu, cpu or auto.")] = "1",
     max_restarts: Annotated[
         int | None,
-        typer.Option(help="Restarts in a row without a new step.", min=0),
+        typer.Option(help="Maximum number of restarts in a row without a new step.", min=0),
     ] = None,
-    name: Annotated[str, typer.Option(help="Job name; default: the script's.")] = "",
-    spares: Annotated[
-        int | None, typer.Option(help="Spare nodes, when a local stack is started for the job.", min=0)
-    ] = None,
-    policy: Annotated[str, typer.Option(help="Policy script of the job, or plugin:NAME for an installed one.")] = "",
-    api: Annotated[str, typer.Option(help="API to submit to.", envvar=ENV_API, show_default=False)] = "",
+    name: Annotated[str, typer.Option(help="Job name. Default: derived from the script.")] = "",
+    spares: Annotated[int | None, typer.Option(help="Spare nodes of a local stack.", min=0)] = None,
+    policy: Annotated[
+        str, typer.Option(help="Policy of the job: a Python file with decide(), or plugin:NAME for an installed one.")
+    ] = "",
+    api: Annotated[str, typer.Option(help="URL of the Holdfast API.", envvar=ENV_API, show_default=False)] = "",
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest complete checkpoint that the job's name has.")
+        bool, typer.Option("--resume", help="Start from the newest complete checkpoint of this job name.")
     ] = False,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start at step 0 and keep the checkpoints that the job's name has.")
+        bool, typer.Option("--fresh", help="Start at step 0. Existing checkpoints of this job name are retained.")
     ] = False,
     step: Annotated[
-        int | None, typer.Option("--step", help="With --resume: go on from this step.", min=1, show_default=False)
+        int | None, typer.Option("--step", help="With --resume: step of the checkpoint.", min=1, show_default=False)
     ] = None,
     local: Annotated[
-        bool, typer.Option("--local", help="Start a local stack for this job, even when an API answers.")
+        bool, typer.Option("--local", help="Start a local stack for this job, even if an API is reachable.")
     ] = False,
     directory: Annotated[
         Path | None,
         typer.Option(
             "--dir",
-            help=f"Where a local stack keeps its checkpoints, state and logs. Default: {RUNS}/NAME.",
+            help=f"Directory of a local stack for checkpoints, state and logs. Default: {RUNS}/NAME.",
             show_default=False,
         ),
     ] = None,
-    detach: Annotated[bool, typer.Option("--detach", help="Submit and return.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Submit the job and return.")] = False,
     show_ranks: Annotated[
         str,
         typer.Option(
-            help="Ranks whose output is shown: all, or some such as 0,7. Default: 0.",
+            help="Ranks whose output is printed: all, or a list such as 0,7. Default: 0.",
             show_default=False,
         ),
     ] = "",
@@ -106,11 +104,11 @@ def run(
     numa_binding: torchrun.NumaBinding = "",
     signals_to_handle: torchrun.SignalsToHandle = "",
 ) -> None:
-    """Run a job: on a running Holdfast (`holdfast up`) when one answers, else on a local stack started just for it.
+    """Run a job. Uses the Holdfast API if one is reachable; otherwise starts a local stack and stops it afterwards.
 
-    Takes an unmodified torchrun script with torchrun's flags; those about rendezvous are accepted and not needed.
+    Accepts an unmodified torchrun script and torchrun's options; options for the rendezvous are ignored.
 
-    Exit code: 0 when the job completes, 1 when it fails or is stopped, 2 when what you typed cannot be run.
+    Exit code: 0 if the job completes, 1 if it fails or is stopped, 2 if the input is invalid.
     """
     del unneeded, standalone
     torchrun.refuse(
@@ -125,14 +123,16 @@ def run(
         target,
     )
     if local and _typed(context, "api"):
-        raise InvalidSpec("--api", api, "no --api together with --local: --local starts a Holdfast of its own")
+        raise InvalidSpec("--api", api, "either --api or --local, because --local starts its own stack")
     if resume and fresh:
-        raise InvalidSpec("--fresh", True, "no --fresh together with --resume: one goes on, the other starts at step 0")
+        raise InvalidSpec(
+            "--fresh", True, "either --fresh or --resume: one starts at step 0, the other from a checkpoint"
+        )
     if step is not None and not resume:
-        raise InvalidSpec("--step", step, "no --step without --resume")
+        raise InvalidSpec("--step", step, "--step together with --resume")
     ranks = torchrun.shown_ranks(show_ranks or local_ranks_filter, tee)
     if target.endswith((".yaml", ".yml")):
-        _nothing_beside_a_job_file(context, arguments or [])
+        _reject_flags_with_job_file(context, arguments or [])
         spec = load_job(Path(target))
     else:
         body = torchrun.body(
@@ -150,20 +150,22 @@ def run(
     url = _running_api(api, local)
     if detach and not url:
         raise Unavailable(
-            f"--detach needs a Holdfast that stays, and none answers at {default_url()}: start one with `holdfast up`"
+            f"--detach needs a running Holdfast, but no API answers at {default_url()}; start one with `holdfast up`"
             if not local
-            else "--detach cannot be used with --local: the local stack ends with this command"
+            else "--detach cannot be used with --local, because the local stack ends with this command; leave one of them out"
         )
     if directory is not None and url:
         raise InvalidSpec(
-            "--dir", str(directory), f"no --dir when the job goes to {url}; with --local it gets a Holdfast of its own"
+            "--dir",
+            str(directory),
+            f"--dir only for a local stack, but the job is submitted to {url}; add --local to start one",
         )
     place = (directory or RUNS / spec.name).expanduser()
     if resume and not url and not place.exists():
         raise Unavailable(
-            f"there is nothing to go on from: no Holdfast answers at {default_url()}, and {place}, where a local stack would "
-            f"have kept checkpoints of {spec.name}, does not exist. Start the Holdfast that ran it (`holdfast up`), or name "
-            "the directory with --dir"
+            f"no checkpoint to resume from: no Holdfast API answers at {default_url()}, and the directory of a local stack for "
+            f"{spec.name}, {place}, does not exist. Start the Holdfast that ran the job (`holdfast up`), or set the directory "
+            "with --dir"
         )
     start = Start(resume, fresh, step)
     own = None if url else _Own(place, spec.spares if spares is None else spares)
@@ -172,7 +174,7 @@ def run(
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What is said about the checkpoints that the name has already."""
+    """How to use the existing checkpoints of the job name."""
 
     resume: bool = False
     fresh: bool = False
@@ -188,7 +190,7 @@ class _Own:
 
 
 def _run(spec: JobSpec, url: str, own: _Own | None, detach: bool, ranks: Ranks, start: Start) -> int:
-    """At `url`, or on a local stack of its `own`."""
+    """Run the job at `url`, or on a local stack of its `own`."""
     console = Console(highlight=False, emoji=False)
     with ExitStack() as cleanup:
         check: Callable[[], None] = lambda: None  # noqa: E731
@@ -198,8 +200,8 @@ def _run(spec: JobSpec, url: str, own: _Own | None, detach: bool, ranks: Ranks, 
         client = cleanup.enter_context(Client(url))
         client.submit(to_body(spec), resume=start.resume, fresh=start.fresh, step=start.step)
         try:
-            said = f", to go on from step {client.job(spec.name)['goes_on_from']}" if start.resume else ""
-            console.print(f"[bold]{spec.name}[/] submitted to {url}{said}", soft_wrap=True)
+            resumed = f", resuming from step {client.job(spec.name)['goes_on_from']}" if start.resume else ""
+            console.print(f"[bold]{spec.name}[/] submitted to {url}{resumed}", soft_wrap=True)
             how = by_command(spec.name) if own is None else _how_here(own.directory)
             where = _where_kept(client, spec.name) if own is None else _kept_here(own.directory, how)
             console.print(f"[dim]{escape(where)}[/]", soft_wrap=True)
@@ -208,46 +210,44 @@ def _run(spec: JobSpec, url: str, own: _Own | None, detach: bool, ranks: Ranks, 
             return follow(client, spec.name, console, ranks=ranks, check=check, until_left=own is not None, how=how)
         except KeyboardInterrupt:
             if own is None:
-                console.print(f"[bold]{spec.name}[/] goes on without us; `holdfast jobs stop {spec.name}` stops it")
+                console.print(f"[bold]{spec.name}[/] continues to run. To stop it: holdfast jobs stop {spec.name}")
             else:
-                console.print(
-                    f"[bold]{spec.name}[/] is ended: {escape(_how_here(own.directory).resume)} goes on from its checkpoints"
-                )
+                console.print(f"[bold]{spec.name}[/] is stopped. To resume: {escape(_how_here(own.directory).resume)}")
             raise
 
 
 def _where_kept(client: Client, name: str) -> str:
     places = sorted({f"{node['disk_dir']}/{name}" for node in client.nodes() if node.get("disk_dir")})
-    where = f" ({places[0]}{' and so on' if len(places) > 1 else ''})" if places else ""
+    where = f" ({places[0]}{f' and {len(places) - 1} more' if len(places) > 1 else ''})" if places else ""
     return (
-        f"its checkpoints stay on the nodes' disks{where} when it ends, until `holdfast checkpoints prune {name}` or for the "
-        "nodes' retention, 7 days unless set otherwise"
+        f"after its end, checkpoints are retained on the nodes' disks{where} until `holdfast checkpoints prune {name}`, or for "
+        "the retention period of the nodes (default: 7 days)"
     )
 
 
 def _kept_here(directory: Path, how: How) -> str:
-    return f"its checkpoints stay in {directory} when it ends; {how.resume} goes on from them"
+    return f"after its end, checkpoints are retained in {directory}. To resume: {how.resume}"
 
 
 def _how_here(directory: Path) -> How:
-    return How("the same command with --resume", f"deleting {directory}")
+    return How("run the same command with --resume", f"delete the directory {directory}")
 
 
 def _start_stack(spec: JobSpec, own: _Own, console: Console, cleanup: ExitStack) -> LocalStack:
     if spec.policy:
-        require_usable(spec.policy)  # the supervisor asks too, but by then everything would have been started
+        require_usable(spec.policy)  # the supervisor checks it too, but only after the stack has been started
     nodes = spec.nodes + own.spares
     if nodes > NODES_MAX:
         field, value = ("nodes", spec.nodes) if spec.nodes > NODES_MAX else ("spares", own.spares)
         raise InvalidSpec(
             field,
             value,
-            f"at most {NODES_MAX} nodes, spares included, for a local stack: they all run on this machine "
-            "(`holdfast agent` starts a node on another one)",
+            f"at most {NODES_MAX} nodes including spares, because all nodes of a local stack run on this machine "
+            "(`holdfast agent` starts a node on another machine)",
         )
     console.print(
-        f"no Holdfast is used here: starting one for this job with {nodes} {'node' if nodes == 1 else 'nodes'}; "
-        f"checkpoints and logs in {escape(str(own.directory))}",
+        f"starting a local stack with {nodes} {'node' if nodes == 1 else 'nodes'} for this job; checkpoints and logs are in "
+        f"{escape(str(own.directory))}",
         soft_wrap=True,
     )
     options = StackOptions(
@@ -269,16 +269,16 @@ def _start_stack(spec: JobSpec, own: _Own, console: Console, cleanup: ExitStack)
 
 
 def _stop_what_was_cut_off(client: Client) -> list[str]:
-    """A job whose stack was ended before it does not start again by itself: this command says what becomes of it."""
+    """Stop the jobs that were running when the stack ended, so that they do not start again. Returns their names."""
     cut_off = [job["name"] for job in client.jobs() if job["phase"] not in ENDED]
     for name in cut_off:
-        client.stop(name, "the Holdfast that ran it was ended")
+        client.stop(name, "the local stack that ran the job was stopped")
     return cut_off
 
 
 def wait_for_nodes(client: Client, stack: LocalStack, count: int, earlier: Mapping[str, str] | None = None) -> None:
-    """Return when `count` nodes are connected. `earlier`: their incarnations when the stack ran last; the supervisor may still
-    take those for connected. Raises `Unavailable` when they do not come."""
+    """Wait until `count` nodes are connected. `earlier`: node → incarnation in the previous run of the stack, which the
+    supervisor may still show as connected. Raises `Unavailable` after `NODES_TIMEOUT_S`."""
     deadline = time.monotonic() + NODES_TIMEOUT_S
     while True:
         connected = [
@@ -299,18 +299,18 @@ def wait_for_nodes(client: Client, stack: LocalStack, count: int, earlier: Mappi
 
 
 def _settle(client: Client, keeping: set[str], stopped: Sequence[str]) -> None:
-    """Until the nodes have said which checkpoints they keep (before, a submission would find none to go on from) and the jobs
-    that were stopped are over. What is not settled in time is refused by the supervisor, with the reason."""
+    """Wait until the nodes have reported their checkpoints and the stopped jobs have ended. After a timeout, return: the
+    supervisor then rejects the submission with the reason."""
     deadline = time.monotonic() + SETTLE_TIMEOUT_S
     while time.monotonic() < deadline:
-        said = keeping <= {node["node"] for node in client.nodes() if node["inventoried"]}
-        if said and all(client.job(name)["phase"] in ENDED for name in stopped):
+        reported = keeping <= {node["node"] for node in client.nodes() if node["inventoried"]}
+        if reported and all(client.job(name)["phase"] in ENDED for name in stopped):
             return
         time.sleep(NODES_POLL_S)
 
 
 def _running_api(api: str, local: bool) -> str:
-    """Where to submit; empty = start a local stack. One that was named must answer; a busy one is not passed over."""
+    """Return the URL to submit to; empty = start a local stack. Raises `Unavailable` if the API answers with an error."""
     if local:
         return ""
     if api:
@@ -324,21 +324,21 @@ def _running_api(api: str, local: bool) -> str:
     return url
 
 
-def _nothing_beside_a_job_file(context: typer.Context, arguments: list[str]) -> None:
-    """Raises `InvalidSpec` for flags and arguments that would be silently overruled by the file."""
+def _reject_flags_with_job_file(context: typer.Context, arguments: list[str]) -> None:
+    """Raises `InvalidSpec` for options and arguments that the job file would replace."""
     if arguments:
         raise InvalidSpec(
             "arguments",
             " ".join(arguments),
-            "nothing after a job file: put flags before it, and the script's own arguments into it (args:)",
+            "no arguments after a job file: put options before it, and the script's arguments into it (args:)",
         )
     for parameter, (flag, key) in IN_JOB_FILE.items():
         if _typed(context, parameter):
-            raise InvalidSpec(flag, context.params[parameter], f"no {flag} with a job file: it says so itself ({key}:)")
+            raise InvalidSpec(flag, context.params[parameter], f"no {flag} with a job file; set {key}: in the file")
 
 
 def _typed(context: typer.Context, parameter: str) -> bool:
-    """Whether the user typed the flag; a default or an environment variable does not count."""
+    """Return whether the option was given on the command line; a default or an environment variable does not count."""
     source = context.get_parameter_source(parameter)
     return source is not None and source.name == "COMMANDLINE"
 

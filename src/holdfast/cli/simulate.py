@@ -1,4 +1,4 @@
-"""`holdfast simulate`: the production supervisor core against a seeded hostile world, in virtual time."""
+"""`holdfast simulate`: simulates the production supervisor core with seeded faults, in virtual time."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def register(app: typer.Typer) -> None:
 
 
 def simulate(
-    seed: Annotated[int, typer.Option(help="The run to replay; the same seed gives the same run, to the byte.")] = 1,
-    seeds: Annotated[int, typer.Option(help="How many consecutive seeds to run.", min=1)] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the run; the same seed gives an identical run.")] = 1,
+    seeds: Annotated[int, typer.Option(help="Number of consecutive seeds to run.", min=1)] = 1,
     trace: Annotated[bool, typer.Option("--trace", help="Print every event and command of the run.")] = False,
 ) -> None:
-    """Run the real core, planner and default policy with faults, message loss and crashes; check the promises."""
+    """Simulate the core, planner and default policy with faults, message loss and crashes; check the invariants."""
     arguments = ["--seed", str(seed), "--seeds", str(seeds), *(["--trace"] if trace else [])]
     sys.argv = ["holdfast simulate", *arguments]
     runpy.run_module("holdfast.sim", run_name="__main__")

@@ -1,11 +1,11 @@
 """The local stack: every service of Holdfast as real processes on this machine.
 
 One Redis (embedded unless a URL is given), one diagnostics, one supervisor, and any number of nodes: each node is a real
-agent process with its own directory, its own memory tier under /dev/shm and its own kernel-log file, so that it can be
-killed whole. Everything is a child of this process and dies with it (PR_SET_PDEATHSIG), whatever ends it.
+agent process with its own directory, its own memory tier under /dev/shm and its own kernel-log file, so that all of its
+processes can be killed together. All processes are children of this process and end with it (PR_SET_PDEATHSIG).
 
-A stack that `stays` (`holdfast up`) is tied to nobody. Ctrl-C and SIGTERM end it in order; when its starter is killed or
-fails, it goes on, and the next stack of the same directory takes over what runs (`stack_record`).
+The processes of a stack with `stays` (`holdfast up`) outlive it. Ctrl-C and SIGTERM stop them in order. If the starter is
+killed or fails, they continue, and the next stack of the same directory takes them over (`stack_record`).
 
     <directory>/redis/ diagnostics/ supervisor/     logs and state of the services
     <directory>/nodes/<node>/                       the agent's directory: agent.log, kernel.log, worker logs, disk tier
@@ -33,10 +33,10 @@ from typing import Any, Self
 
 from holdfast.cli import memory_root, stack_record
 from holdfast.cli.claim import Claim
-from holdfast.cli.machine_room import MachineRoom
 from holdfast.cli.memory_root import MemoryRoot
 from holdfast.cli.preflight import redis_version
 from holdfast.cli.processes import STOP_TIMEOUT_S, Process, kill_tree, stop_all
+from holdfast.cli.stack_power import StackPower
 from holdfast.cli.stack_record import SERVICES, StackRecord, pid_file
 from holdfast.cli.tending import Part, Tender, last_lines
 from holdfast.domain.errors import Conflict, NotFound, Unavailable
@@ -45,7 +45,7 @@ from holdfast.runtime.children import tied
 from holdfast.runtime.survivors import noted
 
 SERVICE_START_TIMEOUT_S = 60.0
-REDIS_START_TIMEOUT_S = 60.0  # it loads what it has kept
+REDIS_START_TIMEOUT_S = 60.0  # includes loading its data
 POLL_S = 0.02
 NODES_MAX = 256  # on one machine: each is an agent, a replicator and a template, half a gigabyte before any worker
 WILDCARDS = ("0.0.0.0", "[::]")
@@ -55,10 +55,10 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackOptions:
-    """How to build a stack. Ports are 0 = any free one; `nodes` is how many agents to start, 0 = control plane only.
-    `nodes_on`: with the stack; else `power_on_all` starts them.
+    """Options of a stack. Ports: 0 = any free port. `nodes`: number of agents, 0 = control plane only.
+    `nodes_on`: start the nodes with the stack; otherwise `power_on_all` starts them.
 
-    `stays`: its processes outlive a starter that is killed, and the next stack of the directory takes them over.
+    `stays`: the processes outlive a killed starter, and the next stack of the directory takes them over.
     """
 
     directory: Path
@@ -77,7 +77,7 @@ class StackOptions:
 
     @property
     def flags(self) -> dict[str, str | int]:
-        """What the processes are started with and cannot be changed while they run, by the flag of `holdfast up`."""
+        """Return the options that cannot change while the processes run, by option of `holdfast up`."""
         return {
             "--nodes": self.nodes,
             "--workers-per-node": self.workers_per_node,
@@ -91,25 +91,27 @@ class StackOptions:
 
 
 class LocalStack:
-    """Start with `with LocalStack(options) as stack:`; everything is gone when the block ends, also after Ctrl-C.
+    """Start with `with LocalStack(options) as stack:`; all processes are stopped when the block ends, also after Ctrl-C.
 
-    Unless it `stays` and an error ends the block: then what runs is left to the next stack of the directory.
+    Exception: with `stays`, an error that ends the block leaves the processes to the next stack of the directory.
     """
 
     def __init__(self, options: StackOptions, say: Say = lambda _: None) -> None:
-        """`say` takes lines of markup."""
+        """`say` receives lines of markup."""
         self._options = options
         self._say = say
         self._directory = options.directory
         self._services: dict[str, Process] = {}
         self._agents: dict[str, Process] = {}  # of the nodes that are switched on
         self._redis: EmbeddedRedis | None = None
-        self._machine_room: MachineRoom | None = None
+        self._stack_power: StackPower | None = None
         self._memory: MemoryRoot | None = None
         self._claim: Claim | None = None
         self._endpoints: dict[str, dict[str, str]] = {}  # by service, as it announced them; kept over its restarts
         self._tender = Tender(say)
-        self._switching = threading.RLock()  # the machine room's thread switches nodes while another one tends them
+        self._switching = (
+            threading.RLock()
+        )  # the stack power thread stops and starts nodes while another thread restarts parts
         self._leaves_on_error = False
         self._closing = False
         self.redis_url = options.redis_url
@@ -131,7 +133,7 @@ class LocalStack:
         self._end(error)
         if isinstance(error, Exception) and self._leaves_on_error:
             with contextlib.suppress(OSError):  # the terminal may be what failed
-                self._say("[yellow]what runs goes on[/]: the same command takes it over again")
+                self._say("[yellow]running parts continue[/]: run the same command again to take them over")
 
     def _start(self) -> None:
         if self.redis_url:
@@ -142,8 +144,8 @@ class LocalStack:
             self._take_over(self._claim)
         memory_root.sweep()
         self._memory = self._memory or MemoryRoot()
-        self._machine_room = MachineRoom(self._directory, {"power_off": self.power_off, "power_on": self.power_on})
-        if not self.redis_url:  # none was named, and none was left
+        self._stack_power = StackPower(self._directory, {"power_off": self.power_off, "power_on": self.power_on})
+        if not self.redis_url:  # none was given, and none was taken over
             self._say("[dim]starting Redis (embedded) …[/]")
             self._redis = self._embedded_redis()
             self._redis.start()
@@ -164,16 +166,16 @@ class LocalStack:
             self.stop()
 
     def stop(self) -> None:
-        """End everything, nodes first; safe to call twice and after a half start. Ctrl-C and SIGTERM are ignored meanwhile."""
+        """Stop all processes, nodes first. Safe to call twice and after an incomplete start. Ctrl-C and SIGTERM are ignored."""
         previous = _ignore_signals()
         try:
             with self._switching:
                 self._closing = True
             stop_all(list(self._agents.values()))
             self._agents.clear()
-            if self._machine_room is not None:
-                self._machine_room.close()
-                self._machine_room = None
+            if self._stack_power is not None:
+                self._stack_power.close()
+                self._stack_power = None
             stop_all(list(reversed(self._services.values())))
             self._services.clear()
             if self._redis is not None:
@@ -194,7 +196,7 @@ class LocalStack:
     # ------------------------------------------------------------------ what outlives its starter
 
     def _take_over(self, claim: Claim) -> None:
-        """What the last stack of this directory has left that was killed. Raises `Conflict` when it has other flags."""
+        """Take over the processes of a killed stack of this directory. Raises `Conflict` if it had other options."""
         record, running = stack_record.read(self._directory), stack_record.survivors(self._directory)
         redis = self._embedded_redis()
         pids = ({"Redis": redis.pid} if redis.adopt() else {}) | {name: each.pid for name, each in running.items()}
@@ -206,15 +208,15 @@ class LocalStack:
         shown = ", ".join(f"{name} (pid {pid})" for name, pid in pids.items())
         if record is None:
             raise Conflict(
-                f"--dir: {shown} of a stack that was killed run in {self._options.directory}, and there is no record of how "
-                "they were started; end them, or choose another directory"
+                f"--dir: {shown} of a killed stack are running in {self._options.directory}, and there is no record of their "
+                "options; stop them, or choose another directory"
             )
         if other := [
             f"{flag} {value}" for flag, value in record.flags.items() if self._options.flags.get(flag) != value
         ]:
             raise Conflict(
-                f"--dir: {shown} of a stack that was killed run in {self._options.directory}; it was started with "
-                f"{', '.join(other)}: with the same flags `holdfast up` takes it over, and Ctrl-C then ends it"
+                f"--dir: {shown} of a killed stack are running in {self._options.directory}; it was started with "
+                f"{', '.join(other)}. Run `holdfast up` with the same options to take it over; Ctrl-C then stops it"
             )
         claim.use(Path(record.path))
         self._directory = claim.path
@@ -225,10 +227,10 @@ class LocalStack:
                 self._wait_ready(name)
         if "Redis" in pids:
             self._redis, self.redis_url = redis, redis.url
-        self._say(f"took over {shown}: the last `holdfast up` of this directory was killed, and they went on")
+        self._say(f"took over {shown} of the last `holdfast up` of this directory, which was killed")
 
     def _note(self) -> None:
-        """So that the next stack of the directory can take over what runs then."""
+        """Write the record with which the next stack of the directory can take over the processes."""
         if self._options.stays and self._memory is not None:
             StackRecord(
                 flags=self._options.flags,
@@ -238,11 +240,11 @@ class LocalStack:
             ).write(self._directory)
 
     def _leave(self) -> None:
-        """End nothing that runs: it is the next stack's of this directory."""
+        """Leave the running processes to the next stack of this directory."""
         with self._switching:
             self._closing = True
-        if self._machine_room is not None:
-            self._machine_room.close()
+        if self._stack_power is not None:
+            self._stack_power.close()
         if self._memory is not None:
             self._memory.leave()
         if self._claim is not None:
@@ -251,7 +253,7 @@ class LocalStack:
     # ------------------------------------------------------------------ watching
 
     def tend(self) -> None:
-        """Start again what has ended by itself; to be called again and again, from the thread that started the stack."""
+        """Restart parts that have exited. Call it regularly, from the thread that started the stack."""
         with self._switching:
             if self._closing:
                 return
@@ -262,10 +264,10 @@ class LocalStack:
                     self._start_redis_again,
                     self._directory / "redis" / "redis.log",
                     lambda: redis.pid,
-                    keeps="what it has not written to its disk yet would be lost",
+                    keeps="data that it has not written to disk would be lost",
                 )
             ):
-                return  # nothing else can be started without it
+                return  # the other parts need Redis
             for name in list(self._services):
                 start = partial(self._spawn_service, name)
                 service, log = self._services[name], self._directory / name / f"{name}.log"
@@ -273,14 +275,16 @@ class LocalStack:
             for node in list(self._agents):
                 log = self._node_directory(node) / "agent.log"
                 agent, start = self._agents[node], partial(self._spawn_agent, node)
-                keeps = "its workers would end with it"
+                keeps = "its workers would exit with it"
                 self._tender.tend(Part(node, agent.poll, start, log, partial(_pid, agent), keeps=keeps))
 
     def check(self) -> None:
-        """Raise `Unavailable`, with the end of its log, when a service has died. A dead agent is not an error here."""
+        """Raise `Unavailable`, with the end of its log, if a service has exited. Agents are not checked."""
         for name, process in self._services.items():
             if (code := process.poll()) is not None:
-                raise Unavailable(f"{name} ended with code {code}:\n{self._log_tail(self._directory / name)}")
+                raise Unavailable(
+                    f"{name} exited with code {code}; the end of its log:\n{self._log_tail(self._directory / name)}"
+                )
 
     # ------------------------------------------------------------------ what callers need
 
@@ -317,9 +321,9 @@ class LocalStack:
         self._know(node)
         with self._switching:
             if self._closing:
-                raise Conflict("the stack is being stopped")
+                raise Conflict("the stack is stopping")
             if (old := self._agents.get(node)) is not None and old.poll() is None:
-                raise Conflict(f"{node} is running (agent pid {old.pid}); nothing to switch on")
+                raise Conflict(f"{node} is already running (agent pid {old.pid})")
             self._spawn_agent(node)
 
     def _spawn_agent(self, node: str) -> int:
@@ -343,33 +347,33 @@ class LocalStack:
                 "HOLDFAST_CAPACITY": str(self._options.workers_per_node),
                 "HOLDFAST_ZONE": f"zone-{index % self._options.zones}",
                 "HOLDFAST_ADDRESS": self._outward(self._options.host),
-                "HOLDFAST_PREFLIGHT_EVERY_S": "0",  # the nodes are one machine: testing each would only slow the others
-                # the nodes share this machine's cores: one compute thread per worker unless the user says otherwise
+                "HOLDFAST_PREFLIGHT_EVERY_S": "0",  # all nodes are one machine, so tests would only slow the other nodes
+                # the nodes share this machine's cores: one compute thread per worker by default
                 "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             },
         )
         return self._agents[node].pid
 
     def power_off(self, *nodes: str) -> None:
-        """SIGKILL the agents and everything under them, and drop their memory tiers: what a power failure does."""
+        """Simulate a power failure: SIGKILL the agents and all their descendants, and delete their memory tiers."""
         with self._switching:
             agents = {}
             for node in nodes:
                 self._know(node)
                 process = self._agents.get(node)
                 if process is None or process.poll() is not None:
-                    raise Conflict(f"{node} is not running; nothing to switch off")
+                    raise Conflict(f"{node} is not running")
                 agents[node] = process
-            for process in agents.values():  # all at once, before anything slow
+            for process in agents.values():  # all of them before any slow operation
                 kill_tree(process.pid)
             for node, process in agents.items():
                 process.wait(STOP_TIMEOUT_S)
-                del self._agents[node]  # it stays off until it is switched on
+                del self._agents[node]  # not restarted before `power_on`
                 shutil.rmtree(self._node_memory(node), ignore_errors=True)
 
     def _know(self, node: str) -> None:
         if node not in self.node_names:
-            raise NotFound(f"there is no node {node!r} in this stack; it has {', '.join(self.node_names) or 'none'}")
+            raise NotFound(f"this stack has no node {node!r}; its nodes are: {', '.join(self.node_names) or 'none'}")
 
     def _node_directory(self, node: str) -> Path:
         return self._directory / "nodes" / node
@@ -381,7 +385,7 @@ class LocalStack:
     # ------------------------------------------------------------------ services
 
     def kill_service(self, name: str) -> None:
-        """SIGKILL `redis`, `diagnostics` or `supervisor`; it stays away until `start_service`."""
+        """SIGKILL `redis`, `diagnostics` or `supervisor`; it stays down until `start_service`."""
         with self._switching:
             if name == "redis" and self._redis is not None:
                 os.kill(self._redis.pid, signal.SIGKILL)
@@ -389,12 +393,14 @@ class LocalStack:
                 return
             process = self._services.pop(name, None)
             if process is None:
-                raise NotFound(f"no service {name!r} of this stack is running; these are: {', '.join(self._services)}")
+                raise NotFound(
+                    f"service {name!r} of this stack is not running; running services: {', '.join(self._services)}"
+                )
             kill_tree(process.pid)
             process.wait(STOP_TIMEOUT_S)
 
     def start_service(self, name: str) -> None:
-        """Start a service that was killed: where it was, with what it has kept. Raises `Conflict` when it is running."""
+        """Start a killed service again, with its address and data. Raises `Conflict` if it is running."""
         if name in self._services:
             raise Conflict(f"{name} is running (pid {self._services[name].pid})")
         if name == "redis" and self._redis is not None:
@@ -403,11 +409,11 @@ class LocalStack:
             self._spawn_service(name)
             self._wait_ready(name)
         else:
-            raise NotFound(f"this stack has no service {name!r} that it could start")
+            raise NotFound(f"this stack cannot start a service {name!r}")
 
     @staticmethod
     def _outward(address: str) -> str:
-        """An address that others can use: a wildcard means every interface here, and nothing on another machine."""
+        """Return an address for other machines: replaces a wildcard by the host name."""
         for wildcard in WILDCARDS:
             if address == wildcard or address.startswith(f"{wildcard}:"):
                 return socket.gethostname() + address.removeprefix(wildcard)
@@ -427,7 +433,7 @@ class LocalStack:
                 }
 
     def _address(self, service: str, endpoint: str, port: int) -> str:
-        """Where to listen: where the service was before, so that everybody finds it again, else at `port`."""
+        """Return the address to listen on: the previous one of the service, so that clients reconnect; else `port`."""
         known = self._endpoints.get(service, {}).get(endpoint, "")
         return known.removeprefix("http://") or f"{self._options.host}:{port}"
 
@@ -445,18 +451,19 @@ class LocalStack:
         return self._services[name].pid
 
     def _wait_ready(self, name: str) -> None:
-        """Until it serves. Raises `Unavailable` with the end of its log when it does not."""
+        """Wait until the service is serving. Raises `Unavailable` with the end of its log."""
         directory, process = self._directory / name, self._services[name]
         ready = directory / "ready.json"
         deadline = time.monotonic() + SERVICE_START_TIMEOUT_S
         while not ready.exists():
             if process.poll() is not None:
                 raise Unavailable(
-                    f"{name} did not start (exit code {process.returncode}):\n{self._log_tail(directory)}"
+                    f"{name} did not start (exit code {process.returncode}); the end of its log:\n{self._log_tail(directory)}"
                 )
             if time.monotonic() > deadline:
                 raise Unavailable(
-                    f"{name} was not ready after {SERVICE_START_TIMEOUT_S:.0f} s:\n{self._log_tail(directory)}"
+                    f"{name} was not ready after {SERVICE_START_TIMEOUT_S:.0f} s; the end of its log:\n"
+                    f"{self._log_tail(directory)}"
                 )
             time.sleep(POLL_S)
         self._endpoints[name] = json.loads(ready.read_text())
@@ -467,7 +474,7 @@ class LocalStack:
         )
 
     def _start_redis_again(self) -> int:
-        assert self._redis is not None, "only an embedded one is ours to start"
+        assert self._redis is not None, "only an embedded Redis is restarted"
         self._redis.stop()
         self._redis.start()
         return self._redis.pid
@@ -477,7 +484,7 @@ class LocalStack:
         command = [sys.executable, "-m", module]
         with log.open("ab") as output:
             return subprocess.Popen(
-                # tied also from the machine room's thread, which is stopped after the last agent
+                # tied also from the stack power thread, which ends after the last agent
                 noted(command, pid_file(self._directory, part))
                 if self._options.stays
                 else tied(command, thread_lasts=True),
@@ -486,20 +493,20 @@ class LocalStack:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                # agents: so that no other stack takes their memory for that of a dead one
+                # agents hold the lock, so that no other stack deletes their memory tier
                 pass_fds=(self._memory.lock,) if self._options.stays and self._memory is not None else (),
-                start_new_session=True,  # Ctrl-C goes to us alone; we end the children in order
+                start_new_session=True,  # Ctrl-C reaches only this process, which stops the children in order
             )
 
     def _log_tail(self, directory: Path) -> str:
         lines = [line for log in sorted(directory.glob("*.log")) for line in last_lines(log)]
-        return "\n".join(lines) or f"(nothing in {directory})"
+        return "\n".join(lines) or f"(no log in {directory})"
 
 
 def _ignore_signals() -> dict[signal.Signals, Any]:
-    """The handlers to put back."""
+    """Ignore stop signals. Returns the previous handlers."""
     if threading.current_thread() is not threading.main_thread():
-        return {}  # it gets no signals
+        return {}  # only the main thread receives signals
     return {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 
 

@@ -1,4 +1,4 @@
-"""What a stack that outlives its starter writes down, so that the next one of its directory can take it over.
+"""The record of a stack that outlives its starter, with which the next stack of its directory takes it over.
 
 <directory>/stack.json                 how it was started, the name of the directory, memory tiers, where services listen
 <directory>/<service>/<service>.pid    of each process, written by itself (`holdfast.runtime.survivors`)
@@ -22,7 +22,7 @@ SERVICES = ("diagnostics", "supervisor")
 
 @dataclass(frozen=True, slots=True)
 class StackRecord:
-    """`flags` are the values of `holdfast up`'s own, by flag: processes of other values cannot be taken over."""
+    """`flags`: option of `holdfast up` → value. Processes with other values cannot be taken over."""
 
     flags: Mapping[str, Any]
     path: str
@@ -34,7 +34,7 @@ class StackRecord:
 
 
 def read(directory: Path) -> StackRecord | None:
-    """None when there is none, or none that can be read: then nothing that runs can be taken over."""
+    """Return the record; None if it does not exist or cannot be read."""
     try:
         return StackRecord(**json.loads((directory / FILE).read_text()))
     except (OSError, ValueError, TypeError):
@@ -42,17 +42,17 @@ def read(directory: Path) -> StackRecord | None:
 
 
 def forget(directory: Path) -> None:
-    """The stack has been ended."""
+    """Delete the record of a stopped stack."""
     (directory / FILE).unlink(missing_ok=True)
 
 
 def pid_file(directory: Path, part: str) -> Path:
-    """Of a service, or of a node's agent."""
+    """Return the pid file of a service or of a node's agent."""
     return directory / part / f"{part}.pid" if part in SERVICES else directory / "nodes" / part / "agent.pid"
 
 
 def survivors(directory: Path) -> dict[str, Survivor]:
-    """What still runs of a stack whose starter was killed, by service or node; Redis answers for itself."""
+    """Return the running processes of a stack whose starter was killed, by service or node, without Redis."""
     nodes = directory / "nodes"
     parts = (*SERVICES, *(sorted(path.name for path in nodes.iterdir()) if nodes.is_dir() else ()))
     found = {part: find(pid_file(directory, part)) for part in parts}

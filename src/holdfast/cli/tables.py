@@ -1,4 +1,4 @@
-"""How lists and single things are shown: one table style, `--json` everywhere, and `watch` as a table that stays up."""
+"""Output of lists and single objects: one table style, `--json`, and `watch` as a live table."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ STATE_STYLE = {
     "delete": "red",
 }
 
-Api = Annotated[str, typer.Option(help="The API to ask.", envvar="HOLDFAST_API", show_default=False)]
+Api = Annotated[str, typer.Option(help="URL of the Holdfast API.", envvar="HOLDFAST_API", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
-Name = Annotated[str, typer.Argument(help="Its name.")]
+Name = Annotated[str, typer.Argument(help="Name, as `list` shows it.")]
 
 Row = Mapping[str, Any]
 console = screen()
 
 
 def markup(line: str) -> Text:
-    """A line of ours with styles; what comes from elsewhere must have been escaped."""
+    """Parse a line of markup; text from other sources must be escaped."""
     return Text.from_markup(line, emoji=False)
 
 
 def text(value: Any, name: str = "") -> str:
-    """A cell, as markup: moments as local time, floats with two digits, lists joined, nothing as a dash."""
+    """Format a cell as markup: times as local time, floats with two digits, lists joined, empty values as a dash."""
     if value is None or value in ("", [], {}):
         return EMPTY
     if isinstance(value, float) and _is_moment(name):
@@ -74,7 +74,7 @@ def text(value: Any, name: str = "") -> str:
 
 
 def _inline(value: Any, name: str) -> str:
-    """What stands in a line of its own inside a cell."""
+    """Format one line inside a cell."""
     if isinstance(value, dict) and name != "mesh":
         return ", ".join(f"{escape(str(key))} {text(item, str(key))}" for key, item in value.items()) or EMPTY
     return text(value, name)
@@ -86,12 +86,12 @@ def mesh(dims: Mapping[str, int]) -> str:
 
 
 def _is_moment(name: str) -> bool:
-    """The API gives moments as Unix seconds, and names them so."""
+    """Return whether a field of the API is a time in Unix seconds, judged by its name."""
     return name == "at" or name.startswith("t_") or name.endswith("_at")
 
 
 def table(rows: Iterable[Row], columns: Sequence[str], title: str = "") -> Listing:
-    """`columns` are keys of the rows; "a.b" reaches into an object. Prose comes last."""
+    """Build a table. `columns` are keys of the rows; "a.b" is a nested key. Columns with sentences come last."""
     names = tuple(column.split(".")[0].replace("_", " ") for column in columns)
     cells = (tuple(markup(text(_reach(row, column), column)) for column in columns) for row in rows)
     return Listing(names, tuple(cells), title)
@@ -129,26 +129,26 @@ def look_at(
     empty: str,
     show: Callable[[Row, bool], None] = show_one,
 ) -> None:
-    """Give `app` its `list`, `show NAME` and `watch`."""
+    """Add the commands `list`, `show NAME` and `watch` to `app`."""
 
-    @app.command("list", help="Everything that the supervisor knows.")
+    @app.command("list", help="List all.")
     def list_all(api: Api = "", as_json: AsJson = False) -> None:
         with Client(api or default_url()) as client:
             show_list(rows(client), columns, as_json, empty)
 
-    @app.command("show", help="One of them, with all that is known about it.")
+    @app.command("show", help="Show one, with all details.")
     def show_named(name: Name, api: Api = "", as_json: AsJson = False) -> None:
         with Client(api or default_url()) as client:
             show(row(client, name), as_json)
 
-    @app.command("watch", help="The list, live, until Ctrl-C.")
+    @app.command("watch", help="Show the list and update it until Ctrl-C.")
     def watch_all(api: Api = "") -> None:
         with Client(api or default_url()) as client:
             watch(lambda: rows(client), columns)
 
 
 def watch(rows: Callable[[], Iterable[Row]], columns: Sequence[str]) -> None:
-    """Keep the table on the screen until Ctrl-C; on a pipe, print it whenever it has changed."""
+    """Show the table and update it until Ctrl-C; on a pipe, print it after each change."""
 
     def first() -> list[Row]:
         return list(islice(rows(), WATCHED_ROWS_MAX))

@@ -1,4 +1,4 @@
-"""torchrun's command line as a job: the same flags, spelled with - or _, and what each means here."""
+"""Converts torchrun's command line to a job: the same options, spelled with - or _."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAME_CHARS_MAX = 63
 GPUS = Path("/proc/driver/nvidia/gpus")  # as the kernel lists them; needs no driver library
 
 
-# Every generation gets a rendezvous of its own, every rank's output goes to its agent's log: these have nothing to say here.
+# Ignored: every generation has its own rendezvous, and the output of every rank goes to the agent's log directory.
 NOT_NEEDED = (
     *("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--master-addr", "--master-port"),
     *("--node-rank", "--local-addr", "--monitor-interval", "--start-method", "--role", "--event-log-handler"),
@@ -28,7 +28,7 @@ LocalRanksFilter = Annotated[str, typer.Option(hidden=True)]  # torchrun's name 
 Tee = Annotated[str, typer.Option("--tee", "-t", hidden=True)]
 Standalone = Annotated[bool, typer.Option("--standalone", hidden=True)]
 
-# These change what a worker is. Taking them and doing something else would be a surprise: they are refused by name.
+# Rejected: these options change how a worker is started, and Holdfast does not support them.
 Module = Annotated[bool, typer.Option("-m", "--module", hidden=True)]
 NoPython = Annotated[bool, typer.Option("--no-python", hidden=True)]
 RunPath = Annotated[bool, typer.Option("--run-path", hidden=True)]
@@ -43,12 +43,14 @@ def spelling(flag: str) -> str:
 
 
 def refuse(flags: dict[str, bool | str], target: str) -> None:
-    """Raises `InvalidSpec` for a flag of torchrun's that cannot be honoured."""
+    """Raises `InvalidSpec` for an option of torchrun that is not supported."""
     if flags.pop("--module"):
-        raise InvalidSpec("--module", target, "a path to a script: modules cannot be launched, give the file's path")
+        raise InvalidSpec("--module", target, "the path of a script, because modules cannot be started")
     for flag, value in flags.items():
         if value:
-            raise InvalidSpec(flag, value, "no such flag: `holdfast run` cannot do what torchrun does with it")
+            raise InvalidSpec(
+                flag, value, "this option of torchrun to be left out, because `holdfast run` does not support it"
+            )
 
 
 def body(

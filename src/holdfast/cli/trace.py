@@ -1,4 +1,4 @@
-"""An incident's trace as a tree in the terminal: what happened below what, when it began and how long it took."""
+"""Prints an incident's trace as a tree of spans with start times and durations."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 from rich.text import Text
 from rich.tree import Tree
 
-SIBLINGS_MAX = 12  # of one name: of a thousand ranks the slowest are worth reading
+SIBLINGS_MAX = 12  # of one name: only the slowest of many ranks are shown
 PREFIX = "holdfast."
-# What is worth a line's end, in this order; the rest is in `--json`.
+# Attributes shown at the end of a line, in this order; `--json` has all.
 SAID = ("cause", "summary", "reason", "source", "outcome")
 
 Span = Mapping[str, Any]
 
 
 def tree(trace: Mapping[str, Any]) -> Tree:
-    """`trace` as `GET /v1/incidents/{id}/trace` answers. Times count from its first moment."""
+    """Build the tree of a trace in the form of the REST API. Times are relative to the first span."""
     spans: Sequence[Span] = trace["spans"]
     title = Text.assemble((f"incident {trace['incident']}", "bold"), (f"   trace {trace['trace_id']}", "dim"))
     root = Tree(title, guide_style="dim")
     if not spans:
-        root.add(Text("nothing is on record", "dim"))
+        root.add(Text("no spans are recorded", "dim"))
         return root
     known = {span["span_id"] for span in spans}
     zero = min(span["start"] for span in spans)
@@ -39,7 +39,7 @@ def _grow(above: Tree, span: Span, spans: Sequence[Span], zero: float) -> None:
     for child in shown:
         _grow(branch, child, spans, zero)
     for name, count in left_out.items():
-        branch.add(Text(f"… and {count} more of {name}, none of them slower", "dim"))
+        branch.add(Text(f"… and {count} more {name}, all faster", "dim"))
 
 
 def _slowest(children: Sequence[Span]) -> tuple[list[Span], dict[str, int]]:

@@ -1,6 +1,6 @@
-"""`holdfast up`: the control plane, and as many local nodes as asked for, on this machine until Ctrl-C.
+"""`holdfast up`: runs the control plane and optional local nodes on this machine until Ctrl-C.
 
-What ends is started again. When `up` itself is killed everything goes on without it; the same command takes it over.
+A part that exits is restarted. If `up` itself is killed, its parts continue; the same command takes them over.
 """
 
 from __future__ import annotations
@@ -33,29 +33,31 @@ def register(app: typer.Typer) -> None:
 
 def up(
     nodes: Annotated[
-        int, typer.Option(help="Nodes to start on this machine; 0 = only the control plane.", min=0, max=NODES_MAX)
+        int, typer.Option(help="Nodes to start on this machine; 0 = control plane only.", min=0, max=NODES_MAX)
     ] = 0,
-    workers_per_node: Annotated[int, typer.Option(help="Workers that fit on each local node.", min=1)] = 1,
+    workers_per_node: Annotated[int, typer.Option(help="Number of workers that each local node can run.", min=1)] = 1,
     redis_url: Annotated[
         str,
-        typer.Option(help="Redis to use, redis://host:port/db; default: an embedded one.", envvar="HOLDFAST_REDIS_URL"),
+        typer.Option(help="Redis to use, redis://host:port/db. Default: an embedded one.", envvar="HOLDFAST_REDIS_URL"),
     ] = "",
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines join.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="HTTP API port; 0 = any free one.", min=0, max=PORT_MAX)] = DEFAULT_API_PORT,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 accepts other machines.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(help="Port of the REST API; 0 = any free port.", min=0, max=PORT_MAX)
+    ] = DEFAULT_API_PORT,
     control_port: Annotated[
-        int, typer.Option(help="Port for agents; 0 = any free one.", min=0, max=PORT_MAX)
+        int, typer.Option(help="Port for agents; 0 = any free port.", min=0, max=PORT_MAX)
     ] = CONTROL_PORT,
     diagnostics_port: Annotated[
-        int, typer.Option(help="Port for agents' telemetry; 0 = any free one.", min=0, max=PORT_MAX)
+        int, typer.Option(help="Port for agents' telemetry; 0 = any free port.", min=0, max=PORT_MAX)
     ] = DIAGNOSTICS_PORT,
-    directory: Annotated[Path, typer.Option("--dir", help="Where state and logs go.")] = Path(
+    directory: Annotated[Path, typer.Option("--dir", help="Directory for state and logs.")] = Path(
         "~/.local/state/holdfast"
     ),
-    fleet: Annotated[str, typer.Option(help="Name of the fleet: separates several in one Redis.")] = "main",
+    fleet: Annotated[str, typer.Option(help="Name of the fleet, if several fleets share one Redis.")] = "main",
 ) -> None:
-    """Start Redis (embedded), diagnostics and the supervisor here, and optionally local nodes. Ctrl-C stops everything.
+    """Start Redis (embedded), diagnostics, the supervisor and optional local nodes on this machine. Ctrl-C stops everything.
 
-    What ends by itself is started again. When this command is killed, everything goes on, and the same command takes it over.
+    A part that exits is restarted. If this command is killed, its parts continue; the same command takes them over.
     """
     console = Console(highlight=False, emoji=False)
     options = StackOptions(
@@ -70,7 +72,7 @@ def up(
         diagnostics_port=diagnostics_port,
         stays=True,
     )
-    left = survivors(options.directory)  # by a stack that was killed: their ports are taken by themselves
+    left = survivors(options.directory)  # parts of a killed stack: their ports are in use by themselves
     ports = {"--port": port, "--control-port": control_port} if "supervisor" not in left else {}
     require_ports(host, ports | ({"--diagnostics-port": diagnostics_port} if "diagnostics" not in left else {}))
     stopped = threading.Event()

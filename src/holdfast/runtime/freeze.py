@@ -137,7 +137,7 @@ class _Looker:
         for scope in list(_waiting):
             scope.deadline += late_s
         log.warning(
-            "this process did not run",
+            "process was frozen",
             seconds=round(length_s, 1),
             cpu_s=round(
                 time.process_time() - self._worked_s, 1

@@ -1,6 +1,6 @@
-"""Every metric that Holdfast exports: name, unit, attributes, and who reports it. Declared here and nowhere else.
+"""Every metric that Holdfast exports: name, unit, attributes, and the service that reports it. Metrics are declared only here.
 
-Names are OpenTelemetry's; `prometheus_name` is what a collector's Prometheus exporter makes of one. Attributes are keys of
+Names follow OpenTelemetry; `prometheus_name` is the name in a Prometheus exporter. Attributes are keys of
 `domain.tracing.ATTRIBUTES`. docs/telemetry.md, the dashboard and the alert rules are tested against this table.
 """
 
@@ -20,7 +20,7 @@ _UNITS = {"s": "_seconds", "By": "_bytes", "{step}/s": "_per_second", "{token}/s
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A counter only grows, a gauge is what is the case now, a histogram counts by size."""
+    """A counter only grows, a gauge is the current value, a histogram counts values by size."""
 
     name: str
     kind: Kind
@@ -43,7 +43,7 @@ JOB_TIME = Metric(
     "s",
     ("job", "class"),
     "supervisor",
-    "wall time of the newest run by class; the classes add up to its age. A second may still change class, so no counter",
+    "wall time of the newest run by class; the classes add up to its age. A gauge, because a second may still change class",
 )
 STEP_RATE = Metric(
     "holdfast.job.steps", "gauge", "{step}/s", ("job",), "supervisor", "steps per second, of the last 32"
@@ -52,11 +52,16 @@ TOKEN_RATE = Metric(
     "holdfast.job.tokens", "gauge", "{token}/s", ("job",), "supervisor", "tokens per second, of the last 32 steps"
 )
 WORLD_SIZE = Metric(
-    "holdfast.job.world_size", "gauge", "{rank}", ("job",), "supervisor", "ranks that run; 0 while the job does not run"
+    "holdfast.job.world_size",
+    "gauge",
+    "{rank}",
+    ("job",),
+    "supervisor",
+    "running ranks; 0 while the job is not running",
 )
 NODES = Metric("holdfast.nodes", "gauge", "{node}", ("state",), "supervisor", "nodes by state")
 INCIDENTS = Metric(
-    "holdfast.incidents", "counter", "{incident}", ("job", "kind", "action"), "supervisor", "incidents that have closed"
+    "holdfast.incidents", "counter", "{incident}", ("job", "kind", "action"), "supervisor", "incidents that were closed"
 )
 RECOVERY = Metric(
     "holdfast.recovery.duration",
@@ -64,7 +69,7 @@ RECOVERY = Metric(
     "s",
     ("phase",),
     "supervisor",
-    "how long each phase of a recovery took; total is fault to first step of every rank",
+    "duration of each phase of a recovery; total is from the fault to the first step of every rank",
     SECONDS,
 )
 COMMAND_LATENCY = Metric(
@@ -73,7 +78,7 @@ COMMAND_LATENCY = Metric(
     "s",
     ("order",),
     "supervisor",
-    "from sending an order to an agent until its answer",
+    "time from sending an order to an agent until its answer",
     SECONDS,
 )
 CHECKPOINT_AGE = Metric(
@@ -82,7 +87,7 @@ CHECKPOINT_AGE = Metric(
     "s",
     ("job", "tier"),
     "supervisor",
-    "time since the newest step that is complete in this tier was finished: what a loss of everything nearer would cost",
+    "age of the newest complete checkpoint in this tier: the training time that would be lost if all nearer tiers were lost",
 )
 CHECKPOINT_LAG = Metric(
     "holdfast.checkpoint.lag",
@@ -90,24 +95,22 @@ CHECKPOINT_LAG = Metric(
     "{interval}",
     ("job",),
     "supervisor",
-    "steps since the one that a restart would take, in checkpoint intervals: 1 is as it should be",
+    "steps since the checkpoint that a restart would restore, in checkpoint intervals; normally at most 1",
 )
 LOG_PENDING = Metric(
-    "holdfast.log.pending", "gauge", "{entry}", ("stream",), "supervisor", "entries handed out and not acknowledged"
+    "holdfast.log.pending", "gauge", "{entry}", ("stream",), "supervisor", "entries delivered and not acknowledged"
 )
 LOG_LAG = Metric(
-    "holdfast.log.lag", "gauge", "s", ("stream",), "supervisor", "age of the oldest entry that has not been handed out"
+    "holdfast.log.lag", "gauge", "s", ("stream",), "supervisor", "age of the oldest entry that has not been delivered"
 )
-LOG_MEMORY = Metric(
-    "holdfast.log.memory", "gauge", "By", (), "supervisor", "memory that Redis uses, whoever has put it there"
-)
+LOG_MEMORY = Metric("holdfast.log.memory", "gauge", "By", (), "supervisor", "memory that Redis uses, for all clients")
 LOG_MEMORY_LIMIT = Metric(
     "holdfast.log.memory_limit",
     "gauge",
     "By",
     (),
     "supervisor",
-    "what Redis may use (maxmemory); absent without a limit",
+    "memory limit of Redis (maxmemory); absent without a limit",
 )
 FINDINGS = Metric(
     "holdfast.findings", "counter", "{finding}", ("kind", "severity"), "diagnostics", "findings that were published"
@@ -118,7 +121,7 @@ TELEMETRY_DROPPED = Metric(
     "{item}",
     ("what",),
     "agent, diagnostics",
-    "signals or steps dropped because a buffer was full; findings and orders never are",
+    "signals or steps dropped because a buffer was full; findings and orders are never dropped",
 )
 REPLICATED = Metric(
     "holdfast.replication.io",
@@ -134,7 +137,7 @@ CHECKPOINT_TROUBLES = Metric(
     "{trouble}",
     ("job", "kind"),
     "checkpoint-replicator",
-    "damaged files set aside or left alone, tiers that take no copies, images that are locked without a reader",
+    "damaged files (renamed or left in place), tiers that accept no copies, images that are locked without a restore",
 )
 
 FROZEN = Metric(
@@ -143,7 +146,7 @@ FROZEN = Metric(
     "s",
     (),
     "agent, diagnostics, supervisor, checkpoint-replicator",
-    "time in which the service did not run: it was stopped, its machine was paused, or starved",
+    "time in which the service was frozen: it was stopped, or its machine was paused or starved",
 )
 
 METRICS = (

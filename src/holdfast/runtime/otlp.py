@@ -138,10 +138,10 @@ class Collector:
             return
         self._answers = answered
         if answered:
-            log.info("the collector answers again", endpoint=self._endpoint)
+            log.info("OpenTelemetry Collector reachable again", endpoint=self._endpoint)
         else:
             log.warning(
-                "the collector does not answer; traces and metrics are dropped until it does",
+                "OpenTelemetry Collector not reachable: traces and metrics dropped",
                 endpoint=self._endpoint,
             )
 

@@ -132,7 +132,7 @@ def _report(name: str, error: BaseException) -> int:
         for leaf in leaves:
             _say(name, leaf)
         return EXIT_USAGE
-    log.error("crashed", service=name, exc_info=error)
+    log.error("service crashed", service=name, exc_info=error)
     return EXIT_CRASH
 
 

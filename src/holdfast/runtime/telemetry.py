@@ -54,13 +54,13 @@ def configure(service: str) -> None:
     if not os.environ.get(ENV_ENDPOINT):
         return
     if (protocol := os.environ.get(ENV_PROTOCOL, "grpc")) != "grpc":
-        log.warning("no traces, no metrics", reason=f"{ENV_PROTOCOL} is {protocol!r}: only grpc is spoken here")
+        log.warning("telemetry disabled", reason=f"{ENV_PROTOCOL} is {protocol!r}: only grpc is spoken here")
         return
     try:
         from holdfast.runtime.otlp import OtlpSink
     except ImportError as error:
         log.warning(
-            "no traces, no metrics",
+            "telemetry disabled",
             reason=f"{ENV_ENDPOINT} is set but {error.name} is missing: pip install 'holdfast[otel]'",
         )
         return

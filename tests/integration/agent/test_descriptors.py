@@ -72,7 +72,7 @@ def test_new_work_is_refused_with_the_cause_and_workers_live_on(tmp_path: Path) 
             assert plane.ask(Stop("new", 9)).ok, "what ends work is no new work"
             ticks_go_on(agent, 2)
         wait_until(
-            lambda: "there are file descriptors again" in agent.log(), description="the reserve to be held again"
+            lambda: "file descriptors available again" in agent.log(), description="the reserve to be held again"
         )
         accepted = start_job(plane, prepare_order("new", path, generation=10, args=(str(end),)))
         assert not gone(accepted.workers[0].pid)

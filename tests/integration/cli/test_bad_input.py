@@ -110,10 +110,13 @@ def test_policy_check_of_a_good_one(shell: Shell) -> None:
             ["up", "--port", "0", "--host", "203.0.113.7", "--dir", "up"],
             ["--host: '203.0.113.7'", "address of this machine"],
         ),
-        (["up", "--port", "0", "--dir", "train.py"], ["--dir: 'train.py'", "a directory that can be made and written"]),
-        (["up", "--port", "0", "--dir", "/proc/holdfast"], ["--dir: '/proc/holdfast'", "can be made and written"]),
+        (
+            ["up", "--port", "0", "--dir", "train.py"],
+            ["--dir: 'train.py'", "a directory that can be created and written"],
+        ),
+        (["up", "--port", "0", "--dir", "/proc/holdfast"], ["--dir: '/proc/holdfast'", "can be created and written"]),
         (["up", "--nodes", "-1", "--dir", "up"], ["--nodes", "0"]),
-        (["demo", "--out", "/proc/holdfast"], ["--out: '/proc/holdfast'", "can be made and written"]),
+        (["demo", "--out", "/proc/holdfast"], ["--out: '/proc/holdfast'", "can be created and written"]),
         (["demo", "--steps", "5"], ["--steps", "120"]),
         (["agent", "--supervisor", "nonsense"], ["--supervisor: 'nonsense'", "host:port"]),
         (["agent", "--supervisor", "a:1,b:70000"], ["--supervisor: 'b:70000'", "host:port"]),
@@ -133,5 +136,5 @@ def test_a_command_that_cannot_mean_anything(shell: Shell, arguments: list[str],
 def test_a_port_in_use(shell: Shell, taken: str, flag: str) -> None:
     ports = {"--port": "0", "--control-port": "0", "--diagnostics-port": "0"} | {flag: taken}
     result = shell("up", "--dir", "up", *(part for pair in ports.items() for part in pair))
-    refused(result, f"{flag}: {taken} is not valid; expected a free port (something listens on 127.0.0.1:{taken}")
+    refused(result, f"{flag}: {taken} is not valid; expected a free port (127.0.0.1:{taken} is in use")
     assert not (shell.directory / "up").exists()

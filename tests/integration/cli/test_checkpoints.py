@@ -237,7 +237,7 @@ def test_nodes_alone(shell: Shell, api: str) -> None:
     result = shell("checkpoints", "list", "gpt", "--api", api)
     assert result.code == 0, result.err
     assert "350" in result.out
-    assert "what the store holds is not shown: no checkpoints of gpt" in result.err
+    assert "checkpoints in the object store are not shown: no checkpoints of gpt" in result.err
 
 
 def test_the_job_s_own_store(saved: FileStore, tmp_path: Path, api: str) -> None:

@@ -37,7 +37,7 @@ def test_leaving_a_job_that_runs_elsewhere_leaves_it_running(tmp_path: Path) -> 
             process.send_signal(signal.SIGINT)
             out, err = process.communicate(timeout=30)
         assert process.returncode == 130, out + err
-        assert "remote goes on without us; `holdfast jobs stop remote` stops it" in " ".join(out.split())
+        assert "remote continues to run. To stop it: holdfast jobs stop remote" in " ".join(out.split())
         assert "Traceback" not in err
         with Client(stack.api_url) as client:
             assert client.job("remote")["phase"] not in ("stopped", "failed", "stopping")
@@ -80,7 +80,7 @@ def test_a_run_on_a_stack_of_its_own_outlives_its_services(tmp_path: Path) -> No
         for service in ("diagnostics", "supervisor"):
             (found,) = [each for each in shell.processes() if f"holdfast.{service}" in each.cmdline()]
             found.kill()
-            read_until(process, f"{service} has been started again")
+            read_until(process, f"{service} restarted")
         (tmp_path / "finish").touch()
         out, err = process.communicate(timeout=90)
     assert process.returncode == 0, out + err

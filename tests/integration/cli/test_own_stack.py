@@ -74,7 +74,7 @@ def test_a_run_that_was_cut_off_is_gone_on_with_when_asked_and_never_begun_anew_
     assert len(begun(tmp_path)) == 2
     step, weight = begun(tmp_path)[-1]
     assert step == weight > 0
-    assert f"to go on from step {step}" in resumed.out
+    assert f"resuming from step {step}" in resumed.out
     shell.assert_nothing_runs()
 
 
@@ -82,7 +82,7 @@ def test_nothing_to_go_on_from_is_said_before_anything_starts(tmp_path: Path) ->
     (tmp_path / "train.py").touch()
     result = Shell(tmp_path)("run", "--local", "--resume", "--dir", "nowhere", "train.py")
     assert result.code == 2
-    assert "there is nothing to go on from" in result.err
+    assert "no checkpoint to resume from" in result.err
     assert not (tmp_path / "nowhere").exists()
 
 

@@ -161,24 +161,24 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 def test_a_service_that_is_killed_is_started_again_and_the_run_goes_on(run: Run, part: str, name: str) -> None:
     worker, before, generation = run.worker(), run.pid_of(part), run.job()["generation"]
     psutil.Process(before).kill()
-    run.up.wait_said(f"{name} was killed by SIGKILL; starting it again", f"{name} has been started again")
+    run.up.wait_said(f"{name} was killed by SIGKILL; restarting", f"{name} restarted")
     wait_until(lambda: run.pid_of(part) != before, description=f"another {name}")
     run.goes_on()
     assert (run.worker(), run.job()["generation"]) == (worker, generation)
 
 
 @pytest.mark.parametrize(
-    ("part", "then"), [("diagnostics", "it is replaced after 30 s"), ("node-0", "its workers would end with it")]
+    ("part", "then"), [("diagnostics", "it will be replaced after 30 s"), ("node-0", "its workers would exit with it")]
 )
 def test_a_part_that_stands_still_is_named_and_the_run_goes_on(run: Run, part: str, then: str) -> None:
     worker, pid, generation = run.worker(), run.pid_of(part), run.job()["generation"]
     psutil.Process(pid).suspend()
     try:
-        run.up.wait_said(f"{part} (pid {pid}) stands still", then)
+        run.up.wait_said(f"{part} (pid {pid}) is stopped by a signal", then)
         run.goes_on()
     finally:
         psutil.Process(pid).resume()
-    run.up.wait_said(f"{part} goes on, after")
+    run.up.wait_said(f"{part} runs again after")
     run.goes_on()
     assert (run.worker(), run.job()["generation"], run.pid_of(part)) == (worker, generation, pid)
 
@@ -212,7 +212,7 @@ def test_what_died_together_with_up_is_started_where_it_was_and_the_rest_taken_o
 def test_an_agent_that_is_killed_is_started_again_and_its_ranks_come_back(run: Run) -> None:
     before, worker = run.pid_of("node-0"), run.worker()
     psutil.Process(before).kill()
-    run.up.wait_said("node-0 has ended; starting it again")
+    run.up.wait_said("node-0 has exited; restarting")
     wait_until(
         lambda: run.job()["phase"] == "running" and run.worker() != worker, description="a new worker", timeout_s=90
     )

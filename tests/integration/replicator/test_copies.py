@@ -106,7 +106,7 @@ def test_a_copy_that_rots_in_memory_is_found_on_its_way_to_the_disk(tmp_path: Pa
         start_at_full_speed(b)
         b.wait_for(key, "disk")  # from its sender once more
         assert is_step(b.shard_file(key), 10)
-        wait_until(lambda: "corrupt shard set aside" in b.log, description="the report")
+        wait_until(lambda: "corrupt shard quarantined" in b.log, description="the report")
 
 
 def test_a_spare_receives_into_memory_that_it_has_kept_ready(tmp_path: Path) -> None:

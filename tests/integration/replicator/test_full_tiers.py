@@ -30,7 +30,7 @@ def test_with_memory_full_to_the_last_page_disk_and_peer_have_the_save(tmp_path:
         a.wait_for(newest, "disk")
         b.wait_for(newest, "disk")
         a.wait_for(newest, "memory")
-        assert "checkpoints are in trouble" in a.log
+        assert "checkpoint trouble detected" in a.log
         assert "tier_fails" in a.log
         filling.unlink()
 

@@ -98,5 +98,5 @@ def test_the_supervisor_knows_which_lineage_goes_on(store: InMemory) -> None:
 
 
 def test_nothing_of_any_job(store: InMemory) -> None:
-    with pytest.raises(NotFound, match=r"no checkpoints of gpt in memory://store; there are none of any job"):
+    with pytest.raises(NotFound, match=r"no checkpoints of gpt in memory://store; it has no checkpoints"):
         in_store(store, "gpt")

@@ -113,7 +113,7 @@ def test_a_pipe_gets_whole_lines_and_no_control_codes() -> None:
     assert len(lines) == 4
     assert "step 41" in lines[0]
     assert "step 50" in lines[1]
-    assert "found" in lines[2]
+    assert "detected" in lines[2]
     assert NASTY in lines[2]
     assert lines[3].startswith("[rank0] " + "x" * 200 + " [/red] :smile:")
 
@@ -127,8 +127,8 @@ def test_a_terminal_is_drawn_and_left_in_order() -> None:
         display.print("[rank0] printed")
     drawn = Text.from_ansi(out.getvalue()).plain
     assert "[rank0] printed" in drawn
-    assert "what happened" in drawn
-    last = drawn[drawn.rindex("what happened") :]
+    assert "events" in drawn
+    last = drawn[drawn.rindex("events") :]
     assert "news 10" in last
     assert "news 2" not in last
     assert out.getvalue().rstrip().endswith("\x1b[?25h")  # the cursor is back
@@ -137,7 +137,7 @@ def test_a_terminal_is_drawn_and_left_in_order() -> None:
 @pytest.mark.parametrize(
     ("seen", "line"),
     [
-        (incident("open", action=None), f"found     {NASTY}"),
+        (incident("open", action=None), f"detected  {NASTY}"),
         (incident("decided"), "decided   hot_swap: a spare is there [x]"),
         (incident("recovering", action=None), f"recovering : {NASTY}"),
         (incident("resolved", t_first_step=11.5), f"resolved  {NASTY}: hot_swap, 1.50 s from fault to first step"),
@@ -196,15 +196,15 @@ def test_each_state_of_an_incident_is_told_once() -> None:
     played = Played(job(), job(), job(phase="completed"))
     played.found = [incident("open")]
     _, text = played.follow()
-    assert text.count("found") == 1
+    assert text.count("detected") == 1
 
 
 def test_a_control_plane_that_is_away_is_waited_for() -> None:
     away = Unavailable("no Holdfast API answers [here]")
     code, text = Played(job(), away, away, job(), job(phase="completed")).follow()
     assert code == 0
-    assert text.count("no Holdfast API answers [here]; training goes on") == 1
-    assert text.count("the supervisor answers again") == 1
+    assert text.count("no Holdfast API answers [here]; training continues") == 1
+    assert text.count("connected to the supervisor again") == 1
 
 
 def test_who_ends_everything_with_the_job_waits_for_its_last_checkpoint() -> None:

@@ -19,7 +19,7 @@ def test_what_is_a_duration(text: str, expected: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "soon", "-1s", "0s", "2d", "25h", "nan", "1e3s"])
 def test_what_is_none(text: str) -> None:
-    with pytest.raises(typer.BadParameter, match="say 30s, 2m or 1h"):
+    with pytest.raises(typer.BadParameter, match="use for example 30s, 2m or 1h"):
         seconds(text)
 
 

@@ -50,7 +50,7 @@ def test_it_says_why_and_what_was_done() -> None:
     text = told(FINDING, INCIDENT)
     for part in (
         "Rank 2 on n2 [gpu] was killed",
-        "95 % sure",
+        "confidence 95 %",
         "node n2, rank 2, job gpt, generation 1",
         "0.40 s later",
         "the first rank that ended by itself (source: NVRx)",
@@ -67,7 +67,7 @@ def test_it_says_why_and_what_was_done() -> None:
 
 def test_a_warning_has_no_incident_and_an_undecided_one_says_so() -> None:
     assert "action" not in told({**FINDING, "incident": "", "ladder": []}, None)
-    assert "none has been decided" in told(FINDING, {**INCIDENT, "action": None})
+    assert "not decided yet" in told(FINDING, {**INCIDENT, "action": None})
 
 
 def test_an_incident_is_explained_by_the_finding_that_it_began_with() -> None:
@@ -88,4 +88,4 @@ def test_an_incident_is_explained_by_the_finding_that_it_began_with() -> None:
 def test_an_estimated_date_is_called_one() -> None:
     assert "(an estimate)" not in told(FINDING, None)
     guessed = {**FINDING, "evidence": {"dated": "estimate: its last sign of life"}}
-    assert "(an estimate), found" in told(guessed, None)
+    assert "(an estimate), detected" in told(guessed, None)

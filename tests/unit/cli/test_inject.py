@@ -111,9 +111,9 @@ def test_a_stranger_with_the_workers_pid_is_not_hit(played: Played, stranger: su
 
 def test_a_stranger_with_the_agents_pid_is_not_hit(played: Played, stranger: subprocess.Popen[bytes]) -> None:
     played.agent_pid = stranger.pid
-    with pytest.raises(Conflict, match=rf"the agent of n0 does not run \(pid {stranger.pid}\)"):
+    with pytest.raises(Conflict, match=rf"the agent of n0 \(pid {stranger.pid}\) is not running"):
         played.inject.node_loss("n0")
-    with pytest.raises(Conflict, match="does not run"):
+    with pytest.raises(Conflict, match="is not running"):
         played.inject.crash("llm", 0)
 
 
@@ -125,13 +125,13 @@ def test_a_worker_that_has_not_started(played: Played, pid: int | None) -> None:
 
 
 def test_a_rank_that_is_not_there(played: Played) -> None:
-    with pytest.raises(NotFound, match="job llm has no rank 9 now; it is running with 1 ranks"):
+    with pytest.raises(NotFound, match="job llm has no rank 9 now; the job is running with 1 rank$"):
         played.inject.crash("llm", 9)
 
 
 def test_a_node_on_another_machine(played: Played) -> None:
     played.hostname = "elsewhere"
-    refusal = r"n0 runs on elsewhere.*run `holdfast inject` on that machine"
+    refusal = r"n0 runs on elsewhere.*run `holdfast inject` on elsewhere"
     with pytest.raises(Unavailable, match=refusal):
         played.inject.crash("llm", 0)
     with pytest.raises(Unavailable, match=refusal):
@@ -139,7 +139,7 @@ def test_a_node_on_another_machine(played: Played) -> None:
 
 
 def test_only_a_local_stacks_node_can_be_switched_on(played: Played) -> None:
-    with pytest.raises(Unavailable, match="only be switched for nodes that `holdfast up` started"):
+    with pytest.raises(Unavailable, match="only nodes that `holdfast up` started"):
         played.inject.node_return("n0")
 
 

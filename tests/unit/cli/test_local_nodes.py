@@ -28,7 +28,7 @@ def test_a_local_run_of_too_many_nodes_names_what_is_too_much(
     result = CliRunner().invoke(application("run"), ["run", "--local", *flags, "train.py"])
     assert isinstance(result.exception, InvalidSpec)
     assert str(result.exception).startswith(
-        f"{field}: {value} is not valid; expected at most {NODES_MAX} nodes, spares"
+        f"{field}: {value} is not valid; expected at most {NODES_MAX} nodes including spares"
     )
     assert not result.output, "nothing was begun"
 

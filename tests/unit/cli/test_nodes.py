@@ -17,7 +17,7 @@ CHECKS = (Check("disk", False, "/data is 99% full"), Check("peers", None, "no ot
     ("preflight", "words"),
     [
         (None, ()),
-        (Preflight(), ("pre-flight: under way",)),
+        (Preflight(), ("pre-flight: in progress",)),
         (Preflight(1_700_000_000.0, 2.5, CHECKS), ("failed at", "2.5 s", "/data is 99% full", "peers")),
         (Preflight(1_700_000_000.0, 2.5, CHECKS[1:]), ("passed at",)),
     ],

@@ -74,8 +74,8 @@ def test_the_first_end_is_mended_at_once_and_said(world: World) -> None:
     world.dies(-9)
     assert world.tender.tend(world.part)
     assert world.starts == [1000.0]
-    assert "was killed by SIGKILL; starting it again" in world.said[0]
-    assert "started again (pid 77)" in world.said[1]
+    assert "was killed by SIGKILL; restarting" in world.said[0]
+    assert "restarted (pid 77)" in world.said[1]
 
 
 def test_delays_grow_to_a_bound_and_what_settles_starts_afresh(world: World) -> None:
@@ -108,7 +108,7 @@ def test_what_cannot_be_started_is_said_and_tried_again(world: World) -> None:
     world.broken = True
     world.dies()
     world.passes(5)
-    assert any("could not be started again: no process to be had" in line for line in world.said)
+    assert any("could not be restarted: no process to be had" in line for line in world.said)
     world.broken = False
     world.passes(DELAY_S_MAX)
     assert world.code is None
@@ -127,10 +127,10 @@ def test_one_that_somebody_else_has_started_is_let_be(world: World) -> None:
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        (0, "ended with exit code 0"),
+        (0, "exited with code 0"),
         (-15, "was killed by SIGTERM"),
         (-99, "was killed by signal 99"),
-        (UNKNOWN_EXIT, "has ended"),
+        (UNKNOWN_EXIT, "has exited"),
     ],
 )
 def test_how_it_ended(code: int, said: str) -> None:
@@ -153,11 +153,11 @@ def test_a_part_that_stands_still_is_said_within_seconds_and_that_it_goes_on(wor
     world.stopped = True
     world.passes(FROZEN_SAID_S + 1.0)
     assert len(world.said) == 1
-    assert "supervisor[/] (pid 42) stands still" in world.said[0]
+    assert "supervisor[/] (pid 42) is stopped by a signal" in world.said[0]
     assert "kill -CONT 42" in world.said[0]
     world.stopped = False
     world.passes(1.0)
-    assert world.said[1:] == ["[green]supervisor[/] goes on, after 3 s"]
+    assert world.said[1:] == ["[green]supervisor[/] runs again after 3 s"]
     assert world.starts == []
 
 
@@ -176,16 +176,16 @@ def test_what_loses_nothing_by_it_is_replaced(world: World) -> None:
     assert world.starts == []
     world.passes(2.0)
     assert len(world.starts) == 1
-    assert "was killed by SIGKILL; starting it again" in world.said[1]
+    assert "was killed by SIGKILL; restarting" in world.said[1]
 
 
 def test_what_keeps_something_is_left_alone(world: World) -> None:
-    world.part = replace(world.part, keeps="its workers would end with it")
+    world.part = replace(world.part, keeps="its workers would exit with it")
     world.stopped = True
     world.passes(600.0)
     assert world.starts == []
     assert len(world.said) == 1
-    assert "it is left alone: its workers would end with it" in world.said[0]
+    assert "it will not be replaced, because its workers would exit with it" in world.said[0]
 
 
 def test_a_stopped_process_is_known_by_its_state() -> None:

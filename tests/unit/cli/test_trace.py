@@ -54,7 +54,7 @@ def test_of_a_thousand_ranks_the_slowest_are_shown() -> None:
     lines = shown(span("change"), *ranks)
     assert len(lines) == 2 + SIBLINGS_MAX + 1
     assert "rank 999" in "".join(lines)
-    assert f"{1000 - SIBLINGS_MAX} more of first step" in lines[-1]
+    assert f"{1000 - SIBLINGS_MAX} more first step" in lines[-1]
 
 
 def test_a_failure_says_why() -> None:
@@ -63,4 +63,4 @@ def test_a_failure_says_why() -> None:
 
 
 def test_an_empty_record_says_so() -> None:
-    assert "nothing is on record" in shown()[1]
+    assert "no spans are recorded" in shown()[1]

@@ -37,7 +37,7 @@ async def test_a_freeze_is_told_with_its_length(monkeypatch: pytest.MonkeyPatch)
     [length_s] = heard
     assert length_s == pytest.approx(30.0, abs=0.5)
     assert frozen_s() - before_s == pytest.approx(length_s)
-    assert [(line["log_level"], line["event"]) for line in lines] == [("warning", "this process did not run")]
+    assert [(line["log_level"], line["event"]) for line in lines] == [("warning", "process was frozen")]
     assert sink.recorded == [(metrics.FROZEN.name, length_s, {})]
 
 

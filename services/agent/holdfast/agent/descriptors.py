@@ -53,10 +53,10 @@ class Descriptors:
         free, limit = _free()
         if not self.short and free < self._low:
             self._give()
-            log.error("file descriptors run out: no new work is taken", left=free, limit=limit, held=_kinds())
+            log.error("file descriptors exhausted: new work refused", left=free, limit=limit, held=_kinds())
         elif self.short and free >= self._size + 2 * self._low:
             self._take()
-            log.info("there are file descriptors again", left=free - self._size, limit=limit)
+            log.info("file descriptors available again", left=free - self._size, limit=limit)
 
     def require(self) -> None:
         """Raises `Unavailable` naming the cause when new work cannot be taken."""

@@ -52,7 +52,7 @@ def end_leftovers(agent_dir: Path) -> list[int]:
     mark = f"{MARK}={agent_dir}".encode()
     pids = [pid for pid in _own_processes() if mark in _environment(pid)]
     for pid in pids:
-        log.warning("ending a leftover of a former agent", pid=pid)
+        log.warning("process of an earlier agent killed", pid=pid)
         _end(pid)
     return pids
 

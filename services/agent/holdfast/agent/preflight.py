@@ -158,7 +158,7 @@ class Preflights:
 
     def _tell(self, preflight: Preflight) -> None:
         self.newest = preflight
-        log.info("node tested", took_s=round(preflight.took_s, 2), failures=preflight.failures or "none")
+        log.info("pre-flight test completed", took_s=round(preflight.took_s, 2), failures=preflight.failures or "none")
         self._report(Tested(preflight))
         self._emit(NodeTested(self._node, preflight.at, preflight))
         self._keep(preflight)
@@ -167,7 +167,7 @@ class Preflights:
         try:
             write_whole(self._path, records.dumps(preflight, Preflight))
         except OSError as error:
-            log.warning("the result cannot be kept", path=str(self._path), error=error.strerror)
+            log.warning("pre-flight result not stored", path=str(self._path), error=error.strerror)
 
     async def _gpu_check(self) -> Check:
         if self._watches_gpus:

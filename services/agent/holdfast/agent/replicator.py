@@ -183,7 +183,7 @@ class LocalReplicator:
                 except (HoldfastError, OSError) as error:  # no process, or no descriptor, to be had now
                     if first:
                         raise
-                    log.error("replicator cannot be started again", reason=str(error))
+                    log.error("replicator restart failed", reason=str(error))
                     await backoff.sleep()
                     continue
                 async with running(spawned) as child:
@@ -202,7 +202,7 @@ class LocalReplicator:
                 if first:
                     said = "; ".join(tail(self._log_path, lines_max=3))
                     raise Unavailable(f"the checkpoint-replicator ended with code {code} before it served: {said}")
-                log.error("replicator died", code=code, log=str(self._log_path))
+                log.error("replicator exited", code=code, log=str(self._log_path))
                 await backoff.sleep()
 
     async def configure(self, request: Configure) -> None:
@@ -280,7 +280,7 @@ class LocalReplicator:
                 self._stub.Describe, pb.DescribeRequest(), START_TIMEOUT_S
             )
         except Unavailable as error:
-            log.error("replicator does not answer", reason=str(error))
+            log.error("replicator not reachable", reason=str(error))
             return False
         self._endpoint = self._listen = described.endpoint  # a successor takes the same port: peers know it
         return True
@@ -302,7 +302,7 @@ class LocalReplicator:
                     self._take(wire.decode_inventory(message))
                     self._pass_on_troubles(message.job, wire.decode_troubles(message))
             except grpc.aio.AioRpcError as error:
-                log.warning("inventory stream broke", reason=error.details())
+                log.warning("inventory stream failed", reason=error.details())
             await backoff.sleep()
 
     async def _pass_on_retained(self) -> None:
@@ -316,7 +316,7 @@ class LocalReplicator:
                 try:
                     await self._call(self._stub.Retain, encode_retain(saved), CALL_TIMEOUT_S)
                 except Unavailable as error:  # it keeps more meanwhile
-                    log.warning("which step every node has could not be passed on", job=job, reason=str(error))
+                    log.warning("retention update not delivered", job=job, reason=str(error))
                 told[job] = saved
             told = {job: saved for job, saved in told.items() if job in self._retained}
             await news.wait()
@@ -362,7 +362,7 @@ class LocalReplicator:
                 await self._serves.wait()
             if waited.cancelled_caught:
                 held, self._held = self._held, {}
-                log.error("replicator is away: what it holds cannot be restored meanwhile", jobs=sorted(held))
+                log.error("replicator unavailable: its shards withdrawn", jobs=sorted(held))
                 for job in held:
                     self._on_inventory(Inventory(job, ()))
 

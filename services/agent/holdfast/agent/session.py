@@ -93,13 +93,13 @@ class Session:
                     await self._converse(ControlStub(channel).Session(), backoff)
             except* grpc.aio.AioRpcError as group:
                 error = first_error(group)
-                log.warning("no session", endpoint=endpoint, code=error.code().name, reason=error.details())
+                log.warning("control session failed", endpoint=endpoint, code=error.code().name, reason=error.details())
                 incompatible = (error.details() or "") if OTHER_VERSION in (error.details() or "") else ""
             except* IncompatibleVersion as versions:
                 incompatible = str(versions.exceptions[0])
-                log.warning("no session", endpoint=endpoint, reason=incompatible)
+                log.warning("control session rejected: version", endpoint=endpoint, reason=incompatible)
             except* Unavailable as refused:
-                log.warning("no session", endpoint=endpoint, reason=str(refused.exceptions[0]))
+                log.warning("control session refused", endpoint=endpoint, reason=str(refused.exceptions[0]))
             self._judge(endpoint, incompatible)
             await backoff.sleep()
 
@@ -149,7 +149,7 @@ class Session:
         while self._unanswered_beats < UNANSWERED_BEATS_MAX:
             await anyio.sleep(BEAT_S)
             self._unanswered_beats += 1
-        raise Unavailable(f"no answer to {UNANSWERED_BEATS_MAX} beats")
+        raise Unavailable(f"no answer to {UNANSWERED_BEATS_MAX} heartbeats")
 
     async def _hear_welcome(self, call: _Call) -> pb.Welcome:
         """The leader's greeting. Raises `Unavailable` when there is none, or when it comes from a leader of the past."""
@@ -161,13 +161,16 @@ class Session:
         welcome = message.welcome
         if welcome.protocol_version != PROTOCOL_VERSION:
             raise IncompatibleVersion(
-                f"it {OTHER_VERSION} {welcome.protocol_version}, this agent {PROTOCOL_VERSION}: "
+                f"the supervisor {OTHER_VERSION} {welcome.protocol_version}, this agent {PROTOCOL_VERSION}: "
                 "install the same version of holdfast on both"
             )
         if welcome.epoch < self._executor.epoch:
-            raise Unavailable(f"it leads epoch {welcome.epoch}, and epoch {self._executor.epoch} has been seen")
+            raise Unavailable(
+                f"{welcome.supervisor} has leader epoch {welcome.epoch}, but this agent has already seen epoch "
+                f"{self._executor.epoch}"
+            )
         self._welcomed = True
-        log.info("session", supervisor=welcome.supervisor, epoch=welcome.epoch)
+        log.info("control session opened", supervisor=welcome.supervisor, epoch=welcome.epoch)
         self._on_diagnostics(tuple(welcome.diagnostics))
         self._on_peers(tuple(welcome.peers))
         self._reports.differences = welcome.inventory_differences
@@ -185,13 +188,13 @@ class Session:
             case "heard":
                 pass
             case kind:
-                log.debug("message of no use", kind=kind)
+                log.debug("unknown message ignored", kind=kind)
 
     def _take_command(self, command: pb.Command) -> None:
         try:
             order = decode_order(command)
         except HoldfastError as error:  # of a newer supervisor, or a damaged one: it must hear that, not wait for ever
-            log.error("order not understood", command_id=command.command_id, reason=str(error))
+            log.error("order rejected: malformed", command_id=command.command_id, reason=str(error))
             self.report(OrderDone(command.command_id, ok=False, reason=str(error), at=time.time()))
             return
         self._executor.submit(command.epoch, command.command_id, order)
@@ -202,4 +205,4 @@ class Session:
         try:
             self._on_saved_by_all(decode_saved_by_all(message))
         except MalformedMessage as error:
-            log.warning("word not understood", reason=str(error))
+            log.warning("notification rejected", reason=str(error))

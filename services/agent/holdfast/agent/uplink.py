@@ -182,7 +182,7 @@ class Uplink:
             await anyio.sleep(RETURN_S * random.uniform(0.8, 1.2))
             for each in better:
                 if await self._reached(each):
-                    log.info("telemetry moves to a better endpoint", from_endpoint=endpoint, to_endpoint=each)
+                    log.info("telemetry endpoint changed", from_endpoint=endpoint, to_endpoint=each)
                     self._moving = True
                     self._wake.set()
                     return
@@ -206,13 +206,13 @@ class Uplink:
 
     def _say_lost(self, endpoint: str, group: BaseExceptionGroup[grpc.aio.AioRpcError]) -> None:
         error = first_error(group)
-        log.warning("telemetry stream broke", endpoint=endpoint, code=error.code().name, reason=error.details())
+        log.warning("telemetry stream failed", endpoint=endpoint, code=error.code().name, reason=error.details())
         if error.code() is not grpc.StatusCode.INVALID_ARGUMENT:
             return
         self._refused_in_a_row += 1
         if self._refused_in_a_row > 1 and (tick := self._outbox.give_up_oldest()) is not None:
             log.error(
-                "tick given up: diagnostics does not understand it",
+                "tick dropped: rejected by diagnostics",
                 seq=tick.seq,
                 signals=[str(s) for s in tick.signals],
             )

@@ -112,7 +112,13 @@ class Archivist:
             case Discard(age):
                 await self.engine.threads.archive(bucket.discard, *age)
                 job.archive.discarded(age)
-                log.info("removed from the object store", job=job.name, step=age[1], attempt=age[0], reason=step.reason)
+                log.info(
+                    "checkpoint deleted from the object store",
+                    job=job.name,
+                    step=age[1],
+                    attempt=age[0],
+                    reason=step.reason,
+                )
 
     async def _survey(self, job: Job, bucket: Bucket) -> None:
         newest = (job.config.store_keep if job.config else 0) + TOLD_EXTRA
@@ -129,7 +135,7 @@ class Archivist:
                 job.archive.completed(checkpoint.stored_step, owner=0 in config.ranks)
                 log.info("checkpoint complete in the object store", job=job.name, step=age[1], attempt=age[0])
                 return  # the newest first: what is older does not count any more
-        raise NotYet(f"not every rank's share is in {bucket.store.url} yet")
+        raise NotYet(f"not every rank's shard is in {bucket.store.url} yet")
 
     # ------------------------------------------------------------ down
 
@@ -174,7 +180,7 @@ class Archivist:
             if not await self.engine.threads.archive(bucket.mark, damage, *age):
                 return  # it has left the store
         except HoldfastError as error:  # by the inventory alone, then
-            log.warning("the damage cannot be marked in the object store", job=job.name, reason=str(error))
+            log.warning("damage marker not written", job=job.name, reason=str(error))
         job.archive.found_damaged(age, damage.problem)
         self.engine.notify()
 
@@ -184,10 +190,10 @@ class Archivist:
             try:
                 unmarked = await self.engine.threads.archive(bucket.unmark, key)
             except HoldfastError as error:
-                log.warning("the mark of a damage stays in the object store", job=job.name, reason=str(error))
+                log.warning("damage marker not removed", job=job.name, reason=str(error))
                 continue
             if unmarked:
-                log.info("whole again in the object store", job=job.name, shard=label(key))
+                log.info("damage marker removed", job=job.name, shard=label(key))
                 job.archive.surveyed = False
                 self.engine.notify()
 
@@ -209,7 +215,7 @@ class Archivist:
             try:
                 return await self.engine.threads.urgent(self.engine.tiers[held.store].open, job.name, held.key)
             except (HoldfastError, OSError) as error:
-                log.debug("not taken from here", shard=label(held.key), reason=str(error))
+                log.debug("local donor rejected", shard=label(held.key), reason=str(error))
         return None
 
     async def bucket(self, job: Job) -> Bucket:

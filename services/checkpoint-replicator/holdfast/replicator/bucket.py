@@ -131,7 +131,7 @@ class Bucket:
                 stored[age] = replace(found_step, damage=each.damage)
             except (IntegrityError, IncompatibleVersion, NotFound) as error:
                 damaged.add(age)  # of no use to us: counts as not complete
-                log.warning("checkpoint passed over", job=self.job, store=self.store.url, reason=str(error))
+                log.warning("checkpoint skipped", job=self.job, store=self.store.url, reason=str(error))
         last = max((each.updated_at for each in found), default=0.0)
         return Surveyed(
             steps=tuple(_archived(each, last, damaged) for each in found),

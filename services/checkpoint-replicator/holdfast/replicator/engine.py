@@ -151,7 +151,7 @@ class Engine:
             )
             await self.threads.urgent(remembered.write, self._disk_dir / job.name)
         except OSError as error:
-            log.warning("the configuration cannot be remembered", job=job.name, reason=str(error))
+            log.warning("job configuration not stored", job=job.name, reason=str(error))
 
     async def end(self, request: EndJob) -> None:
         """The job is over. A word about an older submission than is served here, or about a job that is not here, says
@@ -176,7 +176,7 @@ class Engine:
         await idle(job.name)
         for held in going:
             await self.threads.urgent(self.tiers[held.store].delete, job.name, held.key)
-        log.info("deleted because somebody asked for it", job=job.name, steps=len(request.steps), shards=len(going))
+        log.info("checkpoints pruned", job=job.name, steps=len(request.steps), shards=len(going))
         if job.ended and not job.held:
             await self.forget(job.name, idle)
 
@@ -225,10 +225,10 @@ class Engine:
                 if remembered is not None and remembered.config.job != name:
                     raise IntegrityError(f"it is of job {remembered.config.job!r}")
             except InvalidSpec as error:
-                log.warning("a directory is left alone", name=name, reason=str(error))
+                log.warning("directory ignored", name=name, reason=str(error))
                 continue
             except (MalformedMessage, IntegrityError, OSError) as error:
-                log.warning("the configuration is lost; waiting for a new one", job=name, reason=str(error))
+                log.warning("job configuration unreadable", job=name, reason=str(error))
                 await self._set_aside_configuration(job, error)
                 remembered = None
             if remembered is not None:
@@ -247,7 +247,7 @@ class Engine:
                         if manifest.rank in job.config.ranks:
                             job.archive.saved(manifest)
                 if swept:
-                    log.info("half-written files removed", job=name, tier=store.value, files=swept)
+                    log.info("incomplete files removed", job=name, tier=store.value, files=swept)
             await self.refresh(job)
 
     async def _set_aside_configuration(self, job: Job, error: Exception) -> None:
@@ -316,7 +316,7 @@ class Engine:
         try:
             locked = await self.threads.urgent(lambda: readers(self.tiers.images.paths(job.name)))
         except OSError as error:
-            log.warning("locks cannot be read", reason=str(error))
+            log.warning("lock table unreadable", reason=str(error))
             return
         now = anyio.current_time()
         restored = {pin.path for pin in job.pins.values()}
@@ -375,9 +375,7 @@ class Engine:
         others = [age(each.key) for each in job.held if each.key.rank == held.key.rank]
         newer = any(other >= age(held.key) and is_kept(view, other) for other in others)
         if is_kept(view, age(held.key)) and not newer:
-            log.error(
-                "an earlier submission's save was in memory only, and is lost", job=job.name, shard=label(held.key)
-            )
+            log.error("checkpoint of an earlier run lost: it was in memory only", job=job.name, shard=label(held.key))
 
     async def _say_unwritten(self, job: Job) -> None:
         """A full memory costs a manifest, which is small, and not the save: disk and peers have it all the same."""
@@ -396,12 +394,12 @@ class Engine:
         try:
             manifest = await self.threads.commit(self.tiers.images.commit, job.name, fresh.seen)
         except Conflict as error:
-            log.debug("not committed", job=job.name, shard=label(key), reason=str(error))  # overwritten already
+            log.debug("shard overwritten before its commit", job=job.name, shard=label(key), reason=str(error))
             fresh.fail(Conflict(str(error)))
         except IntegrityError as error:
             await self.quarantine(job, Held(Store.IMAGE, key), str(error))
         except HoldfastError as error:  # of another release, for example
-            log.warning("not committed", job=job.name, shard=label(key), reason=str(error))
+            log.warning("shard commit failed", job=job.name, shard=label(key), reason=str(error))
             fresh.fail(error)
         except OSError as error:  # it cannot be read now: tried again at the next look
             job.troubles.begin(TroubleKind.TIER_FAILS, "memory", f"{label(key)}: {error}")
@@ -418,11 +416,11 @@ class Engine:
         try:
             await self.threads.urgent(self.tiers[held.store].quarantine, job.name, held.key)
         except OSError as error:
-            log.error("it cannot be moved", job=job.name, shard=label(held.key), reason=str(error))
+            log.error("corrupt shard not renamed", job=job.name, shard=label(held.key), reason=str(error))
 
     def lost(self, name: str, held: Held, reason: str) -> None:
         """A shard was found corrupt: nobody is sent there any more."""
-        log.error("corrupt shard set aside", job=name, shard=label(held.key), store=held.store.value, reason=reason)
+        log.error("corrupt shard quarantined", job=name, shard=label(held.key), store=held.store.value, reason=reason)
         if (job := self.jobs.get(name)) is not None:
             job.drop(held)
             job.troubles.begin(TroubleKind.SET_ASIDE, f"{label(held.key)} in {held.store.value}", reason)

@@ -53,7 +53,7 @@ class Keeper:
 
     async def _expired(self, job: Job) -> None:
         log.info(
-            "kept for long enough", job=job.name, attempts_before=job.kept.expired_before, retention_s=self._retention_s
+            "retention expired", job=job.name, attempts_before=job.kept.expired_before, retention_s=self._retention_s
         )
         if job.ended and job.config is not None and job.config.attempt < job.kept.expired_before:
             await self._engine.forget(job.name, self._idle)

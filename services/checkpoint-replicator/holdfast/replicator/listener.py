@@ -48,7 +48,7 @@ async def accept(listener: socket.socket, serve: Callable[[socket.socket], None]
     def finished(connection: asyncio.Future[None]) -> None:
         free.release()
         if not connection.cancelled() and (error := connection.exception()) is not None:
-            log.error("a connection ended in a bug of ours", exc_info=error)
+            log.error("connection handler failed", exc_info=error)
 
     loop = asyncio.get_running_loop()
     pool = ThreadPoolExecutor(connections_max, "connection")

@@ -143,7 +143,7 @@ class Mover:
                 await self._archivist.carry_out(job, step)
             case _:
                 assert_never(step)
-        log.debug("moved", job=job.name, step=type(step).__name__, what=what(step), reason=step.reason)
+        log.debug("plan step completed", job=job.name, step=type(step).__name__, what=what(step), reason=step.reason)
 
     async def _copy(self, job: Job, key: ShardKey) -> None:
         fresh = job.fresh.get(key)
@@ -261,7 +261,7 @@ class Mover:
     def _say(job: Job, step: Step, error: Exception) -> None:
         """A superseded source or a step that others still upload is everyday life; the rest an operator should read."""
         say = log.debug if isinstance(error, _LostRace | NotYet) else log.warning
-        say("not moved", job=job.name, step=type(step).__name__, what=what(step), reason=str(error))
+        say("plan step failed", job=job.name, step=type(step).__name__, what=what(step), reason=str(error))
 
 
 def _size(job: Job, key: ShardKey) -> int:

@@ -94,10 +94,10 @@ class Scrubber:
                     self._client.fetch, peer, job.name, job.token, held.key, manifest.digest, self._engine.tiers.disk
                 )
             except (HoldfastError, OSError) as error:
-                log.info("no good copy there", job=job.name, shard=label(held.key), peer=peer.node, reason=str(error))
+                log.info("peer copy rejected", job=job.name, shard=label(held.key), peer=peer.node, reason=str(error))
             else:
                 self._engine.arrived(job.name, manifest)
-                log.info("replaced", job=job.name, shard=label(held.key), peer=peer.node)
+                log.info("corrupt shard replaced", job=job.name, shard=label(held.key), peer=peer.node)
                 return
 
 

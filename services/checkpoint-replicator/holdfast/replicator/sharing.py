@@ -112,4 +112,4 @@ class Sharers:
         owner = self._nodes[number % len(self._nodes)]
         if self.turn(number) and owner.node not in self._failed:
             self._failed.add(owner.node)
-            log.info("not shared", peer=owner.node, reason=reason)
+            log.info("shared download failed", peer=owner.node, reason=reason)

@@ -37,7 +37,7 @@ async def keep_ready(engine: Engine, warm: WarmFiles, shards: int, shard_bytes: 
             try:
                 await engine.threads.background(warm.reserve, shards, shard_bytes)
             except OSError as error:
-                log.warning("no memory to keep ready", shards=shards, shard_bytes=shard_bytes, reason=str(error))
+                log.warning("memory preallocation failed", shards=shards, shard_bytes=shard_bytes, reason=str(error))
                 limit_s = RETRY_S
         with anyio.move_on_after(limit_s) if limit_s else anyio.CancelScope():
             await changed.wait()

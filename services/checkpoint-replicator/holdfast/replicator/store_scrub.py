@@ -54,15 +54,15 @@ class StoreScrubber:
             await changed.wait()
 
     async def _examine(self, job: Job, key: ShardKey) -> None:
-        """Was it damaged on its way here, or does it lie there damaged?"""
+        """Read the object again: was it corrupted in transfer, or is it corrupt in the store?"""
         try:
             bucket = await self._archivist.bucket(job)
             damage = await self._engine.threads.archive(bucket.examine, key)
         except HoldfastError as error:
-            log.warning("not examined", job=job.name, shard=label(key), reason=str(error))
+            log.warning("download check failed", job=job.name, shard=label(key), reason=str(error))
             return
         if not damage:
-            log.warning("damaged on the way from the object store, and right there", job=job.name, shard=label(key))
+            log.warning("download corrupted; stored object intact", job=job.name, shard=label(key))
             return
         await self._repair(job, bucket, (key.attempt, key.step), damage)
 
@@ -76,7 +76,7 @@ class StoreScrubber:
         except NotFound:
             return  # it has left the store
         except HoldfastError as error:
-            log.warning("not verified", job=job.name, step=step, attempt=attempt, reason=str(error))
+            log.warning("object store scrub failed", job=job.name, step=step, attempt=attempt, reason=str(error))
             return
         broken = await self._repair(job, bucket, (attempt, step), damage)
         if job.archive.is_damaged((attempt, step)):
@@ -85,10 +85,10 @@ class StoreScrubber:
             )
 
     async def _repair(self, job: Job, bucket: Bucket, age: tuple[int, int], damage: Sequence[Damage]) -> set[int]:
-        """Mend what this node can, mark the rest; returns the ranks whose share stays damaged."""
+        """Repair what this node has an intact copy of, mark the rest. Returns the ranks whose shard stays damaged."""
         broken: set[int] = set()
         for each in damage:
-            log.error("corrupt object in the object store", job=job.name, object=each.key, reason=each.problem)
+            log.error("corrupt object found in the object store", job=job.name, object=each.key, reason=each.problem)
             if not await self._mend(job, bucket, each, ShardKey(*age, each.rank)):
                 broken.add(each.rank)
                 await self._archivist.mark(job, bucket, each, age)
@@ -103,10 +103,10 @@ class StoreScrubber:
             except (HoldfastError, OSError) as error:
                 reasons.append(str(error))
             else:
-                log.info("replaced in the object store", job=job.name, object=damage.key)
+                log.info("corrupt object replaced", job=job.name, object=damage.key)
                 return True
         log.error(
-            "no good copy for the object store: this step will not be restored from it",
+            "corrupt object not repaired: no intact copy on this node",
             job=job.name,
             object=damage.key,
             reason="; ".join(reasons) or "this node does not hold the shard any more",

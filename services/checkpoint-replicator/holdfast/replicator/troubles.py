@@ -41,7 +41,7 @@ class Troubles:
         trouble = Trouble(kind, str(place), reason[:REASON_CHARS_MAX], self._clock())
         self._open[key] = trouble
         log.error(
-            "checkpoints are in trouble", job=self._job, kind=kind.value, place=trouble.place, reason=trouble.reason
+            "checkpoint trouble detected", job=self._job, kind=kind.value, place=trouble.place, reason=trouble.reason
         )
         telemetry.record(metrics.CHECKPOINT_TROUBLES, 1, job=self._job, kind=kind.value)
         return True
@@ -53,7 +53,7 @@ class Troubles:
             while len(self._over) >= TROUBLES_MAX:
                 del self._over[next(iter(self._over))]
             self._over[kind, str(place)] = (trouble, self._clock())
-            log.info("trouble is over", job=self._job, kind=kind.value, place=trouble.place)
+            log.info("checkpoint trouble resolved", job=self._job, kind=kind.value, place=trouble.place)
         return trouble is not None
 
     def places(self, kind: TroubleKind) -> frozenset[str]:

@@ -29,25 +29,28 @@ def register(app: typer.Typer) -> None:
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Where report.json, timeline.png and the logs go.")] = Path("out/demo"),
+    out: Annotated[Path, typer.Option(help="Directory for report.json, timeline.png and logs.")] = Path("out/demo"),
     steps: Annotated[int, typer.Option(help="Training steps of the main job.", min=120)] = 300,
     keep_stack: Annotated[
-        bool, typer.Option("--keep", help="Leave everything running until Ctrl-C at the end.")
+        bool, typer.Option("--keep", help="Keep the stack running at the end until Enter or Ctrl-C.")
     ] = False,
 ) -> None:
     """Train a GPT with data parallel 3 × pipeline parallel 3 on ten local nodes, and inject seven real faults.
 
-    A crash, a lost node, a hang, a GPU error without a spare, the repair, both nodes of a shard, and a bug: each is real.
+    Nine nodes are active, one is a spare. The faults: a worker crash, a lost node, a hang, a GPU error without a spare, the
+    repair, the loss of both nodes that hold a shard, and a bug in a script.
 
-    That the right culprit and remediation are found is checked. Takes a few minutes; Ctrl-C leaves nothing behind.
+    The demo checks the finding and the action of each fault. It takes a few minutes. Ctrl-C stops and removes everything.
     """
-    # a pipe has no width of its own, and the tables want some
+    # a pipe has no width, and the tables need one
     console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_COLUMNS)
-    require_matplotlib()  # better now than after minutes of training
+    require_matplotlib()  # checked before minutes of training
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InvalidSpec("--out", str(out), f"a directory that can be made and written ({error.strerror})") from error
+        raise InvalidSpec(
+            "--out", str(out), f"a directory that can be created and written ({error.strerror})"
+        ) from error
     began = time.time()
     options = StackOptions(directory=out / "stack", nodes=NODES)
     with (
@@ -63,14 +66,14 @@ def demo(
         )
         trace = tree(client.trace(slowest["id"])) if slowest else None
         if keep_stack:
-            console.input(f"the stack stays up at {stack.api_url}; press Enter to end it ")
-    console.print("[dim]training the same model once more without faults, on one process, to compare the losses …[/]")
+            console.input(f"the stack is still running at {stack.api_url}; press Enter to stop it ")
+    console.print("[dim]training the same model without faults, in one process, to compare the losses …[/]")
     report = Report.of(outcome, reference_losses(out.resolve(), steps))
     report.write(out / "report.json")
     draw(report, out / "timeline.png")
     print_summary(console, report, out)
     if trace is not None:
-        console.print("\n[bold]The slowest of them[/] (holdfast incidents show ID --trace)")
+        console.print("\n[bold]The slowest incident[/] (holdfast incidents show ID --trace)")
         console.print(trace)
     if report.failures:
         raise typer.Exit(FAILED)

@@ -17,7 +17,7 @@ LABEL_STEP = 0.055  # of the height
 def require_matplotlib() -> None:
     """Raises `Unavailable` when it is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise Unavailable("the picture needs matplotlib: pip install 'holdfast[demo]'")
+        raise Unavailable("the demo needs matplotlib: pip install 'holdfast[demo]'")
 
 
 def draw(report: Report, path: Path) -> None:

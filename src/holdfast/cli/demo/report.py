@@ -53,7 +53,7 @@ class Report:
         common = sorted(set(outcome.losses) & set(reference))
         if not common:
             raise HoldfastError(
-                "no step's loss was logged by both the demo's job and the reference run: nothing to report"
+                "the demo's job and the reference run logged no common step, so there is nothing to report; see the logs"
             )
         losses = {
             "final": outcome.losses[common[-1]],
@@ -122,11 +122,11 @@ def print_summary(console: Console, report: Report, out: Path) -> None:
     console.print()
     console.print(
         f"[bold]Goodput {report.goodput['job']:.1%}[/] of {report.wall_s:.1f} s "
-        f"({report.goodput['paid']:.1%} of all paid node time, the spare included)"
+        f"({report.goodput['paid']:.1%} of all node time, including the spare)"
     )
     console.print(_goodput_table(report))
     console.print(
-        f"\nsteps {report.steps['reached']}/{report.steps['target']}, {report.steps['rework']} done twice   "
+        f"\nsteps {report.steps['reached']}/{report.steps['target']}, {report.steps['rework']} repeated   "
         f"loss {report.losses['final']:.4f}, without faults {report.losses['reference_final']:.4f} "
         f"(largest difference at any step {report.losses['max_abs_diff']:.2g})"
     )
@@ -136,17 +136,17 @@ def print_summary(console: Console, report: Report, out: Path) -> None:
         if comma:
             console.print(f"{incident['action']}: re-sharded {escape(resharded)}")
     for failure in report.failures:
-        console.print(f"[bold red]not as it should be:[/] {escape(failure)}")
+        console.print(f"[bold red]FAILED:[/] {escape(failure)}")
     if not report.failures:
-        console.print("[bold green]all seven faults were found, named and survived as they should be[/]")
+        console.print("[bold green]all seven faults were detected, attributed and recovered as expected[/]")
 
 
 def _incidents_table(report: Report) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1), collapse_padding=True, header_style="bold")
     table.title, table.title_justify = "Incidents (seconds)", "left"
-    for column in ("what", "who", "action"):
+    for column in ("kind", "where", "action"):
         table.add_column(column, no_wrap=True)
-    for column in ("detect", "decide", "prepare", "first step", "total", "rework"):
+    for column in ("detect", "decide", "prepare", "first step", "total", "repeated"):
         table.add_column(column, justify="right", min_width=5)
     table.add_column("from", no_wrap=True)
     jobs = (report.incidents, report.both_copies_lost["incidents"][:1], report.user_bug["incidents"][-1:])

@@ -1,7 +1,7 @@
-"""The demo's story: which fault when, what must come of it, and two short jobs: one that loses every copy of a shard at once,
-and one with a bug in the user's own script.
+"""The faults of the demo, their expected results, and two short jobs: one that loses all nodes that hold a
+shard, and one with a bug in its script.
 
-Faults are addressed by condition ("the job runs, a checkpoint is behind it, the last incident is closed"), never by time.
+Faults are injected on a condition ("the job runs, has a checkpoint, and the last incident is closed"), never at a time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CHECKPOINT_STEPS = 10
 FIRST_FAULT_STEP = 25
 STEPS_BETWEEN_FAULTS = 20
 POLL_S = 0.1
-PROGRESS_TIMEOUT_S = 120.0  # no new step, no new incident for this long: the demo has failed, say where
+PROGRESS_TIMEOUT_S = 120.0  # the demo fails after this time without a new step or incident
 LAST_STEPS_TIMEOUT_S = 5.0
 REFERENCE_TIMEOUT_S = 600.0
 ENDED = ("failed", "stopped", "completed")
@@ -49,18 +49,18 @@ View = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What must become of a fault."""
+    """The expected result of a fault."""
 
     fault: str
     kind: str
     action: str
     node: str = ""
     rank: int | None = None
-    source: str = ""  # where at least one shard must have been restored from
-    outcome: str = ""  # what its outcome must say
+    source: str = ""  # tier from which at least one shard must be restored
+    outcome: str = ""  # text that the outcome must contain
 
     def check(self, incident: View | None) -> str:
-        """Empty when it came as it should; else one sentence."""
+        """Return the differences in one sentence; empty if the incident is as expected."""
         if incident is None:
             return f"{self.fault}: no incident was opened"
         action = (incident.get("action") or {}).get("kind")
@@ -75,7 +75,7 @@ class Expectation:
             if found != wanted
         ]
         if self.source and self.source not in incident["restored_from"]:
-            wrong.append(f"restored from {incident['restored_from']}, nothing from the {self.source}")
+            wrong.append(f"restored from {incident['restored_from']}, no shard from the {self.source}")
         if self.outcome not in incident["outcome"]:
             wrong.append(f"outcome {incident['outcome']!r}, not {self.outcome!r}")
         return f"{self.fault}: {', '.join(wrong)} ({incident['cause']})" if wrong else ""
@@ -83,7 +83,7 @@ class Expectation:
 
 @dataclass(slots=True)
 class Outcome:
-    """Everything the report is made from."""
+    """The data of the report."""
 
     target: int
     job: View
@@ -102,7 +102,7 @@ def examples() -> Path:
     for root in (Path(__file__).parents[4] / "examples", Path(__file__).parents[2] / "examples"):
         if (root / "gpt" / "train.py").exists():
             return root
-    raise NotFound("the example trainers are not installed; run the demo from a checkout or reinstall the wheel")
+    raise NotFound("the example scripts are not installed; run the demo from a checkout or reinstall the wheel")
 
 
 def training_arguments(out: Path, steps: int) -> list[str]:
@@ -192,10 +192,10 @@ class Scenario:
     def _repair(self, lost: str, broken: str) -> str:
         self._injector.node_return(lost)
         self._client.repaired(broken)
-        return f"{lost} is switched on again, {broken} has a new GPU"
+        return f"{lost} is started again, {broken} is marked as repaired"
 
     def _fault(self, expected: Expectation, make: Callable[[], str]) -> None:
-        """Make one fault and wait until its incident is closed."""
+        """Inject one fault and wait until its incident is closed."""
         known = {incident["id"] for incident in self._client.incidents(JOB)}
         self._display.say(f"[bold]{expected.fault}[/]: {escape(make())}")
         closed: list[View] = []
@@ -233,7 +233,7 @@ class Scenario:
                 last, deadline = now, time.monotonic() + PROGRESS_TIMEOUT_S
             if time.monotonic() > deadline:
                 raise Unavailable(
-                    f"nothing moved for {PROGRESS_TIMEOUT_S:.0f} s while waiting for {what}; the job is {job['phase']} "
+                    f"no progress for {PROGRESS_TIMEOUT_S:.0f} s while waiting for {what}; the job is {job['phase']} "
                     f"at step {job['step']}: {job['reason']}; logs are in {self._out / 'stack'}"
                 )
             time.sleep(POLL_S)
@@ -266,7 +266,7 @@ class Scenario:
 
     def _both_copies_lost(self) -> tuple[View, list[View]]:
         """The two nodes that hold all copies of a rank's shards are lost at once: only the object store has it now."""
-        self._console.print("[dim]a second job, whose nodes are lost two at a time …[/]")
+        self._console.print("[dim]starting a second job, which loses two nodes at once …[/]")
         out = self._out / "bereft"
         out.mkdir(parents=True, exist_ok=True)
         self._client.submit(
@@ -293,7 +293,7 @@ class Scenario:
             return len(pair) > 1
 
         self._wait_for(BEREFT_JOB, "its peer's copy", copied)
-        what = f"{self._injector.nodes_loss(*pair)}, and with them every copy of rank {BEREFT_RANK}'s shards"
+        what = f"{self._injector.nodes_loss(*pair)}; no node has a copy of rank {BEREFT_RANK}'s shards now"
         self._console.print(f"[bold]loss of both copies[/]: {escape(what)}")
 
         def recovered(job: View) -> bool:
@@ -302,14 +302,14 @@ class Scenario:
         job = self._wait_for(BEREFT_JOB, "it to run again", recovered)
         target = (job["step"] or 0) + BEREFT_STEPS_AFTER
         job = self._wait_for(BEREFT_JOB, f"step {target}", lambda job: (job["step"] or 0) >= target)
-        self._client.stop(BEREFT_JOB, "the demo has seen enough of it")
+        self._client.stop(BEREFT_JOB, "the demo is complete")
         incidents = sorted(self._client.incidents(BEREFT_JOB), key=lambda incident: incident["t_fault"])
         expected = Expectation("loss of both copies", "node_lost", "hot_swap", source="object store")
         if failure := expected.check(incidents[0] if incidents else None):
             self._failures.append(failure)
         else:
             self._console.print(
-                f"[bold]{BEREFT_JOB}[/] goes on from the object store: {escape(incidents[0]['outcome'])}"
+                f"[bold]{BEREFT_JOB}[/] continues from the object store: {escape(incidents[0]['outcome'])}"
             )
         return job, incidents
 
@@ -332,8 +332,8 @@ class Scenario:
         return sorted({node for nodes in held for node in nodes})
 
     def _user_bug(self) -> tuple[View, list[View]]:
-        """A script that raises the same exception at the same step: it must be stopped at the second try."""
-        self._console.print("[dim]a third job, with a bug in the user's own script …[/]")
+        """Run a script that raises the same exception at the same step: it must be stopped at the second attempt."""
+        self._console.print("[dim]starting a third job, with a bug in its script …[/]")
         self._client.submit(
             {
                 "name": FAULTY_JOB,
@@ -351,7 +351,7 @@ class Scenario:
         if failure := expected.check(incidents[-1] if incidents else None):
             self._failures.append(failure)
         if job["generation"] != 2:
-            self._failures.append(f"user bug: stopped after {job['generation']} tries, not 2")
+            self._failures.append(f"user bug: stopped after {job['generation']} generations, not 2")
         return job, incidents
 
 
@@ -365,18 +365,18 @@ def reference_losses(out: Path, steps: int) -> dict[int, float]:
     with (directory / "train.log").open("wb") as log:
         code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=REFERENCE_TIMEOUT_S, check=False)
     if code.returncode:
-        raise HoldfastError(f"the reference run ended with code {code.returncode}; see {directory / 'train.log'}")
+        raise HoldfastError(f"the reference run exited with code {code.returncode}; see {directory / 'train.log'}")
     return read_losses(directory)
 
 
 def read_losses(directory: Path) -> dict[int, float]:
-    """step → loss; a step that was done again keeps its last value."""
+    """Return step → loss; a repeated step has its last value."""
     losses: dict[int, float] = {}
     for path in sorted(directory.glob("*.jsonl")):
         for line in path.read_text().splitlines():
             try:
                 record = json.loads(line)
-            except ValueError:  # the last line of a killed process may be torn
+            except ValueError:  # the last line of a killed process may be incomplete
                 continue
             if "step" in record and "loss" in record:
                 losses[int(record["step"])] = float(record["loss"])

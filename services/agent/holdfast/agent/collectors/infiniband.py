@@ -134,4 +134,4 @@ class Ports:
         name = str(path.relative_to(self._root))
         self.rejections[name] += 1
         if self.rejections[name].bit_count() == 1:
-            log.warning("port not read", file=name, reason=reason, so_far=self.rejections[name])
+            log.warning("port counters rejected", file=name, reason=reason, so_far=self.rejections[name])

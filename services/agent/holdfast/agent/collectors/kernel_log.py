@@ -61,7 +61,7 @@ class KernelLog:
             elif is_garbled(text):
                 self.garbled += 1
                 if self.garbled.bit_count() == 1:  # the 1st, 2nd, 4th, 8th …: a flood of garbage must not become ours
-                    log.warning("kernel line that cannot be read", text=text[:200], so_far=self.garbled)
+                    log.warning("kernel line not parsed", text=text[:200], so_far=self.garbled)
 
     async def _device(self) -> AsyncIterator[str]:
         """Records of /dev/kmsg: each read gives one whole record."""
@@ -79,7 +79,7 @@ class KernelLog:
                     continue
                 # Records were overwritten before we came to them; reading goes on with the oldest left.
                 except BrokenPipeError:
-                    log.warning("kernel log overran us: some lines were not seen")
+                    log.warning("kernel log overrun: lines lost")
                     continue
                 record = parse_record(raw.decode(errors="replace"))
                 if record.sequence is None or (seen is not None and record.sequence <= seen):
@@ -147,7 +147,7 @@ def gpu_of(pci: str, gpus: Path = GPUS) -> int | None:
                 match = _MINOR.search((directory / "information").read_text(errors="replace"))
                 return int(match["minor"]) if match else None
     except OSError as error:  # a driver that is falling apart: the line that says so counts without it
-        log.warning("the driver does not say which GPU this is", pci=pci, reason=str(error))
+        log.warning("GPU index unknown", pci=pci, reason=str(error))
     return None
 
 

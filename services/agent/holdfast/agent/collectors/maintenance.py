@@ -92,7 +92,7 @@ def _time(value: object) -> float | None:
     except OverflowError:
         pass  # an integer beyond any time
     if value is not None:
-        log.warning("maintenance notice with a time that is none", starts_at=repr(value)[:100])
+        log.warning("maintenance notice with invalid start time", starts_at=repr(value)[:100])
     return None
 
 

@@ -74,7 +74,7 @@ async def keep_collecting(collector: Collector, node: str, emit: Emit) -> None:
             reason = _described(error)
             if (where := _origin(error)) not in explained:
                 explained.add(where)
-                log.error("collector raised what it should not", collector=collector.name, exc_info=error)
+                log.error("unexpected exception in collector", collector=collector.name, exc_info=error)
         if anyio.current_time() - started >= SETTLED_S:
             misses = 0
             backoff.reset()

@@ -95,7 +95,7 @@ class TemplateKeeper:
             if self._current is not template:
                 return  # replaced, or it never was ready: whoever asked for it has been told why
             self._current = None
-            log.error("template died", pid=template.pid, reason=template.failure)
+            log.error("worker template exited", pid=template.pid, reason=template.failure)
             if anyio.current_time() - began >= SETTLED_S:
                 self._deaths, self.failure = 0, ""
                 backoff.reset()
@@ -126,5 +126,5 @@ class TemplateKeeper:
         try:
             return Template(key, self._log_path, self._environment)
         except (HoldfastError, OSError) as error:  # no process, or no descriptor, to be had now
-            log.error("no worker template", reason=str(error))
+            log.error("worker template not started", reason=str(error))
             return None

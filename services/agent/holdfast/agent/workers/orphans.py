@@ -43,7 +43,7 @@ async def end_orphans() -> None:
 
 
 def _end(pid: int) -> None:
-    log.warning("ending what a worker has left", pid=pid)
+    log.warning("orphaned process killed", pid=pid)
     try:
         os.kill(pid, signal.SIGKILL)  # our child: its number is its own until it is reaped here
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)

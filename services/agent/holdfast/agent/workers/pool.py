@@ -109,7 +109,7 @@ class WorkerPool:
         try:
             await self._template(TemplateKey())
         except HoldfastError as error:
-            log.error("no worker template", reason=str(error))
+            log.error("worker template not started", reason=str(error))
 
     async def _end_all(self) -> None:
         for generation in list(self._generations.values()):

@@ -190,11 +190,11 @@ class StandstillWatch:
             try:
                 ended = await anyio.run_process([self._pyspy, "dump", "--nonblocking", "--pid", str(pid)], check=False)
             except OSError as error:  # no process, or no descriptor, to be had
-                log.warning("py-spy cannot be started", pid=pid, reason=str(error))
+                log.warning("py-spy not started", pid=pid, reason=str(error))
                 return ""
             if ended.returncode == 0:
                 return of_pyspy(ended.stdout.decode(errors="replace"))
-            log.debug("py-spy cannot look", pid=pid, reason=ended.stderr.decode(errors="replace")[-200:])
+            log.debug("py-spy failed", pid=pid, reason=ended.stderr.decode(errors="replace")[-200:])
         return ""
 
     def _refuse(self, generation: LocalGeneration, rank: int, error: MalformedMessage) -> None:

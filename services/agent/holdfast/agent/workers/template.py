@@ -172,7 +172,10 @@ class Template:
         match message["type"]:
             case "ready":
                 log.info(
-                    "template ready", pid=self.pid, preload=self.key.preload, import_s=round(message["import_s"], 2)
+                    "worker template ready",
+                    pid=self.pid,
+                    preload=self.key.preload,
+                    import_s=round(message["import_s"], 2),
                 )
                 self._ready.set()
             case "failed":

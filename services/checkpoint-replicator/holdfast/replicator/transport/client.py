@@ -155,7 +155,7 @@ class Client:
             while len(lines) < lanes:
                 lines.append(stack.enter_context(self._connected(peer)))
         except (OSError, Unavailable) as error:
-            log.info("fewer connections", peer=peer.node, reason=str(error))
+            log.info("parallel connections reduced", peer=peer.node, reason=str(error))
         return lines
 
     @contextmanager

@@ -1,8 +1,7 @@
-"""The power switches of a local stack's nodes, reachable from other processes over one Unix socket.
+"""Simulated power control of a local stack's nodes, for other processes, over one Unix socket.
 
-In a data centre a node that died comes back because somebody repairs it; on one machine the stack plays that part.
-`holdfast inject` and `holdfast demo` ask it here to cut a node's power (every process gets SIGKILL, its memory is gone)
-or to switch it on again. One JSON line in, one JSON line out.
+`holdfast inject` and `holdfast demo` use it to power a node off (SIGKILL to all its processes, memory tier deleted) or on
+again. Each request and each reply is one line of JSON.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from holdfast.domain.errors import HoldfastError, Unavailable
 SOCKET_NAME = "stack.sock"
 LINE_BYTES_MAX = 4096
 REPLY_TIMEOUT_S = 30.0
-REQUEST_TIMEOUT_S = 2.0  # one asker is served at a time: a silent one must not hold up the rest
+REQUEST_TIMEOUT_S = 2.0  # requests are served one at a time: a silent client must not block the others
 
-Switch = Callable[..., None]  # of one node or, at the same moment, of several
+Switch = Callable[..., None]  # called with the names of one or more nodes
 
 
 def socket_of(node_directory: str) -> Path:
-    """The switchboard of the stack that a node's directory belongs to: `<stack>/nodes/<node>`."""
+    """Return the socket of the stack that a node's directory `<stack>/nodes/<node>` belongs to."""
     return Path(node_directory).parent.parent / SOCKET_NAME
 
 
 def ask(path: Path, operation: str, *nodes: str) -> None:
-    """Throw a switch. Raises `Unavailable` when there is no local stack there, `HoldfastError` when it refuses."""
+    """Send a request. Raises `Unavailable` if no local stack answers, `HoldfastError` if it rejects the request."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(REPLY_TIMEOUT_S)
@@ -45,14 +44,14 @@ def ask(path: Path, operation: str, *nodes: str) -> None:
             raise ValueError(f"its reply is {reply!r}")
     except (OSError, ValueError) as error:
         raise Unavailable(
-            f"no local stack answers at {path} ({error}); power can only be switched for nodes that `holdfast up` started"
+            f"no local stack answers at {path} ({error}); only nodes that `holdfast up` started can be powered off and on"
         ) from error
     if error_text := reply.get("error", "" if reply.get("ok") else "the stack closed the connection"):
         raise HoldfastError(str(error_text))
 
 
-class MachineRoom:
-    """Serves the switches of one stack from a daemon thread; `operations` maps a name to what it does to a node."""
+class StackPower:
+    """Serves the requests of one stack in a daemon thread. `operations`: name → function of the nodes."""
 
     def __init__(self, directory: Path, operations: dict[str, Switch]) -> None:
         self._path = directory / SOCKET_NAME
@@ -61,7 +60,7 @@ class MachineRoom:
         self._path.unlink(missing_ok=True)
         self._listener.bind(os.fspath(self._path))
         self._listener.listen(8)
-        self._thread = threading.Thread(target=self._serve, name="machine-room", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="stack-power", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -85,7 +84,7 @@ class MachineRoom:
                 try:
                     connection.sendall(json.dumps(self._answer(connection)).encode() + b"\n")
                 except OSError:
-                    continue  # the asker has gone; its request is done all the same
+                    continue  # the client has disconnected; its request has been executed
 
     def _answer(self, connection: socket.socket) -> dict[str, object]:
         try:
@@ -101,6 +100,6 @@ class MachineRoom:
             self._operations[operation](*nodes)
         except HoldfastError as error:
             return {"error": str(error)}
-        except (OSError, subprocess.SubprocessError) as error:  # the asker hears it, and the switches go on working
+        except (OSError, subprocess.SubprocessError) as error:  # reported to the client; the thread continues
             return {"error": f"{operation} of {', '.join(nodes)} failed: {error}"}
         return {"ok": True}

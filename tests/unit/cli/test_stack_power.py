@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli import machine_room
-from holdfast.cli.machine_room import LINE_BYTES_MAX, SOCKET_NAME, MachineRoom, ask, socket_of
+from holdfast.cli import stack_power
+from holdfast.cli.stack_power import LINE_BYTES_MAX, SOCKET_NAME, StackPower, ask, socket_of
 from holdfast.domain.errors import Conflict, HoldfastError, Unavailable
 
 
@@ -37,7 +37,7 @@ def switches() -> Switches:
 
 @pytest.fixture
 def room(tmp_path: Path, switches: Switches) -> Iterator[Path]:
-    opened = MachineRoom(tmp_path, {"power_on": switches.on, "power_off": switches.off})
+    opened = StackPower(tmp_path, {"power_on": switches.on, "power_off": switches.off})
     yield tmp_path / SOCKET_NAME
     opened.close()
     assert not (tmp_path / SOCKET_NAME).exists()
@@ -112,7 +112,7 @@ def test_an_asker_that_leaves_does_not_stop_the_room(room: Path, switches: Switc
 def test_a_silent_asker_holds_nobody_up_for_long(
     room: Path, switches: Switches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine_room, "REQUEST_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(stack_power, "REQUEST_TIMEOUT_S", 0.05)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.connect(str(room))
         ask(room, "power_on", "node-1")
@@ -147,7 +147,7 @@ def test_somebody_else_at_the_socket(tmp_path: Path, reply: bytes) -> None:
 def test_a_socket_left_by_a_killed_stack_is_replaced(tmp_path: Path, switches: Switches) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(tmp_path / SOCKET_NAME))
-    room = MachineRoom(tmp_path, {"power_on": switches.on})
+    room = StackPower(tmp_path, {"power_on": switches.on})
     ask(tmp_path / SOCKET_NAME, "power_on", "node-1")
     room.close()
     assert switches.thrown == [("power_on", "node-1")]
