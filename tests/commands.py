@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from leftovers import MARK, marked
 from waiting import wait_until
 from warm_commands import warm_commands
 
 MEMORY = Path("/dev/shm")
-MARK = "HF_TEST_MARK"  # HOLDFAST_… would not reach the services: the stack gives them its own
 TIMEOUT_S = 60.0
 
 
@@ -74,14 +74,7 @@ class Shell:
                     process.kill()
 
     def processes(self) -> list[psutil.Process]:
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-            except psutil.Error:
-                continue
-        return found
+        return marked(self.mark)
 
     def assert_nothing_runs(self) -> None:
         wait_until(lambda: not self.processes(), description="every process of the command to be gone")

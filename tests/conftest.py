@@ -32,14 +32,6 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"servers: {mode if mode == 'containers' else servers.choose(mode)}"
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Why tests had to be run again: `-rR` names them only."""
-    for report in terminalreporter.stats.get("rerun", []):
-        crash = getattr(report.longrepr, "reprcrash", None)
-        reason = " ".join(str(crash.message if crash else report.longrepr).split())
-        terminalreporter.write_line(f"RERUN {report.nodeid} ({report.when}): {reason[:600]}")
-
-
 # As a service's own log: a traceback that shows every local variable takes half a minute where the variables are large.
 structlog.configure(
     processors=[

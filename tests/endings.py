@@ -31,8 +31,8 @@ from holdfast.domain.signals import (
     WorkerError,
     WorkerExited,
 )
-from holdfast.supervisor.core import Job, step
-from holdfast.supervisor.protocol import Command, Evaluate, Event, FindingArrived, JobPhase, Send, StepsCompleted
+from holdfast.supervisor.core import Job
+from holdfast.supervisor.protocol import FindingArrived, JobPhase, StepsCompleted
 
 DATA = Path(__file__).parent / "data" / "endings"
 CATALOGUE = xid.load()
@@ -68,19 +68,6 @@ def load(half: str) -> list[Ending]:
     ]
 
 
-class _Fleet(Fleet):
-    """Without a snapshot per event: hundreds of trials are made."""
-
-    def fold(self, event: Event) -> tuple[Command, ...]:
-        self.state, commands = step(self.state, event)
-        self.sent += [command for command in commands if isinstance(command, Send)]
-        self.questions += [command for command in commands if isinstance(command, Evaluate)]
-        self.sent = [send for send in self.sent if send.command_id in self.state.outbox]
-        while self.questions:
-            self.answer()
-        return commands
-
-
 @dataclass
 class Trial:
     """A job on three nodes, one rank each, whose worker ends in the same way again and again."""
@@ -92,7 +79,7 @@ class Trial:
     pauses_s: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.fleet = _Fleet(self.nodes + self.spares)
+        self.fleet = Fleet(self.nodes + self.spares, snapshots=False)  # hundreds of trials are made
         self.engine = Engine(detectors.standard(CATALOGUE))
         self.fleet.submit(job(dp=self.nodes, interval=100))
         for index in range(self.nodes + self.spares):
@@ -102,13 +89,17 @@ class Trial:
     def job(self) -> Job:
         return self.fleet.job
 
+    @property
+    def failed(self) -> bool:
+        return self.job.phase is JobPhase.FAILED
+
     def _see(self, signal: Signal) -> None:
         for finding in self.engine.fold(signal, self.fleet.now).findings:
             self.fleet.fold(FindingArrived(self.fleet.now, finding))
 
     def fails(self, ending: Ending, rank: int | None, while_: Callable[[Trial], bool]) -> None:
         """Every generation ends so on `rank` (None: on all) while the condition holds; then the job trains on."""
-        while self.failures < TRIES_MAX and self.job.phase is not JobPhase.FAILED:
+        while self.failures < TRIES_MAX and not self.failed:
             before = self.fleet.nodes()
             self._start(ending)
             if not while_(self):
@@ -124,7 +115,7 @@ class Trial:
                 self.fleet.answer_orders()  # its workers stop
                 self.fleet.wait(max(0.0, self.fleet.state.timers[f"retry:{JOB}"] - self.fleet.now))
             self.pauses_s.append(self.fleet.now - began)
-            if self.job.phase is not JobPhase.FAILED:
+            if not self.failed:
                 assert self.fleet.orders(Prepare), "the next generation is on its way"
                 self.swaps += self.fleet.nodes() != before
 

@@ -153,14 +153,15 @@ def _sharded(stack: Stack, run: hf.Run, layout: str) -> nn.Module:
     mesh = run.mesh["dp", "shard"] if layout == "hsdp" else run.mesh["dp"]
     for layer in stack.layers:
         fully_shard(layer, mesh=mesh)
-    return fully_shard(stack, mesh=mesh)
+    fully_shard(stack, mesh=mesh)
+    return stack  # the same object, which is sharded now
 
 
 def _replicated(stack: Stack, run: hf.Run, options: Options) -> DistributedDataParallel:
     return DistributedDataParallel(
         stack,
         process_group=run.mesh["dp"].get_group(),
-        bucket_cap_mb=BUCKET_MIB,  # type: ignore[arg-type]  # torch takes fractions
+        bucket_cap_mb=BUCKET_MIB,
         gradient_as_bucket_view=options.views,
         static_graph=options.static_graph,
     )
@@ -168,8 +169,8 @@ def _replicated(stack: Stack, run: hf.Run, options: Options) -> DistributedDataP
 
 def _train(run: hf.Run, options: Options, save_at: int, out: Path) -> None:
     torch.manual_seed(run.world.index("pp"))
-    stack: nn.Module = Stack()
-    model = stack
+    stack = Stack()
+    model: nn.Module = stack
     if options.layout in ("fsdp2", "hsdp"):
         model = _sharded(stack, run, options.layout)
     elif not options.late:

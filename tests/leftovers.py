@@ -1,4 +1,4 @@
-"""What a stack may leave behind: processes, found by a mark in their environment, and files in shared memory.
+"""What tests may leave behind: processes, found by a mark in their environment or by pid, and files in shared memory.
 
 monkeypatch.setenv(MARK, mark)  …start and end something…  assert marked(mark) == []
 """
@@ -24,6 +24,14 @@ def marked(mark: str) -> list[psutil.Process]:
         except psutil.Error:
             continue
     return found
+
+
+def gone(pid: int) -> bool:
+    """It has ended; whether somebody has asked for its exit code does not matter."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def memory_of(pid: int) -> list[Path]:

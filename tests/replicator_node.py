@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import grpc
 import pytest
-from waiting import wait_until
+from waiting import TIMEOUT_S, wait_until
 
 from holdfast.domain.generations import OBJECT_STORE, RankRestore, ShardKey, ShardRecord, ShardSource, StoredStep
 from holdfast.domain.mesh import Mesh
@@ -82,12 +83,13 @@ class Node:
             **self._env,
         }
         with (self.root / "log").open("ab") as log:
-            self._process = subprocess.Popen([sys.executable, "-m", "holdfast.replicator"], env=env, stderr=log)
-        wait_until(lambda: ready.exists() or self._process.poll() is not None, description="ready", timeout_s=60)
+            process = subprocess.Popen([sys.executable, "-m", "holdfast.replicator"], env=env, stderr=log)
+        self._process = process
+        wait_until(lambda: ready.exists() or process.poll() is not None, description="ready", timeout_s=60)
         assert ready.exists(), self.log
         self.endpoint = json.loads(ready.read_text())["endpoint"]
         self._channel = grpc.insecure_channel(f"unix:{self.root / 'rpc.sock'}")
-        self._stub = rpc.ReplicatorStub(self._channel)
+        self._stub: Any = rpc.ReplicatorStub(self._channel)  # type: ignore[arg-type]  # the stubs are typed for asyncio
 
     @property
     def pid(self) -> int:
@@ -123,42 +125,48 @@ class Node:
             job, generation, attempt, Mesh.of({"dp": world}), ranks, tuple(p.source for p in peers), keep, token,
             store, store_interval_s, store_keep, first_attempt,
         )  # fmt: skip
-        self._stub.Configure(wire.encode_configure(request), timeout=10)
+        self._stub.Configure(wire.encode_configure(request), timeout=TIMEOUT_S)
 
     def stage(
         self, key: ShardKey, *sources: Node, digest: str = "", timeout_s: float = 10.0, rank: int | None = None,
-        store: str = "", give_up_s: float | None = None,
+        store: str = "",
     ) -> StagedShard:  # fmt: skip
-        """`give_up_s`: when the caller loses its patience, which is not the replicator's."""
+        call = self.begin_stage(key, *sources, digest=digest, timeout_s=timeout_s, rank=rank, store=store)
+        (staged,) = wire.decode_staged(call.result())
+        return staged
+
+    def begin_stage(
+        self, key: ShardKey, *sources: Node, digest: str = "", timeout_s: float = 10.0, rank: int | None = None,
+        store: str = "",
+    ) -> Any:  # fmt: skip
+        """The call, under way: its caller may lose patience and cancel it."""
         places = [source.source for source in sources] + ([ShardSource(OBJECT_STORE, store)] if store else [])
         restore = RankRestore(key.rank if rank is None else rank, key, digest, tuple(places))
-        patience_s = give_up_s or timeout_s + 5
-        answer = self._stub.Stage(wire.encode_stage(Stage(JOB, (restore,), timeout_s)), timeout=patience_s)
-        (staged,) = wire.decode_staged(answer)
-        return staged
+        request = wire.encode_stage(Stage(JOB, (restore,), timeout_s))
+        return self._stub.Stage.future(request, timeout=timeout_s + TIMEOUT_S)
 
     def archive(self, step: int, *, generation: int = 1) -> None:
         request = ArchiveNow(JOB, generation, step)
-        self._stub.Archive(wire.encode_archive(request), timeout=10)
+        self._stub.Archive(wire.encode_archive(request), timeout=TIMEOUT_S)
 
     def retain(self, step: int, *, attempt: int = 1) -> None:
-        self._stub.Retain(encode_retain(SavedByAll(JOB, attempt, step)), timeout=10)
+        self._stub.Retain(encode_retain(SavedByAll(JOB, attempt, step)), timeout=TIMEOUT_S)
 
     def end(self, *, generation: int = 1) -> None:
-        self._stub.End(encode_end(EndJob(JOB, generation)), timeout=10)
+        self._stub.End(encode_end(EndJob(JOB, generation)), timeout=TIMEOUT_S)
 
     def prune(self, *steps: tuple[int, int]) -> None:
-        self._stub.Prune(encode_prune(PruneSteps(JOB, steps)), timeout=10)
+        self._stub.Prune(encode_prune(PruneSteps(JOB, steps)), timeout=TIMEOUT_S)
 
     def forget(self, job: str = JOB) -> None:
-        self._stub.Forget(pb.ForgetRequest(job=job), timeout=10)
+        self._stub.Forget(pb.ForgetRequest(job=job), timeout=TIMEOUT_S)
 
     def stage_all(self, *restores: RankRestore, timeout_s: float = 10.0, job: str = JOB) -> tuple[StagedShard, ...]:
-        answer = self._stub.Stage(wire.encode_stage(Stage(job, restores, timeout_s)), timeout=timeout_s + 5)
+        answer = self._stub.Stage(wire.encode_stage(Stage(job, restores, timeout_s)), timeout=timeout_s + TIMEOUT_S)
         return wire.decode_staged(answer)
 
     def inventories(self, job: str = JOB) -> Iterator[Inventory]:
-        for message in self._stub.WatchInventory(pb.WatchInventoryRequest(job=job), timeout=30):
+        for message in self._stub.WatchInventory(pb.WatchInventoryRequest(job=job), timeout=TIMEOUT_S):
             yield wire.decode_inventory(message)
 
     def watch(self, job: str = JOB) -> Iterator[tuple[ShardRecord, ...]]:

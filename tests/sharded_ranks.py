@@ -83,7 +83,7 @@ def _fork(directory: Path, number: int, phase: Phase, rank: int) -> int:
 def _rank(directory: Path, number: int, phase: Phase, rank: int) -> None:
     import torch.distributed as dist
 
-    store = dist.FileStore(str(directory / f"store-{os.getppid()}-{number}"), phase.ranks)
+    store = dist.FileStore(str(directory / f"store-{os.getppid()}-{number}"), phase.ranks)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=phase.ranks)
     {"save": _save, "restore": _restore, "dcp": _dcp}[phase.do](directory, phase, rank)
     dist.barrier()
@@ -146,7 +146,7 @@ def whole(state: dict[str, Any]) -> dict[str, Any]:
             return value.full_tensor().clone()
         return value.clone() if isinstance(value, torch.Tensor) else value
 
-    moments = get_optimizer_state_dict(state["model"], state["optim"])["state"]
+    moments: dict[str, Any] = get_optimizer_state_dict(state["model"], state["optim"])["state"]  # type: ignore[assignment]
     return {
         "model": {name: full(value) for name, value in state["model"].state_dict().items()},
         "moments": {name: {key: full(value) for key, value in slots.items()} for name, slots in moments.items()},
@@ -233,7 +233,7 @@ def _dcp(directory: Path, phase: Phase, rank: int) -> None:
         "optim": get_optimizer_state_dict(state["model"], state["optim"]),
         "schedule": state["schedule"].state_dict(),
     }
-    dcp.load(flat, checkpoint_id=directory / "plain")
+    dcp.load(flat, checkpoint_id=directory / "plain")  # type: ignore[attr-defined]
     set_optimizer_state_dict(state["model"], state["optim"], flat["optim"])
     state |= {key: flat[key] for key in ("table", "seen", "array")}
     assert_same(whole(state), torch.load(directory / "whole.pt"))

@@ -200,8 +200,3 @@ def elect_parts(
         position = Mesh.of(target or mesh).position_of(rank)
         restore["paths"] = [own[each]["path"] for each in own if saved.position_of(each) == position]
     return elected
-
-
-def losses(path: Path) -> dict[int, float]:
-    """The GPT's loss log: step → loss, exactly as written."""
-    return {row["step"]: row["loss"] for row in map(json.loads, (path / "loss.jsonl").read_text().splitlines())}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -111,9 +110,3 @@ def gpt_job(
         "elastic": {"min_dp": min_dp or dp, "max_dp": dp},
         "checkpoint": {"interval_steps": interval_steps, "keep": 2},
     }  # fmt: skip
-
-
-def losses(out: Path) -> dict[int, float]:
-    """Loss of every step, as the trainer logged it (Python's repr: no digit is lost)."""
-    records = [json.loads(line) for line in (out / "loss.jsonl").read_text().splitlines()]
-    return {record["step"]: record["loss"] for record in records}

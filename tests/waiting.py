@@ -3,7 +3,12 @@
     wait_until(lambda: path.exists(), description="the ready file", timeout_s=5)
     await wait_until_async(lambda: len(seen) == 3, description="three findings")
 
-Both return the predicate's first true value, so that a test can wait for a thing and use it.
+Both return the predicate's first true value, so that a test can wait for a thing and use it. How long they wait costs
+nothing where the thing comes; it is long, since the machine may be busy with something else.
+
+A bound on a duration is met by the best of a few measurements:
+
+    assert quickest(lambda round: seconds_of(round), below_s=0.25) < 0.25
 
 `VIRTUAL_TIME` is a backend whose clock jumps to the next timer when nothing is ready; a module takes it by
 `pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", [VIRTUAL_TIME], ids=["virtual"])]`.
@@ -24,6 +29,8 @@ import looptime
 T = TypeVar("T")
 
 POLL_S = 0.005
+TIMEOUT_S = 30.0
+ROUNDS = 5
 
 
 class FreezingLoop(looptime.LoopTimeEventLoop, asyncio.SelectorEventLoop):
@@ -49,7 +56,7 @@ VIRTUAL_TIME = ("asyncio", {"loop_factory": looptime.new_event_loop})
 
 
 def wait_until(
-    predicate: Callable[[], T | None], *, description: str, timeout_s: float = 10.0, poll_s: float = POLL_S
+    predicate: Callable[[], T | None], *, description: str, timeout_s: float = TIMEOUT_S, poll_s: float = POLL_S
 ) -> T:
     """Block until `predicate()` is true and return it. Raises `AssertionError` naming what never came.
 
@@ -72,7 +79,7 @@ async def wait_until_async(
     predicate: Callable[[], T | None], *, description: str, timeout_s: float = ..., poll_s: float = ...
 ) -> T: ...
 async def wait_until_async(
-    predicate: Callable[[], Any], *, description: str, timeout_s: float = 10.0, poll_s: float = POLL_S
+    predicate: Callable[[], Any], *, description: str, timeout_s: float = TIMEOUT_S, poll_s: float = POLL_S
 ) -> Any:
     """The same in a coroutine; `predicate` may be a plain function or return an awaitable. Follows the loop's clock."""
     deadline = anyio.current_time() + timeout_s
@@ -85,3 +92,22 @@ async def wait_until_async(
         if anyio.current_time() > deadline:
             raise AssertionError(f"waited {timeout_s:g} s for {description}; last value: {value!r}")
         await anyio.sleep(poll_s)
+
+
+def quickest(measure: Callable[[int], float], *, below_s: float, rounds: int = ROUNDS) -> float:
+    """Smallest result of `measure(round)`, in seconds; ends with the first below `below_s`.
+
+    What else runs on the machine delays some rounds, a fault in the code delays all of them.
+    """
+    took: list[float] = []
+    while len(took) < rounds and not (took and took[-1] < below_s):
+        took.append(measure(len(took)))
+    return min(took)
+
+
+async def quickest_async(measure: Callable[[int], Awaitable[float]], *, below_s: float, rounds: int = ROUNDS) -> float:
+    """`quickest` in a coroutine."""
+    took: list[float] = []
+    while len(took) < rounds and not (took and took[-1] < below_s):
+        took.append(await measure(len(took)))
+    return min(took)

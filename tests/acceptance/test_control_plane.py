@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from training import Cluster, cluster, gpt_job, losses
+from losses import losses
+from training import Cluster, cluster, gpt_job
 from waiting import wait_until
 
 pytestmark = pytest.mark.timeout(240)

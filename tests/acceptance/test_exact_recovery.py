@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from losses import losses
 from traces import parents_of, root_of
-from training import cluster, gpt_job, losses
+from training import cluster, gpt_job
 from waiting import wait_until
 
 from holdfast.domain.tracing import ATTRIBUTE_PREFIX, ATTRIBUTES

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training import cluster, losses
+from losses import losses
+from training import cluster
 
 from holdfast.cli.demo.scenario import examples
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from training import Cluster, cluster, gpt_job, losses
+from losses import losses
+from training import Cluster, cluster, gpt_job
 
 INTERVAL_STEPS = 5
 

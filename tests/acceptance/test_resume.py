@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from torch.distributed.checkpoint import FileSystemReader
-from training import cluster, gpt_job, losses
+from losses import losses
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from training import cluster, gpt_job
 from typer.testing import CliRunner, Result
 from waiting import wait_until
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from containers.images import ROOT, run
+from losses import parse
 from waiting import wait_until
 
 from holdfast.cli.client import Client
@@ -213,8 +214,7 @@ class Compose:
 
     def losses_in(self, container: str) -> dict[int, float]:
         text = run("docker", "exec", container, "cat", "/tmp/gpt/loss.jsonl")
-        records = [json.loads(line) for line in text.splitlines()]
-        return {record["step"]: record["loss"] for record in records}
+        return parse(text)
 
     def container_of_rank(self, rank: int) -> str:
         node = next(worker["node"] for worker in self.job()["ranks"] if worker["rank"] == rank)

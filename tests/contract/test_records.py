@@ -188,7 +188,7 @@ def test_keys_that_json_cannot_carry_are_refused() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class Picture:
     nodes: Mapping[str, NodeFacts]
     outbox: tuple[Send, ...]
     inventories: Mapping[str, Inventory]
@@ -200,7 +200,7 @@ def test_a_snapshot_of_a_thousand_nodes_survives() -> None:
         "job", 1, 1, mesh, Placement(0, "n", 0, 8), 1000, LaunchSpec("/train.py"), CheckpointSpec(), HangSpec(), "t", 0
     )
     names = [f"node-{number}" for number in range(1000)]
-    fleet = Fleet(
+    picture = Picture(
         {
             name: NodeFacts(name, "i", name, "10.0.0.1", "z", 8, "10.0.0.1:7000", 1, "/var", "/dev/kmsg")
             for name in names
@@ -211,7 +211,7 @@ def test_a_snapshot_of_a_thousand_nodes_survives() -> None:
             for name in names
         },
     )
-    assert loads(dumps(fleet, Fleet), Fleet) == fleet
+    assert loads(dumps(picture, Picture), Picture) == picture
 
 
 # ---------------------------------------------------------------- columns

@@ -58,7 +58,7 @@ async def test_a_commit_on_top_of_one_that_redis_has_lost_writes_nothing(log: Re
     """The server came back without its last second and the lease is still held: the leader's differences have no base."""
     lease = await lead(log)
     await log.commit(lease, Commit({"a": b"1", "b": b"1"}))
-    kept = {key: binary.dump(key) for key in (KEYS.parts("leader"), KEYS.commit("leader"))}
+    kept: dict[str, Any] = {key: binary.dump(key) for key in (KEYS.parts("leader"), KEYS.commit("leader"))}
     await log.commit(lease, Commit({"a": b"2"}))
     for key, dumped in kept.items():
         binary.restore(key, 0, dumped, replace=True)

@@ -15,6 +15,7 @@ from holdfast.sim.supervisor import Step
 from holdfast.sim.world import Violation
 from holdfast.supervisor.agents.unanswered import Unanswered
 from holdfast.supervisor.core import State, reconcile, step
+from holdfast.supervisor.leader.steady_clock import SteadyClock
 from holdfast.supervisor.protocol import (
     Command,
     Event,
@@ -68,7 +69,7 @@ def _believe_anyone(state: State, event: Event) -> tuple[State, tuple[Command, .
     """Planted: whoever reports a rank as finished is believed."""
     if not isinstance(event, NodeReported) or not isinstance(event.report, RanksFinished):
         return step(state, event)
-    report, commands = event.report, ()
+    report, commands = event.report, tuple[Command, ...]()
     running = state.jobs[report.job].running if report.job in state.jobs else None
     for placement in running.placements if running is not None else ():
         node = state.nodes[placement.node]
@@ -115,7 +116,7 @@ def test_what_once_went_wrong_is_found_when_it_is_planted(planted: Step, hostili
 
 
 def test_a_leader_that_lives_by_its_wall_clock_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    class WallClock(supervisor.SteadyClock):
+    class WallClock(SteadyClock):
         def __init__(self, wall: Callable[[], float], elapsed: Callable[[], float]) -> None:
             super().__init__(wall, elapsed)
             self._now = wall

@@ -15,7 +15,17 @@ from holdfast.sim.scenario import simulate
 from holdfast.sim.supervisor import Step
 from holdfast.sim.world import Violation
 from holdfast.supervisor.core import State, step
-from holdfast.supervisor.protocol import Command, Event, FindingArrived, JobPhase, NodeReported, PolicyAnswered, Send
+from holdfast.supervisor.protocol import (
+    Command,
+    Event,
+    FindingArrived,
+    GenerationChanged,
+    JobPhase,
+    NodeReported,
+    PolicyAnswered,
+    Publish,
+    Send,
+)
 
 SEEDS = int(os.environ.get("HOLDFAST_SIM_SEEDS", "600"))
 BATCHES = 20
@@ -90,11 +100,11 @@ def _restore_anything(state: State, event: Event) -> tuple[State, tuple[Command,
 
 
 def _with_restore(command: Command, point: RestorePoint) -> Command:
-    record = getattr(command, "record", None)
-    generation = getattr(record, "generation", None)
-    if generation is None or not generation.restore.step:
+    if not isinstance(command, Publish) or not isinstance(record := command.record, GenerationChanged):
         return command
-    return replace(command, record=replace(record, generation=replace(generation, restore=point)))  # type: ignore[call-arg, type-var]
+    if not record.generation.restore.step:
+        return command
+    return replace(command, record=replace(record, generation=replace(record.generation, restore=point)))
 
 
 def _double_orders(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:

@@ -7,31 +7,20 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from fleet import JOB, Fleet, job, running
+from fleet import JOB, job, running
 
 from holdfast.domain.generations import Generation, ShardKey, ShardRecord
 from holdfast.domain.orders import Inventory
 from holdfast.domain.replication import SavedByAll
 from holdfast.replicator.plan import BACKLOG_STEPS_MAX, plan
 from holdfast.replicator.view import CopyToDisk, Delete, Held, Push, Store, View, age
-from holdfast.supervisor.protocol import Command, Event, Tell
+from holdfast.supervisor.protocol import Tell
 
 NODES = 3
 KEEP = 2
 TICKS = 60
 TICK_S = 1.0
 SLOW_TICKS = 5  # how long the slow node's disk takes for one shard, in saves
-
-
-class Words(Fleet):
-    """Keeps what is said besides orders."""
-
-    said: tuple[Tell, ...] = ()
-
-    def fold(self, event: Event) -> tuple[Command, ...]:
-        commands = super().fold(event)
-        self.said += tuple(command for command in commands if isinstance(command, Tell))
-        return commands
 
 
 @dataclass
@@ -92,10 +81,9 @@ class Node:
 def live(seed: int, hears: bool, copy_ticks: tuple[int, ...]) -> list[set[tuple[int, int]]]:
     """The steps that all nodes have on their own disks, tick by tick."""
     chance = random.Random(seed)
-    fleet = running(job(dp=NODES), kind=Words)
+    fleet = running(job(dp=NODES))
     generation = fleet.job.running
     assert generation is not None
-    assert isinstance(fleet, Words)
     nodes = [Node(f"n{rank}", rank, ticks) for rank, ticks in enumerate(copy_ticks)]
     common = []
     for tick in range(1, TICKS + 1):
@@ -114,7 +102,7 @@ def live(seed: int, hears: bool, copy_ticks: tuple[int, ...]) -> list[set[tuple[
     return common
 
 
-def _deliver(chance: random.Random, said: tuple[Tell, ...], nodes: list[Node]) -> None:
+def _deliver(chance: random.Random, said: list[Tell], nodes: list[Node]) -> None:
     """Some of what was ever said, in any order; a replicator takes no older word for a newer one."""
     for tell in chance.sample(said, min(len(said), 6)):
         node = next(node for node in nodes if node.name == tell.node)

@@ -132,7 +132,7 @@ def histories(draw: st.DrawFn) -> History:
     for _ in range(draw(st.integers(0, 4))):
         marks = sorted(draw(st.lists(times, min_size=4, max_size=4)))
         known = draw(st.integers(2, 4))
-        fault, detected, decided, first = (*marks[:known], *[None] * (4 - known))
+        fault, detected, decided, first = [mark if place < known else None for place, mark in enumerate(marks)]
         kind = draw(st.sampled_from([ActionKind.RESTART, ActionKind.WAIT]))
         incidents.append(incident(fault or 0.0, detected or 0.0, decided, first, kind))
     waits = [tuple(sorted((draw(times), draw(times)))) for _ in range(draw(st.integers(0, 2)))]

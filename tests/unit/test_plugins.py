@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,7 +29,7 @@ BROKEN = {"acme_broken": "import no_such_module_anywhere\n"}
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A directory that is searched for packages, by this process and by its children."""
     directory = tmp_path / "site"
     directory.mkdir()

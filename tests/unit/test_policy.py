@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,7 +56,7 @@ def test_the_reason_of_a_restart_is_what_the_evidence_bears_out() -> None:
         fault = replace(incident(kind), evidence=evidence)
         return default(fault, replace(sample_job(fault), unusable=(), spares=spares)).reason
 
-    hardware = {"blame": "hardware", "because": "at the same time: Xid 94"}
+    hardware: dict[str, Any] = {"blame": "hardware", "because": "at the same time: Xid 94"}
     assert "blames the hardware of n1 (at the same time: Xid 94), and no spare is free" in reason(
         "worker_crash", **hardware
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -184,7 +185,13 @@ def test_a_planned_change_begins_its_own_trace() -> None:
 
 def test_an_open_incident_shows_what_is_known() -> None:
     incident = incident_of(finding_of(traced(EXIT)))
-    unknown = {"action": None, "new_generation": None, "t_decided": None, "t_prepared": None, "t_first_step": None}
+    unknown: dict[str, Any] = {
+        "action": None,
+        "new_generation": None,
+        "t_decided": None,
+        "t_prepared": None,
+        "t_first_step": None,
+    }
     found = spans.of_trace(replace(incident, state=IncidentState.OPEN, shares=(), **unknown))
     assert [span.name for span in found] == ["signal", "finding", "incident"]
 

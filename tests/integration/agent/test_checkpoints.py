@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from agent_harness import Agent, gone, prepare_order, read_json, running_agent, script, start_job
+from agent_harness import Agent, prepare_order, read_json, running_agent, script, start_job
+from leftovers import gone
 from waiting import wait_until
 
 from holdfast.domain.generations import RankRestore, ShardKey, ShardRecord, ShardSource
@@ -122,7 +123,8 @@ def test_which_step_every_node_has_is_passed_on_to_the_replicator(agent: Agent) 
         agent.plane.tell(SavedByAll("train", 2, step), epoch=epoch)
         if step in (50, 60):
             wait_until(
-                lambda step=step: read_json(remembered)["saved_by_all"] == [2, step], description=f"word of step {step}"
+                lambda step=step: read_json(remembered)["saved_by_all"] == [2, step],  # type: ignore[misc]
+                description=f"word of step {step}",
             )
 
 

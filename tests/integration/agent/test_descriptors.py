@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from agent_harness import Agent, gone, prepare_order, running_agent, script, start_job
+from agent_harness import Agent, prepare_order, running_agent, script, start_job
+from leftovers import gone
 from waiting import wait_until
 
 from holdfast.agent.descriptors import LOW, RESERVE

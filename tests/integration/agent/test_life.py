@@ -9,7 +9,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from agent_harness import Agent, ControlPlane, gone, prepare_order, running_agent, script, start_job
+from agent_harness import Agent, ControlPlane, prepare_order, running_agent, script, start_job
+from leftovers import gone
 from waiting import wait_until
 
 from holdfast.domain.orders import Hello, RanksFinished, Start, Stop

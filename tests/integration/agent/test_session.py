@@ -54,7 +54,7 @@ async def agent_of(supervisor: _Supervisor, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(module, "UNANSWERED_BEATS_MAX", UNANSWERED_BEATS_MAX)
 
     def register(server: grpc.aio.Server) -> None:
-        add_ControlServicer_to_server(supervisor, server)  # type: ignore[no-untyped-call]
+        add_ControlServicer_to_server(supervisor, server)
 
     async with listen("127.0.0.1:0", register, services=[]) as listening, anyio.create_task_group() as tasks:
         session = Session(

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.tiers.fresh import Fresh
 from holdfast.replicator.tiers.images import ImageTier
 from holdfast.replicator.tiers.warm import WarmFiles
-from holdfast.replicator.transport import lanes
+from holdfast.replicator.transport import frames, lanes
 from holdfast.replicator.transport.client import Client
 from holdfast.replicator.transport.frames import Limits
 from holdfast.replicator.transport.intake import Intake
@@ -77,9 +78,7 @@ class World:
         for rank in RANKS:
             images = ImageSet(self.root / "memory" / JOB / f"w{rank}")
             for step in (10, 20):
-                staged = images.stage(
-                    PLAN, 1, step, rank, {"dp": 2}, lambda image, step=step: fill(image, step), bytes([rank]) * 99
-                )
+                staged = images.stage(PLAN, 1, step, rank, {"dp": 2}, partial(fill, step=step), bytes([rank]) * 99)
                 assert isinstance(staged, Staged), staged
                 if step == 10:
                     commit(self, step)
@@ -267,7 +266,7 @@ def die_at(point: int, *, torn: bool) -> None:
 
     for name in OPERATIONS:
         setattr(os, name, counted(name, getattr(os, name)))
-    lanes.fill = counted("receive", lanes.fill)  # into mapped memory: no call of `os` tells of it
+    setattr(lanes, "fill", counted("receive", frames.fill))  # noqa: B010  # into mapped memory: no call of `os` tells of it
 
 
 def run_killed(work: Callable[[], None], point: int, *, torn: bool) -> bool:

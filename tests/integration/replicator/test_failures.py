@@ -145,7 +145,7 @@ def test_a_source_killed_in_mid_transfer_is_left_for_the_next(tmp_path: Path) ->
 
 
 def test_a_peer_that_dies_while_it_takes_a_copy_has_nothing_and_gets_it_later(tmp_path: Path) -> None:
-    with nodes(tmp_path, "a", "b", HOLDFAST_REPLICATOR_PEER_BYTES_PER_S_MAX=str(24 << 20)) as (a, b):
+    with nodes(tmp_path, "a", "b", HOLDFAST_REPLICATOR_PEER_BYTES_PER_S_MAX=str(12 << 20)) as (a, b):
         b.configure(ranks=(1,))
         a.configure(peers=(b,))
         key = big_save(a, 24 << 20)
@@ -302,9 +302,9 @@ def test_a_copy_that_rots_on_disk_is_found_reported_and_replaced_from_the_peer(t
             with holder.shard_file(key).open("r+b") as file:
                 file.seek(5 << 20)
                 file.write(b"\xff")
-            wait_until(lambda holder=holder: "found while scrubbing" in holder.log, description="the report")
+            wait_until(lambda holder=holder: "found while scrubbing" in holder.log, description="the report")  # type: ignore[misc]
             wait_until(
-                lambda holder=holder, whole=whole: (
+                lambda holder=holder, whole=whole: (  # type: ignore[misc]
                     holder.shard_file(key).exists() and holder.shard_file(key).read_bytes() == whole
                 ),
                 description="a good copy",

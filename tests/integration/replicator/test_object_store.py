@@ -11,7 +11,7 @@ from replicator_node import JOB, TENSOR_BYTES, Node, nodes
 from waiting import wait_until
 
 from holdfast.domain.generations import OBJECT_STORE, RankRestore, ShardKey, ShardSource
-from holdfast.shards import Reader
+from holdfast.shards import ImageSet, Reader
 from holdfast.stores import open_store
 from holdfast.stores.fake_gcs import FakeGcs
 from holdfast.stores.layout import load, steps, survey
@@ -26,9 +26,9 @@ def content_is(path: str | Path, value: int, extra: int) -> bool:
         return bytes(reader.view("w")) == bytes([value]) * TENSOR_BYTES and reader.extra == bytes([extra]) * 99
 
 
-def save_both(a: Node, b: Node, step: int, images: list[object], *, attempt: int = 1, sharded: bool = False) -> None:
+def save_both(a: Node, b: Node, step: int, images: list[ImageSet], *, attempt: int = 1, sharded: bool = False) -> None:
     for rank, node in enumerate((a, b)):
-        node.save(images[rank], step, rank=rank, attempt=attempt, value=step % 251 + rank * sharded)  # type: ignore[arg-type]
+        node.save(images[rank], step, rank=rank, attempt=attempt, value=step % 251 + rank * sharded)
 
 
 def store_both_ranks(node: Node, url: str, *values: int) -> None:
@@ -190,7 +190,7 @@ def test_what_rots_in_the_store_is_found_reported_and_written_anew_while_a_node_
             (victim,) = Path(tmp_path, "bucket").rglob(pattern)
             whole = victim.read_bytes()
             victim.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
-            wait_until(lambda victim=victim, whole=whole: victim.read_bytes() == whole, description="a good object")
+            wait_until(lambda victim=victim, whole=whole: victim.read_bytes() == whole, description="a good object")  # type: ignore[misc]
         assert a.log.count("corrupt object found in the object store") >= 3
         a.stop()
         c.configure(generation=2, attempt=2, ranks=(0, 1), store=url)
@@ -233,10 +233,10 @@ def test_the_store_keeps_what_it_is_asked_to_and_the_owner_deletes(tmp_path: Pat
     with nodes(tmp_path, "a", "b") as (a, b):
         for rank, node in enumerate((a, b)):
             node.configure(ranks=(rank,), store=url, store_keep=2)
-        images: list[object] = [a.images(), b.images()]
+        images: list[ImageSet] = [a.images(), b.images()]
         for step in (1, 2, 3, 4):
             save_both(a, b, step, images)
-            wait_until(lambda step=step: (1, step) in steps(open_store(url), JOB), description=f"step {step} stored")
+            wait_until(lambda step=step: (1, step) in steps(open_store(url), JOB), description=f"step {step} stored")  # type: ignore[misc]
         a.wait_stored(4, 3)
         wait_until(lambda: len(survey(open_store(url), JOB)) == 2, description="older steps gone whole")
 

@@ -101,7 +101,7 @@ class Overflowing(control_pb2_grpc.ControlServicer):
 
 async def test_the_status_of_a_call_arrives_behind_its_first_write_that_was_under_way() -> None:
     def overflowing(server: grpc.aio.Server) -> None:
-        control_pb2_grpc.add_ControlServicer_to_server(Overflowing(), server)  # type: ignore[no-untyped-call]
+        control_pb2_grpc.add_ControlServicer_to_server(Overflowing(), server)
 
     async with listen("127.0.0.1:0", overflowing, services=[]) as server, open_channel(server.endpoint) as channel:
         call = control_pb2_grpc.ControlStub(channel).Session()

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from train_workers import EXAMPLES, Workers, elect, elect_parts, losses
+from losses import losses
+from train_workers import EXAMPLES, Workers, elect, elect_parts
 
 SCRIPT = EXAMPLES / "fsdp" / "train.py"
 STEPS = 18

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from train_workers import EXAMPLES, losses
+from losses import losses
+from train_workers import EXAMPLES
 
 SMALL = ["--layers", "2", "--width", "16", "--heads", "2", "--seq", "16", "--global-batch", "12", "--micro-batch", "2"]
 TIMEOUT_S = 60

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from train_workers import Workers, elect, elect_parts, losses
+from losses import losses
+from train_workers import Workers, elect, elect_parts
 
 from holdfast.domain import worker
 from holdfast.shards import Reader
@@ -80,7 +81,7 @@ def test_resizes_keep_the_global_batch_and_every_sample(tmp_path: Path, uninterr
             previous_mesh=previous,
         ) as workers:
             assert set(workers.finish()) == {0}, workers.log(0)
-            per_step = {}
+            per_step: dict[int, int] = {}
             for note in workers.notes:
                 if note["type"] == "step":
                     per_step[note["step"]] = per_step.get(note["step"], 0) + note["tokens"]
@@ -156,5 +157,5 @@ def test_the_stages_of_a_pipeline_export_as_one_checkpoint(tmp_path: Path) -> No
     wanted = {name: torch.zeros_like(tensor) for stage in stages for name, tensor in stage.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there is no process group
-        dcp.load({"model": wanted}, checkpoint_id=tmp_path / "plain")
+        dcp.load({"model": wanted}, checkpoint_id=tmp_path / "plain")  # type: ignore[attr-defined]
     assert all(torch.equal(tensor, wanted[name]) for stage in stages for name, tensor in stage.items())

@@ -11,10 +11,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
 import pytest
+from losses import losses as logged
+from train_workers import reserve_port
 from waiting import wait_until
 
 from holdfast.cli.demo.scenario import examples
@@ -28,8 +31,9 @@ TIMEOUT_S = 90.0
 class Launch:
     """One torchrun (or plain python) with everything below it."""
 
-    def __init__(self, command: Sequence[str], output: Path, **environ: str) -> None:
+    def __init__(self, command: Sequence[str], output: Path, port: int, **environ: str) -> None:
         self.output = output
+        self.port = port
         with output.open("wb") as log:
             self.process = subprocess.Popen(
                 command,
@@ -79,6 +83,7 @@ StartLaunch = Callable[..., Launch]
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[StartLaunch]:
     started: list[Launch] = []
+    held = ExitStack()
 
     def start(
         *,
@@ -103,6 +108,7 @@ def launch(tmp_path: Path) -> Iterator[StartLaunch]:
             "--directory",
             str(tmp_path / directory),
         ]
+        port = port or port_of(held.enter_context(reserve_port()))
         run = (
             [sys.executable]
             if ranks == 0
@@ -119,25 +125,23 @@ def launch(tmp_path: Path) -> Iterator[StartLaunch]:
                 "--master-addr",
                 "127.0.0.1",
                 "--master-port",
-                str(port or free_port()),
+                str(port),
             ]
         )
-        begun = Launch([*run, *arguments], tmp_path / f"output-{len(started)}.log", **environ)
+        begun = Launch([*run, *arguments], tmp_path / f"output-{len(started)}.log", port, **environ)
         started.append(begun)
         return begun
 
-    yield start
-    for each in started:
-        each.kill()
+    with held:
+        yield start
+        for each in started:
+            each.kill()
     for record in tmp_path.glob("*/run.json"):  # the images that killed runs have left
         shutil.rmtree(images_of(record.parent), ignore_errors=True)
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+def port_of(reserved: socket.socket) -> int:
+    return int(reserved.getsockname()[1])
 
 
 def images_of(directory: Path) -> Path:
@@ -272,11 +276,14 @@ def test_ranks_that_have_changed_places_find_their_shards_on_the_other_node(laun
 
 def two_nodes(launch: StartLaunch, names: Sequence[str], *, steps: int, step_s: float = 0.0) -> list[Launch]:
     """One rank each, with a directory each."""
-    port = free_port()
-    return [
-        launch(ranks=1, nodes=2, node=i, port=port, steps=steps, step_s=step_s, directory=name, HOLDFAST_NODE=name)
-        for i, name in enumerate(names)
-    ]
+    started: list[Launch] = []
+    for i, name in enumerate(names):
+        port = started[0].port if started else 0
+        began = launch(
+            ranks=1, nodes=2, node=i, port=port, steps=steps, step_s=step_s, directory=name, HOLDFAST_NODE=name
+        )
+        started.append(began)
+    return started
 
 
 @pytest.mark.slow
@@ -309,7 +316,8 @@ def test_a_sharded_state_is_put_together_anew_for_another_number_of_ranks(tmp_pa
     """FSDP2 by environment alone: the script says nothing about checkpoints."""
 
     def train(ranks: int, steps: int, directory: str) -> None:
-        run = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(free_port())]
+        port = port_of(held.enter_context(reserve_port()))
+        run = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(port)]
         arguments = ["--steps", str(steps), "--layers", "1", "--out", str(tmp_path / f"{directory}-{steps}")]
         done = subprocess.run(
             [sys.executable, *run, str(examples() / "fsdp" / "train.py"), *arguments],
@@ -327,12 +335,12 @@ def test_a_sharded_state_is_put_together_anew_for_another_number_of_ranks(tmp_pa
         assert done.returncode == 0, done.stdout + done.stderr
 
     def history(name: str) -> dict[int, float]:
-        lines = map(json.loads, (tmp_path / name / "loss.jsonl").read_text().splitlines())
-        return {line["step"]: line["loss"] for line in lines}
+        return logged(tmp_path / name)
 
-    train(2, 15, "calm")
-    for ranks, steps in ((2, 5), (1, 10), (2, 15)):
-        train(ranks, steps, "resized")
+    with ExitStack() as held:
+        train(2, 15, "calm")
+        for ranks, steps in ((2, 5), (1, 10), (2, 15)):
+            train(ranks, steps, "resized")
     expected = history("calm-15")
     resized = history("resized-5") | history("resized-10") | history("resized-15")
     assert min(history("resized-10")) > 5

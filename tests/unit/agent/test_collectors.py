@@ -68,7 +68,7 @@ async def test_a_failing_collector_is_reported_and_kept_running() -> None:
 @pytest.mark.parametrize(
     ("ask", "words"),
     [
-        (lambda: {}["gone"], "KeyError: 'gone'"),
+        (lambda: dict[str, str]()["gone"], "KeyError: 'gone'"),
         (lambda: sys.exit("a library left"), "SystemExit: a library left"),
     ],
     ids=["bug", "exit"],

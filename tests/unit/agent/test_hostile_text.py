@@ -119,7 +119,7 @@ VALUES = st.recursive(
     | st.integers()
     | st.sampled_from([10**400, -(10**400), 2**63, 2**64])
     | st.floats()
-    | st.text(st.characters(codec=None, exclude_categories=()), max_size=20),  # type: ignore[call-overload]
+    | st.text(st.characters(codec=None, exclude_categories=()), max_size=20),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
     max_leaves=8,
 )

@@ -17,7 +17,7 @@ from waiting import wait_until_async
 from holdfast.agent.collectors.nvrx import PACKAGE, NvrxCollector, build
 from holdfast.agent.collectors.protocol import Surroundings
 from holdfast.diagnostics.detectors.second_opinion import SecondOpinion
-from holdfast.domain.findings import FindingKind, Severity
+from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.signals import HealthChecks, NodeSignal, Verdict
 
 pytestmark = pytest.mark.anyio
@@ -169,7 +169,7 @@ def checks(at: float, verdict: Verdict, check: str = "gpu") -> HealthChecks:
 
 def test_two_failures_in_a_row_are_one_warning_and_blindness_proves_nothing() -> None:
     detector = SecondOpinion()
-    state, found = detector.initial(), []
+    state, found = detector.initial(), list[Finding]()
     said = [Verdict.FAILED, Verdict.SKIPPED, Verdict.FAILED, Verdict.FAILED, Verdict.OK, Verdict.FAILED]
     for second, verdict in enumerate(said):
         state, told = detector.observe(state, checks(T0 + second, verdict), T0 + second)

@@ -26,10 +26,10 @@ def test_a_job_starts_when_there_are_nodes_and_warms_the_spare() -> None:
     assert "needs 3 nodes" in fleet.job.reason
     fleet.connect("n2")
     fleet.connect("n3")
-    assert fleet.job.phase is JobPhase.PREPARING
+    fleet.expect(JobPhase.PREPARING)
     assert set(fleet.orders(Prepare)) == {"n0", "n1", "n2"}
     fleet.run()
-    assert fleet.job.phase is JobPhase.RUNNING
+    fleet.expect(JobPhase.RUNNING)
     assert set(fleet.orders(Warm)) == {"n3"}
 
 
@@ -128,7 +128,7 @@ def test_a_node_that_connects_late_in_a_change_has_the_whole_time_to_stop() -> N
     assert not fleet.state.nodes["n1"].condemned
     fleet.wait(0.2)
     assert "did not stop" in fleet.state.nodes["n1"].condemned
-    assert fleet.job.phase is JobPhase.STARTING
+    fleet.expect(JobPhase.STARTING)
 
 
 def test_a_node_that_comes_and_goes_does_not_hold_up_a_start_for_ever() -> None:
@@ -432,7 +432,7 @@ def test_a_new_leader_restores_what_was_saved_while_nobody_led() -> None:
     for rank, node in enumerate(("n0", "n1")):
         key = ShardKey(fleet.job.running.attempt, 500, rank)
         fleet.report(node, Inventory(JOB, (ShardRecord(key, fleet.job.running.mesh, "memory", 1, "same", node),)))
-    assert fleet.job.phase == JobPhase.PREPARING
+    fleet.expect(JobPhase.PREPARING)
     prepare = fleet.orders(Prepare)["n0"]
     assert isinstance(prepare, Prepare)
     assert prepare.restore_step == 500
@@ -520,4 +520,4 @@ def test_a_change_that_an_earlier_version_began_is_finished(started: bool) -> No
     assert fleet.job.phase is JobPhase.STARTING
     for slot, node in enumerate(fleet.nodes()):
         fleet.report(node, RanksStepping(JOB, fleet.job.number, (slot,), 1, fleet.now))
-    assert fleet.job.phase is JobPhase.RUNNING
+    fleet.expect(JobPhase.RUNNING)

@@ -11,10 +11,7 @@ from holdfast.domain.job import JobSpec
 from holdfast.domain.nodes import NodeState
 from holdfast.domain.orders import CheckpointNow, Inventory, OrderDone
 from holdfast.supervisor.protocol import (
-    Answer,
     CheckpointRequested,
-    Command,
-    Event,
     JobStopRequested,
     NodeCordonRequested,
 )
@@ -26,15 +23,6 @@ def stored_job(dp: int = 2) -> JobSpec:
 
 
 class Waiting(Fleet):
-    """With the answers to operations."""
-
-    answers: tuple[Answer, ...] = ()
-
-    def fold(self, event: Event) -> tuple[Command, ...]:
-        commands = super().fold(event)
-        self.answers += tuple(command for command in commands if isinstance(command, Answer))
-        return commands
-
     def ask(self, grace_s: float = 0.0) -> int:
         self.train(3)
         self.fold(CheckpointRequested(self.now, JOB, "op-1", grace_s))

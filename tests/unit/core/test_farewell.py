@@ -105,6 +105,6 @@ def test_the_name_is_free_for_another_run_meanwhile() -> None:
     fleet.submit(job(dp=2))
     assert fleet.job.phase is JobPhase.PREPARING
     fleet.run()
-    assert fleet.job.phase is JobPhase.RUNNING
+    fleet.expect(JobPhase.RUNNING)
     fleet.wait(fleet.state.config.report_store_s + 1)
     assert not any(isinstance(order, Stop) and order.ended for order in fleet.orders(Stop).values())

@@ -224,7 +224,8 @@ def test_a_fatal_finding_cordons_its_node_until_it_is_repaired() -> None:
     finding = fleet.find(FindingKind.GPU_ERROR, "n1", severity=Severity.FATAL)
     assert fleet.state.nodes["n1"].state is NodeState.CORDONED
     fleet.run()
-    assert fleet.view.spares == ()
+    spares = fleet.view.spares
+    assert spares == ()
     fleet.now += 10
     fleet.fold(NodeRepaired(fleet.now, "n1"))
     assert fleet.view.spares == ("n1",)
@@ -369,7 +370,8 @@ def test_nodes_that_start_again_prove_the_view_right_and_close_the_breaker() -> 
     fleet.gone(*(f"n{index}" for index in range(4)))
     for index in range(4):
         fleet.find(FindingKind.NODE_LOST, f"n{index}")
-    assert fleet.state.breaker.open_until is not None
+    until = fleet.state.breaker.open_until
+    assert until is not None
     fleet.connect("n0")
     fleet.connect("n1")
     assert fleet.state.breaker.open_until is None

@@ -93,7 +93,7 @@ def test_below_the_fewest_replicas_the_job_waits_and_goes_on_when_a_node_comes()
     assert set(fleet.orders(Stop)) == {"n0"}
     fleet.answer_orders()
     fleet.connect("n2")
-    assert fleet.job.phase is JobPhase.PREPARING
+    fleet.expect(JobPhase.PREPARING)
     fleet.run()
     assert fleet.incident.state is IncidentState.RESOLVED
 
@@ -288,7 +288,7 @@ def test_when_the_holders_of_all_saved_steps_are_away_the_job_waits_for_them() -
     fleet.decide = True
     fleet.hello("n0", running=1)
     fleet.inventory("n0")
-    assert fleet.job.phase is JobPhase.PREPARING
+    fleet.expect(JobPhase.PREPARING)
     assert fleet.job.generation is not None
     assert fleet.job.generation.restore.step == 30
 
@@ -312,7 +312,7 @@ def test_the_wait_for_lost_holders_ends_even_when_the_breaker_was_open_at_that_m
     assert fleet.job.phase is JobPhase.WAITING
     fleet.decide = True
     fleet.wait(205)
-    assert fleet.job.phase is JobPhase.PREPARING
+    fleet.expect(JobPhase.PREPARING)
     assert "starts again from step 0" in fleet.notes()
 
 
@@ -325,7 +325,8 @@ def test_workers_of_an_unknown_job_are_left_alone_until_an_operator_stops_them()
     assert not fleet.sent
     assert "not known here: left alone" in fleet.notes()
     fleet.submit(job(dp=2, name="other"))
-    assert fleet.state.jobs["other"].phase is JobPhase.PENDING, "n1 is not free"
+    before = fleet.state.jobs["other"].phase
+    assert before is JobPhase.PENDING, "n1 is not free"
     fleet.fold(JobStopRequested(fleet.now, JOB, "clean up"))
     assert set(fleet.orders(Stop)) == {"n1"}
     fleet.answer_orders()

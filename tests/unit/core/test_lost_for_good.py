@@ -57,7 +57,7 @@ def test_a_run_whose_first_steps_were_reported_in_vain_is_seen_to_step() -> None
     assert fleet.job.phase is JobPhase.STARTING, "one node's step may be ahead of the others"
     fleet.beat(2)
     fleet.wait(5.0)
-    assert fleet.job.phase is JobPhase.RUNNING
+    fleet.expect(JobPhase.RUNNING)
     fleet.wait(fleet.job.spec.limits.first_step_timeout_s)
     assert fleet.job.number == 1
 
@@ -100,7 +100,7 @@ def test_what_is_left_of_a_forgotten_run_stops_before_the_next_one_starts() -> N
     fleet.answer_orders("n2")
     assert fleet.job.phase is JobPhase.PREPARING
     fleet.done("n2", Stop)
-    assert fleet.job.phase is JobPhase.STARTING
+    fleet.expect(JobPhase.STARTING)
 
 
 def test_what_is_left_of_a_forgotten_run_stops_first_whatever_its_number_is() -> None:
@@ -112,7 +112,7 @@ def test_what_is_left_of_a_forgotten_run_stops_first_whatever_its_number_is() ->
     fleet.answer_orders("n1")
     assert fleet.job.phase is JobPhase.PREPARING
     fleet.done("n1", Stop)
-    assert fleet.job.phase is JobPhase.STARTING
+    fleet.expect(JobPhase.STARTING)
 
 
 def test_nothing_starts_before_every_member_has_told_the_new_leader_what_it_runs() -> None:
@@ -130,7 +130,7 @@ def test_nothing_starts_before_every_member_has_told_the_new_leader_what_it_runs
     assert fleet.job.phase is JobPhase.PREPARING
     assert fleet.orders(Stop) == {"n2": Stop(JOB, 2)}
     fleet.done("n2", Stop)
-    assert fleet.job.phase is JobPhase.STARTING
+    fleet.expect(JobPhase.STARTING)
 
 
 def test_a_member_that_does_not_connect_to_a_new_leader_is_planned_around() -> None:
@@ -240,7 +240,7 @@ def test_a_leader_hears_agents_before_it_concludes_anything_from_their_silence()
     for node in ("n1", "n2"):
         fleet.hello(node)
     fleet.run("n0")
-    assert fleet.job.phase is JobPhase.RUNNING
+    fleet.expect(JobPhase.RUNNING)
     assert fleet.job.number == 2
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from fleet import JOB, Fleet, job, running
 
@@ -17,7 +19,7 @@ HOUR_S = 3600.0
 
 def notice(fleet: Fleet, node: str, starts_s: float | None = HOUR_S, source: str = "file") -> None:
     fleet.now += 0.01
-    starts = {} if starts_s is None else {"starts_at": f"{fleet.now + starts_s:.0f}"}
+    starts: dict[str, Any] = {} if starts_s is None else {"starts_at": f"{fleet.now + starts_s:.0f}"}
     fleet.find(FindingKind.MAINTENANCE, node, severity=Severity.WARNING, source=source, event="reboot", **starts)
 
 
@@ -129,7 +131,8 @@ def test_one_source_does_not_take_back_what_another_announces() -> None:
     notice(fleet, "n2")
     notice(fleet, "n2", source="gce")
     withdraw(fleet, "n2")
-    assert fleet.state.nodes["n2"].state is NodeState.CORDONED
+    before = fleet.state.nodes["n2"].state
+    assert before is NodeState.CORDONED
     withdraw(fleet, "n2", source="gce")
     assert fleet.state.nodes["n2"].state is NodeState.SPARE
 

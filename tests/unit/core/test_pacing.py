@@ -12,7 +12,7 @@ from holdfast.domain.generations import StoredStep
 from holdfast.domain.job import JobSpec
 from holdfast.domain.orders import CheckpointNow, Inventory, Prepare, SetInterval
 from holdfast.supervisor.core.interval import STEPS_UNMEASURED
-from holdfast.supervisor.protocol import Answer, CheckpointRequested, Command, Event, StepsCompleted
+from holdfast.supervisor.protocol import CheckpointRequested, StepsCompleted
 
 
 def auto(**settings: object) -> JobSpec:
@@ -106,25 +106,14 @@ def test_the_time_to_the_store_is_measured() -> None:
 # ---------------------------------------------------------------- a checkpoint that is asked for
 
 
-class Listening(Fleet):
-    """Keeps the answers to operations."""
-
-    answers: tuple[Answer, ...] = ()
-
-    def fold(self, event: Event) -> tuple[Command, ...]:
-        commands = super().fold(event)
-        self.answers += tuple(command for command in commands if isinstance(command, Answer))
-        return commands
-
-
-def asked(dp: int = 2) -> Listening:
+def asked(dp: int = 2) -> Fleet:
     """A running job of which somebody has asked for a checkpoint."""
-    fleet = Listening(dp)
+    fleet = Fleet(dp)
     fleet.submit(job(dp=dp))
     fleet.run()
     fleet.train(3)
     fleet.fold(CheckpointRequested(fleet.now, JOB, "op-1"))
-    assert fleet.answers == ()
+    assert fleet.answers == []
     return fleet
 
 
@@ -137,7 +126,7 @@ def wanted_step(fleet: Fleet) -> int:
 def test_an_asked_for_checkpoint_is_answered_with_how_far_it_came() -> None:
     fleet = asked()
     fleet.save(wanted_step(fleet))
-    assert fleet.answers == (), "no disk has it yet"
+    assert fleet.answers == [], "no disk has it yet"
     fleet.wait(60.0)
     [answer] = fleet.answers
     assert (answer.operation, answer.ok) == ("op-1", True)
@@ -163,7 +152,7 @@ def test_a_checkpoint_that_does_not_come_is_a_failed_operation() -> None:
 
 
 def test_a_job_that_does_not_run_answers_at_once() -> None:
-    fleet = Listening(1)
+    fleet = Fleet(1)
     fleet.submit(job(dp=2))
     fleet.fold(CheckpointRequested(fleet.now, JOB, "op-1"))
     assert [answer.ok for answer in fleet.answers] == [False]

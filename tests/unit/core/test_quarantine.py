@@ -202,7 +202,7 @@ def test_an_operator_releases_it_and_a_repair_forgets_its_past() -> None:
     assert fleet.state.nodes["n1"].state is NodeState.SPARE
     assert len(fleet.state.nodes["n1"].faults) == 3
     fleet.fold(NodeRepaired(fleet.now, "n1"))
-    assert fleet.state.nodes["n1"].faults == ()
+    assert not fleet.state.nodes["n1"].faults
 
 
 def test_a_word_against_it_outweighs_the_quarantine() -> None:

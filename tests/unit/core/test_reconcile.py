@@ -11,7 +11,7 @@ from holdfast.domain.incidents import ActionKind, IncidentState
 from holdfast.domain.nodes import NodeState, RunningWorker, WorkerEnded
 from holdfast.domain.orders import Hello, OrderDone, Prepare, RanksFinished, RanksStepping, Stop, WorkersChanged
 from holdfast.supervisor.core import check_submission
-from holdfast.supervisor.protocol import JobPhase, JobStopRequested, LeaderStarted
+from holdfast.supervisor.protocol import JobPhase, JobStopRequested, LeaderStarted, Noted
 
 KILLED = WorkerEnded(JOB, 1, 1, signal=9, ago_s=0.2)
 
@@ -83,7 +83,7 @@ def test_a_rank_that_ended_well_is_not_missed() -> None:
     assert fleet.job.phase is JobPhase.RUNNING
     assert not fleet.state.incidents
     fleet.finish()
-    assert fleet.job.phase is JobPhase.COMPLETED
+    fleet.expect(JobPhase.COMPLETED)
 
 
 def test_an_agent_that_does_not_report_its_workers_is_believed_nothing() -> None:
@@ -134,7 +134,7 @@ def test_a_node_with_workers_of_a_run_that_this_state_has_lost_is_no_spare() -> 
     for node in ("n0", "n1"):
         fleet.report(node, WorkersChanged(5))
     fleet.run()
-    assert fleet.job.phase is JobPhase.RUNNING
+    fleet.expect(JobPhase.RUNNING)
 
 
 # ---------------------------------------------------------------- a node without a session
@@ -266,4 +266,4 @@ def test_the_id_of_an_order_cannot_be_guessed_from_others() -> None:
 
 
 def _notes(fleet: Fleet) -> list[str]:
-    return [f"{record.subject}: {record.text}" for record in fleet.records if hasattr(record, "text")]
+    return [f"{record.subject}: {record.text}" for record in fleet.records if isinstance(record, Noted)]

@@ -7,21 +7,11 @@ from fleet import JOB, Fleet, job, running
 from holdfast.domain.findings import FindingKind
 from holdfast.domain.generations import ShardKey, ShardRecord
 from holdfast.domain.orders import Inventory
-from holdfast.supervisor.protocol import Command, Event, Tell
 
 DP = 3
 
 
-class Listening(Fleet):
-    def __init__(self, *args: object, **options: object) -> None:
-        self.said: list[Tell] = []
-        super().__init__(*args, **options)  # type: ignore[arg-type]
-
-    def fold(self, event: Event) -> tuple[Command, ...]:
-        commands = super().fold(event)
-        self.said += [command for command in commands if isinstance(command, Tell)]
-        return commands
-
+class Saving(Fleet):
     def hold(self, rank: int, *steps: int, disk: bool = True, copied: bool = True) -> None:
         """The node of `rank` has its shard of these steps, and the copies of its neighbour's."""
         generation = self.job.running
@@ -43,9 +33,9 @@ class Listening(Fleet):
         return heard
 
 
-def fleet_of_three() -> Listening:
-    fleet = running(job(dp=DP), kind=Listening)
-    assert isinstance(fleet, Listening)
+def fleet_of_three() -> Saving:
+    fleet = running(job(dp=DP), kind=Saving)
+    assert isinstance(fleet, Saving)
     return fleet
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from fleet import JOB, Fleet, job, running
@@ -18,7 +19,7 @@ from holdfast.supervisor.protocol import JobPhase, LeaderStarted
 STORE = "gs://bucket/p"
 
 
-def with_store(**more: int) -> Fleet:
+def with_store(**more: Any) -> Fleet:
     """A job of three nodes, a spare, steps 10 to 30 saved; 20 is in the object store."""
     spec = job(dp=3, **more)
     fleet = running(replace(spec, checkpoint=replace(spec.checkpoint, store=STORE)), spares=1)
@@ -330,7 +331,7 @@ def test_fewer_replicas_that_can_restore_a_saved_step_are_better_than_step_0() -
     assert (restored(fleet), len(fleet.nodes())) == (20, 2)
     assert "3 replicas can restore no saved step" in fleet.job.reason
     fleet.run()
-    assert fleet.job.phase is JobPhase.RUNNING
+    fleet.expect(JobPhase.RUNNING)
 
 
 def test_a_node_that_started_again_holds_nothing_until_it_says_what() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from diagnosing import Fleet
 
@@ -79,7 +81,7 @@ def ends_in_jobs(*jobs: str, nodes: int = 2, error: WorkerError | None = None, s
         fleet.start()
         for rank in fleet.ranks.values():
             rank.step = 50
-        how: dict[str, object] = {"error": error} if error is not None else {"signal": signal}
+        how: dict[str, Any] = {"error": error} if error is not None else {"signal": signal}
         fleet.exits(nodes - 1, **how)
         said.append(fleet.found[-1].evidence["blame"])
     return said

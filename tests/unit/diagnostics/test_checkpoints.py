@@ -16,7 +16,7 @@ def trouble(kind: str = TroubleKind.SAVES_MISSED.value, at: float = T0, rank: in
 
 def watch(*signals: CheckpointTrouble) -> list[Finding]:
     detector = Checkpoints()
-    state, found = detector.initial(), []
+    state, found = detector.initial(), list[Finding]()
     for signal in signals:
         state, findings = detector.observe(state, signal, T0 + 5.0)
         found += findings

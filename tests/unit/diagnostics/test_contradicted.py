@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from diagnosing import BUG, COLLECTIVE, T0, Fleet
@@ -43,7 +44,7 @@ def test_a_node_that_is_heard_again_withdraws_its_loss(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("how", [{"signal": 9}, {"error": BUG}, {"error": COLLECTIVE}], ids=["crash", "bug", "echo"])
-def test_a_crash_after_a_loss_that_was_withdrawn_is_found(fleet: Fleet, how: dict[str, object]) -> None:
+def test_a_crash_after_a_loss_that_was_withdrawn_is_found(fleet: Fleet, how: dict[str, Any]) -> None:
     lost_and_back(fleet)
     fleet.training = False
     fleet.exits(1, **how)

@@ -163,9 +163,9 @@ def test_an_evaluation_by_everybody_is_given_as_long_as_an_announced_one(asked: 
     for rank in fleet.ranks.values():
         rank.state, rank.cpu = "R", 0.9
     fleet.run(until=fleet.now + 2.0)
-    for rank in range(SIZE if asked else 0):
-        fleet.ranks[rank].seq = 9
-        tell(fleet, rank, entered=9, pending=False)
+    for number in range(SIZE if asked else 0):
+        fleet.ranks[number].seq = 9
+        tell(fleet, number, entered=9, pending=False)
     fleet.run(until=fleet.now + 500.0)
     assert [finding.severity for finding in fleet.found] == [Severity.WARNING]
     fleet.run(until=fleet.now + 100.0)
@@ -180,9 +180,9 @@ def test_everybody_who_waits_computes_nothing(evidence: str) -> None:
         for rank in fleet.ranks.values():
             rank.state, rank.cpu = "R", 1.0
         fleet.run(until=fleet.now + 2.0)
-        for rank in range(SIZE):
-            fleet.ranks[rank].seq = 9
-            tell(fleet, rank, entered=9)
+        for number in range(SIZE):
+            fleet.ranks[number].seq = 9
+            tell(fleet, number, entered=9)
     fleet.run(until=153.0)
     assert [finding.rank for finding in errors(fleet)] == [None]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -30,7 +31,7 @@ from holdfast.replicator.view import (
 Age = tuple[int, int]
 
 
-def saves(steps: range | list[int], *, every_s: float = 1.0, attempt: int = 1, start: float = 1e9) -> tuple[Save, ...]:
+def saves(steps: Sequence[int], *, every_s: float = 1.0, attempt: int = 1, start: float = 1e9) -> tuple[Save, ...]:
     """One second per step, unless told otherwise."""
     return tuple(Save(attempt, step, start + step * every_s) for step in steps)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> ImageTier:
     tier = ImageTier(root, "a", Checksummer(1), overflow=root / "disk")
     for rank, value in enumerate((7, 7, 8)):
         saved = ImageSet(root / JOB / f"w{rank}").stage(
-            PLAN, 1, 20, rank, {"dp": 3}, lambda image, value=value: fill(image, value), bytes([rank]) * 5000
+            PLAN, 1, 20, rank, {"dp": 3}, partial(fill, value=value), bytes([rank]) * 5000
         )
         assert isinstance(saved, Staged)
     for seen in tier.scan(JOB):

@@ -8,6 +8,7 @@ import threading
 
 import anyio
 import pytest
+from waiting import TIMEOUT_S
 
 from holdfast.replicator.daemons import DaemonPool
 from holdfast.replicator.threads import Threads
@@ -48,9 +49,14 @@ def name() -> str:
 def test_what_waits_can_be_cancelled() -> None:
     pool = DaemonPool(1, "pool")
     release, started = threading.Event(), threading.Event()
-    running = pool.submit(lambda: (started.set(), release.wait(5))[1])
+
+    def run() -> bool:
+        started.set()
+        return release.wait(TIMEOUT_S)
+
+    running = pool.submit(run)
     waiting = pool.submit(print)
-    started.wait(5)
+    assert started.wait(TIMEOUT_S)
     pool.shutdown(wait=False, cancel_futures=True)
     assert waiting.cancelled()
     release.set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +31,7 @@ NO_LIMIT = Pace(0)
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> OpenShard:
+def source(tmp_path: Path) -> Iterator[OpenShard]:
     """A committed image of one worker."""
     plan = Plan((TensorSpec("w", "uint8", (NBYTES,), NBYTES),))
     staged = ImageSet(tmp_path / "memory" / JOB / "w0").stage(
@@ -44,7 +44,7 @@ def source(tmp_path: Path) -> OpenShard:
     images.commit(JOB, images.scan(JOB)[0])
     checksummer.close()
     shard = images.open(JOB, KEY)
-    yield shard  # type: ignore[misc]
+    yield shard
     shard.close()
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ def stamp(step: int, attempt: int = 1) -> Stamp:
     return Stamp(ShardKey(attempt, step, 0), MESH, producer="test")
 
 
-def fill_with(value: int):
+def fill_with(value: int) -> Callable[[Image], None]:
     def fill(image: Image) -> None:
         for fqn in ("w", "b"):
             view = image.view(fqn)
@@ -67,7 +68,9 @@ def test_a_save_reads_back(tmp_path: Path) -> None:
     st.lists(st.tuples(st.integers(0, 300), st.sampled_from(["float32", "bfloat16"])), max_size=12),
     st.binary(max_size=9000),
 )
-def test_any_shape_and_extra_survive(tmp_path_factory: pytest.TempPathFactory, shapes: list, extra: bytes) -> None:
+def test_any_shape_and_extra_survive(
+    tmp_path_factory: pytest.TempPathFactory, shapes: list[tuple[int, str]], extra: bytes
+) -> None:
     directory = tmp_path_factory.mktemp("any")
     specs = tuple(TensorSpec(f"t{i}", dtype, (n,), n) for i, (n, dtype) in enumerate(shapes))
     content = {spec.fqn: random.Random(spec.fqn).randbytes(spec.nbytes) for spec in specs}

@@ -33,6 +33,7 @@ def test_slots_carry_what_stands_around_a_payload(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         staged = images.stage(Plan(specs), 1, step, 0, MESH, fill, b"")
         assert isinstance(staged, Staged)
+    assert isinstance(staged, Staged)
     with Reader(staged.path) as reader:
         assert reader.tensors == specs
         for spec in specs:
@@ -47,6 +48,7 @@ def test_slots_carry_what_stands_around_a_payload(tmp_path: Path) -> None:
         staged = ImageSet(tmp_path).stage(Plan(other), 1, step, 0, MESH, fill, b"")
         assert isinstance(staged, Staged)
         assert staged.path.stat().st_ino != inode
+    assert isinstance(staged, Staged)
     with Reader(staged.path) as reader:
         assert bytes(reader.data[reader.slot("w").offset :][:64]) == b"[" * 64
 

@@ -16,6 +16,7 @@ from holdfast.domain.job import JobSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.log.names import INBOX
 from holdfast.stores import layout
+from holdfast.stores.checksum import crc32c
 from holdfast.stores.file import FileStore
 from holdfast.stores.memory import InMemory
 from holdfast.supervisor.leader.inbox import InboxEvent
@@ -89,7 +90,7 @@ def test_a_damaged_manifest_is_passed_over_and_named_when_it_was_asked_for(store
     key = layout.manifest_key("gpt", 2, 10)
     raw = store.read(key, 1 << 20).replace(b'"step":10', b'"step":11')
     store.delete(key)
-    store.put(key, [raw], crc32c=layout.crc32c(raw))
+    store.put(key, [raw], crc32c=crc32c(raw))
     found = resolve(spec("gs://bucket/gpt"), lambda _: store)
     assert found is not None
     assert (found.attempt, found.step) == (1, 20)

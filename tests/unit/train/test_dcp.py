@@ -17,8 +17,9 @@ from torch import nn
 
 from holdfast.domain.errors import Conflict, IntegrityError, InvalidSpec, OutOfSpace
 from holdfast.domain.mesh import Mesh
-from holdfast.replicator.checksum import Checksummer, summarise
+from holdfast.replicator.checksum import Checksummer
 from holdfast.shards import Manifest, Reader, peek
+from holdfast.shards.crc import summarise
 from holdfast.train.channels import Notes
 from holdfast.train.checkpoint import Checkpointer
 from holdfast.train.dcp import ShardReader, export, metadata
@@ -77,7 +78,7 @@ def nested(state: dict[str, Any]) -> dict[str, Any]:
 def load(into: dict[str, Any], **how: Any) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there is no process group
-        dcp.load(into, **how)
+        dcp.load(into, **how)  # type: ignore[attr-defined]
     return into
 
 

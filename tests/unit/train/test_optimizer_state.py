@@ -35,7 +35,7 @@ def test_moments_are_called_as_torch_calls_them() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     optimizer = stepped(torch.optim.AdamW(model.parameters()))
     ours = {name for name in collect({"model": model, "optim": optimizer}).tensors if name.startswith("optim.")}
-    theirs = get_optimizer_state_dict(model, optimizer)["state"]
+    theirs: dict[str, Any] = get_optimizer_state_dict(model, optimizer)["state"]  # type: ignore[assignment]
     assert ours == {f"optim.state.{name}.{key}" for name, slots in theirs.items() for key in slots}
 
 
@@ -69,7 +69,7 @@ def test_an_optimizer_finds_its_moments_though_its_groups_come_in_another_order(
 
 def test_parameters_that_are_grouped_otherwise_are_refused() -> None:
     model = nn.Linear(2, 3)
-    groups = [{"params": [model.weight]}, {"params": [model.bias]}]
+    groups: list[dict[str, Any]] = [{"params": [model.weight]}, {"params": [model.bias]}]
     saved = {"model": model, "optim": torch.optim.AdamW(groups)}
     for other in ([{"params": [model.weight, model.bias]}], [*groups, {"params": []}]):
         with pytest.raises(InvalidSpec, match=r"state\['optim'\].*group"):
@@ -96,6 +96,6 @@ class Own(torch.optim.SGD):
 
 def test_an_optimizer_with_a_state_dict_of_its_own_is_left_alone() -> None:
     model = nn.Linear(1, 1)
-    live = {"model": model, "optim": Own(model.parameters(), lr=0.5)}
+    live: dict[str, Any] = {"model": model, "optim": Own(model.parameters(), lr=0.5)}
     restored({"model": model, "optim": Own(model.parameters(), lr=0.25)}, live)
     assert live["optim"].param_groups[0]["lr"] == 0.25

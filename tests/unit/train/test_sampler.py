@@ -16,7 +16,7 @@ from holdfast.train import ElasticSampler, World
 
 def samplers(
     dp: int, *, pp: int = 1, n_samples: int = 100, global_batch: int = 12, micro_batch: int = 2, seed: int = 7
-):
+) -> list[ElasticSampler]:
     """One sampler per rank of a dp × pp mesh."""
     mesh = Mesh.of({"dp": dp, "pp": pp})
     return [
