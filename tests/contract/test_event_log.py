@@ -317,11 +317,17 @@ async def test_a_commit_removes_what_it_acknowledges(make_bench: Callable[..., B
     await bench.aclose()
 
 
-async def test_a_stream_is_bounded_by_bytes_as_well(make_bench: Callable[..., Bench]) -> None:
+@pytest.mark.parametrize("by", ["append", "commit"])
+async def test_a_stream_is_bounded_by_bytes_as_well(make_bench: Callable[..., Bench], by: str) -> None:
     bench = make_bench(stream_bytes_max=2**20)
     log = bench.open()
+    lease = await log.acquire("leader", "a", 30.0)
+    assert lease is not None
     for _ in range(16):
-        await log.append("s", *large_entries(32))
+        if by == "append":
+            await log.append("s", *large_entries(32))
+        else:
+            await log.commit(lease, Commit(append=[("s", each) for each in large_entries(32)]))
     kept = await log.read("s")
     assert 50 <= len(kept) <= 300, "of 512 entries of 4 KiB, the newest MiB"
     assert kept[-1].entry.id == "e31"

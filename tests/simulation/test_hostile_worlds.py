@@ -9,7 +9,9 @@ import pytest
 
 from holdfast.domain.orders import RanksFinished
 from holdfast.sim import supervisor
+from holdfast.sim.agent import Agent
 from holdfast.sim.hostility import Hostility
+from holdfast.sim.invariants import UNKNOWN_RUN_S_MAX
 from holdfast.sim.scenario import simulate
 from holdfast.sim.supervisor import Step
 from holdfast.sim.world import Violation
@@ -29,6 +31,7 @@ from holdfast.supervisor.protocol import (
 SEEDS = 120
 PEACE_S = 75.0
 FORGOTTEN_RUN = 107611  # the log loses everything, and the Hello of the one node that runs is lost
+NEVER_SHOWN_RUN = 158  # in FORGETFUL: the log loses everything, and the Hello of a node that runs is lost, too
 NEVER_TRAINS = "the job does not train"
 
 CLOCKS = Hostility(clocks=True, peace_s=PEACE_S)
@@ -36,6 +39,7 @@ ABSENCE = Hostility(absence=True, peace_s=PEACE_S + 330.0)
 DIAGNOSTICS = Hostility(diagnostics=True, peace_s=PEACE_S)
 LOG = Hostility(log_tail=True, peace_s=PEACE_S)
 LOSS = Hostility(loss=0.5, peace_s=PEACE_S)
+FORGETFUL = Hostility(log_all=True, loss=0.5, peace_s=120.0)
 BABBLE = Hostility(babble=True, peace_s=PEACE_S)
 
 
@@ -140,3 +144,16 @@ def test_a_run_that_was_replaced_while_nobody_knew_of_it_and_is_not_stopped_is_f
     monkeypatch.setattr(reconcile, "stop_orphaned", lambda *_: None)
     with pytest.raises(Violation, match="was replaced, and is not stopped"):
         simulate(FORGOTTEN_RUN)
+
+
+def test_a_session_that_the_state_never_shows_is_found_by_the_run_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its Hello was lost, so that nobody can tell the node to stop what was replaced meanwhile."""
+    agrees = supervisor.Supervisor._agrees
+
+    def of_known_nodes(self: supervisor.Supervisor, agent: Agent) -> bool:
+        return agent.name not in self.committed.nodes or agrees(self, agent)
+
+    simulate(NEVER_SHOWN_RUN, hostility=FORGETFUL)
+    monkeypatch.setattr(supervisor.Supervisor, "_agrees", of_known_nodes)
+    with pytest.raises(Violation, match=f"is not stopped after {UNKNOWN_RUN_S_MAX:g} s with a session"):
+        simulate(NEVER_SHOWN_RUN, hostility=FORGETFUL)

@@ -14,6 +14,8 @@ from holdfast.domain.signals import WorkerError
 
 ECC = WorkerError("torch.AcceleratorError", "CUDA error: uncorrectable ECC error encountered", ("m.py:1 f",))
 BUG = WorkerError("ValueError", "bad batch 17", ("t.py:7 loss",))
+NO_DRIVER = WorkerError("RuntimeError", "Found no NVIDIA driver on your system", ("t.py:3 main",))
+NO_FILE = WorkerError("FileNotFoundError", "[Errno 2] No such file or directory: '/data/index.npy'", ("t.py:5 load",))
 OOM = WorkerError("torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB", ("m.py:5 f",))
 
 
@@ -30,6 +32,12 @@ OOM = WorkerError("torch.OutOfMemoryError", "CUDA out of memory. Tried to alloca
         ("torch.AcceleratorError", "CUDA error: device-side assert triggered", ErrorClass.DEVICE),
         ("RuntimeError", "CUDA error: an illegal memory access was encountered", ErrorClass.DEVICE),
         ("OSError", "[Errno 28] No space left on device", ErrorClass.STORAGE),
+        ("RuntimeError", "Error 802: system not yet initialized", ErrorClass.NODE),
+        ("RuntimeError", "CUDA unknown error - this may be due to an incorrectly set up environment", ErrorClass.NODE),
+        ("RuntimeError", "Found no NVIDIA driver on your system", ErrorClass.NODE),
+        ("pynvml.nvml.NVMLError_LibRmVersionMismatch", "RM has detected an NVML/RM version mismatch.", ErrorClass.NODE),
+        ("ImportError", "libcuda.so.1: cannot open shared object file: No such file or directory", ErrorClass.NODE),
+        ("FileNotFoundError", "[Errno 2] No such file or directory: '/data/index.npy'", ErrorClass.ENVIRONMENT),
         ("KeyError", "'lr'", ErrorClass.SCRIPT),
     ],
 )
@@ -51,6 +59,9 @@ def test_a_kill_for_memory_is_told_from_a_kill() -> None:
         (BUG, Context(before_first_step=True, early=True), Who.USER),
         (BUG, Context(tries=2, hardware="Xid 79"), Who.HARDWARE),
         (BUG, Context(other_jobs=3), Who.UNKNOWN),
+        (NO_DRIVER, Context(before_first_step=True, early=True, tries=2), Who.UNKNOWN),
+        (NO_FILE, Context(before_first_step=True, early=True, tries=2), Who.UNKNOWN),
+        (NO_FILE, Context(before_first_step=True, early=True, tries=2, nodes=2), Who.USER),
         (OOM, Context(tries=2), Who.USER),
         (OOM, Context(), Who.UNKNOWN),
         (ECC, Context(tries=3), Who.UNKNOWN),

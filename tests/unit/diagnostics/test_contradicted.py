@@ -172,6 +172,16 @@ def test_a_diagnostics_that_was_frozen_does_not_take_agents_that_have_not_come_b
     assert fleet.found == []
 
 
+def test_a_diagnostics_that_was_frozen_counts_none_of_it_against_a_run_whose_next_step_comes_a_moment_later() -> None:
+    fleet = Fleet(nodes=3, hang=HangSpec(floor_s=2.0, init_s=60.0))
+    fleet.start()
+    fleet.run(until=40.0)
+    fleet.now += 30.0
+    fleet._next_beat, fleet._next_step = fleet.now, fleet.now + 1.8
+    fleet.run(until=fleet.now + 10.0)
+    assert fleet.found == []
+
+
 # ------------------------------------------------------------------ said again
 
 
