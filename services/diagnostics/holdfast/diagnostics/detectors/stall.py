@@ -9,6 +9,7 @@ from itertools import compress
 from holdfast.diagnostics.detectors.localise import IDLE, WAITS_FOR_A_THREAD, RankView, Verdict, localise
 from holdfast.diagnostics.detectors.proof import never_ends, signalled
 from holdfast.diagnostics.detectors.waiting import Waiting, who_is_waited_for
+from holdfast.diagnostics.roster import Generation
 from holdfast.domain.collectives import CollectiveRows, Standstill
 from holdfast.domain.findings import DATED, ESTIMATE, Finding, FindingKind, Remedy, Severity
 from holdfast.domain.signals import RankProgress
@@ -137,9 +138,9 @@ def may_compute(evidence: Evidence, now: float) -> bool:
     return waiting is None and 2 * busy > len(views) and localise(views).rank is None
 
 
-def report(key: tuple[str, int], evidence: Evidence, rule: Rule, now: float) -> Finding | None:
-    """The finding about `key`, a job and its generation. None when no rank of it is known to run: that is no hang."""
-    job, number = key
+def report(generation: Generation, evidence: Evidence, rule: Rule, now: float) -> Finding | None:
+    """The finding about `generation`; None if no rank of it is known to run."""
+    job, number = generation.job, generation.number
     views = _views(evidence, now)
     if not views:
         return None
