@@ -98,7 +98,9 @@ class GradientOutlier:
         return state, ()
 
     def _job(self, state: GradientState, generation: Generation) -> _Job:
-        job = state.jobs.get_or_add(generation.job, lambda: _Job(generation, deque(maxlen=self.limits.history)))
+        job = state.jobs.get(generation.job)
+        if job is None:
+            job = state.jobs[generation.job] = _Job(generation, deque(maxlen=self.limits.history))
         if job.generation is not generation:
             job.generation = generation
             job.open.clear()
@@ -109,7 +111,9 @@ class GradientOutlier:
         for rank, number, norm in zip(item.rank, item.step, item.local_grad_norm, strict=True):
             if norm != norm or rank >= mesh.world_size:
                 continue
-            step = job.open.get_or_add(number, lambda: _Open(np.full(mesh.world_size, np.nan)))
+            step = job.open.get(number)
+            if step is None:
+                step = job.open[number] = _Open(np.full(mesh.world_size, np.nan))
             step.reports += bool(np.isnan(step.norms[rank]))
             step.norms[rank] = norm
             if step.reports == mesh.world_size:

@@ -162,12 +162,12 @@ class Hang:
         told = generation.spoken and generation.steps >= FIRST_STEPS and stall.only_stepping
         if not signalled and not (told and all_told(generation)):
             return None
-        slow_s = generation.hang.factor * generation.rhythm.slow_s
-        still_s = max(now - generation.active_at, still_by_agents(generation, now))
-        allowance_s = max(self.stuck_s, slow_s)
-        if still_s < allowance_s or self._unheard(generation, now, generation.active_at + self.baseline_s):
+        allowance_s = max(self.stuck_s, generation.hang.factor * generation.rhythm.slow_s)
+        # What follows looks at every node, so first what rules a verdict out without that.
+        if now < generation.prove_at or now - generation.active_at + TICK_S < allowance_s:
             return None
-        if now < generation.prove_at:
+        still_s = max(now - generation.active_at, still_by_agents(generation, now))
+        if still_s < allowance_s or self._unheard(generation, now, generation.active_at + self.baseline_s):
             return None
         generation.prove_at = now + self.baseline_s
         evidence = evidence_of(generation, stall)
@@ -180,7 +180,7 @@ class Hang:
         if not signalled and (still_s < pause_s or now - generation.moved_at < self.stuck_s):
             return None  # it may be doing what it did at this place before
         words = f"{proof}: max({self.stuck_s:g} s, {generation.hang.factor:g} × p99 step time)"
-        return Rule(words, still_s, allowance_s, Severity.ERROR)
+        return Rule(words, still_s, allowance_s, Severity.ERROR, generation.looked)
 
     def _unproven(self, generation: Watched, stall: Stall, now: float) -> Rule | None:
         """The rule for a stall that may yet end by itself: first it is a warning."""

@@ -383,8 +383,10 @@ def _withdraw(node: _Node, now: float) -> tuple[Finding, ...]:
 def _advance(state: LivenessState, item: RankProgress, now: float) -> None:
     """The farthest rank sets the pace: it has needed all others to come there."""
     key, step = (item.job, item.generation), max(item.step, default=-1)
-    pace = state.paces.get_or_add(key, lambda: _Pace(step, now))
-    if step > pace.step:
+    pace = state.paces.get(key)
+    if pace is None:
+        state.paces[key] = _Pace(step, now)
+    elif step > pace.step:
         pace.intervals_s.append((now - pace.at) / (step - pace.step))
         pace.step, pace.at = step, now
 

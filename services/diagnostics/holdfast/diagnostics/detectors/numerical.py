@@ -105,8 +105,10 @@ class Numerical:
         """The job's memory; None without a newest generation. A new generation keeps what a healthy past looked like."""
         if generation is None:
             return None
-        limit = self.limits.history
-        job = state.jobs.get_or_add(generation.job, lambda: _Job(generation, deque(maxlen=limit), deque(maxlen=limit)))
+        job = state.jobs.get(generation.job)
+        if job is None:
+            limit = self.limits.history
+            job = state.jobs[generation.job] = _Job(generation, deque(maxlen=limit), deque(maxlen=limit))
         if job.generation is not generation:
             job.generation, job.bad_steps = generation, 0
             job.open.clear()
@@ -161,7 +163,9 @@ def _collect(job: _Job | None, item: StepColumns) -> None:
     for rank, step, loss, grad in zip(item.rank, item.step, item.loss, item.grad_norm, strict=True):
         if grad != grad and not math.isinf(loss):  # the usual: no norm reported, and nothing wrong
             continue
-        reported = job.open.get_or_add(step, _Open)
+        reported = job.open.get(step)
+        if reported is None:
+            reported = job.open[step] = _Open()
         if math.isinf(loss):  # a NaN that was reported travels as +inf
             reported.bad_loss.append(rank)
         if math.isinf(grad):

@@ -114,7 +114,9 @@ def _collect(job: _Job, mesh: Mesh, item: ReplicaChecks, now: float) -> list[Fin
     ):
         if rank >= mesh.world_size:
             continue
-        step = job.open.get_or_add(number, lambda: _Step(item.at))
+        step = job.open.get(number)
+        if step is None:
+            step = job.open[number] = _Step(item.at)
         step.digests[rank] = digest
         step.took_s, step.restored = max(step.took_s, took_s), restored
         if len(step.digests) == mesh.world_size:

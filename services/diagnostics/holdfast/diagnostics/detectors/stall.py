@@ -29,16 +29,6 @@ class Stall:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """Which allowance was used up."""
-
-    words: str
-    still_s: float
-    allowance_s: float
-    severity: Severity = Severity.ERROR  # a warning is of a stall that may yet end by itself
-
-
-@dataclass(frozen=True, slots=True)
 class Evidence:
     """Everything that is known of a generation's ranks, by node; `ended` are those that have left with exit code 0."""
 
@@ -125,6 +115,17 @@ class Look:
         return "the others wait for what cannot come" if never_ends(views, self.waiting, evidence.ended) else ""
 
 
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Which allowance was used up."""
+
+    words: str
+    still_s: float
+    allowance_s: float
+    severity: Severity = Severity.ERROR  # a warning is of a stall that may yet end by itself
+    look: Look | None = None  # what the proof rests on; None: nothing is proven
+
+
 def look(evidence: Evidence) -> Look:
     """Judge the collectives of every rank."""
     return Look(_waiting(evidence))
@@ -144,7 +145,8 @@ def report(generation: Generation, evidence: Evidence, rule: Rule, now: float) -
     views = _views(evidence, now)
     if not views:
         return None
-    verdict = localise(views, _waiting(evidence))
+    looked = look(evidence) if rule.look is None else rule.look
+    verdict = localise(views, looked.waiting)
     culprit = next((view for view in views if view.rank == verdict.rank), None)
     step = max(view.step for view in views)
     who = f"rank {culprit.rank} on {culprit.node}: {verdict.reason}" if culprit else verdict.reason
