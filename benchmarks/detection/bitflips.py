@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from benchmarks.detection.score import Score
+from holdfast.diagnostics.detectors.alone import Alone
 from holdfast.diagnostics.detectors.gradient_outlier import GradientOutlier
 from holdfast.diagnostics.detectors.silent_corruption import SilentCorruption
 from holdfast.domain.findings import Finding, Severity
@@ -101,16 +102,14 @@ def _weights(row: Score, dtype: torch.dtype, rng: np.random.Generator) -> None:
 
 def _watch_digests(checks: list[list[str]]) -> list[Finding]:
     """Checks at steps 10, 20, 30 …, each with one digest per replica."""
-    detector, found = SilentCorruption(), list[Finding]()
-    state = detector.initial()
+    detector, found = Alone(SilentCorruption()), list[Finding]()
     for begun in _begun(REPLICAS):
-        state, _ = detector.observe(state, begun, _T0)
+        detector.observe(begun, _T0)
     for number, digests in enumerate(checks, start=1):
         at = _T0 + number
         for rank, value in enumerate(digests):
             item = ReplicaChecks(f"n{rank}", at, "job", 1, (rank,), (10 * number,), (value,), (0.0,), (False,))
-            state, findings = detector.observe(state, item, at)
-            found += findings
+            found += detector.observe(item, at)
     return found
 
 
@@ -196,10 +195,9 @@ def _real_gradients() -> _Gradients:
 
 
 def _watch_norms(norms: list[list[float]]) -> list[Finding]:
-    detector, found = GradientOutlier(), list[Finding]()
-    state = detector.initial()
+    detector, found = Alone(GradientOutlier()), list[Finding]()
     for begun in _begun(GRADIENT_REPLICAS):
-        state, _ = detector.observe(state, begun, _T0)
+        detector.observe(begun, _T0)
     for step, by_rank in enumerate(norms, start=1):
         at = _T0 + step
         ranks, none = tuple(range(len(by_rank))), (math.nan,) * len(by_rank)
@@ -208,8 +206,7 @@ def _watch_norms(norms: list[list[float]]) -> list[Finding]:
             "n0", at, "job", 1, ranks, (step,) * len(by_rank), (at,) * len(by_rank), (at,) * len(by_rank),
             zero, zero, one, none, none, none, tuple(by_rank),
         )  # fmt: skip
-        state, findings = detector.observe(state, item, at)
-        found += findings
+        found += detector.observe(item, at)
     return found
 
 

@@ -94,7 +94,7 @@ class Fleet:
     rng: np.random.Generator
     engine: Engine = field(
         default_factory=lambda: Engine(
-            detectors.standard(xid.load(), liveness=Liveness(silence_s=_NEVER_S)), blind_after_s=_NEVER_S
+            detectors.standard(xid.load(), liveness=Liveness(silence_s=_NEVER_S)), gap_after_s=_NEVER_S
         )
     )
     now: float = _T0

@@ -20,6 +20,7 @@ import numpy as np
 from benchmarks.detection import collectives
 from benchmarks.detection.score import Score
 from holdfast.diagnostics import flight_dumps
+from holdfast.diagnostics.detectors.alone import Alone
 from holdfast.diagnostics.detectors.hang import Hang
 from holdfast.domain.collectives import CollectiveRows, Standstill
 from holdfast.domain.findings import Finding, FindingKind, StepRecord
@@ -141,17 +142,16 @@ def _watch(
 
     Returns the verdict, and how long after the threshold it came.
     """
-    detector, now, size = Hang(), _T0, mesh.world_size
-    state = detector.initial()
+    detector, now, size = Alone(Hang()), _T0, mesh.world_size
     nodes = [tuple(range(i, min(i + _NODE, size))) for i in range(0, size, _NODE)]
     for i, of_node in enumerate(nodes):
-        state, _ = detector.observe(state, GenerationStarted(f"n{i}", now, "job", 1, mesh, of_node, _HANG), now)
+        detector.observe(GenerationStarted(f"n{i}", now, "job", 1, mesh, of_node, _HANG), now)
     for step in range(1, 11):
         now += 0.5
         for i, of_node in enumerate(nodes):
             item = _report(f"n{i}", now, of_node, [_Rank("R", 1.0, step, step * 0.5)] * len(of_node))
-            state, _ = detector.observe(state, item, now)
-        state, _ = detector.observe(state, StepRecord("job", 1, step, size, now - 0.5, now, 1, None, 0.0), now)
+            detector.observe(item, now)
+        detector.observe(StepRecord("job", 1, step, size, now - 0.5, now, 1, None, 0.0), now)
     stalled_at = now + _TICK_S  # the last change of progress is the first report of the stall
     told = set[int]()
     while now < _T0 + 60:
@@ -165,11 +165,11 @@ def _watch(
                 blip = rank != culprit and rng.random() < 0.02
                 state_now = str(rng.choice(["D", "R"])) if blip else true.state
                 shown.append(_Rank(state_now, 0.0, true.step, true.cpu_s, true.count if asked else -1))
-            state, _ = detector.observe(state, _report(f"n{i}", now, of_node, shown), now)
+            detector.observe(_report(f"n{i}", now, of_node, shown), now)
             if asked and stuck is not None and i not in told:
                 told.add(i)  # nothing changes any more
-                state, _ = detector.observe(state, _standstill(f"n{i}", now, of_node, stuck), now)
-        state, found = detector.observe(state, ClockTick(now), now)
+                detector.observe(_standstill(f"n{i}", now, of_node, stuck), now)
+        found = detector.observe(ClockTick(now), now)
         for finding in found:
             if finding.kind is FindingKind.HANG:
                 return finding, max(0.0, now - stalled_at - _HANG.floor_s)

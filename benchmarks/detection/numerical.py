@@ -8,9 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.detection.score import Score
+from holdfast.diagnostics.detectors.alone import Alone
 from holdfast.diagnostics.detectors.numerical import Numerical
 from holdfast.domain.findings import Finding, Severity, StepRecord
-from holdfast.domain.signals import StepColumns
+from holdfast.domain.job import HangSpec
+from holdfast.domain.mesh import Mesh
+from holdfast.domain.signals import GenerationStarted, StepColumns
 
 RUNS = 80  # of each kind
 STEPS = 400
@@ -69,14 +72,12 @@ def _healthy(rng: np.random.Generator) -> tuple[Series, Series]:
 
 
 def watch(loss: Series, grad: Series) -> list[Finding]:
-    detector = Numerical()
-    state = detector.initial()
+    detector = Alone(Numerical())
+    detector.observe(GenerationStarted("n0", _T0, "job", 1, Mesh.of({"dp": 1}), (0,), HangSpec()), _T0)
     found: list[Finding] = []
     for step, (one, norm) in enumerate(zip(loss.tolist(), grad.tolist(), strict=True), start=1):
         at = _T0 + step
         item = StepColumns("n0", at, "job", 1, (0,), (step,), (at - 1,), (at,), (0.0,), (0.0,), (1,), (one,), (norm,))
-        state, findings = detector.observe(state, item, at)
-        found += findings
-        state, findings = detector.observe(state, StepRecord("job", 1, step, 1, at - 1, at, 1, one, 0.0), at)
-        found += findings
+        found += detector.observe(item, at)
+        found += detector.observe(StepRecord("job", 1, step, 1, at - 1, at, 1, one, 0.0), at)
     return found

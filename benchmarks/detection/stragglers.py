@@ -19,6 +19,7 @@ import pyarrow.parquet  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from benchmarks.detection.score import Score
+from holdfast.diagnostics.detectors.alone import Alone
 from holdfast.diagnostics.detectors.stragglers import Stragglers
 from holdfast.domain.findings import FindingKind, StepRecord
 from holdfast.domain.job import HangSpec
@@ -78,22 +79,21 @@ def suite(data: Path, rng: np.random.Generator) -> Score:
 
 def watch(mesh: Mesh, work: Work) -> Named:
     """Run the detector over a job's steps."""
-    detector, steps = Stragglers(), work.shape[0]
-    state, now = detector.initial(), _T0
+    detector, steps, now = Alone(Stragglers()), work.shape[0], _T0
     named: dict[int, int] = {}
     kinds = set()
     nodes = [tuple(range(i, min(i + _NODE, mesh.world_size))) for i in range(0, mesh.world_size, _NODE)]
     for i, ranks in enumerate(nodes):
-        state, _ = detector.observe(state, GenerationStarted(f"n{i}", now, "job", 1, mesh, ranks, HangSpec()), now)
+        detector.observe(GenerationStarted(f"n{i}", now, "job", 1, mesh, ranks, HangSpec()), now)
     for step in range(-5, steps):  # the first steps of a generation are not judged: the trace's first one, repeated
         own = work[max(0, step)]
         duration = float(own.max()) * 1.02
         for i, ranks in enumerate(nodes):
             item = _columns(f"n{i}", now, step + 6, ranks, own, duration)
-            state, _ = detector.observe(state, item, now)
+            detector.observe(item, now)
         now += duration
         record = StepRecord("job", 1, step + 6, mesh.world_size, now - duration, now, 0, None, 0.0)
-        state, findings = detector.observe(state, record, now)
+        findings = detector.observe(record, now)
         for finding in findings:
             kinds.add(finding.kind)
             if finding.kind is FindingKind.STRAGGLER:
@@ -187,16 +187,15 @@ def speed(ranks: int = 100_000) -> dict[str, float]:
     """Milliseconds of CPU for one step of `ranks` ranks, medians of nine: with a window that is full, and before the first
     step is judged, which is the part of it that gathers what the nodes have reported."""
     mesh = Mesh((("dp", ranks // 64), ("pp", 8), ("tp", 8)))
-    rng, detector, now = np.random.default_rng(0), Stragglers(), _T0
-    state = detector.initial()
+    rng, detector, now = np.random.default_rng(0), Alone(Stragglers()), _T0
     everyone = tuple(range(mesh.world_size))
-    state, _ = detector.observe(state, GenerationStarted("n", now, "job", 1, mesh, everyone, HangSpec()), now)
+    detector.observe(GenerationStarted("n", now, "job", 1, mesh, everyone, HangSpec()), now)
     took = []
     for step in range(1, 28):
         own = rng.normal(1.0, 0.03, mesh.world_size)
-        state, _ = detector.observe(state, _columns("n", now, step, everyone, own, 1.3), now)
+        detector.observe(_columns("n", now, step, everyone, own, 1.3), now)
         began = time.thread_time()
-        state, _ = detector.observe(state, StepRecord("job", 1, step, mesh.world_size, now, now + 1, 0, None, 0.0), now)
+        detector.observe(StepRecord("job", 1, step, mesh.world_size, now, now + 1, 0, None, 0.0), now)
         took.append((time.thread_time() - began) * 1e3)
     gather, all_of_it = sorted(took[:3])[1], sorted(took[-9:])[4]
     return {"ranks": mesh.world_size, "gather": round(gather, 1), "score": round(all_of_it - gather, 1)}

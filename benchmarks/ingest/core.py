@@ -11,6 +11,7 @@ import numpy as np
 from benchmarks.ingest.fleet import GPUS, JOB, Node
 from holdfast.diagnostics import detectors
 from holdfast.diagnostics.catalogue import xid
+from holdfast.diagnostics.detectors.alone import Alone
 from holdfast.diagnostics.detectors.stragglers import Stragglers
 from holdfast.diagnostics.engine import Engine
 from holdfast.domain.findings import StepRecord
@@ -67,22 +68,22 @@ def ticks(nodes: int, *, step_s: float) -> Costs:
 
 def step_of_all_ranks(ranks: int, steps: int = 40) -> list[float]:
     """Milliseconds of CPU that the straggler detector needs to judge each finished step of `ranks` ranks, its window full."""
-    detector, rng = Stragglers(), np.random.default_rng(7)
-    state, nodes = detector.initial(), ranks // GPUS
+    detector, rng = Alone(Stragglers()), np.random.default_rng(7)
+    nodes = ranks // GPUS
     mesh = Mesh.of({"dp": nodes, "tp": GPUS})
     for number in range(nodes):
         of_node = tuple(range(number * GPUS, (number + 1) * GPUS))
         started = GenerationStarted(f"n{number}", T0, JOB, 1, mesh, of_node, HangSpec())
-        state, _ = detector.observe(state, started, T0)
+        detector.observe(started, T0)
     took_ms = []
     for step in range(1, steps + 1):
         ended_at = T0 + step
         work = rng.normal(0.8, 0.01, ranks)
         for number in range(nodes):
-            state, _ = detector.observe(state, _columns(number, step, ended_at, work), ended_at)
+            detector.observe(_columns(number, step, ended_at, work), ended_at)
         record = StepRecord(JOB, 1, step, ranks, ended_at - 1.0, ended_at, ranks * 4096, 2.5, 0.0)
         began = time.process_time()
-        state, findings = detector.observe(state, record, ended_at)
+        findings = detector.observe(record, ended_at)
         took_ms.append(1e3 * (time.process_time() - began))
         if findings:
             raise AssertionError(f"a straggler in an even fleet: {findings[0].summary}")

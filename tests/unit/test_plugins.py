@@ -108,7 +108,7 @@ from holdfast.domain.signals import Measurements
 class Detector:
     reads = (Measurements,)
     def initial(self): return 0
-    def observe(self, state, item, now):
+    def observe(self, state, item, now, roster):
         if item.at < 0: raise ZeroDivisionError("a bug")
         if item.at == 0: return state, ("no finding",)
         name = f"hot:{item.at:.0f}:{state}"

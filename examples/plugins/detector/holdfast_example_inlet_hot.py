@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.diagnostics.roster import Roster
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.signals import Measurements
 
@@ -33,7 +34,7 @@ class InletHot:
     def initial(self) -> State:
         return State()
 
-    def observe(self, state: State, item: Observed, now: float) -> tuple[State, tuple[Finding, ...]]:
+    def observe(self, state: State, item: Observed, now: float, roster: Roster) -> tuple[State, tuple[Finding, ...]]:
         if not isinstance(item, Measurements) or "inlet_c" not in item.name:
             return state, ()
         celsius = item.value[item.name.index("inlet_c")]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from holdfast.agent.workers.misses import Misses
 from holdfast.agent.workers.notes import MissedNote, Note, PhaseNote, SavedNote, Sender, StartedNote, StepNote, parse
 from holdfast.agent.workers.progress import ROWS_MAX, ProcessFacts, Progress
+from holdfast.diagnostics.detectors.alone import Alone
 from holdfast.diagnostics.detectors.hang import Hang
 from holdfast.domain import worker
 from holdfast.domain.findings import Finding, FindingKind
@@ -151,14 +152,13 @@ def test_a_script_that_begins_and_never_uses_run_step_is_no_hang() -> None:
     started = GenerationStarted("n", 1.0, "gpt", 2, Mesh.of({"dp": 2}), (4, 5), HangSpec(init_s=20.0))
 
     def judged(board: Progress) -> list[FindingKind]:
-        detector, found = Hang(), list[Finding]()
-        state, _ = detector.observe(detector.initial(), started, 1.0)
+        detector, found = Alone(Hang()), list[Finding]()
+        detector.observe(started, 1.0)
         for at in range(2, 90):
             idle = {4: ProcessFacts("S", 1.0), 5: ProcessFacts("S", 1.0)}
             items: tuple[Signal, ...] = (board.sample(float(at), idle), ClockTick(float(at)))
             for item in items:
-                state, more = detector.observe(state, item, float(at))
-                found += more
+                found += detector.observe(item, float(at))
         return [finding.kind for finding in found]
 
     assert not begun.silent, "its agent knows that it is no unmodified script"

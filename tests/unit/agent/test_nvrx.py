@@ -16,6 +16,7 @@ from waiting import wait_until_async
 
 from holdfast.agent.collectors.nvrx import PACKAGE, NvrxCollector, build
 from holdfast.agent.collectors.protocol import Surroundings
+from holdfast.diagnostics.detectors.alone import Alone
 from holdfast.diagnostics.detectors.second_opinion import SecondOpinion
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.signals import HealthChecks, NodeSignal, Verdict
@@ -168,16 +169,14 @@ def checks(at: float, verdict: Verdict, check: str = "gpu") -> HealthChecks:
 
 
 def test_two_failures_in_a_row_are_one_warning_and_blindness_proves_nothing() -> None:
-    detector = SecondOpinion()
-    state, found = detector.initial(), list[Finding]()
+    detector, found = Alone(SecondOpinion()), list[Finding]()
     said = [Verdict.FAILED, Verdict.SKIPPED, Verdict.FAILED, Verdict.FAILED, Verdict.OK, Verdict.FAILED]
     for second, verdict in enumerate(said):
-        state, told = detector.observe(state, checks(T0 + second, verdict), T0 + second)
-        found += told
+        found += detector.observe(checks(T0 + second, verdict), T0 + second)
     (warning,) = found
     assert (warning.kind, warning.severity, warning.gpu) == (FindingKind.GPU_ERROR, Severity.WARNING, 1)
     assert warning.summary == "nvrx 0.6.0 fails its check gpu on GPU 1 of n0: Requires a reset"
-    state = detector.initial()
+    detector = Alone(SecondOpinion())
     for second in range(2):
-        state, told = detector.observe(state, checks(T0 + second, Verdict.FAILED, "nic"), T0 + second)
+        told = detector.observe(checks(T0 + second, Verdict.FAILED, "nic"), T0 + second)
     assert told[0].kind is FindingKind.NETWORK_FAULT

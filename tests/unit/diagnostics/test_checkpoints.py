@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from holdfast.diagnostics.detectors.alone import Alone
 from holdfast.diagnostics.detectors.checkpoints import Checkpoints
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.replication import TroubleKind
@@ -15,12 +16,8 @@ def trouble(kind: str = TroubleKind.SAVES_MISSED.value, at: float = T0, rank: in
 
 
 def watch(*signals: CheckpointTrouble) -> list[Finding]:
-    detector = Checkpoints()
-    state, found = detector.initial(), list[Finding]()
-    for signal in signals:
-        state, findings = detector.observe(state, signal, T0 + 5.0)
-        found += findings
-    return found
+    detector = Alone(Checkpoints())
+    return [finding for signal in signals for finding in detector.observe(signal, T0 + 5.0)]
 
 
 def test_a_rank_whose_saves_are_missed_is_a_warning_with_the_reason() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from holdfast.diagnostics.detectors.alone import Alone
 from holdfast.diagnostics.detectors.degradation import Degradation
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.signals import GpuHealth, HostSample, NicSample
@@ -37,12 +38,10 @@ def disk(t: float, used: float, total: float = 1000.0) -> HostSample:
 def watch(
     reading: Callable[[float], GpuHealth | NicSample | HostSample], *, until_s: float = 1200.0, every_s: float = 15.0
 ) -> list[Finding]:
-    detector, t = Degradation(), 0.0
-    state = detector.initial()
+    detector, t = Alone(Degradation()), 0.0
     found: list[Finding] = []
     while t <= until_s:
-        state, findings = detector.observe(state, reading(t), T0 + t)
-        found += findings
+        found += detector.observe(reading(t), T0 + t)
         t += every_s
     return found
 

@@ -85,7 +85,7 @@ def columns(**fields: Any) -> StepColumns:
 )
 def test_what_cannot_be_true_is_passed_over_and_counted(signal: NodeSignal, reason: str) -> None:
     screen = Plausibility()
-    screen.learn(Fleet(nodes=1, ranks_per_node=2).started("n0"))
+    screen.screen([Fleet(nodes=1, ranks_per_node=2).started("n0")])
     good = columns()
     for _ in range(3):
         assert screen.screen([signal, good]) == ((good,), (reason,))

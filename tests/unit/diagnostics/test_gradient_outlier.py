@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.diagnostics.detectors.alone import Alone
 from holdfast.diagnostics.detectors.gradient_outlier import GradientOutlier
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.job import HangSpec
@@ -22,19 +23,17 @@ def run(norms: Sequence[Sequence[float]], mesh: Mesh | None = None) -> list[Find
     """One norm per rank and step, each rank on its own node."""
     ranks = range(len(norms[0]))
     mesh = mesh or Mesh.of({"dp": len(ranks)})
-    detector = GradientOutlier()
-    state = detector.initial()
+    detector = Alone(GradientOutlier())
     found: list[Finding] = []
     for rank in ranks:
-        state, _ = detector.observe(state, GenerationStarted(f"n{rank}", T0, "gpt", 1, mesh, (rank,), HangSpec()), T0)
+        detector.observe(GenerationStarted(f"n{rank}", T0, "gpt", 1, mesh, (rank,), HangSpec()), T0)
     for step, by_rank in enumerate(norms, start=1):
         for rank in ranks:
             item = StepColumns(
                 f"n{rank}", T0 + step, "gpt", 1, (rank,), (step,), (0.0,), (0.0,), (0.0,), (0.0,), (1,), (math.nan,),
                 (math.nan,), (), (by_rank[rank],),
             )  # fmt: skip
-            state, findings = detector.observe(state, item, T0 + step)
-            found += findings
+            found += detector.observe(item, T0 + step)
     return found
 
 

@@ -36,7 +36,7 @@ def test_a_broken_stream_is_a_lost_node_after_the_grace(fleet: Fleet) -> None:
 def test_a_freeze_of_diagnostics_is_no_silence_of_others_whatever_its_clock_says(fleet: Fleet) -> None:
     fleet.dies("n3")
     fleet.run(until=5.9)
-    fleet.engine.blind(30.0, T0 + fleet.now)  # and the clock was set back by as much
+    fleet.engine.gap(30.0, T0 + fleet.now)  # and the clock was set back by as much
     fleet.run(until=7.2)
     assert fleet.found == []
     fleet.run(until=8.5)

@@ -10,18 +10,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.diagnostics.detectors.numerical import Numerical
+from holdfast.diagnostics.detectors.alone import Alone
+from holdfast.diagnostics.detectors.numerical import Numerical, NumericalState
 from holdfast.domain.findings import Finding, FindingKind, Severity, StepRecord
-from holdfast.domain.signals import StepColumns
+from holdfast.domain.job import HangSpec
+from holdfast.domain.mesh import Mesh
+from holdfast.domain.signals import GenerationStarted, StepColumns
 
 T0 = 1_700_000_000.0
 
 
+def start(detector: Alone[NumericalState], generation: int) -> None:
+    mesh = Mesh.of({"dp": 2})
+    detector.observe(GenerationStarted("n0", T0, "gpt", generation, mesh, (0, 1), HangSpec()), T0)
+
+
+def started(generation: int) -> Alone[NumericalState]:
+    detector = Alone(Numerical())
+    start(detector, generation)
+    return detector
+
+
 def run(losses: Iterable[float], grads: Iterable[float] | None = None, *, generation: int = 1) -> list[Finding]:
     """A job of two ranks, rank 1 reporting a loss and a norm per step. A NaN travels as the agent sends it: +inf."""
-    detector = Numerical()
-    found: list[Finding] = []
-    state, losses = detector.initial(), list(losses)
+    detector, found, losses = started(generation), list[Finding](), list(losses)
     norms = [math.nan] * len(losses) if grads is None else list(grads)
     for step, (loss, norm) in enumerate(zip(losses, norms, strict=True), start=1):
         at = T0 + step
@@ -29,10 +41,8 @@ def run(losses: Iterable[float], grads: Iterable[float] | None = None, *, genera
             "n0", at, "gpt", generation, (0, 1), (step,) * 2, (at - 1,) * 2, (at,) * 2,
             (0.0,) * 2, (0.0,) * 2, (1,) * 2, (math.nan, loss), (math.nan, norm),
         )  # fmt: skip
-        state, findings = detector.observe(state, item, at)
-        found += findings
-        state, findings = detector.observe(state, StepRecord("gpt", generation, step, 2, at - 1, at, 2, loss, 0.0), at)
-        found += findings
+        found += detector.observe(item, at)
+        found += detector.observe(StepRecord("gpt", generation, step, 2, at - 1, at, 2, loss, 0.0), at)
     return found
 
 
@@ -89,12 +99,12 @@ def test_garbage_breaks_nothing(garbage: float) -> None:
 
 
 def test_a_restart_that_is_well_again_ends_it() -> None:
-    detector = Numerical()
-    state = detector.initial()
+    detector = started(1)
     for generation, loss in ((1, math.inf), (2, 1.0), (1, math.inf)):
+        start(detector, generation)
         for step in range(1, 5):
             record = StepRecord("gpt", generation, step, 1, T0, T0 + step, 1, loss, 0.0)
-            state, found = detector.observe(state, record, T0 + step)
+            found = detector.observe(record, T0 + step)
             assert all(finding.severity is Severity.WARNING for finding in found)
 
 
@@ -102,20 +112,18 @@ def test_steps_that_are_done_again_after_a_rollback_are_no_spike() -> None:
     """From step 300 back to step 20: the loss is what it was there, ten times what it had become."""
     losses = [2.0 * math.exp(-step / 100) for step in range(300)]
     norms = [20.0 * math.exp(-step / 60) for step in range(300)]
-    detector, found = Numerical(), list[Finding]()
-    state = detector.initial()
+    detector, found = Alone(Numerical()), list[Finding]()
     for generation, steps in ((1, range(1, 301)), (2, range(21, 200))):
+        start(detector, generation)
         for step in steps:
             at = T0 + 1000 * generation + step
             loss, norm = losses[step - 1], norms[step - 1]
             item = StepColumns(
                 "n0", at, "gpt", generation, (0,), (step,), (at - 1,), (at,), (0.0,), (0.0,), (1,), (loss,), (norm,)
             )
-            state, findings = detector.observe(state, item, at)
-            found += findings
+            found += detector.observe(item, at)
             record = StepRecord("gpt", generation, step, 1, at - 1, at, 1, loss, 0.0)
-            state, findings = detector.observe(state, record, at)
-            found += findings
+            found += detector.observe(record, at)
     assert found == []
 
 

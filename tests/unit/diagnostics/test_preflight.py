@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from holdfast.diagnostics.detectors.alone import Alone
 from holdfast.diagnostics.detectors.preflight import Preflight as Detector
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.nodes import Check, Preflight
@@ -14,12 +15,10 @@ WRONG = Check("products", False, "cuda:3: 1 of 90 tf32 products are wrong")
 
 
 def watch(*results: tuple[Check, ...]) -> list[list[Finding]]:
-    detector = Detector()
-    state, found = detector.initial(), []
+    detector, found = Alone(Detector()), []
     for number, checks in enumerate(results):
         at = T0 + 60 * number
-        state, findings = detector.observe(state, NodeTested("n0", at, Preflight(at, 1.0, checks)), at + 0.1)
-        found.append(list(findings))
+        found.append([*detector.observe(NodeTested("n0", at, Preflight(at, 1.0, checks)), at + 0.1)])
     return found
 
 

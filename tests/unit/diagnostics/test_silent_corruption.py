@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from holdfast.diagnostics.detectors.protocol import JobBegan
-from holdfast.diagnostics.detectors.silent_corruption import CorruptionState, SilentCorruption
+from holdfast.diagnostics.detectors.alone import Alone
+from holdfast.diagnostics.detectors.silent_corruption import SilentCorruption
+from holdfast.diagnostics.roster import RunStarted
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.job import HangSpec
 from holdfast.domain.mesh import Mesh
@@ -19,8 +20,7 @@ class Watch:
     def __init__(self, dp: int = 3, pp: int = 1, per_node: int = 1) -> None:
         self.mesh = Mesh.of({"dp": dp, "pp": pp})
         self.per_node = per_node
-        self.detector = SilentCorruption()
-        self.state: CorruptionState = self.detector.initial()
+        self.detector = Alone(SilentCorruption())
         self.now = T0
         self.start(1)
 
@@ -32,10 +32,9 @@ class Watch:
         for rank in range(self.mesh.world_size):
             self.fold(GenerationStarted(self.node(rank), T0, "gpt", generation, self.mesh, (rank,), HangSpec()))
 
-    def fold(self, item: GenerationStarted | ReplicaChecks | JobBegan) -> list[Finding]:
+    def fold(self, item: GenerationStarted | ReplicaChecks | RunStarted) -> list[Finding]:
         self.now += 0.1
-        self.state, found = self.detector.observe(self.state, item, self.now)
-        return list(found)
+        return [*self.detector.observe(item, self.now)]
 
     def check(
         self, step: int, *, restored: bool = False, lost: tuple[int, ...] = (), odd: dict[int, str] | None = None
@@ -167,7 +166,7 @@ def test_garbage_ranks_old_generations_and_a_new_submission() -> None:
     watch.start(2)
     watch.generation = 1
     assert watch.check(20, odd={1: BAD}) == [], "of an old generation"
-    watch.fold(JobBegan("gpt"))
+    watch.fold(RunStarted("gpt"))
     watch.start(1)
     (finding,) = watch.check(20, odd={1: BAD})
     assert finding.severity is Severity.WARNING, "another job of that name has not agreed yet"

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from holdfast.diagnostics.detectors import peers
-from holdfast.diagnostics.detectors.protocol import JobBegan
-from holdfast.diagnostics.detectors.stragglers import Stragglers, StragglerState
+from holdfast.diagnostics.detectors.alone import Alone
+from holdfast.diagnostics.detectors.stragglers import Stragglers
+from holdfast.diagnostics.roster import RunStarted
 from holdfast.domain.findings import Finding, FindingKind, Severity, StepRecord
 from holdfast.domain.job import HangSpec
 from holdfast.domain.mesh import Mesh
@@ -36,20 +37,18 @@ class Job:
     step: int = 0
     now: float = T0
     found: list[Finding] = field(default_factory=list)
-    state: StragglerState = field(default_factory=lambda: Stragglers().initial())
 
     def __post_init__(self) -> None:
         self.mesh = Mesh.of(self.dims)
         self.rng = np.random.default_rng(self.seed)
-        self.detector = Stragglers()
+        self.detector = Alone(Stragglers())
         n = self.mesh.world_size
         self.nodes = [tuple(range(i, min(n, i + NODE))) for i in range(0, n, NODE)]
         for i, ranks in enumerate(self.nodes):
             self.tell(GenerationStarted(f"n{i}", self.now, "gpt", 1, self.mesh, ranks, HangSpec()))
 
-    def tell(self, item: GenerationStarted | StepColumns | StepRecord | JobBegan) -> None:
-        self.state, findings = self.detector.observe(self.state, item, self.now)
-        self.found += findings
+    def tell(self, item: GenerationStarted | StepColumns | StepRecord | RunStarted) -> None:
+        self.found += self.detector.observe(item, self.now)
 
     def run(
         self,
@@ -272,12 +271,12 @@ def test_pending_telemetry_is_bounded() -> None:
     for step in range(2, 2000):
         job.step = step
         job.tell(job.columns("n0", (0, 1, 2, 3), np.ones(4), np.zeros(4), 1.0))
-    (run,) = job.state.runs.values()
+    (run,) = job.detector.state.runs.values()
     assert len(run.reports.open) <= 8
 
 
 def test_a_job_that_begins_again_is_not_compared_with_its_namesake() -> None:
     job = Job({"dp": 4})
     job.run(20)
-    job.tell(JobBegan("gpt"))
-    assert not job.state.runs
+    job.tell(RunStarted("gpt"))
+    assert not job.detector.state.runs

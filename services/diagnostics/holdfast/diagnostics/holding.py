@@ -8,14 +8,14 @@ the supervisor knows what it has, and with `repeat` counted up.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass, replace
 
+from holdfast.diagnostics.bounded import Bounded
 from holdfast.domain.findings import Finding, FindingKind, Severity, StepRecord
 
 REPEAT_FIRST_S = 30.0
 REPEAT_S_MAX = 480.0
-_HELD_MAX = 4096  # the oldest is forgotten first
+_HELD_MAX = 4096
 _REPORTS_LAG_S = 5.0  # steps that were finished before a fault may be reported this much after it
 _CALLS = (Severity.ERROR, Severity.FATAL)
 
@@ -31,10 +31,10 @@ class Holding:
     """What was said and holds, by finding id."""
 
     def __init__(self) -> None:
-        self._held: OrderedDict[str, _Held] = OrderedDict()
+        self._held: Bounded[str, _Held] = Bounded(_HELD_MAX)
         self._next_at = float("inf")
 
-    def said(self, finding: Finding) -> None:
+    def reported(self, finding: Finding) -> None:
         """A finding leaves for the first time."""
         self._held.pop(finding.evidence.get("supersedes", ""), None)
         if finding.kind is FindingKind.NODE_LOST and finding.severity is Severity.INFO:
@@ -44,8 +44,6 @@ class Holding:
         self.over(finding.job, before=finding.generation)
         self._held[finding.id] = _Held(finding, finding.at + REPEAT_FIRST_S)
         self._next_at = min(self._next_at, finding.at + REPEAT_FIRST_S)
-        while len(self._held) > _HELD_MAX:
-            self._held.popitem(last=False)
 
     def over(self, job: str, *, before: int | None = None) -> None:
         """The generations of `job` before this number are over; None = the job is."""

@@ -6,13 +6,13 @@ a signal of its own, because liveness is concluded from exactly that. `Receipt` 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import anyio
 import structlog
 
+from holdfast.diagnostics.bounded import Bounded
 from holdfast.diagnostics.detectors.exit_cause import is_failure
 from holdfast.diagnostics.engine import Engine, Folded
 from holdfast.diagnostics.plausible import Plausibility
@@ -51,7 +51,7 @@ _ROUTINE = (ClockTick, NodeBeat, StepColumns, RankProgress, HostSample, GpuSampl
 # ours in between cannot lose it.
 SETTLE_S = 0.5
 _WORLD_MAX = 1_000_000  # ranks of one generation; a larger mesh is garbage, and would be allocated
-_NODES_MAX = 50_000
+_NODES_MAX = 50_000  # without a stream
 _WINDOW = 1024  # sequence numbers remembered per incarnation
 # A text ends up in a finding, in Redis and in somebody's terminal; agents keep to a fraction of these.
 _LINE_CHARS_MAX = 16 << 10
@@ -89,7 +89,8 @@ class NodeStream:
 
     node: str = ""
     incarnation: str = ""
-    goodbye: bool = False  # the agent's last tick said that it leaves on purpose
+    seqs: SeqWindow = field(default_factory=SeqWindow)  # of the incarnation, over all of its streams
+    goodbye: bool = False  # the agent's last tick announced that it leaves on purpose
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +106,6 @@ class Replaced(Exception):
     """Another stream of the same node has opened since; this one is history."""
 
 
-@dataclass(slots=True)
-class _Known:
-    incarnation: str
-    seqs: SeqWindow = field(default_factory=SeqWindow)
-
-
 class Intake:
     """The one place where signals meet the engine. Everything here runs between two awaits, so it needs no lock."""
 
@@ -119,7 +114,7 @@ class Intake:
         self._publisher = publisher
         self._clock = clock
         self._streams: dict[str, NodeStream] = {}
-        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._closed: Bounded[str, NodeStream] = Bounded(_NODES_MAX)  # each node's last one
         self._plausibility = Plausibility()
         self._attentive_until = 0.0
         self._stirred = anyio.Event()
@@ -133,9 +128,8 @@ class Intake:
         elif self._streams.get(stream.node) is not stream:
             raise Replaced(f"node {stream.node} has opened another stream")
         now = self._clock()
-        known = self._known[tick.node]
         self._fold(NodeBeat(tick.node, now), now)
-        if known.seqs.add(tick.seq):
+        if stream.seqs.add(tick.seq):
             signals, impossible = self._plausibility.screen(tick.signals)
             for signal in signals:
                 self._fold(signal, now)
@@ -154,7 +148,7 @@ class Intake:
     def close(self, stream: NodeStream, *, clean: bool) -> None:
         """The stream has ended. `clean`: by a goodbye, or because this side refused it: neither is the node's fault."""
         if stream.node and self._streams.get(stream.node) is stream:
-            del self._streams[stream.node]
+            self._closed[stream.node] = self._streams.pop(stream.node)
             now = self._clock()
             self._fold(NodeDisconnected(stream.node, now, clean=clean), now)
             log.info("node disconnected", node=stream.node, clean=clean)
@@ -178,7 +172,7 @@ class Intake:
     def frozen(self, length_s: float) -> None:
         """This process did not run: nobody was silent for that."""
         now = self._clock()
-        self._publish(self._engine.blind(length_s, now))
+        self._publish(self._engine.gap(length_s, now))
 
     def _say_rejected(self, tick: Tick, reasons: tuple[str, ...]) -> None:
         """The 1st, 2nd, 4th, 8th … of each kind."""
@@ -189,13 +183,10 @@ class Intake:
 
     def _open(self, stream: NodeStream, tick: Tick) -> None:
         stream.node, stream.incarnation = tick.node, tick.incarnation
+        earlier = self._streams.get(tick.node) or self._closed.pop(tick.node, None)
+        if earlier is not None and earlier.incarnation == tick.incarnation:
+            stream.seqs = earlier.seqs
         self._streams[tick.node] = stream
-        known = self._known.get(tick.node)
-        if known is None or known.incarnation != tick.incarnation:
-            self._known[tick.node] = _Known(tick.incarnation)
-        self._known.move_to_end(tick.node)
-        while len(self._known) > _NODES_MAX and next(iter(self._known)) not in self._streams:
-            self._known.popitem(last=False)
         now = self._clock()
         self._fold(NodeConnected(tick.node, now, tick.incarnation), now)
         log.info("node connected", node=tick.node, incarnation=tick.incarnation)

@@ -7,10 +7,11 @@ not make its node look dead, and no detector has to expect it. Pure.
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable
 from operator import gt
 
+from holdfast.diagnostics.bounded import Bounded
 from holdfast.domain.signals import GenerationStarted, NodeSignal, RankProgress, StepColumns
 
 COUNT_MAX = 1 << 53  # steps, tokens: what a float holds exactly
@@ -24,14 +25,8 @@ class Plausibility:
     """`rejected` counts "kind: reason" since the start."""
 
     def __init__(self) -> None:
-        self._world_sizes: OrderedDict[Key, int] = OrderedDict()
+        self._world_sizes: Bounded[Key, int] = Bounded(_GENERATIONS_MAX)
         self.rejected: Counter[str] = Counter()
-
-    def learn(self, item: GenerationStarted) -> None:
-        """How many ranks a generation has."""
-        self._world_sizes[(item.job, item.generation)] = item.mesh.world_size
-        while len(self._world_sizes) > _GENERATIONS_MAX:
-            self._world_sizes.popitem(last=False)
 
     def screen(self, signals: Iterable[NodeSignal]) -> tuple[tuple[NodeSignal, ...], tuple[str, ...]]:
         """Those that may be true, and why each of the others cannot be."""
@@ -52,7 +47,7 @@ class Plausibility:
             case RankProgress():
                 return self._of_ranks(signal)
             case GenerationStarted():
-                self.learn(signal)
+                self._world_sizes[(signal.job, signal.generation)] = signal.mesh.world_size
             case _:
                 pass
         return None

@@ -14,6 +14,7 @@ import structlog
 
 from holdfast import plugins
 from holdfast.diagnostics.detectors.protocol import Detector, Observed
+from holdfast.diagnostics.roster import Roster
 from holdfast.domain.errors import PluginError
 from holdfast.domain.findings import Finding
 from holdfast.plugins import Group, Plugin
@@ -41,11 +42,13 @@ class Plugged:
     def initial(self) -> _Memory:
         return _Memory(self.inner.initial())
 
-    def observe(self, state: _Memory, item: Observed, now: float) -> tuple[_Memory, tuple[Finding, ...]]:
+    def observe(
+        self, state: _Memory, item: Observed, now: float, roster: Roster
+    ) -> tuple[_Memory, tuple[Finding, ...]]:
         if state.failures >= FAILURES_MAX:
             return state, ()
         try:
-            state.state, found = self.inner.observe(state.state, item, now)
+            state.state, found = self.inner.observe(state.state, item, now, roster)
             if wrong := [finding for finding in found if not isinstance(finding, Finding)]:
                 raise TypeError(f"observe() returned {wrong[0]!r:.200} among its findings")
             return state, tuple(

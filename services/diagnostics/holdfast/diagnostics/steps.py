@@ -8,11 +8,11 @@ step n; its sums then lack what was dropped.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from holdfast.diagnostics.bounded import Bounded
 from holdfast.domain.findings import StepRecord
 from holdfast.domain.signals import GenerationStarted, StepColumns
 
@@ -53,7 +53,7 @@ class _Generation:
     finished: list[int]  # newest step of each rank: a repeat or a reordered entry adds nothing
     ranks_at: dict[int, int]  # how many ranks have which newest step: a few steps, whatever the number of ranks
     slowest: int = -1  # the least of them: what all ranks have finished
-    open: OrderedDict[int, _Step] = field(default_factory=OrderedDict)
+    open: Bounded[int, _Step] = field(default_factory=lambda: Bounded(_OPEN_STEPS_MAX))
 
     def advance(self, rank: int, step: int) -> None:
         """`rank` has finished `step`, which is later than what it had finished."""
@@ -68,8 +68,7 @@ class _Generation:
 
 @dataclass(slots=True)
 class StepState:
-    generations: OrderedDict[Key, _Generation] = field(default_factory=OrderedDict)
-    evicted: int = 0  # open steps given up because too many were open
+    generations: Bounded[Key, _Generation] = field(default_factory=lambda: Bounded(_GENERATIONS_MAX))
 
 
 def started(state: StepState, item: GenerationStarted) -> None:
@@ -79,8 +78,6 @@ def started(state: StepState, item: GenerationStarted) -> None:
         return
     state.generations.pop((item.job, item.generation - 2), None)  # the one before may still have a late tick
     state.generations[key] = _Generation(item.mesh.world_size, [-1] * item.mesh.world_size, {-1: item.mesh.world_size})
-    while len(state.generations) > _GENERATIONS_MAX:
-        state.generations.popitem(last=False)
 
 
 def forget(state: StepState, job: str) -> None:
@@ -103,13 +100,7 @@ def fold(state: StepState, columns: StepColumns) -> tuple[StepRecord, ...]:
             continue
         for i in new:
             generation.advance(columns.rank[i], step)
-        sums = generation.open.get(step)
-        if sums is None:
-            sums = generation.open[step] = _Step()
-            if len(generation.open) > _OPEN_STEPS_MAX:
-                del generation.open[min(generation.open)]
-                state.evicted += 1
-        sums.add(columns, new)
+        generation.open.get_or_add(step, _Step).add(columns, new)
     if generation.slowest == before:
         return ()
     done = sorted(step for step in generation.open if step <= generation.slowest)

@@ -18,13 +18,13 @@ from holdfast.diagnostics.detectors.maintenance import Maintenance
 from holdfast.diagnostics.detectors.nic_port import NicPort
 from holdfast.diagnostics.detectors.numerical import Numerical
 from holdfast.diagnostics.detectors.preflight import Preflight
-from holdfast.diagnostics.detectors.protocol import Blind, Detector, JobBegan, Observed
+from holdfast.diagnostics.detectors.protocol import Detector, Observed, TelemetryGap
 from holdfast.diagnostics.detectors.second_opinion import SecondOpinion
 from holdfast.diagnostics.detectors.silent_corruption import SilentCorruption
 from holdfast.diagnostics.detectors.stragglers import Stragglers
 from holdfast.diagnostics.detectors.worker_exit import WorkerExit
 
-__all__ = ["Blind", "Detector", "JobBegan", "Observed", "standard"]
+__all__ = ["Detector", "Observed", "TelemetryGap", "standard"]
 
 
 def standard(catalogue: Catalogue, *, liveness: Liveness | None = None) -> tuple[Detector[Any], ...]:

@@ -5,15 +5,16 @@ A warning, never a reason to evict: the run is healthy. But the next fault costs
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from holdfast.diagnostics.bounded import Bounded
 from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.diagnostics.roster import Roster
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.replication import TroubleKind
 from holdfast.domain.signals import CheckpointTrouble
 
-_TOLD_MAX = 20_000
+_REPORTED_MAX = 20_000
 REASON_CHARS_MAX = 500
 
 _WORDS = {
@@ -26,10 +27,9 @@ _WORDS = {
 
 
 @dataclass(slots=True)
-class ToldState:
-    told: OrderedDict[str, None] = field(
-        default_factory=OrderedDict
-    )  # ids; an agent sends again what may have been lost
+class CheckpointState:
+    # Ids of findings: an agent sends a signal again when its acknowledgement may have been lost.
+    reported: Bounded[str, None] = field(default_factory=lambda: Bounded(_REPORTED_MAX))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +40,18 @@ class Checkpoints:
     def reads(self) -> tuple[type[Observed], ...]:
         return (CheckpointTrouble,)
 
-    def initial(self) -> ToldState:
-        return ToldState()
+    def initial(self) -> CheckpointState:
+        return CheckpointState()
 
-    def observe(self, state: ToldState, item: Observed, now: float) -> tuple[ToldState, tuple[Finding, ...]]:
+    def observe(
+        self, state: CheckpointState, item: Observed, now: float, roster: Roster
+    ) -> tuple[CheckpointState, tuple[Finding, ...]]:
         if not isinstance(item, CheckpointTrouble):
             return state, ()
         finding = _finding(item, now)
-        if finding.id in state.told:
+        if finding.id in state.reported:
             return state, ()
-        state.told[finding.id] = None
-        if len(state.told) > _TOLD_MAX:
-            state.told.popitem(last=False)
+        state.reported[finding.id] = None
         return state, (finding,)
 
 

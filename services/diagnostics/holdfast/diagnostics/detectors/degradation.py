@@ -12,16 +12,17 @@ All are warnings that carry the trend. Nothing is evicted: what really breaks is
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
 
+from holdfast.diagnostics.bounded import Bounded
 from holdfast.diagnostics.detectors.protocol import Observed
 from holdfast.diagnostics.detectors.recurring import Recurring
 from holdfast.diagnostics.detectors.trends import Trends
+from holdfast.diagnostics.roster import Roster
 from holdfast.diagnostics.thresholds import DegradationThresholds
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.signals import GpuHealth, HostSample, NicSample
@@ -44,7 +45,7 @@ class _Source:
 
 @dataclass(slots=True)
 class DegradationState:
-    sources: OrderedDict[tuple[str, type], _Source] = field(default_factory=OrderedDict)
+    sources: Bounded[tuple[str, type], _Source] = field(default_factory=lambda: Bounded(_SOURCES_MAX))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class Degradation:
         return DegradationState()
 
     def observe(
-        self, state: DegradationState, item: Observed, now: float
+        self, state: DegradationState, item: Observed, now: float, roster: Roster
     ) -> tuple[DegradationState, tuple[Finding, ...]]:
         columns: tuple[Sequence[float], ...]
         match item:
@@ -118,8 +119,6 @@ class Degradation:
         if source is None or source.subjects != subjects:
             said = Recurring() if source is None else source.said
             source = state.sources[key] = _Source(subjects, self._empty(len(reading)), said)
-            while len(state.sources) > _SOURCES_MAX:
-                state.sources.popitem(last=False)
         changed = source.trends.add(item.at, reading, counters=counters)
         return source if changed and not source.trends.young else None
 

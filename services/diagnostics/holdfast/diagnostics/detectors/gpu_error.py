@@ -12,9 +12,9 @@ no other GPU.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from holdfast.diagnostics.bounded import Bounded
 from holdfast.diagnostics.catalogue.xid import (
     JOB_GOES_ON,
     Catalogue,
@@ -24,7 +24,7 @@ from holdfast.diagnostics.catalogue.xid import (
     Scope,
     XidRow,
 )
-from holdfast.diagnostics.detectors.protocol import JobBegan, Observed
+from holdfast.diagnostics.detectors.protocol import Observed
 from holdfast.diagnostics.detectors.xid_verdict import (
     JUDGEMENTS,
     RANK,
@@ -41,10 +41,10 @@ from holdfast.diagnostics.detectors.xid_verdict import (
     of_verdict,
     recovery_in,
 )
+from holdfast.diagnostics.roster import Roster, RunStarted
 from holdfast.domain.findings import Finding, Remedy, Severity
 from holdfast.domain.signals import (
     CollectorSilent,
-    GenerationStarted,
     GenerationStopped,
     GpuSample,
     KernelEvent,
@@ -82,13 +82,12 @@ class _Node:
     killed_at: float = float("-inf")  # agent's clock: a worker of ours was killed
     lost: frozenset[str] = frozenset()
     recovery: dict[str, int] = field(default_factory=dict)
-    job: str = ""  # whose ranks run here, or ran here last
 
 
 @dataclass(slots=True)
 class GpuState:
-    nodes: OrderedDict[str, _Node] = field(default_factory=OrderedDict)
-    places: OrderedDict[str, set[tuple[str, str]]] = field(default_factory=OrderedDict)
+    nodes: Bounded[str, _Node] = field(default_factory=lambda: Bounded(_NODES_MAX))
+    places: Bounded[str, set[tuple[str, str]]] = field(default_factory=lambda: Bounded(_JOBS_MAX))
     """Job → where application errors came in it, (node, GPU)."""
 
 
@@ -102,27 +101,27 @@ class GpuError:
 
     @property
     def reads(self) -> tuple[type[Observed], ...]:
-        return (KernelLine, GpuSample, WorkerExited, GenerationStarted, GenerationStopped, CollectorSilent, JobBegan)
+        return (KernelLine, GpuSample, WorkerExited, GenerationStopped, CollectorSilent, RunStarted)
 
     def initial(self) -> GpuState:
         return GpuState()
 
-    def observe(self, state: GpuState, item: Observed, now: float) -> tuple[GpuState, tuple[Finding, ...]]:
+    def observe(
+        self, state: GpuState, item: Observed, now: float, roster: Roster
+    ) -> tuple[GpuState, tuple[Finding, ...]]:
         findings: tuple[Finding, ...] = ()
         match item:
             case KernelLine():
-                findings = self._line(state, item, now)
+                findings = self._line(state, item, now, roster.last_job(item.node))
             case GpuSample():
-                findings = self._sample(_node(state, item.node), item, now)
+                findings = self._sample(_node(state, item.node), item, now, roster.last_job(item.node))
             case WorkerExited() if item.signal is not None:
                 node = _node(state, item.node)
                 node.killed_at = max(node.killed_at, item.at)
-            case GenerationStarted():
-                _node(state, item.node).job = item.job
             case GenerationStopped():
                 node = _node(state, item.node)
                 node.killed_at = max(node.killed_at, item.at)
-            case JobBegan():
+            case RunStarted():
                 state.places.pop(item.job, None)
             case CollectorSilent(collector="nvml"):
                 findings = (of_silence(item, now),)
@@ -132,7 +131,7 @@ class GpuError:
 
     # ---------------------------------------------------------------- lines
 
-    def _line(self, state: GpuState, line: KernelLine, now: float) -> tuple[Finding, ...]:
+    def _line(self, state: GpuState, line: KernelLine, now: float, job: str) -> tuple[Finding, ...]:
         xid = line.xid
         if xid is None:
             if line.event is not KernelEvent.OFF_THE_BUS and "fallen off the bus" not in line.text:
@@ -145,10 +144,10 @@ class GpuError:
         recent = [fault for fault in node.faults if abs(line.at - fault.at) <= max(self.burst_s, row.burst_s)]
         if self._is_echo(node, row, line, gpu, details, recent):
             return ()
-        if row.role is Role.APPLICATION and node.job:
-            _remember_place(state, node.job, (line.node, gpu))
+        if row.role is Role.APPLICATION and job:
+            _remember_place(state, job, (line.node, gpu))
         node.faults = [known for known in node.faults if line.at - known.at <= self.memory_s]
-        judged = self._judge(state, node, row, line, gpu, details)
+        judged = self._judge(state, node, job, row, line, gpu, details)
         if judged is None:
             return ()
         same = [fault for fault in recent if _same_gpu(fault.gpu, gpu) or fault.role is Role.VERDICT]
@@ -158,9 +157,7 @@ class GpuError:
             return ()  # the same fault, which has already asked for as much
         earlier = sum(known.xid == xid and known.gpu == gpu for known in node.faults)
         id_ = f"xid:{line.node}:{gpu}:{xid}:{line.at:.0f}"
-        node.faults.append(
-            _Fault(xid, row.role, gpu, line.at, judged.severity, id_, node.job, details.link, details.unit)
-        )
+        node.faults.append(_Fault(xid, row.role, gpu, line.at, judged.severity, id_, job, details.link, details.unit))
         del node.faults[:-_FAULTS_PER_NODE_MAX]
         evidence = self._evidence(row, line, details, judged, earlier)
         if superseded is not None:
@@ -184,7 +181,7 @@ class GpuError:
         return row.role is Role.AFTERMATH and any(fault.role is not Role.AFTERMATH for fault in recent)
 
     def _judge(
-        self, state: GpuState, node: _Node, row: XidRow, line: KernelLine, gpu: str, details: Details
+        self, state: GpuState, node: _Node, job: str, row: XidRow, line: KernelLine, gpu: str, details: Details
     ) -> Judged | None:
         """What the catalogue says, made concrete by the line and by what this GPU did before. None = nothing to do."""
         action, why, blame = self._first_action(row, line, details)
@@ -206,9 +203,9 @@ class GpuError:
             if row.first_action is FirstAction.RESTART_PROCESS:
                 ladder = (Remedy.RESTART_PROCESS,)
             if row.role is Role.APPLICATION:
-                why = _programs_own(state, node, line.node, gpu)
+                why = _programs_own(state, job)
         for rule in row.escalations:
-            count = self._count(state, node, row, rule, line, gpu, details)
+            count = self._count(state, node, job, row, rule, line, gpu, details)
             if count >= rule.count:
                 action = rule.then
                 worse, ladder = JUDGEMENTS[action]
@@ -242,6 +239,7 @@ class GpuError:
         self,
         state: GpuState,
         node: _Node,
+        job: str,
         row: XidRow,
         rule: Escalation,
         line: KernelLine,
@@ -252,8 +250,8 @@ class GpuError:
         before = [fault for fault in node.faults if fault.gpu == gpu and line.at - fault.at <= rule.window_s]
         match rule.scope:
             case Scope.JOBS:
-                jobs = {fault.job for fault in before if fault.role is Role.APPLICATION} | {node.job}
-                return sum(_only_here(state, job, (line.node, gpu)) for job in jobs if job)
+                jobs = {fault.job for fault in before if fault.role is Role.APPLICATION} | {job}
+                return sum(_only_here(state, each, (line.node, gpu)) for each in jobs if each)
             case Scope.LINK:
                 return 1 + sum((fault.xid, fault.link) == (row.xid, details.link) for fault in before)
             case Scope.UNIT:
@@ -291,7 +289,7 @@ class GpuError:
 
     # ---------------------------------------------------------------- the driver's own word
 
-    def _sample(self, node: _Node, sample: GpuSample, now: float) -> tuple[Finding, ...]:
+    def _sample(self, node: _Node, sample: GpuSample, now: float, job: str) -> tuple[Finding, ...]:
         """At most one finding: a fault changes the verdict on every GPU of its node, and the worst one is where it is."""
         verdicts = list[Verdict]()
         lost = frozenset(uuid for uuid, gone in zip(sample.uuid, sample.lost, strict=True) if gone)
@@ -311,7 +309,7 @@ class GpuError:
             return ()  # nothing new, or the Xid line of the same fault has already been judged
         worst = max(verdicts, key=_gravity)
         finding = of_verdict(sample, worst, [verdict.gpu for verdict in verdicts if verdict is not worst], now)
-        node.faults.append(_Fault(0, Role.VERDICT, worst.uuid, sample.at, finding.severity, finding.id, node.job))
+        node.faults.append(_Fault(0, Role.VERDICT, worst.uuid, sample.at, finding.severity, finding.id, job))
         del node.faults[:-_FAULTS_PER_NODE_MAX]
         return (finding,)
 
@@ -325,32 +323,24 @@ def _same_gpu(one: str, other: str) -> bool:
 
 
 def _remember_place(state: GpuState, job: str, place: tuple[str, str]) -> None:
-    places = state.places.setdefault(job, set())
-    state.places.move_to_end(job)
+    places = state.places[job] = state.places.get(job, set())
     if len(places) < _PLACES_MAX:
         places.add(place)
-    while len(state.places) > _JOBS_MAX:
-        state.places.popitem(last=False)
 
 
 def _only_here(state: GpuState, job: str, place: tuple[str, str]) -> bool:
     return state.places.get(job) == {place}
 
 
-def _programs_own(state: GpuState, node: _Node, name: str, gpu: str) -> str:
-    count = len(state.places.get(node.job, ())) if node.job else 0
+def _programs_own(state: GpuState, job: str) -> str:
+    count = len(state.places.get(job, ())) if job else 0
     if count > 1:
         return f"the program's own error: it came on {count} GPUs"
     return "the program's own error as a rule"
 
 
 def _node(state: GpuState, name: str) -> _Node:
-    node = state.nodes.get(name)
-    if node is None:
-        node = state.nodes[name] = _Node()
-        while len(state.nodes) > _NODES_MAX:
-            state.nodes.popitem(last=False)
-    return node
+    return state.nodes.get_or_add(name, _Node)
 
 
 def _gravity(verdict: Verdict) -> tuple[int, bool]:

@@ -8,11 +8,12 @@ readings, is said once, and again only after it was gone.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from holdfast.diagnostics.bounded import Bounded
 from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.diagnostics.roster import Roster
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.signals import GpuHealth as Health
 
@@ -37,7 +38,7 @@ class _Lack:
 
 @dataclass(slots=True)
 class HealthState:
-    seen: OrderedDict[str, dict[tuple[str, str], int]] = field(default_factory=OrderedDict)
+    seen: Bounded[str, dict[tuple[str, str], int]] = field(default_factory=lambda: Bounded(_NODES_MAX))
     """Node → (GPU, rule) → readings in a row."""
 
 
@@ -53,15 +54,14 @@ class GpuHealth:
     def initial(self) -> HealthState:
         return HealthState()
 
-    def observe(self, state: HealthState, item: Observed, now: float) -> tuple[HealthState, tuple[Finding, ...]]:
+    def observe(
+        self, state: HealthState, item: Observed, now: float, roster: Roster
+    ) -> tuple[HealthState, tuple[Finding, ...]]:
         if not isinstance(item, Health):
             return state, ()
-        before = state.seen.pop(item.node, {})
+        before = state.seen.get(item.node, {})
         lacks = {(lack.uuid, lack.rule): lack for lack in self._lacks(item)}
-        state.seen[item.node] = {key: before.get(key, 0) + 1 for key in lacks}
-        while len(state.seen) > _NODES_MAX:
-            state.seen.popitem(last=False)
-        counts = state.seen[item.node]
+        counts = state.seen[item.node] = {key: before.get(key, 0) + 1 for key in lacks}
         told = [lack for key, lack in lacks.items() if counts[key] == self.samples]
         return state, tuple(_finding(item, lack, now) for lack in told)
 

@@ -10,20 +10,22 @@ node, and counts how often.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.diagnostics.bounded import Bounded
 from holdfast.diagnostics.detectors.peers import median_of_others
-from holdfast.diagnostics.detectors.protocol import JobBegan, Observed
+from holdfast.diagnostics.detectors.protocol import Observed
 from holdfast.diagnostics.detectors.recurring import Recurring
+from holdfast.diagnostics.roster import Generation, Roster, RunStarted
 from holdfast.diagnostics.thresholds import GradientThresholds
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.mesh import Mesh
-from holdfast.domain.signals import GenerationStarted, StepColumns
+from holdfast.domain.signals import StepColumns
 
 _JOBS_MAX = 4096
 _OPEN_MAX = 16
@@ -40,18 +42,16 @@ class _Open:
 
 @dataclass(slots=True)
 class _Job:
-    generation: int
+    generation: Generation
     scatter: deque[float]  # robust sigma of the logarithms, by step
-    mesh: Mesh | None = None
-    nodes: dict[int, str] = field(default_factory=dict)
-    open: OrderedDict[int, _Open] = field(default_factory=OrderedDict)
-    seen: OrderedDict[int, int] = field(default_factory=OrderedDict)  # rank → steps at which it stood out
+    open: Bounded[int, _Open] = field(default_factory=lambda: Bounded(_OPEN_MAX))
+    seen: dict[int, int] = field(default_factory=dict)  # rank → steps at which it stood out
     said: Recurring = field(default_factory=Recurring)
 
 
 @dataclass(slots=True)
 class GradientState:
-    jobs: OrderedDict[str, _Job] = field(default_factory=OrderedDict)
+    jobs: Bounded[str, _Job] = field(default_factory=lambda: Bounded(_JOBS_MAX))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,49 +77,43 @@ class GradientOutlier:
 
     @property
     def reads(self) -> tuple[type[Observed], ...]:
-        return (StepColumns, GenerationStarted, JobBegan)
+        return (StepColumns, RunStarted)
 
     def initial(self) -> GradientState:
         return GradientState()
 
-    def observe(self, state: GradientState, item: Observed, now: float) -> tuple[GradientState, tuple[Finding, ...]]:
+    def observe(
+        self, state: GradientState, item: Observed, now: float, roster: Roster
+    ) -> tuple[GradientState, tuple[Finding, ...]]:
         match item:
             case StepColumns() if item.local_grad_norm:
-                job = self._job(state, item.job, item.generation)
-                if job is not None and job.mesh is not None and job.mesh.dp >= self.limits.replicas_min:
-                    return state, tuple(self._collect(job, job.mesh, item, now))
-            case GenerationStarted():
-                job = self._job(state, item.job, item.generation)
-                if job is not None:
-                    job.mesh = item.mesh
-            case JobBegan():
+                generation = roster.current(item.job, item.generation)
+                mesh = None if generation is None else generation.mesh
+                if generation is not None and mesh is not None and mesh.dp >= self.limits.replicas_min:
+                    return state, tuple(self._collect(self._job(state, generation), mesh, item, now))
+            case RunStarted():
                 state.jobs.pop(item.job, None)
             case _:
                 pass
         return state, ()
 
-    def _job(self, state: GradientState, name: str, generation: int) -> _Job | None:
-        job = state.jobs.get(name)
+    def _job(self, state: GradientState, generation: Generation) -> _Job:
+        job = state.jobs.get(generation.job)
         if job is None:
-            job = state.jobs[name] = _Job(generation, deque(maxlen=self.limits.history))
-            while len(state.jobs) > _JOBS_MAX:
-                state.jobs.popitem(last=False)
-        if generation > job.generation:
-            job.generation, job.mesh = generation, None
-            for table in (job.nodes, job.open, job.seen):
-                table.clear()
-        return job if generation == job.generation else None
+            job = state.jobs[generation.job] = _Job(generation, deque(maxlen=self.limits.history))
+        if job.generation is not generation:
+            job.generation = generation
+            job.open.clear()
+            job.seen.clear()
+        return job
 
     def _collect(self, job: _Job, mesh: Mesh, item: StepColumns, now: float) -> Iterator[Finding]:
         for rank, number, norm in zip(item.rank, item.step, item.local_grad_norm, strict=True):
             if norm != norm or rank >= mesh.world_size:
                 continue
-            job.nodes[rank] = item.node
             step = job.open.get(number)
             if step is None:
                 step = job.open[number] = _Open(np.full(mesh.world_size, np.nan))
-                if len(job.open) > _OPEN_MAX:
-                    del job.open[min(job.open)]
             step.reports += bool(np.isnan(step.norms[rank]))
             step.norms[rank] = norm
             if step.reports == mesh.world_size:
@@ -155,7 +149,7 @@ class GradientOutlier:
 
 
 def _finding(job: _Job, item: StepColumns, outlier: _Outlier, number: int, now: float) -> Finding:
-    node = job.nodes[outlier.rank]
+    node = job.generation.node_of.get(outlier.rank, "")
     size = "not a number" if math.isinf(outlier.norm) else f"{outlier.norm:.4g}"
     return Finding(
         id=f"gradient_outlier:{item.job}:{item.generation}:{outlier.rank}:{number}",

@@ -30,7 +30,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from holdfast.diagnostics.detectors.protocol import Blind, JobBegan, Observed
+from holdfast.diagnostics.detectors.protocol import Observed, TelemetryGap
 from holdfast.diagnostics.detectors.stall import Rule, Stall, look, may_compute, report
 from holdfast.diagnostics.detectors.watched import (
     FIRST_STEPS,
@@ -39,7 +39,6 @@ from holdfast.diagnostics.detectors.watched import (
     Watched,
     active,
     all_told,
-    close,
     ended,
     evidence_of,
     explained,
@@ -53,12 +52,12 @@ from holdfast.diagnostics.detectors.watched import (
     still_by_agents,
     usual_s,
 )
+from holdfast.diagnostics.roster import Roster, RunStarted
 from holdfast.domain.collectives import Standstill
 from holdfast.domain.findings import Finding, Severity, StepRecord
 from holdfast.domain.signals import (
     ClockTick,
     GenerationStarted,
-    GenerationStopped,
     NodeDisconnected,
     RankProgress,
     WorkerExited,
@@ -84,23 +83,24 @@ class Hang:
             ClockTick,
             StepRecord,
             GenerationStarted,
-            GenerationStopped,
             NodeDisconnected,
             WorkerExited,
             Finding,
-            Blind,
-            JobBegan,
+            TelemetryGap,
+            RunStarted,
         )
 
     def initial(self) -> HangState:
         return HangState()
 
-    def observe(self, state: HangState, item: Observed, now: float) -> tuple[HangState, tuple[Finding, ...]]:
+    def observe(
+        self, state: HangState, item: Observed, now: float, roster: Roster
+    ) -> tuple[HangState, tuple[Finding, ...]]:
         match item:
             case RankProgress():
-                progress(state, item, now)
+                progress(state, item, now, roster)
             case Standstill():
-                known = state.generations.get((item.job, item.generation))
+                known = state.of(item)
                 if known is not None:
                     known.standing[item.node], known.looked = item, None
             case ClockTick():
@@ -108,24 +108,19 @@ class Hang:
             case StepRecord():
                 stepped(state, item, now)
             case GenerationStarted():
-                generation = opened(state, item.job, item.generation, now)
-                if generation is not None:
-                    generation.hang = item.hang
-                    generation.started_at[item.node] = item.at
-            case GenerationStopped():
-                close(state, item)
+                opened(state, item, now, roster)
             case NodeDisconnected(clean=True):
-                for generation in state.generations.values():
-                    leave(generation, item.node)
+                for job in roster.on(item.node):
+                    if job in state.jobs:
+                        leave(state.jobs[job], item.node)
             case WorkerExited(exit_code=0, signal=None):
                 ended(state, item)
             case Finding():
                 explained(state, item, now)
-            case JobBegan():
-                state.stopped.pop(item.job, None)
-                state.generations.pop((item.job, state.newest.pop(item.job, -1)), None)
-            case Blind():
-                for generation in state.generations.values():
+            case RunStarted():
+                state.jobs.pop(item.job, None)
+            case TelemetryGap():
+                for generation in state.jobs.values():
                     active(generation, now)
                     generation.signalled_at.clear()
                     generation.traced_at.clear()
@@ -137,9 +132,9 @@ class Hang:
 
     def _conclude(self, state: HangState, now: float) -> tuple[Finding, ...]:
         findings = []
-        for key, generation in state.generations.items():
+        for generation in state.jobs.values():
             still_s = now - generation.active_at
-            if generation.over or not generation.latest or still_s < self.baseline_s / 2:
+            if generation.generation.over or not generation.latest or still_s < self.baseline_s / 2:
                 continue
             if generation.settled or (generation.lost and now - generation.lost_at < self.explained_s):
                 continue
@@ -153,7 +148,7 @@ class Hang:
             rule = self._proven(generation, stall, now) or self._unproven(generation, stall, now)
             if rule is None:
                 continue
-            finding = report(key, evidence_of(generation, stall), rule, now)
+            finding = report(generation.generation, evidence_of(generation, stall), rule, now)
             if finding is None:
                 continue
             generation.warned = True
@@ -167,12 +162,12 @@ class Hang:
         told = generation.spoken and generation.steps >= FIRST_STEPS and stall.only_stepping
         if not signalled and not (told and all_told(generation)):
             return None
-        slow_s = generation.hang.factor * generation.rhythm.slow_s
-        still_s = max(now - generation.active_at, still_by_agents(generation, now))
-        allowance_s = max(self.stuck_s, slow_s)
-        if still_s < allowance_s or self._unheard(generation, now, generation.active_at + self.baseline_s):
+        allowance_s = max(self.stuck_s, generation.hang.factor * generation.rhythm.slow_s)
+        # What follows looks at every node, so first what rules a verdict out without that.
+        if now < generation.prove_at or now - generation.active_at + TICK_S < allowance_s:
             return None
-        if now < generation.prove_at:
+        still_s = max(now - generation.active_at, still_by_agents(generation, now))
+        if still_s < allowance_s or self._unheard(generation, now, generation.active_at + self.baseline_s):
             return None
         generation.prove_at = now + self.baseline_s
         evidence = evidence_of(generation, stall)
@@ -185,7 +180,7 @@ class Hang:
         if not signalled and (still_s < pause_s or now - generation.moved_at < self.stuck_s):
             return None  # it may be doing what it did at this place before
         words = f"{proof}: max({self.stuck_s:g} s, {generation.hang.factor:g} × p99 step time)"
-        return Rule(words, still_s, allowance_s, Severity.ERROR)
+        return Rule(words, still_s, allowance_s, Severity.ERROR, generation.looked)
 
     def _unproven(self, generation: Watched, stall: Stall, now: float) -> Rule | None:
         """The rule for a stall that may yet end by itself: first it is a warning."""

@@ -11,7 +11,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from holdfast.diagnostics.bounded import Bounded
 from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.diagnostics.roster import Roster
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.signals import CollectorSilent, HostSample
 
@@ -20,7 +22,8 @@ _PRESSED_MAX = 100_000  # (node, resource) pairs remembered
 
 @dataclass(slots=True)
 class PressureState:
-    pressed: dict[tuple[str, str], float] = field(default_factory=dict)  # (node, resource) → since, agent's clock
+    # (node, resource) → since, agent's clock
+    pressed: Bounded[tuple[str, str], float] = field(default_factory=lambda: Bounded(_PRESSED_MAX))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,9 @@ class HostPressure:
     def initial(self) -> PressureState:
         return PressureState()
 
-    def observe(self, state: PressureState, item: Observed, now: float) -> tuple[PressureState, tuple[Finding, ...]]:
+    def observe(
+        self, state: PressureState, item: Observed, now: float, roster: Roster
+    ) -> tuple[PressureState, tuple[Finding, ...]]:
         match item:
             case HostSample():
                 return state, self._sample(state, item, now)
@@ -57,14 +62,14 @@ class HostPressure:
             key = (item.node, resource)
             if share < self.clear:
                 state.pressed.pop(key, None)
-            elif share > self.warn and key not in state.pressed and len(state.pressed) < _PRESSED_MAX:
+            elif share > self.warn and key not in state.pressed:
                 state.pressed[key] = item.at
                 findings.append(_pressed(item, resource, used, total, now))
         for resource, value, limit, words in self._measures(item):
             key = (item.node, resource)
             if value < limit * self.clear_factor:
                 state.pressed.pop(key, None)
-            elif value > limit and key not in state.pressed and len(state.pressed) < _PRESSED_MAX:
+            elif value > limit and key not in state.pressed:
                 state.pressed[key] = item.at
                 findings.append(_over(item, resource, value, limit, words, now))
         return tuple(findings)

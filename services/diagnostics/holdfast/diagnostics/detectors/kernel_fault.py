@@ -8,14 +8,15 @@ beside it. A line of the kernel alone has stopped healthy runs elsewhere.
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from holdfast.diagnostics.bounded import Bounded
 from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.diagnostics.roster import Roster
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.signals import KernelEvent, KernelLine
 
-_SAID_MAX = 50_000
+_LINES_MAX = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +96,8 @@ _MEANINGS: dict[KernelEvent, _Meaning] = {
 
 @dataclass(slots=True)
 class KernelState:
-    said: OrderedDict[tuple[str, KernelEvent, str], tuple[str, float]] = field(default_factory=OrderedDict)
-    """(node, event, subject) → (finding's id, agent's clock of the newest line)."""
+    newest: Bounded[tuple[str, KernelEvent, str], float] = field(default_factory=lambda: Bounded(_LINES_MAX))
+    """(node, event, subject) → agent's clock of the newest line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,22 +111,20 @@ class KernelFault:
     def initial(self) -> KernelState:
         return KernelState()
 
-    def observe(self, state: KernelState, item: Observed, now: float) -> tuple[KernelState, tuple[Finding, ...]]:
+    def observe(
+        self, state: KernelState, item: Observed, now: float, roster: Roster
+    ) -> tuple[KernelState, tuple[Finding, ...]]:
         if not isinstance(item, KernelLine) or (meaning := _MEANINGS.get(item.event)) is None:
             return state, ()
         match = meaning.subject.search(item.text) if meaning.subject else None
         subject = next((group for group in match.groups() if group), "") if match else ""
         key = (item.node, item.event, subject)
-        known = state.said.get(key)
-        if known is not None and abs(item.at - known[1]) <= self.quiet_s:
-            state.said[key] = (known[0], max(known[1], item.at))
+        newest = state.newest.get(key)
+        if newest is not None and abs(item.at - newest) <= self.quiet_s:
+            state.newest[key] = max(newest, item.at)
             return state, ()
-        finding = _finding(item, meaning, subject, now)
-        state.said[key] = (finding.id, item.at)
-        state.said.move_to_end(key)
-        while len(state.said) > _SAID_MAX:
-            state.said.popitem(last=False)
-        return state, (finding,)
+        state.newest[key] = item.at
+        return state, (_finding(item, meaning, subject, now),)
 
 
 def _finding(line: KernelLine, meaning: _Meaning, subject: str, now: float) -> Finding:

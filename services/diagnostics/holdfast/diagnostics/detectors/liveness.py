@@ -23,18 +23,20 @@ then, while others are heard, is reported with low confidence, because a rack ca
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
+from itertools import islice
 
+from holdfast.diagnostics.bounded import Bounded
 from holdfast.diagnostics.detectors.exit_cause import Cause, cause_of, is_failure
-from holdfast.diagnostics.detectors.protocol import Blind, JobBegan, Observed
+from holdfast.diagnostics.detectors.protocol import Observed, TelemetryGap
+from holdfast.diagnostics.roster import Placement, Roster, RunStarted
 from holdfast.domain.findings import DATED, ESTIMATE, Finding, FindingKind, Remedy, Severity
 from holdfast.domain.nodes import TELEMETRY_RETRY_S_MAX
 from holdfast.domain.signals import (
     ClockTick,
     GenerationStarted,
-    GenerationStopped,
     NodeBeat,
     NodeConnected,
     NodeDisconnected,
@@ -46,6 +48,7 @@ _GONE_MAX = 4096  # nodes remembered after they left, for the comparison of inca
 _WITNESSES_MAX = 1024  # generations
 _PACES_MAX = 4096  # generations
 _PACE_STEPS = 20
+_NAMED_MAX = 32  # nodes in the evidence
 # The longest pause that an agent makes between two tries, and half of it to connect and speak.
 RECONNECT_GRACE_S = 1.5 * TELEMETRY_RETRY_S_MAX
 
@@ -56,8 +59,9 @@ Key = tuple[str, int]  # (job, generation)
 class _Node:
     incarnation: str
     last_beat: float
-    ranks: dict[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)  # job → (generation, ranks)
-    stopped: dict[str, int] = field(default_factory=dict)  # job → newest generation stopped on purpose
+    # Jobs that the roster still places here, although their workers are gone: this agent has not reported them since it
+    # started, said goodbye or was reported lost.
+    absent: set[str] = field(default_factory=set)
     lost: tuple[Finding, ...] = ()  # what was said of its loss, until it is heard again
 
 
@@ -85,18 +89,18 @@ class _Witness:
     """Collective errors of a generation with no rank that failed first."""
 
     at: float
-    nodes: set[str] = field(default_factory=set)
+    nodes: dict[str, None] = field(default_factory=dict)  # in the order in which their errors came
     explained: bool = False
 
 
 @dataclass(slots=True)
 class LivenessState:
-    nodes: dict[str, _Node] = field(default_factory=dict)
+    nodes: dict[str, _Node] = field(default_factory=dict)  # connected or in doubt
+    gone: Bounded[str, _Node] = field(default_factory=lambda: Bounded(_GONE_MAX))
     connected: OrderedDict[str, None] = field(default_factory=OrderedDict)  # oldest beat first
     doubts: dict[str, _Doubt] = field(default_factory=dict)
-    gone: OrderedDict[str, None] = field(default_factory=OrderedDict)
-    witnesses: OrderedDict[Key, _Witness] = field(default_factory=OrderedDict)
-    paces: OrderedDict[Key, _Pace] = field(default_factory=OrderedDict)
+    witnesses: Bounded[Key, _Witness] = field(default_factory=lambda: Bounded(_WITNESSES_MAX))
+    paces: Bounded[Key, _Pace] = field(default_factory=lambda: Bounded(_PACES_MAX))
     blind_until: float = 0.0  # silence before this time proves nothing
 
 
@@ -125,44 +129,40 @@ class Liveness:
             NodeConnected,
             NodeDisconnected,
             GenerationStarted,
-            GenerationStopped,
             RankProgress,
             WorkerExited,
-            Blind,
-            JobBegan,
+            TelemetryGap,
+            RunStarted,
         )
 
     def initial(self) -> LivenessState:
         return LivenessState()
 
-    def observe(self, state: LivenessState, item: Observed, now: float) -> tuple[LivenessState, tuple[Finding, ...]]:
+    def observe(
+        self, state: LivenessState, item: Observed, now: float, roster: Roster
+    ) -> tuple[LivenessState, tuple[Finding, ...]]:
         findings: tuple[Finding, ...] = ()
         match item:
             case NodeBeat():
                 findings = _beat(state, item.node, now)
             case RankProgress():
-                _learn(state, item)
+                _present(state, item)
                 _advance(state, item, now)
             case GenerationStarted():
-                _learn(state, item)
+                _present(state, item)
             case ClockTick():
-                findings = self._conclude(state, now)
+                findings = self._conclude(state, now, roster)
             case NodeConnected():
-                findings = self._connected(state, item, now)
+                findings = self._connected(state, item, now, roster)
             case NodeDisconnected():
-                self._disconnected(state, item, now)
-            case GenerationStopped():
-                _stopped(state, item)
+                self._disconnected(state, item, now, roster)
             case WorkerExited():
                 _witness(state, item, now)
-            case JobBegan():
-                for node in state.nodes.values():
-                    node.ranks.pop(item.job, None)
-                    node.stopped.pop(item.job, None)
+            case RunStarted():
                 for table in (state.witnesses, state.paces):
                     for key in [key for key in table if key[0] == item.job]:
                         del table[key]
-            case Blind():
+            case TelemetryGap():
                 state.blind_until = now
                 for doubt in state.doubts.values():
                     doubt.began = now
@@ -170,85 +170,89 @@ class Liveness:
                 pass
         return state, findings
 
-    def _connected(self, state: LivenessState, item: NodeConnected, now: float) -> tuple[Finding, ...]:
-        old = state.nodes.get(item.node)
+    def _connected(self, state: LivenessState, item: NodeConnected, now: float, roster: Roster) -> tuple[Finding, ...]:
+        old = state.gone.pop(item.node, None) or state.nodes.get(item.node)
         findings: tuple[Finding, ...] = ()
         if old is not None and old.incarnation == item.incarnation:
+            state.nodes[item.node] = old
             old.last_beat = now
             findings = _withdraw(old, now)
         else:
-            if old is not None and old.ranks:
-                why = "its agent has started anew, so its workers are gone"
-                findings = _lost(item.node, old, old.last_beat, why, confidence=1.0, now=now)
-            state.nodes[item.node] = _Node(item.incarnation, now)
+            if old is not None and (running := _running(old, item.node, roster)):
+                why = "its agent has been restarted, so its workers are gone"
+                findings = _lost(item.node, old, running, old.last_beat, why, confidence=1.0, now=now)
+            state.nodes[item.node] = _Node(item.incarnation, now, absent=set(roster.on(item.node)))
         state.doubts.pop(item.node, None)
-        state.gone.pop(item.node, None)
         state.connected[item.node] = None
         state.connected.move_to_end(item.node)
         return findings
 
-    def _disconnected(self, state: LivenessState, item: NodeDisconnected, now: float) -> None:
+    def _disconnected(self, state: LivenessState, item: NodeDisconnected, now: float, roster: Roster) -> None:
         node = state.nodes.get(item.node)
         if node is None or item.node not in state.connected:
             return
         if item.clean:
-            node.ranks.clear()
-            _forget(state, item.node)
+            _leave(state, item.node, roster)
         else:
             del state.connected[item.node]
             state.doubts[item.node] = _Doubt(
                 since=node.last_beat, began=now, why="its telemetry stream broke", broken=True
             )
 
-    def _conclude(self, state: LivenessState, now: float) -> tuple[Finding, ...]:
+    def _conclude(self, state: LivenessState, now: float, roster: Roster) -> tuple[Finding, ...]:
         self._find_silent(state, now)
         if not state.doubts:
             return ()
         findings: list[Finding] = []
-        ripe = [(node, doubt) for node, doubt in sorted(state.doubts.items()) if self._is_ripe(state, node, doubt, now)]
-        for name, doubt in ripe:
-            node, witnesses = state.nodes[name], self._witnesses(state, name, now)
-            if witnesses:
-                why = f"{doubt.why}, and ranks on {_some(witnesses)} fail in their collectives"
-                lost = _lost(name, node, doubt.since, why, confidence=0.99, now=now, witnesses=witnesses)
+        for name, doubt in sorted(state.doubts.items()):
+            node = state.nodes[name]
+            running = _running(node, name, roster)
+            corroborated = self._is_corroborated(state, running, name, now)
+            if not self._is_ripe(doubt, now, corroborated=corroborated):
+                continue
+            witnesses: list[str] = []
+            confidence, why = 0.99, doubt.why
+            if corroborated:
+                witnesses, count = self._witnesses(state, running, name, now)
+                why = f"{why}, and ranks on {_some(witnesses, count)} fail in their collectives"
             elif doubt.suspended_until > now or (doubt.suspended_until and not state.connected):
-                continue  # suspended in this very pass; or nobody is heard, and nothing can be said of anyone
+                continue  # suspended in this very pass; or no node is heard, so that silence proves nothing
             elif not doubt.suspended_until and (together := self._mass(state, doubt)):
                 findings.append(self._suspend(state, together, now))
                 continue
-            elif self._goes_on(state, name, now):
-                findings += self._excuse(state, name, doubt, now)
+            elif self._goes_on(state, running, now):
+                findings += self._excuse(state, name, doubt, running, now)
                 continue
             else:
-                why = doubt.why
                 if doubt.broken:
                     why += f" and it did not come back within {now - doubt.began:.2f} s"
                 confidence = 0.6 if doubt.suspended_until else 0.9
-                lost = _lost(name, node, doubt.since, why, confidence=confidence, now=now)
+            lost = _lost(name, node, running, doubt.since, why, confidence=confidence, now=now, witnesses=witnesses)
             findings += lost
             node.lost = tuple(finding for finding in lost if finding.job)
-            node.ranks.clear()
-            _forget(state, name)
+            _leave(state, name, roster)
         return tuple(findings)
 
-    def _goes_on(self, state: LivenessState, name: str, now: float) -> bool:
-        """Whether the other ranks of a generation that it has ranks of still finish steps, which takes all of them."""
-        for job, (generation, _) in state.nodes[name].ranks.items():
-            pace = state.paces.get((job, generation))
+    def _goes_on(self, state: LivenessState, running: Mapping[str, Placement], now: float) -> bool:
+        """Whether the other ranks of a generation in `running` still finish steps, which takes all of its ranks."""
+        for job, placement in running.items():
+            pace = state.paces.get((job, placement.generation))
             if pace is None or not pace.intervals_s:
-                continue  # nothing is known of their rhythm
+                continue  # its step time is not known
             usual_s = nlargest(2, pace.intervals_s)[-1]  # one of them may have compiled, or saved
             next_s = min(self.next_step * usual_s, self.next_step_s_max) + self.report_s
             if now - max(pace.at, state.blind_until) < next_s:
                 return True
         return False
 
-    def _excuse(self, state: LivenessState, name: str, doubt: _Doubt, now: float) -> tuple[Finding, ...]:
-        """Say once that a node that is not heard trains."""
+    def _excuse(
+        self, state: LivenessState, name: str, doubt: _Doubt, running: Mapping[str, Placement], now: float
+    ) -> tuple[Finding, ...]:
+        """Report once that a node that is not heard still trains."""
         if doubt.excused or now - doubt.began < self.excuse_s:
             return ()
         doubt.excused = True
-        jobs = ", ".join(sorted(state.nodes[name].ranks))
+        jobs = ", ".join(sorted(running))
         return (
             Finding(
                 id=f"unheard:{name}:{doubt.began:.3f}",
@@ -276,22 +280,41 @@ class Liveness:
             why = f"its agent sent nothing for {now - last_beat:.1f} s on an open stream"
             state.doubts[name] = _Doubt(since=state.nodes[name].last_beat, began=last_beat, why=why)
 
-    def _is_ripe(self, state: LivenessState, name: str, doubt: _Doubt, now: float) -> bool:
+    def _is_ripe(self, doubt: _Doubt, now: float, *, corroborated: bool) -> bool:
         waited_s = now - doubt.began
-        if waited_s >= self.corroborated_s and self._witnesses(state, name, now):
+        if waited_s >= self.corroborated_s and corroborated:
             return True
         if doubt.suspended_until:
             return now >= doubt.suspended_until
         return waited_s >= self.reconnect_grace_s
 
-    def _witnesses(self, state: LivenessState, name: str, now: float) -> list[str]:
-        """Other nodes of its generations whose ranks fail in collectives, with no rank known to have failed first."""
-        nodes: set[str] = set()
-        for job, (generation, _) in state.nodes[name].ranks.items():
-            witness = state.witnesses.get((job, generation))
-            if witness is not None and not witness.explained and now - witness.at <= self.witness_s:
-                nodes |= witness.nodes - {name}
-        return sorted(nodes)
+    def _is_corroborated(self, state: LivenessState, running: Mapping[str, Placement], name: str, now: float) -> bool:
+        return any(True for _ in self._witnessing(state, running, name, now))
+
+    def _witnesses(
+        self, state: LivenessState, running: Mapping[str, Placement], name: str, now: float
+    ) -> tuple[list[str], int]:
+        """Some of the other nodes of its generations whose ranks fail in collectives, and how many there are.
+
+        All of 12,500 names would be sorted once for each of the nodes that a rack takes with it.
+        """
+        witnessing = [*self._witnessing(state, running, name, now)]
+        names = {each for nodes in witnessing for each in islice((each for each in nodes if each != name), _NAMED_MAX)}
+        if len(witnessing) == 1:
+            return sorted(names), len(witnessing[0]) - (name in witnessing[0])
+        return sorted(names), len(set().union(*witnessing) - {name})
+
+    def _witnessing(
+        self, state: LivenessState, running: Mapping[str, Placement], name: str, now: float
+    ) -> Iterator[Mapping[str, None]]:
+        """For each generation in `running` the nodes whose ranks fail in collectives, if no rank is known to have failed
+        first."""
+        for job, placement in running.items():
+            witness = state.witnesses.get((job, placement.generation))
+            if witness is None or witness.explained or now - witness.at > self.witness_s:
+                continue
+            if len(witness.nodes) > (name in witness.nodes):
+                yield witness.nodes
 
     def _mass(self, state: LivenessState, doubt: _Doubt) -> list[str]:
         """The nodes that went together with this one, when they are too many to have failed each by itself."""
@@ -325,11 +348,13 @@ class Liveness:
 def _beat(state: LivenessState, name: str, now: float) -> tuple[Finding, ...]:
     node = state.nodes.get(name)
     if node is None:
-        return ()
+        node = state.gone.pop(name, None)
+        if node is None:
+            return ()
+        state.nodes[name] = node
     node.last_beat = now
     if name not in state.connected:  # it was silent on an open stream, and now it is not
         state.doubts.pop(name, None)
-        state.gone.pop(name, None)
         state.connected[name] = None
     state.connected.move_to_end(name)
     return _withdraw(node, now) if node.lost else ()
@@ -360,77 +385,66 @@ def _advance(state: LivenessState, item: RankProgress, now: float) -> None:
     key, step = (item.job, item.generation), max(item.step, default=-1)
     pace = state.paces.get(key)
     if pace is None:
-        pace = state.paces[key] = _Pace(step, now)
-        while len(state.paces) > _PACES_MAX:
-            state.paces.popitem(last=False)
+        state.paces[key] = _Pace(step, now)
     elif step > pace.step:
         pace.intervals_s.append((now - pace.at) / (step - pace.step))
         pace.step, pace.at = step, now
 
 
-def _learn(state: LivenessState, item: RankProgress | GenerationStarted) -> None:
-    """Which ranks a node runs, also for a process that started after the generation did."""
+def _present(state: LivenessState, item: RankProgress | GenerationStarted) -> None:
+    """The node reports ranks of this job: they run."""
     node = state.nodes.get(item.node)
-    if node is None or node.stopped.get(item.job, -1) >= item.generation:
-        return
-    ranks = item.rank if isinstance(item, RankProgress) else item.ranks
-    known = node.ranks.get(item.job)
-    if known is None or known[0] < item.generation:
-        node.ranks[item.job] = (item.generation, ranks)
+    if node is not None and node.absent:
+        node.absent.discard(item.job)
 
 
-def _stopped(state: LivenessState, item: GenerationStopped) -> None:
-    node = state.nodes.get(item.node)
-    if node is None:
-        return
-    node.stopped[item.job] = max(item.generation, node.stopped.get(item.job, -1))
-    if item.job in node.ranks and node.ranks[item.job][0] <= item.generation:
-        del node.ranks[item.job]
+def _running(node: _Node, name: str, roster: Roster) -> Mapping[str, Placement]:
+    """The ranks that the node still has: those of the roster, without what its agent has not reported since it is known."""
+    placed = roster.on(name)
+    if not node.absent:
+        return placed
+    return {job: placement for job, placement in placed.items() if job not in node.absent}
 
 
 def _witness(state: LivenessState, exit_: WorkerExited, now: float) -> None:
     if not is_failure(exit_):
         return
     key = (exit_.job, exit_.generation)
-    witness = state.witnesses.get(key)
-    if witness is None:
-        witness = state.witnesses[key] = _Witness(at=now)
-        while len(state.witnesses) > _WITNESSES_MAX:
-            state.witnesses.popitem(last=False)
+    witness = state.witnesses.get_or_add(key, lambda: _Witness(at=now))
     if cause_of(exit_) is Cause.OWN:
         witness.explained = True  # a rank failed by itself: its peers' errors are not about a lost node
     else:
         witness.at = now
-        witness.nodes.add(exit_.node)
+        witness.nodes[exit_.node] = None
 
 
-def _forget(state: LivenessState, name: str) -> None:
+def _leave(state: LivenessState, name: str, roster: Roster) -> None:
+    """The node has said goodbye or is reported lost, and its ranks with it."""
     state.connected.pop(name, None)
     state.doubts.pop(name, None)
-    state.gone[name] = None
-    while len(state.gone) > _GONE_MAX:
-        oldest, _ = state.gone.popitem(last=False)
-        del state.nodes[oldest]
+    node = state.gone[name] = state.nodes.pop(name)
+    node.absent = set(roster.on(name))
 
 
 def _lost(
     name: str,
     node: _Node,
+    running: Mapping[str, Placement],
     since: float,
     why: str,
     *,
     confidence: float,
     now: float,
-    witnesses: Iterable[str] = (),
+    witnesses: Sequence[str] = (),
 ) -> tuple[Finding, ...]:
     """One finding per job that it ran; one without a job, as a warning, for an idle node."""
     evidence = {"incarnation": node.incarnation, "last_beat": f"{since:.3f}", "silent_s": f"{now - since:.3f}"}
     evidence[DATED] = f"{ESTIMATE}its last sign of life"
-    if names := sorted(witnesses):
-        evidence["witnesses"] = ", ".join(names[:32])
-    jobs = sorted(node.ranks.items()) or [("", (0, ()))]
+    if witnesses:
+        evidence["witnesses"] = ", ".join(witnesses[:_NAMED_MAX])
     findings = []
-    for job, (generation, ranks) in jobs:
+    for job, placement in sorted(running.items()) or [("", Placement(0, ()))]:
+        generation, ranks = placement.generation, placement.ranks
         lost = f" with rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:16]))} of {job}" if job else ""
         findings.append(
             Finding(
@@ -452,5 +466,5 @@ def _lost(
     return tuple(findings)
 
 
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more nodes" if len(names) > 3 else "")
+def _some(names: Sequence[str], count: int) -> str:
+    return ", ".join(names[:3]) + (f" and {count - 3} more nodes" if count > 3 else "")

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from holdfast.diagnostics.bounded import Bounded
 from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.diagnostics.roster import Roster
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.signals import MaintenanceNotice
 
@@ -16,7 +18,9 @@ _NOTICES_MAX = 50_000
 
 @dataclass(slots=True)
 class NoticeState:
-    open: dict[tuple[str, str], str] = field(default_factory=dict)  # (node, source) → the finding's id
+    open: Bounded[tuple[str, str], str] = field(
+        default_factory=lambda: Bounded(_NOTICES_MAX)
+    )  # (node, source) → the finding's id
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +34,16 @@ class Maintenance:
     def initial(self) -> NoticeState:
         return NoticeState()
 
-    def observe(self, state: NoticeState, item: Observed, now: float) -> tuple[NoticeState, tuple[Finding, ...]]:
+    def observe(
+        self, state: NoticeState, item: Observed, now: float, roster: Roster
+    ) -> tuple[NoticeState, tuple[Finding, ...]]:
         if not isinstance(item, MaintenanceNotice):
             return state, ()
         key = (item.node, item.source)
         before = state.open.pop(key, "")
         if item.event:
             finding = self._announced(item, now)
-            if len(state.open) < _NOTICES_MAX:
-                state.open[key] = finding.id
+            state.open[key] = finding.id
             return state, () if finding.id == before else (finding,)
         return state, (_withdrawn(item, before, now),) if before else ()
 

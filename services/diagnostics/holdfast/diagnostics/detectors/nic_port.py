@@ -6,15 +6,17 @@ itself and is found as such; then this is the reason. Rates of errors that healt
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from holdfast.diagnostics.bounded import Bounded
 from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.diagnostics.roster import Roster
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.signals import NicSample
 
-_PORTS_MAX = 200_000
+_NODES_MAX = 50_000
+_PORTS_MAX = 64  # of a node
 _ACTIVE = "ACTIVE"
 # NVSentinel's fatal counters: any growth.
 _FATAL = ("link_downed", "buffer_overruns", "integrity_errors", "rnr_retries")
@@ -32,14 +34,13 @@ class _Port:
 
 @dataclass(slots=True)
 class _Node:
-    ports: dict[str, _Port] = field(default_factory=dict)
+    ports: Bounded[str, _Port] = field(default_factory=lambda: Bounded(_PORTS_MAX))
     calm: NicSample | None = None  # the last sample, when every port that was ever seen was active in it
 
 
 @dataclass(slots=True)
 class NicState:
-    nodes: OrderedDict[str, _Node] = field(default_factory=OrderedDict)
-    ports: int = 0
+    nodes: Bounded[str, _Node] = field(default_factory=lambda: Bounded(_NODES_MAX))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,24 +58,20 @@ class NicPort:
     def initial(self) -> NicState:
         return NicState()
 
-    def observe(self, state: NicState, item: Observed, now: float) -> tuple[NicState, tuple[Finding, ...]]:
+    def observe(
+        self, state: NicState, item: Observed, now: float, roster: Roster
+    ) -> tuple[NicState, tuple[Finding, ...]]:
         if not isinstance(item, NicSample):
             return state, ()
-        node = state.nodes.setdefault(item.node, _Node())
-        state.nodes.move_to_end(item.node)
+        node = state.nodes.get_or_add(item.node, _Node)
         if node.calm is not None and _is_same(node.calm, item):
             return state, ()
-        while state.ports > _PORTS_MAX and len(state.nodes) > 1:
-            state.ports -= len(state.nodes.popitem(last=False)[1].ports)
         ports = node.ports
         findings, seen = list[Finding](), set[str]()
         for row, (device, number) in enumerate(zip(item.device, item.port, strict=True)):
             name = f"{device}/{number}"
             seen.add(name)
-            if name not in ports:
-                ports[name] = _Port()
-                state.ports += 1
-            findings += self._look(ports[name], item, row, name, now)
+            findings += self._look(ports.get_or_add(name, _Port), item, row, name, now)
         for name in sorted(ports.keys() - seen):
             port = ports[name]
             port.missed += 1

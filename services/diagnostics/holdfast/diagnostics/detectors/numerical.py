@@ -14,14 +14,16 @@ Which rank said it first is evidence, not blame: after the reduction every rank 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from holdfast.diagnostics.detectors.protocol import JobBegan, Observed
+from holdfast.diagnostics.bounded import Bounded
+from holdfast.diagnostics.detectors.protocol import Observed
 from holdfast.diagnostics.detectors.recurring import Recurring
+from holdfast.diagnostics.roster import Generation, Roster, RunStarted
 from holdfast.diagnostics.thresholds import NumericalThresholds
 from holdfast.domain.findings import DATED, Finding, FindingKind, Remedy, Severity, StepRecord
 from holdfast.domain.signals import StepColumns
@@ -45,10 +47,10 @@ class _Open:
 
 @dataclass(slots=True)
 class _Job:
-    generation: int
+    generation: Generation
     losses: deque[tuple[int, float]]  # (step, value), steps ascending
     grads: deque[tuple[int, float]]
-    open: OrderedDict[int, _Open] = field(default_factory=OrderedDict)
+    open: Bounded[int, _Open] = field(default_factory=lambda: Bounded(_OPEN_MAX))
     finite_step: int = 0  # newest step with a finite loss
     bad_steps: int = 0  # in a row
     bad_since: int = 0
@@ -59,7 +61,7 @@ class _Job:
 
 @dataclass(slots=True)
 class NumericalState:
-    jobs: OrderedDict[str, _Job] = field(default_factory=OrderedDict)
+    jobs: Bounded[str, _Job] = field(default_factory=lambda: Bounded(_JOBS_MAX))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,35 +81,38 @@ class Numerical:
 
     @property
     def reads(self) -> tuple[type[Observed], ...]:
-        return (StepColumns, StepRecord, JobBegan)
+        return (StepColumns, StepRecord, RunStarted)
 
     def initial(self) -> NumericalState:
         return NumericalState()
 
-    def observe(self, state: NumericalState, item: Observed, now: float) -> tuple[NumericalState, tuple[Finding, ...]]:
+    def observe(
+        self, state: NumericalState, item: Observed, now: float, roster: Roster
+    ) -> tuple[NumericalState, tuple[Finding, ...]]:
         match item:
             case StepColumns():
-                _collect(self._job(state, item.job, item.generation), item)
+                _collect(self._job(state, roster.current(item.job, item.generation)), item)
             case StepRecord():
-                return state, self._finished(self._job(state, item.job, item.generation), item, now)
-            case JobBegan():
+                job = self._job(state, roster.current(item.job, item.generation))
+                return state, self._finished(job, item, now)
+            case RunStarted():
                 state.jobs.pop(item.job, None)
             case _:
                 pass
         return state, ()
 
-    def _job(self, state: NumericalState, name: str, generation: int) -> _Job | None:
-        """The job's memory; None for an old generation. A new one keeps what a healthy past looked like."""
-        job = state.jobs.get(name)
+    def _job(self, state: NumericalState, generation: Generation | None) -> _Job | None:
+        """The job's memory; None without a newest generation. A new generation keeps what a healthy past looked like."""
+        if generation is None:
+            return None
+        job = state.jobs.get(generation.job)
         if job is None:
             limit = self.limits.history
-            job = state.jobs[name] = _Job(generation, deque(maxlen=limit), deque(maxlen=limit))
-            while len(state.jobs) > _JOBS_MAX:
-                state.jobs.popitem(last=False)
-        if generation > job.generation:
+            job = state.jobs[generation.job] = _Job(generation, deque(maxlen=limit), deque(maxlen=limit))
+        if job.generation is not generation:
             job.generation, job.bad_steps = generation, 0
             job.open.clear()
-        return job if generation == job.generation else None
+        return job
 
     def _finished(self, job: _Job | None, record: StepRecord, now: float) -> tuple[Finding, ...]:
         if job is None:
@@ -161,8 +166,6 @@ def _collect(job: _Job | None, item: StepColumns) -> None:
         reported = job.open.get(step)
         if reported is None:
             reported = job.open[step] = _Open()
-            if len(job.open) > _OPEN_MAX:
-                del job.open[min(job.open)]
         if math.isinf(loss):  # a NaN that was reported travels as +inf
             reported.bad_loss.append(rank)
         if math.isinf(grad):

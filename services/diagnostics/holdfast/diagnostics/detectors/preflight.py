@@ -7,10 +7,11 @@ trains, so the node is not used again before somebody has looked.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from holdfast.diagnostics.bounded import Bounded
 from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.diagnostics.roster import Roster
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.nodes import Check
 from holdfast.domain.signals import NodeTested
@@ -21,7 +22,8 @@ _NODES_MAX = 50_000
 
 @dataclass(slots=True)
 class PreflightState:
-    failing: OrderedDict[str, tuple[str, ...]] = field(default_factory=OrderedDict)  # node → checks that failed last
+    # Node → checks that failed last.
+    failing: Bounded[str, tuple[str, ...]] = field(default_factory=lambda: Bounded(_NODES_MAX))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,9 @@ class Preflight:
     def initial(self) -> PreflightState:
         return PreflightState()
 
-    def observe(self, state: PreflightState, item: Observed, now: float) -> tuple[PreflightState, tuple[Finding, ...]]:
+    def observe(
+        self, state: PreflightState, item: Observed, now: float, roster: Roster
+    ) -> tuple[PreflightState, tuple[Finding, ...]]:
         if not isinstance(item, NodeTested):
             return state, ()
         failed = [check for check in item.preflight.checks if check.ok is False]
@@ -43,8 +47,6 @@ class Preflight:
         before = state.failing.pop(item.node, ())
         if names:
             state.failing[item.node] = names
-            while len(state.failing) > _NODES_MAX:
-                state.failing.popitem(last=False)
         found = [_wrong(item, check, now) for check in failed if check.name == PRODUCTS]
         rest = [check for check in failed if check.name != PRODUCTS]
         if names != before and (rest or not names):

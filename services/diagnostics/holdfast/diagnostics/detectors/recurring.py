@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
+
+from holdfast.diagnostics.bounded import Bounded
 
 _KEYS_MAX = 1024  # per table; the oldest is forgotten first
 _FLAPS = 3  # a condition that came this often is said to flap, once
@@ -34,7 +35,7 @@ class _Known:
 class Recurring:
     """What has been said of one subject. Positions grow: step numbers, or seconds."""
 
-    known: OrderedDict[str, _Known] = field(default_factory=OrderedDict)
+    known: Bounded[str, _Known] = field(default_factory=lambda: Bounded(_KEYS_MAX))
 
     def news(
         self, conditions: Sequence[K], position: int, now: float, quiet: int, repeat_s: float
@@ -52,9 +53,6 @@ class Recurring:
             known = self.known.get(condition.key)
             if known is None or (not known.active and position - known.gone_at > quiet):
                 self.known[condition.key] = _Known(now, condition.members)
-                self.known.move_to_end(condition.key)
-                while len(self.known) > _KEYS_MAX:
-                    self.known.popitem(last=False)
                 yield condition, 1
                 continue
             came_back, known.active = not known.active, True

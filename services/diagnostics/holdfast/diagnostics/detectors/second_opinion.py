@@ -6,10 +6,11 @@ A check must fail `samples` times in a row, is said once, and again only after i
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from holdfast.diagnostics.bounded import Bounded
 from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.diagnostics.roster import Roster
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.signals import HealthChecks, Verdict
 
@@ -19,7 +20,7 @@ _NETWORK = ("nic", "nic_state")
 
 @dataclass(slots=True)
 class OpinionState:
-    failing: OrderedDict[str, dict[tuple[str, int], int]] = field(default_factory=OrderedDict)
+    failing: Bounded[str, dict[tuple[str, int], int]] = field(default_factory=lambda: Bounded(_NODES_MAX))
     """Node → (check, GPU) → failures in a row."""
 
 
@@ -34,7 +35,9 @@ class SecondOpinion:
     def initial(self) -> OpinionState:
         return OpinionState()
 
-    def observe(self, state: OpinionState, item: Observed, now: float) -> tuple[OpinionState, tuple[Finding, ...]]:
+    def observe(
+        self, state: OpinionState, item: Observed, now: float, roster: Roster
+    ) -> tuple[OpinionState, tuple[Finding, ...]]:
         if not isinstance(item, HealthChecks):
             return state, ()
         failing = state.failing.pop(item.node, {})
@@ -51,8 +54,6 @@ class SecondOpinion:
                     pass
         if failing:
             state.failing[item.node] = failing
-            while len(state.failing) > _NODES_MAX:
-                state.failing.popitem(last=False)
         return state, tuple(told)
 
 

@@ -16,13 +16,15 @@ far as anybody can tell, and only said; a report that is missing is no verdict.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from holdfast.diagnostics.detectors.protocol import JobBegan, Observed
+from holdfast.diagnostics.bounded import Bounded
+from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.diagnostics.roster import Generation, Roster, RunStarted
 from holdfast.domain.findings import DATED, ESTIMATE, Finding, FindingKind, Remedy, Severity
 from holdfast.domain.mesh import Mesh
-from holdfast.domain.signals import GenerationStarted, ReplicaChecks
+from holdfast.domain.signals import ReplicaChecks
 
 _JOBS_MAX = 4096
 _OPEN_MAX = 16  # steps of a generation that not every rank has reported
@@ -43,10 +45,8 @@ class _Step:
 
 @dataclass(slots=True)
 class _Job:
-    generation: int
-    mesh: Mesh | None = None
-    nodes: dict[int, str] = field(default_factory=dict)  # by rank, as they report
-    open: OrderedDict[int, _Step] = field(default_factory=OrderedDict)
+    generation: Generation
+    open: Bounded[int, _Step] = field(default_factory=lambda: Bounded(_OPEN_MAX))
     agreed: bool = False  # all replicas agreed once: since then they are expected to
     verified: deque[int] = field(default_factory=lambda: deque(maxlen=_VERIFIED_MAX))  # steps that passed, ascending
     struck: deque[int] = field(default_factory=lambda: deque(maxlen=_STRUCK_MAX))  # steps that did not
@@ -56,7 +56,7 @@ class _Job:
 
 @dataclass(slots=True)
 class CorruptionState:
-    jobs: OrderedDict[str, _Job] = field(default_factory=OrderedDict)
+    jobs: Bounded[str, _Job] = field(default_factory=lambda: Bounded(_JOBS_MAX))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,43 +77,34 @@ class SilentCorruption:
 
     @property
     def reads(self) -> tuple[type[Observed], ...]:
-        return (ReplicaChecks, GenerationStarted, JobBegan)
+        return (ReplicaChecks, RunStarted)
 
     def initial(self) -> CorruptionState:
         return CorruptionState()
 
     def observe(
-        self, state: CorruptionState, item: Observed, now: float
+        self, state: CorruptionState, item: Observed, now: float, roster: Roster
     ) -> tuple[CorruptionState, tuple[Finding, ...]]:
         match item:
-            case GenerationStarted():
-                job = _job(state, item.job, item.generation)
-                if job is not None:
-                    job.mesh = item.mesh
-                    job.nodes |= dict.fromkeys(item.ranks, item.node)
             case ReplicaChecks():
-                job = _job(state, item.job, item.generation)
-                if job is not None and job.mesh is not None and job.mesh.dp > 1:
-                    return state, tuple(_collect(job, job.mesh, item, now))
-            case JobBegan():
+                generation = roster.current(item.job, item.generation)
+                mesh = None if generation is None else generation.mesh
+                if generation is not None and mesh is not None and mesh.dp > 1:
+                    return state, tuple(_collect(_job(state, generation), mesh, item, now))
+            case RunStarted():
                 state.jobs.pop(item.job, None)
             case _:
                 pass
         return state, ()
 
 
-def _job(state: CorruptionState, name: str, generation: int) -> _Job | None:
-    """The job's memory, None for an old generation. A new generation keeps what has passed."""
-    job = state.jobs.get(name)
-    if job is None:
-        job = state.jobs[name] = _Job(generation)
-        while len(state.jobs) > _JOBS_MAX:
-            state.jobs.popitem(last=False)
-    if generation > job.generation:
-        job.generation, job.mesh, job.quiet = generation, None, False
-        job.nodes.clear()
+def _job(state: CorruptionState, generation: Generation) -> _Job:
+    """The job's memory. A new generation keeps which steps have passed."""
+    job = state.jobs.get_or_add(generation.job, lambda: _Job(generation))
+    if job.generation is not generation:
+        job.generation, job.quiet = generation, False
         job.open.clear()
-    return job if generation == job.generation else None
+    return job
 
 
 def _collect(job: _Job, mesh: Mesh, item: ReplicaChecks, now: float) -> list[Finding]:
@@ -123,12 +114,9 @@ def _collect(job: _Job, mesh: Mesh, item: ReplicaChecks, now: float) -> list[Fin
     ):
         if rank >= mesh.world_size:
             continue
-        job.nodes[rank] = item.node
         step = job.open.get(number)
         if step is None:
             step = job.open[number] = _Step(item.at)
-            if len(job.open) > _OPEN_MAX:
-                del job.open[min(job.open)]
         step.digests[rank] = digest
         step.took_s, step.restored = max(step.took_s, took_s), restored
         if len(step.digests) == mesh.world_size:
@@ -191,8 +179,8 @@ def _said_once(job: _Job, what: str, finding: Finding) -> Finding | None:
 def _corrupt(
     job: _Job, mesh: Mesh, item: ReplicaChecks, number: int, step: _Step, verdict: _Verdict, now: float
 ) -> Finding:
-    nodes = sorted({job.nodes[rank] for rank in verdict.ranks})
-    named = not step.restored and not verdict.undecided and len(nodes) == 1
+    nodes = sorted({job.generation.node_of.get(rank, "") for rank in verdict.ranks})
+    named = not step.restored and not verdict.undecided and len(nodes) == 1 and nodes != [""]
     evidence = _evidence(job, mesh, number, step, verdict)
     evidence[DATED] = f"{ESTIMATE}the check that showed it, which says nothing of when the state went wrong"
     if step.restored:
@@ -262,13 +250,15 @@ def _warning(item: ReplicaChecks, number: int, now: float, words: str, evidence:
 
 
 def _evidence(job: _Job, mesh: Mesh, number: int, step: _Step, verdict: _Verdict) -> dict[str, str]:
-    shown = verdict.ranks[:_NAMED_MAX]
+    shown, nodes = verdict.ranks[:_NAMED_MAX], job.generation.node_of
     usual = next((d for rank, d in step.digests.items() if rank not in verdict.ranks), "")
     return {
         "rule": "replica_checksum",
         "step": str(number),
         "replicas": str(mesh.dp),
-        "differing": ", ".join(f"rank {rank} ({job.nodes[rank]}): {step.digests[rank] or 'nothing'}" for rank in shown),
+        "differing": ", ".join(
+            f"rank {rank} ({nodes.get(rank, '')}): {step.digests[rank] or 'nothing'}" for rank in shown
+        ),
         "others": usual,
         "took_s": f"{step.took_s:.4f}",
         "restored": str(step.restored).lower(),

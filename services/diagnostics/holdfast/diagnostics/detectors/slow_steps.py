@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -39,7 +39,7 @@ class Window:
     """The newest steps of a generation, and what is remembered of those before."""
 
     grid: Grid
-    node_of: list[str]  # by rank; empty = not known yet
+    node_of: Mapping[int, str]  # by rank, as far as nodes have reported their ranks
     steps: deque[Judged]
     usual_wait_s: list[float] = field(default_factory=list)  # what even the last rank waited in the first steps
 
@@ -75,7 +75,7 @@ def _slow_nodes(window: Window, found: Outliers) -> Iterator[Condition]:
     flat = window.grid.ranks.reshape(window.grid.stages, -1)
     for i in order[found.is_slow[order]].tolist():
         rank = int(flat[found.stage[i], found.peer[i]])
-        nodes.setdefault(window.node_of[rank] or f"the node of rank {rank}", []).append(i)
+        nodes.setdefault(window.node_of.get(rank) or f"the node of rank {rank}", []).append(i)
     for node, entries in nodes.items():
         worst = entries[0]
         stage, peer = int(found.stage[worst]), int(found.peer[worst])

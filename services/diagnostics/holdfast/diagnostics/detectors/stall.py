@@ -9,6 +9,7 @@ from itertools import compress
 from holdfast.diagnostics.detectors.localise import IDLE, WAITS_FOR_A_THREAD, RankView, Verdict, localise
 from holdfast.diagnostics.detectors.proof import never_ends, signalled
 from holdfast.diagnostics.detectors.waiting import Waiting, who_is_waited_for
+from holdfast.diagnostics.roster import Generation
 from holdfast.domain.collectives import CollectiveRows, Standstill
 from holdfast.domain.findings import DATED, ESTIMATE, Finding, FindingKind, Remedy, Severity
 from holdfast.domain.signals import RankProgress
@@ -25,16 +26,6 @@ class Stall:
     baseline: dict[str, RankProgress]
     only_stepping: bool
     done: bool  # every rank said that it is done
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """Which allowance was used up."""
-
-    words: str
-    still_s: float
-    allowance_s: float
-    severity: Severity = Severity.ERROR  # a warning is of a stall that may yet end by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +115,17 @@ class Look:
         return "the others wait for what cannot come" if never_ends(views, self.waiting, evidence.ended) else ""
 
 
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Which allowance was used up."""
+
+    words: str
+    still_s: float
+    allowance_s: float
+    severity: Severity = Severity.ERROR  # a warning is of a stall that may yet end by itself
+    look: Look | None = None  # what the proof rests on; None: nothing is proven
+
+
 def look(evidence: Evidence) -> Look:
     """Judge the collectives of every rank."""
     return Look(_waiting(evidence))
@@ -137,13 +139,14 @@ def may_compute(evidence: Evidence, now: float) -> bool:
     return waiting is None and 2 * busy > len(views) and localise(views).rank is None
 
 
-def report(key: tuple[str, int], evidence: Evidence, rule: Rule, now: float) -> Finding | None:
-    """The finding about `key`, a job and its generation. None when no rank of it is known to run: that is no hang."""
-    job, number = key
+def report(generation: Generation, evidence: Evidence, rule: Rule, now: float) -> Finding | None:
+    """The finding about `generation`; None if no rank of it is known to run."""
+    job, number = generation.job, generation.number
     views = _views(evidence, now)
     if not views:
         return None
-    verdict = localise(views, _waiting(evidence))
+    looked = look(evidence) if rule.look is None else rule.look
+    verdict = localise(views, looked.waiting)
     culprit = next((view for view in views if view.rank == verdict.rank), None)
     step = max(view.step for view in views)
     who = f"rank {culprit.rank} on {culprit.node}: {verdict.reason}" if culprit else verdict.reason

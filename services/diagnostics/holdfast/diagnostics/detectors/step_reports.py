@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from holdfast.diagnostics.bounded import Bounded
 from holdfast.diagnostics.detectors.peers import Floats
 from holdfast.domain.signals import StepColumns
 
@@ -58,7 +59,9 @@ class StepReports:
     """Of a generation with `ranks` ranks. Telemetry of a step that nobody came to read is dropped, the oldest first."""
 
     ranks: int
-    open: dict[int, Floats] = field(default_factory=dict)  # step → what its ranks have reported so far
+    open: Bounded[int, Floats] = field(
+        default_factory=lambda: Bounded(_OPEN_MAX)
+    )  # step → what its ranks have reported
     closed: int = 0  # newest step that was read
 
     def collect(self, item: StepColumns) -> None:
@@ -73,11 +76,7 @@ class StepReports:
         for step in set(item.step):
             if step <= self.closed:
                 continue  # it came after its step was judged
-            columns = self.open.get(step)
-            if columns is None:
-                columns = self.open[step] = self._unheard()
-                if len(self.open) > _OPEN_MAX:
-                    del self.open[min(self.open)]
+            columns = self.open.get_or_add(step, self._unheard)
             here = ranks < self.ranks
             if len(item.step) > 1:
                 here &= np.array(item.step) == step

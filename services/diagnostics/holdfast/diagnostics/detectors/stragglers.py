@@ -19,31 +19,34 @@ All are warnings: the job runs on. A condition that goes and comes back within `
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from holdfast.diagnostics.bounded import Bounded
 from holdfast.diagnostics.detectors import peers
 from holdfast.diagnostics.detectors.peers import Floats, Grid
-from holdfast.diagnostics.detectors.protocol import JobBegan, Observed
+from holdfast.diagnostics.detectors.protocol import Observed
 from holdfast.diagnostics.detectors.recurring import Recurring
 from holdfast.diagnostics.detectors.slow_steps import Condition, Judged, Window, conditions
 from holdfast.diagnostics.detectors.step_reports import Reports, StepReports
+from holdfast.diagnostics.roster import Generation, Roster, RunStarted
 from holdfast.diagnostics.thresholds import StragglerThresholds
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity, StepRecord
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.signals import GenerationStarted, StepColumns
 
-_RANKS_MAX = 1_000_000  # over all generations that are watched; the oldest generation is given up first
+_RANKS_MAX = 1_000_000  # of all jobs; the job whose generation began first is no longer compared
 _WARM_UP = 3  # first steps of a generation: they compile and allocate
-
-Key = tuple[str, int]  # (job, generation)
 
 
 @dataclass(slots=True)
 class _Run:
+    """The newest generation of a job."""
+
+    generation: Generation
     mesh_ranks: int
     window: Window
     reports: StepReports
@@ -60,9 +63,12 @@ class _Run:
 
 @dataclass(slots=True)
 class StragglerState:
-    runs: OrderedDict[Key, _Run] = field(default_factory=OrderedDict)
-    newest: dict[str, int] = field(default_factory=dict)  # job → the generation that is watched
-    ranks: int = 0  # of all runs
+    runs: Bounded[str, _Run] = field(default_factory=lambda: Bounded(_RANKS_MAX, weigh=lambda run: run.mesh_ranks))
+
+    def of(self, item: StepColumns | StepRecord) -> _Run | None:
+        """The run of the job, if `item` is about the generation that is compared."""
+        run = self.runs.get(item.job)
+        return run if run is not None and run.generation.number == item.generation else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,25 +79,27 @@ class Stragglers:
 
     @property
     def reads(self) -> tuple[type[Observed], ...]:
-        return (StepColumns, StepRecord, GenerationStarted, JobBegan)
+        return (StepColumns, StepRecord, GenerationStarted, RunStarted)
 
     def initial(self) -> StragglerState:
         return StragglerState()
 
-    def observe(self, state: StragglerState, item: Observed, now: float) -> tuple[StragglerState, tuple[Finding, ...]]:
+    def observe(
+        self, state: StragglerState, item: Observed, now: float, roster: Roster
+    ) -> tuple[StragglerState, tuple[Finding, ...]]:
         match item:
             case StepColumns():
-                run = state.runs.get((item.job, item.generation))
+                run = state.of(item)
                 if run is not None:
                     run.reports.collect(item)
             case StepRecord():
-                run = state.runs.get((item.job, item.generation))
+                run = state.of(item)
                 if run is not None:
                     return state, self._finished(run, item, now)
             case GenerationStarted():
-                _open(state, item, self.limits.window)
-            case JobBegan():
-                _forget(state, item.job)
+                _open(state, roster.current(item.job, item.generation), self.limits.window)
+            case RunStarted():
+                state.runs.pop(item.job, None)
             case _:
                 pass
         return state, ()
@@ -170,34 +178,22 @@ class Stragglers:
 # ---------------------------------------------------------------- what arrives
 
 
-def _open(state: StragglerState, item: GenerationStarted, window: int) -> None:
-    key = (item.job, item.generation)
-    run = state.runs.get(key)
-    if run is None:
-        if item.generation < state.newest.get(item.job, item.generation):
-            return  # word of an older one that comes late
-        _forget(state, item.job)
-        run = state.runs[key] = _new_run(item.mesh, window)
-        state.newest[item.job] = item.generation
-        state.ranks += run.mesh_ranks
-        while state.ranks > _RANKS_MAX and len(state.runs) > 1:
-            _forget(state, next(iter(state.runs))[0])
-    for rank in item.ranks:
-        if 0 <= rank < run.mesh_ranks:
-            run.window.node_of[rank] = item.node
+def _open(state: StragglerState, generation: Generation | None, window: int) -> None:
+    """Begin to compare the ranks of a new generation. Each node reports its start; the first report is enough."""
+    if generation is None or generation.mesh is None:
+        return
+    run = state.runs.get(generation.job)
+    if run is None or run.generation is not generation:
+        state.runs[generation.job] = _new_run(generation, generation.mesh, window)
 
 
-def _forget(state: StragglerState, job: str) -> None:
-    run = state.runs.pop((job, state.newest.pop(job, -1)), None)
-    state.ranks -= run.mesh_ranks if run is not None else 0
-
-
-def _new_run(mesh: Mesh, window: int) -> _Run:
+def _new_run(generation: Generation, mesh: Mesh, window: int) -> _Run:
     grid, size = Grid.of(mesh), mesh.world_size
     shape = (grid.stages, grid.peers)
     return _Run(
+        generation=generation,
         mesh_ranks=size,
-        window=Window(grid, [""] * size, deque(maxlen=window)),
+        window=Window(grid, generation.node_of, deque(maxlen=window)),
         reports=StepReports(size),
         raw=np.zeros((window, *shape), np.float32),
         cause=np.zeros((window, *shape), np.float32),

@@ -17,6 +17,7 @@ edge is ever built and the cost is linear in the rows: does a rank wait for anyb
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -73,6 +74,14 @@ class _Group:
     name: str
     members: tuple[int, ...]
     places: dict[int, _Place] = field(default_factory=dict)
+    _label: str = ""
+
+    @property
+    def label(self) -> str:
+        """Worked out once, when `places` is complete: each of 100,000 ranks has a reason with this label."""
+        if not self._label:
+            self._label = f"{self.name} (ranks {_list(sorted(self.places))})"
+        return self._label
 
 
 @dataclass(slots=True)
@@ -188,28 +197,47 @@ def _fold(graph: _Graph, group: _Group, unknown: Mapping[int, str], away: Collec
     entered = min((place.entered for place in known.values()), default=-1)
     farthest_rank, farthest = max(waiting.items(), key=lambda item: (item[1].pending, -item[0]))
     silent = [rank for rank in group.members if rank in unknown and rank not in known]
+    took_part = _SilentTookPart.of(group, silent)
+    doubts = silent
     for rank, place in waiting.items():
         if place.pending > entered >= 0:
             graph.waits.setdefault(rank, f"rank {rank} waits in {_what(place, group)}")
-        elif silent and not _silent_took_part(place, group, rank, silent):
+        elif silent and not took_part.in_(place, rank):
             graph.may_wait.setdefault(rank, f"rank {rank} may wait in {_what(place, group)}")
-            for each in silent:
+            for each in doubts:
                 graph.doubted.setdefault(each, f"rank {rank} is inside {_what(place, group)} with")
+            doubts = []  # all have their reason
+    behind = f"it has not entered {_what(farthest, group)}, in which rank {farthest_rank} waits"
+    pending = sorted(place.pending for place in waiting.values())
     for rank, place in known.items():
         if place.entered < farthest.pending:
-            behind = f"it has not entered {_what(farthest, group)}, in which rank {farthest_rank} waits"
             graph.waited.setdefault(rank, behind)
-            graph.waiters[rank] += sum(1 for other in waiting.values() if other.pending > place.entered)
+            graph.waiters[rank] += len(pending) - bisect_right(pending, place.entered)
     _fold_stalled(graph, group, waiting, silent, away)
     graph.mismatches.extend(_mismatches(group, waiting))
 
 
-def _silent_took_part(place: _Place, group: _Group, rank: int, silent: Collection[int]) -> bool:
-    """Whether `rank` cannot be waiting for those of whom nothing is known: some member has finished what takes all of them, or
-    all other members have finished."""
-    others = [other for each, other in group.places.items() if each != rank and each not in silent]
-    finished = [other.completed >= place.pending for other in others]
-    return any(finished) if place.kind.startswith(_SYMMETRIC) else bool(finished) and all(finished)
+@dataclass(frozen=True, slots=True)
+class _SilentTookPart:
+    """Whether a waiting rank cannot be waiting for the members of which nothing is known."""
+
+    silent: frozenset[int]
+    completed: tuple[int, ...]  # of the other members, ascending
+
+    @classmethod
+    def of(cls, group: _Group, silent: Collection[int]) -> _SilentTookPart:
+        left_out = frozenset(silent)
+        completed = sorted(place.completed for rank, place in group.places.items() if rank not in left_out)
+        return cls(left_out, tuple(completed))
+
+    def in_(self, place: _Place, rank: int) -> bool:
+        """Whether some member has finished an operation that takes all members, or all other members have finished it. `rank`
+        itself has not: its operation is pending."""
+        finished = len(self.completed) - bisect_left(self.completed, place.pending)
+        if place.kind.startswith(_SYMMETRIC):
+            return finished > 0
+        others = len(self.completed) - (rank not in self.silent)
+        return others > 0 and finished == others
 
 
 def _fold_stalled(
@@ -260,7 +288,7 @@ def _mismatches(group: _Group, waiting: Mapping[int, _Place]) -> Iterator[Waitin
             continue
         (most, many), *others = sorted(calls.items(), key=lambda item: (-len(item[1]), item[1]))
         odd = tuple(sorted(rank for _, ranks in others for rank in ranks))
-        words = f"{_call(others[0][0])} where {len(many)} of them call {_call(most)}, as #{seq} of group {_name(group)}"
+        words = f"{_call(others[0][0])} where {len(many)} of them call {_call(most)}, as #{seq} of group {group.label}"
         if len(many) > len(odd):
             yield Waiting(Standing.MISMATCH, odd, f"it calls {words}{_and_others(odd)}")
         else:
@@ -310,11 +338,7 @@ def _read(rows: CollectiveRows) -> tuple[list[_Group], dict[tuple[str, str, int]
 
 
 def _what(place: _Place, group: _Group) -> str:
-    return f"{place.kind} #{place.pending} of group {_name(group)}"
-
-
-def _name(group: _Group) -> str:
-    return f"{group.name} (ranks {_list(sorted(group.places))})"
+    return f"{place.kind} #{place.pending} of group {group.label}"
 
 
 def _call(call: tuple[str, str]) -> str:

@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from holdfast.diagnostics.bounded import Bounded
 from holdfast.diagnostics.detectors.localise import GONE
 from holdfast.diagnostics.detectors.rhythm import Rhythm
 from holdfast.diagnostics.detectors.stall import Evidence, Look, Stall
+from holdfast.diagnostics.roster import Generation, Roster
 from holdfast.domain.collectives import Standstill
 from holdfast.domain.findings import Finding, FindingKind, Severity, StepRecord
 from holdfast.domain.job import HangSpec
-from holdfast.domain.signals import GenerationStopped, Phase, RankProgress, WorkerExited
+from holdfast.domain.signals import GenerationStarted, Phase, RankProgress, WorkerExited
 
-_GENERATIONS_MAX = 4096
+_JOBS_MAX = 4096
 FIRST_STEPS = 3  # of a generation: they initialise and compile
 TICK_S = 1.0  # between two reports of an agent
 _REPORTS_LAG_S = 2.0  # steps that finished before a crash may be reported this much after it
 _SIGNALLED = frozenset({"T", *GONE})
 _EXPLAINS = frozenset({FindingKind.WORKER_CRASH, FindingKind.WORKER_EXCEPTION, FindingKind.REPEATED_EXCEPTION})
 
-Key = tuple[str, int]  # (job, generation)
-
 
 @dataclass(slots=True)
 class Watched:
-    hang: HangSpec
+    """The newest generation of a job."""
+
+    generation: Generation
     active_at: float  # diagnostics' clock: last progress or change of phase
     latest: dict[str, RankProgress] = field(default_factory=dict)  # by node
     heard_at: dict[str, float] = field(default_factory=dict)  # by node, diagnostics' clock
     # Nodes with a process in state T, or gone, and since when that is seen.
     signalled_at: dict[str, float] = field(default_factory=dict)
     traced_at: dict[str, float] = field(default_factory=dict)  # the same of state t: a debugger has it
-    started_at: dict[str, float] = field(default_factory=dict)  # by node, agent's clock
     ended: set[int] = field(default_factory=set)  # ranks that exited with code 0
     spoken: bool = False  # some rank has said something of itself
     steps: int = 0  # finished in this generation
@@ -51,49 +51,38 @@ class Watched:
     explained_at: float = float("-inf")  # when another finding explained it
     lost: set[str] = field(default_factory=set)  # nodes
     lost_at: float = float("-inf")
-    over: bool = False  # stopped on purpose; kept for its rhythm until the next one begins
+
+    @property
+    def hang(self) -> HangSpec:
+        return self.generation.hang
 
 
 @dataclass(slots=True)
 class HangState:
-    generations: OrderedDict[Key, Watched] = field(default_factory=OrderedDict)
-    newest: dict[str, int] = field(default_factory=dict)  # job → generation
-    stopped: OrderedDict[str, int] = field(default_factory=OrderedDict)  # job → newest generation stopped on purpose
+    jobs: Bounded[str, Watched] = field(default_factory=lambda: Bounded(_JOBS_MAX))
+
+    def of(self, item: Standstill | StepRecord | Finding | WorkerExited) -> Watched | None:
+        """What is known of the generation that `item` is about; None if it is not the one that is watched."""
+        known = self.jobs.get(item.job)
+        return known if known is not None and known.generation.number == item.generation else None
 
 
-def opened(state: HangState, job: str, number: int, now: float) -> Watched | None:
-    """The generation, made when it is new; None for one that is over. A newer one ends the older."""
-    generation = state.generations.get((job, number))
-    if generation is not None:
-        return None if generation.over else generation
-    if number <= state.stopped.get(job, -1) or number < state.newest.get(job, -1):
+def opened(state: HangState, item: RankProgress | GenerationStarted, now: float, roster: Roster) -> Watched | None:
+    """The generation of `item`; None if it is over or not the newest. A generation that has been stopped on purpose is kept for
+    its rhythm, which is the job's, until a newer one begins."""
+    generation = roster.current(item.job, item.generation)
+    if generation is None or generation.over:
         return None
-    generation = Watched(hang=HangSpec(), active_at=now)
-    if (older := state.generations.pop((job, state.newest.get(job, -1)), None)) is not None:
-        generation.rhythm = older.rhythm  # that of a job outlives its generations
-    state.newest[job] = number
-    state.generations[(job, number)] = generation
-    while len(state.generations) > _GENERATIONS_MAX:
-        (old_job, _), _ = state.generations.popitem(last=False)
-        del state.newest[old_job]
-    return generation
+    known = state.jobs.get(item.job)
+    if known is None or known.generation is not generation:
+        rhythm = Rhythm() if known is None else known.rhythm
+        known = state.jobs[item.job] = Watched(generation, active_at=now, rhythm=rhythm)
+    return known
 
 
-def close(state: HangState, item: GenerationStopped) -> None:
-    """One node has stopped it on purpose, so the whole of it is ending: silence from here on is no hang."""
-    if item.finished:
-        return  # the others may still hang on their way out
-    state.stopped[item.job] = max(item.generation, state.stopped.get(item.job, -1))
-    state.stopped.move_to_end(item.job)
-    while len(state.stopped) > _GENERATIONS_MAX:
-        state.stopped.popitem(last=False)
-    if state.newest.get(item.job, item.generation + 1) <= item.generation:
-        state.generations[(item.job, state.newest[item.job])].over = True
-
-
-def progress(state: HangState, item: RankProgress, now: float) -> None:
+def progress(state: HangState, item: RankProgress, now: float, roster: Roster) -> None:
     """The hot path: every node, every tick. Comparing two tuples costs less than looking into them."""
-    generation = opened(state, item.job, item.generation, now)
+    generation = opened(state, item, now, roster)
     if generation is None:
         return
     before = generation.latest.get(item.node)
@@ -154,12 +143,12 @@ def _speaks(generation: Watched, before: RankProgress | None, item: RankProgress
         return True
     if before is not None and (before.step, before.phase_at) != (item.step, item.phase_at):
         return True
-    started_at = generation.started_at.get(item.node)
+    started_at = generation.generation.starts.get(item.node)
     return started_at is not None and any(at != started_at for at in item.phase_at)
 
 
 def ended(state: HangState, exit_: WorkerExited) -> None:
-    generation = state.generations.get((exit_.job, exit_.generation))
+    generation = state.of(exit_)
     if generation is None:
         return
     generation.ended.add(exit_.rank)
@@ -177,7 +166,7 @@ def leave(generation: Watched, node: str) -> None:
 
 def explained(state: HangState, item: Finding, now: float) -> None:
     """Another finding says why nobody makes progress, or takes that back."""
-    generation = state.generations.get((item.job, item.generation))
+    generation = state.of(item)
     if generation is None:
         return
     if item.kind in _EXPLAINS:
@@ -196,7 +185,7 @@ def active(generation: Watched, now: float) -> None:
 
 
 def stepped(state: HangState, record: StepRecord, now: float) -> None:
-    generation = state.generations.get((record.job, record.generation))
+    generation = state.of(record)
     if generation is None:
         return
     active(generation, now)

@@ -21,39 +21,31 @@ finding with `supersedes=<id>` in its evidence.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
+from holdfast.diagnostics.bounded import Bounded
 from holdfast.diagnostics.detectors import repeated_exception
 from holdfast.diagnostics.detectors.blame import Blame, Context, blame, may_be_the_nodes
 from holdfast.diagnostics.detectors.desync import odd_one_out
 from holdfast.diagnostics.detectors.error_class import ErrorClass, class_of
 from holdfast.diagnostics.detectors.exit_cause import Cause, cause_of, earlier_by, first_of, is_clean, is_failure
 from holdfast.diagnostics.detectors.exit_report import report, when
-from holdfast.diagnostics.detectors.protocol import Blind, JobBegan, Observed
+from holdfast.diagnostics.detectors.protocol import Observed, TelemetryGap
+from holdfast.diagnostics.roster import Generation, Roster, RunStarted
 from holdfast.domain.findings import Finding, FindingKind, Severity, StepRecord
 from holdfast.domain.signals import ClockTick, GenerationStarted, GenerationStopped, WorkerExited
 
-_GENERATIONS_MAX = 4096  # remembered, over all jobs; the oldest is forgotten first
-_JOBS_MAX = 4096
-_KEPT_MAX = 4096  # nodes, or jobs
+_KEPT_MAX = 4096  # entries of each table; the oldest are forgotten first
 
 Key = tuple[str, int]  # (job, generation)
 
 
 @dataclass(slots=True)
 class _Generation:
-    """What is known of the exits of one generation."""
+    """The exits of one generation."""
 
-    started_at: float | None = None  # agent's clock, earliest
-    spread: bool = False  # over more than one node
-    stopped: set[str] = field(default_factory=set)  # nodes that stopped it on purpose
-    exited: set[int] = field(default_factory=set)  # ranks: a signal that is sent again says nothing new
+    exited: set[int] = field(default_factory=set)  # ranks that failed: a signal that is sent again is not counted again
     ended: dict[int, WorkerExited] = field(default_factory=dict)  # ranks that left with code 0
-    world_size: int = 0  # 0 = not known
-    nodes: set[str] = field(default_factory=set)
-    spoken_for: set[int] = field(default_factory=set)  # ranks of which an agent has said something to this process
     root: WorkerExited | None = None
     root_cause: Cause = Cause.COLLECTIVE
     root_id: str = ""
@@ -61,23 +53,26 @@ class _Generation:
     held: list[WorkerExited] = field(default_factory=list)
     held_at: float = 0.0
     hold_until: float = 0.0
+    recorded: bool = False  # flight recorders show the calls of some that are held
     lost: set[str] = field(default_factory=set)  # nodes: they explain collective errors
 
 
 @dataclass(slots=True)
 class ExitState:
-    generations: OrderedDict[Key, _Generation] = field(default_factory=OrderedDict)
-    # By job, by fingerprint.
-    failures: OrderedDict[str, dict[str, repeated_exception.Failure]] = field(default_factory=OrderedDict)
-    began: OrderedDict[str, float] = field(default_factory=OrderedDict)  # by job: agent's clock, its first generation
-    steps: OrderedDict[str, int] = field(default_factory=OrderedDict)  # by job: newest step that every rank finished
+    generations: Bounded[Key, _Generation] = field(default_factory=lambda: Bounded(_KEPT_MAX))
+    # Job → fingerprint → failure.
+    failures: Bounded[str, dict[str, repeated_exception.Failure]] = field(default_factory=lambda: Bounded(_KEPT_MAX))
+    steps: Bounded[str, int] = field(default_factory=lambda: Bounded(_KEPT_MAX))  # job → newest step of every rank
     holding: set[Key] = field(default_factory=set)
-    hardware: OrderedDict[str, Finding] = field(default_factory=OrderedDict)  # by node: its newest hardware finding
-    out_of_memory: OrderedDict[str, float] = field(default_factory=OrderedDict)  # by node: diagnostics' clock
-    places: OrderedDict[str, dict[str, float]] = field(default_factory=OrderedDict)  # by job: where it failed, when
-    # By node: jobs with ranks elsewhere, too, that ended there in a way that a broken node can cause.
-    guests: OrderedDict[str, set[str]] = field(default_factory=OrderedDict)
-    looking_since: float | None = None  # diagnostics' clock: from the start, or since it was away
+    hardware: Bounded[str, Finding] = field(
+        default_factory=lambda: Bounded(_KEPT_MAX)
+    )  # node → newest hardware finding
+    out_of_memory: Bounded[str, float] = field(default_factory=lambda: Bounded(_KEPT_MAX))  # node → diagnostics' clock
+    # Job → node on which it failed → diagnostics' clock.
+    places: Bounded[str, dict[str, float]] = field(default_factory=lambda: Bounded(_KEPT_MAX))
+    # Node → jobs with ranks also on other nodes that ended on this one in a way that a broken node can cause.
+    jobs_failed_by_node: Bounded[str, set[str]] = field(default_factory=lambda: Bounded(_KEPT_MAX))
+    looking_since: float | None = None  # diagnostics' clock: the start, or the end of the last gap in the telemetry
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,40 +91,42 @@ class WorkerExit:
 
     @property
     def reads(self) -> tuple[type[Observed], ...]:
-        return (WorkerExited, GenerationStarted, GenerationStopped, StepRecord, Finding, ClockTick, JobBegan, Blind)
+        return (
+            WorkerExited,
+            GenerationStarted,
+            GenerationStopped,
+            StepRecord,
+            Finding,
+            ClockTick,
+            RunStarted,
+            TelemetryGap,
+        )
 
     def initial(self) -> ExitState:
         return ExitState()
 
-    def observe(self, state: ExitState, item: Observed, now: float) -> tuple[ExitState, tuple[Finding, ...]]:
-        if state.looking_since is None or isinstance(item, Blind):
+    def observe(
+        self, state: ExitState, item: Observed, now: float, roster: Roster
+    ) -> tuple[ExitState, tuple[Finding, ...]]:
+        if state.looking_since is None or isinstance(item, TelemetryGap):
             state.looking_since = now
         match item:
             case ClockTick():
-                return state, self._expire(state, now) if state.holding else ()
+                return state, self._expire(state, now, roster) if state.holding else ()
             case WorkerExited():
-                return state, self._exited(state, item, now)
+                return state, self._exited(state, item, now, roster)
             case StepRecord():
-                _keep(state.steps, item.job, item.step)
+                state.steps[item.job] = item.step
                 if known := state.failures.get(item.job):
                     state.failures[item.job] = repeated_exception.got_past(known, item.step)
             case GenerationStarted():
-                generation = _generation(state, item.job, item.generation)
                 _drop_held(state, item.job, before=item.generation)
-                _keep(state.began, item.job, min(item.at, state.began.get(item.job, item.at)))
-                generation.started_at = min(item.at, generation.started_at or item.at)
-                generation.world_size = item.mesh.world_size
-                generation.nodes.add(item.node)
-                generation.spoken_for.update(item.ranks)
-                generation.spread = len(item.ranks) < item.mesh.world_size
             case GenerationStopped():
-                generation = _generation(state, item.job, item.generation)
-                generation.stopped.add(item.node)
-                if generation.lost and not item.finished:
+                generation = state.generations.get((item.job, item.generation))
+                if generation is not None and generation.lost and not item.finished:
                     _drop_held(state, item.job, before=item.generation + 1)
-            case JobBegan():
+            case RunStarted():
                 state.failures.pop(item.job, None)
-                state.began.pop(item.job, None)
                 state.steps.pop(item.job, None)
                 for key in [key for key in state.generations if key[0] == item.job]:
                     del state.generations[key]
@@ -137,39 +134,41 @@ class WorkerExit:
             case Finding(kind=FindingKind.NODE_LOST) if item.job:
                 self._lost_or_back(state, item, now)
             case Finding(kind=FindingKind.GPU_ERROR) if item.severity in (Severity.ERROR, Severity.FATAL):
-                _keep(state.hardware, item.node, item)
+                state.hardware[item.node] = item
             case Finding(kind=FindingKind.HOST_OOM):
-                _keep(state.out_of_memory, item.node, now)
+                state.out_of_memory[item.node] = now
             case _:
                 pass
         return state, ()
 
-    def _exited(self, state: ExitState, exit_: WorkerExited, now: float) -> tuple[Finding, ...]:
+    def _exited(self, state: ExitState, exit_: WorkerExited, now: float, roster: Roster) -> tuple[Finding, ...]:
         key = (exit_.job, exit_.generation)
-        generation = _generation(state, *key)
-        generation.nodes.add(exit_.node)
-        generation.spoken_for.add(exit_.rank)
+        generation = state.generations.get_or_add(key, _Generation)
         if is_clean(exit_):
             generation.ended[exit_.rank] = exit_
-        if not is_failure(exit_) or exit_.rank in generation.exited or exit_.node in generation.stopped:
+        if not is_failure(exit_) or exit_.rank in generation.exited:
+            return ()
+        placed = roster.generation(*key)
+        if placed is not None and exit_.node in placed.left:
             return ()
         generation.exited.add(exit_.rank)
         cause = cause_of(exit_)
         if generation.root is not None:
             self._also_there(state, generation.root, exit_)
-            return self._correct(state, generation, exit_, cause, now)
+            return self._correct(state, generation, exit_, cause, now, roster)
         if cause is Cause.OWN:
-            return (self._found(state, generation, exit_, cause, "", now),)
+            return (self._found(state, generation, exit_, cause, "", now, roster),)
         if not generation.held:
             generation.held_at = now
             generation.hold_until = now + (self.explained_s if generation.lost else self.hold_s)
             state.holding.add(key)
         generation.held.append(exit_)
+        generation.recorded = generation.recorded or (exit_.error is not None and bool(exit_.error.call))
         return ()
 
     def _lost_or_back(self, state: ExitState, item: Finding, now: float) -> None:
         """A node is lost, which makes the errors of its peers wait longer, or it is heard again."""
-        generation = _generation(state, item.job, item.generation)
+        generation = state.generations.get_or_add((item.job, item.generation), _Generation)
         if item.severity in (Severity.ERROR, Severity.FATAL):
             generation.lost.add(item.node)
             generation.hold_until = now + self.explained_s
@@ -181,7 +180,9 @@ class WorkerExit:
     def _also_there(self, state: ExitState, root: WorkerExited, exit_: WorkerExited) -> None:
         """The root's own exception on a rank of another node: two nodes have shown it. Crashes and device errors spread by
         themselves from one rank to the next, so of those a second one says nothing."""
-        if exit_.error is None or root.error is None or class_of(exit_.error) is ErrorClass.DEVICE:
+        if exit_.error is None or root.error is None or exit_.error.type != root.error.type:
+            return
+        if class_of(exit_.error) is ErrorClass.DEVICE:
             return
         print_ = repeated_exception.fingerprint_of(root)
         known = state.failures.get(exit_.job, {}).get(print_)
@@ -192,7 +193,13 @@ class WorkerExit:
             state.failures[exit_.job][print_] = same
 
     def _correct(
-        self, state: ExitState, generation: _Generation, exit_: WorkerExited, cause: Cause, now: float
+        self,
+        state: ExitState,
+        generation: _Generation,
+        exit_: WorkerExited,
+        cause: Cause,
+        now: float,
+        roster: Roster,
     ) -> tuple[Finding, ...]:
         """A late signal that names a better root replaces the finding; everything else is cascade."""
         assert generation.root is not None
@@ -202,28 +209,35 @@ class WorkerExit:
         enough_s = -self.skew_s if generation.root_cause is Cause.COLLECTIVE else self.skew_s
         if earlier_s < enough_s:
             return ()
-        return (self._found(state, generation, exit_, cause, "", now, supersedes=generation.root_id),)
+        return (self._found(state, generation, exit_, cause, "", now, roster, supersedes=generation.root_id),)
 
-    def _expire(self, state: ExitState, now: float) -> tuple[Finding, ...]:
-        """Collective errors whose root did not show itself in time. A clock that was set back ends the wait as well."""
+    def _expire(self, state: ExitState, now: float, roster: Roster) -> tuple[Finding, ...]:
+        """Report collective errors whose root was not seen in time. A clock that was set back ends the wait as well."""
         findings: list[Finding] = []
         for key in sorted(state.holding):
-            generation = state.generations[key]
+            generation = state.generations.get(key)
+            if generation is None:
+                state.holding.discard(key)
+                continue
             if generation.hold_until - self.explained_s <= now < generation.hold_until:
                 continue
-            if now - generation.held_at >= 0.0 and self._may_come(state, generation, now):
+            placed = roster.generation(*key)
+            if now - generation.held_at >= 0.0 and self._may_come(state, generation, placed, now):
                 continue
-            findings.append(self._found(state, generation, *_culprit(generation, self.skew_s), now))
+            culprit = _culprit(generation, self.skew_s)
+            findings.append(self._found(state, generation, *culprit, now, roster))
         return tuple(findings)
 
-    def _may_come(self, state: ExitState, generation: _Generation, now: float) -> bool:
-        """Whether somebody who may know the root has not spoken: an agent since we look, or a rank that has not ended."""
+    def _may_come(self, state: ExitState, generation: _Generation, placed: Generation | None, now: float) -> bool:
+        """Whether the root may still be reported: by an agent that has not been heard yet, or by a rank that has not ended."""
         since = now if state.looking_since is None else state.looking_since
-        if len(generation.spoken_for) < generation.world_size and now - since < self.agents_s:
+        world_size = 0 if placed is None else placed.world_size
+        if not _is_complete(placed) and now - since < self.agents_s:
             return True
-        recorded = any(exit_.error is not None and exit_.error.call for exit_ in generation.held)
-        left = generation.world_size - len(generation.exited | generation.ended.keys())
-        return recorded and left > 0 and now - generation.held_at < self.gather_s
+        if not generation.recorded or now - generation.held_at >= self.gather_s:
+            return False
+        ended = sum(rank not in generation.exited for rank in generation.ended)
+        return len(generation.exited) + ended < world_size
 
     def _found(
         self,
@@ -233,12 +247,16 @@ class WorkerExit:
         cause: Cause,
         why: str,
         now: float,
+        roster: Roster,
         supersedes: str = "",
     ) -> Finding:
         """Make `exit_` the root of its generation and report it."""
-        failure = self._recurrence(state, generation, exit_, cause)
-        judged = self._blame(state, generation, exit_, failure, now) if cause is Cause.OWN else None
-        place = when(exit_, state.steps.get(exit_.job, 0), self._early(generation, exit_))
+        placed = roster.generation(exit_.job, exit_.generation)
+        early = self._early(placed, exit_)
+        failure = self._recurrence(state, exit_, cause, early=early)
+        began = roster.began_at(exit_.job)
+        judged = self._blame(state, placed, exit_, failure, began, now) if cause is Cause.OWN else None
+        place = when(exit_, state.steps.get(exit_.job, 0), early)
         finding = report(
             exit_, cause, failure, judged, place, echoes=len(generation.held), supersedes=supersedes, now=now
         )
@@ -246,18 +264,17 @@ class WorkerExit:
             if why:
                 finding = _of_culprit(finding, why)
             elif not is_clean(exit_):
-                finding = _of_nobody(finding, generation)
+                finding = _of_nobody(finding, placed)
         generation.root, generation.root_cause = exit_, cause
         generation.root_id, generation.root_found_at = finding.id, now
-        generation.held.clear()
-        state.holding.discard((exit_.job, exit_.generation))
+        _release(state, (exit_.job, exit_.generation), generation)
         return finding
 
-    def _early(self, generation: _Generation, exit_: WorkerExited) -> bool:
-        return generation.started_at is not None and exit_.at - generation.started_at <= self.early_s
+    def _early(self, placed: Generation | None, exit_: WorkerExited) -> bool:
+        return placed is not None and placed.started_at is not None and exit_.at - placed.started_at <= self.early_s
 
     def _recurrence(
-        self, state: ExitState, generation: _Generation, exit_: WorkerExited, cause: Cause
+        self, state: ExitState, exit_: WorkerExited, cause: Cause, *, early: bool
     ) -> repeated_exception.Failure | None:
         """How often this exception or signal has been seen; None where the question has no meaning."""
         fingerprint = repeated_exception.fingerprint_of(exit_)
@@ -269,30 +286,31 @@ class WorkerExit:
             fingerprint,
             step=exit_.step,
             generation=exit_.generation,
-            early=self._early(generation, exit_),
+            early=early,
             node=exit_.node,
         )
-        _keep(state.failures, exit_.job, repeated_exception.remembered(known, failure), _JOBS_MAX)
+        state.failures[exit_.job] = repeated_exception.remembered(known, failure)
         return failure
 
     def _blame(
         self,
         state: ExitState,
-        generation: _Generation,
+        placed: Generation | None,
         exit_: WorkerExited,
         failure: repeated_exception.Failure | None,
+        began_at: float | None,
         now: float,
     ) -> Blame:
         places = state.places.get(exit_.job, {})
         places[exit_.node] = now
-        _keep(state.places, exit_.job, places)
-        guests = {job for job in state.guests.get(exit_.node, ()) if job in state.places}
-        others = guests - {exit_.job}
+        state.places[exit_.job] = places
+        failed_here = {job for job in state.jobs_failed_by_node.get(exit_.node, ()) if job in state.places}
+        others = failed_here - {exit_.job}
         out_of_memory = abs(now - state.out_of_memory.get(exit_.node, -1e12)) <= self.near_s
-        if generation.spread and may_be_the_nodes(exit_, host_oom=out_of_memory):
-            # That no other node failed says something only where other nodes could have.
-            _keep(state.guests, exit_.node, guests | {exit_.job})
-        hardware, began = state.hardware.get(exit_.node), state.began.get(exit_.job, exit_.at)
+        if placed is not None and placed.spread and may_be_the_nodes(exit_, host_oom=out_of_memory):
+            # A job without failures on other nodes accuses this one only if it has ranks on other nodes.
+            state.jobs_failed_by_node[exit_.node] = failed_here | {exit_.job}
+        hardware, began = state.hardware.get(exit_.node), exit_.at if began_at is None else began_at
         # What was found before the job first started was known when it got this node: repaired, or not in its way.
         explains = hardware is not None and hardware.at >= began and abs(now - hardware.at) <= self.near_s
         context = Context(
@@ -303,7 +321,7 @@ class WorkerExit:
             other_jobs=sum(_failed_here_only(state, job, exit_.node, now - self.memory_s) for job in others),
             after_s=max(0.0, exit_.at - began),
             before_first_step=exit_.step == 0 and exit_.job not in state.steps,
-            early=self._early(generation, exit_),
+            early=self._early(placed, exit_),
         )
         return blame(exit_, context)
 
@@ -311,28 +329,6 @@ class WorkerExit:
 def _failed_here_only(state: ExitState, job: str, node: str, after: float) -> bool:
     places = state.places.get(job, {})
     return len(places) == 1 and places.get(node, -math.inf) >= after
-
-
-V = TypeVar("V")
-
-
-def _keep(table: OrderedDict[str, V], key: str, value: V, most: int = _KEPT_MAX) -> None:
-    """Remember under a bound; the entry that was written longest ago goes first."""
-    table[key] = value
-    table.move_to_end(key)
-    while len(table) > most:
-        table.popitem(last=False)
-
-
-def _generation(state: ExitState, job: str, number: int) -> _Generation:
-    key = (job, number)
-    generation = state.generations.get(key)
-    if generation is None:
-        generation = state.generations[key] = _Generation()
-        while len(state.generations) > _GENERATIONS_MAX:
-            oldest, _ = state.generations.popitem(last=False)
-            state.holding.discard(oldest)
-    return generation
 
 
 def _culprit(generation: _Generation, skew_s: float) -> tuple[WorkerExited, Cause, str]:
@@ -356,16 +352,28 @@ def _of_culprit(finding: Finding, why: str) -> Finding:
     return replace(finding, summary=who, confidence=0.8, evidence=evidence)
 
 
-def _of_nobody(finding: Finding, generation: _Generation) -> Finding:
+def _of_nobody(finding: Finding, placed: Generation | None) -> Finding:
     """Culprit not known. Of a job on a single node, the node is."""
     evidence = {**finding.evidence, "first": f"rank {finding.rank} on {finding.node}"}
-    if len(generation.nodes) == 1 and len(generation.spoken_for) >= generation.world_size:
+    if placed is not None and len(placed.nodes) == 1 and _is_complete(placed):
         return replace(finding, evidence=evidence)
     return replace(finding, node="", rank=None, evidence=evidence)
 
 
+def _is_complete(placed: Generation | None) -> bool:
+    """Whether every rank of the generation has been reported to this process, by its start or its exit."""
+    return placed is None or len(placed.node_of) >= placed.world_size
+
+
+def _release(state: ExitState, key: Key, generation: _Generation) -> None:
+    generation.held.clear()
+    generation.recorded = False
+    state.holding.discard(key)
+
+
 def _drop_held(state: ExitState, job: str, before: int) -> None:
-    """Generations of `job` before this number are over: why their ranks failed is history."""
+    """Generations of `job` before this number are over: why their ranks failed does not matter any more."""
     for key in [key for key in state.holding if key[0] == job and key[1] < before]:
-        state.holding.discard(key)
-        state.generations[key].held.clear()
+        generation = state.generations.get(key)
+        if generation is not None:
+            _release(state, key, generation)

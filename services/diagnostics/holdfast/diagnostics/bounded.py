@@ -1,0 +1,42 @@
+"""The one table with a limit of this service: whatever agents send, memory stays bounded. Pure."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Bounded(OrderedDict[K, V]):
+    """A mapping of at most `limit` entries, in the order in which they were last written; reading does not change the order.
+
+    Writing beyond the limit removes the entries that were written longest ago; `evicted` counts them. With `weigh` the limit is
+    of the sum of the values' weights at the time of a write, and the entry just written always stays.
+    """
+
+    def __init__(self, limit: int, *, weigh: Callable[[V], int] | None = None) -> None:
+        super().__init__()
+        self.limit = limit
+        self.evicted = 0
+        self._weigh = weigh
+
+    def __setitem__(self, key: K, value: V) -> None:
+        super().__setitem__(key, value)
+        self.move_to_end(key)
+        while len(self) > 1 and self._size() > self.limit:
+            self.popitem(last=False)
+            self.evicted += 1
+
+    def get_or_add(self, key: K, make: Callable[[], V]) -> V:
+        """The value of `key`, which is made and written if there is none."""
+        try:
+            return self[key]
+        except KeyError:
+            value = self[key] = make()
+            return value
+
+    def _size(self) -> int:
+        return len(self) if self._weigh is None else sum(map(self._weigh, self.values()))

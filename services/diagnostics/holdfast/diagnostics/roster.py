@@ -1,0 +1,235 @@
+"""Who runs what: the generations of each job and the ranks of each node, folded once for all detectors. Pure.
+
+Agents report it in pieces. A node reports the start of its ranks, once a second how far they are, each exit, and that it has
+stopped them. From these follow
+
+* the *newest* generation of a job, by its starts and its progress; what older ones still report is history;
+* the *placement* of a generation's ranks on nodes, also for a process that started after the generation did;
+* which nodes have *left* a generation, and whether the generation is *over*: one node that stops it on purpose is enough,
+  because the supervisor then stops all of them;
+* a new *run*: the same job name, submitted again. Everything known of the job before is forgotten.
+
+The engine folds each signal here before the detectors see it. Detectors read the roster and never change it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from holdfast.diagnostics.bounded import Bounded
+from holdfast.domain.job import HangSpec
+from holdfast.domain.mesh import Mesh
+from holdfast.domain.signals import GenerationStarted, GenerationStopped, RankProgress, WorkerExited
+
+_JOBS_MAX = 4096
+_GENERATIONS_MAX = 4  # of a job; signals about older ones are not kept
+_NODES_MAX = 50_000
+_NONE: Mapping[str, Placement] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted:
+    """A job name that is already known was submitted again: what detectors remember of the job is about an earlier run."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The ranks of one job on one node, as first reported in this generation."""
+
+    generation: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(eq=False, slots=True)
+class Generation:
+    """One generation of a job, as far as its nodes have reported it to this process."""
+
+    job: str
+    number: int
+    over: bool = False  # some node has stopped it on purpose
+    mesh: Mesh | None = None  # None: no node has reported its start
+    hang: HangSpec = field(default_factory=HangSpec)
+    started_at: float | None = None  # the earliest start, agents' clocks
+    starts: dict[str, float] = field(default_factory=dict)  # node → its newest start, agent's clock
+    spread: bool = False  # over more than one node
+    nodes: set[str] = field(default_factory=set)
+    node_of: dict[int, str] = field(default_factory=dict)  # rank → node, of ranks whose start or exit was reported
+    left: set[str] = field(default_factory=set)  # nodes that stopped their ranks, or whose ranks have all finished
+
+    @property
+    def world_size(self) -> int:
+        """0 = not known."""
+        return 0 if self.mesh is None else self.mesh.world_size
+
+    def place(self, node: str, ranks: Iterable[int]) -> None:
+        self.nodes.add(node)
+        self.node_of.update(dict.fromkeys(ranks, node))
+
+
+@dataclass(slots=True)
+class _Job:
+    generations: dict[int, Generation] = field(default_factory=dict)  # by number
+    newest: int = -1
+    started: int = -1  # the newest of which a start was reported
+    submission: str = ""  # of that one; "" = its agents do not report it
+    ended: bool = False  # some node has left that one
+    stopped: int = -1  # the newest that some node stopped on purpose
+    began_at: float | None = None  # the earliest start of the run, agents' clocks
+
+    def generation(self, job: str, number: int) -> Generation | None:
+        """The generation `number`, made when it is new; None when it is older than those that are kept."""
+        known = self.generations.get(number)
+        if known is not None:
+            return known
+        if len(self.generations) >= _GENERATIONS_MAX:
+            oldest = min(self.generations)
+            if number < oldest:
+                return None
+            del self.generations[oldest]
+        known = self.generations[number] = Generation(job, number, over=number <= self.stopped)
+        return known
+
+
+@dataclass(slots=True)
+class _Node:
+    jobs: dict[str, Placement] = field(default_factory=dict)
+    last_job: str = ""
+
+
+class Roster:
+    """`observe` folds; everything else answers. Tables are updated in place."""
+
+    def __init__(self) -> None:
+        self._jobs: Bounded[str, _Job] = Bounded(_JOBS_MAX)
+        self._nodes: Bounded[str, _Node] = Bounded(_NODES_MAX)
+
+    # ---------------------------------------------------------------- questions
+
+    def generation(self, job: str, number: int) -> Generation | None:
+        """Any generation that is still kept."""
+        known = self._jobs.get(job)
+        return None if known is None else known.generations.get(number)
+
+    def current(self, job: str, number: int) -> Generation | None:
+        """The generation `number` if it is the newest of `job`; None for an older one, and for a job that is not known."""
+        known = self._jobs.get(job)
+        return known.generations.get(number) if known is not None and number == known.newest else None
+
+    def newest_started(self, job: str) -> int:
+        """The highest number of which a start was reported; -1 = none."""
+        known = self._jobs.get(job)
+        return -1 if known is None else known.started
+
+    def began_at(self, job: str) -> float | None:
+        """The earliest reported start of the job's run, agents' clocks."""
+        known = self._jobs.get(job)
+        return None if known is None else known.began_at
+
+    def on(self, node: str) -> Mapping[str, Placement]:
+        """Job → its ranks on `node`, without those that the node has stopped."""
+        known = self._nodes.get(node)
+        return _NONE if known is None else known.jobs
+
+    def last_job(self, node: str) -> str:
+        """The job that started ranks on `node` last; "" = none did."""
+        known = self._nodes.get(node)
+        return "" if known is None else known.last_job
+
+    def is_new_run(self, item: GenerationStarted) -> bool:
+        """Whether `item`, not folded yet, belongs to another run of a known job. Submissions decide, never clocks.
+
+        Where agents do not report submissions, orders do: a number at or below one that was stopped starts again.
+        """
+        job = self._jobs.get(item.job)
+        if job is None or job.started < 0:
+            return False
+        if item.submission and job.submission:
+            return item.submission != job.submission
+        return job.ended and item.generation <= job.started
+
+    # ---------------------------------------------------------------- the fold
+
+    def observe(self, item: object) -> None:
+        """Fold one item; types that say nothing of placements are ignored."""
+        match item:
+            case RankProgress():
+                self._progress(item)
+            case GenerationStarted():
+                self._started(item)
+            case GenerationStopped():
+                self._stopped(item)
+            case WorkerExited():
+                generation = self._job(item.job).generation(item.job, item.generation)
+                if generation is not None:
+                    generation.place(item.node, (item.rank,))
+            case RunStarted():
+                self._forget(item.job)
+            case _:
+                pass
+
+    def _progress(self, item: RankProgress) -> None:
+        """The hot path: every node, every second. Nearly always nothing is new."""
+        node = self._nodes.get(item.node)
+        if node is not None:
+            placement = node.jobs.get(item.job)
+            if placement is not None and placement.generation == item.generation:
+                return
+        self._place(item.node, item.job, item.generation, item.rank)
+
+    def _started(self, item: GenerationStarted) -> None:
+        job = self._job(item.job)
+        self._place(item.node, item.job, item.generation, item.ranks)
+        generation = job.generation(item.job, item.generation)
+        if generation is None:
+            return
+        generation.mesh, generation.hang = item.mesh, item.hang
+        generation.place(item.node, item.ranks)
+        generation.starts[item.node] = item.at
+        generation.started_at = min(item.at, generation.started_at or item.at)
+        generation.spread = len(item.ranks) < item.mesh.world_size
+        job.began_at = min(item.at, job.began_at or item.at)
+        self._nodes.get_or_add(item.node, _Node).last_job = item.job
+        if item.generation > job.started:
+            job.started, job.submission, job.ended = item.generation, item.submission, False
+
+    def _stopped(self, item: GenerationStopped) -> None:
+        job = self._job(item.job)
+        job.ended = job.ended or item.generation == job.started
+        if not item.finished and item.generation > job.stopped:
+            job.stopped = item.generation
+            for number, each in job.generations.items():
+                each.over = each.over or number <= item.generation
+        generation = job.generation(item.job, item.generation)
+        if generation is not None:
+            generation.left.add(item.node)
+        node = self._nodes.get(item.node)
+        if node is not None and item.job in node.jobs and node.jobs[item.job].generation <= item.generation:
+            del node.jobs[item.job]
+
+    def _place(self, name: str, job_name: str, number: int, ranks: tuple[int, ...]) -> None:
+        """Unless it is late: the node has left this generation, or runs a newer one."""
+        job, node = self._job(job_name), self._nodes.get_or_add(name, _Node)
+        generation = job.generation(job_name, number)
+        if generation is None:
+            return
+        job.newest = max(number, job.newest)
+        if any(name in each.left for later, each in job.generations.items() if later >= number):
+            return
+        placement = node.jobs.get(job_name)
+        if placement is None or placement.generation < number:
+            node.jobs[job_name] = Placement(number, ranks)
+            generation.nodes.add(name)
+
+    def _forget(self, name: str) -> None:
+        """Looks at the job's own nodes only."""
+        job = self._jobs.pop(name, None)
+        for node in {node for each in job.generations.values() for node in each.nodes} if job is not None else ():
+            known = self._nodes.get(node)
+            if known is not None:
+                known.jobs.pop(name, None)
+
+    def _job(self, name: str) -> _Job:
+        return self._jobs.get_or_add(name, _Job)
