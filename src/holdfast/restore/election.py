@@ -433,6 +433,8 @@ def _elected(saved: _Saved, picks: list[_Pick], mesh: Mesh, refused: Sequence[st
     if in_parts:
         whose = "replicas" if before.resized(1) == mesh.resized(1) else "ranks"
         reason += f"; each rank's part is put together from those of {len(picks) // mesh.world_size} {whose}"
+    elif before.dp == mesh.dp and (lost := sum(pick.restore.shard.rank != pick.restore.rank for pick in picks)):
+        reason += f"; another replica's identical state stands in for {lost} {'shard' if lost == 1 else 'shards'}"
     if refused:
         reason += f" (passed over: {'; '.join(refused[:REASONS_MAX])})"
     return Election(
