@@ -7,7 +7,7 @@ bound by it; should the training thread get there before the verdict, it waits. 
 since "the last yes" and "the first no" exclude each other; so no rank saves, or leaves, alone.
 
 A signal is answered within three polls, the lead (two polls' worth of steps) and the step that is under way: with steps
-shorter than a poll in about a second, with longer ones in two steps.
+shorter than a poll in about a second, with longer ones in two steps. Beyond 12,500 ranks polls are farther apart (`paced`).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.train.standalone.board import Board
+from holdfast.train.standalone.board import Board, paced
 
 log = logging.getLogger("holdfast.train")
 
 POLL_S: Final = 0.25  # one small request per rank to the store
 POLL_PENDING_S: Final = 0.02  # while a proposal is open
-LEAD_S: Final = 2 * POLL_S
+LEAD_POLLS: Final = 2
 LEAD_MAX_S: Final = 60.0
 VERDICT_TIMEOUT_S: Final = 10.0  # for a training thread that has come to a proposed step
 
@@ -107,7 +107,9 @@ class Agreement:
         self._seen = 0  # proposals voted on
         self._open: int | None = None
         self._answered = 0  # rank 0: requests that the latest proposal covers
-        self._lead_s = LEAD_S if world_size > 1 else 0.0
+        self.poll_s = paced(POLL_S, world_size)
+        self._pending_s = paced(POLL_PENDING_S, world_size)
+        self._lead_s = LEAD_POLLS * self.poll_s if world_size > 1 else 0.0
         self.awaiting = False  # a save was asked for here, and is not agreed
         self.verdicts = 0
 
@@ -128,10 +130,10 @@ class Agreement:
         if self._open is None and self._board.count("proposals") > self._seen:  # one at a time: its verdict first
             self._vote(self._seen + 1)
         if self._open is None:
-            return POLL_S
+            return self.poll_s
         verdict = self._board.get(f"verdict/{self._open}")
         if verdict is None:
-            return POLL_PENDING_S
+            return self._pending_s
         self._gate.decide(self._open, verdict == "save")
         self.verdicts += 1
         self.awaiting = self.awaiting and verdict != "save"
@@ -139,7 +141,7 @@ class Agreement:
         if verdict == "void" and self._rank == 0:
             self._answered = 0  # propose again, further ahead
             self._lead_s = min(2 * self._lead_s, LEAD_MAX_S)
-        return POLL_PENDING_S
+        return self._pending_s
 
     def _propose(self) -> None:
         gate = self._gate

@@ -1,15 +1,25 @@
 """A few short words and counters that all ranks of a launch share, on the store that the process group was made with.
 
-Only used by background threads, over a connection of their own, and only by calls that return at once.
+Only used by background threads, over a connection of their own, and only by calls that return at once. One process serves the
+store: the more ranks poll it, the more seldom each does (`paced`).
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]  # re-exported without saying so
 from torch.distributed.distributed_c10d import Store, _get_default_store
 
 from holdfast.domain.errors import Unavailable
+
+REQUESTS_PER_S_MAX: Final = 50_000  # of all ranks together
+
+
+def paced(poll_s: float, world_size: int) -> float:
+    """Seconds between two polls of one rank: `poll_s`, or longer when that would be too many requests of all ranks together."""
+    return max(poll_s, world_size / REQUESTS_PER_S_MAX)
 
 
 class Board:

@@ -28,6 +28,7 @@ from holdfast.train.standalone import checksum
 
 LOCK_WAIT_S: Final = 10.0  # for what a killed run leaves for a moment: children that hold its lock
 LOCK_POLL_S: Final = 0.05
+_STEP = re.compile(r"a(\d{1,12})/s(\d{1,15})")
 _SHARD = re.compile(r"a(\d{1,12})/s(\d{1,15})/rank-(\d{1,9})\.(?:shard|json)")
 
 _locks: weakref.WeakSet[Lock] = weakref.WeakSet()
@@ -231,6 +232,11 @@ class Directory:
         """Every shard that has a file here, whole or not."""
         found = {self._key(path) for path in self.root.glob("a*/s*/rank-*")}
         return sorted((key for key in found if key is not None), key=lambda key: (key.attempt, key.step, key.rank))
+
+    def steps(self) -> list[tuple[int, int]]:
+        """(attempt, step) of everything that has files here, whole or not."""
+        found = (_STEP.fullmatch(path.relative_to(self.root).as_posix()) for path in self.root.glob("a*/s*"))
+        return sorted((int(step[1]), int(step[2])) for step in found if step is not None)
 
     def mark(self, launch: str, rank: int) -> Path:
         """A file by which ranks find out whether they share the directory."""

@@ -21,7 +21,7 @@ from typing import Final
 from holdfast.domain.errors import HoldfastError, Unavailable
 from holdfast.domain.generations import ShardKey
 from holdfast.shards import Reader
-from holdfast.train.standalone.board import Board
+from holdfast.train.standalone.board import Board, paced
 from holdfast.train.standalone.directory import Directory
 from holdfast.train.standalone.election import Step
 from holdfast.train.standalone.peers import Peers
@@ -61,17 +61,24 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank's shards go. `prunes`: this rank removes old files for its whole node. `staging` takes images when memory
-    is full; what is left there is never restored from, since a disk may lose what was not synced."""
+    """Where a rank's shards go. `staging` takes images when memory is full; what is left there is never restored from, since a
+    disk may lose what was not synced.
+
+    Old shards are removed by one rank of each node, those of the ranks that run there. The rank that speaks for a directory
+    lists it, and removes besides what nobody else does: of ranks that have left, and copies for other nodes' ranks.
+    """
 
     directory: Directory
     run: str
     node: str
     world_size: int
-    prunes: bool
     memory: Path
     staging: Path
-    strangers: tuple[Path, ...] = ()  # images of ranks that no longer run on this node
+    prunes: tuple[int, ...] = ()  # the ranks whose old shards this rank removes
+    others: frozenset[int] | None = (
+        None  # this rank speaks for the directory: those whose old shards others remove from it
+    )
+    strangers: tuple[Path, ...] = ()  # images of ranks that no longer run on this node, for this rank to remove
 
 
 class Keeper:
@@ -160,9 +167,13 @@ class Keeper:
             attempt, step = told.split()
             self._retention.completed((int(attempt), int(step)))
             self._seen += 1
-        if self._seen and self._place.prunes:
-            directory = self._place.directory
-            for key in self._retention.victims(directory.present()):
+        if self._seen:
+            directory, others = self._place.directory, self._place.others
+            if others is not None:
+                present = [key for key in directory.present() if key.rank not in others]
+            else:
+                present = [ShardKey(*at, rank) for at in directory.steps() for rank in self._place.prunes]
+            for key in self._retention.victims(present):
                 directory.delete(key)
             for stranger in self._place.strangers:
                 shutil.rmtree(stranger, ignore_errors=True)
@@ -209,4 +220,4 @@ def settle(board: Board, keeper: Keeper, rank: int, world_size: int, timeout_s: 
 
 def _await(board: Board, counter: str, count: int, deadline: float) -> None:
     while board.count(counter) < count and time.monotonic() < deadline:
-        time.sleep(SETTLE_POLL_S)
+        time.sleep(paced(SETTLE_POLL_S, count))

@@ -18,7 +18,7 @@ from typing import Final
 from holdfast.domain.errors import HoldfastError, IntegrityError, Unavailable
 from holdfast.domain.generations import ShardKey
 from holdfast.shards import Manifest, Reader
-from holdfast.train.standalone.board import Board
+from holdfast.train.standalone.board import Board, paced
 from holdfast.train.standalone.directory import Directory
 from holdfast.train.standalone.exchange import Exchange
 from holdfast.train.standalone.transfer import receive_shard, send_shard
@@ -41,12 +41,13 @@ def targets(volumes: Sequence[int]) -> tuple[int | None, ...]:
     ring = order[-3:] if len(order) % 2 else []
     partner = {at: order[index ^ 1] for index, at in enumerate(order) if at not in ring}
     partner |= {at: ring[(index + 1) % 3] for index, at in enumerate(ring)}
-    members = {at: [rank for rank, its in enumerate(volumes) if its == at] for at in order}
-    chosen: list[int | None] = []
+    members: dict[int, list[int]] = {at: [] for at in order}
+    place = []  # of each rank among those of its directory
     for rank, at in enumerate(volumes):
-        there = members[partner[at]]
-        chosen.append(there[members[at].index(rank) % len(there)])
-    return tuple(chosen)
+        place.append(len(members[at]))
+        members[at].append(rank)
+    theirs = [members[partner[at]] for at in volumes]
+    return tuple(there[index % len(there)] for there, index in zip(theirs, place, strict=True))
 
 
 class Peers:
@@ -112,7 +113,7 @@ class Peers:
                         self._receive(source)
                     elif silent:
                         waiting.discard(source)
-                time.sleep(POLL_S)
+                time.sleep(paced(POLL_S, self._exchange.size))
         except (RuntimeError, Unavailable) as error:
             self._break(f"no copies come in any more: {error}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -106,16 +107,18 @@ def open_session(options: Checkpoints, environment: Environment) -> Session:
     memory = options.memory_of(start.run)
     if start.lists:
         _sweep_memory(options, directory, start.run)
-    here = {memory / f"rank-{rank}" for rank, node in enumerate(start.nodes) if node == environment.node}
+    here = [rank for rank, node in enumerate(start.nodes) if node == environment.node]
+    strangers = set(memory.glob("rank-*")) - {memory / f"rank-{rank}" for rank in here}
     place = Place(
         directory=directory,
         run=start.run,
         node=environment.node,
         world_size=world.world_size,
-        prunes=start.lists,
         memory=memory / f"rank-{world.rank}",
         staging=directory.root / "images" / f"rank-{world.rank}",
-        strangers=tuple(sorted(set(memory.glob("rank-*")) - here)),
+        prunes=tuple(here) if start.lists else (),
+        others=_others(start, world.rank, here),
+        strangers=tuple(sorted(strangers)) if start.lists else (),
     )
     board = Board.alone() if world.world_size == 1 else Board.shared(start.launch)
     retention = Retention(options.keep, elected.complete, floor=0 if elected.at else start.attempt)
@@ -145,6 +148,13 @@ def _peers(options: Checkpoints, start: Start, board: Board, directory: Director
     return Peers(group, board, directory, start.run, chosen, options.keep + UNFINISHED_MAX)
 
 
+def _others(start: Start, rank: int, here: Iterable[int]) -> frozenset[int] | None:
+    """Ranks of other nodes that share the directory, of the rank that speaks for it; of others None."""
+    if start.volumes[rank] != rank:
+        return None
+    return frozenset(other for other, volume in enumerate(start.volumes) if volume == rank) - frozenset(here)
+
+
 def _target(start: Start, rank: int) -> RestoreTarget | None:
     if start.election.at is None:
         return None
@@ -152,7 +162,8 @@ def _target(start: Start, rank: int) -> RestoreTarget | None:
     paths = tuple(map(str, start.paths))
     if len(paths) == 1:
         return RestoreTarget(step=step, attempt=attempt, path=paths[0])
-    leads = paths[rank] if rank < len(paths) else paths[0]  # parts are those of ranks 0, 1, …
+    own = (path for part, path in zip(start.election.parts[rank], paths, strict=True) if part.key.rank == rank)
+    leads = next(own, paths[0])
     return RestoreTarget(step=step, attempt=attempt, path=leads, paths=paths)
 
 

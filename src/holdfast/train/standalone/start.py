@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from holdfast.domain.errors import Conflict, HoldfastError, IntegrityError
-from holdfast.domain.generations import ShardKey
 from holdfast.domain.mesh import Mesh
 from holdfast.shards import Reader, peek
 from holdfast.train.standalone import checksum, election
 from holdfast.train.standalone.directory import Directory, Identity, Lock
-from holdfast.train.standalone.election import Election, Holding
+from holdfast.train.standalone.election import Election, Holding, Seat
 from holdfast.train.standalone.exchange import Exchange
 from holdfast.train.standalone.transfer import fetch
 
@@ -44,7 +43,7 @@ class Start:
     run: str
     attempt: int
     nodes: tuple[str, ...]
-    volumes: tuple[int, ...]  # by rank: equal numbers share a directory
+    volumes: tuple[int, ...]  # by rank: the rank that speaks for its directory; equal numbers share one
     lists: bool  # this rank speaks for its node
     election: Election
     paths: tuple[Path, ...]  # of this rank's parts, verified, readable here; empty = from scratch
@@ -79,19 +78,22 @@ class Starter:
         lists = nodes.index(self.node) == self.exchange.rank
         locks: list[Lock] = []
 
-        def claim() -> list[Holding]:
+        def claim() -> None:
             locks.append(Lock(self.directory.root, launch))
             if lists:
-                self.directory.sweep(launch)
-            self.directory.mark(launch, self.exchange.rank).touch()
-            return self._holdings(run) if lists else []
+                self.directory.mark(launch, self.exchange.rank).touch()
 
         try:
-            holdings = [holding for found in self._together(claim) for holding in found]
+            self._together(claim)
+            volumes = self._volumes(nodes, launch, lists)
+            speaks = volumes[self.exchange.rank] == self.exchange.rank  # for its directory
+            seats = tuple(Seat(node, _name(volume)) for node, volume in zip(nodes, volumes, strict=True))
+            found = self._together(lambda: self._listed(run, launch, seats, lists=lists, speaks=speaks))
+            holdings = [holding for those in found for holding in those]
             known = max((hello.identity.attempt for hello in hellos if hello.identity), default=0)
             attempt = max(known, election.attempts(holdings)) + 1
-            volumes = tuple(self._together(lambda: self._record(Identity(run, attempt), launch, lists)))
-            elected, paths = self._agree(holdings, nodes, run)
+            self._together(lambda: self.directory.begin(Identity(run, attempt)) if speaks else None)
+            elected, paths = self._agree(holdings, seats, run)
         except BaseException:
             for lock in locks:
                 lock.close()
@@ -100,70 +102,82 @@ class Starter:
             log.info("attempt %d: %s", attempt, elected.reason)
         if self.exchange.rank == 0 and elected.at is None and holdings:
             log.warning("attempt %d starts from step 0 although something is saved: %s", attempt, elected.reason)
-        self.directory.mark(launch, self.exchange.rank).unlink(missing_ok=True)
+        if lists:
+            self.directory.mark(launch, self.exchange.rank).unlink(missing_ok=True)
         return Start(launch, run, attempt, nodes, volumes, lists, elected, paths, locks[0])
 
     def _hello(self) -> Hello:
         self.directory.create()
         return Hello(uuid.uuid4().hex, self.node, self.directory.identity())
 
-    def _record(self, identity: Identity, launch: str, lists: bool) -> int:
-        """Make the attempt known to later starts; returns which directory this is."""
-        if lists:
-            self.directory.begin(identity)
-        return self.directory.marked(launch)
+    def _volumes(self, nodes: Sequence[str], launch: str, lists: bool) -> tuple[int, ...]:
+        """By rank: who speaks for its directory, the lowest rank that speaks for a node there."""
+        marked = self._together(lambda: self.directory.marked(launch) if lists else -1)
+        first = {node: rank for rank, node in reversed(list(enumerate(nodes)))}
+
+        def speaker(rank: int) -> int:
+            while (
+                marked[rank] != rank
+            ):  # where a shared directory is slow to show files, one may have seen less than another
+                rank = marked[rank]
+            return rank
+
+        return tuple(speaker(first[node]) for node in nodes)
 
     # ------------------------------------------------------------ what is there
 
-    def _holdings(self, run: str) -> list[Holding]:
-        """Everything of the run that this node can read: committed shards, and images that were left in memory."""
+    def _listed(self, run: str, launch: str, seats: Sequence[Seat], *, lists: bool, speaks: bool) -> list[Holding]:
+        """What this rank reports of the run: committed shards for a directory, and for a node the images left in memory.
+
+        Each is reported once, however many nodes share the directory: the report of each is read by all ranks.
+        """
+        rank = self.exchange.rank
         found: list[Holding] = []
-        known: dict[ShardKey, str] = {}
-        for manifest, path in self.directory.manifests(run):
-            known[manifest.key] = manifest.digest
-            found.append(self._holding(manifest.key, manifest.domain_mesh(), manifest.parent, "disk", path, known))
-        for path in sorted(self.memory_of(run).glob("rank-*/[!.]*.image")):
+        if speaks:
+            self.directory.sweep(launch)
+            place = seats[rank].directory
+            for it, path in self.directory.manifests(run):
+                found.append(
+                    Holding(it.key, it.domain_mesh(), it.parent, it.digest, "disk", str(path), place, holder=rank)
+                )
+        for path in sorted(self.memory_of(run).glob("rank-*/[!.]*.image")) if lists else ():
             try:
                 header = peek(path)
             except (FileNotFoundError, HoldfastError):
                 continue  # of no use: the next save goes over it
             if header is not None:
                 stamp = header.stamp
-                found.append(self._holding(stamp.key, stamp.mesh, stamp.parent, "memory", path, known))
+                manifest = self.directory.manifest(stamp.key, run)
+                digest = manifest.digest if manifest is not None else ""
+                found.append(
+                    Holding(stamp.key, stamp.mesh, stamp.parent, digest, "memory", str(path), self.node, holder=rank)
+                )
         return found
-
-    def _holding(
-        self,
-        key: ShardKey,
-        mesh: Mesh,
-        parent: tuple[int, int] | None,
-        tier: str,
-        path: Path,
-        known: dict[ShardKey, str],
-    ) -> Holding:
-        return Holding(key, mesh, parent, known.get(key, ""), tier, str(path), self.node, self.exchange.rank)
 
     # ------------------------------------------------------------ what to restore
 
     def _agree(
-        self, holdings: Sequence[Holding], nodes: tuple[str, ...], run: str
+        self, holdings: Sequence[Holding], seats: tuple[Seat, ...], run: str
     ) -> tuple[Election, tuple[Path, ...]]:
         """Elect, verify, fetch; whatever does not verify is out, and the next best is elected. Ends: every round that
         fails takes away at least one of finitely many holdings."""
+        seat = seats[self.exchange.rank]
         while True:
-            left = [holding for holding in holdings if (holding.holder, holding.path) not in self.bad]
-            elected = election.elect(left, self.mesh, nodes)
+            elected = election.elect(holdings, self.mesh, seats, self.bad)
             if not elected.parts:
-                return elected if left or not holdings else Election(None, "no copy of any shard verifies"), ()
+                return elected, ()
             mine = elected.parts[self.exchange.rank]
-            here = [holding for holding in mine if holding.node == self.node]
-            self._cross_out([(it.holder, it.path) for it in here if not self._verifies(it, run)])
-            if any((it.holder, it.path) in self.bad for parts in elected.parts for it in parts):
+            self._cross_out([it.copy for it in mine if seat.reads(it) and not self._verifies(it, run)])
+            if elected.uses(self.bad):
                 continue
-            fetched, lost = fetch(self.exchange, self.directory, elected.parts, nodes, run)
+            fetched, lost = fetch(self.exchange, self.directory, elected.parts, seats, run)
             self._cross_out(lost)
-            if not any((it.holder, it.path) in self.bad for parts in elected.parts for it in parts):
-                return elected, tuple(fetched.get(it) or Path(it.path) for it in mine)
+            if not elected.uses(self.bad):
+                return elected, tuple(fetched.get(it) or self._path(it) for it in mine)
+
+    def _path(self, holding: Holding) -> Path:
+        """Of one that this rank can read: nodes may see the directory that they share under different names."""
+        return self.directory.path(holding.key) if holding.tier == "disk" else Path(holding.path)
 
     def _cross_out(self, mine: list[tuple[int, str]]) -> None:
         for found in self.exchange.gather(mine):
@@ -173,7 +187,7 @@ class Starter:
         """Checksums where there is a manifest. An image that was never brought to disk has none: its header and index say
         that it was completed, and memory that was lost with its node is not there at all."""
         try:
-            with Reader(Path(holding.path), holding.key) as reader:
+            with Reader(self._path(holding), holding.key) as reader:
                 manifest = self.directory.manifest(holding.key, run)
                 if manifest is not None:
                     checksum.verify(manifest, reader.data)
@@ -195,6 +209,11 @@ class Starter:
             if answer.error:
                 raise Conflict(answer.error)
         return [answer.value for answer in answers]
+
+
+def _name(volume: int) -> str:
+    """No node can be called so, for it has a space."""
+    return f"directory of rank {volume}"
 
 
 def _run_of(hellos: Sequence[Hello]) -> str:

@@ -17,7 +17,7 @@ from holdfast.domain.generations import ShardKey
 from holdfast.shards import Manifest, Reader, spans_of
 from holdfast.train.standalone import checksum
 from holdfast.train.standalone.directory import Directory
-from holdfast.train.standalone.election import Holding
+from holdfast.train.standalone.election import Holding, Seat
 from holdfast.train.standalone.exchange import Exchange
 
 log = logging.getLogger("holdfast.train")
@@ -28,27 +28,27 @@ _LENGTH_BYTES = 8
 @dataclass(frozen=True, slots=True)
 class Transfer:
     holding: Holding
-    to: int  # the rank that receives it for its node
+    to: int  # the rank that receives it for its directory
 
 
-def plan(parts: Sequence[Sequence[Holding]], nodes: Sequence[str]) -> list[Transfer]:
-    """What has to travel: each shard once to each node that needs it. Pure, and the same on every rank."""
+def plan(parts: Sequence[Sequence[Holding]], seats: Sequence[Seat]) -> list[Transfer]:
+    """What has to travel: each shard once to each directory that needs it. Pure, and the same on every rank."""
     wanted: dict[tuple[str, Holding], Transfer] = {}
-    for rank, those in enumerate(parts):
+    for rank, (those, seat) in enumerate(zip(parts, seats, strict=True)):
         for holding in those:
-            if holding.node != nodes[rank]:
-                wanted.setdefault((nodes[rank], holding), Transfer(holding, rank))
+            if not seat.reads(holding):
+                wanted.setdefault((seat.directory, holding), Transfer(holding, rank))
     return list(wanted.values())
 
 
 def fetch(
-    exchange: Exchange, directory: Directory, parts: Sequence[Sequence[Holding]], nodes: Sequence[str], run: str
+    exchange: Exchange, directory: Directory, parts: Sequence[Sequence[Holding]], seats: Sequence[Seat], run: str
 ) -> tuple[dict[Holding, Path], list[tuple[int, str]]]:
-    """Carry out this rank's transfers: where fetched shards lie on this node, and (holder, path) of those that failed."""
+    """Carry out this rank's transfers: where fetched shards lie for this rank, and (holder, path) of those that failed."""
     fetched: dict[Holding, Path] = {}
     lost: list[tuple[int, str]] = []
     rank = exchange.rank
-    for transfer in plan(parts, nodes):
+    for transfer in plan(parts, seats):
         holding = transfer.holding
         if holding.holder == rank:
             _send(exchange, directory, transfer, run)
@@ -57,8 +57,8 @@ def fetch(
                 receive_shard(exchange, directory, holding.holder, run, holding)
             except (HoldfastError, OSError) as error:
                 log.error("step %d of rank %d did not arrive: %s", holding.key.step, holding.key.rank, error)
-                lost.append((holding.holder, holding.path))
-        if nodes[transfer.to] == nodes[rank]:
+                lost.append(holding.copy)
+        if seats[transfer.to].directory == seats[rank].directory and not seats[rank].reads(holding):
             fetched[holding] = directory.path(holding.key)
     return fetched, lost
 
@@ -68,7 +68,7 @@ def _send(exchange: Exchange, directory: Directory, transfer: Transfer, run: str
     holding = transfer.holding
     try:
         with Reader(Path(holding.path), holding.key) as reader:
-            manifest = directory.manifest(holding.key, run) or _describe(reader, run, holding.node)
+            manifest = directory.manifest(holding.key, run) or _describe(reader, run, holding.place)
             send_shard(exchange, manifest, reader, transfer.to, lambda _: None)
     except (HoldfastError, OSError) as error:
         log.error("%s cannot be sent: %s", holding.path, error)

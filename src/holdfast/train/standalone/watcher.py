@@ -28,7 +28,7 @@ log = logging.getLogger("holdfast.train")
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1)
 DISCONNECTED_POLL_S: Final = 0.1
-SILENCE_MAX_S: Final = 2.0  # every living rank's watcher answers within two polls of a quarter of a second
+SILENCE_POLLS_MAX: Final = 8  # every living rank's watcher answers within two
 
 
 _installed: weakref.WeakSet[Watcher] = weakref.WeakSet()
@@ -149,8 +149,9 @@ class Watcher:
         progress = (self._agreement.verdicts, self._agreement.awaiting)
         if progress != self._progress or not self._agreement.awaiting:
             self._progress, self._progress_at = progress, now
-        if now - self._progress_at > SILENCE_MAX_S:
-            return f"not every rank has answered within {SILENCE_MAX_S:g} s"
+        silence_s = SILENCE_POLLS_MAX * self._agreement.poll_s
+        if now - self._progress_at > silence_s:
+            return f"not every rank has answered within {silence_s:g} s"
         return ""
 
     def _arrived(self, number: int) -> bool:

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # re-exported without saying so
 
-from holdfast.train.standalone.agreement import Agreement, Gate, Proposal
-from holdfast.train.standalone.board import Board
+from holdfast.train.standalone.agreement import POLL_S, Agreement, Gate, Proposal
+from holdfast.train.standalone.board import REQUESTS_PER_S_MAX, Board
 
 
 class Ranks:
@@ -113,3 +113,10 @@ def test_a_script_that_checkpoints_every_few_steps_saves_at_the_first_of_them_af
     assert gate.promise(Proposal(1, 12, leave=True))
     gate.decide(1, agreed=True)
     assert gate.due(20) == Proposal(1, 12, leave=True)
+
+
+@pytest.mark.parametrize("world_size", [1, 8, 12_500, 100_000])
+def test_the_more_ranks_there_are_the_more_seldom_each_asks_the_store(world_size: int) -> None:
+    agreement = Agreement(Board(HashStore()), Gate(), rank=1, world_size=world_size)
+    assert world_size / agreement.poll() <= REQUESTS_PER_S_MAX
+    assert agreement.poll() == POLL_S or world_size > 12_500

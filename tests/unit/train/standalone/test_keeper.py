@@ -22,10 +22,18 @@ from holdfast.train.standalone.keeper import UNFINISHED_MAX, Keeper, Place, Rete
 TIMEOUT_S = 30.0
 
 
-def keeper(tmp: Path, board: Board, rank: int = 0, world_size: int = 1, keep: int = 2) -> Keeper:
+def keeper(
+    tmp: Path,
+    board: Board,
+    rank: int = 0,
+    world_size: int = 1,
+    keep: int = 2,
+    others: frozenset[int] | None = frozenset(),
+) -> Keeper:
     directory = Directory(tmp / "disk")
     directory.create()
-    place = Place(directory, "r", "n", world_size, True, tmp / "memory" / f"rank-{rank}", tmp / "staging")
+    memory, staging = tmp / "memory" / f"rank-{rank}", tmp / "staging"
+    place = Place(directory, "r", "n", world_size, memory, staging, prunes=(rank,), others=others)
     return Keeper(place, board, Retention(keep, []))
 
 
@@ -58,6 +66,23 @@ def test_nothing_goes_before_the_newer_step_is_complete_on_all_ranks(tmp_path: P
     save(pair[1], 30, 1, 2)  # it never had 20
     assert steps(tmp_path) == [30]
     for each in pair:
+        assert each.close(TIMEOUT_S)
+
+
+def test_nodes_that_share_a_directory_share_the_removal_of_what_is_old(tmp_path: Path) -> None:
+    """Each removes its own ranks' shards; the one that speaks for the directory also those of a rank that has left."""
+    board = Board(HashStore())
+    speaks, other = keeper(tmp_path, board, 0, 2, 1, frozenset({1})), keeper(tmp_path, board, 1, 2, 1, None)
+    left = keeper(tmp_path, Board(HashStore()), 2, 3, 1)
+    save(left, 10, 2, 3)
+    for step in (10, 20):
+        save(other, step, 1, 2)
+        save(speaks, step, 0, 2)
+    present = Directory(tmp_path / "disk").present()
+    assert sorted((key.step, key.rank) for key in present) == [(10, 1), (20, 0), (20, 1)]
+    other.tidy()
+    assert steps(tmp_path) == [20]
+    for each in (speaks, other, left):
         assert each.close(TIMEOUT_S)
 
 

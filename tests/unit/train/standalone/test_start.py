@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from standalone_ranks import Ranks, end, key_of
 from holdfast.domain.errors import Conflict
 from holdfast.domain.generations import ShardKey
 from holdfast.domain.mesh import Mesh
+from holdfast.shards import Manifest
+from holdfast.train.standalone.directory import Directory
 
 DP2 = Mesh.of({"dp": 2})
 
@@ -45,6 +48,32 @@ def test_the_newest_step_on_disk_of_all_ranks_is_restored(tmp_path: Path, shared
     job.save(starts[0], 30, ranks=[0])
     end(starts)
     assert restored(tmp_path, "a", "b", shared=shared) == [[ShardKey(1, 20, 0)], [ShardKey(1, 20, 1)]]
+
+
+@pytest.mark.parametrize(("shared", "listings"), [(True, 1), (False, 3)])
+def test_a_directory_is_listed_once_however_many_nodes_share_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool, listings: int
+) -> None:
+    job = ranks(tmp_path, "a", "b", "c", "c", shared=shared)
+    starts = job.begin()
+    job.save(starts[0], 10)
+    end(starts)
+    listed: list[str] = []
+    real = Directory.manifests
+
+    def counted(self: Directory, run: str) -> Iterator[tuple[Manifest, Path]]:
+        listed.append(run)
+        return real(self, run)
+
+    monkeypatch.setattr(Directory, "manifests", counted)
+    again = ranks(tmp_path, "a", "c", "b", "b", shared=shared)  # some ranks run elsewhere now
+    starts = again.begin()
+    end(starts)
+    assert [[key_of(path) for path in start.paths] for start in starts] == [
+        [ShardKey(1, 10, rank)] for rank in range(4)
+    ]
+    assert len(listed) == listings
+    assert (sum(exchange.sent for exchange in again.exchanges) == 0) == shared, "what is shared does not travel"
 
 
 def test_images_in_memory_are_newer_than_the_disk_and_survive_a_permutation_of_ranks(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import pytest
 from waiting import wait_until
 
 from holdfast.domain.errors import Unavailable
-from holdfast.train.standalone import watcher as watcher_module
 from holdfast.train.standalone.watcher import Watcher
 
 
@@ -22,6 +21,7 @@ class Asked:
         self.asked: list[bool] = []
         self.polled = 0
         self.awaiting = False
+        self.poll_s = 0.25
         self.verdicts = 0
         self.error: Exception | None = None
 
@@ -88,8 +88,7 @@ def test_the_grace_also_ends_when_the_store_is_gone(watcher: Watcher, asked: Ask
 def test_a_rank_whose_peers_do_not_answer_leaves_before_the_grace_is_over(
     asked: Asked, ended: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(watcher_module, "SILENCE_MAX_S", 0.05)
-    asked.awaiting = True
+    asked.awaiting, asked.poll_s = True, 0.005
     watcher = Watcher(asked, 1000.0, ended.append)  # type: ignore[arg-type]
     os.kill(os.getpid(), signal.SIGTERM)
     wait_until(lambda: bool(ended), description="the end")

@@ -1,0 +1,453 @@
+"""The election itself: see the package for its theory."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import assert_never
+
+from holdfast.domain.generations import (
+    OBJECT_STORE,
+    Placement,
+    RankRestore,
+    RestorePoint,
+    ShardKey,
+    ShardRecord,
+    ShardSource,
+    StoredStep,
+)
+from holdfast.domain.mesh import Mesh
+from holdfast.restore.lineage import Line, Segment
+
+REASONS_MAX = 3
+_TIER_ORDER = {"memory": 0, "disk": 1}
+
+
+class Origin(IntEnum):
+    """Where a rank's shard comes from, nearest first."""
+
+    NOWHERE = 0  # the start from step 0
+    MEMORY = 1
+    DISK = 2
+    PEER = 3
+    STORE = 4
+
+    def __str__(self) -> str:
+        return ("nowhere", "local memory", "local disk", "another node", "the object store")[self]
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A connected node and what it holds of the job. Shards on spares and cordoned nodes count like any other."""
+
+    node: str
+    endpoint: str
+    zone: str
+    shards: tuple[ShardRecord, ...]  # a digest "" is not known yet: it agrees with every other one
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectStore:
+    """An object store and what is known to be complete in it."""
+
+    url: str = ""
+    steps: tuple[StoredStep, ...] = ()
+    job: str = ""  # whose steps; empty = the job's own
+
+
+@dataclass(frozen=True, slots=True)
+class Trusted:
+    """Nothing after `step` may be restored: the state is known to have gone wrong some time after it."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Knowledge:
+    """What else is known of a job's saved steps, besides who holds them."""
+
+    store: ObjectStore = field(default_factory=ObjectStore)
+    origin: ObjectStore = field(default_factory=ObjectStore)  # with another job's step that this one started from
+    sharded: bool | None = None  # over dp, as seen at a step of which every shard was known; None = never seen one
+    doubts: Mapping[tuple[int, int], str] = field(default_factory=dict)  # (attempt, step) → why not this one
+    trusted: Trusted | None = None
+    mounts: Mapping[str, str] = field(default_factory=dict)  # node → the holder whose shards it can read itself, too
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the caller can do with a step. The defaults are those of a job whose mesh changes in its replicas only."""
+
+    any_mesh: bool = False  # the state is put together from all shards of a mesh with other dimensions
+    substitutes: bool = False  # when no step is complete: another replica's identical state for a shard that is lost
+
+
+@dataclass(frozen=True, slots=True)
+class Election:
+    restore: RestorePoint
+    mesh: Mesh | None = None  # that saved it; None = start from scratch
+    ranks: tuple[RankRestore, ...] = ()  # by rank; several of one rank are parts of its state
+    origin: Origin = Origin.NOWHERE  # the farthest that a rank has to go
+    in_parts: bool = False  # each rank puts its state together from several shards
+
+
+def elect(
+    lineage: Sequence[Segment],
+    holders: Iterable[Holder],
+    mesh: Mesh,
+    placements: Sequence[Placement],
+    known: Knowledge | None = None,
+    terms: Terms | None = None,
+) -> Election:
+    """The newest complete step on the lineage, and for each rank of `mesh` where its shards are, nearest first."""
+    known, terms = known or Knowledge(), terms or Terms()
+    holders = sorted(holders, key=lambda holder: holder.node)
+    zones = {holder.node: holder.zone for holder in holders}
+    steps = _on_lineage(lineage, holders, known.origin, known.store)
+    newest_first = [steps[age] for age in sorted(steps, reverse=True)]
+    refused: list[str] = []
+    for last_resort in (False, True) if terms.substitutes else (False,):
+        for saved in newest_first:
+            need = _doubt(saved, known) or _need(saved, mesh, known, terms, newest_first, last_resort=last_resort)
+            found = need if isinstance(need, str) else _cover(saved, need, placements, zones, known.mounts)
+            if not isinstance(found, str):
+                return _elected(saved, found, mesh, refused)
+            if not last_resort:
+                refused.append(f"step {saved.step} of attempt {saved.attempt}: {found}")
+    if refused:
+        return Election(
+            RestorePoint(reason=f"no saved step is complete: start from step 0 ({'; '.join(refused[:REASONS_MAX])})")
+        )
+    return Election(RestorePoint())
+
+
+# ---------------------------------------------------------------- what was saved
+
+
+_Copy = tuple[Holder, ShardRecord]
+
+
+@dataclass(slots=True)
+class _Saved:
+    """One saved step: who holds shards of it, and which store has it. The copies are looked through when they are asked for:
+    most elections ask for the newest step only."""
+
+    attempt: int
+    step: int
+    holders: list[Holder] = field(default_factory=list)  # in the order of their nodes' names
+    stored: StoredStep | None = None
+    store: tuple[ShardSource, ...] = ()  # where all of its shards are; empty = in no store, or damaged there
+    _by_rank: dict[int, list[_Copy]] | None = None
+
+    @property
+    def by_rank(self) -> dict[int, list[_Copy]]:
+        if self._by_rank is None:
+            self._by_rank = defaultdict(list)
+            for holder in self.holders:
+                for record in holder.shards:
+                    key = record.key
+                    if key.step == self.step and key.attempt == self.attempt:
+                        self._by_rank[key.rank].append((holder, record))
+        return self._by_rank
+
+    def records(self) -> Iterator[ShardRecord]:
+        return (record for copies in self.by_rank.values() for _, record in copies)
+
+    def meshes(self) -> list[Mesh]:
+        """That saved it: one, unless something is wrong."""
+        found = {self.stored.mesh: None} if self.stored else {}
+        last: Mesh | None = None
+        for record in self.records():
+            if record.mesh is not last:
+                last = record.mesh
+                found[last] = None
+        return list(found)
+
+
+def _on_lineage(
+    lineage: Iterable[Segment], holders: Iterable[Holder], *stores: ObjectStore
+) -> dict[tuple[int, int], _Saved]:
+    line = Line(lineage)
+    steps: dict[tuple[int, int], _Saved] = {}
+    for holder in holders:
+        for age in {(record.key.attempt, record.key.step) for record in holder.shards}:
+            if line.holds(*age):
+                steps.setdefault(age, _Saved(*age)).holders.append(holder)
+    for store in stores:
+        for stored in store.steps if store.url else ():
+            age = stored.attempt, stored.step
+            if line.holds(*age):
+                saved = steps.setdefault(age, _Saved(*age))
+                saved.stored = stored
+                saved.store = () if stored.damage else (ShardSource(OBJECT_STORE, store.url, store.job),)
+    return steps
+
+
+def replicas_differ(records: Iterable[ShardRecord]) -> bool:
+    """Whether these shards of one step show that its state is sharded over dp: equal positions, different tensors."""
+    return _seen_sharded(records) is True
+
+
+def _seen_sharded(records: Iterable[ShardRecord]) -> bool | None:
+    """Whether the replicas of one step hold different tensors at a position; None = no two can be compared."""
+    seen: dict[int, tuple[str, int]] = {}  # by position: a digest, and the rank that has it
+    mesh, replica_size = None, 1
+    alike = None
+    for record in records:
+        if not record.digest:
+            continue
+        if record.mesh is not mesh:
+            mesh, replica_size = record.mesh, record.mesh.replica_size
+        rank = record.key.rank
+        digest, other = seen.setdefault(rank % replica_size, (record.digest, rank))
+        if digest != record.digest:
+            return True
+        if other != rank:
+            alike = False
+    return alike
+
+
+# ---------------------------------------------------------------- which shards each rank needs
+
+
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """Each rank its own shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Any:
+    """Each rank the shard of any replica at its position, for all of them hold the same."""
+
+    replica_size: int
+    own_first: bool = False  # the rank's own shard even if another replica's is nearer
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Each rank the shards of all replicas at its position. `unseen`: why that is so although nobody has seen them differ."""
+
+    replica_size: int
+    world_size: int
+    unseen: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _All:
+    """Each rank every shard."""
+
+    world_size: int
+
+
+_Need = _Own | _Any | _Parts | _All
+
+
+def _doubt(saved: _Saved, known: Knowledge) -> str:
+    """Why it must not be restored, although it may be complete; empty when nothing is known against it."""
+    if known.trusted is not None and saved.step > known.trusted.step:
+        return f"after step {known.trusted.step}, the last one that was verified ({known.trusted.reason})"
+    return known.doubts.get((saved.attempt, saved.step), "")
+
+
+def _need(
+    saved: _Saved, mesh: Mesh, known: Knowledge, terms: Terms, steps: Iterable[_Saved], *, last_resort: bool
+) -> _Need | str:
+    """What the ranks of `mesh` need of it, or why none of it is of use."""
+    before, *others = saved.meshes()
+    if others:
+        return "its shards come from different meshes"
+    if before.resized(1) != mesh.resized(1):
+        if terms.any_mesh and not last_resort:
+            return _All(before.world_size)
+        return f"it was saved by the mesh {before}, and only the number of replicas may change"
+    if before.dp == mesh.dp and not last_resort:
+        return _Own()
+    size = before.replica_size
+    if before.dp == 1:
+        return _Any(size)
+    match _sharded(saved, known, steps):
+        case True:
+            need: _Any | _Parts = _Parts(size, before.world_size)
+        case False:
+            need = _Any(size, own_first=last_resort)
+        case None:
+            unseen = (
+                f"it was saved by {before.dp} replicas, and too few of its shards are known to tell whether each of them "
+                "held all of the state"
+            )
+            need = _Parts(size, before.world_size, unseen)
+        case never:
+            assert_never(never)
+    return "no replica is known to hold all of the state" if last_resort and isinstance(need, _Parts) else need
+
+
+def _sharded(saved: _Saved, known: Knowledge, steps: Iterable[_Saved]) -> bool | None:
+    """Over dp. What the step itself shows comes first; a script may have changed between two attempts, but not within one."""
+    seen = _seen_sharded(saved.records())
+    if known.sharded or (saved.stored is not None and saved.stored.sharded) or seen:
+        return True
+    if seen is False or known.sharded is False or saved.stored is not None:
+        return False
+    same = [other for other in steps if other.attempt == saved.attempt and other is not saved]
+    found = {_seen_sharded(other.records()) for other in same}
+    return True if True in found else False if False in found else None
+
+
+# ---------------------------------------------------------------- where they are
+
+
+@dataclass(frozen=True, slots=True)
+class _Pick:
+    restore: RankRestore
+    origin: Origin
+
+
+# Of a node that restores, and of who has a shard in which tier: all sources, nearest first, and how far the nearest is.
+_Patterns = dict[tuple[str, tuple[tuple[str, str], ...]], tuple[tuple[ShardSource, ...], Origin]]
+
+
+def _cover(
+    saved: _Saved, need: _Need, placements: Sequence[Placement], zones: Mapping[str, str], mounts: Mapping[str, str]
+) -> list[_Pick] | str:
+    """What every rank restores, or why that cannot be."""
+    by_rank = saved.by_rank
+    wanted_by = _chooser(need, by_rank, zones, mounts)
+    picks: list[_Pick] = []
+    patterns: _Patterns = {}
+    for placement in placements:
+        node = placement.node
+        for rank in placement.ranks:
+            for wanted in wanted_by(rank, node):
+                copies = by_rank.get(wanted, ())
+                if not copies and not saved.store:
+                    return _missing(saved, need, wanted)
+                digests = {record.digest for _, record in copies}
+                if len(digests) > 1:
+                    digests.discard("")
+                    if len(digests) > 1:
+                        return f"{len(digests)} different shards claim to be that of rank {wanted}"
+                pattern = node, tuple([(holder.node, record.tier) for holder, record in copies])
+                if pattern not in patterns:
+                    own = _own(node, mounts)
+                    patterns[pattern] = _sources(copies, own, zones.get(node, ""), saved.store)
+                sources, origin = patterns[pattern]
+                key = copies[0][1].key if copies else ShardKey(saved.attempt, saved.step, wanted)
+                picks.append(_Pick(RankRestore(rank, key, digests.pop() if digests else "", sources), origin))
+    return sorted(picks, key=lambda pick: (pick.restore.rank, pick.restore.shard.rank))
+
+
+def _chooser(
+    need: _Need, by_rank: Mapping[int, Sequence[_Copy]], zones: Mapping[str, str], mounts: Mapping[str, str]
+) -> Callable[[int, str], Sequence[int]]:
+    """Of a rank and the node that it runs on: whose shards it is given."""
+    match need:
+        case _Own():
+            return lambda rank, _: (rank,)
+        case _Any():
+            return _Nearest(by_rank, need, zones, mounts).to
+        case _Parts(size, world_size):
+            return lambda rank, _: range(rank % size, world_size, size)
+        case _All(world_size):
+            return lambda *_: range(world_size)
+        case never:
+            assert_never(never)
+
+
+class _Nearest:
+    """Whose shard a rank takes when any replica's at its position will do: looked up, since a position may have thousands."""
+
+    def __init__(
+        self, by_rank: Mapping[int, Sequence[_Copy]], need: _Any, zones: Mapping[str, str], mounts: Mapping[str, str]
+    ) -> None:
+        self._by_rank, self._need, self._zones, self._mounts = by_rank, need, zones, mounts
+        self._on: dict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)  # (position, node): (tier, rank)
+        self._in: dict[tuple[int, str], tuple[int, str, int]] = {}  # (position, zone): the best of (tier, node, rank)
+        self._anywhere: dict[int, tuple[int, str, int]] = {}
+        for rank, copies in by_rank.items():
+            position = rank % need.replica_size
+            for holder, record in copies:
+                tier = _TIER_ORDER.get(record.tier, len(_TIER_ORDER))
+                self._on[position, holder.node].append((tier, rank))
+                best = (tier, holder.node, rank)
+                self._in[position, holder.zone] = min(best, self._in.get((position, holder.zone), best))
+                self._anywhere[position] = min(best, self._anywhere.get(position, best))
+
+    def to(self, rank: int, node: str) -> tuple[int]:
+        position = rank % self._need.replica_size
+        if self._need.own_first and rank in self._by_rank:
+            return (rank,)
+        here = [item for own in _own(node, self._mounts) for item in self._on.get((position, own), ())]
+        if here:
+            return (min(here, key=lambda item: (item[1] != rank, *item))[1],)
+        if rank in self._by_rank:
+            return (rank,)
+        best = self._in.get((position, self._zones.get(node, ""))) or self._anywhere.get(position)
+        return (best[2] if best is not None else position,)
+
+
+def _own(node: str, mounts: Mapping[str, str]) -> tuple[str, ...]:
+    """The holders whose shards `node` can read itself."""
+    return (node, mounts[node]) if node in mounts else (node,)
+
+
+def _missing(saved: _Saved, need: _Need, rank: int) -> str:
+    if isinstance(need, _Parts) and need.unseen:
+        return need.unseen
+    damaged = f"; in the object store, {saved.stored.damage}" if saved.stored else ""
+    return f"no connected node holds the shard of rank {rank}{damaged}"
+
+
+def _sources(
+    copies: Sequence[_Copy], own: tuple[str, ...], zone: str, store: tuple[ShardSource, ...]
+) -> tuple[tuple[ShardSource, ...], Origin]:
+    """All sources of one shard: the own node first (memory before disk), then its failure domain, the rest, the store."""
+
+    def distance(copy: _Copy) -> tuple[bool, bool, int, str]:
+        holder, record = copy
+        tier = _TIER_ORDER.get(record.tier, len(_TIER_ORDER))
+        return holder.node not in own, holder.zone != zone, tier, holder.node
+
+    if not copies:
+        return store, Origin.STORE
+    ordered = sorted(copies, key=distance)
+    sources = {holder.node: ShardSource(holder.node, holder.endpoint) for holder, _ in ordered}
+    nearest, record = ordered[0]
+    at_hand = Origin.MEMORY if record.tier == "memory" else Origin.DISK
+    origin = at_hand if nearest.node in own else Origin.PEER
+    return (*sources.values(), *store), origin
+
+
+# ---------------------------------------------------------------- the answer
+
+
+def _elected(saved: _Saved, picks: list[_Pick], mesh: Mesh, refused: Sequence[str]) -> Election:
+    reason = (
+        f"step {saved.step} of attempt {saved.attempt} is the newest that is complete on all {mesh.world_size} ranks, "
+        f"{_where_from(picks)}"
+    )
+    [before] = saved.meshes()
+    in_parts = len(picks) > mesh.world_size
+    if in_parts:
+        whose = "replicas" if before.resized(1) == mesh.resized(1) else "ranks"
+        reason += f"; each rank's part is put together from those of {len(picks) // mesh.world_size} {whose}"
+    elif before.dp == mesh.dp and (lost := sum(pick.restore.shard.rank != pick.restore.rank for pick in picks)):
+        reason += f"; another replica's identical state stands in for {lost} {'shard' if lost == 1 else 'shards'}"
+    if refused:
+        reason += f" (passed over: {'; '.join(refused[:REASONS_MAX])})"
+    return Election(
+        RestorePoint(saved.attempt, saved.step, reason),
+        before,
+        tuple(pick.restore for pick in picks),
+        max(pick.origin for pick in picks),
+        in_parts,
+    )
+
+
+def _where_from(picks: Sequence[_Pick]) -> str:
+    numbers = Counter(pick.origin for pick in picks)
+    if len(numbers) == 1:
+        return f"each from {picks[0].origin}" if len(picks) > 1 else f"from {picks[0].origin}"
+    return ", ".join(f"{numbers[origin]} from {origin}" for origin in sorted(numbers))
