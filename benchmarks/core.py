@@ -61,7 +61,7 @@ from holdfast.runtime.garbage import collect_seldom
 from holdfast.supervisor.agents import beats
 from holdfast.supervisor.core import Job, Node, State, view
 from holdfast.supervisor.core.election import Segment
-from holdfast.supervisor.core.index import Index
+from holdfast.supervisor.core.indexing import index_of
 from holdfast.supervisor.core.planner import peers
 from holdfast.supervisor.leader import inbox, snapshot
 from holdfast.supervisor.leader.fold import Folder
@@ -123,7 +123,7 @@ def running_job(nodes: int) -> State:
     for i in range(max(2, nodes // 50)):
         table[f"s{i}"] = _node(f"s{i}", f"z{i % ZONES}", generation, None, ())
     state = State(born=_T0, folded_at=_T0, epoch=1, secret="secret", nodes=table, jobs={JOB: job}, diagnostics_at=_T0)
-    return state.indexed(Index.of(state))
+    return state.indexed(index_of(state))
 
 
 def shards(generation: Generation, step: int, own: Placement | None, peer: Placement | None) -> tuple[ShardRecord, ...]:

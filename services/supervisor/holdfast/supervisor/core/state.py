@@ -69,7 +69,7 @@ class Config:
     offenders: Rules = field(default_factory=Rules)  # when a node that keeps failing is quarantined
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Node:
     """`holds` says which generations of which job may have live workers here: the base of all fencing."""
 
@@ -132,7 +132,7 @@ class Node:
         return min(announced, key=lambda notice: (notice.starts_at or 0.0, notice.source), default=None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Change:
     """The change in flight to the job's newest generation. Prepare and Stop orders are answered first, then Start, then every
     rank steps."""
@@ -236,7 +236,7 @@ class Asked:
     far: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Job:
     spec: JobSpec
     token: str
@@ -328,7 +328,7 @@ class Breaker:
         return evolve(self, condemned=condemned, changes=changes)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class State:
     config: Config = field(default_factory=Config)
     born: float = 0.0  # time of the first event: makes ids unique even when all state was lost
@@ -352,6 +352,5 @@ class State:
     index: Index | None = field(default=None, init=False, compare=False, repr=False)  # follows from the tables
 
     def indexed(self, index: Index) -> State:
-        """This very state, which nobody has seen yet, with its index."""
-        object.__setattr__(self, "index", index)
-        return self
+        """The same state with its index."""
+        return evolve(self, index=index)
