@@ -153,7 +153,7 @@ class Folder:
             request = each.event
             batch.published.append(OperationDone(self._at, request.operation, False, reason, request.fingerprint))
         if each.delivery is not None:
-            batch.dead.append(epitaph(each.delivery))
+            batch.dead.append(epitaph(each.delivery, each.place))
 
     def bury(self, folded: Folded, poison: Iterable[tuple[Delivery, str]]) -> Folded:
         """With what could not even be read."""
