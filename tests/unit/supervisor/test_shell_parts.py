@@ -24,6 +24,7 @@ from holdfast.runtime import freeze as freezes
 from holdfast.supervisor.agents.sessions import Refused, Sessions
 from holdfast.supervisor.api.server import bind
 from holdfast.supervisor.core import Job, Node, State
+from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.leader.fold import Folder
 from holdfast.supervisor.leader.inbox import REPORTS, InboxWriter, gone_entry, request_entry
@@ -315,6 +316,24 @@ def test_a_snapshot_of_an_earlier_version_is_replaced_by_the_first_commit(changi
     prepares = {f"outbox/{each.command_id}:slot" for each in fleet.sent if isinstance(each.order, Prepare)}
     assert {name for name in after if name.endswith(":slot")} == prepares
     assert bool(prepares) is changing
+
+
+def test_a_snapshot_from_before_reports_were_counted_apart_is_read() -> None:
+    """Format 2: a node's row has its workers, and the number of its newest report."""
+    fleet = running(job(dp=3))
+    fleet.all_live()
+    state = fleet.state
+    parts = {name: raw for name, raw in snapshot.changes(None, state).items() if raw is not None}
+    old = {name: raw for name, raw in parts.items() if not name.startswith("heard/") and ":workers" not in name}
+    nodes = {name: evolve(node, last_seq=state.last_seq(node)) for name, node in state.nodes.items()}
+    for name, node in nodes.items():
+        assert node.workers
+        old[f"nodes/{name}"] = records.dumps(evolve(node, inventory={}), Node)
+    old["format"] = b"2"
+    assert not snapshot.is_current(old)
+    loaded = snapshot.load(old)
+    assert loaded == evolve(state, nodes=nodes, heard={})
+    assert loaded.last_seq(loaded.nodes["n1"]) == state.last_seq(state.nodes["n1"]) > 1
 
 
 def test_the_cores_time_never_runs_backwards() -> None:

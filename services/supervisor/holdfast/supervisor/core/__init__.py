@@ -29,7 +29,7 @@ The core trusts no single witness, keeps still when in doubt, and says why in ev
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import assert_never
 
 from holdfast.supervisor.core import (
@@ -104,7 +104,8 @@ _OF_SILENCE = frozenset({"prepare", "start", "gone", "witness", "fence", "stop",
 def step(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
     """Fold one event. The same state and event give the same answer, always."""
     turn = Turn(state, event.at)
-    _fold(turn, event)
+    _take(turn, event)
+    upkeep.poke(turn)
     commands = turn.end()
     return turn.finish(), commands
 
@@ -115,7 +116,7 @@ class Batch:
     def __init__(self, state: State) -> None:
         self._before = state
         self._turn = Turn(state, state.folded_at)
-        self._folded: list[Event] = []
+        self._folded: list[tuple[float, Sequence[Event]]] = []
 
     @property
     def state(self) -> State:
@@ -128,27 +129,33 @@ class Batch:
         return self._turn.written
 
     def step(self, event: Event) -> tuple[Command, ...]:
+        return self.reports(event.at, (event,))
+
+    def reports(self, at: float, events: Sequence[Event]) -> tuple[Command, ...]:
+        """Several that come at the same time: what they make possible is looked for once, after the last."""
         try:
-            commands = self._step(event)
+            commands = self._step(at, events)
         except Exception:
             self._again()
             raise
-        self._folded.append(event)
+        self._folded.append((at, events))
         return commands
 
-    def _step(self, event: Event) -> tuple[Command, ...]:
-        self._turn.begin(event.at)
-        _fold(self._turn, event)
+    def _step(self, at: float, events: Iterable[Event]) -> tuple[Command, ...]:
+        self._turn.begin(at)
+        for event in events:
+            _take(self._turn, event)
+        upkeep.poke(self._turn)
         return self._turn.end()
 
     def _again(self) -> None:
         """Half an event may stand in the turn: make another."""
         self._turn = Turn(self._before, self._before.folded_at)
-        for event in self._folded:
-            self._step(event)
+        for at, events in self._folded:
+            self._step(at, events)
 
 
-def _fold(turn: Turn, event: Event) -> None:
+def _take(turn: Turn, event: Event) -> None:
     match event:
         case LeaderStarted():
             _lead(turn, event)
@@ -188,7 +195,6 @@ def _fold(turn: Turn, event: Event) -> None:
                 _timer(turn, event.name)
         case _:
             assert_never(event)
-    upkeep.poke(turn)
 
 
 def _lead(turn: Turn, event: LeaderStarted) -> None:
