@@ -61,7 +61,7 @@ from holdfast.runtime.garbage import collect_seldom
 from holdfast.supervisor.agents import beats
 from holdfast.supervisor.core import Job, Node, State, view
 from holdfast.supervisor.core.election import Segment
-from holdfast.supervisor.core.index import Index
+from holdfast.supervisor.core.indexing import index_of
 from holdfast.supervisor.core.planner import peers
 from holdfast.supervisor.leader import inbox, snapshot
 from holdfast.supervisor.leader.fold import Folder
@@ -95,6 +95,7 @@ _ATTEMPT = 1000
 _SAVED = 50  # the step that is saved when the benchmark begins
 _LEASE_S = 1e6
 _SEED = 7
+WAITING = 256  # reports that gather while the log writes those before
 
 
 # ---------------------------------------------------------------- a job that runs
@@ -123,7 +124,7 @@ def running_job(nodes: int) -> State:
     for i in range(max(2, nodes // 50)):
         table[f"s{i}"] = _node(f"s{i}", f"z{i % ZONES}", generation, None, ())
     state = State(born=_T0, folded_at=_T0, epoch=1, secret="secret", nodes=table, jobs={JOB: job}, diagnostics_at=_T0)
-    return state.indexed(Index.of(state))
+    return state.indexed(index_of(state))
 
 
 def shards(generation: Generation, step: int, own: Placement | None, peer: Placement | None) -> tuple[ShardRecord, ...]:
@@ -242,7 +243,7 @@ class Leader:
         self.sent: list[tuple[str, str, Order]] = []
         self.timers: dict[str, float] = {}
         self._batches = log.subscribe(*STREAMS, group=SUPERVISOR_GROUP, consumer="leader", batch_max=BATCH_MAX)
-        self._written = itertools.count()
+        self._inbox = inbox.InboxWriter(log)
 
     @property
     def job(self) -> Job:
@@ -251,14 +252,14 @@ class Leader:
     async def hear(self, messages: Iterable[tuple[str, bytes]]) -> None:
         """Sessions: decode, check, and into the inbox."""
         incarnations = {name: node.facts.incarnation for name, node in self.folder.state.nodes.items()}
-        for batch in _batched(messages, inbox.BATCH_MAX):
+        for batch in _batched(messages, WAITING):
             with self.spent.on("receive"):
-                entries = []
                 for node, raw in batch:
-                    message = pb.AgentMessage.FromString(raw)
+                    message = pb.AgentMessage.FromString(raw)  # as gRPC does
                     event = NodeReported(self.now, node, incarnations[node], message.seq, decode_report(message), 1)
-                    entries.append(inbox.report_entry(event))
-            await self.put(INBOX, *entries)
+                    self._inbox.report(event, message.SerializeToString())
+            with self.spent.on("log"):
+                await self._inbox.write()
 
     async def put(self, stream: str, *entries: Entry) -> None:
         with self.spent.on("log"):
@@ -276,7 +277,7 @@ class Leader:
             with self.spent.on("policy"):
                 waiting += [self._decide(each) for each in questions]
             with self.spent.on("read"):
-                intake = take(batch, self.now)
+                intake = take(batch, self.now, self._inbox.decoded)
             with self.spent.on("fold"):
                 folded = self.folder.fold([*intake.inputs, *waiting], self.now)
             assert not folded.dead, folded.dead

@@ -10,6 +10,7 @@ acknowledged until there are 100,000 entries. Runs on an embedded Redis.
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 import anyio
 
@@ -21,8 +22,9 @@ from holdfast.log.embedded import EmbeddedRedis
 from holdfast.log.names import CONSUMED, INBOX, SUPERVISOR_GROUP
 from holdfast.log.protocol import Commit
 from holdfast.log.redis import RedisLog
-from holdfast.supervisor.leader.inbox import report_entry
+from holdfast.supervisor.leader.inbox import InboxWriter
 from holdfast.supervisor.protocol import NodeReported
+from holdfast.wire.control import encode_report
 
 KEPT_STEPS = 3
 JOB = "llm"
@@ -49,20 +51,22 @@ async def play(url: str, args: argparse.Namespace) -> None:
     reports = [Reports() for _ in range(args.nodes)]
     for queue in reports:
         queue.differences = not args.complete
+    inbox = InboxWriter(log)
     batches = log.subscribe(INBOX, group=SUPERVISOR_GROUP, consumer="leader")
     before, written = (await log.usage()).used_bytes, 0
     for step in range(1, args.steps + 1):
         for node, queue in enumerate(reports):
             queue.add(Inventory(JOB, held(node, args.nodes, args.ranks, step, mesh)))
             while (numbered := queue.take()) is not None:
-                entry = report_entry(NodeReported(0.0, f"node-{node}", "i", numbered.seq, numbered.report, session=1))
-                written += len(entry.data)
-                await log.append(INBOX, entry)
-                queue.acknowledge(numbered.seq)
+                message = encode_report(numbered.report, numbered.seq).SerializeToString()
+                event = NodeReported(0.0, f"node-{node}", "i", numbered.seq, numbered.report, session=1)
+                inbox.report(event, message, partial(queue.acknowledge, numbered.seq))
+                await inbox.write()
         read = 0
         while read < args.nodes:
             batch = await anext(batches)
             read += len(batch)
+            written += sum(len(delivery.entry.data) for delivery in batch)
             positions = [delivery.position for delivery in batch]
             await log.commit(lease, Commit(acknowledge={(INBOX, SUPERVISOR_GROUP): positions}))
     grown = (await log.usage()).used_bytes - before

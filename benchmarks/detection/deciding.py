@@ -27,7 +27,7 @@ from holdfast.log.names import LEADER_LEASE
 from holdfast.log.redis import RedisLog
 from holdfast.policy import default
 from holdfast.supervisor.core import Job, Node, State, view
-from holdfast.supervisor.core.index import Index
+from holdfast.supervisor.core.indexing import index_of
 from holdfast.supervisor.leader.fold import Folder
 from holdfast.supervisor.leader.intake import Input
 from holdfast.supervisor.leader.term import BATCH_MAX
@@ -63,7 +63,7 @@ def running_fleet(nodes: int, per_job: int, spares: int, at: float, per_node: in
         members |= dict.fromkeys(hosts, name)
     names = [*(f"n{i}" for i in range(nodes)), *(f"s{i}" for i in range(spares))]
     state = State(born=at, nodes={name: _node(name, members.get(name, ""), at, per_node) for name in names}, jobs=jobs)
-    return state.indexed(Index.of(state))
+    return state.indexed(index_of(state))
 
 
 def _node(name: str, job: str, at: float, capacity: int) -> Node:

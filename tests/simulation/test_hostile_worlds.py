@@ -81,7 +81,7 @@ def _believe_anyone(state: State, event: Event) -> tuple[State, tuple[Command, .
         theirs = replace(report, ranks=ranks)
         state, more = step(
             state,
-            NodeReported(event.at, node.name, node.facts.incarnation, node.last_seq + 1, theirs, node.session),
+            NodeReported(event.at, node.name, node.facts.incarnation, state.last_seq(node) + 1, theirs, node.session),
         )
         commands = (*commands, *more)
     return state, commands

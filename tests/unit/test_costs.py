@@ -28,7 +28,7 @@ from holdfast.domain.signals import (
 )
 from holdfast.supervisor.core import State, step
 from holdfast.supervisor.core.evolve import evolve
-from holdfast.supervisor.core.index import Index
+from holdfast.supervisor.core.indexing import index_of
 from holdfast.supervisor.protocol import Event, NodeReported, StepsCompleted
 
 AT = 1_700_000_000.0
@@ -63,7 +63,7 @@ def fleet_of(nodes: int, *, noticed: bool) -> State:
     if noticed:
         spare = evolve(state.nodes["s0"], condemned="cordoned", notices=(Notice("file", "reboot", AT, AT + 1e6),))
         state = evolve(state, nodes={**state.nodes, "s0": spare})
-    return state.indexed(Index.of(state))
+    return state.indexed(index_of(state))
 
 
 @pytest.mark.parametrize("noticed", [False, True])

@@ -82,7 +82,7 @@ def known(fleet: Fleet) -> set[ShardRecord]:
 
 def test_a_difference_that_was_lost_is_noticed_and_one_that_comes_twice_is_harmless() -> None:
     fleet = running(job(dp=2))
-    seq = fleet.state.nodes["n0"].last_seq
+    seq = fleet.state.last_seq(fleet.state.nodes["n0"])
     say(fleet, holding(1, 2, 3), seq + 1)
     second = difference(holding(1, 2, 3), holding(2, 3, 4), base=seq + 1)
     say(fleet, second, seq + 2)

@@ -22,7 +22,7 @@ from holdfast.sim.world import Violation, World
 from holdfast.supervisor.agents import beats
 from holdfast.supervisor.agents.unanswered import Unanswered
 from holdfast.supervisor.core import Config, State, step, view
-from holdfast.supervisor.core.index import Index
+from holdfast.supervisor.core.indexing import index_of
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.upkeep import poke
 from holdfast.supervisor.leader.steady_clock import SteadyClock
@@ -275,7 +275,7 @@ class Supervisor:
 
     def _overlooks_nothing(self, after: State, event: Event) -> None:
         """What the core finds by its index, and leaves alone because nothing touched it, is what a full search would say."""
-        if after.index is not None and after.index != Index.of(after):
+        if after.index is not None and after.index != index_of(after):
             raise Violation(f"the index does not follow from the state any more, after {event}")
         if any(due <= event.at for due in after.timers.values()):
             return  # what is due at this very moment is looked at next

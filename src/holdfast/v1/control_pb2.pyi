@@ -31,6 +31,26 @@ class AgentMessage(_message.Message):
     workers_changed: WorkersChanged
     def __init__(self, seq: _Optional[int] = ..., traceparent: _Optional[str] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., order_done: _Optional[_Union[OrderDone, _Mapping]] = ..., ranks_stepping: _Optional[_Union[RanksStepping, _Mapping]] = ..., ranks_finished: _Optional[_Union[RanksFinished, _Mapping]] = ..., inventory: _Optional[_Union[Inventory, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., tested: _Optional[_Union[Tested, _Mapping]] = ..., workers_changed: _Optional[_Union[WorkersChanged, _Mapping]] = ...) -> None: ...
 
+class Reported(_message.Message):
+    __slots__ = ("at", "node", "incarnation", "session", "message")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    at: float
+    node: str
+    incarnation: str
+    session: int
+    message: bytes
+    def __init__(self, at: _Optional[float] = ..., node: _Optional[str] = ..., incarnation: _Optional[str] = ..., session: _Optional[int] = ..., message: _Optional[bytes] = ...) -> None: ...
+
+class Reports(_message.Message):
+    __slots__ = ("reports",)
+    REPORTS_FIELD_NUMBER: _ClassVar[int]
+    reports: _containers.RepeatedCompositeFieldContainer[Reported]
+    def __init__(self, reports: _Optional[_Iterable[_Union[Reported, _Mapping]]] = ...) -> None: ...
+
 class SupervisorMessage(_message.Message):
     __slots__ = ("welcome", "command", "ack", "saved_by_all", "heard")
     WELCOME_FIELD_NUMBER: _ClassVar[int]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import assert_never
 
@@ -273,6 +274,37 @@ def encode_beat(at: float, workers_version: int = 0, steps: Iterable[StepReached
 
 def decode_steps_reached(beat: pb.Beat) -> tuple[StepReached, ...]:
     return tuple(StepReached(each.job, each.generation, each.step) for each in beat.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A report as it came, and in whose session."""
+
+    at: float
+    node: str
+    incarnation: str
+    session: int
+    message: bytes
+
+    def decode(self) -> tuple[int, Report]:
+        """(number, report). Raises `MalformedMessage`."""
+        message = types.parse(pb.AgentMessage, self.message)
+        return message.seq, decode_report(message)
+
+
+def encode_reports(reports: Iterable[Reported]) -> bytes:
+    """For an entry of the inbox."""
+    message = pb.Reports()
+    add = message.reports.add
+    for each in reports:
+        add(at=each.at, node=each.node, incarnation=each.incarnation, session=each.session, message=each.message)
+    return message.SerializeToString()
+
+
+def decode_reports(raw: bytes) -> list[Reported]:
+    """Raises `MalformedMessage` when it is no list of reports; what is wrong with one of them shows when that is decoded."""
+    message = types.parse(pb.Reports, raw)
+    return [Reported(each.at, each.node, each.incarnation, each.session, each.message) for each in message.reports]
 
 
 def encode_report(report: Report, seq: int, traceparent: str = "") -> pb.AgentMessage:

@@ -18,6 +18,7 @@ from types import NoneType, UnionType
 from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin, overload
 
 from cattrs import Converter, transform_error
+from cattrs.gen import make_dict_unstructure_fn
 from pydantic_core import from_json, to_json
 
 from holdfast.domain.errors import HoldfastError, MalformedMessage
@@ -60,6 +61,13 @@ def prepare(*kinds: Any) -> None:
     for kind in kinds:
         _FAST.get_unstructure_hook(kind)
         _FAST.get_structure_hook(kind)
+
+
+def omit_defaults(kind: type) -> None:
+    """Write values of this dataclass without the fields that have their default values. Before the first one is written."""
+    for converter in (_FAST, _CAREFUL):
+        hook: Callable[[Any], Any] = make_dict_unstructure_fn(kind, converter, _cattrs_omit_if_default=True)
+        converter.register_unstructure_hook(kind, hook)
 
 
 def entry(entry_id: str, value: object, kind: type[Any] | UnionType, traceparent: str = "") -> Entry:

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.sim.scenario import simulate
 from holdfast.supervisor.core import Batch, State, step
-from holdfast.supervisor.core.index import Index
+from holdfast.supervisor.core.indexing import index_of
 from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.protocol import Command, Event, JobSubmitted, NodeCordonRequested
 
@@ -38,8 +38,8 @@ def test_a_batch_says_what_its_events_say_one_by_one(seed: int) -> None:
         before, state = state, batch.state
         assert state == alone
         assert snapshot.changes(before, state, batch.written) == snapshot.changes(before, state)
-        assert state.index is None or state.index == Index.of(state)
-        assert before.index is None or before.index == Index.of(before), "a batch wrote into a state that others see"
+        assert state.index is None or state.index == index_of(state)
+        assert before.index is None or before.index == index_of(before), "a batch wrote into a state that others see"
 
 
 def test_an_event_that_cannot_be_folded_leaves_no_trace() -> None:

@@ -16,7 +16,7 @@ from waiting import FREEZING_TIME, VIRTUAL_TIME, freeze
 from holdfast.domain.errors import Conflict, InvalidSpec, NotFound, Unavailable
 from holdfast.domain.findings import FindingKind, StepRecord
 from holdfast.domain.incidents import ActionKind
-from holdfast.domain.orders import Prepare
+from holdfast.domain.orders import Prepare, RanksStepping
 from holdfast.log.memory import MemoryLog
 from holdfast.log.names import EVENTS, FINDINGS, INBOX, STEPS, SUPERVISOR_GROUP
 from holdfast.log.protocol import Delivery, Entry
@@ -24,9 +24,10 @@ from holdfast.runtime import freeze as freezes
 from holdfast.supervisor.agents.sessions import Refused, Sessions
 from holdfast.supervisor.api.server import bind
 from holdfast.supervisor.core import Job, Node, State
+from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.leader.fold import Folder
-from holdfast.supervisor.leader.inbox import InboxWriter, request_entry
+from holdfast.supervisor.leader.inbox import REPORTS, InboxWriter, gone_entry, request_entry
 from holdfast.supervisor.leader.intake import Input, take
 from holdfast.supervisor.leader.term import BEATS_S
 from holdfast.supervisor.leader.timers import Timers
@@ -38,6 +39,8 @@ from holdfast.supervisor.protocol import (
     JobStopRequested,
     JobSubmitted,
     LeaderStarted,
+    NodeGone,
+    NodeReported,
     ResizeRequested,
     Send,
     SetTimer,
@@ -47,6 +50,7 @@ from holdfast.supervisor.protocol import (
 from holdfast.supervisor.published import OperationDone
 from holdfast.supervisor.requests import OperatorEvent, OperatorRequest, check, fingerprint
 from holdfast.wire import records
+from holdfast.wire.control import Reported, decode_reports, encode_report, encode_reports
 from holdfast.wire.events import step_entries
 from holdfast.wire.jobfile import parse_job
 
@@ -151,6 +155,52 @@ async def test_reports_wait_for_a_log_that_is_away_and_keep_their_order() -> Non
         tasks.cancel_scope.cancel()
     assert written == list(range(600))
     assert [delivery.entry.id for delivery in await log.read(INBOX)] == [str(number) for number in written]
+
+
+def stepping(node: str, seq: int) -> tuple[NodeReported, bytes]:
+    report = RanksStepping("gpt", 1, (0, 1), seq, 5.0, (("restore", 0.25),))
+    return NodeReported(1.0, node, "i1", seq, report, 7), encode_report(report, seq).SerializeToString()
+
+
+@virtual
+async def test_reports_that_wait_together_are_one_entry_which_every_leader_reads_alike() -> None:
+    log, order = MemoryLog(), list[int]()
+    inbox = InboxWriter(log)
+    reports = [stepping(f"n{number}", number) for number in range(1, 151)]
+    gone = NodeGone(2.0, "n99", "i1", 7)
+    for number, (event, raw) in enumerate(reports):
+        if number == 99:
+            inbox.put(gone_entry(gone), partial(order.append, -1))
+        inbox.report(event, raw, partial(order.append, number))
+    await inbox.write()
+    told = [*(event for event, _ in reports[:99]), gone, *(event for event, _ in reports[99:])]
+    assert order == [*range(99), -1, *range(99, 150)]
+    deliveries = await log.read(INBOX)
+    assert len(deliveries) == 4, "64, 35, the end of a session, 51"
+    for decoded in (inbox.decoded, lambda _: None):  # as kept by who wrote them, and by a leader who did not
+        assert [each.event for each in take(deliveries, 9.0, decoded).inputs] == told
+    assert inbox.decoded(deliveries[0].entry.id) is None, "kept until it is read"
+
+
+def test_a_report_that_cannot_be_read_or_folded_is_set_aside_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = [stepping(f"n{number}", number)[1] for number in range(1, 4)]
+    raw = encode_reports(Reported(1.0, f"n{n}", "i1", 7, message) for n, message in enumerate([b"\xff", *said], 1))
+    intake = take([delivery(INBOX, Entry("x/1", REPORTS, raw))], 9.0)
+    assert [each.event.seq for each in intake.inputs if isinstance(each.event, NodeReported)] == [1, 2, 3]
+
+    def buggy(turn: Any, event: NodeReported) -> None:
+        if event.seq == 2:
+            raise RuntimeError("a bug")
+
+    monkeypatch.setattr("holdfast.supervisor.core.sessions.on_report", buggy)
+    folder = Folder(State(), 5)
+    folded = folder.bury(folder.fold(intake.inputs, 9.0), intake.poison)
+    dead = [each for _, entry in folded.dead for each in decode_reports(entry.data)]
+    assert sorted(each.message for each in dead) == sorted([b"\xff", said[1]])
+    garbage = take([delivery(INBOX, Entry("x/2", REPORTS, b"\xff"))], 9.0)
+    assert folder.bury(folder.fold([], 9.0), garbage.poison).dead == (
+        (INBOX + ".dead", Entry("x/2", REPORTS, b"\xff")),
+    )
 
 
 # ---------------------------------------------------------------- intake and fold
@@ -266,6 +316,24 @@ def test_a_snapshot_of_an_earlier_version_is_replaced_by_the_first_commit(changi
     prepares = {f"outbox/{each.command_id}:slot" for each in fleet.sent if isinstance(each.order, Prepare)}
     assert {name for name in after if name.endswith(":slot")} == prepares
     assert bool(prepares) is changing
+
+
+def test_a_snapshot_from_before_reports_were_counted_apart_is_read() -> None:
+    """Format 2: a node's row has its workers, and the number of its newest report."""
+    fleet = running(job(dp=3))
+    fleet.all_live()
+    state = fleet.state
+    parts = {name: raw for name, raw in snapshot.changes(None, state).items() if raw is not None}
+    old = {name: raw for name, raw in parts.items() if not name.startswith("heard/") and ":workers" not in name}
+    nodes = {name: evolve(node, last_seq=state.last_seq(node)) for name, node in state.nodes.items()}
+    for name, node in nodes.items():
+        assert node.workers
+        old[f"nodes/{name}"] = records.dumps(evolve(node, inventory={}), Node)
+    old["format"] = b"2"
+    assert not snapshot.is_current(old)
+    loaded = snapshot.load(old)
+    assert loaded == evolve(state, nodes=nodes, heard={})
+    assert loaded.last_seq(loaded.nodes["n1"]) == state.last_seq(state.nodes["n1"]) > 1
 
 
 def test_the_cores_time_never_runs_backwards() -> None:

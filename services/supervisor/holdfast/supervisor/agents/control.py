@@ -18,7 +18,6 @@ from holdfast.domain.nodes import NodeFacts
 from holdfast.domain.orders import Hello
 from holdfast.runtime.grpc_server import write_whole
 from holdfast.supervisor.agents.sessions import AgentSession, Refused, Sessions
-from holdfast.supervisor.leader.inbox import report_entry
 from holdfast.supervisor.protocol import NodeReported
 from holdfast.v1 import control_pb2 as pb
 from holdfast.v1 import control_pb2_grpc as pb_grpc
@@ -107,7 +106,7 @@ class ControlServicer(pb_grpc.ControlServicer):
             self._clock(), session.node, session.incarnation, message.seq, report, session=session.number
         )
         acknowledge = partial(session.offer, encode_ack(message.seq))
-        sessions.inbox.put(report_entry(event, message.traceparent), acknowledge)
+        sessions.inbox.report(event, message.SerializeToString(), acknowledge)
 
 
 async def _write(session: AgentSession, context: Context) -> None:

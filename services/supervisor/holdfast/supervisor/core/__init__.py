@@ -29,6 +29,7 @@ The core trusts no single witness, keeps still when in doubt, and says why in ev
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import assert_never
 
 from holdfast.supervisor.core import (
@@ -50,7 +51,7 @@ from holdfast.supervisor.core import (
 from holdfast.supervisor.core.catalogue import SavedStep, holders, saved_steps
 from holdfast.supervisor.core.earlier import check as check_earlier
 from holdfast.supervisor.core.evolve import evolve
-from holdfast.supervisor.core.index import By, Owned
+from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.pruning import check as check_pruning
 from holdfast.supervisor.core.state import Breaker, Config, Job, Node, State
 from holdfast.supervisor.core.turn import Turn
@@ -102,39 +103,59 @@ _OF_SILENCE = frozenset({"prepare", "start", "gone", "witness", "fence", "stop",
 
 def step(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
     """Fold one event. The same state and event give the same answer, always."""
-    return _step(Turn(state, event.at), event)
+    turn = Turn(state, event.at)
+    _take(turn, event)
+    upkeep.poke(turn)
+    commands = turn.end()
+    return turn.finish(), commands
 
 
 class Batch:
-    """Several events in a row: what `step` says of each, with each table copied once for all of them.
-
-    `state` is the newest; one that was read before the last event is not to be kept. What cannot be folded leaves no trace.
-    """
+    """Several events in a row: what `step` says of each, in one turn. What cannot be folded leaves no trace."""
 
     def __init__(self, state: State) -> None:
-        self.state = state
         self._before = state
-        self._folded: list[Event] = []
-        self._owned: Owned = {}
-        self.written: dict[str, dict[str, None]] = {}  # rows that are others than before the first event, by table
+        self._turn = Turn(state, state.folded_at)
+        self._folded: list[tuple[float, Sequence[Event]]] = []
+
+    @property
+    def state(self) -> State:
+        """The newest. One that was read before the last event is not to be kept."""
+        return self._turn.finish()
+
+    @property
+    def written(self) -> Mapping[str, Iterable[str]]:
+        """Rows that may be others than before the first event, by table."""
+        return self._turn.written
 
     def step(self, event: Event) -> tuple[Command, ...]:
+        return self.reports(event.at, (event,))
+
+    def reports(self, at: float, events: Sequence[Event]) -> tuple[Command, ...]:
+        """Several that come at the same time: what they make possible is looked for once, after the last."""
         try:
-            self.state, commands = _step(Turn(self.state, event.at, self._owned, self.written), event)
+            commands = self._step(at, events)
         except Exception:
             self._again()
             raise
-        self._folded.append(event)
+        self._folded.append((at, events))
         return commands
 
+    def _step(self, at: float, events: Iterable[Event]) -> tuple[Command, ...]:
+        self._turn.begin(at)
+        for event in events:
+            _take(self._turn, event)
+        upkeep.poke(self._turn)
+        return self._turn.end()
+
     def _again(self) -> None:
-        """Half an event may stand in our own tables: make them anew."""
-        self.state, self._owned = self._before, {}  # what is `written` now may be too much, which does no harm
-        for event in self._folded:
-            self.state, _ = _step(Turn(self.state, event.at, self._owned, self.written), event)
+        """Half an event may stand in the turn: make another."""
+        self._turn = Turn(self._before, self._before.folded_at)
+        for at, events in self._folded:
+            self._step(at, events)
 
 
-def _step(turn: Turn, event: Event) -> tuple[State, tuple[Command, ...]]:
+def _take(turn: Turn, event: Event) -> None:
     match event:
         case LeaderStarted():
             _lead(turn, event)
@@ -174,8 +195,6 @@ def _step(turn: Turn, event: Event) -> tuple[State, tuple[Command, ...]]:
                 _timer(turn, event.name)
         case _:
             assert_never(event)
-    upkeep.poke(turn)
-    return turn.finish()
 
 
 def _lead(turn: Turn, event: LeaderStarted) -> None:

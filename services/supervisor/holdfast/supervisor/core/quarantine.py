@@ -92,7 +92,7 @@ def release_for(turn: Turn, job: Job) -> None:
     held = [node for node in quarantined if node.connected and not node.lost]
     if not held or isinstance(reachable(turn, job, job.target_dp, job.spec.min_dp), Plan):
         return
-    trial, released = Turn(turn.finish()[0], turn.at), []
+    trial, released = Turn(turn.finish(), turn.at), []
     for node in sorted(held, key=lambda node: (faults_per_day(turn, node), node.name)):
         trial.put_node(node.name, condemned="", quarantined=False)
         released.append(node.name)

@@ -46,9 +46,9 @@ def on_report(turn: Turn, event: NodeReported) -> None:
     if isinstance(event.report, Hello):
         _hello(turn, event, event.report)
         return
-    if node is None or node.facts.incarnation != event.incarnation or event.seq <= node.last_seq:
+    if node is None or node.facts.incarnation != event.incarnation or event.seq <= turn.last_seq(node):
         return
-    turn.put_node(node.name, last_seq=event.seq)
+    turn.heard(node.name, event.seq)
     match event.report:
         case OrderDone():
             _order_done(turn, event.node, event.report)
@@ -78,15 +78,15 @@ def _hello(turn: Turn, event: NodeReported, hello: Hello) -> None:
                 NodeState.SPARE,
                 event.session,
                 turn.at,
-                last_seq=event.seq,
                 known_since=turn.at,
                 preflight=hello.preflight,
             )
         )
+        turn.heard(facts.node, event.seq)
         turn.publish(NodeChanged(turn.at, facts.node, NodeState.SPARE, "", f"connected from {facts.hostname}"))
         _workers_of(turn, hello)
     elif node.facts.incarnation == facts.incarnation:
-        if event.seq <= node.last_seq or _is_over(node, event.session):
+        if event.seq <= turn.last_seq(node) or _is_over(node, event.session):
             return  # said before, or its session has ended meanwhile
         _reconnected(turn, node, event, facts)
         if hello.preflight is not None:
@@ -112,6 +112,7 @@ def _is_over(node: Node, session: int) -> bool:
 def _reconnected(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts) -> None:
     """The same agent, its workers with it."""
     was_lost = node.lost
+    turn.heard(node.name, event.seq)
     turn.put_node(
         node.name,
         facts=facts,
@@ -119,7 +120,6 @@ def _reconnected(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts) 
         unheard=False,
         session=event.session,
         connected_at=turn.at,
-        last_seq=event.seq,
         lost=False,
         stale_until=turn.at + turn.config.inventory_s,  # it goes on saving without a session, and reports that next
         stale_session=node.session,
@@ -144,6 +144,7 @@ def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts, pr
             turn.forget_order(send.command_id)
     job = nodes.job_of(turn, node.name)
     ran = job is not None and job.running is not None and job.running.number in node.holds.get(job.name, ())
+    turn.heard(node.name, event.seq)
     turn.put_node(
         node.name,
         facts=facts,
@@ -151,7 +152,6 @@ def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts, pr
         unheard=False,
         session=event.session,
         connected_at=turn.at,
-        last_seq=event.seq,
         lost=False,
         holds={},
         inventory={},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from zlib import crc32
 
 from holdfast.domain.findings import Finding
 from holdfast.domain.generations import Generation, ShardRecord, StoredStep
@@ -18,6 +19,8 @@ from holdfast.supervisor.core.index import Index
 from holdfast.supervisor.core.interval import STEPS_UNMEASURED, Interval, Measured
 from holdfast.supervisor.core.offenders import Fault, Rules
 from holdfast.supervisor.protocol import JobPhase, Send
+
+HEARD_GROUPS = 128  # rows of `State.heard`: of 12,500 nodes a row has a hundred
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ class Config:
     offenders: Rules = field(default_factory=Rules)  # when a node that keeps failing is quarantined
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Node:
     """`holds` says which generations of which job may have live workers here: the base of all fencing."""
 
@@ -81,7 +84,7 @@ class Node:
     unheard: bool = False  # its session was an earlier leader's: the present one has not heard it yet
     gone_at: float = 0.0  # when the last session ended
     back_by: float = 0.0  # the supervisor ended it: when the next one should have begun
-    last_seq: int = 0  # of this incarnation's reports
+    last_seq: int = 0  # of this incarnation's reports, where `State.heard` does not say
     lost: bool = False  # declared: both witnesses said so, or its incarnation is over
     condemned: str = ""  # why it must not get ranks; empty = it may
     repaired_at: float = 0.0  # findings about faults before it are history
@@ -132,7 +135,7 @@ class Node:
         return min(announced, key=lambda notice: (notice.starts_at or 0.0, notice.source), default=None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Change:
     """The change in flight to the job's newest generation. Prepare and Stop orders are answered first, then Start, then every
     rank steps."""
@@ -236,7 +239,7 @@ class Asked:
     far: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Job:
     spec: JobSpec
     token: str
@@ -328,7 +331,17 @@ class Breaker:
         return evolve(self, condemned=condemned, changes=changes)
 
 
-@dataclass(frozen=True, slots=True)
+def heard_in(node: str) -> str:
+    """The row of `State.heard` in which the node is."""
+    return f"{crc32(node.encode()) % HEARD_GROUPS}"
+
+
+def last_seq(heard: Mapping[str, Mapping[str, int]], node: Node) -> int:
+    """Number of the newest report of this incarnation."""
+    return heard.get(heard_in(node.name), {}).get(node.name, node.last_seq)
+
+
+@dataclass(frozen=True)
 class State:
     config: Config = field(default_factory=Config)
     born: float = 0.0  # time of the first event: makes ids unique even when all state was lost
@@ -339,6 +352,9 @@ class State:
     commands: int = 0  # command ids given out
     incidents_opened: int = 0
     nodes: Mapping[str, Node] = field(default_factory=dict)
+    # Newest report of each node's incarnation: by group of nodes (`heard_in`), by node. Each report changes it, and nothing
+    # else of most nodes: so it is no part of their rows.
+    heard: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     jobs: Mapping[str, Job] = field(default_factory=dict)
     incidents: Mapping[str, Incident] = field(default_factory=dict)  # open ones
     closed: tuple[Incident, ...] = ()  # the last ones, oldest first
@@ -351,7 +367,9 @@ class State:
     last_fault: tuple[float, str] = (0.0, "")  # when, on which node: two at once have a common cause
     index: Index | None = field(default=None, init=False, compare=False, repr=False)  # follows from the tables
 
+    def last_seq(self, node: Node) -> int:
+        return last_seq(self.heard, node)
+
     def indexed(self, index: Index) -> State:
-        """This very state, which nobody has seen yet, with its index."""
-        object.__setattr__(self, "index", index)
-        return self
+        """The same state with its index."""
+        return evolve(self, index=index)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -22,6 +23,7 @@ from holdfast.supervisor.protocol import (
     Command,
     Event,
     IncidentChanged,
+    NodeReported,
     Publish,
 )
 from holdfast.supervisor.published import OperationDone, Published
@@ -81,11 +83,14 @@ class Folder:
         """The core learns of everything now: its time is the leader's clock, and never runs backwards."""
         self._at = max(self._at, now)
         batch = _Batch(Batch(self.state))
-        for each in inputs:
-            try:
-                self._fold_one(batch, each)
-            except Exception as error:
-                self._refuse(batch, each, error)
+        for of_nodes, group in itertools.groupby(inputs, key=lambda each: isinstance(each.event, NodeReported)):
+            together = list(group)
+            if not (of_nodes and self._fold_reports(batch, together)):
+                for each in together:
+                    try:
+                        self._fold_one(batch, each)
+                    except Exception as error:
+                        self._refuse(batch, each, error)
         for command in batch.commands:
             match command:
                 case Publish(record=record):
@@ -117,6 +122,16 @@ class Folder:
         )
 
     # ------------------------------------------------------------------ inside
+
+    def _fold_reports(self, batch: _Batch, inputs: Sequence[Input]) -> bool:
+        """Of nodes, all at once. False: one of them cannot be folded, and nothing has happened."""
+        reports = [each.event for each in inputs if isinstance(each.event, NodeReported)]
+        try:
+            batch.commands.extend(batch.core.reports(self._at, reports))
+        except Exception as error:
+            log.warning("reports are folded one by one, because of one that cannot be", error=repr(error))
+            return False
+        return True
 
     def _fold_one(self, batch: _Batch, each: Input) -> None:
         if isinstance(each.event, OperatorRequest):
@@ -153,7 +168,7 @@ class Folder:
             request = each.event
             batch.published.append(OperationDone(self._at, request.operation, False, reason, request.fingerprint))
         if each.delivery is not None:
-            batch.dead.append(epitaph(each.delivery))
+            batch.dead.append(epitaph(each.delivery, each.place))
 
     def bury(self, folded: Folded, poison: Iterable[tuple[Delivery, str]]) -> Folded:
         """With what could not even be read."""

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 
 from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.findings import StepRecord
 from holdfast.log.keys import DEAD_SUFFIX
 from holdfast.log.names import FINDINGS, INBOX, STEPS
 from holdfast.log.protocol import Delivery, Entry
-from holdfast.supervisor.leader.inbox import InboxEvent
-from holdfast.supervisor.protocol import Event, FindingArrived, StepsCompleted
+from holdfast.supervisor.leader.inbox import REPORTS, InboxEvent
+from holdfast.supervisor.protocol import Event, FindingArrived, NodeReported, StepsCompleted
 from holdfast.supervisor.requests import OperatorRequest
 from holdfast.wire import records
+from holdfast.wire.control import decode_reports, encode_reports
 from holdfast.wire.events import decode_finding, decode_steps
 
 STREAMS = (FINDINGS, STEPS, INBOX)
@@ -26,6 +27,7 @@ class Input:
 
     event: Event | OperatorRequest
     delivery: Delivery | None = None
+    place: int | None = None  # among the reports of the entry, when it has several
 
 
 @dataclass(slots=True)
@@ -35,8 +37,12 @@ class Intake:
     poison: list[tuple[Delivery, str]] = field(default_factory=list)  # with what is wrong
 
 
-def take(batch: Iterable[Delivery], at: float) -> Intake:
-    """Decode a batch. Finished steps are coalesced: of each generation only the newest matters to the core."""
+Decoded = Callable[[str], tuple[NodeReported, ...] | None]
+
+
+def take(batch: Iterable[Delivery], at: float, decoded: Decoded = lambda _: None) -> Intake:
+    """Decode a batch. Finished steps are coalesced: of each generation only the newest matters to the core. `decoded`: what
+    an entry of reports is known to say, by its id."""
     intake = Intake()
     steps: dict[tuple[str, int], list[StepRecord]] = {}
     ages_s: dict[tuple[str, int], float] = {}  # of the newest entry
@@ -53,6 +59,11 @@ def take(batch: Iterable[Delivery], at: float) -> Intake:
                     for record in decode_steps(delivery.entry.data):
                         steps.setdefault((record.job, record.generation), []).append(record)
                         ages_s[record.job, record.generation] = delivery.age_s
+                case _ if delivery.entry.type == REPORTS:
+                    if (known := decoded(delivery.entry.id)) is None:
+                        _take_reports(intake, delivery)
+                    else:
+                        intake.inputs += [Input(event, delivery, place) for place, event in enumerate(known)]
                 case _:
                     intake.inputs.append(Input(records.loads(delivery.entry.data, InboxEvent), delivery))
         except MalformedMessage as error:
@@ -61,9 +72,26 @@ def take(batch: Iterable[Delivery], at: float) -> Intake:
     return intake
 
 
-def epitaph(delivery: Delivery) -> tuple[str, Entry]:
-    """(stream, entry) for the dead letters."""
-    return delivery.stream + DEAD_SUFFIX, delivery.entry
+def _take_reports(intake: Intake, delivery: Delivery) -> None:
+    """An entry of reports that another leader has written; one that cannot be read is set aside alone."""
+    for place, each in enumerate(decode_reports(delivery.entry.data)):
+        try:
+            seq, report = each.decode()
+        except MalformedMessage as error:
+            intake.poison.append((replace(delivery, entry=_alone(delivery.entry, place)), str(error)))
+        else:
+            event = NodeReported(each.at, each.node, each.incarnation, seq, report, each.session)
+            intake.inputs.append(Input(event, delivery, place))
+
+
+def _alone(entry: Entry, place: int) -> Entry:
+    """One report of an entry, by itself."""
+    return replace(entry, id=f"{entry.id}/{place}", data=encode_reports([decode_reports(entry.data)[place]]))
+
+
+def epitaph(delivery: Delivery, place: int | None = None) -> tuple[str, Entry]:
+    """(stream, entry) for the dead letters; `place`: of the one report that is meant."""
+    return delivery.stream + DEAD_SUFFIX, delivery.entry if place is None else _alone(delivery.entry, place)
 
 
 def _completed(at: float, steps: list[StepRecord], age_s: float) -> StepsCompleted:

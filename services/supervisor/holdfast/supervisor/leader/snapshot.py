@@ -16,7 +16,7 @@ from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.generations import Placement, RankRestore, ShardSource
 from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import Prepare
-from holdfast.supervisor.core import State
+from holdfast.supervisor.core import Node, State
 from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.protocol import Send
 from holdfast.wire import records
@@ -29,10 +29,14 @@ _TABLES = {
     if isinstance(get_origin(_HINTS[name]), type) and issubclass(get_origin(_HINTS[name]), Mapping)
 }
 # Large fields of a row that seldom change: `nodes/n17:inventory`.
-_APART: dict[str, dict[str, Any]] = {"nodes": {"inventory": {}}, "jobs": {"generation": None, "running": None}}
+_APART: dict[str, dict[str, Any]] = {
+    "nodes": {"inventory": {}, "workers": ()},
+    "jobs": {"generation": None, "running": None},
+}
 _ROWS = {name: get_type_hints(_TABLES[name], include_extras=True) for name in _APART}
+records.omit_defaults(Node)
 WHOLE = ""  # the one part of a snapshot that an early version wrote
-_FORMAT, _NOW = "format", b"2"  # tells that what `_APART` names stands apart, and what orders have in common
+_FORMAT, _NOW = "format", b"3"  # tells that what `_APART` names stands apart, and what orders have in common
 
 _SLOT, _PREPARE = "slot", "prepare"
 

@@ -201,7 +201,7 @@ class Term:
         async for batch in batches:
             if not batch:
                 continue
-            self._read.append(take(batch, self._clock()))
+            self._read.append(take(batch, self._clock(), self._inbox.decoded))
             self._news.set()
             while len(self._read) >= BATCHES_AHEAD:
                 await self._room.wait()
