@@ -14,7 +14,7 @@ from typing import Protocol
 from holdfast import restore
 from holdfast.domain.generations import Placement, RankRestore, RestorePoint, ShardKey, ShardRecord
 from holdfast.domain.mesh import Mesh
-from holdfast.supervisor import election as supervisor
+from holdfast.supervisor.core import election as supervisor
 from holdfast.train.standalone import election as standalone
 
 Fork = tuple[int, int]  # (attempt, step)
