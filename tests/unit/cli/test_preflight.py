@@ -183,6 +183,19 @@ def test_doctor_asks_the_configured_redis(monkeypatch: pytest.MonkeyPatch, redis
     assert "s3cret" not in check.found + check.advice
 
 
+def test_doctor_says_when_the_configured_redis_fills_up(monkeypatch: pytest.MonkeyPatch, redis_url: str) -> None:
+    monkeypatch.setenv("HOLDFAST_REDIS_URL", redis_url)
+    with redis.Redis.from_url(redis_url) as client:
+        before = client.config_get("maxmemory")["maxmemory"]
+        try:
+            client.config_set("maxmemory", int(client.info("memory")["used_memory"] / 0.9))
+            (check,) = doctor._redis()
+        finally:
+            client.config_set("maxmemory", before)
+    assert (check.level, check.advice) == ("problem", durability.ROOM_ADVICE)
+    assert "once it is full nothing is decided, and training goes on" in check.found
+
+
 # ---------------------------------------------------------------- processes
 
 

@@ -42,6 +42,18 @@ def test_a_later_submission_starts_anew(submission: str) -> None:
     assert fleet.found[-1].generation == 1
 
 
+@pytest.mark.parametrize("again", ["s1", "s2"])
+def test_generations_whose_numbers_go_on_belong_to_the_submission_that_they_name(again: str) -> None:
+    """Nobody saw the first submission stop, and a second one goes on counting: only the token tells them apart."""
+    fleet = Fleet(nodes=2, submission="s1")
+    fleet.start(1)
+    fleet.exits(0, error=BUG)
+    fleet.submission = again
+    fleet.start(2, connect=False)
+    fleet.exits(0, error=BUG)
+    assert (fleet.found[-1].kind is FindingKind.REPEATED_EXCEPTION) == (again == "s1")
+
+
 def test_a_late_word_of_an_older_generation_is_no_later_submission() -> None:
     fleet = Fleet(nodes=2)
     fleet.start(1)

@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
+import structlog.testing
 from fleet import job, running
 from supervising import crash, facts, job_body
 from waiting import FREEZING_TIME, VIRTUAL_TIME, freeze
@@ -19,7 +20,7 @@ from holdfast.domain.incidents import ActionKind
 from holdfast.domain.orders import Prepare, RanksStepping
 from holdfast.log.memory import MemoryLog
 from holdfast.log.names import EVENTS, FINDINGS, INBOX, STEPS, SUPERVISOR_GROUP
-from holdfast.log.protocol import Delivery, Entry
+from holdfast.log.protocol import Delivery, Entry, Usage
 from holdfast.runtime import freeze as freezes
 from holdfast.supervisor.agents.sessions import Refused, Sessions
 from holdfast.supervisor.api.server import bind
@@ -49,6 +50,7 @@ from holdfast.supervisor.protocol import (
 )
 from holdfast.supervisor.published import OperationDone
 from holdfast.supervisor.requests import OperatorEvent, OperatorRequest, check, fingerprint
+from holdfast.supervisor.telemetry import log_memory as room
 from holdfast.wire import records
 from holdfast.wire.control import Reported, decode_reports, encode_report, encode_reports
 from holdfast.wire.events import step_entries
@@ -404,3 +406,26 @@ def test_a_port_in_use_is_said_so() -> None:
             bind(f"127.0.0.1:{port}")
     with pytest.raises(InvalidSpec, match="host:port"):
         bind("nowhere")
+
+
+# ---------------------------------------------------------------- the log's memory
+
+
+@virtual
+async def test_a_log_that_fills_up_is_said_once_each_time() -> None:
+    class Filling(MemoryLog):
+        used_bytes = 0
+
+        async def usage(self) -> Usage:
+            return Usage(self.used_bytes, 100)
+
+    filling = Filling()
+    with structlog.testing.capture_logs() as lines:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(room.watch, filling)
+            for filling.used_bytes, said in ((79, 0), (80, 1), (99, 1), (50, 1), (85, 2)):
+                await anyio.sleep(1.5 * room.EVERY_S)
+                assert len(lines) == said, filling.used_bytes
+            tasks.cancel_scope.cancel()
+    assert lines[0]["log_level"] == "warning"
+    assert "it uses 80% of" in lines[0]["reason"]
