@@ -84,13 +84,14 @@ def elect(
         return Election(
             None, elected.restore.reason if good else "no copy verifies" if known else "nothing is saved here"
         )
-    nearest: dict[tuple[str, ShardKey], Holding] = {}
+    at = elected.restore.attempt, elected.restore.step
+    nearest: dict[tuple[str, int], Holding] = {}
     for holding in good:
-        nearest.setdefault((holding.place, holding.key), holding)
+        if holding.at == at:
+            nearest.setdefault((holding.place, holding.key.rank), holding)
     parts: list[list[Holding]] = [[] for _ in seats]
     for wanted in elected.ranks:
-        parts[wanted.rank].append(nearest[wanted.sources[0].node, wanted.shard])
-    at = elected.restore.attempt, elected.restore.step
+        parts[wanted.rank].append(nearest[wanted.sources[0].node, wanted.shard.rank])
     return Election(at, elected.restore.reason, elected.mesh, tuple(map(tuple, parts)), _complete(lineage, good))
 
 
