@@ -5,7 +5,9 @@ Which Redis, and which object store: `servers`.
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +19,10 @@ import structlog
 from servers import Choice, RedisServer
 
 from holdfast.log.keys import may_stay
+
+# Test modules are rewritten and services compiled once, not by every worker and every one of a few hundred processes.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # How long an example takes says more about the machine's other work than about the code.
 hypothesis.settings.register_profile("shared machine", deadline=None)
