@@ -110,7 +110,10 @@ def test_policy_check_of_a_good_one(shell: Shell) -> None:
             ["up", "--port", "0", "--host", "203.0.113.7", "--dir", "up"],
             ["--host: '203.0.113.7'", "address of this machine"],
         ),
-        (["up", "--port", "0", "--dir", "train.py"], ["--dir: 'train.py'", "a directory that can be created and written"]),
+        (
+            ["up", "--port", "0", "--dir", "train.py"],
+            ["--dir: 'train.py'", "a directory that can be created and written"],
+        ),
         (["up", "--port", "0", "--dir", "/proc/holdfast"], ["--dir: '/proc/holdfast'", "can be created and written"]),
         (["up", "--nodes", "-1", "--dir", "up"], ["--nodes", "0"]),
         (["demo", "--out", "/proc/holdfast"], ["--out: '/proc/holdfast'", "can be created and written"]),

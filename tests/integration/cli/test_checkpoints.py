@@ -106,7 +106,7 @@ def test_show(shell: Shell, saved: FileStore) -> None:
 def test_verify(shell: Shell, saved: FileStore, tmp_path: Path) -> None:
     result = shell("checkpoints", "verify", "gpt", "--all")
     assert result.code == 0
-    assert result.out.count("whole") == 3
+    assert result.out.count("intact") == 3
     broken = next(tmp_path.glob("store/gpt/a000000000001-s000000000100/p0-*"))
     with broken.open("r+b") as file:
         file.seek(5000)
@@ -165,7 +165,7 @@ def test_cloud_storage(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyP
         stored.save(store, 10)
         result = shell("checkpoints", "verify", "gpt", "--store", store.url)
         assert result.code == 0, result.err
-        assert "step 10 (attempt 1): whole" in result.out
+        assert "step 10 (attempt 1): intact" in result.out
         store.close()
 
 
@@ -249,7 +249,7 @@ def test_the_job_s_own_store(saved: FileStore, tmp_path: Path, api: str) -> None
         200,
         100,
     ]
-    assert "step 300 (attempt 2): whole" in shell("checkpoints", "verify", "gpt").out
+    assert "step 300 (attempt 2): intact" in shell("checkpoints", "verify", "gpt").out
     result = shell("checkpoints", "verify", "bare")
     assert result.code == 2
     assert "bare has no object store" in result.err

@@ -96,7 +96,12 @@ def test_a_job_that_names_a_policy_of_no_use(shell: Shell, stack: LocalStack, ca
 def test_a_second_stack_in_the_same_directory(shell: Shell, stack: LocalStack) -> None:
     ports = ["--port", "0", "--control-port", "0", "--diagnostics-port", "0"]
     for _ in range(2):
-        refused(shell("up", "--dir", str(stack.directory), *ports), "--dir", "a stack is already running in", "choose another")
+        refused(
+            shell("up", "--dir", str(stack.directory), *ports),
+            "--dir",
+            "a stack is already running in",
+            "choose another",
+        )
     with Client(stack.api_url) as client:
         assert client.version()["leader"]
 

@@ -125,7 +125,7 @@ def test_a_worker_that_has_not_started(played: Played, pid: int | None) -> None:
 
 
 def test_a_rank_that_is_not_there(played: Played) -> None:
-    with pytest.raises(NotFound, match="job llm has no rank 9 now; the job is running with 1 rank$"):
+    with pytest.raises(NotFound, match=r"job llm has no rank 9 now; the job is running with 1 rank$"):
         played.inject.crash("llm", 9)
 
 

@@ -100,9 +100,7 @@ def test_a_deep_directory_gets_a_short_name(
 
 
 def test_a_port_that_is_taken_is_named(taken: int) -> None:
-    with pytest.raises(
-        InvalidSpec, match=rf"--control-port: {taken} .*127\.0\.0\.1:{taken} is in use; 0 ="
-    ):
+    with pytest.raises(InvalidSpec, match=rf"--control-port: {taken} .*127\.0\.0\.1:{taken} is in use; 0 ="):
         require_ports("127.0.0.1", {"--port": 0, "--control-port": taken})
 
 
@@ -130,9 +128,7 @@ def test_a_redis_that_answers(redis_url: str) -> None:
 
 
 def test_a_redis_that_does_not(taken: int) -> None:
-    with pytest.raises(
-        Unavailable, match=r"--redis-url: no Redis answers at redis://127\.0\.0\.1:1 .*omit the option"
-    ):
+    with pytest.raises(Unavailable, match=r"--redis-url: no Redis answers at redis://127\.0\.0\.1:1 .*omit the option"):
         redis_version("redis://127.0.0.1:1")
 
 
