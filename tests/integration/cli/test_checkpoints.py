@@ -69,7 +69,7 @@ def test_list(shell: Shell, saved: FileStore) -> None:
 def test_an_unknown_job(shell: Shell, saved: FileStore, command: list[str]) -> None:
     result = shell("checkpoints", *command, "nope")
     assert result.code == 2
-    assert f"error: no checkpoints of nope in {saved.url}; there are: gpt, llama" in result.err
+    assert f"error: no checkpoints of nope in {saved.url}; it has checkpoints of: gpt, llama" in result.err
 
 
 def test_nowhere_to_look(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_show(shell: Shell, saved: FileStore) -> None:
     assert "dp 2 × pp 2" in shell("checkpoints", "show", "gpt", "--step", "100").out
     result = shell("checkpoints", "show", "gpt", "--step", "400")
     assert result.code == 2
-    assert "incomplete: only 2 of its ranks" in result.err
+    assert "incomplete: 2 ranks are uploaded" in result.err
     assert "complete ones: 300 (attempt 2), 200 (attempt 1), 100 (attempt 1)" in result.err
 
 
@@ -123,7 +123,7 @@ def test_verify(shell: Shell, saved: FileStore, tmp_path: Path) -> None:
 def test_prune_asks_first(shell: Shell, saved: FileStore) -> None:
     result = shell("checkpoints", "prune", "gpt", "--keep", "1")
     assert result.code == 1
-    assert "Delete 2 of 4?" in result.out
+    assert "Delete 2 of 4 checkpoints?" in result.out
     assert len(layout.steps(saved, "gpt")) == 3
 
 
