@@ -44,7 +44,7 @@ PROBLEM_CHARS_MAX = 1000
 
 log = structlog.get_logger("holdfast.replicator.bucket")
 
-_Age = tuple[int, int]
+_CheckpointId = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Surveyed:
     """A listing: every step, the newest of the complete ones as the manifest describes them, and whose shares are there."""
 
     steps: tuple[Archived, ...]  # newest first
-    stored: Mapping[_Age, StoredStep]
+    stored: Mapping[_CheckpointId, StoredStep]
     uploaded: frozenset[ShardKey]
 
 
@@ -118,19 +118,21 @@ class Bucket:
         """From one listing. Of the `newest` complete steps the manifests are read, unless they are `known`."""
         found = layout.survey(self.store, self.job)
         descriptions = {(step.attempt, step.step): step for step in known}
-        stored: dict[_Age, StoredStep] = {}
-        damaged: set[_Age] = set()
+        stored: dict[_CheckpointId, StoredStep] = {}
+        damaged: set[_CheckpointId] = set()
         for each in found:
-            age = (each.attempt, each.step)
+            checkpoint_id = (each.attempt, each.step)
             if not each.complete or len(stored) == newest:
                 continue
             if each.damaged:
-                damaged.add(age)
+                damaged.add(checkpoint_id)
             try:
-                found_step = descriptions.get(age) or layout.load(self.store, self.job, *age).stored_step
-                stored[age] = replace(found_step, damage=each.damage)
+                found_step = (
+                    descriptions.get(checkpoint_id) or layout.load(self.store, self.job, *checkpoint_id).stored_step
+                )
+                stored[checkpoint_id] = replace(found_step, damage=each.damage)
             except (IntegrityError, IncompatibleVersion, NotFound) as error:
-                damaged.add(age)  # of no use to us: counts as not complete
+                damaged.add(checkpoint_id)  # of no use to us: counts as not complete
                 log.warning("checkpoint skipped", job=self.job, store=self.store.url, reason=str(error))
         last = max((each.updated_at for each in found), default=0.0)
         return Surveyed(
@@ -172,7 +174,7 @@ class Bucket:
         self.store.delete(word)
         return True
 
-    def mend(self, shard: OpenShard, damaged: str, pace: Pace) -> None:
+    def repair_object(self, shard: OpenShard, damaged: str, pace: Pace) -> None:
         """Write one object of a complete step anew. Closes the shard. Raises IntegrityError when the shard is not what the
         checkpoint consists of, Unavailable."""
         with shard:
@@ -205,10 +207,10 @@ class Bucket:
         donor: OpenShard | None,
         sharing: tuple[Sharers, Arrivals] | None = None,
         job: str = "",
-        given_up: threading.Event | None = None,
+        cancelled: threading.Event | None = None,
     ) -> Path:
         """Bring a shard here, every span verified, committed in `into`; an interrupted fetch goes on where it was. `job` is
-        the one that it is to belong to here, when that is another one. Once `given_up` is set nothing more is read: it raises
+        the one that it is to belong to here, when that is another one. Once `cancelled` is set nothing more is read: it raises
         Unavailable, and what has arrived stays for the next try.
 
         What `donor`, a shard with equal tensors on this node, can give is not fetched again; with `sharing`, other nodes
@@ -222,7 +224,7 @@ class Bucket:
             pieces = [piece for piece in _pieces(manifest) if not incoming.has(piece.first_span, piece.end_span)]
             if sharers is not None:
                 pieces.sort(key=lambda piece: (piece.of_tensors, sharers.turn(piece.number)))
-            ahead = self._read_ahead(pieces, donor, sharers, given_up or threading.Event())
+            ahead = self._read_ahead(pieces, donor, sharers, cancelled or threading.Event())
             for piece, content in stack.enter_context(closing(ahead)):
                 self._take_in(incoming, piece, content, sharers)
                 if tell is not None:
@@ -230,7 +232,7 @@ class Bucket:
             return incoming.commit()
 
     def _read_ahead(
-        self, pieces: list[_Piece], donor: OpenShard | None, sharers: Sharers | None, given_up: threading.Event
+        self, pieces: list[_Piece], donor: OpenShard | None, sharers: Sharers | None, cancelled: threading.Event
     ) -> Generator[tuple[_Piece, memoryview], None, None]:
         """The pieces in order, a few of them read at the same time. A content is valid until the next one is asked for."""
         free = [memoryview(mmap.mmap(-1, READ_BYTES)) for _ in range(min(READ_STREAMS + 1, len(pieces)))]
@@ -238,7 +240,7 @@ class Bucket:
         todo = iter(pieces)
         with DaemonPool(READ_STREAMS, "retrieve") as pool:
             while True:
-                if given_up.is_set():
+                if cancelled.is_set():
                     raise Unavailable(f"the fetch from {self.store.url} was given up")
                 while free and (piece := next(todo, None)) is not None:
                     buffer = free.pop()
@@ -333,8 +335,10 @@ def _place_of(manifest: Manifest, offset: int) -> tuple[str, int]:
     ), offset if offset < PAGE else PAGE + offset - manifest.tensors_end
 
 
-def _archived(found: StepObjects, last: float, damaged: set[_Age]) -> Archived:
-    age = (found.attempt, found.step)
-    whole = age not in damaged
+def _archived(found: StepObjects, last: float, damaged: set[_CheckpointId]) -> Archived:
+    checkpoint_id = (found.attempt, found.step)
+    whole = checkpoint_id not in damaged
     idle_s = max(0.0, last - found.updated_at)
-    return Archived(*age, complete=found.complete and whole, idle_s=idle_s, damaged=found.complete and not whole)
+    return Archived(
+        *checkpoint_id, complete=found.complete and whole, idle_s=idle_s, damaged=found.complete and not whole
+    )

@@ -31,9 +31,9 @@ from holdfast.replicator.plan import images_may_go
 from holdfast.replicator.threads import Threads
 from holdfast.replicator.tiers import Damaged, Tier
 from holdfast.replicator.tiers.files import FileTier
-from holdfast.replicator.tiers.fresh import Fresh
 from holdfast.replicator.tiers.images import ImageTier
-from holdfast.replicator.view import Held, Store, age, is_kept
+from holdfast.replicator.tiers.pending_commit import PendingCommit
+from holdfast.replicator.view import Held, Store, checkpoint_id, is_kept
 from holdfast.shards import Manifest
 from holdfast.shards.opening import move_aside
 
@@ -169,7 +169,7 @@ class Engine:
             return
         if needed := sorted(step for step in set(request.steps) if job.needs(step)):
             raise Conflict(f"job {job.name} is not over, and may need step {needed[0][1]} (attempt {needed[0][0]})")
-        going = [held for held in job.held if age(held.key) in request.steps]
+        going = [held for held in job.held if checkpoint_id(held.key) in request.steps]
         for held in going:  # first: nobody may be sent to a file that is about to go
             job.drop(held)
         self.notify()
@@ -353,7 +353,7 @@ class Engine:
                         job.drop(held)
                         self._say_if_lost(job, held)
             new = [each for key, each in seen.items() if Held(Store.IMAGE, key) not in job.held]
-            job.fresh = {each.header.stamp.key: Fresh(each) for each in new}
+            job.fresh = {each.header.stamp.key: PendingCommit(each) for each in new}
             if new:
                 self.notify()  # the way to the disk need not wait for the checksums
             try:
@@ -372,9 +372,9 @@ class Engine:
     def _say_if_lost(self, job: Job, held: Held) -> None:
         """What an earlier submission left in memory alone, because the disk would not take it, and a worker wrote over."""
         view = job.view()
-        others = [age(each.key) for each in job.held if each.key.rank == held.key.rank]
-        newer = any(other >= age(held.key) and is_kept(view, other) for other in others)
-        if is_kept(view, age(held.key)) and not newer:
+        others = [checkpoint_id(each.key) for each in job.held if each.key.rank == held.key.rank]
+        newer = any(other >= checkpoint_id(held.key) and is_kept(view, other) for other in others)
+        if is_kept(view, checkpoint_id(held.key)) and not newer:
             log.error("checkpoint of an earlier run lost: it was in memory only", job=job.name, shard=label(held.key))
 
     async def _say_unwritten(self, job: Job) -> None:
@@ -389,7 +389,7 @@ class Engine:
         if changed:
             self.notify()
 
-    async def _commit(self, job: Job, fresh: Fresh) -> None:
+    async def _commit(self, job: Job, fresh: PendingCommit) -> None:
         key = fresh.seen.header.stamp.key
         try:
             manifest = await self.threads.commit(self.tiers.images.commit, job.name, fresh.seen)

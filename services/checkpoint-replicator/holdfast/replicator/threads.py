@@ -75,13 +75,13 @@ class Threads:
                 future.exception()  # looked at: it is only the echo of the abort
             raise
 
-    async def retrieval(self, work: Callable[..., T], *args: object, given_up: threading.Event | None = None) -> T:
-        """When this is cancelled, `given_up` is set and the work is left to end by itself: a store may not answer."""
+    async def retrieval(self, work: Callable[..., T], *args: object, cancelled: threading.Event | None = None) -> T:
+        """When this is cancelled, `cancelled` is set and the work is left to end by itself: a store may not answer."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._retrievals, work, *args)
         except asyncio.CancelledError:
-            if given_up is not None:
-                given_up.set()
+            if cancelled is not None:
+                cancelled.set()
             raise
 
     async def commit(self, work: Callable[..., T], *args: object) -> T:

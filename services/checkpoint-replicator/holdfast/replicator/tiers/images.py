@@ -19,7 +19,7 @@ from holdfast.domain.generations import ShardKey
 from holdfast.replicator.checksum import Checksummer
 from holdfast.replicator.names import is_job_name, label
 from holdfast.replicator.tiers import Damaged, OpenShard, find, set_aside
-from holdfast.replicator.tiers.fresh import Seen
+from holdfast.replicator.tiers.pending_commit import Seen
 from holdfast.shards import Header, Manifest, Reader, peek
 from holdfast.shards.crc import summarise
 from holdfast.shards.manifest import temporary_of

@@ -17,7 +17,7 @@ OUTPUT_BYTES_MAX = 1 << 20
 NAME = "self-test"
 
 
-async def run_apart(
+async def run_subprocess(
     template: Template, script: Path, args: Sequence[str], environment: Mapping[str, str], timeout_s: float
 ) -> str:
     """What it printed, if it ended well. Raises `Unavailable` when it did not, or not in time.

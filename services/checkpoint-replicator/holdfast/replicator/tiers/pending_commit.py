@@ -35,7 +35,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Fresh:
+class PendingCommit:
     """`promised` is kept by whoever computes the checksums: a manifest, or the reason why there is none."""
 
     seen: Seen
