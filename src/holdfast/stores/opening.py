@@ -1,4 +1,4 @@
-"""From a URL to a store. A new kind of store: one module, and one case here and in `parse_url`."""
+"""Opens a store by its URL. To add a kind of store, create a module, and add a case here and in `parse_url`."""
 
 from __future__ import annotations
 

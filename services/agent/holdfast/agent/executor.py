@@ -1,11 +1,12 @@
-"""Executes every order once, whoever repeats it: per `(command_id)` over this agent's whole life, across its restarts.
+"""Executes every order once per `command_id`, however often it is sent, also across restarts of the agent.
 
-* An order under a lower epoch than the highest seen comes from a leader that has been replaced: refused, and not
-  remembered, because the new leader may send the same command and then it counts.
-* A command that has been answered is answered again from memory; one that is under way is not begun twice.
-* The answer is on disk before it is sent. An agent that dies before that loses its workers with it (they are tied to it),
-  so the repeat finds a clean node and executes the order anew.
-* An agent that cannot write to its disk says so in its answers, and takes no orders: it could not keep the first two promises.
+* An order with a lower leader epoch than the highest seen comes from a replaced leader. It is refused and not
+  remembered, because the new leader may send the same order.
+* An order that has been answered is answered again from memory. An order in progress is not started twice.
+* The answer is on disk before it is sent. If the agent exits before that, its workers exit with it, so a repeated order
+  finds a node without workers and is executed again.
+* An agent that cannot write to its disk reports that in its answers and accepts no orders, because it could not keep the first
+  two guarantees.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""What waits to be told to diagnostics: two buffers with two promises. Pure.
+"""Queue of signals for diagnostics. Pure.
 
-* Signals of `RELIABLE` types are kept until the tick that carried them is acknowledged, and go out again on a new stream, under
-  the same tick number, so that diagnostics knows a repeat. Only a flood of kernel lines is cut, oldest first, and counted.
-* The rest is the newest `DROPPABLE_MAX` signals; older ones are dropped and counted. While `IN_FLIGHT_MAX` ticks have not been
-  acknowledged they stay here: telemetry that queues up on the way would be old when it is read. Ticks without them go on.
+* Signals of `RELIABLE` types are kept until the tick that contained them is acknowledged. On a new stream they are sent again
+  with the same tick number, so that diagnostics recognises the repetition. Only kernel lines are limited, oldest first, and
+  counted.
+* Of the others, the newest `DROPPABLE_MAX` are kept; older ones are dropped and counted. While `IN_FLIGHT_MAX` ticks are not
+  acknowledged they stay in this queue, because telemetry that is queued in the network would be outdated on arrival. Ticks
+  without them are still sent.
 """
 
 from __future__ import annotations

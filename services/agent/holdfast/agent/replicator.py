@@ -1,4 +1,4 @@
-"""This node's checkpoint-replicator: runs the process, asks it to configure, stage and forget, hears what it holds."""
+"""The agent's side of the checkpoint-replicator: runs the process, sends it requests, receives its inventory."""
 
 from __future__ import annotations
 

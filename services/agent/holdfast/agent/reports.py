@@ -1,9 +1,8 @@
-"""Reports that wait to be acknowledged by the supervisor. Pure.
+"""Reports that the supervisor has not acknowledged. Pure.
 
-Numbers grow for ever within an incarnation, and the supervisor drops what is not above the last it has seen. Every session
-begins with `Hello`, so on a new session what was not acknowledged gets new numbers, after the greeting's. A report whose
-acknowledgement was lost may so be told twice: every report means the same when it is told again.
-"""
+Numbers increase within an incarnation, and the supervisor ignores numbers that are not above the last one. Every session
+begins with `Hello`, so on a new session unacknowledged reports get new numbers after that of the greeting. A report whose
+acknowledgement was lost may therefore be sent twice; reports are idempotent."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The control session with the supervisor: says hello, sends reports and beats, hears orders.
+"""The control session with the supervisor: sends Hello, reports and heartbeats, receives orders.
 
-When it breaks, training goes on. Endpoints are tried in turn: a standby answers "not the leader", and the next one is asked.
-"""
+Training continues while it is disconnected. Endpoints are tried in turn: a standby refuses the session, and the next one is
+tried."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The telemetry stream to diagnostics: a tick every `TICK_S`, at once for what is reliable. Never holds anyone up.
+"""The telemetry stream to diagnostics: a tick every `TICK_S`, and at once for reliable signals. Never blocks other work.
 
-The stream may break, block or be refused for as long as it likes: signals gather in the bounded `Outbox`, training goes on,
-and endpoints are tried in turn with jittered back-off. An agent that is not on the best endpoint goes back to a better one as
-soon as that serves: only a process that hears every node of a job can tell whether all ranks have finished a step, or none.
-"""
+The stream may fail, block or be refused for any time: signals are queued in the bounded `Outbox`, training continues, and
+endpoints are tried in turn with jittered back-off. An agent that is not connected to the first endpoint returns to an earlier
+one as soon as that serves, because only a process that receives the telemetry of all nodes of a job can tell whether all ranks
+have finished a step."""
 
 from __future__ import annotations
 

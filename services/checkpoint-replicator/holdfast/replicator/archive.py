@@ -1,4 +1,4 @@
-"""What this node knows of one job's object store. Touched by the event loop only."""
+"""State of one job's object store as this node knows it. Used by the event loop only."""
 
 from __future__ import annotations
 

@@ -1,19 +1,21 @@
-"""Which steps go to the object store, and which leave it: a pure function that every node follows alone.
+"""Decides which checkpoints are uploaded to the object store, and which are deleted from it: a pure function that every node
+evaluates by itself.
 
-**The choice.** A checkpoint in the store needs the same step from every rank, and no more than one step per
-`store_interval_s`; but nodes do not talk, their clocks differ, and each may have missed a save. So the choice hangs on step
-numbers. Let a *slot* be 2^j steps, with the smallest j for which that takes at least the interval at the pace of the latest
-saves; the first step saved in a slot is chosen. What the clock decides is j alone, and it is a difference of times of one
-clock. Nodes that round differently still meet, because slots nest: the first step of a slot is also the first of the smaller
-slot that begins there, so who takes smaller slots chooses *more* steps, never others. The same holds for a node that missed
-the save before: it chooses the next one in addition.
+**The choice.** A checkpoint in the store needs the same step from every rank, and at most one checkpoint per
+`store_interval_s` is uploaded. But nodes do not communicate, their clocks differ, and each may have missed a save. So the
+choice depends on step numbers. Let a *slot* be 2^j steps, with the smallest j for which that takes at least the interval at the
+pace of the latest saves. The first checkpoint of each slot is chosen. The clock determines only j, as a difference of times of
+one clock. Nodes that round differently still agree, because slots are nested: the first step of a slot is also the first of the
+smaller slot that begins there. A node with smaller slots therefore chooses *more* steps, never different ones. The same holds
+for a node that missed the previous save: it also chooses the next one.
 
-**The order.** Of the steps chosen, the one that begins the largest slot goes first: all others have chosen that one too, so a
-node that has fallen behind, or whose clock has jumped, works first on what can become complete. A chosen step that misses
-a rank stays incomplete; nothing waits for it, the next slot is another chance, and it is swept when a newer one is
-complete. A step that somebody else has begun is joined when it is here: a replicator that starts anew finds what it was doing.
+**The order.** Of the chosen steps, the one that begins the largest slot is uploaded first, because all other nodes have chosen
+it too. A node that has fallen behind, or whose clock has jumped, thus works first on checkpoints that can become complete. A
+chosen step without one of its ranks stays incomplete. No node waits for it, the next slot is another chance, and it is deleted
+when a newer one is complete. If another node has begun a step and the step is on this node, this node uploads its shards too; a
+restarted replicator continues its own uploads in the same way.
 
-Times are Unix seconds as values; nothing here looks at a clock.
+Times are Unix seconds passed as values; this module does not read a clock.
 """
 
 from __future__ import annotations

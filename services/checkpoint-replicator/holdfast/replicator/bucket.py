@@ -1,9 +1,10 @@
-"""One job's part of an object store: shards go up and come down, steps become complete and go. Blocking; call from a thread.
+"""One job's part of an object store: uploads and downloads shards, completes and deletes checkpoints. Blocking; call from a
+thread.
 
-Order of an upload: tensors, rest, the rank's manifest. Whoever finds the manifests of all ranks, and every object that they
-name, writes the checkpoint's manifest, if absent: it follows from the ranks' manifests alone, so that all who race write
-the same bytes. A crash between any two of these leaves objects that count for nothing and are found again, or swept.
-"""
+Order of an upload: tensors, rest, the rank's manifest. The first node that finds the manifests of all ranks, and every object
+that they name, writes the checkpoint's manifest if it does not exist. It depends on the ranks' manifests alone, so all nodes
+that race write the same bytes. A crash between any two of these steps leaves objects that are not part of a checkpoint; they
+are reused, or deleted later."""
 
 from __future__ import annotations
 

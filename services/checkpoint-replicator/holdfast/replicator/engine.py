@@ -1,7 +1,7 @@
-"""The replicator's state and its rules: which shards this node holds, per job, and everything that changes it.
+"""The replicator's state: the shards of this node, per job, and every operation that changes it.
 
-Headers on disk and in memory are the truth; this is what has been seen of it. A worker's note only says "look now"; a
-periodic look finds what a lost note did not say. All state belongs to the event loop; bytes are moved by threads that get
+Headers on disk and in memory are authoritative; this state is a cache of them. A worker's message only triggers a look, and a
+periodic rescan finds saves whose message was lost. All state belongs to the event loop. Threads move bytes; they receive
 values and return values.
 """
 

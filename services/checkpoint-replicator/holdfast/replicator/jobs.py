@@ -1,4 +1,4 @@
-"""What this node knows of one job: its configuration, what is held, what is pinned. Touched by the event loop only."""
+"""State of one job on this node: its configuration, its shards, its pinned shards. Used by the event loop only."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Carries out the plan: one step at a time per lane (each rank's way to the disk; each peer; deletions), the newest first.
+"""Executes the plan: one step at a time per lane (each rank's way to disk, each peer, deletions), newest first.
 
-A step that fails is not retried as such: its lane pauses, and then the plan is made anew from what is held by then.
+A failed step is not retried by itself: its lane pauses, and then the plan is computed again from the current state.
 """
 
 from __future__ import annotations

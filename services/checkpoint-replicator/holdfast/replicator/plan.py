@@ -1,23 +1,24 @@
-"""What to copy, push and delete next, and why: a pure function of what is held where.
+"""Decides what to copy, push and delete next, with reasons: a pure function of the shards in each tier.
 
-The order of values: never delete what a restore may still need; then freshness (newest first, what is superseded is not
-copied at all); then space. Five facts make the difference between "old" and "superseded":
+Priorities: never delete a shard that a restore may need; then freshness (newest first, superseded shards are not copied); then
+space. Five facts distinguish "old" from "superseded":
 
-* **lineage**: going back to a step starts a new attempt. Saves of older attempts beyond that step are *given up*: nobody
-  will restore them while the new attempt has steps, but until it does they may yet be the best there is.
-* **whole**: a step counts as held only when the shards of *all* of this node's ranks are there.
-* **the next tier**: a disk copy goes only when a newer step is also one tier further: with a peer or, where there are none,
-  complete in the object store. Up to `BACKLOG_STEPS_MAX` steps: a tier that never answers must not fill the disk.
-* **the other nodes**: a step is worth something only while every node has its part. The supervisor tells the newest that all
-  have (`saved_by_all`). That one stays, whatever happens here, until a newer one takes its place; what is newer may become the
-  next one, and stays as long as there is room: `BACKLOG_STEPS_MAX` beyond those that are kept, none of them on a full disk.
-  The word may be lost, late or told twice: an older one, or none, only keeps more. Before the first one the step that the
-  attempt started from stays in its place, or the oldest that is here.
-* **the user**: what an earlier submission under this name has saved goes when somebody asks for it, or when it has been kept
-  for days, never for want of room; it is copied from memory to the disk before the new workers need the memory. Of what this
-  submission gave up itself the newest `keep` steps stay while there is room.
+* **lineage**: a restore starts a new attempt. Checkpoints of older attempts beyond the restored step are *abandoned*: they are
+  not restored while the new attempt has checkpoints, but until then they may be the newest ones.
+* **complete on this node**: a step counts only if the shards of *all* of this node's ranks are there.
+* **the next tier**: a shard is deleted from disk only when a newer step is also in the next tier: on a peer or, without peers,
+  complete in the object store. At most `BACKLOG_STEPS_MAX` steps are retained for this, so that a tier that never answers does
+  not fill the disk.
+* **the other nodes**: a step is useful only while every node has its shards. The supervisor sends the newest step that all
+  nodes have (`saved_by_all`). It is retained until a newer one replaces it. Newer steps may become the next one, and are
+  retained while there is room: `BACKLOG_STEPS_MAX` beyond `keep`, none of them on a full disk. Retention updates may be lost,
+  late or duplicated: an older update, or none, only retains more. Before the first update, the step from which the attempt was
+  restored is retained instead, or the oldest on this node.
+* **the user**: checkpoints of an earlier run under this name are deleted on request or after the retention period, never to
+  make room. They are copied from memory to disk before the new workers need the memory. Of the checkpoints that this run has
+  abandoned, the newest `keep` are retained while there is room.
 
-What goes to the object store is decided in `archive_plan`; the step that it is taken from stays on disk meanwhile.
+`archive_plan` decides what is uploaded to the object store. The step that is being uploaded stays on disk.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ from holdfast.replicator.view import (
     Store,
     View,
     checkpoint_id,
-    is_kept,
     is_abandoned,
+    is_kept,
     whole_steps,
 )
 

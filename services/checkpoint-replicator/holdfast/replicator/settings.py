@@ -1,4 +1,4 @@
-"""What the replicator reads from its environment, once."""
+"""The replicator's settings, from the environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Open data connections that somebody may end from another thread: all of this process, or those of one transfer."""
+"""Open data connections that another thread may close: all of this process, or those of one transfer."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Staging: have the shards that this node's ranks restore from here, whole and verified, and hand out their paths.
+"""Staging: fetches and verifies the shards that this node's ranks restore, and returns their paths.
 
-Nothing is handed out unverified: a local copy is checksummed in full under its lock (a gigabyte takes a tenth of a second,
-and a worker that died may have scribbled over its own image after it was committed); a fetched one is verified span by span
-before it is written. The lock is then kept until training has gone on, so that nothing changes between check and use.
-"""
+No shard is returned unverified. A local copy is checksummed in full under its lock (0.1 s per GB), because a worker with
+memory corruption may have overwritten its own image after the commit. A fetched copy is verified span by span before it is
+written. The lock is kept until training has continued, so that the bytes do not change between check and use."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Checkpoints in the object store are read again, slowly: one that rots unseen would be missed only when it is the last one.
+"""Reads checkpoints in the object store again, slowly, to find corruption before a restore needs them.
 
-Each object is read by one node: a rank's own share by the node of that rank, tensors that replicas share by the node of the
-first rank that names them. A share that arrived damaged at a restore is looked at by the node that wanted it, at once.
+Each object is read by one node: a rank's own objects by the node of that rank, tensors that replicas have in common by the
+node of the first rank that names them. A shard that arrives corrupt at a restore is read again at once by the node that needs
+it.
 
-What is damaged is reported, and written anew where this node still has the shard. Where it has not, the step is marked in the
-store: nobody lists it as restorable any more, until a later look finds it whole or can mend it.
-"""
+Corruption is reported. If this node still has the shard, it replaces the object. Otherwise it writes a damage marker: the
+checkpoint is not listed as restorable until a later scrub finds it intact or repairs it."""
 
 from __future__ import annotations
 

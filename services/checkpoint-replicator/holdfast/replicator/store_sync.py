@@ -1,5 +1,5 @@
-"""The object store's side of the mover and of the stager: finds the job's bucket, calls it from threads of its own, and keeps
-what comes of it."""
+"""Object store operations for the mover and the stager: opens the job's bucket, calls it in separate threads, records the
+results."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""Where blocking work is done. What a recovery waits for has the priority of the service: *urgent* threads for looks and
-checks, *transfer* threads for the shards that a restore fetches from peers (they may take long, and must not keep the others
-waiting), *retrieval* threads for those from the object store. What goes on beside training is niced: *commit* threads for the
-checksums of new saves, *background* ones for disk and peers, *archive* ones for what goes up to the object store, a
-*scrub* one that reads what is stored. A store that does not answer can keep only its own two pools busy, and not this process
-alive.
+"""Thread pools for blocking work. A recovery uses threads with the priority of the service: *urgent* for looks and checks,
+*transfer* for shards that a restore fetches from peers (they may take long and must not delay the urgent ones), *retrieval*
+for shards from the object store. Background work is niced: *commit* for checksums of new saves, *background* for disk and
+peers, *archive* for uploads to the object store, *scrub* for scrubbing. A store that does not answer blocks only its own two
+pools, and does not keep this process alive.
 
-Background copies are also paced, by a bucket of bytes per second each for disk, network and object store.
+Background copies are also rate-limited, in bytes per second each for disk, network and object store.
 """
 
 from __future__ import annotations

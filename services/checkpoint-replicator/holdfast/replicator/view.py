@@ -1,4 +1,4 @@
-"""The vocabulary of the plan: what a node sees of one job, and the steps that can follow from it."""
+"""Types of the plan: the state of one job on a node, and the steps that the plan can return."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The collectors of an agent. A new one is a new file with a `build`, and one line here."""
+"""The collectors of an agent. To add one, create a file with a `build` function and add it to `BUILDERS`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""A collector whose source is read by a process of its own: a wedged driver, or a library that misbehaves, costs a process.
+"""A collector whose source is read by a separate process, because a driver or library may hang.
 
-The process prints one JSON object per line. No line within the deadline is a missed deadline; after `MISSES_MAX` of them the
-process is replaced: what it hangs in may have come back, the process stuck in it has not.
-"""
+The process prints one JSON object per line. No line within the deadline is a missed deadline. After `MISSES_MAX` of them the
+process is restarted, because a process that hangs in a driver does not recover when the driver does."""
 
 from __future__ import annotations
 

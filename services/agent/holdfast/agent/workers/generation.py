@@ -1,4 +1,4 @@
-"""One generation's workers on this node, from fork to the last exit, and what is said of them."""
+"""The workers of one generation on this node, from the fork to the last exit, and the signals about them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps one worker template warm. A template for other modules takes over only when it is ready; the old one then ends."""
+"""Keeps one worker template ready. A template for other modules replaces it only when it is ready; the old one then ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All workers of this node: forks them, watches them, ends them. At most one generation of a job has running ranks."""
+"""All workers of this node: forks, watches and stops them. At most one generation of a job has running ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where each rank of one generation stands, folded from its notes. Pure: time and process facts are arguments."""
+"""Progress of each rank of one generation, computed from its messages. Pure: time and process facts are arguments."""
 
 from __future__ import annotations
 

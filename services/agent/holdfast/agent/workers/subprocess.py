@@ -1,4 +1,4 @@
-"""Runs one of our own scripts in a fork of the worker template, which has paid for the import of torch."""
+"""Runs one of Holdfast's scripts in a fork of the worker template, which has already imported torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent's end of a worker template: starts it, asks it to fork (`holdfast.domain.template`)."""
+"""The agent's side of a worker template: starts it, and requests forks from it (`holdfast.domain.template`)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Shards as files: `<root>/<job>/a<attempt>/s<step>/rank-<r>.shard` and its manifest `….json`. The disk tier, and (under
-`staged/` of the memory directory) the shards that were fetched for a restore.
+"""Shards as files: `<root>/<job>/a<attempt>/s<step>/rank-<r>.shard` and its manifest `….json`. Used for the disk tier and,
+under `staged/` of the memory directory, for shards that were fetched for a restore.
 
-Commit: the shard under a temporary name, written, fsynced, renamed; then the manifest in the same way. A crash before the
-last rename leaves files that nobody lists and that the next start sweeps away.
+Commit: the shard is written under a temporary name, fsynced and renamed; then the manifest in the same way. A crash before the
+last rename leaves files that are not listed; the next start deletes them.
 """
 
 from __future__ import annotations
