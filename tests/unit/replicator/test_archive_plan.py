@@ -216,7 +216,7 @@ def test_what_the_store_wants_is_copied_although_a_newer_save_is_there() -> None
 
 
 def discarded(given_view: View) -> set[Age]:
-    return {step.id for step in archive_steps(given_view) if isinstance(step, Discard)}
+    return {step.checkpoint_id for step in archive_steps(given_view) if isinstance(step, Discard)}
 
 
 def test_so_many_complete_steps_stay_and_rank_0s_node_decides() -> None:
