@@ -1,7 +1,7 @@
-"""The worker's ends of the two channels to its agent (`holdfast.domain.worker`). Neither ever blocks or raises in a step.
+"""The worker's side of the two channels to its agent (`holdfast.domain.worker`). Neither ever blocks or raises in a step.
 
-A note that cannot be sent at once waits in a short queue for the next one; when that is full, or nobody is there any
-more, it is dropped and counted. The first drop is logged, so that a run without insight says why.
+A message that cannot be sent at once waits in a short queue. If the queue is full, or the agent has exited, the message is
+dropped and counted. The first drop is logged.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""What `torch.compile` has produced, kept beside the checkpoints: a restart does not compile the same graphs again.
+"""Stores the output of `torch.compile` next to the checkpoints, so that a restart does not compile the same graphs again.
 
-One small file per rank, written once after the first steps and loaded before the script's `main`. It is made for one torch,
-Python, device and mesh; anything else in it, or any damage, only means that torch compiles as it would have without.
+One small file per rank, written once after the first steps and loaded before the script's `main`. It is valid for one version
+of torch and Python, one device and one mesh. A file for another combination, or a damaged one, is ignored, and torch compiles.
 
-torch keeps these artefacts in a global of the process that is guarded by its compile lock, so they are taken on the
-training thread, between two steps (0.3 ms for one small graph); a background thread writes them.
-"""
+torch keeps these artefacts in a global that is guarded by its compile lock, so they are read on the training thread, between
+two steps (0.3 ms for one small graph); a background thread writes them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Reading shards through DCP: a storage reader over mapped shard files, and re-sharding by DCP's planner.
+"""Reads shards through DCP: a storage reader over mapped shard files, and re-sharding by DCP's planner.
 
-Nothing here talks to other ranks: each reads what overlaps its own pieces, whoever saved it and wherever they are now.
+No communication between ranks: each rank reads the parts of all shards that overlap its own pieces.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""`hf.launch`: joins the process group, runs the script's `main`, leaves.
+"""`hf.launch`: joins the process group, runs the script's `main`, and leaves.
 
-The rendezvous endpoint is new for every generation, so no key of an older one can be read; nobody waits for the others
-before the group is formed or after the work is done. A group of one uses no network at all.
-"""
+The rendezvous endpoint is new for every generation, so no key of an older one can be read. No rank waits for the others before
+the group is formed or after the work is done. A group of one uses no network."""
 
 from __future__ import annotations
 

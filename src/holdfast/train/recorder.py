@@ -1,10 +1,9 @@
-"""This rank's flight recorder, made readable from outside while the rank itself cannot speak.
+"""Makes this rank's flight recorder readable from outside while the rank itself hangs.
 
-torch records every collective in C++ (`FlightRecorder.hpp`), and serves what it has recorded from C++ threads
-(`_WorkerServer`), which answer while Python's interpreter is held. The agent asks when the rank has been silent for a while;
-until then nothing happens here. What torch does not record for every backend is who the members of a group are: that is told
-in a note, once for each new group. A torch that has no such server leaves the agent with what it sees of the process.
-"""
+torch records every collective in C++ (`FlightRecorder.hpp`), and serves the records from C++ threads (`_WorkerServer`), which
+answer while Python's interpreter lock is held. The agent queries them after the rank has been silent for a while. torch does
+not record the members of a group for every backend, so they are sent in a worker message, once for each new group. If torch
+has no such server, the agent uses only the state of the process."""
 
 from __future__ import annotations
 

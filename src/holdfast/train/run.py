@@ -1,13 +1,12 @@
-"""`hf.Run`: what the training script talks to.
+"""`hf.Run`: the handle of this rank in the training script.
 
-The step loop never waits for anything here: a finished step is one datagram that is dropped when it cannot be sent at
-once, and orders of the agent are looked at without blocking. Orders take effect between steps:
+The step loop never waits: a finished step is one datagram, which is dropped if it cannot be sent at once, and orders of the
+agent are polled without blocking. Orders take effect between steps:
 
 * `checkpoint_now` saves after the named step, which is the same on every rank.
-* `stop` ends the script by `Interrupted`: after the step it arrives in, or, if a save is wanted, after the
-  `run.checkpoint` that follows.
+* `stop` ends the script by `Interrupted`: after the current step or, if a save is requested, after the next `run.checkpoint`.
 
-Without an agent `run.checkpoint` can save as well (`holdfast.train.standalone`); the orders are then signals.
+Without an agent `run.checkpoint` can save as well (`holdfast.train.standalone`); POSIX signals replace the orders.
 """
 
 from __future__ import annotations

@@ -153,9 +153,9 @@ def test_a_node_that_is_swapped_twice_during_one_fetch_has_the_shard_in_the_end(
             slow.endpoint = way
             for generation in (2, 3):
                 spare.configure(generation=generation, attempt=generation)
-                with pytest.raises(grpc.RpcError) as is_abandoned:  # as an agent whose PREPARE has been overtaken
+                with pytest.raises(grpc.RpcError) as cancelled:  # as an agent whose PREPARE has been overtaken
                     spare.stage(key, slow, digest=record.digest, give_up_s=1.0)
-                assert is_abandoned.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                assert cancelled.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
                 assert stalled.is_set()
             spare.configure(generation=4, attempt=4)
             staged = spare.stage(key, b, digest=record.digest)

@@ -1,6 +1,6 @@
-"""A few short words and counters that all ranks of a launch share, on the store that the process group was made with.
+"""Short values and counters that all ranks of a launch share, in the store of the process group.
 
-Only used by background threads, over a connection of their own, and only by calls that return at once.
+Used only by background threads, over their own connection, and only with calls that return at once.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""The keeper: a thread that brings committed images to disk, and removes what is no longer needed there.
+"""The keeper: a thread that writes committed images to disk, and deletes checkpoints that are no longer needed.
 
-It takes the newest image that waits; one that was overwritten meanwhile is passed over. A write that fails costs that
-checkpoint and is said, no more. A step is *complete* when the ranks have counted it as often as there are ranks; only then
-may older ones go.
-"""
+It takes the newest waiting image; an image that has been overwritten is skipped. A failed write affects only its checkpoint
+and is logged. A checkpoint is *complete* when all ranks have counted it; only then may older ones be deleted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the script says about checkpoints when no agent does."""
+"""Checkpoint options of the script, used without an agent."""
 
 from __future__ import annotations
 

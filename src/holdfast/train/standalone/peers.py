@@ -1,10 +1,9 @@
-"""Copies on another node: after a save, nodes with directories of their own exchange committed shards in pairs.
+"""Copies on another node: after a save, nodes with separate directories exchange committed shards in pairs.
 
-The keeper sends what it has just written, a third thread receives what this rank's partners send; both go over a gloo group
-that nobody else uses, point to point, so no rank waits for more than its partner and the training thread for nobody. An
-offer is counted on the board before it is sent: whoever waits for bytes knows that they are coming. When a partner is gone
-the copies end and training goes on: the launch is about to end anyway.
-"""
+The keeper sends what it has just written, and a third thread receives the shards of this rank's peers. Both use a separate
+gloo group, point to point, so a rank waits at most for its peer, and the training thread for no rank. An offer is counted on
+the board before it is sent, so a receiver knows that its bytes are coming. If a peer exits, copying ends and training
+continues; the launch is about to end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One launch's checkpoints without services: put together here, used by `hf.launch` and `hf.Run`."""
+"""Checkpoints without services for one launch: built here, used by `hf.launch` and `hf.Run`."""
 
 from __future__ import annotations
 

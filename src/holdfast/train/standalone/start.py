@@ -1,6 +1,6 @@
-"""The start of a launch: whose directory this is, what is there, what everybody restores, and getting it to who lacks it.
+"""The start of a launch: checks the directory, collects the shards of all ranks, selects a checkpoint, and distributes it.
 
-All ranks go through the same gathers in the same order, whatever they find: an error of one is told to all, and all raise it.
+All ranks go through the same gathers in the same order. An error of one rank is sent to all, and all raise it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Bringing shards to the ranks that lack them, at the start: from a rank whose node has one, span by span, verified.
+"""Sends shards at the start to the ranks that lack them, from a rank whose node has them, span by span, verified.
 
-Every rank derives the same list of transfers and takes part in its own, in that order: no two ranks can wait for each other
-in a circle. A transfer always runs to its end, even if the sender's disk fails in the middle: what arrives is then not what
-its manifest says, and verification is what decides.
-"""
+Every rank computes the same list of transfers and takes part in its own, in that order, so that no circular wait is possible.
+A transfer always runs to its end, even if the sender's disk fails. The received bytes then do not match the manifest, and
+verification fails."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""The watcher: a thread that hears signals even while the training thread is deep in a collective, and takes part in the
-agreement on a step to save.
+"""The watcher: a thread that handles POSIX signals even while the training thread is inside a collective, and takes part in
+the agreement on a step to save.
 
-SIGTERM: save, bring it to disk, leave with `worker.EXIT_INTERRUPTED`. SIGUSR1: save and go on. A run that does not come to
-its next `run.checkpoint` within the grace is ended as SIGTERM would have ended it; and so is one whose other ranks do not
-answer any more, for torchrun sends SIGTERM to the ranks that are left when one has crashed, and waits for them.
-"""
+SIGTERM: save, write the checkpoint to disk, exit with `worker.EXIT_INTERRUPTED`. SIGUSR1: save and continue. If a run does not
+reach its next `run.checkpoint` within the grace period, it is ended as SIGTERM would have ended it. The same applies if other
+ranks no longer answer, because torchrun sends SIGTERM to the remaining ranks after a crash, and waits for them."""
 
 from __future__ import annotations
 
