@@ -98,7 +98,7 @@ class Checkpointer:
     def miss(self, step: int, reason: str) -> None:
         """Say that a save that was due did not happen."""
         self.missed += 1
-        log.warning("the save of step %d did not happen: %s", step, reason)
+        log.warning("save of step %d skipped: %s", step, reason)
         self._notes.missed(step, reason)
 
     def prepare(self, live: Mapping[str, Any]) -> None:
@@ -118,12 +118,12 @@ class Checkpointer:
         try:
             images = self._open_images()
             if reason := images.prepare(plan):
-                log.warning("not every image could be made ready: %s", reason)
+                log.warning("could not allocate both images: %s", reason)
             if (copies := self._device_copies) is not None:
                 for image in images.images:
                     copies.adopt(image)
         except Exception:  # the first save will meet it again, and tell whoever asked for it
-            log.exception("making images ready failed")
+            log.exception("allocating images failed")
 
     def _finish_preparing(self) -> None:
         if self._preparing is not None:

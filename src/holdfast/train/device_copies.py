@@ -106,7 +106,7 @@ class DeviceCopies:
         why_not = self._driver.register(address, nbytes)
         self._pinned[image] = not why_not
         if why_not:
-            log.warning("%s cannot be pinned (%s): saves into it go through a buffer", image.path, why_not)
+            log.warning("cannot pin %s (%s): saves into it use a buffer", image.path, why_not)
             return
         # Before the mapping goes: memory that is mapped there later must not be taken for this. An image holds its mapping
         # until after its finalizer. Not at exit, where a forked child would come by as well.

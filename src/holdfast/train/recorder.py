@@ -50,7 +50,7 @@ class Recorder:
                 self._notes.groups(_members())
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             # torch keeps these tables for itself, and another release may keep others: that is no reason to end a run.
-            log.warning("process groups cannot be read from this torch (%r): a hang is told without them", error)
+            log.warning("cannot read process groups from this torch (%r): hangs are diagnosed without them", error)
             self.close()
 
     def close(self) -> None:
@@ -78,7 +78,9 @@ def _serve(path: str) -> Any:
             Path(path).unlink()
         return _WorkerServer(path)
     except (ImportError, RuntimeError, OSError) as error:
-        log.info("the flight recorder cannot be read from outside (%s); hangs are told from processes alone", error)
+        log.info(
+            "the flight recorder cannot be read from outside (%s): hangs are diagnosed from processes alone", error
+        )
         return None
 
 

@@ -93,7 +93,7 @@ class Executor:
         try:
             answer = await self._answer(command_id, order)
             self._ledger.remember(answer)
-        except HoldfastError as error:  # the ledger's: what was done stays, but nothing may be built on it
+        except HoldfastError as error:  # an error of the ledger: the effects remain, but the order counts as failed
             answer = OrderDone(command_id, ok=False, reason=str(error), at=self._clock())
         finally:
             self._under_way.discard(command_id)
@@ -107,7 +107,7 @@ class Executor:
             unrestorable = isinstance(error, Unrestorable)
             return OrderDone(command_id, ok=False, reason=str(error), at=self._clock(), unrestorable=unrestorable)
         except Exception as error:
-            # A bug of ours. Ending the agent would end healthy workers with it; the supervisor plans around the node instead.
+            # A bug. Exiting would end healthy workers as well; the supervisor replaces the node instead.
             log.exception("order failed", order=type(order).__name__, command_id=command_id)
             return OrderDone(
                 command_id, ok=False, reason=f"agent bug: {type(error).__name__}: {error}", at=self._clock()

@@ -49,14 +49,14 @@ class Outbox:
     def wants_ack(self) -> bool:
         """The last acknowledgement is so far back that the tick just composed should ask for one.
 
-        Every `ACK_EVERY`th asks, also while none comes: one who is late with answers must not be asked for more of them.
-        """
+        Every `ACK_EVERY`th tick requests an acknowledgement, also while none arrives, so that a slow receiver is not asked
+        more often."""
         back = self._seq - self._heard_of
         return back > 0 and back % ACK_EVERY == 0
 
     @property
     def stalled(self) -> bool:
-        """Diagnostics does not keep up: a tick is a sign of life only, and what is reliable."""
+        """True if diagnostics does not keep up: a tick then contains only reliable signals."""
         return self._seq - self._heard_of >= IN_FLIGHT_MAX
 
     def add(self, signal: NodeSignal) -> None:
@@ -97,12 +97,13 @@ class Outbox:
         return tick
 
     def acknowledge(self, seq: int) -> None:
-        """This tick and all before it have been folded, and what they led to is safe."""
+        """Record that this tick and all before it have been processed and their findings stored."""
         self._heard_of = max(seq, self._heard_of)
         self._unacknowledged = {number: tick for number, tick in self._unacknowledged.items() if number > seq}
 
     def give_up_oldest(self) -> Tick | None:
-        """Drop the oldest unacknowledged tick: diagnostics calls it malformed, and it would block all others for ever."""
+        """Drop the oldest unacknowledged tick, which diagnostics rejected as malformed, so that it does not block the
+        others."""
         if not self._unacknowledged:
             return None
         tick = self._unacknowledged.pop(min(self._unacknowledged))
@@ -110,6 +111,6 @@ class Outbox:
         return tick
 
     def again(self) -> tuple[Tick, ...]:
-        """What a new stream has to be told first: unacknowledged ticks, in order, under their own numbers."""
+        """Return the unacknowledged ticks, in order and with their numbers, for a new stream."""
         self._heard_of = self._seq + 1 - ACK_EVERY  # nothing is on the way, and its first word is to be acknowledged
         return tuple(self._unacknowledged.values())

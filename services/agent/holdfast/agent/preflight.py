@@ -81,7 +81,7 @@ class Preflights:
         self._tested_at = 0.0  # of the event loop; 0 = never
         self.newest = Preflight()  # under way, until there is one
 
-    # ------------------------------------------------------------------ what it hears
+    # ------------------------------------------------------------------ inputs
 
     def watch(self, signal: NodeSignal) -> None:
         """Keep the GPUs' last readings."""
@@ -103,7 +103,7 @@ class Preflights:
             self._peers.popitem(last=False)
 
     def make_way(self) -> None:
-        """A job wants this node: nothing of ours may be in its way."""
+        """Cancel a running test, because a job needs this node."""
         self._busy_until = anyio.current_time() + self._idle_s
         self._was_busy = True
         if self._under_way is not None:

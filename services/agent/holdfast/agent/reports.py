@@ -23,7 +23,7 @@ class Numbered:
 
 
 class Reports:
-    """A queue of reports. Those that say what the node has now replace each other; the rest is kept until acknowledged.
+    """A queue of reports. Inventories replace each other; other reports are kept until acknowledged.
 
     On one session reports arrive in order and none is left out, so an inventory may say what has changed since the session's
     last one of its job, once `differences` are welcome. The first one is complete.
@@ -41,7 +41,7 @@ class Reports:
         return bool(self._waiting)
 
     def add(self, report: Report) -> None:
-        """Raises RuntimeError when thousands wait: the supervisor asked for none of it, so something here runs wild."""
+        """Raises RuntimeError if more than `WAITING_MAX` reports are queued, which indicates a bug in the agent."""
         for old in [waiting for waiting in self._waiting if _replaces(report, waiting)]:
             self._waiting.remove(old)
         if len(self._waiting) >= WAITING_MAX:
@@ -49,7 +49,7 @@ class Reports:
         self._waiting.append(report)
 
     def take(self) -> Numbered | None:
-        """The next report to send, numbered; None when there is none."""
+        """Return the next report to send, numbered; None if there is none."""
         if not self._waiting:
             return None
         self._seq += 1

@@ -88,7 +88,7 @@ class Uplink:
             self._endpoints_known.set()
 
     async def run(self) -> None:
-        """Until cancelled; then sends the workers' last words and says goodbye, if a stream stands."""
+        """Run until cancelled; then send the last signals of the workers and a goodbye, if a stream is open."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._talk_shielded)
             try:
@@ -177,7 +177,7 @@ class Uplink:
             self._wake.set()
 
     async def _look_for_better(self, endpoint: str) -> None:
-        """Until an endpoint that comes before this one can be reached; returns at once when there is none before it."""
+        """Wait until an earlier endpoint in the list is reachable; returns at once if there is none."""
         while better := [*itertools.takewhile(lambda each: each != endpoint, self._endpoints)]:
             await anyio.sleep(RETURN_S * random.uniform(0.8, 1.2))
             for each in better:
@@ -195,7 +195,7 @@ class Uplink:
         return False
 
     async def _hear(self, call: _Call, backoff: Backoff, ended: anyio.Event) -> None:
-        """Acknowledgements, until diagnostics ends the stream: after our goodbye that is its good right."""
+        """Read acknowledgements until diagnostics closes the stream, which it does after receiving our goodbye."""
         async for ack in call:
             backoff.reset()
             self._refused_in_a_row = 0

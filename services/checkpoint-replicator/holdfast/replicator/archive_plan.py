@@ -167,7 +167,7 @@ def _completions(view: View, archive: Archive) -> list[ArchiveStep]:
     ]
     if not waiting or not view.ranks:
         return []
-    return [Complete(tuple(waiting[:WAITING_MAX]), "this node's share is there")]
+    return [Complete(tuple(waiting[:WAITING_MAX]), "this node's shards are uploaded")]
 
 
 # ---------------------------------------------------------------- deletions
@@ -195,7 +195,7 @@ def _why_not_kept(view: View, archive: Archive, step: Archived, complete: list[_
         return ""  # an earlier submission's: it goes when somebody asks for it
     if step.complete and is_abandoned(view, step.id):
         mine = sum(1 for checkpoint_id in complete if checkpoint_id[0] == view.attempt)
-        return f"of a lineage given up; {mine} newer steps are complete" if mine >= keep else ""
+        return f"on an abandoned lineage; {mine} newer steps are complete" if mine >= keep else ""
     newer = sum(1 for checkpoint_id in complete if checkpoint_id > step.id)
     if step.complete:
         return f"superseded by {newer} complete newer steps; {keep} are kept" if newer >= keep else ""

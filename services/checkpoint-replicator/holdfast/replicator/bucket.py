@@ -90,7 +90,7 @@ class Bucket:
     def complete(self, attempt: int, step: int, world_size: int) -> CheckpointManifest | None:
         """The checkpoint, written now if need be; None while something of it is missing.
 
-        Raises IntegrityError when the ranks' shares do not belong together.
+        Raises IntegrityError if the ranks' shards do not belong to one checkpoint.
         """
         if self.store.stat(layout.manifest_key(self.job, attempt, step)) is not None:
             return layout.load(self.store, self.job, attempt, step)
@@ -103,7 +103,9 @@ class Bucket:
         checkpoint = CheckpointManifest.of(raw)
         for entry in checkpoint.ranks:
             if (sizes.get(entry.tensors), sizes.get(entry.rest)) != (entry.tensors_size, entry.rest_size):
-                raise IntegrityError(f"the share of rank {entry.rank} in step {step} is not whole in {self.store.url}")
+                raise IntegrityError(
+                    f"the shard of rank {entry.rank} in step {step} is not complete in {self.store.url}"
+                )
         self._put_once(checkpoint.key, checkpoint.encode(), layout.CHECKPOINT_MANIFEST_BYTES_MAX)
         return checkpoint
 
@@ -113,7 +115,7 @@ class Bucket:
         if self.store.read(key, size_max) != content:
             raise Conflict(f"{self.store.url} holds another {key}: two runs of one name save into the same store")
 
-    # ------------------------------------------------------------ what is there
+    # ------------------------------------------------------------ listing
 
     def survey(self, known: Collection[StoredStep], newest: int) -> Surveyed:
         """From one listing. Of the `newest` complete steps the manifests are read, unless they are `known`."""
@@ -133,7 +135,7 @@ class Bucket:
                 )
                 stored[checkpoint_id] = replace(found_step, damage=each.damage)
             except (IntegrityError, IncompatibleVersion, NotFound) as error:
-                damaged.add(checkpoint_id)  # of no use to us: counts as not complete
+                damaged.add(checkpoint_id)  # counts as not complete
                 log.warning("checkpoint skipped", job=self.job, store=self.store.url, reason=str(error))
         last = max((each.updated_at for each in found), default=0.0)
         return Surveyed(
@@ -160,19 +162,21 @@ class Bucket:
         return list(transfer.verify(self.store, checkpoint, ranks={key.rank, shared_from}))
 
     def mark(self, damage: Damage, attempt: int, step: int) -> bool:
-        """Leave a word beside a complete step that it must not be restored; False when the step has left the store."""
+        """Write a damage marker next to a complete checkpoint. Returns False if the checkpoint no longer exists."""
         if self.store.stat(layout.manifest_key(self.job, attempt, step)) is None:
             return False
-        word = json.dumps({"object": damage.key, "problem": damage.problem[:PROBLEM_CHARS_MAX]}).encode()
-        self.store.put(layout.damaged_key(self.job, ShardKey(attempt, step, damage.rank)), [word], crc32c=crc32c(word))
+        marker = json.dumps({"object": damage.key, "problem": damage.problem[:PROBLEM_CHARS_MAX]}).encode()
+        self.store.put(
+            layout.damaged_key(self.job, ShardKey(attempt, step, damage.rank)), [marker], crc32c=crc32c(marker)
+        )
         return True
 
     def unmark(self, key: ShardKey) -> bool:
-        """The share of this rank is whole again. False when nobody had said otherwise."""
-        word = layout.damaged_key(self.job, key)
-        if self.store.stat(word) is None:
+        """Delete the damage marker of this rank. Returns False if there was none."""
+        marker = layout.damaged_key(self.job, key)
+        if self.store.stat(marker) is None:
             return False
-        self.store.delete(word)
+        self.store.delete(marker)
         return True
 
     def repair_object(self, shard: OpenShard, damaged: str, pace: Pace) -> None:
@@ -221,15 +225,15 @@ class Bucket:
         sharers, arrivals = sharing or (None, None)
         with ExitStack() as stack:
             incoming = stack.enter_context(into.receive(here, replace(manifest, job=here)))
-            tell = stack.enter_context(arrivals.telling(here, incoming, into)) if arrivals else None
+            announce = stack.enter_context(arrivals.announcing(here, incoming, into)) if arrivals else None
             pieces = [piece for piece in _pieces(manifest) if not incoming.has(piece.first_span, piece.end_span)]
             if sharers is not None:
                 pieces.sort(key=lambda piece: (piece.of_tensors, sharers.turn(piece.number)))
             ahead = self._read_ahead(pieces, donor, sharers, cancelled or threading.Event())
             for piece, content in stack.enter_context(closing(ahead)):
                 self._take_in(incoming, piece, content, sharers)
-                if tell is not None:
-                    tell()
+                if announce is not None:
+                    announce()
             return incoming.commit()
 
     def _read_ahead(
@@ -242,7 +246,7 @@ class Bucket:
         with DaemonPool(READ_STREAMS, "retrieve") as pool:
             while True:
                 if cancelled.is_set():
-                    raise Unavailable(f"the fetch from {self.store.url} was given up")
+                    raise Unavailable(f"the fetch from {self.store.url} was cancelled")
                 while free and (piece := next(todo, None)) is not None:
                     buffer = free.pop()
                     coming.append((piece, buffer, pool.submit(self._read, piece, buffer[: piece.size], donor, sharers)))

@@ -76,7 +76,7 @@ class Engine:
         self._hints: set[str] = set()
         self._hinted = anyio.Event()
 
-    # ------------------------------------------------------------ news
+    # ------------------------------------------------------------ subscriptions
 
     def notify(self) -> None:
         """Something changed: wake the mover and every watcher."""
@@ -240,7 +240,7 @@ class Engine:
             for store, tier in ((Store.STAGED, self.tiers.staged), (Store.DISK, self.tiers.disk)):
                 swept = await self.threads.urgent(tier.sweep, name)
                 manifests, damaged = await self.threads.urgent(tier.look, name)
-                self._say_damaged(job, damaged)
+                self._report_damaged(job, damaged)
                 job.held |= held_of(store, manifests)
                 if store is Store.DISK and job.config is not None:
                     for manifest in manifests:
@@ -258,11 +258,11 @@ class Engine:
                 await self.threads.urgent(move_aside, path)
         except OSError:
             aside = False
-        self._say_damaged(job, [Damaged(path, str(error), aside=aside)])
+        self._report_damaged(job, [Damaged(path, str(error), aside=aside)])
 
     @staticmethod
-    def _say_damaged(job: Job, damaged: Iterable[Damaged]) -> bool:
-        """Whether any of it is new."""
+    def _report_damaged(job: Job, damaged: Iterable[Damaged]) -> bool:
+        """Report damaged files. Returns whether any of them is new."""
         new = False
         for each in damaged:
             kind = TroubleKind.SET_ASIDE if each.aside else TroubleKind.LEFT_ALONE
@@ -278,12 +278,12 @@ class Engine:
             job.release_pins_if_training()
 
     def hint(self, name: str) -> None:
-        """A worker says that it has saved. Cheap, and harmless when it is not true."""
+        """Record that a worker may have saved. Cheap, and harmless if it has not."""
         self._hints.add(name)
         self._hinted.set()
 
     async def follow_hints(self) -> None:
-        """Runs for ever: look at once where a worker has saved."""
+        """Look at the images of workers that have saved. Never returns."""
         while True:
             await self._hinted.wait()
             self._hinted = anyio.Event()
@@ -292,7 +292,7 @@ class Engine:
                 await self._look(name)
 
     async def rescan(self, interval_s: float) -> None:
-        """Runs for ever: find what no note has told, and notice images that are being overwritten."""
+        """Find saves whose message was lost, and images that are being overwritten. Never returns."""
         while True:
             for name in sorted({*self.jobs, *await self.threads.urgent(self.tiers.images.jobs)}):
                 await self._look(name)
@@ -308,7 +308,7 @@ class Engine:
                     await self._look_at_locks(job)
 
     def unwatched(self) -> None:
-        """This process did not run for a while: who holds a lock now need not have held it all the time."""
+        """Restart the observation of locks after a freeze, because a holder may have changed."""
         for job in self.jobs.values():
             job.locked = {}
 
@@ -337,12 +337,12 @@ class Engine:
             await self.refresh(self.job(name))
 
     async def refresh(self, job: Job) -> None:
-        """Compare the images of a job with what is known: commit what is new, drop what is being overwritten."""
+        """Compare the images of a job with the state: commit new ones, drop those that are being overwritten."""
         async with job.refreshing:
             if job.gone:
                 return
             there, damaged = await self.threads.urgent(self.tiers.images.look, job.name)
-            if self._say_damaged(job, damaged):
+            if self._report_damaged(job, damaged):
                 self.notify()
             seen = {each.header.stamp.key: each for each in there}
             before = dict(job.held)
@@ -382,7 +382,7 @@ class Engine:
         unwritten = await self.threads.urgent(self.tiers.images.unwritten, job.name)
         changed = False
         for path, why in unwritten.items():
-            reason = f"the manifest of {path} cannot be written ({why}): copies go on, and memory has to be made free"
+            reason = f"cannot write the manifest of {path} ({why}); copies continue, make room in memory"
             changed |= job.troubles.begin(TroubleKind.TIER_FAILS, "memory", reason)
         if not unwritten:
             changed = job.troubles.end(TroubleKind.TIER_FAILS, "memory")
@@ -411,7 +411,7 @@ class Engine:
     # ------------------------------------------------------------ changes made by others
 
     async def quarantine(self, job: Job, held: Held, reason: str) -> None:
-        """A shard is not what its manifest says: out of the inventory, and out of the way."""
+        """Remove a corrupt shard from the inventory, and rename its file."""
         self.lost(job.name, held, reason)
         try:
             await self.threads.urgent(self.tiers[held.store].quarantine, job.name, held.key)
@@ -419,7 +419,7 @@ class Engine:
             log.error("corrupt shard not renamed", job=job.name, shard=label(held.key), reason=str(error))
 
     def lost(self, name: str, held: Held, reason: str) -> None:
-        """A shard was found corrupt: nobody is sent there any more."""
+        """Remove a corrupt shard from the inventory and report it."""
         log.error("corrupt shard quarantined", job=name, shard=label(held.key), store=held.store.value, reason=reason)
         if (job := self.jobs.get(name)) is not None:
             job.drop(held)

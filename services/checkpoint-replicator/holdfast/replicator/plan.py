@@ -176,7 +176,7 @@ def _superseded(view: View, key: ShardKey, disk: list[ShardKey], whole: list[tup
     newer = [step for step in counted if step > checkpoint_id(key)]
     current = [step for step in counted if step[0] == view.attempt]
     if is_abandoned(view, checkpoint_id(key)):
-        return f"of a lineage given up; {len(current)} newer steps are complete" if len(current) >= keep else None
+        return f"on an abandoned lineage; {len(current)} newer steps are complete" if len(current) >= keep else None
     if key.rank >= view.world_size and len(current) < keep:
         return None
     if len(newer) < keep or _others_may_need(view, key, counted):

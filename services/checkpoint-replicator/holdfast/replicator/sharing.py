@@ -36,13 +36,13 @@ class Arrivals:
     """What this node takes from the object store and other nodes want, too. Thread-safe."""
 
     def __init__(self, wait_s: float) -> None:
-        """`wait_s`: for how long somebody who asks is kept waiting."""
+        """`wait_s`: how long a request waits for a piece that has not arrived yet."""
         self._wait_s = wait_s
         self._news = threading.Condition()
         self._arrivals: dict[tuple[str, str], _Arrival] = {}  # by job and digest of the tensors
 
     @contextmanager
-    def telling(self, job: str, incoming: Incoming, tier: FileTier) -> Iterator[Callable[[], None]]:
+    def announcing(self, job: str, incoming: Incoming, tier: FileTier) -> Iterator[Callable[[], None]]:
         """While `incoming` arrives, and after it, its tensors can be read here. Yields what to call after each piece."""
         name = (job, incoming.manifest.digest)
         arrival = _Arrival(job, tier, incoming)

@@ -47,4 +47,4 @@ class OpenSockets:
 
 def of_one_transfer() -> OpenSockets:
     """The connections of a transfer that whoever waits for it may give up."""
-    return OpenSockets("nobody waits for this transfer any more")
+    return OpenSockets("this transfer was cancelled")

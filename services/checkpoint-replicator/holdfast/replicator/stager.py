@@ -96,7 +96,7 @@ class Stager:
                 for key, restore in restores.items():
                     tasks.start_soon(self._one, job, restore, found, missing[key])
         if len(found) < len(restores):
-            late = f" (given up after {request.timeout_s:g} s)" if limit.cancelled_caught else ""
+            late = f" (timed out after {request.timeout_s:g} s)" if limit.cancelled_caught else ""
             raise Unrestorable(
                 "; ".join(_why(restores[key], missing[key]) for key in restores if key not in found) + late
             )

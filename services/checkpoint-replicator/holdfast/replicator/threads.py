@@ -118,7 +118,7 @@ class Pace:
         """Wait for this piece's turn. Raises Unavailable when the service stops."""
         self._open.wait()
         if self._stopped.wait(self.reserve(nbytes)):
-            raise Unavailable("the copy was given up because this replicator is stopping")
+            raise Unavailable("the copy was cancelled because this replicator is stopping")
 
     def reserve(self, nbytes: int) -> float:
         """Book a piece; returns how long it has to wait, in seconds."""

@@ -73,7 +73,7 @@ class Gate:
             if self._promised is None or self._promised.step > step:
                 return None
             if not self._changed.wait_for(lambda: self._agreed or self._promised is None, timeout_s):
-                log.warning("no verdict on the emergency save of step %d within %g s: going on", step, timeout_s)
+                log.warning("no agreement on the emergency save of step %d within %g s: continuing", step, timeout_s)
                 self._promised = None
                 return None
             proposal, self._promised, self._agreed = self._promised, None, False

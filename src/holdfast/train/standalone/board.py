@@ -35,13 +35,13 @@ class Board:
         try:
             return int(self._store.add(name, amount))
         except (RuntimeError, dist.DistError) as error:
-            raise Unavailable(f"the ranks' shared store is gone: {error}") from error
+            raise Unavailable(f"the ranks' shared store does not answer: {error}") from error
 
     def put(self, name: str, text: str) -> None:
         try:
             self._store.set(name, text)
         except (RuntimeError, dist.DistError) as error:
-            raise Unavailable(f"the ranks' shared store is gone: {error}") from error
+            raise Unavailable(f"the ranks' shared store does not answer: {error}") from error
 
     def get(self, name: str) -> str | None:
         """None when nobody has put it yet."""
@@ -51,4 +51,4 @@ class Board:
             raw: bytes = self._store.get(name)
             return raw.decode()
         except (RuntimeError, dist.DistError) as error:
-            raise Unavailable(f"the ranks' shared store is gone: {error}") from error
+            raise Unavailable(f"the ranks' shared store does not answer: {error}") from error

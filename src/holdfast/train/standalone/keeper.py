@@ -129,9 +129,9 @@ class Keeper:
             try:
                 self._keep(key, image)
             except (HoldfastError, OSError) as error:
-                log.warning("step %d of rank %d is not on disk: %s", key.step, key.rank, error)
+                log.warning("step %d of rank %d not written to disk: %s", key.step, key.rank, error)
             except Exception:  # the next save may work: a checkpoint that fails must never end the training
-                log.exception("step %d of rank %d is not on disk", key.step, key.rank)
+                log.exception("step %d of rank %d not written to disk", key.step, key.rank)
 
     def _keep(self, key: ShardKey, image: Path) -> None:
         began = time.monotonic()
@@ -202,7 +202,7 @@ def settle(board: Board, keeper: Keeper, rank: int, world_size: int, timeout_s: 
         if rank == 0:
             _await(board, "left", world_size, deadline)
     except Unavailable as error:
-        log.warning("the end of the other ranks was not seen: %s", error)
+        log.warning("the other ranks did not report their end: %s", error)
 
 
 def _await(board: Board, counter: str, count: int, deadline: float) -> None:

@@ -85,9 +85,9 @@ class Peers:
                 self._board.count(f"offers/{self._exchange.rank}", 1)
                 send_shard(self._exchange, manifest, reader, self._to, pace)
         except (FileNotFoundError, IntegrityError) as error:
-            log.warning("step %d of rank %d has no copy on another node: %s", key.step, key.rank, error)
+            log.warning("no peer copy of step %d of rank %d: %s", key.step, key.rank, error)
         except (RuntimeError, Unavailable) as error:  # gloo's own errors are RuntimeErrors
-            self._break(f"rank {self._to} takes no copies any more: {error}")
+            self._break(f"rank {self._to} no longer accepts copies: {error}")
 
     def close(self, timeout_s: float) -> bool:
         """No more will be sent; wait for what others still send. False when time ran out."""
@@ -124,9 +124,9 @@ class Peers:
         except (HoldfastError, OSError) as error:  # what was sent has been read to its end: the next one may fit
             if isinstance(error, Unavailable):
                 raise
-            log.warning("a copy for rank %d is not kept: %s", source, error)
+            log.warning("copy of rank %d not stored: %s", source, error)
 
     def _break(self, why: str) -> None:
         if not self._broken:
             self._broken = True
-            log.warning("copies on other nodes end: %s", why)
+            log.warning("copying to other nodes stopped: %s", why)

@@ -99,7 +99,7 @@ class Starter:
         if self.exchange.rank == 0:
             log.info("attempt %d: %s", attempt, elected.reason)
         if self.exchange.rank == 0 and elected.at is None and holdings:
-            log.warning("attempt %d starts from step 0 although something is saved: %s", attempt, elected.reason)
+            log.warning("attempt %d starts from step 0 although there are checkpoints: %s", attempt, elected.reason)
         self.directory.mark(launch, self.exchange.rank).unlink(missing_ok=True)
         return Start(launch, run, attempt, nodes, volumes, lists, elected, paths, locks[0])
 
@@ -180,7 +180,7 @@ class Starter:
                 elif holding.tier == "disk":
                     raise IntegrityError("its manifest is gone")
         except (HoldfastError, OSError) as error:
-            log.error("%s cannot be restored from: %s", holding.path, error)
+            log.error("cannot restore from %s: %s", holding.path, error)
             return False
         return True
 

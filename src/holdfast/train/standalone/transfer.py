@@ -55,7 +55,7 @@ def fetch(
             try:
                 receive_shard(exchange, directory, holding.holder, run, holding)
             except (HoldfastError, OSError) as error:
-                log.error("step %d of rank %d did not arrive: %s", holding.key.step, holding.key.rank, error)
+                log.error("transfer of step %d of rank %d failed: %s", holding.key.step, holding.key.rank, error)
                 lost.append((holding.holder, holding.path))
         if nodes[transfer.to] == nodes[rank]:
             fetched[holding] = directory.path(holding.key)
@@ -70,7 +70,7 @@ def _send(exchange: Exchange, directory: Directory, transfer: Transfer, run: str
             manifest = directory.manifest(holding.key, run) or _describe(reader, run, holding.node)
             send_shard(exchange, manifest, reader, transfer.to, lambda _: None)
     except (HoldfastError, OSError) as error:
-        log.error("%s cannot be sent: %s", holding.path, error)
+        log.error("cannot send %s: %s", holding.path, error)
         _send_short(exchange, b"", transfer.to)
 
 

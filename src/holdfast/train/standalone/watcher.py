@@ -121,9 +121,9 @@ class Watcher:
             self._listen(wait_s)
             if self.deadline is None and self._arrived(signal.SIGTERM):
                 self.deadline = time.monotonic() + self._grace_s
-                log.warning("SIGTERM: saving within %g s, then leaving", self._grace_s)
+                log.warning("SIGTERM: saving within %g s, then exiting", self._grace_s)
             if why := self._hopeless():
-                log.error("%s: leaving without waiting any longer", why)
+                log.error("%s: exiting without a save", why)
                 self._end(128 + signal.SIGTERM)
                 return
             if not connected:
@@ -135,7 +135,7 @@ class Watcher:
                     self._asked[number] = max(self._handled[number], self._woken[number])
                 wait_s = self._agreement.poll()
             except Unavailable as error:
-                log.warning("no emergency save from now on: %s", error)
+                log.warning("emergency saves disabled: %s", error)
                 connected = False
 
     def _hopeless(self) -> str:

@@ -72,7 +72,7 @@ class ReaderProcess(ABC):
                 raw = pipe.read(LINE_BYTES_MAX)
             if raw is None:
                 misses += 1
-                reason = f"the {self.name} reader said nothing within {self._deadline_s:g} s"
+                reason = f"no output of the {self.name} reader within {self._deadline_s:g} s"
                 emit(CollectorSilent(self._node, time(), self.name, misses, reason))
                 continue
             if not raw:
@@ -102,7 +102,7 @@ class ReaderProcess(ABC):
             log.warning("answer rejected", reader=self.name, what=what, so_far=self.rejections[what], **details)
 
     def _last_words(self, buffer: bytes) -> str:
-        return (buffer or self._unread).decode(errors="replace").strip()[-500:] or "it left no word"
+        return (buffer or self._unread).decode(errors="replace").strip()[-500:] or "no output"
 
 
 def word(value: Any, chars_max: int = 96) -> str:

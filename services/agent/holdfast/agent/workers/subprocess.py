@@ -50,7 +50,7 @@ async def run_subprocess(
     how = worker.exit
     if how is None or how.exit_code != 0:
         ended = "was killed" if how is None or how.exit_code is None else f"ended with code {how.exit_code}"
-        last = "; ".join(said.strip().splitlines()[-3:]) or "it left no word"
+        last = "; ".join(said.strip().splitlines()[-3:]) or "no output"
         raise Unavailable(f"{script.name} {ended} (it has {timeout_s:g} s): {last}")
     return said
 

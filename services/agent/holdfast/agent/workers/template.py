@@ -189,7 +189,7 @@ class Template:
         if self._draining:
             return "it was replaced by another one"
         said = "; ".join(tail(self._log_path, lines_max=3))
-        return f"it ended with code {code}: {said or 'it left no word'}"
+        return f"the worker template exited with code {code}{f': {said}' if said else ' without an error message'}"
 
 
 async def receive(channel: socket.socket, descriptors: int = 0) -> tuple[bytes, list[int]]:
