@@ -146,7 +146,7 @@ async def test_two_consumers_share_a_stream(bench: Bench) -> None:
     assert min(map(len, shares)) > 0
 
 
-async def test_news_wake_a_waiting_consumer_at_once(patient_bench: Bench) -> None:
+async def test_append_wakes_blocked_consumer(patient_bench: Bench) -> None:
     log, reader = patient_bench.open(), Reader(patient_bench.open(), "s", "t")
     async with anyio.create_task_group() as tasks:
 

@@ -195,7 +195,7 @@ async def test_an_expired_lease_refuses_even_when_nobody_took_it(log: FencedLog)
         return not await log.renew(lease, SHORT_S / 1000)
 
     await wait_until_async(lost, description="the lease to expire")
-    with pytest.raises(StaleEpoch, match="now: nobody"):
+    with pytest.raises(StaleEpoch, match="now: no holder"):
         await log.commit(lease, Commit(snapshot={"": b"late"}))
     assert await log.snapshot("leader") == {}
 

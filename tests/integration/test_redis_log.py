@@ -62,7 +62,7 @@ async def test_a_commit_on_top_of_one_that_redis_has_lost_writes_nothing(log: Re
     await log.commit(lease, Commit({"a": b"2"}))
     for key, dumped in kept.items():
         binary.restore(key, 0, dumped, replace=True)
-    with pytest.raises(StaleEpoch, match="has lost the commit"):
+    with pytest.raises(StaleEpoch, match="has lost the previous commit"):
         await log.commit(lease, Commit({"b": b"3"}, append=[("s", entry("x"))]))
     assert await log.snapshot("leader") == {"a": b"1", "b": b"1"}
     assert await log.read("s") == []
@@ -189,9 +189,9 @@ async def test_full_memory_refuses_and_writes_nothing(log: RedisLog, raw: redis.
     await reader.take(1)
     raw.config_set("maxmemory", 1)
     try:
-        with pytest.raises(Unavailable, match=r"will not serve now: its memory is full \(.*OOM.*\)\. Training goes on"):
+        with pytest.raises(Unavailable, match=r"the memory of Redis at .* is full \(.*OOM.*\)\. Training continues"):
             await log.append("s", entry("y"))
-        with pytest.raises(Unavailable, match=r"will not serve now: .*OOM"):
+        with pytest.raises(Unavailable, match=r"is full .*OOM"):
             await log.commit(
                 lease,
                 Commit(snapshot={"": b"half"}, append=[("out", entry("z"))], acknowledge={("s", GROUP): [position]}),
@@ -242,7 +242,7 @@ async def test_a_disk_that_cannot_be_written_refuses(own_server: RedisServer) ->
         await wait_until_async(
             lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err", description="the failed dump"
         )
-        with pytest.raises(Unavailable, match=r"will not serve now: .*MISCONF"):
+        with pytest.raises(Unavailable, match=r"does not serve now: .*MISCONF"):
             await log.commit(lease, Commit(snapshot={"": b"half"}))
         client.config_set("save", "")
         client.config_set("stop-writes-on-bgsave-error", "no")
@@ -362,7 +362,7 @@ async def drained(reader: Reader, raw: redis.Redis) -> bool:
 async def test_a_key_of_another_kind_is_reported_and_nothing_is_written(log: RedisLog, raw: redis.Redis) -> None:
     lease = await lead(log)
     raw.set(KEYS.stream("out"), "not a stream")
-    with pytest.raises(HoldfastError, match=r"rejects a command: .*WRONGTYPE .*stream:out is a string"):
+    with pytest.raises(HoldfastError, match=r"rejected a command: .*WRONGTYPE .*stream:out is a string"):
         await log.commit(lease, Commit(snapshot={"": b"half"}, append=[("in", entry("x")), ("out", entry("y"))]))
     assert await log.snapshot("leader") == {}
     assert await read_all(log, "in") == []

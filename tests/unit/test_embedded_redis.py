@@ -109,7 +109,7 @@ def test_a_taken_port_is_replaced_at_first_start(monkeypatch: pytest.MonkeyPatch
 
 
 def test_starting_twice_is_refused() -> None:
-    with EmbeddedRedis() as server, pytest.raises(Conflict, match="running already"):
+    with EmbeddedRedis() as server, pytest.raises(Conflict, match="already running"):
         server.start()
 
 
@@ -133,7 +133,7 @@ def test_a_missing_binary_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_server_that_dies_at_start_shows_the_end_of_its_log(tmp_path: Path) -> None:
     (tmp_path / "appendonly.aof").write_bytes(b"not an append-only file\r\n")
-    with pytest.raises(Unavailable, match=r"(?s)died at start \(exit code 1\).*[Bb]ad file format"):
+    with pytest.raises(Unavailable, match=r"(?s)exited at start \(code 1\).*[Bb]ad file format"):
         EmbeddedRedis(tmp_path).start()
 
 

@@ -70,7 +70,7 @@ def test_a_service_that_never_comes_back_stops_the_job_after_hours_and_says_so()
     trial = Trial(spares=0)
     trial.fails(ending, None, lambda trial: True)
     assert trial.job.phase is JobPhase.FAILED
-    assert "24 tries in a row came no further" in trial.job.reason
+    assert "24 attempts in a row without progress" in trial.job.reason
     assert 2 * 3600 < sum(trial.pauses_s) < 4 * 3600
     assert trial.pauses_s[:4] == pytest.approx([0.0, 5.0, 10.0, 20.0], abs=0.5)
 

@@ -57,12 +57,12 @@ def test_the_reason_of_a_restart_is_what_the_evidence_bears_out() -> None:
         return default(fault, replace(sample_job(fault), unusable=(), spares=spares)).reason
 
     hardware: dict[str, Any] = {"blame": "hardware", "because": "at the same time: Xid 94"}
-    assert "blames the hardware of n1 (at the same time: Xid 94), and no spare is free" in reason(
+    assert "the failure is attributed to the hardware of n1 (at the same time: Xid 94), and no spare is free" in reason(
         "worker_crash", **hardware
     )
     assert "at the next fault a spare takes over" in reason("worker_crash", ("n9",), **hardware)
-    assert "blames the script (seen twice)" in reason("worker_exception", blame="user", because="seen twice")
-    assert "no node is proven to be at fault" in reason("hang")
+    assert "attributed to the script (seen twice)" in reason("worker_exception", blame="user", because="seen twice")
+    assert "the failure is not attributed to a node" in reason("hang")
     assert not any("healthy" in reason(kind) for kind in ("worker_crash", "worker_exception", "hang", "gpu_error"))
 
 
@@ -93,15 +93,15 @@ def test_a_repair_scales_up() -> None:
 @pytest.mark.parametrize(
     ("kind", "action", "changes", "said"),
     [
-        ("worker_crash", Action(ActionKind.RESTART, ""), {}, "without a reason"),
-        ("node_lost", restart("x"), {}, "a restart needs every node, and n1 cannot be used"),
-        ("node_lost", hot_swap("x"), {"spares": ()}, "needs 1 spare nodes, 0 are free"),
+        ("worker_crash", Action(ActionKind.RESTART, ""), {}, "has no reason"),
+        ("node_lost", restart("x"), {}, "restart needs every node of the job, but n1 cannot be used"),
+        ("node_lost", hot_swap("x"), {"spares": ()}, "needs 1 spare node; free: 0"),
         ("repair", hot_swap("x"), {}, "names no node"),
         ("node_lost", scale_down("x", dp=3), {}, "runs dp 3"),
-        ("node_lost", scale_down("x", "n1"), {"min_dp": 3}, "the fewest replicas it accepts"),
+        ("node_lost", scale_down("x", "n1"), {"min_dp": 3}, "its minimum number of replicas"),
         ("repair", scale_up("x", dp=9), {}, "accepts at most 4"),
-        ("repair", scale_up("x"), {"reachable_dp": 2}, "today's nodes can run 2"),
-        ("hang", notify("x"), {}, "would leave it so"),
+        ("repair", scale_up("x"), {"reachable_dp": 2}, "the available nodes can run 2"),
+        ("hang", notify("x"), {}, "is only for a running job"),
         ("gpu_error", Action(ActionKind.GPU_RESET, "x"), {}, "not available"),
         ("gpu_error", cordon("x"), {}, "names no node"),
     ],

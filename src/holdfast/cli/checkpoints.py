@@ -155,7 +155,7 @@ def _size(nbytes: int, *, screen: bool) -> str | int:
 
 
 @app.command(
-    epilog="Exit code 1 if a checkpoint is corrupt. Example: holdfast checkpoints verify gpt --store gs://bucket/dir --all"
+    epilog="Exit code 1 if a checkpoint is damaged. Example: holdfast checkpoints verify gpt --store gs://bucket/dir --all"
 )
 def verify(
     job: Job,
@@ -186,7 +186,7 @@ def _verified(store: ObjectStore, checkpoint: CheckpointManifest, *, quiet: bool
         damaged = list(transfer.verify(store, checkpoint, advance))
     if not quiet:
         name = f"step {checkpoint.step} (attempt {checkpoint.attempt})"
-        verdict = "[red]corrupt[/]" if damaged else f"[green]intact[/], {decimal(total)} verified"
+        verdict = "[red]damaged[/]" if damaged else f"[green]intact[/], {decimal(total)} verified"
         console.print(f"{name}: {verdict}")
         for each in damaged:
             console.print(f"  {escape(each.key)}: {escape(each.problem)}", soft_wrap=True)

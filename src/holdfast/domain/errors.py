@@ -1,19 +1,19 @@
-"""Every error that Holdfast raises on purpose. A message says what happened, to what, and what to do.
+"""The expected errors of Holdfast. A message states what failed, for which object, why, and what to do.
 
 HoldfastError
-├── InvalidSpec          a job, policy, setting or command that cannot mean anything: the user's input is wrong
-│   └── InvalidSpecs     several of them, found in one go
-├── NotFound             a job, node, incident or shard that does not exist
-├── Conflict             right in itself, but not now: a job of that name is running, the port is in use
-├── Unavailable          a peer that should answer does not: Redis, a service, an agent
-│   └── Unrestorable     a shard that no source hands out whole: the node that asked for it is well
-├── OutOfSpace           a directory that must hold something is full; says how much was needed and is free
-├── IncompatibleVersion  two parts that do not speak the same protocol version
-├── MalformedMessage     a message or record that no correct peer writes; refused whole, never half believed
-├── PolicyError          a policy script that does not load, raises, overruns its deadline or answers nonsense
-├── PluginError          an installed plug-in that cannot be imported or is not what its group asks for; it is left out
+├── InvalidSpec          the user's input is invalid: a job, policy, setting or command
+│   └── InvalidSpecs     several invalid values of one input
+├── NotFound             a job, node, incident or shard does not exist
+├── Conflict             a valid request that is not possible now: a job of that name is running, the port is in use
+├── Unavailable          Redis, a service or an agent does not answer
+│   └── Unrestorable     no source has an intact copy of a shard; the requesting node is healthy
+├── OutOfSpace           a file system is full; the message contains the needed and the free space
+├── IncompatibleVersion  two components have different protocol versions
+├── MalformedMessage     a message or record is malformed; it is rejected as a whole
+├── PolicyError          a policy cannot be loaded, raises, times out or returns an invalid action
+├── PluginError          an installed plug-in cannot be imported, or is not what its group requires; it is left out
 ├── StaleEpoch           a command from a leader that has been replaced
-└── IntegrityError       bytes that are not what their manifest says; never handed out
+└── IntegrityError       bytes do not match their manifest; they are never restored
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Sequence
 
-VALUE_CHARS_MAX = 200  # of a wrong string or number quoted in a message
+VALUE_CHARS_MAX = 200  # of a value quoted in a message
 
 
 class HoldfastError(Exception):
-    """Base of everything below; catch it to catch every error that Holdfast raises on purpose."""
+    """Base class of all expected errors of Holdfast."""
 
 
 class InvalidSpec(HoldfastError):
-    """The user's input is wrong: names the field, the value given and what would be right."""
+    """The user's input is invalid. The message contains the field, the value and the expected value."""
 
     def __init__(self, field: str, value: object, expected: str, where: str = "") -> None:
-        """`where`: the file and line of the input, when it has one."""
+        """`where`: file and line of the input, if it has one."""
         prefix = f"{where}: " if where else ""
         super().__init__(f"{prefix}{field}: {_shown(value)} is not valid; expected {expected}")
         self.field = field
@@ -42,7 +42,7 @@ class InvalidSpec(HoldfastError):
 
 
 def _shown(value: object) -> str:
-    # Bounded while it is made, not after: ten nested YAML aliases are a value whose whole repr would fill the memory.
+    # Limited during formatting, not after: the complete repr of ten nested YAML aliases would fill the memory.
     shorten = reprlib.Repr()
     shorten.maxstring = shorten.maxother = shorten.maxlong = VALUE_CHARS_MAX
     shorten.maxlevel = 2
@@ -50,7 +50,7 @@ def _shown(value: object) -> str:
 
 
 class InvalidSpecs(InvalidSpec):
-    """Everything that is wrong with one input, one line each; field, value and expected are those of the first."""
+    """All errors of one input, one per line; field, value and expected are those of the first."""
 
     def __init__(self, problems: Sequence[InvalidSpec]) -> None:
         first = problems[0]
@@ -62,31 +62,31 @@ class InvalidSpecs(InvalidSpec):
 
 
 class NotFound(HoldfastError):
-    """There is no such job, node, incident or shard."""
+    """A job, node, incident or shard does not exist."""
 
 
 class Conflict(HoldfastError):
-    """The request is valid but the present state rules it out."""
+    """The request is valid, but not possible in the current state."""
 
 
 class Unavailable(HoldfastError):
-    """A part that should answer does not."""
+    """A component does not answer."""
 
 
 class Unrestorable(Unavailable):
-    """No source of a saved shard hands it out whole: names the shard, and for each source why not."""
+    """No source has an intact copy of a shard. The message contains the shard and the failure of each source."""
 
 
 class OutOfSpace(HoldfastError):
-    """A file system is full. Nothing that was there is lost, and nothing half-written stays."""
+    """A file system is full. Existing data is intact, and no partial file remains."""
 
 
 class IncompatibleVersion(HoldfastError):
-    """The other side speaks another protocol version."""
+    """The other side has another protocol version."""
 
 
 class MalformedMessage(HoldfastError):
-    """A message or stored record that cannot be understood: names the field and what is wrong with it."""
+    """A message or stored record is malformed. The message contains the field and the problem."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
@@ -95,11 +95,11 @@ class MalformedMessage(HoldfastError):
 
 
 class PolicyError(HoldfastError):
-    """The job's policy script is of no use: says which file, where, and what is wrong. The default policy decides."""
+    """The job's policy failed: the message contains the file, the location and the error. The default policy decides."""
 
 
 class PluginError(HoldfastError):
-    """An installed plug-in is of no use: says which and why. Everything else runs on without it."""
+    """An installed plug-in cannot be used: the message names it and the error. Holdfast runs without it."""
 
     def __init__(self, group: str, plugin: str, problem: str) -> None:
         super().__init__(f"plug-in {plugin} of {group}: {problem}")
@@ -107,8 +107,8 @@ class PluginError(HoldfastError):
 
 
 class StaleEpoch(HoldfastError):
-    """The command comes from a supervisor that is no longer the leader."""
+    """A command comes from a supervisor that is no longer the leader."""
 
 
 class IntegrityError(HoldfastError):
-    """Stored bytes differ from their manifest."""
+    """Stored bytes do not match their manifest."""

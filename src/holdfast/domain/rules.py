@@ -1,4 +1,4 @@
-"""Why a finding was made: the rule behind each kind, where the rule comes from, and what a person can do about it.
+"""The rule behind each kind of finding, its source, and the advice for operators.
 
 A detector that has several rules under one kind (the Xid catalogue, the machine's counters) names the one that fired in the
 finding's evidence, under `rule` and `source`; `rule_of` puts both together. docs/diagnostics.md has it all.
@@ -14,7 +14,7 @@ from holdfast.domain.findings import Finding, FindingKind
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Three English sentences or clauses: what makes the finding, who says so, and what to do."""
+    """Three English sentences or clauses: the condition, its source, and the advice."""
 
     rule: str
     source: str
@@ -23,84 +23,86 @@ class Rule:
 
 RULES: Mapping[FindingKind, Rule] = {
     FindingKind.WORKER_CRASH: Rule(
-        "the first rank of a generation that ended by itself, by a signal or an exit code; communication errors that "
-        "follow are its echo",
+        "the first rank of a generation to fail on its own, by a signal or an exit code; later communication errors are "
+        "cascading failures",
         "NVRx: roles root and cascade",
         "read `blame`, and the last lines of the rank's log",
     ),
     FindingKind.WORKER_EXCEPTION: Rule(
-        "the first rank of a generation whose script raised; communication errors that follow are its echo",
+        "the first rank of a generation whose script raised an exception; later communication errors are cascading failures",
         "NVRx: roles root and cascade",
         "read `blame`, the exception and its frames",
     ),
     FindingKind.REPEATED_EXCEPTION: Rule(
-        "the same exception type and frames at the same place, without a new step in between, and nothing but the script "
-        "explains it",
+        "the same exception type and frames at the same place, without a new step in between, and no cause other than the "
+        "script",
         "NVRx: a restart budget per root, reset by progress",
-        "mend the script or its data; a restart cannot cure it, and when only one node has shown it a spare tries it first",
+        "fix the script or its data; a restart does not help. If only one node has shown it, a spare tries it first",
     ),
     FindingKind.NODE_LOST: Rule(
-        "the telemetry stream broke and did not come back, or no beats came; the supervisor must have lost the node's "
+        "the telemetry stream broke and did not reconnect, or no heartbeat arrived; the supervisor must have lost the node's "
         "control session as well",
-        "Holdfast: two witnesses",
-        "look at the machine: power, kernel, network",
+        "Holdfast: two-witness rule",
+        "check the machine: power, kernel, network",
     ),
     FindingKind.HANG: Rule(
         "no rank finished a step for max(floor_s, 3 × p99 of its steps), with an allowance for each phase",
         "Unicron: three times the mean step",
-        "read which rank the others wait for; when nobody is named, look at the network and the storage",
+        "see which rank the others wait for; if no rank is named, check the network and the storage",
     ),
     FindingKind.GPU_ERROR: Rule(
-        "the driver said so: an Xid by the catalogue, a lost GPU, or a changed recovery action",
+        "the driver reported it: an Xid of the catalogue, a lost GPU, or a changed recovery action",
         "NVIDIA's driver and Xid catalogue",
-        "follow the ladder; `holdfast nodes repair NODE` when the hardware is good again",
+        "follow the recommended actions; `holdfast nodes repair NODE` after the hardware is repaired",
     ),
     FindingKind.HOST_PRESSURE: Rule(
         "memory, a directory, the disk's latency, blocked tasks or the clock is past its limit",
         "Holdfast: limits of the detector",
-        "make room, or find what uses it",
+        "make room, or find the cause of the load",
     ),
     FindingKind.RANKS_MISSING: Rule(
         "a generation did not start within the job's first_step_timeout_s",
-        "the supervisor itself",
-        "look at the logs of the ranks that are missing; raise limits.first_step_timeout_s when the start is slow",
+        "Holdfast: the supervisor",
+        "read the logs of the missing ranks; raise limits.first_step_timeout_s if the start is slow",
     ),
     FindingKind.HOST_OOM: Rule(
         "the kernel killed a process because the machine had no memory left",
         "kernel log",
-        "fewer data-loading workers, or a smaller batch",
+        "use fewer data-loading workers, or a smaller batch",
     ),
     FindingKind.KERNEL_STALL: Rule(
-        "soft lockup or hung task in the kernel log", "kernel log", "look at storage and drivers of the node"
+        "soft lockup or hung task in the kernel log", "kernel log", "check storage and drivers of the node"
     ),
     FindingKind.STORAGE_FAULT: Rule(
         "an NVMe timeout, or a file system that became read-only", "kernel log", "replace the disk"
     ),
     FindingKind.NETWORK_FAULT: Rule(
-        "a port is down, flaps or is missing, its counters show losses, or its adapter says that it is broken",
+        "a port is down, flaps or is missing, its counters show losses, or its adapter reports a failure",
         "gpud, NVSentinel and the kernel log",
-        "look at the cable and the switch port",
+        "check the cable and the switch port",
     ),
-    FindingKind.MAINTENANCE: Rule("a notice, or its withdrawal", "the machine's owner", "leave before it starts"),
+    FindingKind.MAINTENANCE: Rule(
+        "a maintenance notice, or its withdrawal", "the machine's owner", "move the job before the start"
+    ),
     FindingKind.STRAGGLER: Rule(
-        "a rank's own work is more than 10 % and five standard errors above its peers', over 15 steps",
+        "a rank's own work is more than 10 % and five standard errors above that of its comparison group, over 15 steps",
         "Greyhound (ATC'25), with leave-one-out medians",
-        "look at the node; replace it when `cost_share_of_step` is worth it",
+        "check the node; replace it if `cost_share_of_step` justifies it",
     ),
     FindingKind.IMBALANCE: Rule(
-        "what makes ranks slow is explained by their data, or by their pipeline stage",
+        "the ranks are slow because of their data, or because of their pipeline stage",
         "What-if analysis of ByteDance's stragglers (OSDI'25)",
         "bucket sequences by length, or move layers between stages",
     ),
     FindingKind.SLOW_COLLECTIVE: Rule(
         "even the rank that waits least waits at least 15 % of a step longer than in the first steps",
         "Holdfast: thresholds.StragglerThresholds",
-        "look at the network, and at findings of kind network_fault",
+        "check the network, and findings of kind network_fault",
     ),
     FindingKind.NUMERICAL: Rule(
-        "loss or gradient norm is a robust outlier, or not a number; an error when it stays so",
+        "loss or gradient norm is a robust outlier, or not a number; an error if it persists",
         "ByteRobust (SOSP'25)",
-        "look at the data of that step; go on from before `verified_step`",
+        "check the data of that step; training continues from before `verified_step`",
     ),
     FindingKind.DEGRADATION: Rule(
         "a counter grows faster than its limit, or a disk or the memory fills",
@@ -108,18 +110,18 @@ RULES: Mapping[FindingKind, Rule] = {
         "plan a repair at the job's next boundary",
     ),
     FindingKind.PREFLIGHT: Rule(
-        "a node without ranks failed one of the tests that it makes of itself: GPUs, devices, memory, disk, peers",
+        "a node without ranks failed a check of its pre-flight test: GPUs, devices, memory, disk, peers",
         "gpud, NVSentinel, DCGM; Holdfast for disk and peers",
-        "`holdfast nodes show NODE` lists the tests; it is tested again every minute and used again once it passes",
+        "`holdfast nodes show NODE` lists the checks; the node is tested again every minute and gets ranks when it passes",
     ),
     FindingKind.CHECKPOINT: Rule(
-        "a rank's saves did not happen three times in a row, a tier takes no copies, an image stays locked although nobody "
-        "restores from it, or a stored file is damaged",
+        "a rank missed three saves in a row, a tier accepts no copies, an image stays locked without a restore, or a stored "
+        "file is damaged",
         "Holdfast",
-        "make room where it is full, end the process that it names; `holdfast checkpoints list JOB` shows what a restart takes",
+        "make room, end the process that it names; `holdfast checkpoints list JOB` shows what a restart would restore",
     ),
     FindingKind.SILENT_CORRUPTION: Rule(
-        "parameters that replicas must hold alike differ in their checksums, or a node's exact matrix products are wrong",
+        "parameters that must be equal in all replicas have different checksums, or a node's exact matrix products are wrong",
         "AEGIS (OSDI'26)",
         "replace the node, and do not return it after a reboot",
     ),
@@ -127,7 +129,7 @@ RULES: Mapping[FindingKind, Rule] = {
 
 
 def rule_of(finding: Finding) -> Rule:
-    """The rule of the finding's kind, with what the detector says of the one that fired."""
+    """Return the rule of the finding's kind, combined with the matched rule of its detector."""
     known = RULES[finding.kind]
     if not (fired := finding.evidence.get("rule", "")):
         return known

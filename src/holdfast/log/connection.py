@@ -1,9 +1,9 @@
-"""The connection to Redis: who retries, and what each failure means.
+"""The connection to Redis: retries and the meaning of each failure.
 
-Retries have one owner, `Connection.call`: redis-py's own are off. A command whose connection broke is tried again for about a
-quarter of a second, then `Unavailable` is raised. A broken connection leaves open whether the command was carried out, so
-an append may be doubled: consumers are idempotent on `Entry.id`. Every other command here can be repeated without harm, a
-commit because Redis remembers the last one.
+Only `Connection.call` retries; the retries of redis-py are disabled. If the connection fails, a command is repeated for about
+250 ms, then `Unavailable` is raised. After a failed connection it is unknown whether the command was executed, so an
+append can be duplicated: consumers are idempotent on `Entry.id`. All other commands here can be repeated safely, a
+commit because Redis stores the last one.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from redis.backoff import NoBackoff
 
 from holdfast.domain.errors import HoldfastError, InvalidSpec, Unavailable
 
-ANSWER_TIMEOUT_S = 2.0  # beyond any blocking: a server that is silent for longer is not there
+ANSWER_TIMEOUT_S = 2.0  # in addition to the time that a command blocks
 RETRY_DELAYS_S = (0.01, 0.05, 0.2)
 CONNECTIONS_MAX = 256
 
-# The server is there but will not serve now: a full disk, a failover under way, rights that are missing.
+# The server answers but does not serve now: a full disk, a failover in progress, missing rights.
 _REFUSALS = ("MISCONF", "READONLY", "LOADING", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "NOREPLICAS", "NOPERM")
-_GONE = ("NOGROUP", "UNBLOCKED")  # UNBLOCKED is what a blocked read gets when its stream is deleted
+_GONE = ("NOGROUP", "UNBLOCKED")  # UNBLOCKED: the stream of a blocked read was deleted
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ class GroupGone(HoldfastError):
 
 
 class Full(Unavailable):
-    """Redis has reached its maxmemory: what grows is refused, what shrinks is not."""
+    """Redis has reached its maxmemory: it rejects writes that grow, and accepts deletions."""
 
 
 class Connection:
@@ -62,7 +62,7 @@ class Connection:
         self.address = str(at["path"]) if "path" in at else f"{at.get('host', 'localhost')}:{at.get('port', 6379)}"
 
     async def call(self, attempt: Callable[[], Awaitable[T]], *, delays_s: Sequence[float] = RETRY_DELAYS_S) -> T:
-        """Run one command. Raises `Unavailable`, `GroupGone`, or `HoldfastError` for what Redis rejects for good."""
+        """Run one command. Raises `Unavailable`, `GroupGone`, or `HoldfastError` if Redis rejects the command permanently."""
         for delay_s in delays_s:
             try:
                 return await self._try(attempt)
@@ -82,7 +82,7 @@ class Connection:
         except exceptions.AuthenticationError as error:
             raise Unavailable(f"Redis at {self.address} refuses the credentials: {error}") from error
         except (exceptions.TimeoutError, TimeoutError) as error:
-            raise self._silent(error) from error  # it has had its time, and more of the same helps nobody
+            raise self._silent(error) from error  # the command has already timed out; retrying would only take longer
         except (exceptions.ConnectionError, OSError) as error:
             raise _Broken from error
         except exceptions.RedisError as error:
@@ -90,23 +90,24 @@ class Connection:
 
     def _silent(self, error: BaseException | None) -> Unavailable:
         return Unavailable(
-            f"Redis at {self.address} does not answer ({error}); is it running, is HOLDFAST_REDIS_URL right?"
+            f"Redis at {self.address} does not answer ({error}); check that it is running, and HOLDFAST_REDIS_URL"
         )
 
     def _rejected(self, error: exceptions.RedisError) -> HoldfastError:
-        """Codes are looked for in the whole text: an error inside a script comes wrapped in one of the script's own."""
+        """Convert an error. Searches the complete text for codes, because an error inside a script is wrapped."""
         text = f"{getattr(error, 'status_code', None) or ''} {error}".strip()
         if any(code in text for code in _GONE):
             return GroupGone(text)
         if "OOM" in text:
             return Full(
-                f"Redis at {self.address} will not serve now: its memory is full ({text}). Training goes on, and nothing is "
-                "decided until there is room: raise its maxmemory, or remove what else is stored there"
+                f"the memory of Redis at {self.address} is full ({text}). Training continues, but no decisions are made "
+                "until there "
+                "is room: raise its maxmemory, or delete other data from this Redis"
             )
         if any(code in text for code in _REFUSALS):
-            return Unavailable(f"Redis at {self.address} will not serve now: {text}")
-        return HoldfastError(f"Redis at {self.address} rejects a command: {text}")
+            return Unavailable(f"Redis at {self.address} does not serve now: {text}")
+        return HoldfastError(f"Redis at {self.address} rejected a command: {text}")
 
 
 class _Broken(Exception):
-    """The connection broke or could not be made; its cause says how."""
+    """The connection failed; see the cause."""

@@ -1,4 +1,4 @@
-"""Whether a Redis keeps what it is told: over its own restart, and for want of memory. Decisions are kept nowhere else."""
+"""Checks whether a Redis keeps its data across a restart, and how much memory is left. Redis is the only store of decisions."""
 
 from __future__ import annotations
 
@@ -9,32 +9,34 @@ from holdfast.log.protocol import Usage
 
 ADVICE = "start Redis with --appendonly yes --appendfsync everysec (a hosted one: turn AOF on)"
 
-ROOM_ADVICE = "raise Redis' maxmemory, or remove what else is stored there"
+ROOM_ADVICE = "raise Redis' maxmemory, or delete other data from this Redis"
 
-CROWDED = 0.8  # of what it may use; the alert rule HoldfastEventLogFull says the same
+CROWDED = 0.8  # fraction of maxmemory; the alert rule HoldfastEventLogFull uses the same value
 
 
 def crowded(usage: Usage) -> str:
-    """How near this Redis is to refusing everything; empty when there is room."""
+    """Describe the memory use of this Redis if it is near its limit; empty if there is room."""
     if not usage.limit_bytes or usage.used_bytes < CROWDED * usage.limit_bytes:
         return ""
     return (
-        f"it uses {usage.used_bytes / usage.limit_bytes:.0%} of the {usage.limit_bytes / 2**20:.0f} MiB that it may: once it "
-        "is full nothing is decided, and training goes on"
+        f"it uses {usage.used_bytes / usage.limit_bytes:.0%} of the {usage.limit_bytes / 2**20:.0f} MiB of its limit. When "
+        "it is full, no decisions are made; training continues"
     )
 
 
 def risk(persistence: Mapping[str, Any]) -> str:
-    """What a restart of this Redis costs, from its INFO section `persistence`; empty when at most a second's news."""
+    """Describe the data that a restart of this Redis would lose, based on INFO persistence; empty if at most the last
+    second."""
     match persistence.get("aof_enabled"):
         case 1:
             return ""
         case 0:
             return (
-                "its append-only file is off: a restart of Redis forgets jobs, open incidents and commands; "
-                "training goes on, and nobody repairs it"
+                "its append-only file is off: a restart of Redis would lose jobs, open incidents and orders; training would "
+                "continue without recovery"
             )
         case _:
             return (
-                "it does not say whether its append-only file is on; without one a restart forgets jobs and incidents"
+                "its INFO does not show whether the append-only file is on; without it, a restart would lose jobs and "
+                "incidents"
             )

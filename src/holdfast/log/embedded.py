@@ -2,7 +2,7 @@
 
 `holdfast up`, `holdfast demo` and the tests use it when no URL is configured. It listens on a free port of 127.0.0.1 and on
 a Unix socket in its directory, keeps an append-only file there (flushed to disk each second), and dies with the process
-that started it, whatever ends that one; unless it is told to outlive it, so that a successor can `adopt` it.
+that started it, however that process ends; with `outlives_us`, it continues so that a successor can `adopt` it.
 
 The kernel ties that last promise (PR_SET_PDEATHSIG) to the *thread* that forked the server, not to its process. So a
 keeper thread forks it and lives as long as it does: `start` may be called from any thread, also a short-lived one.
@@ -114,7 +114,7 @@ class EmbeddedRedis:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self._process = None
                 raise Unavailable(
-                    f"the embedded Redis in {self._given_directory} (pid {pid}) does not answer; end it, then try again"
+                    f"the embedded Redis in {self._given_directory} (pid {pid}) does not answer; stop it, then try again"
                 )
             time.sleep(POLL_S)
         self._directory, self._port = self._given_directory.resolve(), port
@@ -127,7 +127,7 @@ class EmbeddedRedis:
         `InvalidSpec` when the directory cannot be used, `Conflict` when another server uses it.
         """
         if self._process is not None:
-            raise Conflict(f"the embedded Redis is running already (pid {self._process.pid})")
+            raise Conflict(f"the embedded Redis is already running (pid {self._process.pid})")
         binary = self._binary or server_binary()
         try:
             self._directory = _usable_directory(self._given_directory)
@@ -174,10 +174,13 @@ class EmbeddedRedis:
                 self._process = None
                 if b"Address already in use" in log.read_bytes():
                     return False
-                raise Unavailable(f"the embedded Redis died at start (exit code {code}) in {directory}:\n{_tail(log)}")
+                raise Unavailable(
+                    f"the embedded Redis in {directory} exited at start (code {code}); the end of its log:\n{_tail(log)}"
+                )
             if time.monotonic() > deadline:
                 raise Unavailable(
-                    f"the embedded Redis in {directory} did not answer within {self._start_timeout_s:g} s:\n{_tail(log)}"
+                    f"the embedded Redis in {directory} did not answer within {self._start_timeout_s:g} s; the end of its "
+                    f"log:\n{_tail(log)}"
                 )
             time.sleep(POLL_S)
         return True
@@ -283,9 +286,9 @@ def _spawn(binary: Path, port: int, directory: Path, *, tied_to_us: bool) -> sub
 
 
 def _serving(directory: Path) -> tuple[int, int] | None:
-    """Pid and port of the server that listens on the directory's Unix socket; None when nobody does.
+    """Return pid and port of the server that listens on the directory's Unix socket; None if there is none.
 
-    Raises `Unavailable` when somebody listens and does not answer.
+    Raises `Unavailable` if a process listens and does not answer.
     """
     try:
         folder = os.open(directory, os.O_PATH | os.O_DIRECTORY)
@@ -302,7 +305,7 @@ def _serving(directory: Path) -> tuple[int, int] | None:
             reply = b"".join(iter(lambda: connection.recv(65536), b""))
     except OSError as error:
         raise Unavailable(
-            f"the embedded Redis in {directory} does not answer ({error}); end it, then try again"
+            f"the embedded Redis in {directory} does not answer ({error}); stop it, then try again"
         ) from error
     finally:
         os.close(folder)
@@ -310,7 +313,9 @@ def _serving(directory: Path) -> tuple[int, int] | None:
     try:
         return int(facts[b"process_id"]), int(facts[b"tcp_port"])
     except (KeyError, ValueError) as error:
-        raise Unavailable(f"what listens on {directory}/redis.sock is no Redis: {reply[:100]!r}") from error
+        raise Unavailable(
+            f"the process that listens on {directory}/redis.sock is not a Redis: {reply[:100]!r}"
+        ) from error
 
 
 def _answers(port: int, pid: int) -> bool:
@@ -320,7 +325,7 @@ def _answers(port: int, pid: int) -> bool:
             connection.sendall(b"PING\r\nINFO server\r\nQUIT\r\n")
             reply = b"".join(iter(lambda: connection.recv(65536), b""))
     except OSError:
-        return False  # not yet: the caller goes on asking until its deadline
+        return False  # not yet: the caller repeats this until its deadline
     return reply.startswith(b"+PONG") and b"process_id:%d\r\n" % pid in reply
 
 

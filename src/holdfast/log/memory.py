@@ -25,7 +25,7 @@ RECLAIM_CHECKS = 5  # looks for abandoned entries per `reclaim_after_s`
 
 @dataclass(slots=True)
 class _Pending:
-    """An entry that was handed out and not yet acknowledged."""
+    """An entry that was delivered and not yet acknowledged."""
 
     consumer: str
     since_s: float
@@ -34,7 +34,7 @@ class _Pending:
 
 @dataclass(slots=True)
 class _Group:
-    last: int  # newest entry handed out
+    last: int  # newest entry delivered
     pending: dict[int, _Pending] = field(default_factory=dict)
 
 
@@ -104,7 +104,7 @@ class MemoryLog:
         self._held: dict[str, _Held] = {}
         self._epochs: dict[str, int] = {}  # outlives `flush`, as the server's clock does on Redis
         self._snapshots: dict[str, dict[str, bytes]] = {}
-        self._news = anyio.Event()
+        self._appended = anyio.Event()
 
     # ------------------------------------------------------------------ streams
 
@@ -115,7 +115,7 @@ class MemoryLog:
     async def subscribe(
         self, *streams: str, group: str, consumer: str, batch_max: int = 256, start: str = "0"
     ) -> AsyncIterator[list[Delivery]]:
-        own = dict.fromkeys(streams, 0)  # how far this consumer's own pending entries have been handed out again
+        own = dict.fromkeys(streams, 0)  # position up to which this consumer's own pending entries were delivered again
         count = max(1, batch_max // len(streams))
         reclaim_at_s = 0.0
         for stream in streams:
@@ -130,7 +130,7 @@ class MemoryLog:
             if not batch:
                 batch = self._new(streams, group, consumer, count)
             if not batch:
-                await self._wait_for_news(min(self._block_s, reclaim_at_s - anyio.current_time()))
+                await self._wait_for_entries(min(self._block_s, reclaim_at_s - anyio.current_time()))
                 batch = self._new(streams, group, consumer, count)
             yield batch
 
@@ -152,7 +152,7 @@ class MemoryLog:
                 return [Delivery(stream, _position(number), held.entries[number]) for number in numbers]
             if anyio.current_time() >= deadline:
                 return []
-            await self._wait_for_news(deadline - anyio.current_time())
+            await self._wait_for_entries(deadline - anyio.current_time())
 
     async def last_position(self, stream: str) -> str:
         await checkpoint()
@@ -204,7 +204,7 @@ class MemoryLog:
         await checkpoint()
         held = self._current(lease.name)
         if held is None or held.lease != lease:
-            holder = f"{held.lease.epoch} {held.lease.holder}" if held else "nobody"
+            holder = f"{held.lease.epoch} {held.lease.holder}" if held else "no holder"
             raise StaleEpoch(
                 f"{lease.holder} no longer holds the lease {lease.name!r} under epoch {lease.epoch} (now: {holder}); "
                 "nothing was written"
@@ -234,10 +234,10 @@ class MemoryLog:
     async def aclose(self) -> None:
         await checkpoint()
 
-    # ------------------------------------------------------------------ what can happen to a log
+    # ------------------------------------------------------------------ failures, for tests
 
     def delete_stream(self, stream: str) -> None:
-        """Drop a stream with its groups, under whoever is reading it."""
+        """Delete a stream with its groups, also while it is being read."""
         self._streams.pop(stream, None)
         self._announce()
 
@@ -264,15 +264,15 @@ class MemoryLog:
         return _position(number)
 
     def _announce(self) -> None:
-        self._news.set()
-        self._news = anyio.Event()
+        self._appended.set()
+        self._appended = anyio.Event()
 
-    async def _wait_for_news(self, timeout_s: float) -> None:
+    async def _wait_for_entries(self, timeout_s: float) -> None:
         with anyio.move_on_after(max(0.0, timeout_s)):
-            await self._news.wait()
+            await self._appended.wait()
 
     def _group(self, stream: str, group: str, start: str = "0") -> _Group:
-        """Created when it is not there; again from the beginning when it vanished."""
+        """Return the group; creates it if it does not exist, from the beginning after a deletion."""
         held = self._streams.setdefault(stream, _Stream())
         if group not in held.groups:
             newest = held.numbers[-1] if held.numbers else 0
@@ -292,7 +292,7 @@ class MemoryLog:
         return batch
 
     def _own_pending(self, cursors: dict[str, int], group: str, consumer: str, count: int) -> list[Delivery]:
-        """What this consumer left behind earlier, once: an empty answer ends it for good."""
+        """Return entries that this consumer left pending earlier; after an empty answer, never again."""
         for stream, cursor in list(cursors.items()):
             pending = self._group(stream, group).pending
             mine = sorted(number for number, each in pending.items() if each.consumer == consumer and number > cursor)
@@ -314,7 +314,7 @@ class MemoryLog:
         return []
 
     def _hand_out_again(self, stream: str, group: str, consumer: str, numbers: Sequence[int]) -> list[Delivery]:
-        """Skips what has been trimmed; what was handed out too often goes to the dead stream."""
+        """Skip trimmed entries; move entries with too many deliveries to the dead-letter stream."""
         batch = []
         pending, entries = self._group(stream, group).pending, self._streams[stream].entries
         since_s = self._streams[stream].since_s

@@ -29,7 +29,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What is read: an entry, where it stands, and how often it has been handed out."""
+    """An entry with its position and its number of deliveries."""
 
     stream: str
     position: str  # the stream's own id, e.g. "1700000000000-0"
@@ -58,10 +58,10 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What a group has not done yet: entries handed out and not acknowledged, and the age of the oldest one not handed out."""
+    """Backlog of a group: entries delivered and not acknowledged, and the age of the oldest undelivered entry."""
 
     pending: int = 0
-    lag_s: float = 0.0  # 0 = everything has been handed out
+    lag_s: float = 0.0  # 0 = everything has been delivered
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Usage:
     """What the log takes of the memory that it may take."""
 
     used_bytes: int = 0
-    limit_bytes: int = 0  # 0 = there is none
+    limit_bytes: int = 0  # 0 = no limit
 
 
 class EventLog(Protocol):
@@ -81,14 +81,14 @@ class EventLog(Protocol):
     def subscribe(
         self, *streams: str, group: str, consumer: str, batch_max: int = 256, start: str = "0"
     ) -> AsyncIterator[list[Delivery]]:
-        """Batches for this consumer, for ever: first what it (or a dead consumer) left pending, then new entries.
+        """Yield batches for this consumer indefinitely: first entries that it (or a dead consumer) left pending, then new ones.
 
-        A consumer that comes back under its old name gets what it left at once; under a new name, after `reclaim_after_s`.
-        So those of whom only one can be at work, such as leaders, share one name. `batch_max` counts all streams together.
-        An entry that is not acknowledged comes back after `reclaim_after_s`: acknowledge before that, or expect it twice.
-        Survives a group or stream that vanishes: it is created again and reading goes on. `start` "$" skips history when
-        the group is new. An empty batch is yielded when `block_s` passes without news, so that callers can do chores.
-        """
+        A consumer that restarts under its old name gets its pending entries at once; under a new name, after
+        `reclaim_after_s`. Consumers of which only one is active, such as leaders, therefore share one name. `batch_max` counts
+        all streams together. An entry that is not acknowledged comes back after `reclaim_after_s`: acknowledge before that, or
+        expect it twice. If a group or stream is deleted, it is created again and reading continues. `start` "$" skips history
+        when the group is new. After `block_s` without entries, an empty batch is yielded, so that the caller's loop keeps
+        running."""
 
     async def acknowledge(self, stream: str, group: str, *positions: str) -> None:
         """Done with these. Of a stream that only groups read (`names.CONSUMED`) goes what all of them are done with."""
@@ -102,10 +102,10 @@ class EventLog(Protocol):
         """Position of the newest entry; "0" when the stream is empty."""
 
     async def backlog(self, stream: str, group: str) -> Backlog:
-        """How far behind the group is; nothing when there is no such stream or group yet."""
+        """Return the backlog of the group; empty if the stream or group does not exist yet."""
 
     async def usage(self) -> Usage:
-        """Of the whole log's memory, whoever uses it."""
+        """Return the memory use of the log, for all clients."""
 
     async def ping(self) -> None:
         """Raise `Unavailable`, naming the address, when the log cannot be reached."""
@@ -119,8 +119,8 @@ class FencedLog(EventLog, Protocol):
     async def acquire(self, name: str, holder: str, ttl_s: float) -> Lease | None:
         """Take the lease when it is free or expired (a new epoch) or already held by `holder` (same epoch, extended).
 
-        `holder` names one process of one life: two that share a name would share the lease. Epochs only grow, with gaps.
-        """
+        `holder` identifies one lifetime of one process; two processes with the same name would share the lease. Epochs only
+        grow, with gaps."""
 
     async def renew(self, lease: Lease, ttl_s: float) -> bool:
         """Extend; False when it has been lost: stop acting at once."""
@@ -129,8 +129,8 @@ class FencedLog(EventLog, Protocol):
         """Give it back, so that a standby need not wait."""
 
     async def commit(self, lease: Lease, commit: Commit) -> None:
-        """All or nothing. Raises `StaleEpoch` when the lease is no longer held, or when the log has lost this holder's commit
-        before it: what is written are differences, and their base is gone."""
+        """Commit atomically. Raises `StaleEpoch` if the lease is no longer held, or if the log has lost this holder's previous
+        commit, because commits are differences."""
 
     async def snapshot(self, name: str) -> Mapping[str, bytes]:
         """All parts that stand committed under the lease `name`; empty when there are none.

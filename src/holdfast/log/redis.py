@@ -29,9 +29,9 @@ STREAM_BYTES_MAX = 128 * 2**20
 MEMORY_SHARE = 16  # a stream takes at most this part of a limited memory: there are seven, and the snapshot,
 STREAM_BYTES_MIN = (
     4 * 2**20
-)  # but it may always take this much: what nobody has read is not dropped for a limit of a few bytes
+)  # lower bound of the limit, so that unread entries are not dropped for a limit of a few bytes
 LIMIT_GOOD_S = 60.0  # how long the server's memory limit is taken for known
-APPENDED_SHARE = 64  # an appender looks at a stream's size after each such part of what it may take
+APPENDED_SHARE = 64  # the size of a stream is checked after each such part of its limit
 
 T = TypeVar("T")
 
@@ -39,7 +39,8 @@ _POSITION = re.compile(r"[0-9]{1,19}-[0-9]{1,19}")
 
 
 class RedisLog:
-    """A `FencedLog`. `block_s` is how long a subscription waits before it yields an empty batch; news wakes it at once."""
+    """A `FencedLog`. `block_s` is how long a subscription waits before it yields an empty batch; a new entry wakes it at
+    once."""
 
     def __init__(
         self,
@@ -191,11 +192,11 @@ class RedisLog:
         answer = await self._growing(lambda: self._commit(keys=keys, args=args))
         if answer == 0:
             raise StaleEpoch(
-                f"Redis has lost the commit that {lease.holder} made before this one (was it restarted without its last "
-                "second?): nothing was written, and the state is to be loaded again"
+                f"Redis has lost the previous commit of {lease.holder}, probably in a restart: nothing was written; the "
+                "supervisor loads the state again"
             )
         if answer != 1:
-            holder = answer.decode(errors="replace") or "nobody"
+            holder = answer.decode(errors="replace") or "no holder"
             raise StaleEpoch(
                 f"{lease.holder} no longer holds the lease {lease.name!r} under epoch {lease.epoch} (now: {holder}); "
                 "nothing was written"

@@ -1,17 +1,17 @@
-"""One consumer's reading of Redis streams, batch after batch, through everything that can happen to them.
+"""Reads Redis streams for one consumer, batch by batch, and recovers from lost connections and deleted streams.
 
-In this order, whenever a batch is asked for:
+Each request for a batch does, in this order:
 
-1. the groups exist, or are created;
-2. what this consumer left pending (it crashed, or its last answer got lost), at once;
-3. what has been pending for `reclaim_after_s`, with a dead consumer or because a handler here failed;
-4. new entries, waiting up to `block_s` for them.
+1. create missing groups;
+2. deliver entries that are pending for this consumer (it crashed, or its last answer was lost), immediately;
+3. deliver entries that have been pending for `reclaim_after_s`, of a dead consumer or because a handler here failed;
+4. deliver new entries; waits for them for up to `block_s`.
 
 A lost connection starts over at 1, after a pause that grows and jitters. So does a stream or group that vanished; it is
 created again from the beginning of the stream, since skipping an unread entry is worse than reading one twice.
 
-Every handing out counts, also one whose answer got lost and one to a process that crashed over it: an entry that has cost
-`deliveries_max` lives goes to the dead stream, and the others flow.
+Every delivery counts, including one whose answer was lost and one to a process that crashed. After `deliveries_max` deliveries,
+an entry is moved to the dead-letter stream.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What bounds a log's streams and waiting."""
+    """Limits of streams and of waiting."""
 
-    stream_length_max: int  # entries; Redis trims in whole nodes, so a stream is a little longer
+    stream_length_max: int  # entries; Redis trims complete nodes, so a stream is slightly longer
     reclaim_after_s: float
     deliveries_max: int
     block_s: float
 
 
 class Subscription:
-    """Ask with `next_batch`. Not for concurrent use."""
+    """Call `next_batch` repeatedly. Not for concurrent use."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Subscription:
         self._what = f"group {group!r} on {', '.join(streams)}"  # in messages
 
     async def next_batch(self) -> list[Delivery]:
-        """The next entries; empty when `block_s` passed without news, or when Redis cannot be reached just now."""
+        """Return the next entries; empty after `block_s` without entries, or while Redis is not reachable."""
         try:
             if not self._prepared:
                 await self._prepare()
@@ -112,7 +112,7 @@ class Subscription:
             await self._create_group(key)
             await self._retire(key)
         self._prepared = True
-        self._start = "0"  # whoever creates the group again must not skip what has come in between
+        self._start = "0"  # a group that is created again must not skip entries
 
     async def _create_group(self, key: str) -> None:
         try:
@@ -154,20 +154,20 @@ class Subscription:
     # ------------------------------------------------------------------ pending entries
 
     async def _pending(self, mode: str, cursors: dict[str, str]) -> list[Delivery]:
-        """Entries handed out before, from the first stream that has some; moves the cursors on."""
+        """Return pending entries of the first stream that has some; advances the cursors."""
         for stream in self._streams:
             while cursors[stream] != _END:
-                cursor, buried, entries = await self._take(mode, stream, cursors[stream])
+                cursor, dead, entries = await self._take(mode, stream, cursors[stream])
                 cursors[stream] = cursor.decode()
-                if buried:
-                    self._report_dead(stream, buried, f"handed out {self._limits.deliveries_max} times without success")
+                if dead:
+                    self._report_dead(stream, dead, f"delivered {self._limits.deliveries_max} times without success")
                 rows = ((position, tries, _paired(fields)) for position, tries, fields in entries)
                 if batch := await self._decoded(stream, rows):
                     return batch
         return []
 
     async def _take(self, mode: str, stream: str, cursor: str) -> Any:
-        """One step of `TAKE_PENDING`. Tried once, as in `_new`: what a lost answer held is now pending here."""
+        """Run `TAKE_PENDING` once, without retry, as in `_new`: entries of a lost answer are pending here now."""
         keys = [self._keys.stream(stream), self._keys.dead(stream)]
         args: list[str | int] = [self._group, self._consumer, mode, cursor, self._count]
         args += [
@@ -178,7 +178,7 @@ class Subscription:
         return await self._call(lambda: self._take_pending(keys=keys, args=args), delays_s=())
 
     async def _decoded(self, stream: str, rows: Iterable[tuple[bytes, int, Mapping[bytes, bytes]]]) -> list[Delivery]:
-        """What can be decoded; the rest is buried at once, since no retry will make it readable."""
+        """Decode the rows; undecodable ones are moved to the dead-letter stream at once, because a retry cannot help."""
         batch: list[Delivery] = []
         now_ms: int | None = None
         for position, tries, fields in rows:
@@ -187,27 +187,29 @@ class Subscription:
                 age_s = max(0, now_ms - int(position.partition(b"-")[0])) / 1000
                 batch.append(replace(delivery, age_s=age_s))
             else:
-                await self._bury(stream, position, fields)
+                await self._dead_letter(stream, position, fields)
         return batch
 
     async def _now_ms(self) -> int:
-        """By the clock that made the positions."""
+        """Return the time of the clock that created the positions, in ms."""
         seconds, microseconds = await self._call(self._redis.time, delays_s=())
         return int(seconds) * 1000 + int(microseconds) // 1000
 
-    async def _bury(self, stream: str, position: bytes, fields: Mapping[bytes, bytes]) -> None:
+    async def _dead_letter(self, stream: str, position: bytes, fields: Mapping[bytes, bytes]) -> None:
         async def move() -> None:
             async with self._redis.pipeline(transaction=True) as pipeline:
-                epitaph: dict[Any, Any] = {"position": position, "group": self._group, "deliveries": 1, **fields}
-                pipeline.xadd(self._keys.dead(stream), epitaph, maxlen=self._limits.stream_length_max)
+                entry: dict[Any, Any] = {"position": position, "group": self._group, "deliveries": 1, **fields}
+                pipeline.xadd(self._keys.dead(stream), entry, maxlen=self._limits.stream_length_max)
                 pipeline.xack(self._keys.stream(stream), self._group, position)
                 await pipeline.execute()
 
         await self._call(move)
-        self._report_dead(stream, 1, f"{position.decode()} is not an entry of ours")
+        self._report_dead(stream, 1, f"entry {position.decode()} cannot be decoded")
 
     def _report_dead(self, stream: str, count: int, reason: str) -> None:
-        logger.error("%d entries of %s moved to %s.dead: %s", count, stream, stream, reason)
+        logger.error(
+            "%d %s of %s moved to %s.dead: %s", count, "entry" if count == 1 else "entries", stream, stream, reason
+        )
 
     # ------------------------------------------------------------------ trouble
 

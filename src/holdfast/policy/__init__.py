@@ -4,11 +4,11 @@
 
     def decide(incident: Incident, job: JobView) -> Action:
         if incident.kind == "worker_exception" and "CUDA out of memory" in incident.cause:
-            return stop("out of memory comes again at the same batch: a restart would not help")
+            return stop("out of memory will recur at the same batch: a restart would not help")
         return default(incident, job)
 
-`check` says why an answer cannot be carried out; then, and when a script raises or overruns, the default policy decides.
-"""
+`check` returns why an action cannot be carried out. In that case, and if a policy raises or times out, the default policy
+decides."""
 
 from holdfast.domain.findings import FindingKind, Severity
 from holdfast.domain.incidents import Action, ActionKind, Incident

@@ -1,4 +1,4 @@
-"""The answers that a policy can give, and what makes an answer impossible."""
+"""The actions that a policy can return, and the checks whether an action is possible."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from holdfast.domain.findings import FindingKind
 from holdfast.domain.incidents import MAINTENANCE, Action, ActionKind, Incident
 from holdfast.policy.job import JobView
 
-RETRY_MAX_S = 86_400.0  # a wait may last a day before the question is asked again
+RETRY_MAX_S = 86_400.0  # maximum time before the policy is asked again
 
-# The run has ended with these: doing nothing would leave it dead.
+# Faults that end the run: doing nothing would leave the job without workers.
 STRUCK = frozenset(
     {
         FindingKind.WORKER_CRASH,
@@ -30,32 +30,32 @@ def restart(reason: str) -> Action:
 
 
 def hot_swap(reason: str, *nodes: str) -> Action:
-    """Spares take the ranks of `nodes` (none given: of the incident's node). Unusable nodes are replaced in any case."""
+    """Spares take over the ranks of `nodes` (default: of the incident's node). Unusable nodes are always replaced."""
     return Action(ActionKind.HOT_SWAP, reason, nodes=nodes)
 
 
 def scale_down(reason: str, *nodes: str, dp: int | None = None) -> Action:
-    """The replicas of `nodes` leave; their healthy nodes become spares. `dp` names the number that should stay."""
+    """Remove the replicas of `nodes`; their healthy nodes become spares. `dp`: number of replicas to keep."""
     return Action(ActionKind.SCALE_DOWN, reason, nodes=nodes, dp=dp)
 
 
 def scale_up(reason: str, dp: int | None = None) -> Action:
-    """Replicas return, up to `dp` (not given: as many as the job wants and the nodes allow)."""
+    """Add replicas, up to `dp` (default: as many as the job wants and the nodes allow)."""
     return Action(ActionKind.SCALE_UP, reason, dp=dp)
 
 
 def cordon(reason: str, *nodes: str) -> Action:
-    """Take `nodes` out of service for every job, and replace them in this one: by spares, else by fewer replicas."""
+    """Take `nodes` out of service for every job, and replace them in this one: by spares, otherwise by scaling down."""
     return Action(ActionKind.CORDON, reason, nodes=nodes)
 
 
 def checkpoint_now(reason: str) -> Action:
-    """Save at the next step and go on. Only for a run that is still healthy."""
+    """Save at the next step and continue. Only for a run that is still healthy."""
     return Action(ActionKind.CHECKPOINT_NOW, reason)
 
 
 def wait(reason: str, *, retry_s: float = 0.0) -> Action:
-    """Do nothing until nodes come or return, or for `retry_s` (not 0) whatever they do; the question is then asked again."""
+    """Do nothing until a node becomes available, or for `retry_s` if it is not 0; then the policy is asked again."""
     return Action(ActionKind.WAIT, reason, retry_s=retry_s)
 
 
@@ -65,25 +65,27 @@ def stop(reason: str) -> Action:
 
 
 def notify(reason: str) -> Action:
-    """Tell the operators and change nothing. Only for a run that is still healthy."""
+    """Notify the operators and change nothing. Only for a run that is still healthy."""
     return Action(ActionKind.NOTIFY, reason)
 
 
 def leaving(action: Action, incident: Incident, job: JobView) -> tuple[str, ...]:
-    """The job's nodes that `action` takes out: those it names (else the incident's), and those that cannot stay."""
+    """Return the job's nodes that `action` removes: those it names (default: the incident's) and the unusable ones."""
     named = action.nodes or ((incident.node,) if incident.node else ())
     return tuple(node for node in job.nodes if node in named or node in job.unusable)
 
 
 def check(action: Action, incident: Incident, job: JobView) -> str:
-    """Why `action` cannot be carried out now, in one sentence; empty when it can."""
+    """Return why `action` cannot be carried out now, in one sentence; empty if it can."""
     if not action.reason:
-        return f"{action.kind} without a reason: every decision says why"
+        return f"{action.kind} has no reason; pass a reason to every action"
     if incident.kind == MAINTENANCE and (why_not := _check_leaving(action, incident)):
         return why_not
     match action.kind:
         case ActionKind.RESTART:
-            return f"a restart needs every node, and {_list(job.unusable)} cannot be used" if job.unusable else ""
+            return (
+                f"restart needs every node of the job, but {_list(job.unusable)} cannot be used" if job.unusable else ""
+            )
         case ActionKind.HOT_SWAP:
             return _check_swap(leaving(action, incident, job), job)
         case ActionKind.SCALE_DOWN:
@@ -96,7 +98,7 @@ def check(action: Action, incident: Incident, job: JobView) -> str:
             return "gpu_reset is not available: agents cannot reset a GPU yet"
         case ActionKind.CHECKPOINT_NOW | ActionKind.NOTIFY:
             return (
-                f"the run has ended with a {incident.kind}: {action.kind} would leave it so"
+                f"{action.kind} is only for a running job, but {incident.kind} has ended the run"
                 if _struck(incident)
                 else ""
             )
@@ -104,7 +106,7 @@ def check(action: Action, incident: Incident, job: JobView) -> str:
             return (
                 ""
                 if 0.0 <= action.retry_s <= RETRY_MAX_S
-                else f"wait: retry_s is {action.retry_s:g}, not 0 … {RETRY_MAX_S:g}"
+                else f"wait: retry_s is {action.retry_s:g}, but must be between 0 and {RETRY_MAX_S:g}"
             )
         case ActionKind.STOP:
             return ""
@@ -112,8 +114,8 @@ def check(action: Action, incident: Incident, job: JobView) -> str:
 
 
 def _check_leaving(action: Action, incident: Incident) -> str:
-    """A change that leaves the node where it is would be asked for again and again."""
-    stays = f"{action.kind} leaves {incident.node} where it is, and its machine will be taken: let it go, or wait"
+    """Reject changes that keep the node, because the policy would be asked again and again."""
+    stays = f"{action.kind} keeps {incident.node}, whose maintenance is announced; remove the node, or return wait"
     match action.kind:
         case ActionKind.RESTART | ActionKind.SCALE_UP:
             return stays
@@ -124,11 +126,15 @@ def _check_leaving(action: Action, incident: Incident) -> str:
             return ""
 
 
+def _spares(count: int) -> str:
+    return "1 spare node" if count == 1 else f"{count} spare nodes"
+
+
 def _check_swap(out: tuple[str, ...], job: JobView) -> str:
     if not out:
         return f"hot_swap names no node of {job.name}"
     if len(out) > len(job.spares):
-        return f"hot_swap of {_list(out)} needs {len(out)} spare nodes, {len(job.spares)} are free"
+        return f"hot_swap of {_list(out)} needs {_spares(len(out))}; free: {len(job.spares)}"
     return ""
 
 
@@ -136,7 +142,7 @@ def _check_scale_down(dp: int | None, out: tuple[str, ...], job: JobView) -> str
     if dp is None:
         if not out:
             return f"scale_down names neither a number of replicas nor a node of {job.name}"
-        return f"{job.name} runs the fewest replicas it accepts ({job.min_dp})" if job.dp <= job.min_dp else ""
+        return f"{job.name} already runs its minimum number of replicas ({job.min_dp})" if job.dp <= job.min_dp else ""
     if not job.min_dp <= dp < job.dp:
         return f"scale_down to dp {dp}: {job.name} runs dp {job.dp} and accepts no fewer than {job.min_dp}"
     return ""
@@ -146,7 +152,7 @@ def _check_scale_up(dp: int | None, job: JobView) -> str:
     if dp is not None and not job.dp < dp <= job.max_dp:
         return f"scale_up to dp {dp}: {job.name} runs dp {job.dp} and accepts at most {job.max_dp}"
     if job.reachable_dp < (dp or job.dp + 1):
-        return f"scale_up to dp {dp or job.dp + 1}: today's nodes can run {job.reachable_dp} replicas"
+        return f"scale_up to dp {dp or job.dp + 1}: the available nodes can run {job.reachable_dp} replicas"
     return ""
 
 

@@ -1,15 +1,13 @@
 """The default policy, as a table:
 
-the same exception again, on two nodes                      stop
-the same exception again, on one node                       hot_swap; without a spare restart, and stop at the third time
-a file system or a service fails                            restart after a pause that doubles; stop after 8 × N
-no step after N restarts, the same steps after 3 × N        stop
-crash, exception, hang                                      restart; hot_swap at the second on one node, with a spare
-node lost, GPU dead, node unusable for any reason           hot_swap; without a spare scale_down; below min_dp wait
-wrong results without an error (silent corruption)         hot_swap, else scale_down, else wait; restart if no node is named
-node back in service while the job runs degraded            scale_up
-maintenance announced for a node                            hot_swap; without a spare scale_down when it is near, else it stays
-"""
+the same exception again, on two nodes                      stop the same exception again, on one node
+hot_swap; without a spare restart, then stop at the third time a file system or a service fails
+restart after a pause that doubles; stop after 8 × N no step after N restarts, or no advance after 3 × N         stop crash,
+exception, hang                                      restart; hot_swap at the second on one node, with a spare node lost, GPU
+dead, node unusable for any reason           hot_swap; without a spare scale_down; below min_dp wait wrong results without an
+error (silent corruption)         hot_swap, else scale_down, else wait; restart if no node is named node back in service while
+the job runs degraded            scale_up maintenance announced for a node                            hot_swap; without a spare
+scale_down shortly before its start, or wait"""
 
 from __future__ import annotations
 
@@ -18,32 +16,30 @@ from holdfast.domain.incidents import CORDONED, MAINTENANCE, REPAIR, RESIZE, Act
 from holdfast.policy.actions import hot_swap, notify, restart, scale_down, scale_up, stop, wait
 from holdfast.policy.job import JobView
 
-SUSPECT_WINDOW_S = 600.0  # two worker faults on one node within it point at the node
+SUSPECT_WINDOW_S = 600.0  # two worker faults on one node within this time make the node suspect
 
-# A generation that steps is worth more tries than one that does not: so many times the job's restarts_without_progress_max, as
-# long as the faults come before the next checkpoint.
+# Multiple of the job's restarts_without_progress_max for generations that finish steps but no new ones, because faults come
+# before the next checkpoint.
 ADVANCE_PATIENCE = 3
 
-# Without a spare, a replica leaves this long before the maintenance of its node: enough to save, to change, and to copy what
-# was saved. Until then a spare may come.
+# Without a spare, a replica is removed this long before the maintenance of its node: enough to save, to copy the checkpoint and
+# to change. Until then a spare may become free.
 MAINTENANCE_LEAD_S = 60.0
 
-# Failures that pass by themselves: `error_class` in the evidence of a finding.
+# Transient failures: `error_class` in the evidence of a finding.
 COMMUNICATION = "communication"  # of the ranks, without a rank or node that failed first
 OUTAGES = frozenset({"storage", "service", COMMUNICATION})
-OUTAGE_PAUSE_S = 5.0  # after the second one in a row; doubled by every further one …
+OUTAGE_PAUSE_S = 5.0  # after the second failure in a row; doubled by every further one …
 OUTAGE_PAUSE_MAX_S = 600.0  # … up to this: 24 tries take three hours
-OUTAGE_PATIENCE = 8  # so many times the job's restarts_without_progress_max
+OUTAGE_PATIENCE = 8  # multiple of the job's restarts_without_progress_max
 
-ONE_NODE_TRIES_MAX = (
-    3  # the same exception on one node, when there is no other to try: what a restart and a swap would come to
-)
+ONE_NODE_TRIES_MAX = 3  # the same exception on one node without a spare: as many attempts as with a restart and a swap
 
 _WORKER_FAULTS = (FindingKind.WORKER_CRASH, FindingKind.WORKER_EXCEPTION, FindingKind.HANG)
 
 
 def default(incident: Incident, job: JobView) -> Action:
-    """What Holdfast does when nobody says otherwise."""
+    """Return the action for an incident if the job has no policy of its own."""
     match incident.kind:
         case FindingKind.REPEATED_EXCEPTION:
             return _repeated(incident, job)
@@ -56,11 +52,11 @@ def default(incident: Incident, job: JobView) -> Action:
         case FindingKind.GPU_ERROR:
             return _worker_fault(incident, job)
         case FindingKind.SILENT_CORRUPTION if incident.node:
-            return _replace((incident.node,), f"{incident.node} computes wrongly", job)
+            return _replace((incident.node,), f"{incident.node} computes wrong results", job)
         case FindingKind.SILENT_CORRUPTION:
-            return restart("the state cannot be trusted: back to the last step that was verified")
+            return restart("the state may be corrupt: restoring the last verified checkpoint")
         case k if k == CORDONED:
-            return _replace((incident.node,), f"{incident.node} is to leave", job)
+            return _replace((incident.node,), f"{incident.node} is cordoned", job)
         case k if k == REPAIR:
             return _resize(job)
         case k if k == RESIZE:
@@ -68,11 +64,11 @@ def default(incident: Incident, job: JobView) -> Action:
         case k if k == MAINTENANCE:
             return _leave(job)
         case _:
-            return notify(f"{incident.kind} calls for no action: {incident.cause}")
+            return notify(f"{incident.kind} requires no action: {incident.cause}")
 
 
 def _repeated(incident: Incident, job: JobView) -> Action:
-    """A stop for the script's fault takes the word of two nodes: with a spare, another one is asked first."""
+    """Stop for an error of the script only if two nodes have shown it; with a spare, try another node first."""
     evidence, node = incident.evidence, incident.node
     if evidence.get("nodes", "") != "1":
         return stop(incident.cause)
@@ -82,15 +78,17 @@ def _repeated(incident: Incident, job: JobView) -> Action:
         return _replace(job.unusable, f"{', '.join(job.unusable)} cannot be used", job)
     if job.spares and node in job.nodes:
         return hot_swap(
-            f"only {node} has shown it so far ({incident.cause}): a spare tries it before the script is blamed", node
+            f"only {node} has shown this exception so far ({incident.cause}); trying a spare before attributing it to the "
+            "script",
+            node,
         )
     if evidence.get("tries", "").isdecimal() and int(evidence["tries"]) < ONE_NODE_TRIES_MAX:
-        return restart(f"{incident.cause} Only {node} has shown it, and no spare is free to try it on: once more there")
-    return stop(f"{incident.cause} No spare was free to try it on another node.")
+        return restart(f"{incident.cause} Only {node} has shown it, and no spare is free: trying once more on {node}")
+    return stop(f"{incident.cause} No spare was free for an attempt on another node.")
 
 
 def _no_progress(incident: Incident, job: JobView) -> str:
-    """Why a job that gets nowhere should stop; empty while it should not."""
+    """Return why a job without progress should stop; empty if it should not."""
     if job.restarts_without_progress >= job.restarts_without_progress_max:
         return (
             f"{job.restarts_without_progress} generations in a row finished no new step; the last one ended with: "
@@ -98,7 +96,7 @@ def _no_progress(incident: Incident, job: JobView) -> str:
         )
     if job.restarts_without_advance >= ADVANCE_PATIENCE * job.restarts_without_progress_max:
         return (
-            f"{job.restarts_without_advance} generations in a row came no further than step {job.furthest_step}; "
+            f"{job.restarts_without_advance} generations in a row did not pass step {job.furthest_step}; "
             f"the last one ended with: {incident.cause}"
         )
     return ""
@@ -107,13 +105,13 @@ def _no_progress(incident: Incident, job: JobView) -> str:
 def _worker_fault(incident: Incident, job: JobView) -> Action:
     outage = job.outages > 0 and incident.evidence.get("error_class", "") in OUTAGES
     if outage and job.outages >= OUTAGE_PATIENCE * job.restarts_without_progress_max:
-        return stop(f"{job.outages} tries in a row came no further; the last one ended with: {incident.cause}")
+        return stop(f"{job.outages} attempts in a row without progress; the last one ended with: {incident.cause}")
     if not outage and (why := _no_progress(incident, job)):
         return stop(why)
     if job.unusable:
         return _replace(job.unusable, f"{', '.join(job.unusable)} cannot be used", job)
     before = job.before_on(incident, SUSPECT_WINDOW_S, *_WORKER_FAULTS)
-    if before and job.spares and (not outage or job.outages == 2):  # what a swap did not end, further ones do not
+    if before and job.spares and (not outage or job.outages == 2):  # further swaps do not help against an outage
         return hot_swap(
             f"{incident.node} has had {len(before) + 1} worker faults in {SUSPECT_WINDOW_S / 60:.0f} minutes: "
             "the node is suspect and a spare is free",
@@ -121,37 +119,40 @@ def _worker_fault(incident: Incident, job: JobView) -> Action:
         )
     if outage and (left_s := _pause_s(job.outages) - (job.at - incident.t_detected)) > 0.01:
         return wait(
-            f"{incident.cause} That may pass by itself: try {job.outages + 1} begins in {left_s:.0f} s", retry_s=left_s
+            f"{incident.cause} This failure may be transient: attempt {job.outages + 1} begins in {left_s:.0f} s",
+            retry_s=left_s,
         )
     return restart(f"{_state_of_nodes(incident, job)}: new processes on the same nodes")
 
 
 def _pause_s(outages: int) -> float:
-    """Before the next try after so many failures in a row: none after the first, then longer every time."""
+    """Return the pause before the next attempt: 0 after the first failure, then growing."""
     return min(OUTAGE_PAUSE_MAX_S, OUTAGE_PAUSE_S * 2.0 ** min(outages - 2, 16)) if outages > 1 else 0.0
 
 
 def _state_of_nodes(incident: Incident, job: JobView) -> str:
-    """Why a worker's fault is answered by a restart in place, in words that the evidence bears out."""
+    """Return the reason for a restart on the same nodes, according to the evidence."""
     node = incident.node or "the node"
     because = incident.evidence.get("because", "") or incident.cause
     match incident.evidence.get("blame", ""):
         case "hardware" if job.spares:
-            return f"the evidence blames the hardware of {node} ({because}): at the next fault a spare takes over"
+            return (
+                f"the failure is attributed to the hardware of {node} ({because}); at the next fault a spare takes over"
+            )
         case "hardware":
-            return f"the evidence blames the hardware of {node} ({because}), and no spare is free"
+            return f"the failure is attributed to the hardware of {node} ({because}), and no spare is free"
         case "user":
-            return f"the evidence blames the script ({because}), and once may be chance"
+            return f"the failure is attributed to the script ({because}), but it has occurred only once"
     if incident.kind == FindingKind.GPU_ERROR:
-        return f"what the driver reports of {node} calls for new processes first"
-    return "no node is proven to be at fault"
+        return f"the driver's report about {node} requires new processes first"
+    return "the failure is not attributed to a node"
 
 
 def _node_fault(incident: Incident, job: JobView) -> Action:
     if job.unusable:
         return _replace(job.unusable, f"{', '.join(job.unusable)} cannot be used", job)
     if incident.node and incident.node not in job.nodes:
-        return restart(f"{incident.node} has left already: new processes on the nodes that stay")
+        return restart(f"{incident.node} has already been removed: new processes on the remaining nodes")
     return restart(f"{incident.node or 'the node'} is back in service, without its workers")
 
 
@@ -161,20 +162,20 @@ def _replace(out: tuple[str, ...], why: str, job: JobView) -> Action:
         return hot_swap(f"{why}, and {free}", *out)
     if job.min_dp <= job.reachable_dp < job.dp:
         return scale_down(
-            f"{why} and no spare is free: {job.reachable_dp} of {job.dp} replicas go on", *out, dp=job.reachable_dp
+            f"{why} and no spare is free: {job.reachable_dp} of {job.dp} replicas continue", *out, dp=job.reachable_dp
         )
     if job.reachable_dp >= job.dp:
-        return restart(f"{why}, but the nodes left over are enough for all {job.dp} replicas")
+        return restart(f"{why}, but the remaining nodes suffice for all {job.dp} replicas")
     return wait(
-        f"{why}, no spare is free, and the other nodes cannot run the {job.min_dp} replicas that the job needs at least"
+        f"{why}, no spare is free, and the other nodes cannot run the minimum of {job.min_dp} {_replicas(job.min_dp)}"
     )
 
 
 def _leave(job: JobView) -> Action:
-    """A machine goes at a known time: planned, at a checkpoint, no step is done again; afterwards it would be a recovery."""
+    """Handle announced maintenance with a planned change at a checkpoint, which repeats no steps."""
     leaving = sorted(job.notices, key=lambda node: (job.notices[node].left_s(job.at), node))
     if not leaving:
-        return notify("no maintenance is announced any more")
+        return notify("the maintenance notice was withdrawn")
     names = ", ".join(leaving)
     left_s = job.notices[leaving[0]].left_s(job.at)
     when = f"in {left_s:.0f} s" if left_s > 0 else "at any moment"
@@ -185,23 +186,32 @@ def _leave(job: JobView) -> Action:
     replicas = job.replicas_without(*near)
     if near and replicas >= job.min_dp:
         return scale_down(
-            f"maintenance of {', '.join(near)} starts {when}, and no spare is free: {replicas} of {job.dp} replicas go on",
+            f"maintenance of {', '.join(near)} starts {when}, and no spare is free: {replicas} of {job.dp} replicas continue",
             *near,
         )
     if near:
         return wait(
-            f"no spare is free, and without {', '.join(near)} fewer than the {job.min_dp} replicas that the job needs would "
-            "be left: saved, and goes on until the machine is taken"
+            f"no spare is free, and without {', '.join(near)} fewer than the minimum of {job.min_dp} "
+            f"{_replicas(job.min_dp)} would be "
+            "left: the job saves and continues until the machine is taken away"
         )
-    return wait(f"maintenance of {names} starts {when}: no spare is free yet, and there is time")
+    return wait(f"maintenance of {names} starts {when}: no spare is free yet; waiting for one")
+
+
+def _replicas(count: int) -> str:
+    return "replica" if count == 1 else "replicas"
 
 
 def _resize(job: JobView) -> Action:
     if job.target_dp < job.dp:
-        return scale_down(f"{job.target_dp} replicas are wanted, {job.dp} run", dp=job.target_dp)
+        return scale_down(
+            f"the target is {job.target_dp} {_replicas(job.target_dp)}, and {job.dp} run", dp=job.target_dp
+        )
     if job.reachable_dp > job.dp:
         return scale_up(
-            f"{job.reachable_dp} of the {job.target_dp} replicas that are wanted can run again, {job.dp} do",
+            f"{job.reachable_dp} of {job.target_dp} {_replicas(job.target_dp)} can run now, and {job.dp} run",
             dp=job.reachable_dp,
         )
-    return wait(f"{job.target_dp} replicas are wanted, and today's nodes can run {job.reachable_dp}")
+    return wait(
+        f"the target is {job.target_dp} {_replicas(job.target_dp)}, but the available nodes can run {job.reachable_dp}"
+    )

@@ -1,4 +1,4 @@
-"""What a policy sees of a job: a frozen picture, taken when the question is asked."""
+"""The view of a job that a policy receives: immutable, created when the policy is asked."""
 
 from __future__ import annotations
 
@@ -17,28 +17,31 @@ class JobView:
     at: float
     name: str
     mesh: Mesh  # of the newest generation
-    target_dp: int  # replicas that it should have: the job file's, or an operator's resize
+    target_dp: int  # desired replicas: from the job file, or from an operator's resize
     min_dp: int
     max_dp: int
     generation: int
     nodes: tuple[str, ...]  # of the newest generation, by slot
     unusable: tuple[str, ...]  # those of `nodes` that are lost or cordoned
     spares: tuple[str, ...]  # free nodes that could take ranks now
-    reachable_dp: int  # most replicas that today's nodes can run, at most `target_dp`; 0 = fewer than `min_dp`
+    reachable_dp: (
+        int  # maximum number of replicas that the available nodes can run, at most `target_dp`; 0 = fewer than `min_dp`
+    )
     step: int = 0  # newest step finished by all ranks
     checkpoint_step: int = 0  # newest step that every rank has saved
     checkpoint_interval_steps: int = 0
     # Generations in a row that ended by a fault of a worker before they finished or saved a step beyond the restored one.
     restarts_without_progress: int = 0
     restarts_without_progress_max: int = 3
-    # Faults of workers since the job came further than ever from the step that it restores: it did the same steps again.
+    # Faults of workers since the job last passed its furthest step from the checkpoint that it restores.
     restarts_without_advance: int = 0
-    furthest_step: int = 0  # … and how far it came
-    outages: int = 0  # failures of a file system or a service since the job last came further; not in the counts above
+    furthest_step: int = 0  # the furthest step that it reached
+    outages: int = 0  # failures of a file system or a service since the job last advanced; not in the counts above
     recent: tuple[Incident, ...] = ()  # closed incidents of this job, oldest first
-    # Open faults of this job, oldest first, with the one that is asked about: one closes when every rank has stepped since.
+    # Open incidents of this job, oldest first, including the current one. An incident closes when every rank has finished a
+    # step.
     standing: tuple[Incident, ...] = ()
-    notices: Mapping[str, Notice] = field(default_factory=dict)  # those of `nodes` whose machine will be taken, by node
+    notices: Mapping[str, Notice] = field(default_factory=dict)  # node → maintenance notice
 
     @property
     def dp(self) -> int:
@@ -64,7 +67,7 @@ class JobView:
         return self._on(self.recent, node, window_s, kinds)
 
     def before_on(self, incident: Incident, window_s: float, *kinds: str) -> tuple[Incident, ...]:
-        """What struck the node of `incident` before it, closed or not yet, within `window_s`."""
+        """Earlier incidents, open or closed, on the node of `incident` within `window_s`."""
         others = (*self.recent, *(each for each in self.standing if each.id != incident.id))
         return self._on(others, incident.node, window_s, kinds) if incident.node else ()
 

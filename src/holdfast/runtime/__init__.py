@@ -1,1 +1,1 @@
-"""What every service's main() needs: settings, the run loop, gRPC ends, children, logs, traces."""
+"""Common parts of every service's main(): settings, the run loop, gRPC, child processes, logs, traces."""

@@ -1,4 +1,4 @@
-"""Exponential back-off with jitter: a thousand agents that lost one supervisor must not return in step."""
+"""Exponential back-off with jitter, so that a thousand agents that lost one supervisor do not reconnect at the same time."""
 
 from __future__ import annotations
 

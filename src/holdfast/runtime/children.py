@@ -1,13 +1,13 @@
-"""Child processes that cannot outlive us.
+"""Child processes that cannot outlive this process.
 
-Three ties, because each alone has a hole: `PR_SET_PDEATHSIG` ends the child when we die, however we die; its own process
-group lets us end it with everything that it started; a pidfd tells us of its exit at once and can never mean another process.
+Three mechanisms, because each alone is incomplete: `PR_SET_PDEATHSIG` kills the child when this process exits for any reason;
+its own process group allows killing it with everything that it started; a pidfd reports its exit at once and never refers to
+another process.
 
-Two traps. The kernel ties `PR_SET_PDEATHSIG` to the *thread* that forked, not to the process: a child started from a worker
-thread would be killed when that thread ends, so only the main thread may. And `subprocess`'s `preexec_fn` runs the at-fork
-handlers of gRPC, which abort the child when its threads are busy (seen: SIGABRT); so a few lines of Python between us and the
-program make the tie and then become the program.
-"""
+Two pitfalls. The kernel ties `PR_SET_PDEATHSIG` to the *thread* that forked, not to the process: a child started from a worker
+thread would be killed when that thread ends, so only the main thread may start one. And `subprocess`'s `preexec_fn` runs the
+at-fork handlers of gRPC, which abort the child when its threads are busy (seen: SIGABRT). So a few lines of Python between
+this process and the program set the tie and then exec the program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stand-in for an OpenTelemetry collector, in this process: takes spans and metrics by OTLP over gRPC and keeps them.
+"""A fake OpenTelemetry Collector in this process: receives spans and metrics by OTLP over gRPC and stores them.
 
     with collecting() as collector:                     # for processes of this machine
     with collecting(host="0.0.0.0") as collector:       # for containers: they reach it at endpoint_at(GATEWAY OF THEIR NETWORK)

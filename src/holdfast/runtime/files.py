@@ -1,4 +1,4 @@
-"""Small files that are written anew, whole or not at all."""
+"""Atomic writes of small files."""
 
 from __future__ import annotations
 

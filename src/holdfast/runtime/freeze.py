@@ -1,16 +1,16 @@
-"""Time in which this process did not run: it was stopped (SIGSTOP), its machine was paused, or one piece of work took as long.
+"""Detects freezes of this process: it was stopped (SIGSTOP), its machine was paused, or one piece of work took as long.
 
-Theory of operation. Whoever did not run has heard nobody, so nothing follows from what others did not say meanwhile. When a
-frozen process goes on, the event loop takes what lies in its sockets and, in the same turn, every timer that has run out; a
-time-out would therefore win against an answer that has been there for minutes. So `watch` sets a timer twice a second, as a
-callback of the loop and not as a task: after a freeze it is the first of the timers to run, and before any task does it
+Theory of operation. A frozen process has received no messages, so missing messages prove nothing. When the process continues,
+the event loop handles its sockets and all expired timers in the same iteration. A time-out would therefore win
+against an answer that arrived minutes ago. So `watch` sets a timer twice a second, as a callback of the loop and not as a
+task. After a freeze it is the first timer to run, and before any task it
 
-* moves the deadline of every `patience` by the time in which nobody looked,
-* tells the service (`react`), for silence that is not measured by a time-out,
-* says so in the log, and counts the seconds.
+* extends the deadline of every `patience` by the length of the freeze,
+* notifies the service (`react`), for heartbeats that are not measured by a time-out,
+* logs the freeze, and counts the seconds.
 
-`patience` is for a time-out that concludes something about somebody else; a pause, or a limit on our own work, needs none.
-One per process, as telemetry is: a freeze concerns all that runs here.
+Use `patience` for a time-out that concludes something about another process; a pause, or a limit on this process's own work,
+does not need it. There is one per process, as for telemetry.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ async def watch(
     *,
     since_boot: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
 ) -> None:
-    """A loop for the service's task group. `react` hears the length of every freeze when it is over, before any task goes on.
+    """A loop for the service's task group. Calls `react` with the length of every freeze, before any task continues.
 
-    `since_boot` goes on while the machine sleeps, which the loop's clock does not.
+    `since_boot` includes the time in which the machine sleeps; the loop's clock does not.
     """
     looker = _Looker(react, since_boot)
     looker.begin()
@@ -141,8 +141,8 @@ class _Looker:
             seconds=round(length_s, 1),
             cpu_s=round(
                 time.process_time() - self._worked_s, 1
-            ),  # about as much: it was not stopped, its work took as long
-            so="nothing is concluded from what others did not say meanwhile",
+            ),  # close to `seconds`: the process was not stopped, its own work took as long
+            effect="messages missing in this time are not counted as failures",
         )
         telemetry.record(metrics.FROZEN, length_s)
         self._react(length_s)

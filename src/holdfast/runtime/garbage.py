@@ -1,6 +1,6 @@
-"""Garbage collection of a service that remembers a fleet: millions of objects and no cycles.
+"""Garbage collection settings for a service with the state of a fleet: millions of objects and no cycles.
 
-Looking through all of them stops everything for as long as a second, in the middle of an incident.
+A full collection would stop the service for up to a second, during an incident.
 """
 
 from __future__ import annotations

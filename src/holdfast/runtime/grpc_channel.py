@@ -1,4 +1,4 @@
-"""The client's end: the server's limits and pings, quick reconnects, and no retries behind our back."""
+"""The client side of gRPC: the limits and pings of the server, quick reconnects, no hidden retries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What both ends of every gRPC connection agree on: message size and how fast a silent peer is noticed."""
+"""Options of both sides of every gRPC connection: message size, and detection of silent peers."""
 
 from __future__ import annotations
 

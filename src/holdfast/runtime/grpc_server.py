@@ -1,4 +1,4 @@
-"""A gRPC server with health checking, reflection, limits, fast detection of dead peers, and mTLS when configured."""
+"""A gRPC server with health checking, reflection, limits, fast detection of lost peers, and optional mTLS."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""The trace's context in gRPC metadata: `traceparent`, as W3C names it.
+"""Trace context in gRPC metadata: `traceparent`, as in the W3C recommendation.
 
-Own interceptors, for asyncio only and for the context only. On the client's side for single calls: the streams between agents
-and services stay open for days and carry the context of many incidents, each in its own message (`Command.traceparent`,
-`WorkerExited.traceparent`). On the server's side for calls of all four kinds.
-"""
+Interceptors for asyncio that handle only the context. On the client side for unary calls: the streams between agents and
+services stay open for days and contain the context of many incidents, each in its own message (`Command.traceparent`,
+`WorkerExited.traceparent`). On the server side for calls of all four kinds."""
 
 from __future__ import annotations
 

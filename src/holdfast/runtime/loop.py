@@ -1,11 +1,10 @@
-"""The event loop of services: asyncio's, which takes gRPC's completions many at a time.
+"""The event loop of services: asyncio's, with a reader that handles many gRPC completions at a time.
 
 For each completion gRPC's thread writes a byte to a socket that the loop watches. The loop's reader then empties the queue of
-completions and reads one byte (grpcio 1.85, `PollerCompletionQueue._handle_events`). Hence a burst costs a turn of the loop for
-every byte, most of them for nothing; and when 278 bytes are unread, its socket's buffer is full, gRPC's thread waits in its
-write, and every completion waits behind it. Under the telemetry of 5,000 nodes a server took one new stream a second; a report
-waited for as many turns as there were messages before it.
-"""
+completions and reads one byte (grpcio 1.85, `PollerCompletionQueue._handle_events`). So a burst costs one iteration of the
+loop per byte, most of them without work. When 278 bytes are unread, the socket's buffer is full, gRPC's thread blocks in its
+write, and every completion waits. With the telemetry of 5,000 nodes a server accepted one new stream per second, and a report
+waited for as many iterations as there were messages before it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The sink that speaks OTLP over gRPC. The only module that imports OpenTelemetry, and only imported when it is configured.
+"""Export of traces and metrics by OTLP over gRPC. The only module that imports OpenTelemetry, and only imported when it is
+configured.
 
-Exporting happens in the SDK's own threads. A collector that is away costs a bounded queue and one line in the log.
+Exports run in the SDK's own threads. A Collector that does not answer costs a bounded queue and one line in the log.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Asks one service whether it serves: `python -m holdfast.runtime.probe TARGET`, exit code 1 when it does not.
+"""Checks whether one service is serving: `python -m holdfast.runtime.probe TARGET`, exit code 1 if it is not.
 
-What a container's health check runs, again and again: it imports only what the question needs, a tenth of what the
-`holdfast` command imports. `holdfast health` asks the same question for a person.
+Health checks of containers run it repeatedly, so it imports only a tenth of what the `holdfast` command imports. `holdfast
+health` is the same check for operators.
 
-With the services' own `HOLDFAST_TLS_CERT`, `_KEY` and `_CA` in the environment, `grpc://` is asked by mutual TLS: the name in
-TARGET has to be one of the certificate's. Unix sockets and the HTTP API have no TLS.
-"""
+With the services' own `HOLDFAST_TLS_CERT`, `_KEY` and `_CA` in the environment, `grpc://` uses mutual TLS; the name in TARGET
+must be in the certificate. Unix sockets and the HTTP API have no TLS."""
 
 from __future__ import annotations
 

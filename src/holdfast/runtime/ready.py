@@ -1,4 +1,4 @@
-"""The ready file: a service that serves writes its real endpoints, so that whoever started it on port 0 can find it."""
+"""The ready file: a service writes its endpoints to it when it is serving, so that its starter can find port 0."""
 
 from __future__ import annotations
 

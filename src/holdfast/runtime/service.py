@@ -1,9 +1,8 @@
-"""Running a service: read settings, run until SIGTERM or SIGINT, leave in time, with one clear line if something is wrong.
+"""Runs a service: reads settings, runs until SIGTERM or SIGINT, stops in time, and reports an error in one line.
 
-A service never ends by itself. `serve` runs until it is cancelled; returning, or a loop that returns, is an error. On a
-signal it is cancelled and cleans up in its `finally` blocks; if that takes longer than `shutdown_timeout_s`, or the
-signal comes twice, the process ends at once and says so: children die with it (`runtime.children`), so nothing is left behind.
-"""
+A service never ends by itself. `serve` runs until it is cancelled; if it returns, or one of its loops returns, that is an
+error. A signal cancels it, and its `finally` blocks clean up. If that takes longer than `shutdown_timeout_s`, or the signal
+arrives twice, the process exits at once with a message. Children exit with it (`runtime.children`)."""
 
 from __future__ import annotations
 

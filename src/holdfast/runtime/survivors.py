@@ -1,11 +1,11 @@
-"""Children that outlive their starter, and how its successor finds them again.
+"""Child processes that outlive their starter, and can be found by its successor.
 
-The opposite of `runtime.children`: `noted` starts a program that is tied to nobody. It writes its own pid file before it
-becomes the program, so that there is no moment in which it runs and cannot be found. A pid alone may mean another process by
-then; with the boot and the time at which the kernel started it, it means one for ever.
+The opposite of `runtime.children`: `noted` starts a program that is independent of its starter. The program's pid file is
+written before the exec, so there is no moment in which it runs and cannot be found. A pid alone may belong to another process
+later; together with the boot id and the start time of the process it is unique.
 
     command = noted(["server", "--port", "0"], directory / "server.pid")   # the starter; then it is killed
-    survivor = find(directory / "server.pid")                              # its successor: None when it has ended
+    survivor = find(directory / "server.pid")                              # its successor: None if it has exited
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Checksums of adjacent pieces, combined without reading the bytes again.
+"""Combines checksums of adjacent pieces without reading the bytes again.
 
-A CRC is linear: appending zero bytes applies a 32 × 32 matrix over GF(2) to it, and the piece that follows is then added by
-exclusive or (as zlib's `crc32_combine` does it). So one pass over a shard gives the checksum of every span, of the tensors and
+A CRC is linear: appending zero bytes applies a 32 × 32 matrix over GF(2) to it, and the following piece is then added by
+exclusive or (as in zlib's `crc32_combine`). So one pass over a shard gives the checksum of every span, of the tensors and
 of the file.
 """
 

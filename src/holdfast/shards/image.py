@@ -1,9 +1,9 @@
-"""A shard image: a shard file in memory (tmpfs), preallocated, permanently mapped, written again and again.
+"""A memory image: a shard file in memory (tmpfs), preallocated, permanently mapped, written repeatedly.
 
-Who may touch it when is settled by `flock` alone, so that a process that dies gives up its claims by dying:
+Access is controlled by `flock` alone, so that a process that exits releases its locks:
 
-* the trainer takes LOCK_EX without waiting to overwrite an image, and gives it back when the image is complete;
-* whoever reads (the replicator, a restoring trainer) holds LOCK_SH for as long as the bytes have to stay.
+* the trainer takes LOCK_EX without waiting to overwrite an image, and releases it when the image is complete;
+* a reader (the replicator, a restoring trainer) holds LOCK_SH for as long as it needs the bytes.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""The two images of one worker. One holds the newest complete save while the other is being written.
+"""The two memory images of one worker. One contains the newest complete save while the other is being written.
 
-The newest complete save is never overwritten, whatever happens: a save that finds no other image free is *skipped*, with
-the reason, and training goes on. The same holds for the save that training was restored from, until this worker has made
-a newer one.
+The newest complete save is never overwritten: a save that finds no other free image is *skipped* with the reason, and
+training continues. The same applies to the save that training was restored from, until this worker has made a newer one.
 
-Images live in memory (`directory` on a tmpfs). Where that is full and a `fallback` directory on disk is given, an image
-is made there instead: its saves then cost what the disk's page cache costs, which is better than none.
-"""
+Images are in memory (`directory` on a tmpfs). If memory is full and a `fallback` directory on disk is given, an image is
+created there instead: its saves then cost as much as writing to the disk's page cache."""
 
 from __future__ import annotations
 

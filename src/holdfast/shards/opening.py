@@ -1,4 +1,4 @@
-"""Opening a stored file, when anything may lie in its place."""
+"""Opens a stored file safely, whatever is at its path."""
 
 from __future__ import annotations
 

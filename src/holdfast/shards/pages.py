@@ -1,4 +1,4 @@
-"""Memory pages of mapped files: mapping without keeping a lock, and paying for page faults ahead."""
+"""Memory pages of mapped files: mapping without holding a lock, and prefaulting."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Reading a shard: tensors as memory views into the mapped file, without a copy and without torch.
+"""Reads a shard: tensors as memory views into the mapped file, without a copy and without torch.
 
-A reader holds LOCK_SH from the moment it opens until it is closed: nobody overwrites an image under it. It checks the
-structure (state, header, index, size) but not the payload's checksums: that has been done by whoever handed out the path.
-Who has a path from elsewhere asks for `verify`.
-"""
+A reader holds LOCK_SH from opening to closing, so an image is not overwritten in that time. It checks the structure (state,
+header, index, size) but not the checksums of the payload, which the process that returned the path has verified. For other
+paths, call `verify`."""
 
 from __future__ import annotations
 

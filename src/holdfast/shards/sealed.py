@@ -1,8 +1,7 @@
-"""JSON that vouches for itself: canonical, with its own checksum, under a name and with a schema number.
+"""Self-verifying JSON: canonical, with its own checksum, a name and a schema number.
 
-A flipped digit in a manifest must not name another step, so nothing is believed that does not come with the checksum of
-exactly these fields.
-"""
+A flipped digit in a manifest must not name another step, so a document is accepted only with the checksum of exactly its
+fields."""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
-"""Which tensors a shard holds, and where: the index, and the slots behind it.
+"""The tensors of a shard and their locations: the index, and the slots after it.
 
-A slot is one tensor as a complete little file in the trainer's own format, so that foreign readers, who are told only
-(file, offset, length), find what they know: `prefix`, the payload in place, `suffix`. What prefix and suffix mean is not
-known here; they are written once, when an image is made, and a save touches nothing but payloads.
+A slot is one tensor as a complete small file in the trainer's own format, so that other readers, which receive only (file,
+offset, length), can read it: `prefix`, payload, `suffix`. This module does not interpret prefix and suffix. They are written
+once, when an image is created; a save writes only payloads.
 
-The index is JSON, one row per tensor; it says besides which piece of which whole the tensor is. Neither index nor slots
-contain anything of the step or the rank: data-parallel replicas of one state have identical bytes there.
-"""
+The index is JSON, one row per tensor, and includes the position of a piece in its global tensor. Neither index nor slots
+contain the step or the rank: data-parallel replicas of one state have identical bytes there."""
 
 from __future__ import annotations
 

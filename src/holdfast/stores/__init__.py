@@ -1,4 +1,5 @@
-"""Object stores: the tier that survives every node. `open_store(url)` gives one, `layout` says what a checkpoint is in it."""
+"""Object stores: the tier that survives the loss of all nodes. `open_store(url)` opens one; `layout` defines checkpoints in
+it."""
 
 from holdfast.stores.opening import open_store, parse_url
 from holdfast.stores.protocol import ObjectInfo, ObjectStore, Pace, StoreKind, StoreUrl, unpaced

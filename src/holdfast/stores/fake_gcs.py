@@ -1,11 +1,11 @@
-"""A small Google Cloud Storage on loopback, for tests and benchmarks: the JSON API as far as Holdfast and the client library
-use it, with preconditions honoured, CRC-32C checked, and faults to order.
+"""A small Google Cloud Storage server on loopback, for tests and benchmarks: the part of the JSON API that Holdfast and the
+client library use, with preconditions, CRC-32C checks and injected faults.
 
     with FakeGcs() as server:
         server.fault(status=503, method="PUT", times=2)
         os.environ["STORAGE_EMULATOR_HOST"] = server.endpoint
 
-`python -m holdfast.stores.fake_gcs` serves until it is ended and prints its endpoint first. Every bucket exists but those in
+`python -m holdfast.stores.fake_gcs` prints its endpoint and serves until it is stopped. Every bucket exists except those in
 `missing_buckets`.
 """
 

@@ -1,10 +1,9 @@
 """`file://`: a directory as object store, for file systems that all nodes share (NFS, Lustre, WekaFS …).
 
-An object is written under a temporary name in `.incoming`, fsynced, and then renamed to its key or, when it must not replace
-anything, hard-linked (`link` fails on an existing name also where several clients race, which open(O_EXCL) does not promise
-on every NFS). Last the directory is fsynced. A writer that dies leaves a temporary and nothing else; the next writer
-sweeps it once it has not grown for an hour.
-"""
+An object is written under a temporary name in `.incoming`, fsynced, and then renamed to its key or, with `if_absent`,
+hard-linked (`link` fails on an existing name also if several clients race, which open(O_EXCL) does not guarantee on every
+NFS). Finally the directory is fsynced. A crashed writer leaves only a temporary file; the next writer deletes it when it has
+not grown for an hour."""
 
 from __future__ import annotations
 

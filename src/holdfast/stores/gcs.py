@@ -1,12 +1,11 @@
 """`gs://`: Google Cloud Storage.
 
-Who does what: the client library signs in (application default credentials; none with STORAGE_EMULATOR_HOST), lists, looks
-up, deletes and stores what is small, commits included. What is large goes over `gcs_http`: ranged GETs straight into the map,
-several in parallel, and resumable uploads straight from it (`gcs_upload`), the largest in parts (`gcs_compose`).
+The client library authenticates (application default credentials; none with STORAGE_EMULATOR_HOST), lists, looks up, deletes
+and stores small objects, including manifests. Large objects use `gcs_http`: ranged GETs directly into the memory map, several
+in parallel, and resumable uploads directly from it (`gcs_upload`), the largest in parts (`gcs_compose`).
 
-"Only if absent" is the precondition `ifGenerationMatch=0`. An upload carries a token in the object's metadata: when an answer
-was lost and the second try finds the object there, the token tells whether it was our own.
-"""
+"Only if absent" is the precondition `ifGenerationMatch=0`. An upload has a token in the object's metadata: if an answer was
+lost and the second attempt finds the object, the token shows whether this process wrote it."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""A large object in parts, side by side, composed on the server.
+"""Uploads a large object as parallel parts that the server composes.
 
-One stream to Cloud Storage carries about 200 MiB/s, many carry a multiple. Each part is an object of its own beside the
-target, verified by the server against its own checksum; before they are composed, their checksums together must be the
-whole's. (XML multipart uploads would spare the compose, and know no preconditions: they cannot do "only if absent".)
-Parts that a crash leaves behind lie under the prefix of their checkpoint and go with it.
-"""
+One stream to Cloud Storage carries about 200 MiB/s, several carry a multiple. Each part is a separate object next to the
+target, verified by the server against its own checksum. Before they are composed, their combined checksum must match that of
+the target. (XML multipart uploads would not need the compose, but do not support preconditions.) Parts that a crash leaves
+have the prefix of their checkpoint and are deleted with it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Bulk bytes to and from Cloud Storage: plain HTTP/1.1 connections, straight out of and into memory maps.
+"""Bulk transfers to and from Cloud Storage: plain HTTP/1.1 connections, directly from and into memory maps.
 
-The client library copies every byte several times on its way (measured in docs/adr/0011-object-store.md); `sendall` of a view
-and `readinto` a view do not. Credentials, endpoint and everything that is not bulk stay the library's.
-"""
+The client library copies every byte several times (measured in docs/adr/0011-object-store.md); `sendall` of a view and
+`readinto` a view do not. The library provides credentials, endpoint and all other operations."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A resumable upload straight out of a memory map.
+"""A resumable upload directly from a memory map.
 
-One POST opens the session and states the whole object's CRC-32C, which the server checks before the object exists; then one
-PUT carries everything. When it breaks, the server is asked how much it has, and the rest follows. The same question
-settles a lost answer: an upload that was finished says so, so nothing is stored twice.
+One POST opens the upload session with the CRC-32C of the object, which the server checks before the object exists. One PUT then
+sends all bytes. If it fails, the server reports how many bytes it has, and the rest is sent. The same request resolves a lost
+answer: the server reports a finished upload, so nothing is stored twice.
 """
 
 from __future__ import annotations

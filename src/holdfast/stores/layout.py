@@ -1,17 +1,17 @@
-"""What a bucket looks like, and what makes a set of objects in it a checkpoint.
+"""Keys of a checkpoint in an object store, and the condition under which a set of objects is a checkpoint.
 
     {job}/a{attempt}-s{step}/p{position}-{digest}.tensors   bytes [PAGE, tensors_end) of a shard file
-    {job}/a{attempt}-s{step}/rank-{rank}.rest               its header page and extra (RNG, sampler …): never shared
+    {job}/a{attempt}-s{step}/rank-{rank}.rest               its header page and extra (RNG, sampler …): one per rank
     {job}/a{attempt}-s{step}/rank-{rank}.json               its manifest, the bytes of `holdfast.shards.Manifest`
     {job}/a{attempt}-s{step}/manifest.json                  `CheckpointManifest`: written last, and only if absent
-    {job}/a{attempt}-s{step}/rank-{rank}.damaged            what was found wrong with its share since; goes when it is mended
+    {job}/a{attempt}-s{step}/rank-{rank}.damaged            damage marker of its shard; deleted after a repair
 
-Tensors are named by their content: data-parallel replicas of one state have equal bytes there and meet in one object, which
-whoever comes first writes. The presence of manifest.json *is* the completeness of the checkpoint, and a share that was found
-damaged is marked beside it, so that a listing alone tells what can be restored; a deletion therefore takes the manifest away
-first. Numbers are padded: keys sort by age.
+Tensors are named by their content: data-parallel replicas of one state have equal bytes and share one object, which the first
+of them writes. A checkpoint is complete if and only if manifest.json exists. A damage marker next to it marks a corrupt shard.
+A listing alone therefore shows which checkpoints can be restored. A deletion removes the manifest first. Numbers are padded,
+so keys are sorted by attempt and step.
 
-Nothing here reads or writes but the functions at the end that are given a store.
+Only the functions at the end, which receive a store, do I/O.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A store in memory with faults to order: for tests of whatever uses a store. It lives in the package so that users can test
-their own code with it, and passes the same contract suite as the real ones."""
+"""An object store in memory with injected faults, for tests. It is part of the package so that users can test their own code
+with it, and passes the same contract suite as the other stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a URL to a store. A new kind of store: one module with its `StoreKind`, and one line in `KINDS`; or a plug-in."""
+"""Opens a store by its URL. To add a kind of store, create a module and add a `StoreKind` to `KINDS`, or install a plug-in."""
 
 from __future__ import annotations
 

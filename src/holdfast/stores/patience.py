@@ -1,4 +1,4 @@
-"""How long to go on with a store that fails now and then."""
+"""Time limits for retries after failures of a store."""
 
 from __future__ import annotations
 

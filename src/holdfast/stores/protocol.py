@@ -1,13 +1,13 @@
-"""What Holdfast asks of an object store: seven methods, the same for a bucket, a shared file system and a test.
+"""The interface of an object store: seven methods, the same for a bucket, a shared file system and a test.
 
-A store holds whole objects under keys: an object appears at once and whole, or not at all. Every method is synchronous and
-safe to call from several threads; callers in an event loop run it in a worker thread. Errors:
+A store holds objects under keys: an object appears atomically, or not at all. Every method is synchronous and
+thread-safe; callers in an event loop use a worker thread. Errors:
 
-* `NotFound`        no object of that key
-* `Unavailable`     the store does not answer, or not in time: trying later may help. Methods retry by themselves first
-* `IntegrityError`  bytes are not what their checksum says
-* `OutOfSpace`      the store is full; nothing half-written stays
-* `InvalidSpec`     a URL or key that cannot mean anything, or a store that refuses us: trying again cannot help
+* `NotFound`        there is no object with that key
+* `Unavailable`     the store does not answer in time; a later attempt may succeed. Methods have already retried
+* `IntegrityError`  bytes do not match their checksum
+* `OutOfSpace`      the store is full; no partial object remains
+* `InvalidSpec`     an invalid URL or key, or a store that denies access; another attempt cannot succeed
 """
 
 from __future__ import annotations

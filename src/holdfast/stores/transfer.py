@@ -1,6 +1,6 @@
-"""Checkpoints out of a store, for people: verified in place, or brought back as shard files. Blocking, bounded memory.
+"""Verifies checkpoints in a store, and downloads them as shard files. Blocking, with bounded memory.
 
-(The replicator, which fetches for training, has its own way: it shares what the node holds, and goes on where it broke.)
+(The replicator's downloads are separate: they reuse shards of the node and resume after an interruption.)
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@
 
 The same file runs as plain `python train.py` (one process, no services), under `torchrun`, and under `holdfast run`.
 `hf.launch(main, checkpoint=hf.Checkpoints(directory="…"))` makes `run.checkpoint` save in the first two as well.
-Nothing here waits for a service: the step loop sends datagrams without blocking and goes on when nobody listens.
+The step loop never waits for a service: it sends datagrams without blocking, and continues if no service receives them.
 """
 
 import importlib.util

@@ -1,7 +1,7 @@
-"""The worker's ends of the two channels to its agent (`holdfast.domain.worker`). Neither ever blocks or raises in a step.
+"""The worker's side of the two channels to its agent (`holdfast.domain.worker`). Neither ever blocks or raises in a step.
 
-A note that cannot be sent at once waits in a short queue for the next one; when that is full, or nobody is there any
-more, it is dropped and counted. The first drop is logged, so that a run without insight says why.
+A message that cannot be sent at once waits in a short queue. If the queue is full, or the agent has exited, the message is
+dropped and counted. The first drop is logged.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class _Outbox:
                 self._waiting.popleft()
         except BlockingIOError:
             return  # full: later
-        except OSError as error:  # nobody is there
+        except OSError as error:  # no receiver
             self._drop(len(self._waiting), str(error))
             self._waiting.clear()
 
     def _drop(self, count: int, why: str) -> None:
         if not self.dropped:
             log.warning(
-                "a note to %s was dropped (%s); training goes on, further drops are only counted", self._path, why
+                "a message to %s was dropped (%s); training continues, further drops are only counted", self._path, why
             )
         self.dropped += count
 
@@ -76,7 +76,8 @@ class _Outbox:
 
 
 class Notes:
-    """Worker → agent, and `saved` and `missed` to the replicator as well. An empty path means that nobody listens."""
+    """Messages from this worker to the agent; `saved` and `missed` also to the replicator. An empty path disables a
+    receiver."""
 
     def __init__(self, *, agent: str, replicator: str, job: str, generation: int, rank: int) -> None:
         self._whose: dict[str, Any] = {"job": job, "generation": generation, "rank": rank}
@@ -85,7 +86,7 @@ class Notes:
 
     @property
     def dropped(self) -> int:
-        """Notes that nobody got."""
+        """Number of dropped messages."""
         return sum(box.dropped for box in (self._agent, self._replicator) if box is not None)
 
     def step(
@@ -174,7 +175,7 @@ class Control:
         return orders
 
     def _abandon(self, why: str) -> None:
-        log.warning("%s; training goes on without orders", why)
+        log.warning("%s; training continues without orders", why)
         self.close()
 
     def close(self) -> None:

@@ -1,10 +1,9 @@
-"""Saving and restoring one rank's state as a shard image (`holdfast.shards`).
+"""Saves and restores one rank's state as a shard in a memory image (`holdfast.shards`).
 
-A save is one copy of every tensor into shared memory; everything after that is the replicator's work. A restore reads
-the files that the replicator has verified and named in the environment: what this rank holds as it was, straight from the
-mapping; of a state that was sharded otherwise, the overlap of its pieces with everybody's (`dcp_reader`). A save that
-cannot happen (both images are being read, no memory left) is skipped, counted and said: training goes on.
-"""
+A save is one copy of every tensor into shared memory; the replicator does the rest. A restore reads the files that the
+replicator has verified and named in the environment: this rank's own shard directly from the mapping or, after a change of the
+sharding, the overlap of its pieces with all shards (`dcp_reader`). If a save is not possible (both images are being read, no
+memory left), it is skipped, counted and logged, and training continues."""
 
 from __future__ import annotations
 
@@ -99,7 +98,7 @@ class Checkpointer:
     def miss(self, step: int, reason: str) -> None:
         """Say that a save that was due did not happen."""
         self.missed += 1
-        log.warning("the save of step %d did not happen: %s", step, reason)
+        log.warning("save of step %d skipped: %s", step, reason)
         self._notes.missed(step, reason)
 
     def prepare(self, live: Mapping[str, Any]) -> None:
@@ -119,12 +118,12 @@ class Checkpointer:
         try:
             images = self._open_images()
             if reason := images.prepare(plan):
-                log.warning("not every image could be made ready: %s", reason)
+                log.warning("could not allocate both images: %s", reason)
             if (copies := self._device_copies) is not None:
                 for image in images.images:
                     copies.adopt(image)
         except Exception:  # the first save will meet it again, and tell whoever asked for it
-            log.exception("making images ready failed")
+            log.exception("allocating images failed")
 
     def _finish_preparing(self) -> None:
         if self._preparing is not None:

@@ -1,11 +1,10 @@
-"""What `torch.compile` has produced, kept beside the checkpoints: a restart does not compile the same graphs again.
+"""Stores the output of `torch.compile` next to the checkpoints, so that a restart does not compile the same graphs again.
 
-One small file per rank, written once after the first steps and loaded before the script's `main`. It is made for one torch,
-Python, device and mesh; anything else in it, or any damage, only means that torch compiles as it would have without.
+One small file per rank, written once after the first steps and loaded before the script's `main`. It is valid for one version
+of torch and Python, one device and one mesh. A file for another combination, or a damaged one, is ignored, and torch compiles.
 
-torch keeps these artefacts in a global of the process that is guarded by its compile lock, so they are taken on the
-training thread, between two steps (0.3 ms for one small graph); a background thread writes them.
-"""
+torch keeps these artefacts in a global that is guarded by its compile lock, so they are read on the training thread, between
+two steps (0.3 ms for one small graph); a background thread writes them."""
 
 from __future__ import annotations
 
@@ -88,20 +87,20 @@ class CompileCache:
         except FileNotFoundError:
             return False
         except OSError as error:
-            log.warning("the compile cache cannot be read, so torch compiles again: %s", error)
+            log.warning("cannot read the compile cache, torch compiles again: %s", error)
             return False
         began = time.monotonic()
         payload, why_not = _unpack(raw, self._key)
         if payload is None:
-            log.warning("%s is of no use, so torch compiles again: %s", self._path, why_not)
+            log.warning("ignored the compile cache %s, torch compiles again: %s", self._path, why_not)
             return False
         try:
             info = self._artefacts.load_cache_artifacts(payload)
         except Exception as error:  # whatever torch does with bytes of another day must not end the run
-            log.warning("torch does not take its compile cache back, so it compiles again: %r", error)
+            log.warning("torch rejected its compile cache and compiles again: %r", error)
             return False
         if info is None:
-            log.warning("torch does not take its compile cache back, so it compiles again")
+            log.warning("torch rejected its compile cache and compiles again")
             return False
         self._loaded = _contents(info)
         log.info("compile cache: %d bytes loaded in %.2f s", len(payload), time.monotonic() - began)
@@ -121,13 +120,13 @@ class CompileCache:
         try:
             taken = self._artefacts.save_cache_artifacts()
         except Exception as error:  # as in `load`
-            log.warning("torch does not give its compile cache: %r", error)
+            log.warning("torch did not return its compile cache: %r", error)
             return False
         if taken is None or _contents(taken[1]) == self._loaded:
             return False
         payload, _ = taken
         if len(payload) > BYTES_MAX:
-            log.warning("the compile cache of %d bytes is not kept: more than %d", len(payload), BYTES_MAX)
+            log.warning("the compile cache of %d bytes is not stored: the limit is %d", len(payload), BYTES_MAX)
             return False
         self._writer = threading.Thread(target=self._write, args=(payload,), name="holdfast-compile-cache", daemon=True)
         self._writer.start()
@@ -151,7 +150,7 @@ class CompileCache:
             self._limit()
         except OSError as error:
             temporary.unlink(missing_ok=True)
-            log.warning("the compile cache is not kept: %s", error)
+            log.warning("the compile cache is not stored: %s", error)
 
     def _limit(self) -> None:
         """The newest few of this rank stay, and no partial file of a process that died."""
@@ -174,7 +173,7 @@ def _pack(payload: bytes, key: Key) -> bytes:
 def _unpack(raw: bytes, key: Key) -> tuple[bytes | None, str]:
     """The payload, or None and why not."""
     if not raw.startswith(_MAGIC):
-        return None, "it is no compile cache"
+        return None, "not a compile cache"
     header, newline, payload = raw[len(_MAGIC) :].partition(b"\n")
     try:
         fields: dict[str, Any] = json.loads(header) if newline and len(header) <= HEADER_BYTES_MAX else {}

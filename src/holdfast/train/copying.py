@@ -1,9 +1,8 @@
-"""Copying a state into shared memory: one loop, or two that draw from the same pieces.
+"""Copies a state into shared memory, with one thread or two.
 
-With a second thread large tensors are cut up, and whoever is free takes the next piece. A helper that gets no core (the
-data loaders have them all) then takes none, and costs nothing but its start; one that gets a core brings 1.3 to 1.6 times
-the speed, because one core alone does not fill the memory's channels.
-"""
+With a second thread, large tensors are cut into pieces, and each thread takes the next piece. A second thread that gets no
+core (data loaders use them all) takes none and costs only its start. One that gets a core makes the copy 1.3 to 1.6 times as
+fast, because one core alone does not saturate the memory channels."""
 
 from __future__ import annotations
 

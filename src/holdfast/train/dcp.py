@@ -1,12 +1,11 @@
-"""Shards as a checkpoint of `torch.distributed.checkpoint` (DCP): for its planner, and for whoever has only torch.
+"""Shards as a checkpoint of `torch.distributed.checkpoint` (DCP), for its planner and for users with torch alone.
 
-Every tensor's slot in a shard is what `torch.save` writes for it, so DCP reads shard files as they are; what it needs
-besides is the index of the whole checkpoint, `.metadata`, a pickle. It is made here from the shards' own indices, and never
-taken from anywhere else. The names are DCP's: those that its default planner gives to the same nested dict.
+The slot of every tensor in a shard has the format of `torch.save`, so DCP can read shard files directly. It also needs the
+index of the complete checkpoint, `.metadata`, a pickle, which this module creates from the indices of the shards and never
+reads from another source. Names are those that DCP's default planner gives to the same nested dict.
 
-What is no tensor lies in each shard's extra part. `export` writes it to a file of its own, of the first shard that has it;
-the states of the random number generators, which are each rank's own, are left out.
-"""
+Non-tensor state is in the extra part of each shard. `export` writes it to a separate file, from the first shard that has it.
+The states of the random number generators, which differ by rank, are omitted."""
 
 from __future__ import annotations
 

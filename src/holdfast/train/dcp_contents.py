@@ -1,4 +1,4 @@
-"""What a set of shards of one step holds together, in the terms of `torch.distributed.checkpoint`'s planner."""
+"""The combined contents of a set of shards of one step, in terms of `torch.distributed.checkpoint`'s planner."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Reading shards through DCP: a storage reader over mapped shard files, and re-sharding by DCP's planner.
+"""Reads shards through DCP: a storage reader over mapped shard files, and re-sharding by DCP's planner.
 
-Nothing here talks to other ranks: each reads what overlaps its own pieces, whoever saved it and wherever they are now.
+No communication between ranks: each rank reads the parts of all shards that overlap its own pieces.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def open_shards(paths: Sequence[Path], *, verify: bool) -> Iterator[list[Reader]
         for shard in shards if verify else ():
             crc32c = checksum()
             if crc32c is None:
-                log.warning("%s is read unverified: that takes google-crc32c and NumPy", shard.path)
+                log.warning("reading %s without verification: it needs google-crc32c and NumPy", shard.path)
             elif not shard.verify(crc32c):
-                log.warning("%s is read unverified: no manifest of it lies beside it", shard.path)
+                log.warning("reading %s without verification: it has no manifest", shard.path)
         yield shards
 
 

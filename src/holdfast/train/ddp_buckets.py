@@ -1,19 +1,19 @@
-"""The order in which DDP sums gradients, saved and set again, so that a restored run sums as the uninterrupted one would.
+"""Saves and restores the order in which DDP sums gradients, so that a restored run sums like the uninterrupted one.
 
-Theory. DistributedDataParallel all-reduces gradients in buckets. Its first step has other buckets than all later ones: after
-the first backward it builds them anew, in the order in which rank 0's gradients became ready. Where an element lies in its
-bucket decides in which order the ranks' values are added, and with more than two ranks another order gives other last bits. A
-restored process starts with a new DDP, whose first step would sum as no step of the uninterrupted run did.
+Theory. DistributedDataParallel all-reduces gradients in buckets. The buckets of its first step differ from those of all later
+steps: after the first backward pass it rebuilds them in the order in which rank 0's gradients became ready. The place of an
+element in its bucket determines the order in which the ranks' values are added. With more than two ranks another order gives
+other last bits. A restored process starts with a new DDP, whose first step would sum in an order that the uninterrupted run
+did not use.
 
-So a checkpoint holds the order of each DDP module, and a restored run replays it before its first step: one backward that
-reports every parameter ready in that order, with gradients of zero, from which DDP builds its buckets as it always does. The
-replay runs no hook of the user's, draws no random number, and leaves parameters, buffers and gradients as they were; it costs
-one all-reduce of the size of the gradients. The ranks of a module's process group agree first that each of them can.
+So a checkpoint contains the order of each DDP module, and a restored run replays it before its first step: one backward pass
+that reports every parameter as ready in that order, with zero gradients, after which DDP builds its buckets as usual. The
+replay runs no user hook, draws no random number, and does not change parameters, buffers and gradients. It costs one
+all-reduce of the size of the gradients. The ranks of a module's process group first agree that each of them can do it.
 
-DDP gives and takes the order through private parts of torch (the same from 2.6 to 2.13), so every use is guarded: where a run
-cannot be made exact it goes on, and says so once. Nothing is to be done for up to two ranks, whose sum has one order, and with
-`find_unused_parameters=True`, with which DDP never builds its buckets anew.
-"""
+DDP provides the order through private parts of torch (identical from 2.6 to 2.13), so every use is guarded: if a run cannot be
+made exact, it continues with one warning. The replay is not needed for up to two ranks, whose sum has only one order, and with
+`find_unused_parameters=True`, with which DDP never rebuilds its buckets."""
 
 from __future__ import annotations
 

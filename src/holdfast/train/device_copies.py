@@ -1,14 +1,12 @@
-"""Copying a state from a GPU into a shard image.
+"""Copies a state from a GPU into a memory image.
 
-A copy from a device runs at the speed of the bus only into memory that the driver has pinned. So an image is registered with
-the driver when it is made (`cudaHostRegister`, beside training), and copies go straight into it. Where the driver refuses (an
-image on a disk, a limit on locked memory), they go through two pinned buffers of our own: while one is filled the other is
-emptied.
+A copy from a device reaches the speed of the bus only with memory that the driver has pinned. So an image is registered with
+the driver when it is created (`cudaHostRegister`, in the background), and copies go directly into it. If the driver refuses
+(an image on a disk, a limit on locked memory), copies use two pinned buffers: one is filled while the other is emptied.
 
-`copy` returns when every byte is in the image. It could return as soon as the copies are queued, and let the next optimizer
-step wait for them; but not every change of a state is an optimizer step: buffers change in a forward pass, averages by hand,
-and a script may have streams of its own. A save that stores values of a later step is worse than a stall of one copy.
-"""
+`copy` returns when every byte is in the image. It could return as soon as the copies are queued, and make the next optimizer
+step wait for them. But not every change of a state is an optimizer step: buffers change in a forward pass, a script may
+compute averages, or use its own streams. A save with values of a later step is worse than a stall of one copy."""
 
 from __future__ import annotations
 
@@ -108,7 +106,7 @@ class DeviceCopies:
         why_not = self._driver.register(address, nbytes)
         self._pinned[image] = not why_not
         if why_not:
-            log.warning("%s cannot be pinned (%s): saves into it go through a buffer", image.path, why_not)
+            log.warning("cannot pin %s (%s): saves into it use a buffer", image.path, why_not)
             return
         # Before the mapping goes: memory that is mapped there later must not be taken for this. An image holds its mapping
         # until after its finalizer. Not at exit, where a forked child would come by as well.

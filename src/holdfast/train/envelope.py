@@ -1,10 +1,9 @@
-"""What `torch.save` writes around the bytes of one tensor, without writing the bytes.
+"""The bytes that `torch.save` writes around the payload of one tensor.
 
-With it in front and behind, a tensor's slot in a shard is a file of its own that `torch.load`, and with it a plain
-`torch.distributed.checkpoint`, can read. It depends on the shape and the type alone, so it is written when an image is
-made, and never in a save. The archive's checksum of the payload is that of no bytes: torch does not look at it, and the
-manifest's checksums cover every byte of the shard.
-"""
+With this prefix and suffix, the slot of a tensor in a shard is a file that `torch.load`, and therefore a plain
+`torch.distributed.checkpoint`, can read. They depend on the shape and the type alone, so they are written when an image is
+created, and never in a save. The archive's checksum of the payload is that of zero bytes: torch does not check it, and the
+checksums of the manifest cover every byte of the shard."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Who this process is. The environment is read here, once, and nowhere else in the library.
+"""Identity of this process, from the environment, which the library reads only here.
 
-Three ways to be started, told apart by what is set:
+There are three ways to be started:
 
-* `HOLDFAST_JOB`: by an agent (see `holdfast.domain.worker`). The mesh is the job's.
-* `RANK` and `WORLD_SIZE` alone: by torchrun or alike. The mesh is the script's, default `{"dp": WORLD_SIZE}`. A node is a
-  host and torchrun's `GROUP_RANK` on it.
-* neither: plain `python train.py`, a world of one.
+* `HOLDFAST_JOB` is set: by an agent (see `holdfast.domain.worker`). The mesh is that of the job.
+* Only `RANK` and `WORLD_SIZE` are set: by torchrun or a similar launcher. The mesh is that of the script, default `{"dp":
+  WORLD_SIZE}`. A node is a host and torchrun's `GROUP_RANK` on it.
+* Neither: plain `python train.py`, a world of one.
 """
 
 from __future__ import annotations

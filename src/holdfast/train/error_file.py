@@ -1,6 +1,6 @@
-"""torchelastic's error file: the exception that ended a worker, for its launcher. Written by whoever catches it first.
+"""torchelastic's error file: the exception that ended a worker. The first handler that catches the exception writes it.
 
-The format is torch's own, which torchrun's failure summary reads; the exception's type and frames are added for detectors.
+The format is torch's own, which torchrun's failure summary reads, with the exception's type and frames added for detectors.
 """
 
 from __future__ import annotations

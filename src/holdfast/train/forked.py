@@ -1,14 +1,13 @@
-"""The forked child: becomes a worker, waits for `start`, runs the user's script as `python script.py` would.
+"""The forked child: becomes a worker, waits for `start`, and runs the user's script as `python script.py` would.
 
-What a fresh interpreter would have and a fork does not is put right here: the environment, the standard streams, `sys.path`,
-`__main__`, the size of torch's thread pool, NumPy's seed. (Python reseeds its own generator at a fork, and torch's default
-seed is a constant in a fresh process too.)
+It restores what a fork lacks compared with a new interpreter: the environment, the standard streams, `sys.path`, `__main__`,
+the size of torch's thread pool, NumPy's seed. (Python reseeds its own generator at a fork, and torch's default seed is a
+constant.)
 
-How it ends: a normal end or `SystemExit` runs what an interpreter runs (threads, `atexit`) and keeps the exit code. An
-exception writes torchelastic's error file, prints its traceback and ends the process at once with code 1: exit handlers of a
-script that failed in the middle of a collective are where such processes are known to hang, and the verdict is waited for.
-Both leave by `os._exit`, past the teardown of a C++ runtime whose threads may still be running.
-"""
+A normal end or `SystemExit` runs the interpreter's exit handlers (threads, `atexit`) and keeps the exit code. An exception
+writes torchelastic's error file, prints its traceback and ends the process at once with code 1, because exit handlers of a
+script that failed inside a collective often hang. Both leave by `os._exit`, which skips the teardown of a C++ runtime with
+running threads."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""`hf.launch`: joins the process group, runs the script's `main`, leaves.
+"""`hf.launch`: joins the process group, runs the script's `main`, and leaves.
 
-The rendezvous endpoint is new for every generation, so no key of an older one can be read; nobody waits for the others
-before the group is formed or after the work is done. A group of one uses no network at all.
-"""
+The rendezvous endpoint is new for every generation, so no key of an older one can be read. No rank waits for the others before
+the group is formed or after the work is done. A group of one uses no network."""
 
 from __future__ import annotations
 
@@ -42,13 +41,12 @@ def launch(
 ) -> None:
     """Run `main` in the process group that the environment describes.
 
-    `mesh` lays out the ranks when no agent does (under torchrun): sizes outermost first, one of them may be -1.
-    `backend` is torch's; default NCCL with CUDA, else gloo. `timeout_s` bounds every collective. `checkpoint` says where
-    `run.checkpoint` saves when no agent runs the script; default `HOLDFAST_CHECKPOINT_DIR`, else nowhere.
-    An exception of `main` propagates and ends the process with a traceback and exit code 1; under torchrun it is
-    also written to `TORCHELASTIC_ERROR_FILE`. Raises `InvalidSpec` when the environment makes no sense, `Conflict` when
-    another run uses the directory of the checkpoints.
-    """
+    `mesh`: layout of the ranks without an agent (under torchrun): sizes outermost first, one of them may be -1. `backend`:
+    torch's; default NCCL with CUDA, otherwise gloo. `timeout_s`: limit of every collective. `checkpoint`: where
+    `run.checkpoint` saves without an agent; default `HOLDFAST_CHECKPOINT_DIR`, otherwise nothing is saved. An exception of
+    `main` propagates and ends the process with a traceback and exit code 1; under torchrun it is also written to
+    `TORCHELASTIC_ERROR_FILE`. Raises `InvalidSpec` if the environment is invalid, `Conflict` if another run uses the
+    checkpoint directory."""
     began = time.monotonic()
     environment = Environment.read(os.environ, mesh)
     world = environment.world
@@ -99,7 +97,7 @@ def launch(
 
 
 def _open_session(checkpoint: Checkpoints | None, environment: Environment) -> Session | None:
-    """Checkpoints of our own, if there is no agent to look after them and a place to put them."""
+    """Open checkpoints without services, if there is no agent and a directory is set."""
     if environment.job:
         return None
     checkpoint = checkpoint or Checkpoints.of_environment(os.environ, environment.interval_steps)
@@ -107,7 +105,7 @@ def _open_session(checkpoint: Checkpoints | None, environment: Environment) -> S
 
 
 def _compile_cache(directory: Path | None, environment: Environment, device: torch.device) -> CompileCache | None:
-    """Beside the checkpoints: in their directory, or under an agent beside the images, which outlive a worker."""
+    """Return the directory of the compile cache: that of the checkpoints or, under an agent, that of the images."""
     where = directory / "compile" if directory else Path(environment.images) if environment.images else None
     if where is None or not hasattr(torch.compiler, "load_cache_artifacts"):
         return None

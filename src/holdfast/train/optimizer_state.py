@@ -1,9 +1,8 @@
-"""An optimizer's state by the names of its parameters instead of their numbers.
+"""Converts an optimizer's state from parameter numbers to parameter names.
 
-`Optimizer.state_dict` counts parameters through. Names say which tensor of the model a moment belongs to: it can then be
-spread over the ranks as that parameter is, and whoever loads the checkpoint elsewhere finds what
-`torch.distributed.checkpoint.state_dict.get_optimizer_state_dict` would have called it.
-"""
+`Optimizer.state_dict` numbers the parameters. A name identifies the tensor of the model that a moment belongs to, so the
+moment can be sharded like that parameter, and has the key that
+`torch.distributed.checkpoint.state_dict.get_optimizer_state_dict` would give it."""
 
 from __future__ import annotations
 

@@ -1,18 +1,19 @@
-"""The process between an agent and one worker: the worker's parent, and the one that ends what the worker leaves.
+"""The process between an agent and one worker: the worker's parent, which kills the processes that the worker leaves.
 
-    agent (subreaper) ── reaper ── worker ── what the script starts
-      └── template: forks the reaper and is no more than that to it
+    agent (subreaper) ── reaper ── worker ── processes of the script
+      └── template: forks the reaper and has no other relation to it
 
-* **Nothing that a worker starts outlives it.** The reaper is a *child subreaper* (prctl(2)): what daemonises itself, in a
-  session of its own, becomes the reaper's child when its parent ends. When the worker has ended, however, everything that is
-  left below the reaper is the worker's, and is killed until `waitid` says that there is no child any more. Killed are direct
-  children only, whose numbers cannot come to mean another process before they are reaped; their own children come up next.
-* **A template may die.** The reaper is forked twice, so that the agent becomes its parent, and the kernel ties it to the
-  agent (PR_SET_PDEATHSIG), as the worker is tied to the reaper: an agent that dies takes both along at once, a template nobody.
-* **How it ended is told once**, on the reaper's own link to the agent (`holdfast.domain.template`), whose end means that
-  nothing is left.
+* **No process that a worker starts outlives it.** The reaper is a *child subreaper* (prctl(2)): a daemon in its own session
+  becomes the reaper's child when its parent exits. After the worker's exit, all remaining descendants of the reaper are killed
+  until `waitid` reports no more children. Only direct children are killed, because their pids cannot be reused before they are
+  reaped; their children become direct children next.
+* **A template may exit.** The reaper is forked twice, so that the agent becomes its parent, and the kernel ties it to the agent
+  (PR_SET_PDEATHSIG), as the worker is tied to the reaper. If the agent exits, both are killed at once; if a template exits,
+  nothing happens.
+* **The exit status is reported once**, on the reaper's own link to the agent (`holdfast.domain.template`). The end of the link
+  means that no process is left.
 
-A blocked `waitid` costs nothing while the worker lives; what the script's orphans leave to be reaped is reaped here, too.
+A blocked `waitid` costs nothing while the worker runs. Orphans of the script are reaped here as well.
 """
 
 from __future__ import annotations

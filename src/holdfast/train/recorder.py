@@ -1,10 +1,9 @@
-"""This rank's flight recorder, made readable from outside while the rank itself cannot speak.
+"""Makes this rank's flight recorder readable from outside while the rank itself hangs.
 
-torch records every collective in C++ (`FlightRecorder.hpp`), and serves what it has recorded from C++ threads
-(`_WorkerServer`), which answer while Python's interpreter is held. The agent asks when the rank has been silent for a while;
-until then nothing happens here. What torch does not record for every backend is who the members of a group are: that is told
-in a note, once for each new group. A torch that has no such server leaves the agent with what it sees of the process.
-"""
+torch records every collective in C++ (`FlightRecorder.hpp`), and serves the records from C++ threads (`_WorkerServer`), which
+answer while Python's interpreter lock is held. The agent queries them after the rank has been silent for a while. torch does
+not record the members of a group for every backend, so they are sent in a worker message, once for each new group. If torch
+has no such server, the agent uses only the state of the process."""
 
 from __future__ import annotations
 
@@ -51,7 +50,7 @@ class Recorder:
                 self._notes.groups(_members())
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             # torch keeps these tables for itself, and another release may keep others: that is no reason to end a run.
-            log.warning("process groups cannot be read from this torch (%r): a hang is told without them", error)
+            log.warning("cannot read process groups from this torch (%r): hangs are diagnosed without them", error)
             self.close()
 
     def close(self) -> None:
@@ -79,7 +78,9 @@ def _serve(path: str) -> Any:
             Path(path).unlink()
         return _WorkerServer(path)
     except (ImportError, RuntimeError, OSError) as error:
-        log.info("the flight recorder cannot be read from outside (%s); hangs are told from processes alone", error)
+        log.info(
+            "the flight recorder cannot be read from outside (%s): hangs are diagnosed from processes alone", error
+        )
         return None
 
 

@@ -1,5 +1,5 @@
-"""Waiting for rank 0's store. torch's own client, refused once, sleeps for half a second before it asks again (measured with
-2.13): as long as the rest of a recovery. So the others look for themselves, by milliseconds, and connect when it listens."""
+"""Waits for rank 0's store. torch's own client sleeps for half a second after a refused connection (measured with 2.13), which
+is as long as the rest of a recovery. So the other ranks poll the port every few milliseconds and connect when it listens."""
 
 from __future__ import annotations
 

@@ -1,16 +1,15 @@
-"""Checksums of what data-parallel replicas must hold alike: the parameters of the model, bit for bit.
+"""Checksums of the parameters that must be bit-for-bit equal in all data-parallel replicas.
 
-After the all-reduce every replica applies the same gradient to the same parameters, so equal positions of equal replicas hold
-equal bits. A flipped bit in memory, or an update that was computed wrongly, makes one of them differ for good, without an
-error. What this cannot see is a wrong gradient that was reduced to everybody: all replicas then hold the same wrong bits.
+After the all-reduce every replica applies the same gradient to the same parameters, so ranks with the same model-parallel
+index have equal bits. A flipped bit in memory, or a wrongly computed update, makes one of them differ permanently, without an
+error. A wrong gradient that was reduced to all ranks is not detected, because all replicas then have the same wrong bits.
 
-Each rank computes its own checksum and tells its agent; diagnostics compares. There is no collective, nobody waits for
-anybody, and a checksum that gets lost is one that is not judged. The cost is one pass over the parameters: every `every_steps`
-steps, and before every save, so that of a saved step it is known whether it passed.
+Each rank computes its own checksum and sends it to its agent; diagnostics compares them. There is no collective, no rank
+waits, and a lost checksum is skipped. The cost is one pass over the parameters every `every_steps` steps and before every
+save, so that for each checkpoint it is known whether it passed.
 
-The checksum is a sum of 64-bit words modulo 2^64, each row of words weighted by an odd number: an odd multiple of a power of
-two is never 0 modulo 2^64, so one flipped bit, wherever it is, always shows. It runs on the device that holds the tensor.
-"""
+The checksum is a sum of 64-bit words modulo 2^64, each row of words weighted by an odd number. An odd multiple of a power of
+two is never 0 modulo 2^64, so a single flipped bit always changes it. It runs on the device that holds the tensor."""
 
 from __future__ import annotations
 

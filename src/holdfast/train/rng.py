@@ -1,4 +1,4 @@
-"""The random number generators of a process as one plain value, so that a restored rank draws what it would have drawn."""
+"""The random number generators of a process as one plain value, so that a restored rank continues their sequences."""
 
 from __future__ import annotations
 

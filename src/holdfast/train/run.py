@@ -1,13 +1,12 @@
-"""`hf.Run`: what the training script talks to.
+"""`hf.Run`: the handle of this rank in the training script.
 
-The step loop never waits for anything here: a finished step is one datagram that is dropped when it cannot be sent at
-once, and orders of the agent are looked at without blocking. Orders take effect between steps:
+The step loop never waits: a finished step is one datagram, which is dropped if it cannot be sent at once, and orders of the
+agent are polled without blocking. Orders take effect between steps:
 
 * `checkpoint_now` saves after the named step, which is the same on every rank.
-* `stop` ends the script by `Interrupted`: after the step it arrives in, or, if a save is wanted, after the
-  `run.checkpoint` that follows.
+* `stop` ends the script by `Interrupted`: after the current step or, if a save is requested, after the next `run.checkpoint`.
 
-Without an agent `run.checkpoint` can save as well (`holdfast.train.standalone`); the orders are then signals.
+Without an agent `run.checkpoint` can save as well (`holdfast.train.standalone`); POSIX signals replace the orders.
 """
 
 from __future__ import annotations
@@ -53,11 +52,11 @@ class Interrupted(SystemExit):
         self.saved = saved  # whether the state of `step` was saved on the way out
 
     def __str__(self) -> str:
-        return f"told to stop after step {self.step}" + (", which is saved" if self.saved else "")
+        return f"stopped after step {self.step}" + (", which was saved" if self.saved else "")
 
 
 class Step:
-    """One step in progress, as `with run.step(step) as s` gives it."""
+    """One step in progress, from `with run.step(step) as s`."""
 
     __slots__ = ("_run", "comm_wait_s", "data_s", "grad_norm", "local_grad_norm", "loss", "started_at", "tokens")
 
@@ -65,7 +64,7 @@ class Step:
         self._run = run
         self.started_at = time.time()
         self.data_s = 0.0
-        self.comm_wait_s: float | None = None  # None = nobody measures it
+        self.comm_wait_s: float | None = None  # None = not measured
         self.tokens = 0
         self.loss: float | None = None
         self.grad_norm: float | None = None
@@ -79,9 +78,10 @@ class Step:
         local_grad_norm: float | torch.Tensor | None = None,
         tokens: int = 0,
     ) -> None:
-        """Report what this rank knows of the step: a job's loss is the mean over the ranks that report one, its
-        tokens are the sum. `local_grad_norm` is that of this rank's own gradient, before it is reduced: a rank that computes
-        wrongly can be told by it, after the reduction no more. A tensor is read at once, which waits for its device."""
+        """Report values of this step. The job's loss is the mean over the ranks that report one, its tokens are the sum.
+
+        `local_grad_norm` is the norm of this rank's own gradient before the reduction, with which a rank that computes wrong
+        values can be identified. A tensor is read at once, which waits for its device."""
         if loss is not None:
             self.loss = _number(loss)
         if grad_norm is not None:
@@ -99,7 +99,7 @@ class Step:
 
 
 class Intervals:
-    """How often to save, from which step on: an order that changes it names a step that every rank is still to reach."""
+    """The checkpoint interval by step. An order changes it from a future step that no rank has reached yet."""
 
     def __init__(self, interval_steps: int) -> None:
         self._plan = [(0, interval_steps)]  # (from step, interval), by step
@@ -114,7 +114,7 @@ class Intervals:
 
 
 class Run:
-    """One rank of one generation, from launch to its end. Made by `hf.launch`."""
+    """The handle of one rank of one generation, created by `hf.launch`."""
 
     def __init__(
         self,
@@ -165,15 +165,15 @@ class Run:
 
     @property
     def generation(self) -> int:
-        """Counts the assignments of ranks to workers since the job began; 0 without an agent."""
+        """The number of the current assignment of ranks to nodes; 0 without an agent."""
         return self.world.generation
 
     @property
     def mesh(self) -> DeviceMesh:
-        """The ranks as a torch `DeviceMesh` with the job's dimensions; `dp` is always one of them, if only of size 1.
+        """The ranks as a torch `DeviceMesh` with the job's dimensions, which always include `dp`.
 
         Built on first use, since it makes one process group per dimension (10-40 ms for nine ranks over gloo): the first
-        use is collective, so every rank has to come to it.
+        use is collective, so every rank must make it.
         """
         if self._mesh is None:
             names, sizes = zip(*_with_dp(self.world.mesh).dims, strict=True)
@@ -183,11 +183,11 @@ class Run:
     # ------------------------------------------------------------------ state
 
     def restore(self, state: Mapping[str, Any]) -> int:
-        """Load the newest complete step into `state` and return it; 0 when there is nothing to restore.
+        """Load the selected checkpoint into `state` and return its step; 0 if there is no checkpoint.
 
         Values with `load_state_dict` get their state, tensors are overwritten in place, plain values are replaced in the
-        dict that holds them. Random number generators go on where they stood; those of a rank that did not exist then
-        are seeded from (seed, step, rank).
+        dict that holds them. Random number generators continue; those of a new rank are seeded from
+        (seed, step, rank).
         """
         self._lap("build")
         target = self._environment.restore
@@ -216,16 +216,15 @@ class Run:
         return callback
 
     def checkpoint(self, state: Mapping[str, Any], step: int, *, force: bool = False) -> bool:
-        """Save `state` after `step` finished steps if a save is due, and say whether one was made.
+        """Save `state` after `step` finished steps if a save is due. Returns whether it was saved.
 
-        Due is every multiple of the job's interval, a step that the supervisor or a signal asked for, and `force`; every
-        rank has to decide alike. Costs one copy of the tensors to shared memory. Without an agent, and without a
-        directory for checkpoints (`hf.launch(checkpoint=…)`), there is nowhere to save to: it does nothing, and says so
-        once. Raises `Interrupted` when the agent or SIGTERM wants the run to stop, `InvalidSpec` when `step` is not what
-        the step loop has finished: a wrongly numbered checkpoint repeats or skips a step.
-        """
+        A save is due at every multiple of the job's interval, at a step that the supervisor or a signal requested, and with
+        `force`, which must be equal on every rank. Training is blocked while the tensors are copied to shared memory. Without
+        an agent and without a checkpoint directory (`hf.launch(checkpoint=…)`), nothing is saved and a warning is logged once.
+        Raises `Interrupted` if the agent or SIGTERM requests the run to stop, and `InvalidSpec` if `step` is not the number of
+        finished steps, because a wrong number would repeat or skip a step."""
         if self._phases_s is None and step != self._done:
-            raise InvalidSpec("step", step, f"{self._done}, the number of steps finished")
+            raise InvalidSpec("step", step, f"{self._done}, the number of finished steps")
         asked = self._standalone.due(step) if self._standalone is not None else None
         leaving = self._stop is not None or (asked is not None and asked.leave)
         due = force or leaving or asked is not None or step in self._save_after or self._intervals.due(step)
@@ -255,8 +254,8 @@ class Run:
     def step(self, step: int) -> Step:
         """Context of one optimizer step; `step` counts the steps finished before it, as `restore` returned it.
 
-        Raises `Conflict` when a saved state waits to be restored, `InvalidSpec` when a restored run starts at another step
-        than the restored one, and `Interrupted` when the agent wants the run to stop.
+        Raises `Conflict` if a checkpoint has not been restored yet, `InvalidSpec` if a restored run starts at another step than
+        the restored one, and `Interrupted` if the agent requests the run to stop.
         """
         if not self._restored:
             raise Conflict("this run continues from a checkpoint: call run.restore(state) before the first run.step")
@@ -274,7 +273,7 @@ class Run:
 
     @contextlib.contextmanager
     def data_wait(self) -> Iterator[None]:
-        """Time spent waiting for data, reported with the step that it is part of."""
+        """Measure time spent waiting for data; reported with the current step."""
         began = time.perf_counter()
         yield
         if self._step is not None:
@@ -282,9 +281,11 @@ class Run:
 
     @contextlib.contextmanager
     def comm_wait(self) -> Iterator[None]:
-        """Time spent waiting for other ranks, reported with the step that it is part of: around a blocking receive or
-        all-reduce. In synchronous training all steps take equally long; who waits least is the rank that the others wait for,
-        and without this no slow rank can be told. Time it only where the call returns when the data is there: gloo's do, NCCL's
+        """Measure time spent waiting for other ranks; reported with the current step. Use it around a blocking receive or
+        all-reduce.
+
+        In synchronous training all steps take equally long; the rank that waits least is the slow one, and without this
+        measurement it cannot be identified. Use it only if the call returns when the data has arrived: gloo's calls do, NCCL's
         only queue."""
         began = time.perf_counter()
         yield
@@ -293,7 +294,7 @@ class Run:
 
     @contextlib.contextmanager
     def phase(self, phase: Phase | str) -> Iterator[None]:
-        """Say that this rank is doing something other than steps ("eval", "compile"), so that silence is no hang."""
+        """Announce work other than steps ("eval", "compile"), so that it is not reported as a hang."""
         self._notes.phase(Phase(phase), time.time(), self._done)
         yield
         self._notes.phase(Phase.STEP, time.time(), self._done)
@@ -305,7 +306,7 @@ class Run:
         self._notes.phase(Phase.DONE, time.time(), self._done)
 
     def _finish(self, finished: Step) -> None:
-        """A step has ended well: say it, then look for orders."""
+        """Report a finished step, then poll for orders."""
         self._done += 1
         self._step = None
         stall_s = self._checkpoints.stall_s
@@ -346,10 +347,10 @@ class Run:
             case {"type": "stop", **more}:
                 self._stop = bool(more.get("save"))
             case _:
-                log.debug("an order of unknown kind was ignored: %s", order)
+                log.debug("ignored an order of unknown kind: %s", order)
 
     def _lap(self, name: str) -> None:
-        """Note how long a phase of the start took; phases after the first step are not counted."""
+        """Record the duration of a phase of the start; phases after the first step are ignored."""
         now = time.monotonic()
         if self._phases_s is not None:
             self._phases_s[name] = now - self._mark

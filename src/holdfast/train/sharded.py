@@ -1,8 +1,7 @@
-"""Pieces of sharded tensors: what a rank holds of a DTensor, and a DTensor again from what a rank holds.
+"""Pieces of sharded tensors: converts a DTensor to this rank's piece, and a piece back to a DTensor.
 
-Nothing here communicates: every rank knows its own piece from the mesh and the placements. `torch.distributed.tensor` is
-only imported once a script uses it, or a shard holds pieces; it takes half a second.
-"""
+No communication: every rank computes its piece from the mesh and the placements. `torch.distributed.tensor` is imported only
+when a script uses it, or a shard contains pieces, because the import takes half a second."""
 
 from __future__ import annotations
 

@@ -1,16 +1,15 @@
 """The user's state as named tensors plus one small pickle, and back.
 
-`collect` asks every stateful object for its state and walks the result: each tensor gets a name (its key path) and goes
-into the shard image as it is, of a sharded one (DTensor) this rank's piece; what remains, containers and plain values, is
-pickled with the tensors left out. `apply` puts a restored tree back into the live objects.
+`collect` calls `state_dict` of every stateful object and walks the result. Each tensor gets a name (its key path) and goes
+into the shard as it is; of a sharded tensor (DTensor), this rank's piece. The rest, containers and plain values, is pickled
+without the tensors. `apply` writes a restored tree back into the live objects.
 
-Names are those that a plain `torch.distributed.checkpoint` gives to the same nested dict. Optimizers are saved by the
-names of their parameters (`optimizer_state`), so that their moments are found whoever asks, at whatever size.
+Names are those that a plain `torch.distributed.checkpoint` gives to the same nested dict. Optimizers are saved by the names of
+their parameters (`optimizer_state`), so that their moments can be found with any number of ranks.
 
-The pickle is this job's own, but it may have come from another node. Its bytes are checksummed and authenticated on
-the way; besides, loading accepts only the handful of types that `collect` lets through, so that a pickle can never run
-code. Whatever does not fit is named by key path and type when it is saved, not when it is needed.
-"""
+The pickle belongs to this job, but may come from another node. Its bytes are checksummed and authenticated on the way. In
+addition, loading accepts only the types that `collect` allows, so that a pickle cannot run code. A value of another type is
+rejected, with its key path and type, when it is saved."""
 
 from __future__ import annotations
 

@@ -1,16 +1,15 @@
-"""The worker template: a process that has paid for the imports once, from which the agent's workers are forked.
+"""The worker template: a process that has done the imports once, from which the agent's workers are forked.
 
-    python -m holdfast.train.template        (started by an agent; see `holdfast.domain.template` for what they say)
+    python -m holdfast.train.template        (started by an agent; `holdfast.domain.template` defines the messages)
 
-A fresh worker spends one to two seconds importing torch and as much again on modules that torch imports at first use; a
-fork costs milliseconds. Forking is only sound while the parent has **one thread** (a lock held by another thread at the
-fork would stay locked in the child for ever) and has **touched no device** (a CUDA context does not survive a fork). Both
-are checked after every single import, so that the module to blame is named, and the template refuses to serve otherwise.
+A new worker would spend one to two seconds importing torch and as much again on modules that torch imports at first use; a
+fork takes milliseconds. Forking is safe only while the parent has **one thread** (a lock held by another thread at the fork
+would stay locked in the child) and has **used no device** (a CUDA context does not survive a fork). Both are checked after
+every import, so that the responsible module can be named; otherwise the template refuses to serve.
 
-NumPy's OpenBLAS starts its pool of threads when it is imported, so the agent's `IMPORT_ENVIRONMENT` gives it a pool of one, and
-workers keep that; torch's own pool starts at first use, and each worker sizes it by its `OMP_NUM_THREADS`
-(`holdfast.train.forked`).
-"""
+NumPy's OpenBLAS starts its thread pool when it is imported, so the agent's `IMPORT_ENVIRONMENT` gives it a pool of one, and
+workers keep that. torch's own pool starts at first use, and each worker sizes it by its `OMP_NUM_THREADS`
+(`holdfast.train.forked`)."""
 
 from __future__ import annotations
 

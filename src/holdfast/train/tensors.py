@@ -1,4 +1,4 @@
-"""Between a shard's bytes and torch: views without a copy, and the index's names for types."""
+"""Conversions between a shard's bytes and torch: views without a copy, and type names of the index."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_list(shell: Shell, saved: FileStore) -> None:
 def test_an_unknown_job(shell: Shell, saved: FileStore, command: list[str]) -> None:
     result = shell("checkpoints", *command, "nope")
     assert result.code == 2
-    assert f"error: no checkpoints of nope in {saved.url}; there are: gpt, llama" in result.err
+    assert f"error: no checkpoints of nope in {saved.url}; it has checkpoints of: gpt, llama" in result.err
 
 
 def test_nowhere_to_look(tmp_path: Path) -> None:
@@ -99,14 +99,14 @@ def test_show(shell: Shell, saved: FileStore) -> None:
     assert "dp 2 × pp 2" in shell("checkpoints", "show", "gpt", "--step", "100").out
     result = shell("checkpoints", "show", "gpt", "--step", "400")
     assert result.code == 2
-    assert "incomplete: only 2 of its ranks" in result.err
+    assert "incomplete: 2 ranks are uploaded" in result.err
     assert "complete ones: 300 (attempt 2), 200 (attempt 1), 100 (attempt 1)" in result.err
 
 
 def test_verify(shell: Shell, saved: FileStore, tmp_path: Path) -> None:
     result = shell("checkpoints", "verify", "gpt", "--all")
     assert result.code == 0
-    assert result.out.count("whole") == 3
+    assert result.out.count("intact") == 3
     broken = next(tmp_path.glob("store/gpt/a000000000001-s000000000100/p0-*"))
     with broken.open("r+b") as file:
         file.seek(5000)
@@ -123,7 +123,7 @@ def test_verify(shell: Shell, saved: FileStore, tmp_path: Path) -> None:
 def test_prune_asks_first(shell: Shell, saved: FileStore) -> None:
     result = shell("checkpoints", "prune", "gpt", "--keep", "1")
     assert result.code == 1
-    assert "Delete 2 of 4?" in result.out
+    assert "Delete 2 of 4 checkpoints?" in result.out
     assert len(layout.steps(saved, "gpt")) == 3
 
 
@@ -165,7 +165,7 @@ def test_cloud_storage(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyP
         stored.save(store, 10)
         result = shell("checkpoints", "verify", "gpt", "--store", store.url)
         assert result.code == 0, result.err
-        assert "step 10 (attempt 1): whole" in result.out
+        assert "step 10 (attempt 1): intact" in result.out
         store.close()
 
 
@@ -249,7 +249,7 @@ def test_the_job_s_own_store(saved: FileStore, tmp_path: Path, api: str) -> None
         200,
         100,
     ]
-    assert "step 300 (attempt 2): whole" in shell("checkpoints", "verify", "gpt").out
+    assert "step 300 (attempt 2): intact" in shell("checkpoints", "verify", "gpt").out
     result = shell("checkpoints", "verify", "bare")
     assert result.code == 2
     assert "bare has no object store" in result.err

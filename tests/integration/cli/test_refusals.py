@@ -62,7 +62,7 @@ def waiting_job(stack: LocalStack) -> str:
         (["nodes", "repair", "nope"], ["there is no node nope"]),
         (["incidents", "show", "nope"], ["nope"]),
         (["inject", "crash", "--job", "nope", "--rank", "0"], ["there is no job nope"]),
-        (["inject", "hang", "--job", "waiting", "--rank", "7"], ["job waiting has no rank 7 now; it is"]),
+        (["inject", "hang", "--job", "waiting", "--rank", "7"], ["job waiting has no rank 7 now; the job is"]),
         (["inject", "node-loss", "--node", "nope"], ["there is no node nope"]),
         (["inject", "node-return", "--node", "nope"], ["there is no node nope"]),
         (["inject", "xid", "--node", "nope"], ["there is no node nope"]),

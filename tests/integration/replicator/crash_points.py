@@ -25,8 +25,8 @@ from holdfast.replicator.checksum import Checksummer
 from holdfast.replicator.sharing import Arrivals
 from holdfast.replicator.sockets import OpenSockets
 from holdfast.replicator.tiers.files import FileTier
-from holdfast.replicator.tiers.fresh import Fresh
 from holdfast.replicator.tiers.images import ImageTier
+from holdfast.replicator.tiers.pending_commit import PendingCommit
 from holdfast.replicator.tiers.warm import WarmFiles
 from holdfast.replicator.transport import frames, lanes
 from holdfast.replicator.transport.client import Client
@@ -106,9 +106,9 @@ class World:
         left += (self.root / "memory" / JOB / "staged").rglob(".*")
         left += (self.root / "memory").glob(".*")
         assert not left, f"half-written files are left: {left}"
-        for age in layout.steps(self.bucket.store, JOB):
+        for checkpoint_id in layout.steps(self.bucket.store, JOB):
             for rank in RANKS:
-                fetch_from_store(self, ShardKey(*age, rank))
+                fetch_from_store(self, ShardKey(*checkpoint_id, rank))
 
 
 def fill(image: Any, step: int) -> None:
@@ -143,7 +143,7 @@ def through(world: World, step: int = 20) -> None:
     for seen in world.images.scan(JOB):
         if seen.header.stamp.key.step == step:
             with ThreadPoolExecutor(1) as committer:
-                fresh = Fresh(seen, committer.submit(world.images.commit, JOB, seen))
+                fresh = PendingCommit(seen, committer.submit(world.images.commit, JOB, seen))
                 world.disk.put_fresh(JOB, fresh, unpaced)
 
 

@@ -124,7 +124,7 @@ def test_the_host_is_sampled(tmp_path: Path) -> None:
         sample("n", (tmp_path / "none",))
 
 
-def test_the_dearer_half_is_read_every_sixth_time(tmp_path: Path) -> None:
+def test_slow_metrics_are_sampled_every_sixth_interval(tmp_path: Path) -> None:
     host = Host("n", (tmp_path,))
     found = [host.ask()[0] for _ in range(7)]
     assert [bool(item.disk_latency) for item in found] == [True] + [False] * 5 + [True]

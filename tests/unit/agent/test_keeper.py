@@ -56,7 +56,7 @@ class FakeTemplate:
         self.failure = self.failure or "it was replaced by another one"
 
     def dies(self) -> None:
-        self.failure = "it ended with code -9: it left no word"
+        self.failure = "the worker template exited with code -9 without an error message"
         self._ended.set()
 
 
@@ -96,7 +96,7 @@ async def test_one_that_keeps_dying_is_said_until_a_successor_lasts(
             await anyio.wait_all_tasks_blocked()
             assert bool(keeper.failure) is (deaths >= DEATHS_MAX)
             await wait_until_async(lambda: keeper.ready, description="a successor", timeout_s=60.0)
-        assert "it has ended 4 times in a row: it ended with code -9" in keeper.failure
+        assert "4 exits in a row: the worker template exited with code -9" in keeper.failure
         await anyio.sleep(SETTLED_S + 1.0)
         assert keeper.failure == ""
         templates[-1].dies()

@@ -143,7 +143,7 @@ def test_a_redis_that_forgets_says_what_it_costs(redis_url: str) -> None:
         before = client.config_get("appendonly")["appendonly"]
         try:
             client.config_set("appendonly", "no")
-            assert "a restart of Redis forgets jobs, open incidents and commands" in redis_risk(redis_url)
+            assert "a restart of Redis would lose jobs, open incidents and orders" in redis_risk(redis_url)
             client.config_set("appendonly", "yes")
             assert redis_risk(redis_url) == ""
         finally:
@@ -151,7 +151,7 @@ def test_a_redis_that_forgets_says_what_it_costs(redis_url: str) -> None:
 
 
 def test_a_redis_that_does_not_say_is_not_taken_for_safe() -> None:
-    assert "does not say" in durability.risk({})
+    assert "does not show" in durability.risk({})
 
 
 def test_a_redis_that_is_too_old(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,7 +125,7 @@ def test_no_stack_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reply", [b"", b"garbage\n", b"[1]\n"])
-def test_somebody_else_at_the_socket(tmp_path: Path, reply: bytes) -> None:
+def test_unexpected_reply_on_stack_socket_is_rejected(tmp_path: Path, reply: bytes) -> None:
     path = tmp_path / SOCKET_NAME
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))

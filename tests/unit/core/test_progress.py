@@ -110,7 +110,7 @@ def test_doing_the_same_steps_again_and_again_ends_the_job_after_more_tries() ->
         if fleet.orders(Prepare):
             fleet.run()
     assert fleet.job.phase is JobPhase.FAILED
-    assert "9 generations in a row came no further than step 16" in fleet.job.reason
+    assert "9 generations in a row did not pass step 16" in fleet.job.reason
     assert tries == 10, "the first generation had started from step 0"
 
 

@@ -217,7 +217,7 @@ def test_what_the_store_wants_is_copied_although_a_newer_save_is_there() -> None
 
 
 def discarded(given_view: View) -> set[Age]:
-    return {step.age for step in archive_steps(given_view) if isinstance(step, Discard)}
+    return {step.checkpoint_id for step in archive_steps(given_view) if isinstance(step, Discard)}
 
 
 def test_so_many_complete_steps_stay_and_rank_0s_node_decides() -> None:
@@ -265,7 +265,11 @@ def test_the_newest_complete_step_of_the_lineage_is_never_discarded(
     steps = {(a, s): Archived(a, s, complete, idle_s=1e9) for a, s, complete in found}
     now = view(archive=archive(steps=tuple(steps.values()), keep=keep), attempt=3, restored=restored)
     gone = discarded(now)
-    live = [age for age, step in steps.items() if step.complete and (age[0] == 3 or (restored and age <= restored))]
+    live = [
+        checkpoint_id
+        for checkpoint_id, step in steps.items()
+        if step.complete and (checkpoint_id[0] == 3 or (restored and checkpoint_id <= restored))
+    ]
     if live:
         assert max(live) not in gone
     elif any(step.complete for step in steps.values()):

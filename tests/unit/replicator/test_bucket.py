@@ -264,7 +264,7 @@ def test_a_damage_is_marked_beside_the_manifest_until_it_is_mended(
     assert found.stored[1, 20].damage == "the share of rank 0 was found damaged"
     assert layout.steps(store, JOB) == []
     assert not bucket.unmark(ShardKey(1, 20, 1)), "nobody has said anything of that one"
-    bucket.mend(images.open(JOB, KEY), damage.key, unpaced)
+    bucket.repair_object(images.open(JOB, KEY), damage.key, unpaced)
     assert bucket.unmark(KEY)
     assert bucket.survey((), newest=3).stored[1, 20].damage == ""
     assert layout.steps(store, JOB) == [(1, 20)]
@@ -277,16 +277,16 @@ def test_a_step_that_has_left_the_store_is_not_marked(bucket: Bucket, store: InM
     assert list(store.list("")) == []
 
 
-def test_a_fetch_that_was_given_up_reads_no_further(
+def test_a_cancelled_fetch_reads_no_further(
     bucket: Bucket, store: InMemory, images: ImageTier, inbox: FileTier
 ) -> None:
     archive(bucket, images)
     manifest = bucket.manifest_of(KEY, "")
-    given_up = threading.Event()
-    store.before = lambda operation, _: given_up.set() if operation == "read_into" else None
+    cancelled = threading.Event()
+    store.before = lambda operation, _: cancelled.set() if operation == "read_into" else None
     store.calls.clear()
     with pytest.raises(Unavailable, match="given up"):
-        bucket.fetch(manifest, inbox, None, given_up=given_up)
+        bucket.fetch(manifest, inbox, None, cancelled=cancelled)
     asked = sum(operation == "read_into" for operation, _ in store.calls)
     assert 1 <= asked <= READ_STREAMS + 1, "what was under way, and nothing after it"
     store.before = None

@@ -70,16 +70,16 @@ def test_a_call_that_hangs_does_not_keep_the_process() -> None:
 @pytest.mark.anyio
 async def test_a_retrieval_that_nobody_waits_for_any_more_is_told_so() -> None:
     threads = Threads(urgent=1, transfers=1, background=1)
-    given_up, begun, ended = threading.Event(), anyio.Event(), threading.Event()
+    cancelled, begun, ended = threading.Event(), anyio.Event(), threading.Event()
 
     def fetch() -> None:
         anyio.from_thread.run_sync(begun.set, token=token)
-        if given_up.wait(10):
+        if cancelled.wait(10):
             ended.set()
 
     token = anyio.lowlevel.current_token()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(lambda: threads.retrieval(fetch, given_up=given_up))
+        tasks.start_soon(lambda: threads.retrieval(fetch, cancelled=cancelled))
         await begun.wait()
         tasks.cancel_scope.cancel()
     assert await anyio.to_thread.run_sync(ended.wait, 10)

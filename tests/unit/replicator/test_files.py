@@ -18,8 +18,8 @@ from holdfast.replicator.sockets import OpenSockets, of_one_transfer
 from holdfast.replicator.threads import Pace
 from holdfast.replicator.tiers import OpenShard
 from holdfast.replicator.tiers.files import FileTier
-from holdfast.replicator.tiers.fresh import Fresh, Seen
 from holdfast.replicator.tiers.images import ImageTier
+from holdfast.replicator.tiers.pending_commit import PendingCommit, Seen
 from holdfast.replicator.transport import frames
 from holdfast.replicator.transport.client import Client
 from holdfast.replicator.transport.frames import Limits
@@ -89,9 +89,9 @@ def test_a_copy_is_the_same_bytes_and_listed_once_committed(tmp_path: Path, sour
         disk.open(JOB, KEY)
 
 
-def fresh_of(source: OpenShard) -> Fresh:
+def fresh_of(source: OpenShard) -> PendingCommit:
     """As if the image was being committed just now."""
-    return Fresh(Seen(source.path, source.reader.header))
+    return PendingCommit(Seen(source.path, source.reader.header))
 
 
 def test_an_image_on_its_way_to_the_disk_is_listed_when_its_checksums_are_there(
@@ -122,7 +122,7 @@ def test_an_image_that_is_not_committed_leaves_nothing_on_the_disk(
             fresh.promised.set_result(replace(source.manifest, created_at=source.manifest.created_at + 1))
         case _:
             header = replace(source.reader.header, sequence=source.reader.header.sequence + 1)
-            fresh = Fresh(Seen(source.path, header))
+            fresh = PendingCommit(Seen(source.path, header))
     with pytest.raises(Conflict, match=r"overwritten|saved into again"):
         disk.put_fresh(JOB, fresh, NO_LIMIT)
     assert disk.shards(JOB) == []

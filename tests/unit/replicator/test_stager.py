@@ -18,12 +18,12 @@ from holdfast.domain.generations import RankRestore, ShardKey
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.replication import Configure, Stage, TroubleKind
 from holdfast.replicator import engine as engine_module
-from holdfast.replicator.archivist import Archivist, OpenStores
 from holdfast.replicator.checksum import Checksummer
 from holdfast.replicator.engine import Engine, Tiers
 from holdfast.replicator.sharing import Arrivals
 from holdfast.replicator.sockets import OpenSockets
 from holdfast.replicator.stager import Stager
+from holdfast.replicator.store_sync import OpenStores, StoreSync
 from holdfast.replicator.threads import Pace, Threads
 from holdfast.replicator.tiers import OpenShard
 from holdfast.replicator.tiers.files import FileTier
@@ -74,8 +74,8 @@ class Node:
         staged = FileTier("memory", root / "memory", "staged", warm=WarmFiles(root / "memory"))
         self.engine = Engine(Tiers(self.slow, staged, FileTier("disk", root / "disk")), root / "disk", threads)
         client = Client(Limits(1.0, 1.0, 1), OpenSockets())
-        archivist = Archivist(self.engine, OpenStores(), Pace(0), client, "a", Arrivals(1.0))
-        self.stager = Stager(self.engine, client, archivist, checksummer, "a")
+        store_sync = StoreSync(self.engine, OpenStores(), Pace(0), client, "a", Arrivals(1.0))
+        self.stager = Stager(self.engine, client, store_sync, checksummer, "a")
         self.images = ImageSet(root / "memory" / JOB / "w0")
         for key in (OLD, NEW):
             save(self.images, key)

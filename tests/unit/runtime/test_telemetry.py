@@ -83,7 +83,7 @@ def test_the_return_of_the_collector_is_said() -> None:
     with structlog.testing.capture_logs() as lines:
         for answered in (True, False, False, True, True):
             collector.told(answered=answered)
-    assert [line["event"].split()[2] for line in lines] == ["does", "answers"]
+    assert [line["event"].split()[2] for line in lines] == ["not", "reachable"]
 
 
 def test_names_for_prometheus() -> None:

@@ -120,6 +120,6 @@ def test_a_refusal_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture
     for _ in range(3):
         copies.copy(image, targets, list(tensors.values()))
     assert [record.message for record in caplog.records] == [
-        f"{tmp_path / 'a'} cannot be pinned (out of memory): saves into it go through a buffer"
+        f"cannot pin {tmp_path / 'a'} (out of memory): saves into it use a buffer"
     ]
     image.close()

@@ -1,10 +1,9 @@
-"""File descriptors that the agent keeps back, so that having none left costs new work and never running workers.
+"""Reserves file descriptors, so that running out of them affects new work and never running workers.
 
-A process without free descriptors cannot look at /proc, hear a new worker, restart its replicator or write its answers down. So
-the agent holds `RESERVE` of them from its start. When fewer than `LOW` others are left it gives the reserve free for what it
-does for the workers that it has, takes no new work, and says so, in its refusals and in its host samples, until there is room
-to hold the reserve again.
-"""
+A process without free descriptors cannot read /proc, accept a worker's datagrams, restart its replicator or store its answers.
+So the agent holds `RESERVE` descriptors from its start. If fewer than `LOW` others are free, it releases the reserve for its
+running workers and refuses new work, with the reason in its refusals and in its host samples, until it can hold the reserve
+again."""
 
 from __future__ import annotations
 

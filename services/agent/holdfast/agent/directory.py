@@ -1,7 +1,7 @@
-"""The agent's own directory: one agent at a time, and nothing left of a dead one.
+"""The agent's directory: locked by one agent at a time, and cleared of processes of an earlier agent.
 
-An agent's children are tied to it and die with it, but not what *they* started (a data loader of a killed worker, say). All of
-them carry `MARK` in their environment, so whoever takes the directory over finds and ends them before it starts anything.
+An agent's children end with it, but not the processes that *they* started (a data loader of a killed worker, for example). All
+of them have `MARK` in their environment, so the next agent of the directory finds and kills them before it starts anything.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Executes every order once, whoever repeats it: per `(command_id)` over this agent's whole life, across its restarts.
+"""Executes every order once per `command_id`, however often it is sent, also across restarts of the agent.
 
-* An order under a lower epoch than the highest seen comes from a leader that has been replaced: refused, and not
-  remembered, because the new leader may send the same command and then it counts.
-* A command that has been answered is answered again from memory; one that is under way is not begun twice.
-* The answer is on disk before it is sent. An agent that dies before that loses its workers with it (they are tied to it),
-  so the repeat finds a clean node and executes the order anew.
-* An agent that cannot write to its disk says so in its answers, and takes no orders: it could not keep the first two promises.
+* An order with a lower leader epoch than the highest seen comes from a replaced leader. It is refused and not
+  remembered, because the new leader may send the same order.
+* An order that has been answered is answered again from memory. An order in progress is not started twice.
+* The answer is on disk before it is sent. If the agent exits before that, its workers exit with it, so a repeated order
+  finds a node without workers and is executed again.
+* An agent that cannot write to its disk reports that in its answers and accepts no orders, because it could not keep the first
+  two guarantees.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class Executor:
         try:
             answer = await self._answer(command_id, order)
             self._ledger.remember(answer)
-        except HoldfastError as error:  # the ledger's: what was done stays, but nothing may be built on it
+        except HoldfastError as error:  # an error of the ledger: the effects remain, but the order counts as failed
             answer = OrderDone(command_id, ok=False, reason=str(error), at=self._clock())
         finally:
             self._under_way.discard(command_id)
@@ -106,7 +107,7 @@ class Executor:
             unrestorable = isinstance(error, Unrestorable)
             return OrderDone(command_id, ok=False, reason=str(error), at=self._clock(), unrestorable=unrestorable)
         except Exception as error:
-            # A bug of ours. Ending the agent would end healthy workers with it; the supervisor plans around the node instead.
+            # A bug. Exiting would end healthy workers as well; the supervisor replaces the node instead.
             log.exception("order failed", order=type(order).__name__, command_id=command_id)
             return OrderDone(
                 command_id, ok=False, reason=f"agent bug: {type(error).__name__}: {error}", at=self._clock()

@@ -1,7 +1,7 @@
-"""What the agent must not forget when it crashes: the answers it gave, and the highest epoch that it has obeyed.
+"""The agent's durable record of executed orders: its answers, and the highest leader epoch that it has seen.
 
-SQLite, one file, every write on disk before it returns: an answer that has been sent is an answer that will be repeated.
-The oldest answers are dropped beyond `ANSWERS_MAX`; the supervisor stops asking as soon as it has one.
+SQLite, one file, every write on disk before it returns: an answer that has been sent can be repeated. The oldest answers are
+dropped beyond `ANSWERS_MAX`; the supervisor stops repeating an order when it has an answer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Carries out the supervisor's orders on this node. Per job, a newer generation always wins over an older one.
+"""Carries out the supervisor's orders on this node. Per job, a newer generation always takes precedence over an older one.
 
-`Prepare` has two halves that overlap: the new workers are forked (they wait, and run nothing of the user's) while the old
-ones are killed; what the new ones restore is staged when no old one can write any more. It answers when both are done.
-"""
+`Prepare` has two parts that overlap: the new workers are forked (they wait, and run no user code) while the old workers are
+killed. The shards that the new workers restore are staged when no old worker can write any more. Prepare is answered when both
+are done."""
 
 from __future__ import annotations
 

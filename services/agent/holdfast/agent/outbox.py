@@ -1,9 +1,11 @@
-"""What waits to be told to diagnostics: two buffers with two promises. Pure.
+"""Queue of signals for diagnostics. Pure.
 
-* Signals of `RELIABLE` types are kept until the tick that carried them is acknowledged, and go out again on a new stream, under
-  the same tick number, so that diagnostics knows a repeat. Only a flood of kernel lines is cut, oldest first, and counted.
-* The rest is the newest `DROPPABLE_MAX` signals; older ones are dropped and counted. While `IN_FLIGHT_MAX` ticks have not been
-  acknowledged they stay here: telemetry that queues up on the way would be old when it is read. Ticks without them go on.
+* Signals of `RELIABLE` types are kept until the tick that contained them is acknowledged. On a new stream they are sent again
+  with the same tick number, so that diagnostics recognises the repetition. Only kernel lines are limited, oldest first, and
+  counted.
+* Of the others, the newest `DROPPABLE_MAX` are kept; older ones are dropped and counted. While `IN_FLIGHT_MAX` ticks are not
+  acknowledged they stay in this queue, because telemetry that is queued in the network would be outdated on arrival. Ticks
+  without them are still sent.
 """
 
 from __future__ import annotations
@@ -47,14 +49,14 @@ class Outbox:
     def wants_ack(self) -> bool:
         """The last acknowledgement is so far back that the tick just composed should ask for one.
 
-        Every `ACK_EVERY`th asks, also while none comes: one who is late with answers must not be asked for more of them.
-        """
+        Every `ACK_EVERY`th tick requests an acknowledgement, also while none arrives, so that a slow receiver is not asked
+        more often."""
         back = self._seq - self._heard_of
         return back > 0 and back % ACK_EVERY == 0
 
     @property
     def stalled(self) -> bool:
-        """Diagnostics does not keep up: a tick is a sign of life only, and what is reliable."""
+        """True if diagnostics does not keep up: a tick then contains only reliable signals."""
         return self._seq - self._heard_of >= IN_FLIGHT_MAX
 
     def add(self, signal: NodeSignal) -> None:
@@ -95,12 +97,13 @@ class Outbox:
         return tick
 
     def acknowledge(self, seq: int) -> None:
-        """This tick and all before it have been folded, and what they led to is safe."""
+        """Record that this tick and all before it have been processed and their findings stored."""
         self._heard_of = max(seq, self._heard_of)
         self._unacknowledged = {number: tick for number, tick in self._unacknowledged.items() if number > seq}
 
     def give_up_oldest(self) -> Tick | None:
-        """Drop the oldest unacknowledged tick: diagnostics calls it malformed, and it would block all others for ever."""
+        """Drop the oldest unacknowledged tick, which diagnostics rejected as malformed, so that it does not block the
+        others."""
         if not self._unacknowledged:
             return None
         tick = self._unacknowledged.pop(min(self._unacknowledged))
@@ -108,6 +111,6 @@ class Outbox:
         return tick
 
     def again(self) -> tuple[Tick, ...]:
-        """What a new stream has to be told first: unacknowledged ticks, in order, under their own numbers."""
+        """Return the unacknowledged ticks, in order and with their numbers, for a new stream."""
         self._heard_of = self._seq + 1 - ACK_EVERY  # nothing is on the way, and its first word is to be acknowledged
         return tuple(self._unacknowledged.values())

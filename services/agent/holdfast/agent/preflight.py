@@ -1,12 +1,11 @@
-"""The node tests itself while it has no ranks: when it joins, when it has become idle, and every so often after.
+"""Pre-flight tests of the node while it has no ranks: when it joins, after a job, and periodically.
 
-Never while a job wants it: an order to prepare ends a test that is under way, within milliseconds, and it is made up for when
-the node is idle again. The one exception is an order that asks for a test, because a job's state went wrong without anybody
-being named: then the devices are tested before the new workers are ready, and a node whose products are wrong says so.
+A test never delays a job: an order to prepare cancels it within milliseconds, and the test is repeated when the node has no
+ranks again. The exception is an order that requests a test after a silent corruption without a known node: the devices are
+then tested before the new workers are ready, and a node with wrong results reports it.
 
-The devices are tested in a process of their own (a fork of the worker template, killed after `DEVICES_TIMEOUT_S`), so that a
-wedged driver costs a process.
-"""
+The devices are tested in a separate process (a fork of the worker template, killed after `DEVICES_TIMEOUT_S`), because a
+driver call may hang."""
 
 from __future__ import annotations
 
@@ -82,7 +81,7 @@ class Preflights:
         self._tested_at = 0.0  # of the event loop; 0 = never
         self.newest = Preflight()  # under way, until there is one
 
-    # ------------------------------------------------------------------ what it hears
+    # ------------------------------------------------------------------ inputs
 
     def watch(self, signal: NodeSignal) -> None:
         """Keep the GPUs' last readings."""
@@ -104,7 +103,7 @@ class Preflights:
             self._peers.popitem(last=False)
 
     def make_way(self) -> None:
-        """A job wants this node: nothing of ours may be in its way."""
+        """Cancel a running test, because a job needs this node."""
         self._busy_until = anyio.current_time() + self._idle_s
         self._was_busy = True
         if self._under_way is not None:

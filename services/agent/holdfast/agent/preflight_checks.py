@@ -1,6 +1,6 @@
-"""What a node's pre-flight looks at, check by check, and when one fails. What asks a device or the network is in `preflight`.
+"""The checks of a pre-flight test and their limits. `preflight` contains the parts that use a device or the network.
 
-`ok` is None for what could not be tested: that says nothing of the node, and keeps nobody from using it.
+`ok` is None for a check that could not run; it counts neither as passed nor as failed.
 """
 
 from __future__ import annotations

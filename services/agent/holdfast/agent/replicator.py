@@ -1,4 +1,4 @@
-"""This node's checkpoint-replicator: runs the process, asks it to configure, stage and forget, hears what it holds."""
+"""The agent's side of the checkpoint-replicator: runs the process, sends it requests, receives its inventory."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Replicator(Protocol):
 
     @property
     def inventories(self) -> tuple[Inventory, ...]:
-        """What it holds, one per job, as it was last heard of."""
+        """Its last inventories, one per job."""
 
     async def configure(self, request: Configure) -> None: ...
 
@@ -66,7 +66,7 @@ class Replicator(Protocol):
     async def archive(self, request: ArchiveNow) -> None: ...
 
     def retain(self, saved: SavedByAll) -> None:
-        """Passed on when it can be; the newest counts, and a replicator that starts anew hears it again."""
+        """Forward a retention update. The newest counts, and a restarted replicator receives it again."""
 
     async def end(self, request: EndJob) -> None: ...
 
@@ -82,7 +82,7 @@ class NoReplicator:
     inventories: tuple[Inventory, ...] = ()
 
     async def configure(self, request: Configure) -> None:
-        pass  # nothing is copied anywhere; the node has said so with its empty endpoint
+        pass  # nothing is copied; the node has reported this with its empty endpoint
 
     async def stage(self, request: Stage) -> tuple[StagedShard, ...]:
         raise NotFound(f"this node runs without a replicator and cannot restore {request.job}")
@@ -138,7 +138,7 @@ _KINDS: Mapping[grpc.StatusCode, type[Unavailable]] = {
 
 
 class LocalReplicator:
-    """A replicator process of our own; a dead one is started again on the same port, and training goes on meanwhile."""
+    """The replicator process of this node; if it exits, it is restarted on the same port while training continues."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class LocalReplicator:
         self._held: dict[str, Inventory] = {}  # by job
         self._troubles: dict[str, tuple[Trouble, ...]] = {}  # by job, as last heard of
         self._retained: dict[str, SavedByAll] = {}  # by job, the newest; gone with the job
-        self._retain_news = anyio.Event()
+        self._retain_changed = anyio.Event()
         self._died, self._serves = anyio.Event(), anyio.Event()
 
     @property
@@ -201,7 +201,9 @@ class LocalReplicator:
                     self._died.set()
                 if first:
                     said = "; ".join(tail(self._log_path, lines_max=3))
-                    raise Unavailable(f"the checkpoint-replicator ended with code {code} before it served: {said}")
+                    raise Unavailable(
+                        f"the checkpoint-replicator exited with code {code} before it was serving: {said}"
+                    )
                 log.error("replicator exited", code=code, log=str(self._log_path))
                 await backoff.sleep()
 
@@ -220,7 +222,7 @@ class LocalReplicator:
         known = self._retained.get(saved.job)
         if known is None or known.age < saved.age:
             self._retained[saved.job] = saved
-            self._retain_news.set()
+            self._retain_changed.set()
 
     async def end(self, request: EndJob) -> None:
         self._retained.pop(request.job, None)
@@ -306,21 +308,21 @@ class LocalReplicator:
             await backoff.sleep()
 
     async def _pass_on_retained(self) -> None:
-        """To this process all of it, then what is new."""
-        told: dict[str, SavedByAll] = {}
+        """Send all retention updates to a new process, then changes."""
+        sent: dict[str, SavedByAll] = {}
         while True:
-            news = self._retain_news
+            changed = self._retain_changed
             for job, saved in list(self._retained.items()):
-                if told.get(job) == saved:
+                if sent.get(job) == saved:
                     continue
                 try:
                     await self._call(self._stub.Retain, encode_retain(saved), CALL_TIMEOUT_S)
-                except Unavailable as error:  # it keeps more meanwhile
+                except Unavailable as error:  # until then it retains more
                     log.warning("retention update not delivered", job=job, reason=str(error))
-                told[job] = saved
-            told = {job: saved for job, saved in told.items() if job in self._retained}
-            await news.wait()
-            self._retain_news = anyio.Event()
+                sent[job] = saved
+            sent = {job: saved for job, saved in sent.items() if job in self._retained}
+            await changed.wait()
+            self._retain_changed = anyio.Event()
 
     def _pass_on_troubles(self, job: str, troubles: tuple[Trouble, ...]) -> None:
         known = self._troubles.pop(job, ())
@@ -354,7 +356,7 @@ class LocalReplicator:
             await anyio.sleep(AGAIN_S)
 
     async def withdraw_when_away(self) -> None:
-        """Runs for ever: what a replicator held that does not come back is not there for anybody."""
+        """Withdraw the inventory of a replicator that does not come back. Never returns."""
         while True:
             await self._died.wait()
             self._died = anyio.Event()

@@ -1,9 +1,8 @@
-"""Reports that wait to be acknowledged by the supervisor. Pure.
+"""Reports that the supervisor has not acknowledged. Pure.
 
-Numbers grow for ever within an incarnation, and the supervisor drops what is not above the last it has seen. Every session
-begins with `Hello`, so on a new session what was not acknowledged gets new numbers, after the greeting's. A report whose
-acknowledgement was lost may so be told twice: every report means the same when it is told again.
-"""
+Numbers increase within an incarnation, and the supervisor ignores numbers that are not above the last one. Every session
+begins with `Hello`, so on a new session unacknowledged reports get new numbers after that of the greeting. A report whose
+acknowledgement was lost may therefore be sent twice; reports are idempotent."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ class Numbered:
 
 
 class Reports:
-    """A queue of reports. Those that say what the node has now replace each other; the rest is kept until acknowledged.
+    """A queue of reports. Inventories replace each other; other reports are kept until acknowledged.
 
     On one session reports arrive in order and none is left out, so an inventory may say what has changed since the session's
     last one of its job, once `differences` are welcome. The first one is complete.
@@ -42,7 +41,7 @@ class Reports:
         return bool(self._waiting)
 
     def add(self, report: Report) -> None:
-        """Raises RuntimeError when thousands wait: the supervisor asked for none of it, so something here runs wild."""
+        """Raises RuntimeError if more than `WAITING_MAX` reports are queued, which indicates a bug in the agent."""
         for old in [waiting for waiting in self._waiting if _replaces(report, waiting)]:
             self._waiting.remove(old)
         if len(self._waiting) >= WAITING_MAX:
@@ -50,7 +49,7 @@ class Reports:
         self._waiting.append(report)
 
     def take(self) -> Numbered | None:
-        """The next report to send, numbered; None when there is none."""
+        """Return the next report to send, numbered; None if there is none."""
         if not self._waiting:
             return None
         self._seq += 1

@@ -1,10 +1,10 @@
-"""The agent's composition root: everything is made and wired here, and the environment is read nowhere else.
+"""The agent's composition root: builds and connects all parts. The environment is read only here.
 
-Who runs, and what ends with what:
+The loops, and what their end means:
 
-    session    ─┐                      reports up, orders down
-    uplink     ─┤ loops that never end: one that does is an error and takes the agent, and so the node's workers, with it
-    pool       ─┤                      templates, workers, their notes and logs
+    session    ─┐                      reports to the supervisor, orders from it
+    uplink     ─┤ loops that never return: if one does, the agent exits with an error, and its workers with it
+    pool       ─┤                      worker templates, workers, their messages and logs
     replicator ─┤
     collectors ─┘ restarted one by one; none of them ends the agent
 """

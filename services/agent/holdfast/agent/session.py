@@ -1,7 +1,7 @@
-"""The control session with the supervisor: says hello, sends reports and beats, hears orders.
+"""The control session with the supervisor: sends Hello, reports and heartbeats, receives orders.
 
-When it breaks, training goes on. Endpoints are tried in turn: a standby answers "not the leader", and the next one is asked.
-"""
+Training continues while it is disconnected. Endpoints are tried in turn: a standby refuses the session, and the next one is
+tried."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from holdfast.wire.retention import decode_saved_by_all
 log = structlog.get_logger("holdfast.agent.session")
 
 BEAT_S = 0.5
-RETRY_S_MAX = 1.0  # nothing is repaired while a new leader does not know who is there
+RETRY_S_MAX = 1.0  # recovery waits until a new leader knows the connected nodes
 UNANSWERED_BEATS_MAX = 40  # beats, not seconds: an agent that was frozen has sent none
 WELCOME_TIMEOUT_S = 3.0  # a leader welcomes at once; a supervisor that does not is as good as none
 OTHER_VERSION = "speaks protocol version"  # in the words of a supervisor that refuses ours: a status has no other place
@@ -76,7 +76,7 @@ class Session:
         self._incompatible: set[str] = set()  # endpoints that refused our protocol version when last asked
 
     def report(self, report: Report) -> None:
-        """Tell the supervisor, now or when there is one."""
+        """Send a report to the supervisor, now or when it is connected."""
         self._reports.add(report)
         self._news.set()
 
@@ -104,10 +104,10 @@ class Session:
             await backoff.sleep()
 
     def _judge(self, endpoint: str, incompatible: str) -> None:
-        """A supervisor of another version is waited for while we have something to lose, and given up when we never had.
+        """Raise `IncompatibleVersion` if no supervisor has ever accepted this agent's version; otherwise wait.
 
-        During an upgrade an agent with running workers meets one: training goes on until the agent's own turn comes.
-        """
+        During an upgrade an agent with running workers meets a supervisor of another version: training continues until the
+        agent is upgraded."""
         if not incompatible:
             self._incompatible.discard(endpoint)
             return
@@ -144,7 +144,7 @@ class Session:
                 beat_at = anyio.current_time() + BEAT_S
 
     async def _expect_answers(self) -> None:
-        """Raises `Unavailable` when nothing was heard for `UNANSWERED_BEATS_MAX`: a stream can stand that nobody serves."""
+        """Raises `Unavailable` after `UNANSWERED_BEATS_MAX` heartbeats without an answer: an open stream may not be served."""
         self._unanswered_beats = 0
         while self._unanswered_beats < UNANSWERED_BEATS_MAX:
             await anyio.sleep(BEAT_S)
@@ -152,7 +152,7 @@ class Session:
         raise Unavailable(f"no answer to {UNANSWERED_BEATS_MAX} heartbeats")
 
     async def _hear_welcome(self, call: _Call) -> pb.Welcome:
-        """The leader's greeting. Raises `Unavailable` when there is none, or when it comes from a leader of the past."""
+        """Read the leader's greeting. Raises `Unavailable` if there is none, or if it comes from a replaced leader."""
         message: pb.SupervisorMessage | None = None
         with freeze.patience(WELCOME_TIMEOUT_S):
             message = await read(call, pb.SupervisorMessage)
@@ -193,7 +193,9 @@ class Session:
     def _take_command(self, command: pb.Command) -> None:
         try:
             order = decode_order(command)
-        except HoldfastError as error:  # of a newer supervisor, or a damaged one: it must hear that, not wait for ever
+        except (
+            HoldfastError
+        ) as error:  # from a newer supervisor, or corrupt: answer, so that the supervisor does not wait
             log.error("order rejected: malformed", command_id=command.command_id, reason=str(error))
             self.report(OrderDone(command.command_id, ok=False, reason=str(error), at=time.time()))
             return
@@ -201,7 +203,7 @@ class Session:
 
     def _take_saved_by_all(self, message: pb.SavedByAll) -> None:
         if message.epoch < self._executor.epoch:
-            return  # a leader of the past
+            return  # a replaced leader
         try:
             self._on_saved_by_all(decode_saved_by_all(message))
         except MalformedMessage as error:

@@ -1,4 +1,4 @@
-"""What the two gRPC streams have in common: a break is one exception with a reason, on whichever side it is noticed."""
+"""Common code of the two gRPC streams: a failed stream is one exception with a reason, on whichever side it is noticed."""
 
 from __future__ import annotations
 

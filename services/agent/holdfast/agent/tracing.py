@@ -1,6 +1,6 @@
-"""The agent's share of an incident's trace: the signals that begin one, and the first steps that end it.
+"""The agent's spans of an incident's trace: the signals that begin one, and the first steps that end it.
 
-What lies between, preparing a generation, is traced where it happens (`node.py`).
+The preparation of a generation is traced in `node.py`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The telemetry stream to diagnostics: a tick every `TICK_S`, at once for what is reliable. Never holds anyone up.
+"""The telemetry stream to diagnostics: a tick every `TICK_S`, and at once for reliable signals. Never blocks other work.
 
-The stream may break, block or be refused for as long as it likes: signals gather in the bounded `Outbox`, training goes on,
-and endpoints are tried in turn with jittered back-off. An agent that is not on the best endpoint goes back to a better one as
-soon as that serves: only a process that hears every node of a job can tell whether all ranks have finished a step, or none.
-"""
+The stream may fail, block or be refused for any time: signals are queued in the bounded `Outbox`, training continues, and
+endpoints are tried in turn with jittered back-off. An agent that is not connected to the first endpoint returns to an earlier
+one as soon as that serves, because only a process that receives the telemetry of all nodes of a job can tell whether all ranks
+have finished a step."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Uplink:
             self._endpoints_known.set()
 
     async def run(self) -> None:
-        """Until cancelled; then sends the workers' last words and says goodbye, if a stream stands."""
+        """Run until cancelled; then send the last signals of the workers and a goodbye, if a stream is open."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._talk_shielded)
             try:
@@ -177,7 +177,7 @@ class Uplink:
             self._wake.set()
 
     async def _look_for_better(self, endpoint: str) -> None:
-        """Until an endpoint that comes before this one can be reached; returns at once when there is none before it."""
+        """Wait until an earlier endpoint in the list is reachable; returns at once if there is none."""
         while better := [*itertools.takewhile(lambda each: each != endpoint, self._endpoints)]:
             await anyio.sleep(RETURN_S * random.uniform(0.8, 1.2))
             for each in better:
@@ -195,7 +195,7 @@ class Uplink:
         return False
 
     async def _hear(self, call: _Call, backoff: Backoff, ended: anyio.Event) -> None:
-        """Acknowledgements, until diagnostics ends the stream: after our goodbye that is its good right."""
+        """Read acknowledgements until diagnostics closes the stream, which it does after receiving our goodbye."""
         async for ack in call:
             backoff.reset()
             self._refused_in_a_row = 0

@@ -1,4 +1,4 @@
-"""What this node knows of one job's object store. Touched by the event loop only."""
+"""State of one job's object store as this node knows it. Used by the event loop only."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ ASKED_MAX = 8  # the newest
 SUSPECTS_MAX = 64
 TOLD_EXTRA = 4  # complete steps told beyond those that are kept: a deletion may be under way
 
-_Age = tuple[int, int]
+_CheckpointId = tuple[int, int]
 
 
 @dataclass(slots=True)
 class JobArchive:
     """`stored` describes complete steps, `steps` all that were seen; what others change shows at the next survey."""
 
-    saves: dict[_Age, Save] = field(default_factory=dict)
-    steps: dict[_Age, Archived] = field(default_factory=dict)
-    stored: dict[_Age, StoredStep] = field(default_factory=dict)
+    saves: dict[_CheckpointId, Save] = field(default_factory=dict)
+    steps: dict[_CheckpointId, Archived] = field(default_factory=dict)
+    stored: dict[_CheckpointId, StoredStep] = field(default_factory=dict)
     uploaded: set[ShardKey] = field(default_factory=set)
-    asked: set[_Age] = field(default_factory=set)
+    asked: set[_CheckpointId] = field(default_factory=set)
     suspects: list[ShardKey] = field(default_factory=list)  # arrived damaged; to be looked at in the store
     surveyed: bool = False
 
@@ -34,8 +34,8 @@ class JobArchive:
         """A worker of this node has saved this step; the first rank's time counts."""
         save = Save(manifest.attempt, manifest.step, manifest.created_at)
         self.saves.setdefault((save.attempt, save.step), save)
-        for age in sorted(self.saves)[:-SAVES_MAX]:
-            del self.saves[age]
+        for checkpoint_id in sorted(self.saves)[:-SAVES_MAX]:
+            del self.saves[checkpoint_id]
 
     def configured(self, before: Configure | None, config: Configure) -> None:
         """A new generation looks anew: others may have completed or discarded steps."""
@@ -43,7 +43,7 @@ class JobArchive:
             self.steps, self.stored, self.uploaded = {}, {}, set()
         self.surveyed = False
         self.uploaded = {key for key in self.uploaded if key.attempt == config.attempt}
-        self.asked = {age for age in self.asked if age[0] == config.attempt}
+        self.asked = {checkpoint_id for checkpoint_id in self.asked if checkpoint_id[0] == config.attempt}
 
     def ask(self, attempt: int, step: int) -> None:
         """Every node is asked alike, so that the step can become complete."""
@@ -51,39 +51,39 @@ class JobArchive:
 
     def found(self, surveyed: Surveyed) -> None:
         """A listing replaces what was known."""
-        self.steps = {step.age: step for step in surveyed.steps}
+        self.steps = {step.id: step for step in surveyed.steps}
         self.stored = dict(surveyed.stored)
         self.uploaded |= {key for key in surveyed.uploaded if (key.attempt, key.step) in self.saves}  # ours to upload
         self.surveyed = True
 
     def completed(self, step: StoredStep, *, owner: bool) -> None:
         """`owner` decides what leaves the store now, and for that has to see all of it."""
-        age = (step.attempt, step.step)
-        self.steps[age] = Archived(*age, complete=True)
-        self.stored[age] = step
+        checkpoint_id = (step.attempt, step.step)
+        self.steps[checkpoint_id] = Archived(*checkpoint_id, complete=True)
+        self.stored[checkpoint_id] = step
         self.surveyed = self.surveyed and not owner
 
     def suspect(self, key: ShardKey) -> None:
         if key not in self.suspects and len(self.suspects) < SUSPECTS_MAX:
             self.suspects.append(key)
 
-    def found_damaged(self, age: _Age, problem: str) -> None:
+    def found_damaged(self, checkpoint_id: _CheckpointId, problem: str) -> None:
         """It must not be restored from the store any more."""
-        self.steps[age] = Archived(*age, complete=False, damaged=True)
-        if age in self.stored:
-            self.stored[age] = replace(self.stored[age], damage=problem)
+        self.steps[checkpoint_id] = Archived(*checkpoint_id, complete=False, damaged=True)
+        if checkpoint_id in self.stored:
+            self.stored[checkpoint_id] = replace(self.stored[checkpoint_id], damage=problem)
 
-    def is_damaged(self, age: _Age) -> bool:
-        return age in self.steps and self.steps[age].damaged
+    def is_damaged(self, checkpoint_id: _CheckpointId) -> bool:
+        return checkpoint_id in self.steps and self.steps[checkpoint_id].damaged
 
-    def discarded(self, age: _Age) -> None:
-        self.steps.pop(age, None)
-        self.stored.pop(age, None)
+    def discarded(self, checkpoint_id: _CheckpointId) -> None:
+        self.steps.pop(checkpoint_id, None)
+        self.stored.pop(checkpoint_id, None)
 
     def told(self, keep: int) -> tuple[StoredStep, ...]:
         """Newest first."""
         newest = sorted(self.stored, reverse=True)[: keep + TOLD_EXTRA]
-        return tuple(self.stored[age] for age in newest)
+        return tuple(self.stored[checkpoint_id] for checkpoint_id in newest)
 
     @property
     def newest_is_sharded(self) -> bool:
@@ -97,8 +97,8 @@ class JobArchive:
             interval_s=config.store_interval_s,
             keep=config.store_keep,
             surveyed=self.surveyed,
-            saves=tuple(self.saves[age] for age in sorted(self.saves)),
-            steps=tuple(self.steps[age] for age in sorted(self.steps, reverse=True)),
+            saves=tuple(self.saves[checkpoint_id] for checkpoint_id in sorted(self.saves)),
+            steps=tuple(self.steps[checkpoint_id] for checkpoint_id in sorted(self.steps, reverse=True)),
             uploaded=frozenset(self.uploaded),
             asked=frozenset(self.asked),
         )

@@ -1,19 +1,21 @@
-"""Which steps go to the object store, and which leave it: a pure function that every node follows alone.
+"""Decides which checkpoints are uploaded to the object store, and which are deleted from it: a pure function that every node
+evaluates by itself.
 
-**The choice.** A checkpoint in the store needs the same step from every rank, and no more than one step per
-`store_interval_s`; but nodes do not talk, their clocks differ, and each may have missed a save. So the choice hangs on step
-numbers. Let a *slot* be 2^j steps, with the smallest j for which that takes at least the interval at the pace of the latest
-saves; the first step saved in a slot is chosen. What the clock decides is j alone, and it is a difference of times of one
-clock. Nodes that round differently still meet, because slots nest: the first step of a slot is also the first of the smaller
-slot that begins there, so who takes smaller slots chooses *more* steps, never others. The same holds for a node that missed
-the save before: it chooses the next one in addition.
+**The choice.** A checkpoint in the store needs the same step from every rank, and at most one checkpoint per
+`store_interval_s` is uploaded. But nodes do not communicate, their clocks differ, and each may have missed a save. So the
+choice depends on step numbers. Let a *slot* be 2^j steps, with the smallest j for which that takes at least the interval at the
+pace of the latest saves. The first checkpoint of each slot is chosen. The clock determines only j, as a difference of times of
+one clock. Nodes that round differently still agree, because slots are nested: the first step of a slot is also the first of the
+smaller slot that begins there. A node with smaller slots therefore chooses *more* steps, never different ones. The same holds
+for a node that missed the previous save: it also chooses the next one.
 
-**The order.** Of the steps chosen, the one that begins the largest slot goes first: all others have chosen that one too, so a
-node that has fallen behind, or whose clock has jumped, works first on what can become complete. A chosen step that misses
-a rank stays incomplete; nothing waits for it, the next slot is another chance, and it is swept when a newer one is
-complete. A step that somebody else has begun is joined when it is here: a replicator that starts anew finds what it was doing.
+**The order.** Of the chosen steps, the one that begins the largest slot is uploaded first, because all other nodes have chosen
+it too. A node that has fallen behind, or whose clock has jumped, thus works first on checkpoints that can become complete. A
+chosen step without one of its ranks stays incomplete. No node waits for it, the next slot is another chance, and it is deleted
+when a newer one is complete. If another node has begun a step and the step is on this node, this node uploads its shards too; a
+restarted replicator continues its own uploads in the same way.
 
-Times are Unix seconds as values; nothing here looks at a clock.
+Times are Unix seconds passed as values; this module does not read a clock.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from holdfast.replicator.view import (
     Survey,
     Upload,
     View,
-    given_up,
+    is_abandoned,
     whole_steps,
 )
 
@@ -47,7 +49,7 @@ LEVEL_ASKED = LEVEL_MAX + 1  # of a step that somebody asked for: it goes before
 WAITING_MAX = 4  # steps that may still become complete
 ABANDONED_S = 3600.0  # without a new object, an incomplete step will not become complete any more
 
-_Age = tuple[int, int]
+_CheckpointId = tuple[int, int]
 
 
 def archive_steps(view: View) -> list[ArchiveStep]:
@@ -84,13 +86,13 @@ def level_wanted(saves: tuple[Save, ...], interval_s: float) -> int:
     return min(LEVEL_MAX, math.ceil(math.log2(interval_s / pace_s)))
 
 
-def chosen(view: View) -> _Age | None:
+def chosen(view: View) -> _CheckpointId | None:
     """The (attempt, step) that this node should be uploading now, or None. It must stay where it is until it is uploaded."""
     archive = view.archive
     if archive is None or not view.ranks:
         return None
     wanted = level_wanted(archive.saves, archive.interval_s)
-    begun = {step.age for step in archive.steps if not (step.complete or step.damaged)}
+    begun = {step.id for step in archive.steps if not (step.complete or step.damaged)}
     newest = _newest_complete(view, archive)
     candidates = []
     for held in _whole(view):
@@ -102,19 +104,23 @@ def chosen(view: View) -> _Age | None:
     return max(candidates)[1] if candidates else None
 
 
-def wanted_of(view: View, ages: Iterable[tuple[int, int]]) -> _Age | None:
+def wanted_of(view: View, ages: Iterable[tuple[int, int]]) -> _CheckpointId | None:
     """Of these (attempt, step), saved here and not yet on disk, the one that the object store will take from there."""
     archive = view.archive
     if archive is None:
         return None
     wanted = level_wanted(archive.saves, archive.interval_s)
     newest = _newest_complete(view, archive)
-    live = (age for age in ages if age[0] == view.attempt and (newest is None or age > newest))
-    reached = [(_level_of(view, archive, age), age) for age in live]
+    live = (
+        checkpoint_id
+        for checkpoint_id in ages
+        if checkpoint_id[0] == view.attempt and (newest is None or checkpoint_id > newest)
+    )
+    reached = [(_level_of(view, archive, checkpoint_id), checkpoint_id) for checkpoint_id in live]
     return max((found for found in reached if found[0] >= wanted), default=(0, None))[1]
 
 
-def _level_of(view: View, archive: Archive, held: _Age) -> int:
+def _level_of(view: View, archive: Archive, held: _CheckpointId) -> int:
     """A save of the attempt that is not known counts as none: the level comes out higher then, never lower."""
     if held in archive.asked:
         return LEVEL_ASKED
@@ -124,16 +130,16 @@ def _level_of(view: View, archive: Archive, held: _Age) -> int:
     return level(held[1], view.restored[1] if view.restored is not None else None)
 
 
-def _whole(view: View) -> list[_Age]:
+def _whole(view: View) -> list[_CheckpointId]:
     return whole_steps(view, tuple(Store) if view.disk_takes_nothing else (Store.DISK,))
 
 
-def _newest_complete(view: View, archive: Archive) -> _Age | None:
-    live = [step.age for step in archive.steps if step.complete and not given_up(view, step.age)]
+def _newest_complete(view: View, archive: Archive) -> _CheckpointId | None:
+    live = [step.id for step in archive.steps if step.complete and not is_abandoned(view, step.id)]
     return max(live, default=None)
 
 
-def _all_uploaded(view: View, archive: Archive, held: _Age) -> bool:
+def _all_uploaded(view: View, archive: Archive, held: _CheckpointId) -> bool:
     return all(ShardKey(*held, rank) in archive.uploaded for rank in view.ranks)
 
 
@@ -151,13 +157,17 @@ def _uploads(view: View) -> list[ArchiveStep]:
 
 def _completions(view: View, archive: Archive) -> list[ArchiveStep]:
     newest = _newest_complete(view, archive)
-    damaged = {step.age for step in archive.steps if step.damaged}
+    damaged = {step.id for step in archive.steps if step.damaged}
     mine = {(key.attempt, key.step) for key in archive.uploaded if key.attempt == view.attempt}
     ages = sorted(mine - damaged, reverse=True)
-    waiting = [age for age in ages if (newest is None or age > newest) and _all_uploaded(view, archive, age)]
+    waiting = [
+        checkpoint_id
+        for checkpoint_id in ages
+        if (newest is None or checkpoint_id > newest) and _all_uploaded(view, archive, checkpoint_id)
+    ]
     if not waiting or not view.ranks:
         return []
-    return [Complete(tuple(waiting[:WAITING_MAX]), "this node's share is there")]
+    return [Complete(tuple(waiting[:WAITING_MAX]), "this node's shards are uploaded")]
 
 
 # ---------------------------------------------------------------- deletions
@@ -169,23 +179,24 @@ def _discards(view: View, archive: Archive) -> list[ArchiveStep]:
     if 0 not in view.ranks or not archive.surveyed:
         return []
     complete = sorted(
-        (step.age for step in archive.steps if step.complete and not given_up(view, step.age)), reverse=True
+        (step.id for step in archive.steps if step.complete and not is_abandoned(view, step.id)),
+        reverse=True,
     )
-    mine = (step.age for step in archive.steps if step.complete and given_up(view, step.age))
+    mine = (step.id for step in archive.steps if step.complete and is_abandoned(view, step.id))
     spared = set(sorted(mine, reverse=True)[: max(archive.keep, 1)])
-    found = ((step, _why_not_kept(view, archive, step, complete)) for step in archive.steps if step.age not in spared)
-    return [Discard(step.age, reason) for step, reason in found if reason]
+    found = ((step, _why_not_kept(view, archive, step, complete)) for step in archive.steps if step.id not in spared)
+    return [Discard(step.id, reason) for step, reason in found if reason]
 
 
-def _why_not_kept(view: View, archive: Archive, step: Archived, complete: list[_Age]) -> str:
+def _why_not_kept(view: View, archive: Archive, step: Archived, complete: list[_CheckpointId]) -> str:
     """`complete` are the live ones, newest first. "" = it stays."""
     keep = max(archive.keep, 1)
-    if step.complete and step.age[0] < view.first_attempt:
+    if step.complete and step.id[0] < view.first_attempt:
         return ""  # an earlier submission's: it goes when somebody asks for it
-    if step.complete and given_up(view, step.age):
-        mine = sum(1 for age in complete if age[0] == view.attempt)
-        return f"of a lineage given up; {mine} newer steps are complete" if mine >= keep else ""
-    newer = sum(1 for age in complete if age > step.age)
+    if step.complete and is_abandoned(view, step.id):
+        mine = sum(1 for checkpoint_id in complete if checkpoint_id[0] == view.attempt)
+        return f"on an abandoned lineage; {mine} newer steps are complete" if mine >= keep else ""
+    newer = sum(1 for checkpoint_id in complete if checkpoint_id > step.id)
     if step.complete:
         return f"superseded by {newer} complete newer steps; {keep} are kept" if newer >= keep else ""
     if newer and step.idle_s > max(ABANDONED_S, 4 * archive.interval_s):

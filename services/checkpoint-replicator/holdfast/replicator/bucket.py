@@ -1,9 +1,10 @@
-"""One job's part of an object store: shards go up and come down, steps become complete and go. Blocking; call from a thread.
+"""One job's part of an object store: uploads and downloads shards, completes and deletes checkpoints. Blocking; call from a
+thread.
 
-Order of an upload: tensors, rest, the rank's manifest. Whoever finds the manifests of all ranks, and every object that they
-name, writes the checkpoint's manifest, if absent: it follows from the ranks' manifests alone, so that all who race write
-the same bytes. A crash between any two of these leaves objects that count for nothing and are found again, or swept.
-"""
+Order of an upload: tensors, rest, the rank's manifest. The first node that finds the manifests of all ranks, and every object
+that they name, writes the checkpoint's manifest if it does not exist. It depends on the ranks' manifests alone, so all nodes
+that race write the same bytes. A crash between any two of these steps leaves objects that are not part of a checkpoint; they
+are reused, or deleted later."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ PROBLEM_CHARS_MAX = 1000
 
 log = structlog.get_logger("holdfast.replicator.bucket")
 
-_Age = tuple[int, int]
+_CheckpointId = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Surveyed:
     """A listing: every step, the newest of the complete ones as the manifest describes them, and whose shares are there."""
 
     steps: tuple[Archived, ...]  # newest first
-    stored: Mapping[_Age, StoredStep]
+    stored: Mapping[_CheckpointId, StoredStep]
     uploaded: frozenset[ShardKey]
 
 
@@ -89,7 +90,7 @@ class Bucket:
     def complete(self, attempt: int, step: int, world_size: int) -> CheckpointManifest | None:
         """The checkpoint, written now if need be; None while something of it is missing.
 
-        Raises IntegrityError when the ranks' shares do not belong together.
+        Raises IntegrityError if the ranks' shards do not belong to one checkpoint.
         """
         if self.store.stat(layout.manifest_key(self.job, attempt, step)) is not None:
             return layout.load(self.store, self.job, attempt, step)
@@ -102,7 +103,9 @@ class Bucket:
         checkpoint = CheckpointManifest.of(raw)
         for entry in checkpoint.ranks:
             if (sizes.get(entry.tensors), sizes.get(entry.rest)) != (entry.tensors_size, entry.rest_size):
-                raise IntegrityError(f"the share of rank {entry.rank} in step {step} is not whole in {self.store.url}")
+                raise IntegrityError(
+                    f"the shard of rank {entry.rank} in step {step} is not complete in {self.store.url}"
+                )
         self._put_once(checkpoint.key, checkpoint.encode(), layout.CHECKPOINT_MANIFEST_BYTES_MAX)
         return checkpoint
 
@@ -112,25 +115,27 @@ class Bucket:
         if self.store.read(key, size_max) != content:
             raise Conflict(f"{self.store.url} holds another {key}: two runs of one name save into the same store")
 
-    # ------------------------------------------------------------ what is there
+    # ------------------------------------------------------------ listing
 
     def survey(self, known: Collection[StoredStep], newest: int) -> Surveyed:
         """From one listing. Of the `newest` complete steps the manifests are read, unless they are `known`."""
         found = layout.survey(self.store, self.job)
         descriptions = {(step.attempt, step.step): step for step in known}
-        stored: dict[_Age, StoredStep] = {}
-        damaged: set[_Age] = set()
+        stored: dict[_CheckpointId, StoredStep] = {}
+        damaged: set[_CheckpointId] = set()
         for each in found:
-            age = (each.attempt, each.step)
+            checkpoint_id = (each.attempt, each.step)
             if not each.complete or len(stored) == newest:
                 continue
             if each.damaged:
-                damaged.add(age)
+                damaged.add(checkpoint_id)
             try:
-                found_step = descriptions.get(age) or layout.load(self.store, self.job, *age).stored_step
-                stored[age] = replace(found_step, damage=each.damage)
+                found_step = (
+                    descriptions.get(checkpoint_id) or layout.load(self.store, self.job, *checkpoint_id).stored_step
+                )
+                stored[checkpoint_id] = replace(found_step, damage=each.damage)
             except (IntegrityError, IncompatibleVersion, NotFound) as error:
-                damaged.add(age)  # of no use to us: counts as not complete
+                damaged.add(checkpoint_id)  # counts as not complete
                 log.warning("checkpoint skipped", job=self.job, store=self.store.url, reason=str(error))
         last = max((each.updated_at for each in found), default=0.0)
         return Surveyed(
@@ -157,22 +162,24 @@ class Bucket:
         return list(transfer.verify(self.store, checkpoint, ranks={key.rank, shared_from}))
 
     def mark(self, damage: Damage, attempt: int, step: int) -> bool:
-        """Leave a word beside a complete step that it must not be restored; False when the step has left the store."""
+        """Write a damage marker next to a complete checkpoint. Returns False if the checkpoint no longer exists."""
         if self.store.stat(layout.manifest_key(self.job, attempt, step)) is None:
             return False
-        word = json.dumps({"object": damage.key, "problem": damage.problem[:PROBLEM_CHARS_MAX]}).encode()
-        self.store.put(layout.damaged_key(self.job, ShardKey(attempt, step, damage.rank)), [word], crc32c=crc32c(word))
+        marker = json.dumps({"object": damage.key, "problem": damage.problem[:PROBLEM_CHARS_MAX]}).encode()
+        self.store.put(
+            layout.damaged_key(self.job, ShardKey(attempt, step, damage.rank)), [marker], crc32c=crc32c(marker)
+        )
         return True
 
     def unmark(self, key: ShardKey) -> bool:
-        """The share of this rank is whole again. False when nobody had said otherwise."""
-        word = layout.damaged_key(self.job, key)
-        if self.store.stat(word) is None:
+        """Delete the damage marker of this rank. Returns False if there was none."""
+        marker = layout.damaged_key(self.job, key)
+        if self.store.stat(marker) is None:
             return False
-        self.store.delete(word)
+        self.store.delete(marker)
         return True
 
-    def mend(self, shard: OpenShard, damaged: str, pace: Pace) -> None:
+    def repair_object(self, shard: OpenShard, damaged: str, pace: Pace) -> None:
         """Write one object of a complete step anew. Closes the shard. Raises IntegrityError when the shard is not what the
         checkpoint consists of, Unavailable."""
         with shard:
@@ -205,10 +212,10 @@ class Bucket:
         donor: OpenShard | None,
         sharing: tuple[Sharers, Arrivals] | None = None,
         job: str = "",
-        given_up: threading.Event | None = None,
+        cancelled: threading.Event | None = None,
     ) -> Path:
         """Bring a shard here, every span verified, committed in `into`; an interrupted fetch goes on where it was. `job` is
-        the one that it is to belong to here, when that is another one. Once `given_up` is set nothing more is read: it raises
+        the one that it is to belong to here, when that is another one. Once `cancelled` is set nothing more is read: it raises
         Unavailable, and what has arrived stays for the next try.
 
         What `donor`, a shard with equal tensors on this node, can give is not fetched again; with `sharing`, other nodes
@@ -218,19 +225,19 @@ class Bucket:
         sharers, arrivals = sharing or (None, None)
         with ExitStack() as stack:
             incoming = stack.enter_context(into.receive(here, replace(manifest, job=here)))
-            tell = stack.enter_context(arrivals.telling(here, incoming, into)) if arrivals else None
+            announce = stack.enter_context(arrivals.announcing(here, incoming, into)) if arrivals else None
             pieces = [piece for piece in _pieces(manifest) if not incoming.has(piece.first_span, piece.end_span)]
             if sharers is not None:
                 pieces.sort(key=lambda piece: (piece.of_tensors, sharers.turn(piece.number)))
-            ahead = self._read_ahead(pieces, donor, sharers, given_up or threading.Event())
+            ahead = self._read_ahead(pieces, donor, sharers, cancelled or threading.Event())
             for piece, content in stack.enter_context(closing(ahead)):
                 self._take_in(incoming, piece, content, sharers)
-                if tell is not None:
-                    tell()
+                if announce is not None:
+                    announce()
             return incoming.commit()
 
     def _read_ahead(
-        self, pieces: list[_Piece], donor: OpenShard | None, sharers: Sharers | None, given_up: threading.Event
+        self, pieces: list[_Piece], donor: OpenShard | None, sharers: Sharers | None, cancelled: threading.Event
     ) -> Generator[tuple[_Piece, memoryview], None, None]:
         """The pieces in order, a few of them read at the same time. A content is valid until the next one is asked for."""
         free = [memoryview(mmap.mmap(-1, READ_BYTES)) for _ in range(min(READ_STREAMS + 1, len(pieces)))]
@@ -238,8 +245,8 @@ class Bucket:
         todo = iter(pieces)
         with DaemonPool(READ_STREAMS, "retrieve") as pool:
             while True:
-                if given_up.is_set():
-                    raise Unavailable(f"the fetch from {self.store.url} was given up")
+                if cancelled.is_set():
+                    raise Unavailable(f"the fetch from {self.store.url} was cancelled")
                 while free and (piece := next(todo, None)) is not None:
                     buffer = free.pop()
                     coming.append((piece, buffer, pool.submit(self._read, piece, buffer[: piece.size], donor, sharers)))
@@ -333,8 +340,10 @@ def _place_of(manifest: Manifest, offset: int) -> tuple[str, int]:
     ), offset if offset < PAGE else PAGE + offset - manifest.tensors_end
 
 
-def _archived(found: StepObjects, last: float, damaged: set[_Age]) -> Archived:
-    age = (found.attempt, found.step)
-    whole = age not in damaged
+def _archived(found: StepObjects, last: float, damaged: set[_CheckpointId]) -> Archived:
+    checkpoint_id = (found.attempt, found.step)
+    whole = checkpoint_id not in damaged
     idle_s = max(0.0, last - found.updated_at)
-    return Archived(*age, complete=found.complete and whole, idle_s=idle_s, damaged=found.complete and not whole)
+    return Archived(
+        *checkpoint_id, complete=found.complete and whole, idle_s=idle_s, damaged=found.complete and not whole
+    )

@@ -1,7 +1,7 @@
-"""CRC-32C of shards: one pass over the bytes gives the checksum of every span, of the tensors and of the whole file.
+"""CRC-32C of shards: one pass over the bytes computes the checksum of every span, of the tensors and of the file.
 
-CRC-32C because object stores verify it and processors compute it; the library releases the GIL, so a large shard is
-checked by several threads. Checksums of adjacent spans are combined arithmetically instead of reading the bytes again.
+CRC-32C because object stores verify it and processors support it. The library releases the GIL, so several threads check a
+large shard. Checksums of adjacent spans are combined arithmetically, without reading the bytes again.
 """
 
 from __future__ import annotations

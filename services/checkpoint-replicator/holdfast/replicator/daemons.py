@@ -1,7 +1,7 @@
-"""A thread pool that does not keep the process alive: for calls that may hang longer than anybody wants to wait for an end.
+"""A thread pool that does not keep the process alive, for calls that may hang.
 
-The standard library's joins its threads when the interpreter exits. What runs here is cut off anywhere: the object store's
-side of every such call is atomic, and on this side it only reads, or writes files that nobody lists before they are whole.
+The standard library's pool joins its threads at exit. Calls in this pool can be interrupted anywhere: each operation of the
+object store is atomic, and on this node such a call only reads, or writes files that are not listed before they are complete.
 """
 
 from __future__ import annotations

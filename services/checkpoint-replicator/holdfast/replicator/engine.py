@@ -1,7 +1,7 @@
-"""The replicator's state and its rules: which shards this node holds, per job, and everything that changes it.
+"""The replicator's state: the shards of this node, per job, and every operation that changes it.
 
-Headers on disk and in memory are the truth; this is what has been seen of it. A worker's note only says "look now"; a
-periodic look finds what a lost note did not say. All state belongs to the event loop; bytes are moved by threads that get
+Headers on disk and in memory are authoritative; this state is a cache of them. A worker's message only triggers a look, and a
+periodic rescan finds saves whose message was lost. All state belongs to the event loop. Threads move bytes; they receive
 values and return values.
 """
 
@@ -31,9 +31,9 @@ from holdfast.replicator.plan import images_may_go
 from holdfast.replicator.threads import Threads
 from holdfast.replicator.tiers import Damaged, Tier
 from holdfast.replicator.tiers.files import FileTier
-from holdfast.replicator.tiers.fresh import Fresh
 from holdfast.replicator.tiers.images import ImageTier
-from holdfast.replicator.view import Held, Store, age, is_kept
+from holdfast.replicator.tiers.pending_commit import PendingCommit
+from holdfast.replicator.view import Held, Store, checkpoint_id, is_kept
 from holdfast.shards import Manifest
 from holdfast.shards.opening import move_aside
 
@@ -76,7 +76,7 @@ class Engine:
         self._hints: set[str] = set()
         self._hinted = anyio.Event()
 
-    # ------------------------------------------------------------ news
+    # ------------------------------------------------------------ subscriptions
 
     def notify(self) -> None:
         """Something changed: wake the mover and every watcher."""
@@ -169,7 +169,7 @@ class Engine:
             return
         if needed := sorted(step for step in set(request.steps) if job.needs(step)):
             raise Conflict(f"job {job.name} is not over, and may need step {needed[0][1]} (attempt {needed[0][0]})")
-        going = [held for held in job.held if age(held.key) in request.steps]
+        going = [held for held in job.held if checkpoint_id(held.key) in request.steps]
         for held in going:  # first: nobody may be sent to a file that is about to go
             job.drop(held)
         self.notify()
@@ -240,7 +240,7 @@ class Engine:
             for store, tier in ((Store.STAGED, self.tiers.staged), (Store.DISK, self.tiers.disk)):
                 swept = await self.threads.urgent(tier.sweep, name)
                 manifests, damaged = await self.threads.urgent(tier.look, name)
-                self._say_damaged(job, damaged)
+                self._report_damaged(job, damaged)
                 job.held |= held_of(store, manifests)
                 if store is Store.DISK and job.config is not None:
                     for manifest in manifests:
@@ -258,11 +258,11 @@ class Engine:
                 await self.threads.urgent(move_aside, path)
         except OSError:
             aside = False
-        self._say_damaged(job, [Damaged(path, str(error), aside=aside)])
+        self._report_damaged(job, [Damaged(path, str(error), aside=aside)])
 
     @staticmethod
-    def _say_damaged(job: Job, damaged: Iterable[Damaged]) -> bool:
-        """Whether any of it is new."""
+    def _report_damaged(job: Job, damaged: Iterable[Damaged]) -> bool:
+        """Report damaged files. Returns whether any of them is new."""
         new = False
         for each in damaged:
             kind = TroubleKind.SET_ASIDE if each.aside else TroubleKind.LEFT_ALONE
@@ -278,12 +278,12 @@ class Engine:
             job.release_pins_if_training()
 
     def hint(self, name: str) -> None:
-        """A worker says that it has saved. Cheap, and harmless when it is not true."""
+        """Record that a worker may have saved. Cheap, and harmless if it has not."""
         self._hints.add(name)
         self._hinted.set()
 
     async def follow_hints(self) -> None:
-        """Runs for ever: look at once where a worker has saved."""
+        """Look at the images of workers that have saved. Never returns."""
         while True:
             await self._hinted.wait()
             self._hinted = anyio.Event()
@@ -292,7 +292,7 @@ class Engine:
                 await self._look(name)
 
     async def rescan(self, interval_s: float) -> None:
-        """Runs for ever: find what no note has told, and notice images that are being overwritten."""
+        """Find saves whose message was lost, and images that are being overwritten. Never returns."""
         while True:
             for name in sorted({*self.jobs, *await self.threads.urgent(self.tiers.images.jobs)}):
                 await self._look(name)
@@ -308,7 +308,7 @@ class Engine:
                     await self._look_at_locks(job)
 
     def unwatched(self) -> None:
-        """This process did not run for a while: who holds a lock now need not have held it all the time."""
+        """Restart the observation of locks after a freeze, because a holder may have changed."""
         for job in self.jobs.values():
             job.locked = {}
 
@@ -337,12 +337,12 @@ class Engine:
             await self.refresh(self.job(name))
 
     async def refresh(self, job: Job) -> None:
-        """Compare the images of a job with what is known: commit what is new, drop what is being overwritten."""
+        """Compare the images of a job with the state: commit new ones, drop those that are being overwritten."""
         async with job.refreshing:
             if job.gone:
                 return
             there, damaged = await self.threads.urgent(self.tiers.images.look, job.name)
-            if self._say_damaged(job, damaged):
+            if self._report_damaged(job, damaged):
                 self.notify()
             seen = {each.header.stamp.key: each for each in there}
             before = dict(job.held)
@@ -353,7 +353,7 @@ class Engine:
                         job.drop(held)
                         self._say_if_lost(job, held)
             new = [each for key, each in seen.items() if Held(Store.IMAGE, key) not in job.held]
-            job.fresh = {each.header.stamp.key: Fresh(each) for each in new}
+            job.fresh = {each.header.stamp.key: PendingCommit(each) for each in new}
             if new:
                 self.notify()  # the way to the disk need not wait for the checksums
             try:
@@ -372,9 +372,9 @@ class Engine:
     def _say_if_lost(self, job: Job, held: Held) -> None:
         """What an earlier submission left in memory alone, because the disk would not take it, and a worker wrote over."""
         view = job.view()
-        others = [age(each.key) for each in job.held if each.key.rank == held.key.rank]
-        newer = any(other >= age(held.key) and is_kept(view, other) for other in others)
-        if is_kept(view, age(held.key)) and not newer:
+        others = [checkpoint_id(each.key) for each in job.held if each.key.rank == held.key.rank]
+        newer = any(other >= checkpoint_id(held.key) and is_kept(view, other) for other in others)
+        if is_kept(view, checkpoint_id(held.key)) and not newer:
             log.error("checkpoint of an earlier run lost: it was in memory only", job=job.name, shard=label(held.key))
 
     async def _say_unwritten(self, job: Job) -> None:
@@ -382,14 +382,14 @@ class Engine:
         unwritten = await self.threads.urgent(self.tiers.images.unwritten, job.name)
         changed = False
         for path, why in unwritten.items():
-            reason = f"the manifest of {path} cannot be written ({why}): copies go on, and memory has to be made free"
+            reason = f"cannot write the manifest of {path} ({why}); copies continue, make room in memory"
             changed |= job.troubles.begin(TroubleKind.TIER_FAILS, "memory", reason)
         if not unwritten:
             changed = job.troubles.end(TroubleKind.TIER_FAILS, "memory")
         if changed:
             self.notify()
 
-    async def _commit(self, job: Job, fresh: Fresh) -> None:
+    async def _commit(self, job: Job, fresh: PendingCommit) -> None:
         key = fresh.seen.header.stamp.key
         try:
             manifest = await self.threads.commit(self.tiers.images.commit, job.name, fresh.seen)
@@ -411,7 +411,7 @@ class Engine:
     # ------------------------------------------------------------ changes made by others
 
     async def quarantine(self, job: Job, held: Held, reason: str) -> None:
-        """A shard is not what its manifest says: out of the inventory, and out of the way."""
+        """Remove a corrupt shard from the inventory, and rename its file."""
         self.lost(job.name, held, reason)
         try:
             await self.threads.urgent(self.tiers[held.store].quarantine, job.name, held.key)
@@ -419,7 +419,7 @@ class Engine:
             log.error("corrupt shard not renamed", job=job.name, shard=label(held.key), reason=str(error))
 
     def lost(self, name: str, held: Held, reason: str) -> None:
-        """A shard was found corrupt: nobody is sent there any more."""
+        """Remove a corrupt shard from the inventory and report it."""
         log.error("corrupt shard quarantined", job=name, shard=label(held.key), store=held.store.value, reason=reason)
         if (job := self.jobs.get(name)) is not None:
             job.drop(held)

@@ -1,4 +1,4 @@
-"""What this node knows of one job: its configuration, what is held, what is pinned. Touched by the event loop only."""
+"""State of one job on this node: its configuration, its shards, its pinned shards. Used by the event loop only."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from holdfast.domain.replication import Configure
 from holdfast.replicator.archive import JobArchive
 from holdfast.replicator.kept import KeptSince
 from holdfast.replicator.tiers import OpenShard
-from holdfast.replicator.tiers.fresh import Fresh
+from holdfast.replicator.tiers.pending_commit import PendingCommit
 from holdfast.replicator.troubles import Troubles
-from holdfast.replicator.view import Held, Store, View, age
+from holdfast.replicator.view import Held, Store, View, checkpoint_id
 from holdfast.shards import Manifest
 from holdfast.shards.opening import move_aside, open_stored
 from holdfast.wire import records
@@ -37,7 +37,7 @@ class Job:
     config: Configure | None = None
     restored: tuple[int, int] | None = None
     held: dict[Held, Manifest] = field(default_factory=dict)
-    fresh: dict[ShardKey, Fresh] = field(default_factory=dict)  # images that are being committed right now
+    fresh: dict[ShardKey, PendingCommit] = field(default_factory=dict)  # images that are being committed right now
     pushed: dict[tuple[int, str], ShardKey] = field(default_factory=dict)  # (rank, peer) → the last shard it took
     pins: dict[Held, OpenShard] = field(default_factory=dict)
     wanted: Counter[ShardKey] = field(default_factory=Counter)  # being staged right now, how often: not to be deleted
@@ -117,7 +117,7 @@ class Job:
 
     def pin(self, shards: Mapping[Held, OpenShard]) -> None:
         """Hold these open until training has gone on; what an earlier answer handed out for another step is let go of."""
-        for held in [held for held in self.pins if held in shards or age(held.key) != self.restored]:
+        for held in [held for held in self.pins if held in shards or checkpoint_id(held.key) != self.restored]:
             self.pins.pop(held).close()
         self.pins.update(shards)
 
@@ -137,7 +137,8 @@ class Job:
         saved = self.tried | {
             held.key.rank
             for held in self.held
-            if held.key.attempt == self.config.attempt and (self.restored is None or age(held.key) > self.restored)
+            if held.key.attempt == self.config.attempt
+            and (self.restored is None or checkpoint_id(held.key) > self.restored)
         }
         if self.config.ranks and saved.issuperset(self.config.ranks):
             self.release_pins()

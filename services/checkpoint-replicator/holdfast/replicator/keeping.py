@@ -1,9 +1,8 @@
-"""What a job has saved stays on this node after its end.
+"""Retains the checkpoints of finished jobs on this node, and deletes them after the retention period.
 
-Nothing of a submission that has ended, or that another one under the same name has followed, is deleted for want of room. It
-goes when somebody asks for it (`holdfast checkpoints prune`), or when it has been kept for `retention_s` (0 = for ever). The
-time is counted by the monotonic clock while this process runs, and written down: neither a clock that jumps nor a machine that
-was off for a week makes anything old.
+Checkpoints of an earlier run are never deleted to make room. They are deleted by `holdfast checkpoints prune`, or after
+`retention_s` (0 = unlimited). The time is counted by the monotonic clock while this process runs, and stored, so that neither a
+clock that jumps nor a machine that was off for a week makes a checkpoint expire.
 """
 
 from __future__ import annotations

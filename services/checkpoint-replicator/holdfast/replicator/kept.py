@@ -1,4 +1,4 @@
-"""How long it is that a submission of a job has ended, counted while the replicator runs. Values only: no clock here."""
+"""The time since a run of a job has ended, counted while the replicator runs. Values only; no clock."""
 
 from __future__ import annotations
 

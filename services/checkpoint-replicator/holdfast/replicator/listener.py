@@ -1,4 +1,4 @@
-"""The data plane's door: accepts connections and gives each to a thread, a bounded number at a time."""
+"""The listener of the data plane: accepts connections and gives each to a thread, with a maximum number at a time."""
 
 from __future__ import annotations
 

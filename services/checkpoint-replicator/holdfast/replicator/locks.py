@@ -1,4 +1,4 @@
-"""Which processes hold a file locked for reading, by what the kernel says."""
+"""Finds the processes that hold a read lock on a file, from /proc/locks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Carries out the plan: one step at a time per lane (each rank's way to the disk; each peer; deletions), the newest first.
+"""Executes the plan: one step at a time per lane (each rank's way to disk, each peer, deletions), newest first.
 
-A step that fails is not retried as such: its lane pauses, and then the plan is made anew from what is held by then.
+A failed step is not retried by itself: its lane pauses, and then the plan is computed again from the current state.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from anyio.abc import TaskGroup
 from holdfast.domain.errors import Conflict, HoldfastError, IntegrityError, NotFound, OutOfSpace
 from holdfast.domain.generations import ShardKey
 from holdfast.domain.replication import TroubleKind
-from holdfast.replicator.archivist import Archivist, NotYet
 from holdfast.replicator.checksum import Checksummer
 from holdfast.replicator.engine import Engine
 from holdfast.replicator.jobs import Job
 from holdfast.replicator.names import label
 from holdfast.replicator.plan import plan
+from holdfast.replicator.store_sync import NotYet, StoreSync
 from holdfast.replicator.tiers import OpenShard
-from holdfast.replicator.tiers.fresh import Fresh
+from holdfast.replicator.tiers.pending_commit import PendingCommit
 from holdfast.replicator.transport.client import Client
 from holdfast.replicator.view import (
     Complete,
@@ -66,7 +66,7 @@ class Mover:
         engine: Engine,
         client: Client,
         checksummer: Checksummer,
-        archivist: Archivist,
+        store_sync: StoreSync,
         *,
         disk_pace: Callable[[int], None],
         peer_pace: Callable[[int], None],
@@ -76,7 +76,7 @@ class Mover:
         self._disk_pace = disk_pace
         self._peer_pace = peer_pace
         self._checksummer = checksummer
-        self._archivist = archivist
+        self._store_sync = store_sync
         self._push_rate: dict[tuple[str, str], float] = {}  # (job, peer) → bytes per second of the latest push
         self._busy: set[_Lane] = set()
         self._pauses: dict[_Lane, Backoff] = {}
@@ -140,7 +140,7 @@ class Mover:
                 await self._upload(job, key)
                 _count(job, key, "store")
             case Survey() | Complete() | Discard():
-                await self._archivist.carry_out(job, step)
+                await self._store_sync.carry_out(job, step)
             case _:
                 assert_never(step)
         log.debug("plan step completed", job=job.name, step=type(step).__name__, what=what(step), reason=step.reason)
@@ -176,7 +176,7 @@ class Mover:
             raise
         return shard.manifest
 
-    async def _copy_fresh(self, job: Job, fresh: Fresh) -> Manifest:
+    async def _copy_fresh(self, job: Job, fresh: PendingCommit) -> Manifest:
         disk = self._engine.tiers.disk
         try:
             return await self._engine.threads.background(disk.put_fresh, job.name, fresh, self._disk_pace)
@@ -213,11 +213,11 @@ class Mover:
         return (Store.IMAGE, Store.DISK, Store.STAGED) if quick else (Store.DISK, Store.IMAGE, Store.STAGED)
 
     async def _upload(self, job: Job, key: ShardKey) -> None:
-        await self._archivist.wait_for_replica(job, key)
+        await self._store_sync.wait_for_replica(job, key)
         stores = tuple(Store) if job.disk_takes_nothing else (Store.DISK,)  # an image that is read cannot be saved into
         held, shard = await self._open(job, key, stores)
         try:
-            await self._archivist.upload(job, shard)
+            await self._store_sync.upload(job, shard)
         except IntegrityError:
             await self._verify(job, held)
             raise

@@ -1,5 +1,4 @@
-"""Where a shard's files are called what, and which names are let in: nothing that comes from outside becomes a path
-component before it has passed here."""
+"""File names of shards, and validation of job names: a name from outside becomes a path component only after this check."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The workers' notes: a datagram per save, made or missed. That of a save is only a hint to look; a lost one costs a rescan
-interval. That of a missed one says that its rank has finished its restore."""
+"""Datagrams of the workers: a save was made or missed. A lost datagram of a save costs one rescan interval. A missed save also
+shows that its rank has finished its restore.
+"""
 
 from __future__ import annotations
 

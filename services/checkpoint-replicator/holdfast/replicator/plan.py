@@ -1,23 +1,24 @@
-"""What to copy, push and delete next, and why: a pure function of what is held where.
+"""Decides what to copy, push and delete next, with reasons: a pure function of the shards in each tier.
 
-The order of values: never delete what a restore may still need; then freshness (newest first, what is superseded is not
-copied at all); then space. Five facts make the difference between "old" and "superseded":
+Priorities: never delete a shard that a restore may need; then freshness (newest first, superseded shards are not copied); then
+space. Five facts distinguish "old" from "superseded":
 
-* **lineage**: going back to a step starts a new attempt. Saves of older attempts beyond that step are *given up*: nobody
-  will restore them while the new attempt has steps, but until it does they may yet be the best there is.
-* **whole**: a step counts as held only when the shards of *all* of this node's ranks are there.
-* **the next tier**: a disk copy goes only when a newer step is also one tier further: with a peer or, where there are none,
-  complete in the object store. Up to `BACKLOG_STEPS_MAX` steps: a tier that never answers must not fill the disk.
-* **the other nodes**: a step is worth something only while every node has its part. The supervisor tells the newest that all
-  have (`saved_by_all`). That one stays, whatever happens here, until a newer one takes its place; what is newer may become the
-  next one, and stays as long as there is room: `BACKLOG_STEPS_MAX` beyond those that are kept, none of them on a full disk.
-  The word may be lost, late or told twice: an older one, or none, only keeps more. Before the first one the step that the
-  attempt started from stays in its place, or the oldest that is here.
-* **the user**: what an earlier submission under this name has saved goes when somebody asks for it, or when it has been kept
-  for days, never for want of room; it is copied from memory to the disk before the new workers need the memory. Of what this
-  submission gave up itself the newest `keep` steps stay while there is room.
+* **lineage**: a restore starts a new attempt. Checkpoints of older attempts beyond the restored step are *abandoned*: they are
+  not restored while the new attempt has checkpoints, but until then they may be the newest ones.
+* **complete on this node**: a step counts only if the shards of *all* of this node's ranks are there.
+* **the next tier**: a shard is deleted from disk only when a newer step is also in the next tier: on a peer or, without peers,
+  complete in the object store. At most `BACKLOG_STEPS_MAX` steps are retained for this, so that a tier that never answers does
+  not fill the disk.
+* **the other nodes**: a step is useful only while every node has its shards. The supervisor sends the newest step that all
+  nodes have (`saved_by_all`). It is retained until a newer one replaces it. Newer steps may become the next one, and are
+  retained while there is room: `BACKLOG_STEPS_MAX` beyond `keep`, none of them on a full disk. Retention updates may be lost,
+  late or duplicated: an older update, or none, only retains more. Before the first update, the step from which the attempt was
+  restored is retained instead, or the oldest on this node.
+* **the user**: checkpoints of an earlier run under this name are deleted on request or after the retention period, never to
+  make room. They are copied from memory to disk before the new workers need the memory. Of the checkpoints that this run has
+  abandoned, the newest `keep` are retained while there is room.
 
-What goes to the object store is decided in `archive_plan`; the step that it is taken from stays on disk meanwhile.
+`archive_plan` decides what is uploaded to the object store. The step that is being uploaded stays on disk.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from holdfast.replicator.view import (
     Step,
     Store,
     View,
-    age,
-    given_up,
+    checkpoint_id,
+    is_abandoned,
     is_kept,
     whole_steps,
 )
@@ -69,21 +70,29 @@ def _copies(view: View) -> list[Step]:
     coming = tuple(Held(Store.IMAGE, key) for key in view.fresh)
     in_memory = _newest_by_rank(replace(view, held=view.held + coming), (Store.IMAGE, Store.STAGED))
     on_disk = _newest_by_rank(view, (Store.DISK,))
-    wanted = [key for rank, key in in_memory.items() if (there := on_disk.get(rank)) is None or age(there) < age(key)]
+    wanted = [
+        key
+        for rank, key in in_memory.items()
+        if (there := on_disk.get(rank)) is None or checkpoint_id(there) < checkpoint_id(key)
+    ]
     newest: list[Step] = [CopyToDisk(key, "newest in memory, not yet on disk") for key in _newest_first(wanted)]
     return [*_copies_for_archive(view, wanted), *_copies_of_earlier(view, wanted), *newest]
 
 
 def _copies_of_earlier(view: View, wanted: list[ShardKey]) -> list[Step]:
     """What an earlier submission left in memory, whose images the new workers write over."""
-    if not any(is_kept(view, age(held.key)) for held in view.held):
+    if not any(is_kept(view, checkpoint_id(held.key)) for held in view.held):
         return []
     kept = replace(
-        view, held=tuple(held for held in view.held if is_kept(view, age(held.key))), restored=None, attempt=0
+        view, held=tuple(held for held in view.held if is_kept(view, checkpoint_id(held.key))), restored=None, attempt=0
     )
     on_disk = _newest_by_rank(kept, (Store.DISK,))
     in_memory = _newest_by_rank(kept, (Store.IMAGE, Store.STAGED))
-    late = [key for rank, key in in_memory.items() if (there := on_disk.get(rank)) is None or age(there) < age(key)]
+    late = [
+        key
+        for rank, key in in_memory.items()
+        if (there := on_disk.get(rank)) is None or checkpoint_id(there) < checkpoint_id(key)
+    ]
     why = "an earlier submission's newest in memory, not yet on disk"
     return [CopyToDisk(key, why) for key in _newest_first(late) if key not in wanted]
 
@@ -92,8 +101,8 @@ def _copies_for_archive(view: View, wanted: list[ShardKey]) -> list[Step]:
     """First what the object store takes of a step that is not the newest any more: the next save may overwrite it."""
     on_disk = {held.key for held in view.held if held.store is Store.DISK}
     mine = {held.key for held in view.held if held.store is Store.IMAGE and held.key.rank in view.ranks}
-    due = wanted_of(view, {age(key) for key in mine - on_disk})
-    late = [key for key in mine - on_disk if age(key) == due and key not in wanted]
+    due = wanted_of(view, {checkpoint_id(key) for key in mine - on_disk})
+    late = [key for key in mine - on_disk if checkpoint_id(key) == due and key not in wanted]
     return [CopyToDisk(key, "the object store takes it from the disk") for key in _newest_first(late)]
 
 
@@ -111,9 +120,9 @@ def _newest_by_rank(view: View, stores: tuple[Store, ...]) -> dict[int, ShardKey
     newest: dict[int, ShardKey] = {}
     for held in view.held:
         key = held.key
-        if held.store not in stores or (view.attempt and given_up(view, age(key))):
+        if held.store not in stores or (view.attempt and is_abandoned(view, checkpoint_id(key))):
             continue
-        if key.rank not in newest or age(newest[key.rank]) < age(key):
+        if key.rank not in newest or checkpoint_id(newest[key.rank]) < checkpoint_id(key):
             newest[key.rank] = key
     return newest
 
@@ -131,24 +140,24 @@ def _disk_deletions(view: View) -> list[Step]:
     disk = [held.key for held in view.held if held.store is Store.DISK]
     whole = whole_steps(view, (Store.DISK,))
     on_its_way = chosen(view)
-    spared = _newest_given_up(view, disk)
+    spared = _newest_abandoned(view, disk)
     steps: list[Step] = []
-    for key in sorted(disk, key=lambda key: (age(key), key.rank)):
-        if Held(Store.DISK, key) in view.pinned or (age(key) == on_its_way and key.rank in view.ranks):
+    for key in sorted(disk, key=lambda key: (checkpoint_id(key), key.rank)):
+        if Held(Store.DISK, key) in view.pinned or (checkpoint_id(key) == on_its_way and key.rank in view.ranks):
             continue
-        if is_kept(view, age(key)) or age(key) in spared:
+        if is_kept(view, checkpoint_id(key)) or checkpoint_id(key) in spared:
             continue
         if (reason := _superseded(view, key, disk, whole)) is not None:
             steps.append(Delete(Store.DISK, key, reason))
     return steps
 
 
-def _newest_given_up(view: View, disk: list[ShardKey]) -> set[tuple[int, int]]:
+def _newest_abandoned(view: View, disk: list[ShardKey]) -> set[tuple[int, int]]:
     """What this submission gave up last: the user may know better which step was the good one."""
     if view.disk_full:
         return set()
-    mine = {age(key) for key in disk if age(key)[0] >= max(view.first_attempt, view.expired_before)}
-    return set(sorted((each for each in mine if given_up(view, each)), reverse=True)[: max(view.keep, KEEP_MIN)])
+    mine = {checkpoint_id(key) for key in disk if checkpoint_id(key)[0] >= max(view.first_attempt, view.expired_before)}
+    return set(sorted((each for each in mine if is_abandoned(view, each)), reverse=True)[: max(view.keep, KEEP_MIN)])
 
 
 def _superseded(view: View, key: ShardKey, disk: list[ShardKey], whole: list[tuple[int, int]]) -> str | None:
@@ -157,11 +166,17 @@ def _superseded(view: View, key: ShardKey, disk: list[ShardKey], whole: list[tup
     if key.rank in view.ranks or key.rank >= view.world_size:
         counted = whole  # a rank that no longer exists is measured by this node's own progress
     else:
-        counted = sorted({age(other) for other in disk if other.rank == key.rank and not given_up(view, age(other))})
-    newer = [step for step in counted if step > age(key)]
+        counted = sorted(
+            {
+                checkpoint_id(other)
+                for other in disk
+                if other.rank == key.rank and not is_abandoned(view, checkpoint_id(other))
+            }
+        )
+    newer = [step for step in counted if step > checkpoint_id(key)]
     current = [step for step in counted if step[0] == view.attempt]
-    if given_up(view, age(key)):
-        return f"of a lineage given up; {len(current)} newer steps are complete" if len(current) >= keep else None
+    if is_abandoned(view, checkpoint_id(key)):
+        return f"on an abandoned lineage; {len(current)} newer steps are complete" if len(current) >= keep else None
     if key.rank >= view.world_size and len(current) < keep:
         return None
     if len(newer) < keep or _others_may_need(view, key, counted):
@@ -174,13 +189,13 @@ def _superseded(view: View, key: ShardKey, disk: list[ShardKey], whole: list[tup
 def _others_may_need(view: View, key: ShardKey, counted: list[tuple[int, int]]) -> bool:
     """Whether this may be the newest step that all nodes have, or become it; `counted` are complete here, oldest first."""
     told = view.saved_by_all
-    if told is not None and given_up(view, told):
+    if told is not None and is_abandoned(view, told):
         told = None
-    if told is not None and age(key) < told:
+    if told is not None and checkpoint_id(key) < told:
         return False
-    if age(key) in (told or view.restored or counted[0], view.restored):
+    if checkpoint_id(key) in (told or view.restored or counted[0], view.restored):
         return True
-    newer = sum(1 for step in counted if step > age(key))
+    newer = sum(1 for step in counted if step > checkpoint_id(key))
     return not view.disk_full and newer < max(view.keep, KEEP_MIN) + BACKLOG_STEPS_MAX
 
 
@@ -188,11 +203,13 @@ def _one_tier_further(view: View, key: ShardKey) -> bool:
     """Whether a newer step of this rank has reached the next tier."""
     if view.peers:
         return any(
-            pushed.rank == key.rank and age(pushed) > age(key) and peer in view.peers for pushed, peer in view.pushed
+            pushed.rank == key.rank and checkpoint_id(pushed) > checkpoint_id(key) and peer in view.peers
+            for pushed, peer in view.pushed
         )
     if view.archive is not None:
         return any(
-            step.complete and step.age > age(key) and not given_up(view, step.age) for step in view.archive.steps
+            step.complete and step.id > checkpoint_id(key) and not is_abandoned(view, step.id)
+            for step in view.archive.steps
         )
     return True
 
@@ -204,14 +221,14 @@ def _staged_deletions(view: View) -> list[Step]:
     whole = whole_steps(view, (Store.DISK,))
     on_disk = {held.key for held in view.held if held.store is Store.DISK}
     steps: list[Step] = []
-    for held in sorted(view.held, key=lambda held: (age(held.key), held.key.rank)):
+    for held in sorted(view.held, key=lambda held: (checkpoint_id(held.key), held.key.rank)):
         if held.store is not Store.STAGED or held in view.pinned:
             continue
-        if is_kept(view, age(held.key)) or view.ended:
+        if is_kept(view, checkpoint_id(held.key)) or view.ended:
             if held.key in on_disk:
                 steps.append(Delete(Store.STAGED, held.key, "its workers have ended, and it is on disk"))
             continue
-        newer = [step for step in whole if step[0] == view.attempt and step > age(held.key)]
+        newer = [step for step in whole if step[0] == view.attempt and step > checkpoint_id(held.key)]
         if held.key.rank not in view.ranks:
             reason = _superseded_copy(view, held.key, newer)
         else:
@@ -224,11 +241,13 @@ def _staged_deletions(view: View) -> list[Step]:
 def _superseded_copy(view: View, key: ShardKey, newer: list[tuple[int, int]]) -> str | None:
     """Why another node's shard may leave memory; None when it may not. The newest one stays, although it is on disk, too: when
     its node is lost, it is restored from here. `newer`: steps that are complete on this node's disk."""
-    of_rank = [held for held in view.held if held.key.rank == key.rank and not given_up(view, age(held.key))]
-    on_disk = any(held.store is Store.DISK and age(held.key) >= age(key) for held in of_rank)
+    of_rank = [
+        held for held in view.held if held.key.rank == key.rank and not is_abandoned(view, checkpoint_id(held.key))
+    ]
+    on_disk = any(held.store is Store.DISK and checkpoint_id(held.key) >= checkpoint_id(key) for held in of_rank)
     if not on_disk and not view.disk_takes_nothing:
         return None
-    if any(age(held.key) > age(key) for held in of_rank):
+    if any(checkpoint_id(held.key) > checkpoint_id(key) for held in of_rank):
         return "a copy, and a newer one has come"
     if on_disk and len(newer) >= COPY_STEPS_MAX:
         return "a copy on disk, too, and not renewed for some steps"
@@ -244,5 +263,7 @@ def images_may_go(view: View) -> bool:
     images = [held for held in view.held if held.store is Store.IMAGE]
     if not view.images_left or view.fresh or any(held in view.pinned for held in images):
         return False
-    on_disk = {rank: age(key) for rank, key in _newest_by_rank(replace(view, attempt=0), (Store.DISK,)).items()}
-    return all(on_disk.get(held.key.rank, (0, 0)) >= age(held.key) for held in images)
+    on_disk = {
+        rank: checkpoint_id(key) for rank, key in _newest_by_rank(replace(view, attempt=0), (Store.DISK,)).items()
+    }
+    return all(on_disk.get(held.key.rank, (0, 0)) >= checkpoint_id(held.key) for held in images)

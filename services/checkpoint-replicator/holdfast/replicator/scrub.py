@@ -1,9 +1,8 @@
-"""Stored shards are read again in the background: a copy that rots unseen would be missed only when it is needed.
+"""Reads stored shards again in the background to find corruption before a restore needs them.
 
-The bytes are read from the medium, not from the page cache, at a bounded rate and with low priority. A rotten copy is
-set aside, reported and left out of the inventory; a good one comes from a peer that has it, or from the memory of this node,
-as the plan copies what is newest.
-"""
+The bytes are read from the medium and not from the page cache, at a limited rate and with low priority. A corrupt copy is
+quarantined, reported and removed from the inventory. An intact one comes from a peer, or from the memory of this node by the
+plan."""
 
 from __future__ import annotations
 

@@ -12,20 +12,20 @@ import structlog
 
 from holdfast.domain.errors import HoldfastError, IntegrityError
 from holdfast.replicator import listener
-from holdfast.replicator.archivist import Archivist, OpenStores
 from holdfast.replicator.checksum import Checksummer
 from holdfast.replicator.engine import Engine, Tiers
 from holdfast.replicator.keeping import Keeper
 from holdfast.replicator.mover import Mover
 from holdfast.replicator.notes import listen_to_notes, open_notes
+from holdfast.replicator.preallocation import keep_ready, require_room
 from holdfast.replicator.scrub import Scrubber
 from holdfast.replicator.servicer import SERVICE, Servicer
 from holdfast.replicator.settings import ReplicatorSettings
 from holdfast.replicator.sharing import Arrivals
 from holdfast.replicator.sockets import OpenSockets
 from holdfast.replicator.stager import Stager
-from holdfast.replicator.standby import keep_ready, require_room
 from holdfast.replicator.store_scrub import StoreScrubber
+from holdfast.replicator.store_sync import OpenStores, StoreSync
 from holdfast.replicator.threads import Pace, Threads, be_nice
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.tiers.images import ImageTier
@@ -90,19 +90,19 @@ async def serve(settings: ReplicatorSettings) -> None:
     client = Client(limits, sockets)
     engine = Engine(tiers, settings.disk_dir, threads)
     arrivals = Arrivals(wait_s=settings.replicator_io_timeout_s / 2)
-    archivist = Archivist(engine, stores, store_pace, client, settings.node, arrivals)
-    mover = Mover(engine, client, checksummer, archivist, disk_pace=disk_pace, peer_pace=peer_pace)
+    store_sync = StoreSync(engine, stores, store_pace, client, settings.node, arrivals)
+    mover = Mover(engine, client, checksummer, store_sync, disk_pace=disk_pace, peer_pace=peer_pace)
     takers = ThreadPoolExecutor(settings.replicator_connections_max, "take", initializer=be_nice)
     keeper = Keeper(engine, mover.idle, settings.replicator_retention_s)
     server = _data_server(engine, checksummer, limits, sockets, takers, arrivals)
     scrubber = Scrubber(engine, client, interval_s=settings.replicator_scrub_interval_s, pace=scrub_pace)
     store_scrubber = StoreScrubber(
-        engine, archivist, interval_s=settings.replicator_store_scrub_interval_s, pace=store_scrub_pace
+        engine, store_sync, interval_s=settings.replicator_store_scrub_interval_s, pace=store_scrub_pace
     )
     door = listener.bind(settings.replicator_listen)
     try:
         endpoint = listener.endpoint(door, settings.address)
-        servicer = Servicer(engine, Stager(engine, client, archivist, checksummer, settings.node), mover, endpoint)
+        servicer = Servicer(engine, Stager(engine, client, store_sync, checksummer, settings.node), mover, endpoint)
         await engine.start()
         async with (
             await open_notes(settings.replicator_notes) as notes,

@@ -1,4 +1,4 @@
-"""gRPC ↔ engine: messages become values and back, errors become a status and their own words."""
+"""gRPC ↔ engine: converts messages to values and back, and errors to a status with their message."""
 
 from __future__ import annotations
 

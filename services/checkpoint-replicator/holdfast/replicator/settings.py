@@ -1,4 +1,4 @@
-"""What the replicator reads from its environment, once."""
+"""The replicator's settings, from the environment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ReplicatorSettings(ServiceSettings):
     replicator_listen: str = "127.0.0.1:0"  # data plane
     address: str = ""  # where peers reach this node, when `replicator_listen` is a wildcard
 
-    # Workers tell of every save; this finds what a lost datagram did not tell, and images that a killed worker left torn.
+    # Workers send a datagram per save; a rescan finds saves whose datagram was lost, and incomplete images of killed workers.
     replicator_rescan_interval_s: float = Field(5.0, gt=0)
     replicator_disk_bytes_per_s_max: int = Field(2 << 30, ge=0)
     replicator_peer_bytes_per_s_max: int = Field(1 << 30, ge=0)
@@ -31,14 +31,13 @@ class ReplicatorSettings(ServiceSettings):
     replicator_store_scrub_bytes_per_s_max: int = Field(8 << 20, ge=0)
     replicator_store_scrub_interval_s: float = Field(24 * 3600.0, gt=0)  # for everything in the object store
     replicator_connections_max: int = Field(128, ge=1, le=1024)
-    # Connections for each shard on its way to or from a peer. Not more than there are processors: each is a thread at both
-    # ends, and many threads of low priority take as much from training as one of its own.
+    # Connections per shard to or from a peer. Not more than processors: each is a thread at both ends, and many threads of low
+    # priority slow training as much as one of normal priority.
     replicator_lanes_max: int = Field(default_factory=lambda: min(4, len(os.sched_getaffinity(0))), ge=1, le=16)
-    # On a node that waits as a spare: memory that is ready for the shards that a swap brings, as many as it would have ranks.
+    # On a spare: preallocated memory for the shards of a hot swap, one per rank that it would run.
     replicator_spare_shards: int = Field(0, ge=0, le=256)
     replicator_spare_shard_bytes: int = Field(1 << 30, ge=1)
-    # What jobs that are over have saved stays for so long unless it is pruned, counted while the replicator runs; 0 = for
-    # ever.
+    # How long checkpoints of finished jobs are retained, counted while the replicator runs; 0 = unlimited.
     replicator_retention_s: float = Field(7 * 86400.0, ge=0)
     replicator_checksum_threads: int = Field(4, ge=1, le=64)
     replicator_connect_timeout_s: float = Field(3.0, gt=0)

@@ -1,9 +1,8 @@
-"""Tensors that several nodes take from the object store at once: each fetches a part, and has the rest from the others.
+"""Shared downloads: several nodes that need the same tensors from the object store each download a part and exchange the rest.
 
-The supervisor names these nodes to each of them, in one order. Piece n of the tensors is fetched by the n-th of them, counted
-around. Each fetches its own pieces first and hands them out as soon as they are verified, so that nobody ever waits for
-somebody who waits. What a node does not hand out in time, or hands out damaged, comes from the store after all.
-"""
+The supervisor sends the list of these nodes to each of them, in one order. Piece n of the tensors is downloaded by node n
+modulo their number. Each node downloads its own pieces first and serves them as soon as they are verified, so that no node
+waits for a waiting node. Pieces that a node does not serve in time, or serves corrupt, are downloaded from the store."""
 
 from __future__ import annotations
 
@@ -37,13 +36,13 @@ class Arrivals:
     """What this node takes from the object store and other nodes want, too. Thread-safe."""
 
     def __init__(self, wait_s: float) -> None:
-        """`wait_s`: for how long somebody who asks is kept waiting."""
+        """`wait_s`: how long a request waits for a piece that has not arrived yet."""
         self._wait_s = wait_s
         self._news = threading.Condition()
         self._arrivals: dict[tuple[str, str], _Arrival] = {}  # by job and digest of the tensors
 
     @contextmanager
-    def telling(self, job: str, incoming: Incoming, tier: FileTier) -> Iterator[Callable[[], None]]:
+    def announcing(self, job: str, incoming: Incoming, tier: FileTier) -> Iterator[Callable[[], None]]:
         """While `incoming` arrives, and after it, its tensors can be read here. Yields what to call after each piece."""
         name = (job, incoming.manifest.digest)
         arrival = _Arrival(job, tier, incoming)

@@ -1,4 +1,4 @@
-"""Open data connections that somebody may end from another thread: all of this process, or those of one transfer."""
+"""Open data connections that another thread may close: all of this process, or those of one transfer."""
 
 from __future__ import annotations
 
@@ -47,4 +47,4 @@ class OpenSockets:
 
 def of_one_transfer() -> OpenSockets:
     """The connections of a transfer that whoever waits for it may give up."""
-    return OpenSockets("nobody waits for this transfer any more")
+    return OpenSockets("this transfer was cancelled")

@@ -1,9 +1,8 @@
-"""Staging: have the shards that this node's ranks restore from here, whole and verified, and hand out their paths.
+"""Staging: fetches and verifies the shards that this node's ranks restore, and returns their paths.
 
-Nothing is handed out unverified: a local copy is checksummed in full under its lock (a gigabyte takes a tenth of a second,
-and a worker that died may have scribbled over its own image after it was committed); a fetched one is verified span by span
-before it is written. The lock is then kept until training has gone on, so that nothing changes between check and use.
-"""
+No shard is returned unverified. A local copy is checksummed in full under its lock (0.1 s per GB), because a worker with
+memory corruption may have overwritten its own image after the commit. A fetched copy is verified span by span before it is
+written. The lock is kept until training has continued, so that the bytes do not change between check and use."""
 
 from __future__ import annotations
 
@@ -17,12 +16,12 @@ from holdfast.domain import tracing
 from holdfast.domain.errors import Conflict, HoldfastError, IntegrityError, NotFound, OutOfSpace, Unrestorable
 from holdfast.domain.generations import OBJECT_STORE, RankRestore, ShardKey, ShardSource
 from holdfast.domain.replication import Stage, StagedShard
-from holdfast.replicator.archivist import Archivist
 from holdfast.replicator.checksum import Checksummer
 from holdfast.replicator.engine import Engine
 from holdfast.replicator.jobs import Job
 from holdfast.replicator.names import label
 from holdfast.replicator.sockets import of_one_transfer
+from holdfast.replicator.store_sync import StoreSync
 from holdfast.replicator.tiers import OpenShard, Tier
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.tiers.part import Arriving
@@ -45,11 +44,11 @@ class _Found:
 
 class Stager:
     def __init__(
-        self, engine: Engine, client: Client, archivist: Archivist, checksummer: Checksummer, node: str
+        self, engine: Engine, client: Client, store_sync: StoreSync, checksummer: Checksummer, node: str
     ) -> None:
         self._engine = engine
         self._client = client
-        self._archivist = archivist
+        self._store_sync = store_sync
         self._checksummer = checksummer
         self._node = node
 
@@ -92,12 +91,12 @@ class Stager:
         job.restored = (first.attempt, first.step)
         await self._engine.threads.urgent(self._engine.tiers.staged.drop_unfinished, job.name, job.restored)
         missing: dict[ShardKey, list[str]] = {key: [] for key in restores}
-        with self._archivist.pace.held(), freeze.patience(request.timeout_s) as limit:
+        with self._store_sync.pace.held(), freeze.patience(request.timeout_s) as limit:
             async with anyio.create_task_group() as tasks:
                 for key, restore in restores.items():
                     tasks.start_soon(self._one, job, restore, found, missing[key])
         if len(found) < len(restores):
-            late = f" (given up after {request.timeout_s:g} s)" if limit.cancelled_caught else ""
+            late = f" (timed out after {request.timeout_s:g} s)" if limit.cancelled_caught else ""
             raise Unrestorable(
                 "; ".join(_why(restores[key], missing[key]) for key in restores if key not in found) + late
             )
@@ -186,7 +185,7 @@ class Stager:
         self, job: Job, restore: RankRestore, source: ShardSource, tier: FileTier, patience_s: float
     ) -> None:
         if source.node == OBJECT_STORE:
-            await self._archivist.retrieve(job, restore, source, tier)
+            await self._store_sync.retrieve(job, restore, source, tier)
             return
         connections = of_one_transfer()
         what = (source, job.name, job.token, restore.shard, restore.digest, tier, connections, patience_s)

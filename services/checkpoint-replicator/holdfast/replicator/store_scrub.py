@@ -1,11 +1,11 @@
-"""Checkpoints in the object store are read again, slowly: one that rots unseen would be missed only when it is the last one.
+"""Reads checkpoints in the object store again, slowly, to find corruption before a restore needs them.
 
-Each object is read by one node: a rank's own share by the node of that rank, tensors that replicas share by the node of the
-first rank that names them. A share that arrived damaged at a restore is looked at by the node that wanted it, at once.
+Each object is read by one node: a rank's own objects by the node of that rank, tensors that replicas have in common by the
+node of the first rank that names them. A shard that arrives corrupt at a restore is read again at once by the node that needs
+it.
 
-What is damaged is reported, and written anew where this node still has the shard. Where it has not, the step is marked in the
-store: nobody lists it as restorable any more, until a later look finds it whole or can mend it.
-"""
+Corruption is reported. If this node still has the shard, it replaces the object. Otherwise it writes a damage marker: the
+checkpoint is not listed as restorable until a later scrub finds it intact or repairs it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import structlog
 
 from holdfast.domain.errors import HoldfastError, NotFound
 from holdfast.domain.generations import ShardKey
-from holdfast.replicator.archivist import Archivist
 from holdfast.replicator.bucket import Bucket
 from holdfast.replicator.engine import Engine
 from holdfast.replicator.jobs import Job
 from holdfast.replicator.names import label
+from holdfast.replicator.store_sync import StoreSync
 from holdfast.stores.transfer import Damage
 
 log = structlog.get_logger("holdfast.replicator.scrub")
@@ -29,9 +29,11 @@ log = structlog.get_logger("holdfast.replicator.scrub")
 class StoreScrubber:
     """`interval_s`: between two looks at everything; `pace` is called with the bytes of each piece that has been read."""
 
-    def __init__(self, engine: Engine, archivist: Archivist, *, interval_s: float, pace: Callable[[int], None]) -> None:
+    def __init__(
+        self, engine: Engine, store_sync: StoreSync, *, interval_s: float, pace: Callable[[int], None]
+    ) -> None:
         self._engine = engine
-        self._archivist = archivist
+        self._store_sync = store_sync
         self._interval_s = interval_s
         self._pace = pace
 
@@ -42,8 +44,8 @@ class StoreScrubber:
             while True:  # what goes up is verified by the store itself, so the first look has time
                 await anyio.sleep(self._interval_s)
                 for job in list(self._engine.jobs.values()):
-                    for age in sorted(job.archive.stored):
-                        await self._check(job, *age)
+                    for checkpoint_id in sorted(job.archive.stored):
+                        await self._check(job, *checkpoint_id)
 
     async def _look_at_suspects(self) -> None:
         while True:
@@ -56,7 +58,7 @@ class StoreScrubber:
     async def _examine(self, job: Job, key: ShardKey) -> None:
         """Read the object again: was it corrupted in transfer, or is it corrupt in the store?"""
         try:
-            bucket = await self._archivist.bucket(job)
+            bucket = await self._store_sync.bucket(job)
             damage = await self._engine.threads.archive(bucket.examine, key)
         except HoldfastError as error:
             log.warning("download check failed", job=job.name, shard=label(key), reason=str(error))
@@ -71,7 +73,7 @@ class StoreScrubber:
             return
         ranks = job.config.ranks
         try:
-            bucket = await self._archivist.bucket(job)
+            bucket = await self._store_sync.bucket(job)
             damage = await self._engine.threads.archive(bucket.damage, attempt, step, ranks, self._pace)
         except NotFound:
             return  # it has left the store
@@ -80,26 +82,28 @@ class StoreScrubber:
             return
         broken = await self._repair(job, bucket, (attempt, step), damage)
         if job.archive.is_damaged((attempt, step)):
-            await self._archivist.unmark(
+            await self._store_sync.unmark(
                 job, bucket, [ShardKey(attempt, step, rank) for rank in ranks if rank not in broken]
             )
 
-    async def _repair(self, job: Job, bucket: Bucket, age: tuple[int, int], damage: Sequence[Damage]) -> set[int]:
+    async def _repair(
+        self, job: Job, bucket: Bucket, checkpoint_id: tuple[int, int], damage: Sequence[Damage]
+    ) -> set[int]:
         """Repair what this node has an intact copy of, mark the rest. Returns the ranks whose shard stays damaged."""
         broken: set[int] = set()
         for each in damage:
             log.error("corrupt object found in the object store", job=job.name, object=each.key, reason=each.problem)
-            if not await self._mend(job, bucket, each, ShardKey(*age, each.rank)):
+            if not await self._repair_object(job, bucket, each, ShardKey(*checkpoint_id, each.rank)):
                 broken.add(each.rank)
-                await self._archivist.mark(job, bucket, each, age)
+                await self._store_sync.mark(job, bucket, each, checkpoint_id)
         return broken
 
-    async def _mend(self, job: Job, bucket: Bucket, damage: Damage, key: ShardKey) -> bool:
+    async def _repair_object(self, job: Job, bucket: Bucket, damage: Damage, key: ShardKey) -> bool:
         reasons: list[str] = []
         for held in job.holders(key):
             try:
                 shard = await self._engine.threads.urgent(self._engine.tiers[held.store].open, job.name, key)
-                await self._engine.threads.archive(bucket.mend, shard, damage.key, self._archivist.pace)
+                await self._engine.threads.archive(bucket.repair_object, shard, damage.key, self._store_sync.pace)
             except (HoldfastError, OSError) as error:
                 reasons.append(str(error))
             else:

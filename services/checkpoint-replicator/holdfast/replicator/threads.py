@@ -1,11 +1,10 @@
-"""Where blocking work is done. What a recovery waits for has the priority of the service: *urgent* threads for looks and
-checks, *transfer* threads for the shards that a restore fetches from peers (they may take long, and must not keep the others
-waiting), *retrieval* threads for those from the object store. What goes on beside training is niced: *commit* threads for the
-checksums of new saves, *background* ones for disk and peers, *archive* ones for what goes up to the object store, a
-*scrub* one that reads what is stored. A store that does not answer can keep only its own two pools busy, and not this process
-alive.
+"""Thread pools for blocking work. A recovery uses threads with the priority of the service: *urgent* for looks and checks,
+*transfer* for shards that a restore fetches from peers (they may take long and must not delay the urgent ones), *retrieval*
+for shards from the object store. Background work is niced: *commit* for checksums of new saves, *background* for disk and
+peers, *archive* for uploads to the object store, *scrub* for scrubbing. A store that does not answer blocks only its own two
+pools, and does not keep this process alive.
 
-Background copies are also paced, by a bucket of bytes per second each for disk, network and object store.
+Background copies are also rate-limited, in bytes per second each for disk, network and object store.
 """
 
 from __future__ import annotations
@@ -75,13 +74,13 @@ class Threads:
                 future.exception()  # looked at: it is only the echo of the abort
             raise
 
-    async def retrieval(self, work: Callable[..., T], *args: object, given_up: threading.Event | None = None) -> T:
-        """When this is cancelled, `given_up` is set and the work is left to end by itself: a store may not answer."""
+    async def retrieval(self, work: Callable[..., T], *args: object, cancelled: threading.Event | None = None) -> T:
+        """When this is cancelled, `cancelled` is set and the work is left to end by itself: a store may not answer."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._retrievals, work, *args)
         except asyncio.CancelledError:
-            if given_up is not None:
-                given_up.set()
+            if cancelled is not None:
+                cancelled.set()
             raise
 
     async def commit(self, work: Callable[..., T], *args: object) -> T:
@@ -119,7 +118,7 @@ class Pace:
         """Wait for this piece's turn. Raises Unavailable when the service stops."""
         self._open.wait()
         if self._stopped.wait(self.reserve(nbytes)):
-            raise Unavailable("the copy was given up because this replicator is stopping")
+            raise Unavailable("the copy was cancelled because this replicator is stopping")
 
     def reserve(self, nbytes: int) -> float:
         """Book a piece; returns how long it has to wait, in seconds."""

@@ -1,4 +1,4 @@
-"""What is wrong with a job's checkpoints on this node: the newest few, each said once in the log and counted."""
+"""Current problems with a job's checkpoints on this node: the newest few, each logged once and counted."""
 
 from __future__ import annotations
 

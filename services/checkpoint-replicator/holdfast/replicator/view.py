@@ -1,4 +1,4 @@
-"""The vocabulary of the plan: what a node sees of one job, and the steps that can follow from it."""
+"""Types of the plan: the state of one job on a node, and the steps that the plan can return."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Archived:
     damaged: bool = False  # was complete, and cannot be restored any more
 
     @property
-    def age(self) -> tuple[int, int]:
+    def id(self) -> tuple[int, int]:
         return (self.attempt, self.step)
 
 
@@ -67,8 +67,8 @@ class Archive:
     # (attempt, step) that somebody wants there whatever the interval says.
     asked: frozenset[tuple[int, int]] = frozenset()
 
-    def is_complete(self, age: tuple[int, int]) -> bool:
-        return any(step.complete and step.age == age for step in self.steps)
+    def is_complete(self, checkpoint_id: tuple[int, int]) -> bool:
+        return any(step.complete and step.id == checkpoint_id for step in self.steps)
 
 
 # ---------------------------------------------------------------- everything
@@ -158,7 +158,7 @@ class Complete:
 class Discard:
     """Remove a step from the object store."""
 
-    age: tuple[int, int]  # (attempt, step)
+    checkpoint_id: tuple[int, int]  # (attempt, step)
     reason: str
 
 
@@ -183,12 +183,12 @@ def what(step: Step) -> str:
             assert_never(step)
 
 
-def age(key: ShardKey) -> tuple[int, int]:
+def checkpoint_id(key: ShardKey) -> tuple[int, int]:
     """Sorts shards of one rank, oldest first."""
     return (key.attempt, key.step)
 
 
-def given_up(view: View, key: tuple[int, int]) -> bool:
+def is_abandoned(view: View, key: tuple[int, int]) -> bool:
     """Whether (attempt, step) was saved by an older attempt, beyond the step that the current one started from."""
     if key[0] >= view.attempt:
         return False
@@ -205,7 +205,7 @@ def whole_steps(view: View, stores: tuple[Store, ...]) -> list[tuple[int, int]]:
     """Live steps of which every rank of this node is in these stores, oldest first."""
     ranks_at: dict[tuple[int, int], set[int]] = {}
     for held in view.held:
-        if held.store in stores and not given_up(view, age(held.key)):
-            ranks_at.setdefault(age(held.key), set()).add(held.key.rank)
+        if held.store in stores and not is_abandoned(view, checkpoint_id(held.key)):
+            ranks_at.setdefault(checkpoint_id(held.key), set()).add(held.key.rank)
     mine = set(view.ranks)
     return sorted(step for step, ranks in ranks_at.items() if mine and mine <= ranks)

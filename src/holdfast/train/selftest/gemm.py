@@ -1,14 +1,13 @@
-"""Matrix products whose every bit is known beforehand.
+"""Matrix products whose result is known in advance, bit for bit.
 
-The factors hold whole numbers of seven bits (over a power of two, so that a product fits float16): every partial sum is exact
-in a 32-bit accumulator, whatever the order of the additions, the tiling, tensor cores or TF32. The product, rounded once to its
-type, is therefore the same on every device. Its hash is a constant of this file, so that no device is judged by itself, and
-one wrong bit anywhere in a product shows.
+The factors are 7-bit integers (divided by a power of two, so that a product fits float16). Every partial sum is exact in a
+32-bit accumulator, whatever the order of the additions, the tiling, tensor cores or TF32. The product, rounded once to its
+type, is therefore the same on every device. Its hash is a constant in this file, so no device is compared with itself, and one
+wrong bit is detected.
 
-A device that is wrong once in 10^9 operations passes a single product most of the time (AEGIS, OSDI'26, found no other kind):
-products are repeated for as long as there is time, and a node is tested again whenever it is idle. To keep every unit of a
-large device busy its product is a grid of equal blocks.
-"""
+A device that is wrong once in 10^9 operations passes a single product most of the time (AEGIS, OSDI'26, found only such
+devices). Products are therefore repeated until the time is over, and a node is tested again whenever it has no ranks. To use
+every unit of a large device, its product is a grid of equal blocks."""
 
 from __future__ import annotations
 

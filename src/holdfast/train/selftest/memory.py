@@ -1,4 +1,5 @@
-"""How fast a device copies its own memory. A number to compare with its siblings and its own past, not a verdict."""
+"""Measures how fast a device copies its own memory, for comparison with the other devices of the node and with earlier
+results."""
 
 from __future__ import annotations
 

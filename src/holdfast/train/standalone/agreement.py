@@ -1,13 +1,15 @@
-"""One step for all ranks to save, agreed by their background threads while training goes on.
+"""Agreement of all ranks on one step to save, made by background threads while training continues.
 
-Theory. A rank that got a signal says so on the board. Rank 0 proposes a step that lies ahead. Every rank's watcher shows the
-proposal to its own training thread's `Gate`: if `run.checkpoint` has not come to that step yet, the rank votes yes and is
-bound by it; should the training thread get there before the verdict, it waits. All yes: everybody saves that step. One no
-(it was too late there): the proposal is void, nobody saves, and rank 0 proposes a later one. A number has one verdict,
-since "the last yes" and "the first no" exclude each other; so no rank saves, or leaves, alone.
+Theory. A rank that received a signal reports it on the board. Rank 0 proposes a future step. Every rank's watcher passes the
+proposal to the `Gate` of its training thread. If `run.checkpoint` has not reached that step yet, the rank votes yes and is
+bound by the vote: if the training thread reaches the step before the result is known, it waits. If all vote yes, every rank
+saves that step. If one votes no (it has passed the step), the proposal is void, no rank saves, and rank 0 proposes a later
+step. Each proposal has exactly one result, because "the last yes" and "the first no" exclude each other. So no rank saves, or
+leaves, alone.
 
-A signal is answered within three polls, the lead (two polls' worth of steps) and the step that is under way: with steps
-shorter than a poll in about a second, with longer ones in two steps. Beyond 12,500 ranks polls are farther apart (`paced`).
+A signal is answered within three polls, the lead (two polls' worth of steps) and the current step: in about a second if steps
+are shorter than a poll, otherwise in two steps. Beyond 12,500 ranks the polls are farther
+apart (`paced`).
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ class Gate:
             if self._promised is None or self._promised.step > step:
                 return None
             if not self._changed.wait_for(lambda: self._agreed or self._promised is None, timeout_s):
-                log.warning("no verdict on the emergency save of step %d within %g s: going on", step, timeout_s)
+                log.warning("no agreement on the emergency save of step %d within %g s: continuing", step, timeout_s)
                 self._promised = None
                 return None
             proposal, self._promised, self._agreed = self._promised, None, False

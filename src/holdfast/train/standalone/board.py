@@ -1,7 +1,7 @@
-"""A few short words and counters that all ranks of a launch share, on the store that the process group was made with.
+"""Short values and counters that all ranks of a launch share, in the store of the process group.
 
-Only used by background threads, over a connection of their own, and only by calls that return at once. One process serves the
-store: the more ranks poll it, the more seldom each does (`paced`).
+Used only by background threads, over their own connection, and only with calls that return at once. One process
+serves the store: the more ranks poll it, the less often each rank polls (`paced`).
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class Board:
         try:
             return int(self._store.add(name, amount))
         except (RuntimeError, dist.DistError) as error:
-            raise Unavailable(f"the ranks' shared store is gone: {error}") from error
+            raise Unavailable(f"the ranks' shared store does not answer: {error}") from error
 
     def put(self, name: str, text: str) -> None:
         try:
             self._store.set(name, text)
         except (RuntimeError, dist.DistError) as error:
-            raise Unavailable(f"the ranks' shared store is gone: {error}") from error
+            raise Unavailable(f"the ranks' shared store does not answer: {error}") from error
 
     def get(self, name: str) -> str | None:
         """None when nobody has put it yet."""
@@ -61,4 +61,4 @@ class Board:
             raw: bytes = self._store.get(name)
             return raw.decode()
         except (RuntimeError, dist.DistError) as error:
-            raise Unavailable(f"the ranks' shared store is gone: {error}") from error
+            raise Unavailable(f"the ranks' shared store does not answer: {error}") from error

@@ -1,8 +1,7 @@
-"""Checksums of a shard by what is there: CRC-32C where `google_crc32c` can be imported, else zlib's CRC-32.
+"""Checksums of a shard with the available library: CRC-32C if `google_crc32c` can be imported, otherwise zlib's CRC-32.
 
-The trainer library must work on torch and the standard library alone, and CRC-32C in pure Python would take minutes per
-gigabyte. A manifest names the algorithm of its checksums (`checksum`), so neither is ever taken for the other.
-"""
+The trainer library must work with torch and the standard library alone, and CRC-32C in pure Python would take minutes per
+gigabyte. A manifest names the algorithm of its checksums (`checksum`), so the two are never confused."""
 
 from __future__ import annotations
 

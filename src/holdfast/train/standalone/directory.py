@@ -1,8 +1,7 @@
-"""The disk tier of checkpoints without services: one directory, one run at a time.
+"""The disk tier of checkpoints without services: one directory, used by one run at a time.
 
-A shard is written under a temporary name, fsynced, renamed; then its manifest in the same way. A crash before the last
-rename leaves files that nobody lists and that the next start sweeps away.
-"""
+A shard is written under a temporary name, fsynced and renamed; then its manifest in the same way. A crash before the last
+rename leaves files that are not listed; the next start deletes them."""
 
 from __future__ import annotations
 

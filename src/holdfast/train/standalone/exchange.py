@@ -1,4 +1,4 @@
-"""What the ranks say to each other at the start: through the process group, on the main thread, before any other thread."""
+"""Exchange of data between ranks at the start: through the process group, on the main thread, before any other thread."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""The keeper: a thread that brings committed images to disk, and removes what is no longer needed there.
+"""The keeper: a thread that writes committed images to disk, and deletes checkpoints that are no longer needed.
 
-It takes the newest image that waits; one that was overwritten meanwhile is passed over. A write that fails costs that
-checkpoint and is said, no more. A step is *complete* when the ranks have counted it as often as there are ranks; only then
-may older ones go.
-"""
+It takes the newest waiting image; an image that has been overwritten is skipped. A failed write affects only its checkpoint
+and is logged. A checkpoint is *complete* when all ranks have counted it; only then may older ones be deleted."""
 
 from __future__ import annotations
 
@@ -138,9 +136,9 @@ class Keeper:
             try:
                 self._keep(key, image)
             except (HoldfastError, OSError) as error:
-                log.warning("step %d of rank %d is not on disk: %s", key.step, key.rank, error)
+                log.warning("step %d of rank %d not written to disk: %s", key.step, key.rank, error)
             except Exception:  # the next save may work: a checkpoint that fails must never end the training
-                log.exception("step %d of rank %d is not on disk", key.step, key.rank)
+                log.exception("step %d of rank %d not written to disk", key.step, key.rank)
 
     def _keep(self, key: ShardKey, image: Path) -> None:
         began = time.monotonic()
@@ -215,7 +213,7 @@ def settle(board: Board, keeper: Keeper, rank: int, world_size: int, timeout_s: 
         if rank == 0:
             _await(board, "left", world_size, deadline)
     except Unavailable as error:
-        log.warning("the end of the other ranks was not seen: %s", error)
+        log.warning("the other ranks did not report their end: %s", error)
 
 
 def _await(board: Board, counter: str, count: int, deadline: float) -> None:

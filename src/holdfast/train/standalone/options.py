@@ -1,4 +1,4 @@
-"""What the script says about checkpoints when no agent does."""
+"""Checkpoint options of the script, used without an agent."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ KEEP_MAX = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoints:
-    """Checkpoints without services, for `hf.launch(main, checkpoint=…)`. Under an agent the job's own settings count.
+    """Checkpoints without services, for `hf.launch(main, checkpoint=…)`. Ignored under an agent.
 
-    `directory` is on a disk of the node or shared between nodes; one run at a time. `interval_steps` 0 saves only when
-    `force` or a signal asks for it. `keep` complete checkpoints stay on disk, at least one. With `peers`, nodes with
-    directories of their own keep a copy of each other's shards, in pairs. `memory` holds two images per
-    rank for the time of the run. `grace_s` is what a SIGTERM leaves for saving: end before the launcher loses patience
-    (torchrun: 30 s).
+    `directory`: on a disk of the node or shared between nodes; used by one run at a time. `interval_steps`: 0 saves only with
+    `force` or on a signal. `keep`: number of complete checkpoints to retain on disk, at least one. `peers`: nodes with separate
+    directories keep copies of each other's shards, in pairs. `memory`: directory of the two images per rank during the run.
+    `grace_s`: time for saving after a SIGTERM, less than the launcher's limit (torchrun: 30 s).
     """
 
     directory: str | Path
@@ -43,12 +42,12 @@ class Checkpoints:
 
     @classmethod
     def of_environment(cls, environ: Mapping[str, str], interval_steps: int) -> Checkpoints | None:
-        """For a script that says nothing: by `HOLDFAST_CHECKPOINT_DIR`, None when that is not set either."""
+        """Return the options from `HOLDFAST_CHECKPOINT_DIR`; None if it is not set."""
         directory = environ.get(ENV_DIRECTORY, "")
         if not directory:
             return None
         return cls(directory=directory, interval_steps=interval_steps) if interval_steps else cls(directory=directory)
 
     def memory_of(self, run: str) -> Path:
-        """The images of one run on this node; of this user, because /dev/shm is everybody's."""
+        """Return the directory of the images of one run on this node, per user, because /dev/shm is shared."""
         return Path(self.memory) / f"holdfast-{os.getuid()}" / run

@@ -1,10 +1,9 @@
-"""Copies on another node: after a save, nodes with directories of their own exchange committed shards in pairs.
+"""Copies on another node: after a save, nodes with separate directories exchange committed shards in pairs.
 
-The keeper sends what it has just written, a third thread receives what this rank's partners send; both go over a gloo group
-that nobody else uses, point to point, so no rank waits for more than its partner and the training thread for nobody. An
-offer is counted on the board before it is sent: whoever waits for bytes knows that they are coming. When a partner is gone
-the copies end and training goes on: the launch is about to end anyway.
-"""
+The keeper sends what it has just written, and a third thread receives the shards of this rank's peers. Both use a separate
+gloo group, point to point, so a rank waits at most for its peer, and the training thread for no rank. An offer is counted on
+the board before it is sent, so a receiver knows that its bytes are coming. If a peer exits, copying ends and training
+continues; the launch is about to end."""
 
 from __future__ import annotations
 
@@ -87,9 +86,9 @@ class Peers:
                 self._board.count(f"offers/{self._exchange.rank}", 1)
                 send_shard(self._exchange, manifest, reader, self._to, pace)
         except (FileNotFoundError, IntegrityError) as error:
-            log.warning("step %d of rank %d has no copy on another node: %s", key.step, key.rank, error)
+            log.warning("no peer copy of step %d of rank %d: %s", key.step, key.rank, error)
         except (RuntimeError, Unavailable) as error:  # gloo's own errors are RuntimeErrors
-            self._break(f"rank {self._to} takes no copies any more: {error}")
+            self._break(f"rank {self._to} no longer accepts copies: {error}")
 
     def close(self, timeout_s: float) -> bool:
         """No more will be sent; wait for what others still send. False when time ran out."""
@@ -126,9 +125,9 @@ class Peers:
         except (HoldfastError, OSError) as error:  # what was sent has been read to its end: the next one may fit
             if isinstance(error, Unavailable):
                 raise
-            log.warning("a copy for rank %d is not kept: %s", source, error)
+            log.warning("copy of rank %d not stored: %s", source, error)
 
     def _break(self, why: str) -> None:
         if not self._broken:
             self._broken = True
-            log.warning("copies on other nodes end: %s", why)
+            log.warning("copying to other nodes stopped: %s", why)

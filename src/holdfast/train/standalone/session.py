@@ -1,4 +1,4 @@
-"""One launch's checkpoints without services: put together here, used by `hf.launch` and `hf.Run`."""
+"""Checkpoints without services for one launch: built here, used by `hf.launch` and `hf.Run`."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ class Session:
     def finish(self) -> None:
         """The script has ended well: everything to disk, then the memory is given back."""
         if not self.keeper.close(FINISH_TIMEOUT_S):
-            log.warning("the last checkpoint was not on disk %g s after the end", FINISH_TIMEOUT_S)
+            log.warning("the last checkpoint was not on disk within %g s after the end", FINISH_TIMEOUT_S)
         if self.peers is not None and not self.peers.close(FINISH_TIMEOUT_S):
-            log.warning("other ranks' copies were still coming %g s after the end", FINISH_TIMEOUT_S)
+            log.warning("copies of other ranks were incomplete %g s after the end", FINISH_TIMEOUT_S)
         world = self.environment.world
         settle(self.board, self.keeper, world.rank, world.world_size, SETTLE_TIMEOUT_S)
         self.keeper.release_memory()
@@ -80,7 +80,7 @@ class Session:
         deadline = self.watcher.deadline
         left_s = FINISH_TIMEOUT_S if deadline is None else deadline - time.monotonic()
         if not self.keeper.close(max(0.0, left_s)):
-            log.error("the emergency save is in memory, but not on disk: the grace was too short")
+            log.error("the emergency save is in memory, but not on disk: grace_s was too short")
         elif self.peers is not None:
             self.peers.close(min(PEERS_TIMEOUT_S, max(0.0, left_s)))
         self._close()
@@ -179,5 +179,5 @@ def _sweep_memory(options: Checkpoints, directory: Directory, run: str) -> None:
         except (OSError, ValueError):
             continue  # being made, or not ours to judge
         if identity is None or identity.run != other.name:
-            log.info("the images of run %s are removed: %s does not hold it any more", other.name, home.root)
+            log.info("removed the images of run %s: %s no longer contains the run", other.name, home.root)
             shutil.rmtree(other, ignore_errors=True)

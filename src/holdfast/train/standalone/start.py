@@ -1,6 +1,6 @@
-"""The start of a launch: whose directory this is, what is there, what everybody restores, and getting it to who lacks it.
+"""The start of a launch: checks the directory, collects the shards of all ranks, selects a checkpoint, and distributes it.
 
-All ranks go through the same gathers in the same order, whatever they find: an error of one is told to all, and all raise it.
+All ranks go through the same gathers in the same order. An error of one rank is sent to all, and all raise it.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Starter:
         if self.exchange.rank == 0:
             log.info("attempt %d: %s", attempt, elected.reason)
         if self.exchange.rank == 0 and elected.at is None and holdings:
-            log.warning("attempt %d starts from step 0 although something is saved: %s", attempt, elected.reason)
+            log.warning("attempt %d starts from step 0 although there are checkpoints: %s", attempt, elected.reason)
         if lists:
             self.directory.mark(launch, self.exchange.rank).unlink(missing_ok=True)
         return Start(launch, run, attempt, nodes, volumes, lists, elected, paths, locks[0])
@@ -194,7 +194,7 @@ class Starter:
                 elif holding.tier == "disk":
                     raise IntegrityError("its manifest is gone")
         except (HoldfastError, OSError) as error:
-            log.error("%s cannot be restored from: %s", holding.path, error)
+            log.error("cannot restore from %s: %s", holding.path, error)
             return False
         return True
 

@@ -1,9 +1,8 @@
-"""Bringing shards to the ranks that lack them, at the start: from a rank whose node has one, span by span, verified.
+"""Sends shards at the start to the ranks that lack them, from a rank whose node has them, span by span, verified.
 
-Every rank derives the same list of transfers and takes part in its own, in that order: no two ranks can wait for each other
-in a circle. A transfer always runs to its end, even if the sender's disk fails in the middle: what arrives is then not what
-its manifest says, and verification is what decides.
-"""
+Every rank computes the same list of transfers and takes part in its own, in that order, so that no circular wait is possible.
+A transfer always runs to its end, even if the sender's disk fails. The received bytes then do not match the manifest, and
+verification fails."""
 
 from __future__ import annotations
 
@@ -56,7 +55,7 @@ def fetch(
             try:
                 receive_shard(exchange, directory, holding.holder, run, holding)
             except (HoldfastError, OSError) as error:
-                log.error("step %d of rank %d did not arrive: %s", holding.key.step, holding.key.rank, error)
+                log.error("transfer of step %d of rank %d failed: %s", holding.key.step, holding.key.rank, error)
                 lost.append(holding.copy)
         if seats[transfer.to].directory == seats[rank].directory and not seats[rank].reads(holding):
             fetched[holding] = directory.path(holding.key)
@@ -71,7 +70,7 @@ def _send(exchange: Exchange, directory: Directory, transfer: Transfer, run: str
             manifest = directory.manifest(holding.key, run) or _describe(reader, run, holding.place)
             send_shard(exchange, manifest, reader, transfer.to, lambda _: None)
     except (HoldfastError, OSError) as error:
-        log.error("%s cannot be sent: %s", holding.path, error)
+        log.error("cannot send %s: %s", holding.path, error)
         _send_short(exchange, b"", transfer.to)
 
 

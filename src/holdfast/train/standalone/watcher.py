@@ -1,10 +1,9 @@
-"""The watcher: a thread that hears signals even while the training thread is deep in a collective, and takes part in the
-agreement on a step to save.
+"""The watcher: a thread that handles POSIX signals even while the training thread is inside a collective, and takes part in
+the agreement on a step to save.
 
-SIGTERM: save, bring it to disk, leave with `worker.EXIT_INTERRUPTED`. SIGUSR1: save and go on. A run that does not come to
-its next `run.checkpoint` within the grace is ended as SIGTERM would have ended it; and so is one whose other ranks do not
-answer any more, for torchrun sends SIGTERM to the ranks that are left when one has crashed, and waits for them.
-"""
+SIGTERM: save, write the checkpoint to disk, exit with `worker.EXIT_INTERRUPTED`. SIGUSR1: save and continue. If a run does not
+reach its next `run.checkpoint` within the grace period, it is ended as SIGTERM would have ended it. The same applies if other
+ranks no longer answer, because torchrun sends SIGTERM to the remaining ranks after a crash, and waits for them."""
 
 from __future__ import annotations
 
@@ -122,9 +121,9 @@ class Watcher:
             self._listen(wait_s)
             if self.deadline is None and self._arrived(signal.SIGTERM):
                 self.deadline = time.monotonic() + self._grace_s
-                log.warning("SIGTERM: saving within %g s, then leaving", self._grace_s)
+                log.warning("SIGTERM: saving within %g s, then exiting", self._grace_s)
             if why := self._hopeless():
-                log.error("%s: leaving without waiting any longer", why)
+                log.error("%s: exiting without a save", why)
                 self._end(128 + signal.SIGTERM)
                 return
             if not connected:
@@ -136,7 +135,7 @@ class Watcher:
                     self._asked[number] = max(self._handled[number], self._woken[number])
                 wait_s = self._agreement.poll()
             except Unavailable as error:
-                log.warning("no emergency save from now on: %s", error)
+                log.warning("emergency saves disabled: %s", error)
                 connected = False
 
     def _hopeless(self) -> str:

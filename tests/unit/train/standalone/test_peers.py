@@ -113,7 +113,7 @@ def test_a_copy_that_arrives_damaged_is_not_kept_and_the_next_one_is(
     pair.save(20, ranks=(0,))
     pair.close()
     assert pair.held(1) == [(20, 0)]
-    assert "a copy for rank 0 is not kept" in caplog.text
+    assert "copy of rank 0 not stored" in caplog.text
 
 
 def gone(data: bytes) -> bytes:
@@ -126,6 +126,6 @@ def test_a_partner_that_is_gone_ends_the_copies_and_nothing_else(pair: Pair, cap
     pair.save(10, ranks=(0,))
     pair.save(20, ranks=(0,))
     pair.close()
-    assert caplog.text.count("rank 1 takes no copies any more") == 1
+    assert caplog.text.count("rank 1 no longer accepts copies") == 1
     assert caplog.text.count("no copies come in any more") == 1
     assert sorted(pair.held(0)) == [(10, 0), (20, 0)]

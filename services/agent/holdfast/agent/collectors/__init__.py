@@ -1,4 +1,4 @@
-"""The collectors of an agent. A new one is a new file with a `build`, and one line here; or a plug-in."""
+"""The collectors of an agent. To add one, create a file with a `build` function and list it in `BUILDERS`. Or use a plug-in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Load, memory and the disks that matter, every five seconds; what costs a little more, every sixth time."""
+"""Load, memory and disk space, every five seconds; metrics that take longer, every sixth time."""
 
 from __future__ import annotations
 

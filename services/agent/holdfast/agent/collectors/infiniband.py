@@ -1,8 +1,7 @@
 """InfiniBand and RoCE ports, from /sys/class/infiniband: state and error counters.
 
-Reading counters of a restricted PCI function makes mlx5 write a line of failure to the kernel log for each (gpud #1164): such
-devices are named in `HOLDFAST_NIC_EXCLUDE` and not touched.
-"""
+Reading the counters of a restricted PCI function makes mlx5 log a failure for each read (gpud #1164). `HOLDFAST_NIC_EXCLUDE`
+names such devices; they are not read."""
 
 from __future__ import annotations
 

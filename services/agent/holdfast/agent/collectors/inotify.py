@@ -1,4 +1,5 @@
-"""Tells when a file changes, from inotify(7): a hundred idle looks per second would cost more than everything else here."""
+"""Waits for changes of a file with inotify(7), because polling a hundred times per second would cost more than all other
+work."""
 
 from __future__ import annotations
 

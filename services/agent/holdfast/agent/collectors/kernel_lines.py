@@ -1,8 +1,7 @@
-"""Which kernel-log lines matter, and what they are about. Pure.
+"""Recognises relevant kernel-log lines. Pure.
 
-The forms are the NVIDIA driver's (NVRM) and the kernel's own; regular expressions after gpud's and NVSentinel's, which are fed
-by whole fleets. What a line *means* is for diagnostics to say; here it is only read.
-"""
+The forms are those of the NVIDIA driver (NVRM) and of the kernel; the regular expressions follow gpud and NVSentinel, which
+are used on large fleets. Diagnostics interprets the lines; this module only parses them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The kernel log: `/dev/kmsg`, or a plain file that holds what it would have shown.
+"""The kernel log: `/dev/kmsg`, or a plain file with records in the same form.
 
-Reading goes on where the last agent of this directory stopped, so that a line is reported once, also when the agent was not
-running while it came; a log that this directory has never read is followed from its end. The position is kept beside the
-agent's other state, together with what it is a position in (the boot, or the file), and means nothing in another one.
+Reading continues where the previous agent of this directory stopped, so each line is reported once, also if the agent was not
+running when it was written. A log that this directory has never read is read from its end. The position is stored with the
+identity of its source (the boot, or the file) and is ignored for another source.
 """
 
 from __future__ import annotations

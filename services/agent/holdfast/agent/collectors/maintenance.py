@@ -1,7 +1,7 @@
-"""Maintenance notices: the machine's owner says that it will be taken. From a file, or from Google Cloud's metadata server.
+"""Maintenance notices of the machine's owner, from a file or from Google Cloud's metadata server.
 
-The file's presence is the notice. It holds words ("host maintenance at 18:00") or a JSON object with `event` and, in Unix
-seconds, `starts_at`; its absence takes the notice back. An operator who would rather use REST cordons the node.
+The notice exists while the file exists. The file contains text ("host maintenance at 18:00") or a JSON object with `event`
+and, in Unix seconds, `starts_at`. Deleting the file withdraws the notice. To announce maintenance by REST, cordon the node.
 """
 
 from __future__ import annotations

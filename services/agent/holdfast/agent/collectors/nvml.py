@@ -1,4 +1,4 @@
-"""GPU health through NVML, read by a child process (`nvml_reader`): a wedged driver costs a process and not the agent."""
+"""GPU health through NVML, read by a child process (`nvml_reader`), because a driver call may hang."""
 
 from __future__ import annotations
 

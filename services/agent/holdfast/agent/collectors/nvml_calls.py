@@ -1,16 +1,16 @@
-"""What the agent asks NVML, and who answers: the driver, or a file that was recorded or written.
+"""The NVML calls of the agent, answered by the driver or by a file with recorded or hand-written answers.
 
-A question is a name and a GPU; its answer is a JSON value. That is all that the reader knows of NVML, so a file of answers can
-stand in for a machine full of GPUs, including every error code and a driver that hangs.
+A call is a name and a GPU; its answer is a JSON value. The reader knows nothing else of NVML, so a file of answers can
+simulate a machine with many GPUs, including every error code and a driver that hangs.
 
-A replay file has one JSON object per line, one call's answers each, for reading after reading; the last one stays:
+A replay file has one JSON object per line with the answers of one call, in order; the last answer repeats:
 
     {"call": "count", "answers": [2]}
     {"call": "temperature_c", "gpu": 0, "answers": [41.0, 43.5, {"error": 15}]}
     {"call": "recovery_action", "gpu": 1, "answers": [0, {"hang_s": 600}]}
     {"call": "events", "answers": [[], [{"type": 8, "data": 79, "gpu": 0, "pci": "00000000:18:00.0"}]]}
 
-A call without a line is one that the driver does not support.
+A call without a line is not supported by the driver.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Reads the GPUs, in a process of its own: `python -m holdfast.agent.collectors.nvml_reader INTERVAL_S DEADLINE_S [REPLAY]`.
+"""Reads the GPUs in a separate process: `python -m holdfast.agent.collectors.nvml_reader INTERVAL_S DEADLINE_S [REPLAY]`.
 
-A driver call may block for a minute when a GPU is sick, and no thread can be taken back from it; a process can be killed.
-Inside it each GPU has a thread, so that one sick GPU does not hide the others: one that has not answered by the deadline is
-named with the call that it is in, and not asked again before it comes back.
+A driver call can block for a minute when a GPU fails, and a thread cannot be cancelled; a process can be killed. Each GPU has
+its own thread, so that one failed GPU does not hide the others. A GPU that has not answered by the deadline is reported with
+the pending call, and is not queried again until the call returns.
 
 Prints JSON objects, one per line, on standard output:
 
     {"at": …, "gpus": [{…FAST…}], "health": [{…SLOW…}], "late": [{"gpu": 0, "call": "power_w"}], "refused": [[0, "fabric", 10]]}
     {"at": …, "event": {"type": 8, "data": 79, "gpu": 0, "pci": "00000000:18:00.0"}}
 
-Ends with code 3 when there is no driver or no GPU (any more), saying so on standard error.
+Exits with code 3 and a message on standard error if there is no driver or no GPU (any more).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""A second opinion, when it is installed: the health checks of nvidia-resiliency-ext, read by a child process (`nvrx_reader`).
+"""Health checks of nvidia-resiliency-ext, if it is installed, read by a child process (`nvrx_reader`).
 
-They look at the GPU's recovery action, NVLink and the NIC beside each GPU, which our own collectors read as well and
-more often: agreement is what makes a verdict sure. Never the only ground for anything but a warning.
-"""
+They check the GPU's recovery action, NVLink and the NIC of each GPU, which Holdfast's own collectors read as well and more
+often. They serve as a second opinion, and by themselves cause only warnings."""
 
 from __future__ import annotations
 

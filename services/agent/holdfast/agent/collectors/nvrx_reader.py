@@ -1,10 +1,10 @@
 """Runs the health checks of nvidia-resiliency-ext: `python -m holdfast.agent.collectors.nvrx_reader INTERVAL_S`.
 
-In a process of its own: its checks take a lock on NVML and may hang with the driver, newer versions import an HTTP client, and
-its `pynvml` dependency shadows the binding that the agent uses. The checks keep state (a link counter is compared with the one
-before), so the process stays.
+It runs in a separate process because its checks take a lock on NVML and may hang with the driver, newer versions import an
+HTTP client, and its `pynvml` dependency shadows the binding that the agent uses. The checks keep state (a link counter is
+compared with its previous value), so the process is not restarted between rounds.
 
-What versions differ in:
+Differences between versions:
 
 | | GPU recovery action | NVLink | NIC link-down counter | NIC state |
 |---|---|---|---|---|
@@ -12,8 +12,8 @@ What versions differ in:
 | 0.5 | `device_index` | `NVLHealthCheck` | `device_index` | – |
 | ≥ 0.6 | as 0.5, imports httpx | as 0.5 | as 0.5 | `NicLinkStateHealthCheck` |
 
-Its checks answer True also when they could not look (no driver, an old one, no NIC beside the GPU): that is `skipped` here,
-because unknown is not healthy. Prints one JSON object per round:
+The checks return True also if they cannot run (no driver, an old one, no NIC for the GPU). Such a check is reported as
+`skipped`, because unknown is not healthy. Prints one JSON object per round:
 
     {"at": …, "version": "0.4.1", "checks": [{"check": "gpu", "gpu": null, "verdict": "ok", "reason": ""}]}
 """

@@ -1,9 +1,8 @@
-"""What a collector is, and how its silence is noticed.
+"""The protocol of a collector, and the detection of its silence.
 
-A collector watches one thing (a log, a driver, the host) and emits signals. It may be wedged by what it watches (a hanging
-driver, a dead network file system), so what can block runs in a thread or process of its own, under a deadline, and a missed
-deadline is itself a signal: `CollectorSilent`.
-"""
+A collector reads one source (a log, a driver, the host) and emits signals. Its source may block it (a hanging driver, a dead
+network file system). Calls that can block therefore run in a separate thread or process with a deadline, and a missed deadline
+is itself a signal: `CollectorSilent`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""A collector whose source is read by a process of its own: a wedged driver, or a library that misbehaves, costs a process.
+"""A collector whose source is read by a separate process, because a driver or library may hang.
 
-The process prints one JSON object per line. No line within the deadline is a missed deadline; after `MISSES_MAX` of them the
-process is replaced: what it hangs in may have come back, the process stuck in it has not.
-"""
+The process prints one JSON object per line. No line within the deadline is a missed deadline. After `MISSES_MAX` of them the
+process is restarted, because a process that hangs in a driver does not recover when the driver does."""
 
 from __future__ import annotations
 
@@ -73,7 +72,7 @@ class ReaderProcess(ABC):
                 raw = pipe.read(LINE_BYTES_MAX)
             if raw is None:
                 misses += 1
-                reason = f"the {self.name} reader said nothing within {self._deadline_s:g} s"
+                reason = f"no output of the {self.name} reader within {self._deadline_s:g} s"
                 emit(CollectorSilent(self._node, time(), self.name, misses, reason))
                 continue
             if not raw:
@@ -103,7 +102,7 @@ class ReaderProcess(ABC):
             log.warning("answer rejected", reader=self.name, what=what, so_far=self.rejections[what], **details)
 
     def _last_words(self, buffer: bytes) -> str:
-        return (buffer or self._unread).decode(errors="replace").strip()[-500:] or "it left no word"
+        return (buffer or self._unread).decode(errors="replace").strip()[-500:] or "no output"
 
 
 def word(value: Any, chars_max: int = 96) -> str:

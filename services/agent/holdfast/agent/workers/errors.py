@@ -1,4 +1,4 @@
-"""Reads the error file that a worker left: torchelastic's format, as our template or torch's own `@record` writes it."""
+"""Reads the error file of a worker, in the format of torchelastic, as the worker template or torch's `@record` writes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One generation's workers on this node, from fork to the last exit, and what is said of them."""
+"""The workers of one generation on this node, from the fork to the last exit, and the signals about them."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class LocalGeneration:
         if self.stepping_reported or self.progress is None or self.started_at is None or not self.complete:
             return None
         since = self.progress.stepping_since
-        if since is not None and (self.progress.all_told_how_they_started or at - since > STARTED_NOTE_GRACE_S):
+        if since is not None and (self.progress.all_start_phases_known or at - since > STARTED_NOTE_GRACE_S):
             step, phases_s = self.progress.newest_common_step, self.progress.slowest_start()
         elif self.progress.silent and at - max(self.started_at, self._unheard_until) >= blind_start_s:
             since, step, phases_s = at, 0, ()
@@ -125,22 +125,22 @@ class LocalGeneration:
         )
 
     def sample(self, at: float) -> list[NodeSignal]:
-        """Steps since the last call, and where every rank stands."""
+        """Return the steps since the last call, and the progress of every rank."""
         if self.progress is None or self.stopping or not self.alive:
             return []
-        said = self.last_words(at)
+        unsent = self.take_unsent_steps(at)
         facts = {rank: process_facts(worker.pid) for rank, worker in self.workers.items() if worker.alive}
-        return [*said, self.progress.sample(at, facts)]
+        return [*unsent, self.progress.sample(at, facts)]
 
-    def last_words(self, at: float) -> list[NodeSignal]:
-        """Steps finished and checks made since they were last asked for."""
+    def take_unsent_steps(self, at: float) -> list[NodeSignal]:
+        """Return the steps and checks that were finished since the last call."""
         if self.progress is None:
             return []
-        said = (self.progress.take_steps(at), self.progress.take_checks(at))
-        return [signal for signal in said if signal is not None]
+        unsent = (self.progress.take_steps(at), self.progress.take_checks(at))
+        return [signal for signal in unsent if signal is not None]
 
     def exited(self, worker: Worker, how: Exit) -> WorkerExited:
-        """What is known of a worker that has ended."""
+        """Return the signal for a worker that has exited."""
         identity = worker.identity
         return WorkerExited(
             node=self.node,

@@ -1,4 +1,4 @@
-"""The datagram socket into which every worker of this node drops its notes."""
+"""The datagram socket that receives the messages of every worker of this node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps one worker template warm. A template for other modules takes over only when it is ready; the old one then ends."""
+"""Keeps one worker template ready. A template for other modules replaces it only when it is ready; the old one then ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.runtime.backoff import Backoff
 
 log = structlog.get_logger("holdfast.agent.template")
 
-DEATHS_MAX = 3  # in a row: then it is said
+DEATHS_MAX = 3  # exits in a row, after which the failure is reported
 SETTLED_S = 60.0  # one that has lived for this long has not died in a row with its successor
 FAILURE_CHARS_MAX = 500
 
@@ -40,7 +40,7 @@ class TemplateKeeper:
         self._scopes: set[anyio.CancelScope] = set()
 
     def close(self) -> None:
-        """End every template; what they have forked goes on."""
+        """Stop every template; forked workers continue."""
         for scope in list(self._scopes):
             scope.cancel()
 
@@ -101,7 +101,7 @@ class TemplateKeeper:
                 backoff.reset()
             self._deaths += 1
             if self._deaths >= DEATHS_MAX:
-                self.failure = f"it has ended {self._deaths} times in a row: {template.failure}"[:FAILURE_CHARS_MAX]
+                self.failure = f"{self._deaths} exits in a row: {template.failure}"[:FAILURE_CHARS_MAX]
             self._on_change()
             successor: Template | None = None
             while successor is None:

@@ -1,9 +1,9 @@
 """Worker logs: `<agent_dir>/logs/<job>/g<generation>/rank-<r>.log`, standard output and error in one file, in order.
 
-The worker writes straight into the file, so that a step never waits for the agent and the last words of a killed process are
-there. Bounded from outside: a file that has grown over its limit loses its oldest part by punching a hole (the writer, which
-appends, notices nothing); where the file system cannot do that, the file is emptied. Only the newest generations are kept.
-"""
+The worker writes directly to the file, so that a step never waits for the agent and the last lines of a killed process are
+included. The agent limits the size: if a file exceeds its limit, its oldest part is removed by punching a hole, which does not
+affect the appending writer. If the file system does not support that, the file is emptied. Only the newest generations are
+kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saves that did not happen, in a row: one is everyday life when saves come fast, several are a rank without checkpoints."""
+"""Missed saves in a row: one is normal when saves are frequent, several mean that a rank has no checkpoints."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Notes from workers, as values. A worker can write anything into that socket: what is not a whole, sane note is refused here,
-so that no NaN time or negative step ever reaches a detector."""
+"""Messages of workers, as values. A worker can write anything to the socket. Malformed messages are rejected here, so that no
+NaN time or negative step reaches a detector."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a worker has left below the agent because its reaper was killed.
+"""Finds and kills processes that a worker has left because its reaper was killed.
 
-The agent is a child subreaper, so that reapers become its children, and so does what a killed reaper leaves. Only that is
-looked for, and only then: a child of the agent in another session than the agent's that is no reaper.
+The agent is a child subreaper, so reapers become its children, and so do the processes of a killed reaper. Only those are
+considered, and only after a reaper was killed: a child of the agent in another session than the agent's that is not a reaper.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""All workers of this node: forks them, watches them, ends them. At most one generation of a job has running ranks."""
+"""All workers of this node: forks, watches and stops them. At most one generation of a job has running ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import structlog
 from anyio.abc import TaskGroup
 
 from holdfast.agent import tracing
-from holdfast.agent.workers.apart import run_apart
 from holdfast.agent.workers.environment import Site, start_environment, worker_environment
 from holdfast.agent.workers.generation import LocalGeneration, reserve_port
 from holdfast.agent.workers.inbox import NotesInbox
@@ -24,6 +23,7 @@ from holdfast.agent.workers.logs import WorkerLogs, open_log
 from holdfast.agent.workers.notes import MissedNote, Note
 from holdfast.agent.workers.orphans import become_subreaper
 from holdfast.agent.workers.standstill import StandstillWatch
+from holdfast.agent.workers.subprocess import run_subprocess
 from holdfast.agent.workers.template import Template, TemplateKey
 from holdfast.agent.workers.worker import Worker, WorkerIdentity
 from holdfast.agent.workers.worker_set import WorkerSet
@@ -129,7 +129,7 @@ class WorkerPool:
             raise Unavailable("the agent is still starting")
         template = await self._keeper.any()
         arguments = ("--budget-s", str(budget_s))
-        return await run_apart(template, SELF_TEST, arguments, self._inherited, timeout_s)
+        return await run_subprocess(template, SELF_TEST, arguments, self._inherited, timeout_s)
 
     async def fork(self, order: Prepare) -> tuple[RunningWorker, ...]:
         """Fork this generation's workers; they wait. Raises `HoldfastError`; then none of them is left."""
@@ -346,37 +346,37 @@ class WorkerPool:
         if generation.started_at is not None:
             if not worker.expected:
                 self.worker_set.add_ended(worker, how)
-            self._take_last_words(generation)
+            self._emit_unsent_steps(generation)
             self._emit(generation.exited(worker, how))
             if (finished := generation.finished()) is not None:
                 self._report(finished)
-                self._say_stopped(generation, finished=True)
+                self._report_stopped(generation, finished=True)
         with anyio.CancelScope(shield=True):
             await worker.clear()
         if not generation.uncleared and (generation.stopping or generation.started_at is not None):
             self._forget(generation)
 
     def _ask_to_stop(self, generation: LocalGeneration) -> None:
-        self._say_stopped(generation)
+        self._report_stopped(generation)
         for worker in generation.alive:
             worker.tell("stop", save=True)
             if generation.progress is None or generation.progress.silent:
                 worker.kill(signal.SIGTERM)
 
     def _kill(self, generation: LocalGeneration) -> None:
-        self._say_stopped(generation)
+        self._report_stopped(generation)
         for worker in generation.alive:
             worker.kill()
 
-    def _take_last_words(self, generation: LocalGeneration) -> None:
-        """What the ranks finished since the last tick: there may be no other before the generation is forgotten."""
+    def _emit_unsent_steps(self, generation: LocalGeneration) -> None:
+        """Emit the steps since the last tick, because the generation may be forgotten before the next tick."""
         self._inbox.drain()
-        for words in generation.last_words(time.time()):
-            self._emit(words)
+        for step in generation.take_unsent_steps(time.time()):
+            self._emit(step)
 
-    def _say_stopped(self, generation: LocalGeneration, *, finished: bool = False) -> None:
+    def _report_stopped(self, generation: LocalGeneration, *, finished: bool = False) -> None:
         if not generation.stopping:
-            self._take_last_words(generation)
+            self._emit_unsent_steps(generation)
         if (stopped := generation.stop(time.time(), finished=finished)) is not None:
             self._emit(stopped)
 

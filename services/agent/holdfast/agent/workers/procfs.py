@@ -1,4 +1,4 @@
-"""What the kernel says of a process, from /proc/PID/stat and /proc/PID/wchan (proc(5))."""
+"""State of a process, from /proc/PID/stat and /proc/PID/wchan (proc(5))."""
 
 from __future__ import annotations
 

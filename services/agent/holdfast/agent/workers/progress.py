@@ -1,4 +1,4 @@
-"""Where each rank of one generation stands, folded from its notes. Pure: time and process facts are arguments."""
+"""Progress of each rank of one generation, computed from its messages. Pure: time and process facts are arguments."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ class Progress:
         return min(rank.step for rank in self._ranks.values())
 
     @property
-    def all_told_how_they_started(self) -> bool:
+    def all_start_phases_known(self) -> bool:
         return all(rank.started_noted for rank in self._ranks.values())
 
     def slowest_start(self) -> tuple[tuple[str, float], ...]:

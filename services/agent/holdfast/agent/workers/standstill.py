@@ -1,14 +1,13 @@
-"""What a rank is doing when it has said nothing for a while: asked from outside, because it may not be able to speak.
+"""What silent ranks are doing, observed from outside because a hanging process may not be able to answer.
 
-Nothing is asked of ranks that make their steps. When all of a node have been silent for unusually long (`Progress.silent_s`),
-their flight recorders are asked once a second for what they count: that is collective progress. When that has lasted for 2 s,
-or a third of the job's `floor_s` if that is less, everything that can tell ranks apart is sent to diagnostics: the recorders'
-rows, and of each process where it waits in the kernel, whether its interpreter is held, and its innermost frames.
+Ranks that finish steps are not queried. When all ranks of a node have been silent for unusually long (`Progress.silent_s`),
+their flight recorders are queried once a second for their counters, which show collective progress. After 2 s of this, or a
+third of the job's `floor_s` if that is less, all available evidence is sent to diagnostics: the recorders' rows and, for each
+process, where it waits in the kernel, whether its interpreter lock is held, and its innermost frames.
 
-The recorder is asked through torch's worker server (`holdfast.train.recorder`), C++ threads that answer while the interpreter
-is held; asking Python for its stack through the same server is answered only when it is not, and that is how a held one is
-known. Its stack then takes py-spy.
-"""
+The recorder is queried through torch's worker server (`holdfast.train.recorder`), whose C++ threads answer while the
+interpreter lock is held. A request for the Python stack through the same server is answered only when the lock is free, which
+is how a held lock is detected. The stack then requires py-spy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent's end of a worker template: starts it, asks it to fork (`holdfast.domain.template`)."""
+"""The agent's side of a worker template: starts it, and requests forks from it (`holdfast.domain.template`)."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ class Template:
         if self._draining:
             return "it was replaced by another one"
         said = "; ".join(tail(self._log_path, lines_max=3))
-        return f"it ended with code {code}: {said or 'it left no word'}"
+        return f"the worker template exited with code {code}{f': {said}' if said else ' without an error message'}"
 
 
 async def receive(channel: socket.socket, descriptors: int = 0) -> tuple[bytes, list[int]]:

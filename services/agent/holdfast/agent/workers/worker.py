@@ -1,9 +1,8 @@
-"""One worker process as the agent sees it: identity, control channel, how it ends.
+"""One worker process in the agent: identity, control channel, exit.
 
-Its end is seen twice: the pidfd turns readable the moment the process is gone, and the reaper, its parent, says how it ended.
-Then the reaper ends what the worker has started and left; only when that is done is the worker `cleared`, which is what
-fences (nothing runs two generations). A worker whose reaper was killed gets the verdict that the kernel carried out: SIGKILL.
-"""
+Its exit is observed twice: the pidfd becomes readable when the process has exited, and the reaper, its parent, reports the
+exit status. The reaper then kills the processes that the worker has started. Only after that is the worker `cleared`, which
+provides the fencing (no two generations run at once). A worker whose reaper was killed is recorded as killed by SIGKILL."""
 
 from __future__ import annotations
 

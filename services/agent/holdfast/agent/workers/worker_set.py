@@ -1,8 +1,7 @@
-"""What the supervisor is told of this node's workers, apart from what happens to them: which there are, and how the last ended.
+"""The set of this node's workers for the supervisor: which are running, and how the last ones exited.
 
-The supervisor compares this with what should run, so that a worker whose end was reported to nobody, or in vain, is missed all
-the same. A version number stands for the whole set: while nothing changes, a beat carries the number and nothing else.
-"""
+The supervisor compares this set with what should run, so that it also notices a worker whose exit report was lost. The set has
+a version number: while nothing changes, a heartbeat contains only the number."""
 
 from __future__ import annotations
 

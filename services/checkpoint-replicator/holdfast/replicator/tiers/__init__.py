@@ -1,4 +1,4 @@
-"""Where shards live on this node. A new tier is one file here that keeps to `Tier`, and one line in `service.py`."""
+"""The tiers on this node: memory and disk. A tier implements `Tier`; `service.py` builds it, `view.py` and `plan.py` use it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Shards as files: `<root>/<job>/a<attempt>/s<step>/rank-<r>.shard` and its manifest `….json`. The disk tier, and (under
-`staged/` of the memory directory) the shards that were fetched for a restore.
+"""Shards as files: `<root>/<job>/a<attempt>/s<step>/rank-<r>.shard` and its manifest `….json`. Used for the disk tier and,
+under `staged/` of the memory directory, for shards that were fetched for a restore.
 
-Commit: the shard under a temporary name, written, fsynced, renamed; then the manifest in the same way. A crash before the
-last rename leaves files that nobody lists and that the next start sweeps away.
+Commit: the shard is written under a temporary name, fsynced and renamed; then the manifest in the same way. A crash before the
+last rename leaves files that are not listed; the next start deletes them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from holdfast.domain.generations import ShardKey
 from holdfast.replicator.checksum import require_consistent
 from holdfast.replicator.names import label, parse_shard_path, shard_path
 from holdfast.replicator.tiers import Damaged, OpenShard, find, set_aside
-from holdfast.replicator.tiers.fresh import Fresh
 from holdfast.replicator.tiers.incoming import Incoming
 from holdfast.replicator.tiers.part import Part, manifest_path, out_of_space
+from holdfast.replicator.tiers.pending_commit import PendingCommit
 from holdfast.replicator.tiers.warm import WarmFiles
 from holdfast.shards import Manifest, Reader, spans_of, sync_directory
 from holdfast.shards.manifest import temporary_of
@@ -137,7 +137,7 @@ class FileTier:
                 raise Conflict(f"{source.path} was overwritten in spite of its lock")
             return incoming.commit()
 
-    def put_fresh(self, job: str, fresh: Fresh, pace: Callable[[int], None]) -> Manifest:
+    def put_fresh(self, job: str, fresh: PendingCommit, pace: Callable[[int], None]) -> Manifest:
         """Copy an image in while its checksums are being computed; listed when both are through.
 
         Raises Conflict when the image has been overwritten, OutOfSpace, and why it could not be committed.

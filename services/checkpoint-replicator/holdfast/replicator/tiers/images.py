@@ -1,10 +1,9 @@
-"""The workers' own images: `<memory>/<job>/w<local rank>/{a,b}.image`. Written by the trainers, only ever read here.
+"""The workers' memory images: `<memory>/<job>/w<local rank>/{a,b}.image`. Written by the trainers, only read here.
 
-Where memory has no room, a worker makes them in `<disk>/<job>/overflow/w<local rank>/` instead; here they are all the same.
+If memory has no room, a worker creates them in `<disk>/<job>/overflow/w<local rank>/`; here they are treated alike.
 
-The header says what an image holds; the manifest beside it, written here, says that it was seen whole. A manifest whose
-header has moved on is stale and means nothing.
-"""
+The header describes the content of an image. The manifest next to it, written by this module, confirms that the content was
+seen complete. If the header has changed since, the manifest is stale and ignored."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from holdfast.domain.generations import ShardKey
 from holdfast.replicator.checksum import Checksummer
 from holdfast.replicator.names import is_job_name, label
 from holdfast.replicator.tiers import Damaged, OpenShard, find, set_aside
-from holdfast.replicator.tiers.fresh import Seen
+from holdfast.replicator.tiers.pending_commit import Seen
 from holdfast.shards import Header, Manifest, Reader, peek
 from holdfast.shards.crc import summarise
 from holdfast.shards.manifest import temporary_of

@@ -1,12 +1,11 @@
-"""A shard file on its way in: verified as it arrives, resumable, visible only when it is whole.
+"""A shard file that is being received: verified on arrival, resumable, visible only when complete.
 
-From memory (`write_all`): source ──► check (caller's thread) ──► write (threads of their own), so that a span is checked while
-the one before it is on its way to the disk.
+From memory (`write_all`): source ──► check (caller's thread) ──► write (other threads), so that a span is checked while the
+previous one is being written to disk.
 
-From a network (`claim`, `arrive`): over several connections, a thread for each that does one span after the other: receive,
-check while it is in the processor's cache, store. In memory there is nothing to store: it is received where it stays. Each span
-is one connection's, so that nothing that has been verified can be written to again.
-"""
+From a network (`claim`, `arrive`): over several connections, with one thread each that processes one span after the other:
+receive, check while it is in the processor's cache, store. In memory there is no separate store step: a span is received in
+place. Each span belongs to one connection, so verified bytes are never written again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A shard file that is not there yet: under a name that nobody lists, claimed by one writer, with room for all of it."""
+"""An incomplete shard file: under a name that is not listed, claimed by one writer, with its space reserved."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Memory that is used again: the files of the memory tier, with pages that have been paid for.
+"""Reuse of memory-tier files whose pages have already been allocated and faulted in.
 
-A new page costs ten times as much to fill as one that is there: to find, to clear, to map. So the file of a shard that goes
-from memory is not unlinked but kept in `.warm/`, mapped as it is, and is what the next shard arrives in. Kept files are given
-back to the system when memory gets short.
+Filling a new page costs ten times as much as filling an existing one, because the kernel must find, clear and map it. So a
+shard file that is deleted from memory is moved to `.warm/`, still mapped, and reused for the next shard. Such files are freed
+when memory gets short.
 
-A file is kept only if nobody reads it: `flock` tells, as everywhere. Those who read a shard let go of it before its lock.
+A file is reused only if no process reads it, which `flock` shows. Readers of a shard release their mapping before the lock.
 """
 
 from __future__ import annotations

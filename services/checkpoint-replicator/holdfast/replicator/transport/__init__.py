@@ -1,17 +1,16 @@
-"""Shard bytes between nodes: plain TCP streams from memory map to memory map, one short signed exchange in front of each.
+"""Transfer of shards between nodes: plain TCP streams from memory map to memory map, each after a short signed exchange.
 
     server → client   greeting   {version, nonce}
     client → server   request    {op: get|put, job, key | manifest, lane, lanes, nonce}   signed with the job's token and nonce
     server → client   answer     {ok, reason, manifest | spans, from}                     signed over the client's nonce
-    (get) client → server   {spans, from}: what it wants on this connection                signed, likewise
-    (get) server → client, (put) client → server: those spans of the shard, as they are
+    (get) client → server   {spans, from}: the spans wanted on this connection            signed, likewise
+    (get) server → client, (put) client → server: the bytes of those spans
     (put) server → client   receipt {ok, reason, durable}    signed, once committed; `durable`: newest of the rank on its disk
-    (get) client → server   receipt {ok}                     a no makes the holder verify its shard
+    (get) client → server   receipt {ok}                     if not ok, the server verifies its shard
 
-A large shard takes several connections side by side (`lanes`); whoever receives says which spans come on which. Version 1 knows
-one connection, every span from number `from` on, and no place but the disk; it is still understood.
+A large shard uses several connections in parallel (`lanes`); the receiver chooses the spans of each. Version 1 has one
+connection, all spans from number `from` on, and only the disk as destination; it is still supported.
 
-The token itself never travels. Signatures cover the manifest, the manifest covers every byte; the bytes themselves are not
-encrypted. Every span is verified where it arrives, so a broken connection costs at most one span: the next try asks for what is
-missing. Every wait has a limit.
-"""
+The token is never sent. Signatures cover the manifest, and the manifest covers every byte; the bytes are not encrypted. Every
+span is verified on arrival, so a failed connection costs at most one span: the next attempt requests the missing ones. Every
+wait has a limit."""

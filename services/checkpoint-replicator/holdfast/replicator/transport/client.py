@@ -1,4 +1,4 @@
-"""The end that connects: fetch a shard from a peer, or push one to it. Blocking; call from a thread."""
+"""The client of the data plane: fetches a shard from a peer, or pushes one to it. Blocking; call from a thread."""
 
 from __future__ import annotations
 

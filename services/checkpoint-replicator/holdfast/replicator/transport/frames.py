@@ -1,4 +1,4 @@
-"""The signed messages in front of a transfer: length-prefixed JSON objects."""
+"""The signed messages before a transfer: length-prefixed JSON objects."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Copies that peers send, each over one connection or several.
+"""Receives copies from peers, each over one or several connections.
 
-A copy goes to memory first, where there is room: it survives its sender from then on, and the sender's image is free again. The
-plan then takes it to the disk like everything else that is newest in memory. Where memory has no room, and for peers that know
-one place only, it goes to the disk at once.
-"""
+If there is room, a copy is received in memory: from then on it survives the loss of its sender, and the sender can reuse its
+image. The plan then copies it to disk like every other newest shard in memory. If memory has no room, or the peer supports
+only the disk, the copy is written to disk directly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A transfer's connections side by side: how many, a thread for each, and what comes of them together."""
+"""The parallel connections of a transfer: their number, one thread for each, and their combined result."""
 
 from __future__ import annotations
 

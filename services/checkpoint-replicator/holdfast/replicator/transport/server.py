@@ -1,4 +1,4 @@
-"""The end that listens: hands out shards, takes in copies. One thread per connection, a bounded number of them."""
+"""The server of the data plane: sends shards and receives copies. One thread per connection, with a maximum number."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The object store's side of the mover and of the stager: finds the job's bucket, calls it from threads of its own, and keeps
-what comes of it."""
+"""Object store operations for the mover and the stager: opens the job's bucket, calls it in separate threads, records the
+results."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class OpenStores:
 
 
 @dataclass(frozen=True, slots=True)
-class Archivist:
+class StoreSync:
     """`pace` is called with the bytes of each piece before it goes up; `node` is this one, and `arrivals` what other nodes may
     read of what comes down."""
 
@@ -109,14 +109,14 @@ class Archivist:
                 await self._survey(job, bucket)
             case Complete(ages):
                 await self._complete(job, bucket, ages)
-            case Discard(age):
-                await self.engine.threads.archive(bucket.discard, *age)
-                job.archive.discarded(age)
+            case Discard(checkpoint_id):
+                await self.engine.threads.archive(bucket.discard, *checkpoint_id)
+                job.archive.discarded(checkpoint_id)
                 log.info(
                     "checkpoint deleted from the object store",
                     job=job.name,
-                    step=age[1],
-                    attempt=age[0],
+                    step=checkpoint_id[1],
+                    attempt=checkpoint_id[0],
                     reason=step.reason,
                 )
 
@@ -129,11 +129,16 @@ class Archivist:
         config = job.config
         if config is None:
             return
-        for age in ages:
-            checkpoint = await self.engine.threads.archive(bucket.complete, *age, config.mesh.world_size)
+        for checkpoint_id in ages:
+            checkpoint = await self.engine.threads.archive(bucket.complete, *checkpoint_id, config.mesh.world_size)
             if checkpoint is not None:
                 job.archive.completed(checkpoint.stored_step, owner=0 in config.ranks)
-                log.info("checkpoint complete in the object store", job=job.name, step=age[1], attempt=age[0])
+                log.info(
+                    "checkpoint complete in the object store",
+                    job=job.name,
+                    step=checkpoint_id[1],
+                    attempt=checkpoint_id[0],
+                )
                 return  # the newest first: what is older does not count any more
         raise NotYet(f"not every rank's shard is in {bucket.store.url} yet")
 
@@ -164,24 +169,24 @@ class Archivist:
         async with lock:
             donor = await self._donor(job, manifest)
             sharing = self._sharing(job, restore, manifest)
-            given_up = threading.Event()
+            cancelled = threading.Event()
 
             def fetch() -> Path:
                 with donor or nullcontext():
-                    return bucket.fetch(manifest, into, donor, sharing, job.name, given_up)
+                    return bucket.fetch(manifest, into, donor, sharing, job.name, cancelled)
 
-            return await threads.retrieval(fetch, given_up=given_up)
+            return await threads.retrieval(fetch, cancelled=cancelled)
 
     # ------------------------------------------------------------ damage
 
-    async def mark(self, job: Job, bucket: Bucket, damage: Damage, age: tuple[int, int]) -> None:
+    async def mark(self, job: Job, bucket: Bucket, damage: Damage, checkpoint_id: tuple[int, int]) -> None:
         """Say to everybody, in the store and by the inventory, that this step cannot be restored from there."""
         try:
-            if not await self.engine.threads.archive(bucket.mark, damage, *age):
+            if not await self.engine.threads.archive(bucket.mark, damage, *checkpoint_id):
                 return  # it has left the store
         except HoldfastError as error:  # by the inventory alone, then
             log.warning("damage marker not written", job=job.name, reason=str(error))
-        job.archive.found_damaged(age, damage.problem)
+        job.archive.found_damaged(checkpoint_id, damage.problem)
         self.engine.notify()
 
     async def unmark(self, job: Job, bucket: Bucket, keys: Sequence[ShardKey]) -> None:

@@ -1,7 +1,7 @@
-"""A save that is being committed: its checksums are computed while it is already on its way to the disk.
+"""A save that is being committed: its checksums are computed while it is being copied to the disk.
 
-Both look at the same locked bytes, side by side: the durable copy then takes as long as the slower of the two and not as
-long as both. Neither can be listed before the checksums are through.
+Both read the same locked bytes in parallel, so the durable copy takes as long as the slower of the two, not as long as both.
+Neither copy is listed before the checksums have been computed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Fresh:
+class PendingCommit:
     """`promised` is kept by whoever computes the checksums: a manifest, or the reason why there is none."""
 
     seen: Seen

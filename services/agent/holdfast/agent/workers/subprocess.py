@@ -1,4 +1,4 @@
-"""Runs one of our own scripts in a fork of the worker template, which has paid for the import of torch."""
+"""Runs one of Holdfast's scripts in a fork of the worker template, which has already imported torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OUTPUT_BYTES_MAX = 1 << 20
 NAME = "self-test"
 
 
-async def run_apart(
+async def run_subprocess(
     template: Template, script: Path, args: Sequence[str], environment: Mapping[str, str], timeout_s: float
 ) -> str:
     """What it printed, if it ended well. Raises `Unavailable` when it did not, or not in time.
@@ -50,7 +50,7 @@ async def run_apart(
     how = worker.exit
     if how is None or how.exit_code != 0:
         ended = "was killed" if how is None or how.exit_code is None else f"ended with code {how.exit_code}"
-        last = "; ".join(said.strip().splitlines()[-3:]) or "it left no word"
+        last = "; ".join(said.strip().splitlines()[-3:]) or "no output"
         raise Unavailable(f"{script.name} {ended} (it has {timeout_s:g} s): {last}")
     return said
 

@@ -1,4 +1,4 @@
-"""A spare keeps memory ready: what a swap brings is then received into pages that are there, three times as fast."""
+"""Preallocates memory on a spare, so that a hot swap receives shards into existing pages, three times as fast."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast.domain.errors import InvalidSpec
-from holdfast.replicator.standby import require_room
+from holdfast.replicator.preallocation import require_room
 from holdfast.replicator.tiers.warm import SHARE_MAX, WarmFiles
 
 GIB = 1 << 30
