@@ -1,6 +1,7 @@
 """Checkpoints that are not made, moved or kept: the agents and replicators say what stands in the way, once for each trouble.
 
-A warning, never a reason to evict: the run is healthy. But the next fault costs more than the interval, and nobody would know.
+A warning, never a reason to evict: the run is healthy. But the next fault costs more than the interval, and nobody would
+know.
 """
 
 from __future__ import annotations

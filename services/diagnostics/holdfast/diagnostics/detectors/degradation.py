@@ -40,7 +40,7 @@ class _Source:
 
     subjects: Hashable  # what the columns are of; with others everything starts again
     trends: Trends
-    said: Recurring = field(default_factory=Recurring)
+    reported: Recurring = field(default_factory=Recurring)
 
 
 @dataclass(slots=True)
@@ -98,8 +98,8 @@ class Degradation:
                 return state, ()
         if source is None:
             return state, ()
-        news = source.said.news(found, int(item.at), now, int(self.limits.quiet_s), self.limits.repeat_s)
-        return state, tuple(_finding(item.node, item.at, condition, times, now) for condition, times in news)
+        due = source.reported.due(found, int(item.at), now, int(self.limits.quiet_s), self.limits.repeat_s)
+        return state, tuple(_finding(item.node, item.at, condition, times, now) for condition, times in due)
 
     def _add(
         self,
@@ -117,8 +117,8 @@ class Degradation:
         key = (item.node, type(item))
         source = state.sources.get(key)
         if source is None or source.subjects != subjects:
-            said = Recurring() if source is None else source.said
-            source = state.sources[key] = _Source(subjects, self._empty(len(reading)), said)
+            reported = Recurring() if source is None else source.reported
+            source = state.sources[key] = _Source(subjects, self._empty(len(reading)), reported)
         changed = source.trends.add(item.at, reading, counters=counters)
         return source if changed and not source.trends.young else None
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.diagnostics.bounded import Bounded
-from holdfast.diagnostics.detectors.peers import median_of_others
+from holdfast.diagnostics.detectors.comparison import median_of_others
 from holdfast.diagnostics.detectors.protocol import Observed
 from holdfast.diagnostics.detectors.recurring import Recurring
 from holdfast.diagnostics.roster import Generation, Roster, RunStarted
@@ -46,7 +46,7 @@ class _Job:
     scatter: deque[float]  # robust sigma of the logarithms, by step
     open: Bounded[int, _Open] = field(default_factory=lambda: Bounded(_OPEN_MAX))
     seen: dict[int, int] = field(default_factory=dict)  # rank → steps at which it stood out
-    said: Recurring = field(default_factory=Recurring)
+    reported: Recurring = field(default_factory=Recurring)
 
 
 @dataclass(slots=True)
@@ -144,7 +144,7 @@ class GradientOutlier:
             job.seen[outlier.rank] = job.seen.get(outlier.rank, 0) + 1
         if len(found) > max(1, limits.share_max * mesh.world_size):
             return  # many at once is the data, or the job itself
-        for outlier, _ in job.said.news(found, number, now, limits.quiet_steps, limits.repeat_s):
+        for outlier, _ in job.reported.due(found, number, now, limits.quiet_steps, limits.repeat_s):
             yield _finding(job, item, outlier, number, now)
 
 

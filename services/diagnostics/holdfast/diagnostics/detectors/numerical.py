@@ -5,8 +5,8 @@ finite is a warning at first, and an error when it stays so for `persist_steps`:
 NaN. The error names the last step with a finite loss, before which the state may be trusted. A gradient norm that is not
 finite stays a warning, because a loss scaler makes such steps on purpose and skips them.
 
-After a rollback steps are done again, with the losses that they had, which may be far above those of the steps that were given
-up. So what was seen of a step that is done again, and of all after it, is forgotten.
+After a rollback steps are done again, with the losses that they had, which may be far above those of the steps that were
+given up. So what was seen of a step that is done again, and of all after it, is forgotten.
 
 Which rank said it first is evidence, not blame: after the reduction every rank has it.
 """
@@ -56,7 +56,7 @@ class _Job:
     bad_since: int = 0
     bad_since_at: float = 0.0  # end of that step, Unix seconds
     first_bad: tuple[int, ...] = ()  # ranks that reported it in its first step
-    said: Recurring = field(default_factory=Recurring)
+    reported: Recurring = field(default_factory=Recurring)
 
 
 @dataclass(slots=True)
@@ -123,7 +123,7 @@ class Numerical:
         found = list(self._judge(job, record, reported))
         return tuple(
             _finding(record, condition, job, times, now)
-            for condition, times in job.said.news(
+            for condition, times in job.reported.due(
                 found, record.step, now, self.limits.quiet_steps, self.limits.repeat_s
             )
         )

@@ -6,10 +6,9 @@ A service is known by what its client says, so first it is asked whether a clien
 type, or by the package in which it was raised (a tracker raises a `ValueError`, an object store's file system an `OSError`).
 Then, of a client's exception, the first that says something decides:
 
-1. words about too many requests or expired credentials: an outage, whatever status comes with them;
-2. an HTTP status, or a store's or RPC's own code: of the server (5xx, 408, 425, 429 …) an outage, else the request was refused;
-3. words of a refusal (no permission, no such key);
-4. the name of its type, or words about connections and time-outs: an outage.
+1. words about too many requests or expired credentials: an outage, whatever status comes with them; 2. an HTTP status, or a
+store's or RPC's own code: of the server (5xx, 408, 425, 429 …) an outage, else the request was refused; 3. words of a refusal
+(no permission, no such key); 4. the name of its type, or words about connections and time-outs: an outage.
 
 An exception of anybody else is one only by unmistakable words. A refusal is the script's, or its environment's, business.
 """
