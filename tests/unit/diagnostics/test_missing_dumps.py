@@ -61,7 +61,7 @@ def test_the_highest_ranks_are_known_from_the_others_groups(tmp_path: Path) -> N
     assert (verdict.standing, verdict.ranks, verdict.among) == (Standing.UNREACHABLE, (), (13, 14, 15))
     said = flight_dumps.describe(dumps)
     assert "3 without a dump (13-15)" in said
-    assert "nobody is to be named: the dumps of ranks 13, 14, 15 are missing" in said
+    assert "no rank is named: the dumps of ranks 13, 14, 15 are missing" in said
 
 
 # ---------------------------------------------------------------- generated hangs

@@ -145,4 +145,4 @@ class Backlog:
             self._log_dropped()
 
     def _log_dropped(self) -> None:
-        log.warning("telemetry dropped: more comes than can be folded", signals_so_far=self.dropped)
+        log.warning("telemetry dropped", reason="more arrives than can be folded", signals_so_far=self.dropped)

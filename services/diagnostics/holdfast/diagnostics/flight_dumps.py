@@ -97,7 +97,7 @@ def describe(dumps: Dumps) -> str:
     heading = f"{len(dumps.ranks)} ranks{without}, {len(dumps.rejected)} files rejected: "
     if diagnosis is None:
         return f"{heading}no rank is inside a collective; the dumps do not explain a hang"
-    who = f"rank {diagnosis.ranks[0]}: " if diagnosis.ranks else "nobody is to be named: "
+    who = f"rank {diagnosis.ranks[0]}: " if diagnosis.ranks else "no rank is named: "
     return f"{heading}{who}{diagnosis.reason} ({diagnosis.standing.value})"
 
 

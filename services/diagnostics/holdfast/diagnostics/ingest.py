@@ -118,7 +118,7 @@ def _refusal(error: Exception) -> _Refusal:
         case Replaced():
             return _Refusal(grpc.StatusCode.ABORTED, str(error))
         case _:
-            log.error("a tick could not be folded: this is a bug in diagnostics", exc_info=error)
+            log.error("tick not folded: please report this bug", exc_info=error)
             return _Refusal(
                 grpc.StatusCode.INTERNAL, f"diagnostics failed to fold a tick: {type(error).__name__}: {error}"
             )

@@ -203,7 +203,7 @@ class Intake:
             self._publisher.offer(folded.findings, folded.steps)
         for finding in folded.findings:
             if finding.repeat:
-                log.debug("finding said again", id=finding.id, repeat=finding.repeat)
+                log.debug("finding repeated", id=finding.id, repeat=finding.repeat)
                 continue
             telemetry.record(metrics.FINDINGS, 1, kind=finding.kind.value, severity=finding.severity.value)
             telemetry.write(spans.of_finding(finding))

@@ -111,11 +111,11 @@ class Publisher:
             except Unavailable as error:
                 tries += 1
                 if tries == 1:
-                    log.warning("the event log is away: entries wait", stream=stream, reason=str(error))
+                    log.warning("event log unavailable, entries kept", stream=stream, reason=str(error))
                 await backoff.sleep()
             else:
                 if tries:
-                    log.info("the event log is back", stream=stream, tries=tries + 1)
+                    log.info("event log available again", stream=stream, tries=tries + 1)
                 return
 
 

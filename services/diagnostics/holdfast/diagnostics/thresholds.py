@@ -1,5 +1,5 @@
 """Thresholds of the detectors that compare, each with its source. One frozen class per detector; tests and operators build
-their own. Numbers that nobody has a reason to change are constants in the detectors.
+their own. Numbers without a reason to change them are constants in the detectors.
 
 No value was fitted to the data that `make bench-detection` judges by: values are published rules, or follow from the wanted
 false-positive rate.

@@ -92,7 +92,7 @@ def prior_user(after_s: float) -> float:
 
 def blame(exit_: WorkerExited, context: Context) -> Blame:
     """Attribute the root failure of a generation. Not for cascading failures."""
-    return replace(_verdict(exit_, context), after_s=context.after_s, prior_user=prior_user(context.after_s))
+    return replace(_attribute(exit_, context), after_s=context.after_s, prior_user=prior_user(context.after_s))
 
 
 _NOT_THE_SCRIPT = {
@@ -102,7 +102,7 @@ _NOT_THE_SCRIPT = {
 }
 
 
-def _verdict(exit_: WorkerExited, context: Context) -> Blame:
+def _attribute(exit_: WorkerExited, context: Context) -> Blame:
     error = class_of(exit_.error, exit_.signal, host_oom=context.host_oom)
     if context.hardware:
         return Blame(Who.HARDWARE, error, f"at the same time: {context.hardware}")

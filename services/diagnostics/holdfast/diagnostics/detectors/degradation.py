@@ -1,13 +1,13 @@
-"""Degradation: what gets worse before it breaks. Counters of errors that grow, clocks held down, disks and memory that fill.
+"""Degradation: what gets worse before it fails. Error counters that grow, throttled clocks, disks and memory that fill.
 
 Every number is kept as a short series, thinned to `points` per window, per node and subject (`trends`). Three kinds of trend
 are judged once a series spans most of the window:
 
-* a rate (PCIe replays, symbol errors): the growth per second is over a limit that a source names;
-* a share of readings with new errors (NVLink, corrected ECC): one burst is weather, errors in half of all readings are not;
-* a level that reaches its end soon, by a straight line through the series (disk, memory).
+* a rate (PCIe replays, symbol errors): the growth per second is over a published limit;
+* a share of readings with new errors (NVLink, corrected ECC): one burst is normal, errors in half of all readings are not;
+* a level that reaches its limit soon, by a straight line through the series (disk, memory).
 
-All are warnings that carry the trend. Nothing is evicted: what really breaks is found by what it breaks.
+All are warnings with the trend as evidence.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NS = 1e-9
 class _Source:
     """One kind of reading of one node."""
 
-    subjects: Hashable  # what the columns are of; with others everything starts again
+    subjects: Hashable  # of the columns; other subjects start new series
     trends: Trends
     reported: Recurring = field(default_factory=Recurring)
 
@@ -110,7 +110,7 @@ class Degradation:
         *,
         counters: bool,
     ) -> _Source | None:
-        """The source with this reading in it; None when there is nothing new to judge, or not enough yet."""
+        """Add the reading. Returns the source, or None if there is nothing new to judge, or not enough yet."""
         reading = list(chain.from_iterable(columns))
         if not 0 < len(reading) <= _COLUMNS_MAX:
             return None

@@ -29,7 +29,7 @@ _FINAL = (Standing.MISMATCH, Standing.CYCLE, Standing.STALLED)
 
 
 def signalled(ranks: Sequence[RankView]) -> bool:
-    """Whether a process is dead or stopped, and not most of the job, which somebody would have suspended."""
+    """Whether a process is dead or stopped, but not most of the job, which an operator may have suspended."""
     found = sum(view.state in GONE or view.state == "T" for view in ranks)
     return 0 < found * 2 <= len(ranks)
 

@@ -112,8 +112,8 @@ def find_blocking_ranks(
 
     `unreachable`: ranks whose recorders did not answer, with what is known of them ("it has ended"). `messaging`: ranks that
     may be waiting for a message which their recorder does not show; they are not to be named for being outside of collectives.
-    `missing`: ranks of which nothing is known, because nobody has their dump: they are not named, whoever may wait for them.
-    `heard`: ranks whose nodes are in sight, where that is known; other members of a group are on nodes that nobody hears.
+    `missing`: ranks without a dump, of which nothing is known: they are not named, even if others may wait for them.
+    `heard`: ranks whose nodes send telemetry, if that is known; other members of a group are on nodes that are not heard.
     """
     groups, pairs = _read(rows)
     graph = _Graph({rank for group in groups for rank, place in group.places.items() if place.pending >= 0})
