@@ -144,7 +144,7 @@ def test_noise_and_hiccups_name_nobody(seed: int, dims: dict[str, int]) -> None:
     assert FindingKind.STRAGGLER not in job.kinds()
 
 
-def test_uneven_data_blames_nobody_and_is_said() -> None:
+def test_uneven_data_reports_imbalance_without_naming_a_rank() -> None:
     job = Job({"dp": 8, "pp": 2})
 
     def sequences(work: Work, step: int) -> None:

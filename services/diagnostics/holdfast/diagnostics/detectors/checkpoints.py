@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from holdfast.diagnostics.bounded import Bounded
-from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.diagnostics.detectors.protocol import Findings, Observed
 from holdfast.diagnostics.roster import Roster
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.replication import TroubleKind
@@ -45,7 +45,7 @@ class Checkpoints:
 
     def observe(
         self, state: CheckpointState, item: Observed, now: float, roster: Roster
-    ) -> tuple[CheckpointState, tuple[Finding, ...]]:
+    ) -> tuple[CheckpointState, Findings]:
         if not isinstance(item, CheckpointTrouble):
             return state, ()
         finding = _finding(item, now)

@@ -19,7 +19,7 @@ from itertools import chain
 import numpy as np
 
 from holdfast.diagnostics.bounded import Bounded
-from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.diagnostics.detectors.protocol import Findings, Observed
 from holdfast.diagnostics.detectors.recurring import Recurring
 from holdfast.diagnostics.detectors.trends import Trends
 from holdfast.diagnostics.roster import Roster
@@ -72,7 +72,7 @@ class Degradation:
 
     def observe(
         self, state: DegradationState, item: Observed, now: float, roster: Roster
-    ) -> tuple[DegradationState, tuple[Finding, ...]]:
+    ) -> tuple[DegradationState, Findings]:
         columns: tuple[Sequence[float], ...]
         match item:
             case GpuHealth():

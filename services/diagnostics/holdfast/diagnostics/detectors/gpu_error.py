@@ -24,7 +24,7 @@ from holdfast.diagnostics.catalogue.xid import (
     Scope,
     XidRow,
 )
-from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.diagnostics.detectors.protocol import Findings, Observed
 from holdfast.diagnostics.detectors.xid_judgement import (
     JUDGEMENTS,
     RANK,
@@ -106,9 +106,7 @@ class GpuError:
     def initial(self) -> GpuState:
         return GpuState()
 
-    def observe(
-        self, state: GpuState, item: Observed, now: float, roster: Roster
-    ) -> tuple[GpuState, tuple[Finding, ...]]:
+    def observe(self, state: GpuState, item: Observed, now: float, roster: Roster) -> tuple[GpuState, Findings]:
         findings: tuple[Finding, ...] = ()
         match item:
             case KernelLine():

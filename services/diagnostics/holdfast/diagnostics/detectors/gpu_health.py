@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from holdfast.diagnostics.bounded import Bounded
-from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.diagnostics.detectors.protocol import Findings, Observed
 from holdfast.diagnostics.roster import Roster
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.signals import GpuHealth as Health
@@ -55,9 +55,7 @@ class GpuHealth:
     def initial(self) -> HealthState:
         return HealthState()
 
-    def observe(
-        self, state: HealthState, item: Observed, now: float, roster: Roster
-    ) -> tuple[HealthState, tuple[Finding, ...]]:
+    def observe(self, state: HealthState, item: Observed, now: float, roster: Roster) -> tuple[HealthState, Findings]:
         if not isinstance(item, Health):
             return state, ()
         before = state.seen.get(item.node, {})

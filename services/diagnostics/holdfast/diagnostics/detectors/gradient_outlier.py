@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from holdfast.diagnostics.bounded import Bounded
 from holdfast.diagnostics.detectors.comparison import median_of_others
-from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.diagnostics.detectors.protocol import Findings, Observed
 from holdfast.diagnostics.detectors.recurring import Recurring
 from holdfast.diagnostics.roster import Generation, Roster, RunStarted
 from holdfast.diagnostics.thresholds import GradientThresholds
@@ -84,7 +84,7 @@ class GradientOutlier:
 
     def observe(
         self, state: GradientState, item: Observed, now: float, roster: Roster
-    ) -> tuple[GradientState, tuple[Finding, ...]]:
+    ) -> tuple[GradientState, Findings]:
         match item:
             case StepColumns() if item.local_grad_norm:
                 generation = roster.current(item.job, item.generation)

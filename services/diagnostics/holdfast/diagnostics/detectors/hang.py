@@ -30,7 +30,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from holdfast.diagnostics.detectors.protocol import Observed, TelemetryGap
+from holdfast.diagnostics.detectors.protocol import Findings, Observed, TelemetryGap
 from holdfast.diagnostics.detectors.stall import Rule, Stall, look, may_compute, report
 from holdfast.diagnostics.detectors.watched import (
     FIRST_STEPS,
@@ -93,9 +93,7 @@ class Hang:
     def initial(self) -> HangState:
         return HangState()
 
-    def observe(
-        self, state: HangState, item: Observed, now: float, roster: Roster
-    ) -> tuple[HangState, tuple[Finding, ...]]:
+    def observe(self, state: HangState, item: Observed, now: float, roster: Roster) -> tuple[HangState, Findings]:
         match item:
             case RankProgress():
                 progress(state, item, now, roster)

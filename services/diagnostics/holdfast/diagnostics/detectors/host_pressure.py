@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from holdfast.diagnostics.bounded import Bounded
-from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.diagnostics.detectors.protocol import Findings, Observed
 from holdfast.diagnostics.roster import Roster
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.signals import CollectorSilent, HostSample
@@ -44,7 +44,7 @@ class HostPressure:
 
     def observe(
         self, state: PressureState, item: Observed, now: float, roster: Roster
-    ) -> tuple[PressureState, tuple[Finding, ...]]:
+    ) -> tuple[PressureState, Findings]:
         match item:
             case HostSample():
                 return state, self._sample(state, item, now)

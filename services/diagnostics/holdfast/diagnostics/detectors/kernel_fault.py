@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field
 
 from holdfast.diagnostics.bounded import Bounded
-from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.diagnostics.detectors.protocol import Findings, Observed
 from holdfast.diagnostics.roster import Roster
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.signals import KernelEvent, KernelLine
@@ -111,9 +111,7 @@ class KernelFault:
     def initial(self) -> KernelState:
         return KernelState()
 
-    def observe(
-        self, state: KernelState, item: Observed, now: float, roster: Roster
-    ) -> tuple[KernelState, tuple[Finding, ...]]:
+    def observe(self, state: KernelState, item: Observed, now: float, roster: Roster) -> tuple[KernelState, Findings]:
         if not isinstance(item, KernelLine) or (meaning := _MEANINGS.get(item.event)) is None:
             return state, ()
         match = meaning.subject.search(item.text) if meaning.subject else None

@@ -30,7 +30,7 @@ from itertools import islice
 
 from holdfast.diagnostics.bounded import Bounded
 from holdfast.diagnostics.detectors.exit_cause import Cause, cause_of, is_failure
-from holdfast.diagnostics.detectors.protocol import Observed, TelemetryGap
+from holdfast.diagnostics.detectors.protocol import Findings, Observed, TelemetryGap
 from holdfast.diagnostics.roster import Placement, Roster, RunStarted
 from holdfast.domain.findings import DATED, ESTIMATE, Finding, FindingKind, Remedy, Severity
 from holdfast.domain.nodes import TELEMETRY_RETRY_S_MAX
@@ -101,7 +101,7 @@ class LivenessState:
     doubts: dict[str, _Doubt] = field(default_factory=dict)
     witnesses: Bounded[Key, _FailedNodes] = field(default_factory=lambda: Bounded(_WITNESSES_MAX))
     paces: Bounded[Key, _Pace] = field(default_factory=lambda: Bounded(_PACES_MAX))
-    blind_until: float = 0.0  # silence before this time proves nothing
+    gap_until: float = 0.0  # silence before this time proves nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class Liveness:
 
     def observe(
         self, state: LivenessState, item: Observed, now: float, roster: Roster
-    ) -> tuple[LivenessState, tuple[Finding, ...]]:
+    ) -> tuple[LivenessState, Findings]:
         findings: tuple[Finding, ...] = ()
         match item:
             case NodeBeat():
@@ -163,7 +163,7 @@ class Liveness:
                     for key in [key for key in table if key[0] == item.job]:
                         del table[key]
             case TelemetryGap():
-                state.blind_until = now
+                state.gap_until = now
                 for doubt in state.doubts.values():
                     doubt.began = now
             case _:
@@ -241,7 +241,7 @@ class Liveness:
                 continue  # its step time is not known
             usual_s = nlargest(2, pace.intervals_s)[-1]  # the slowest may include a compilation or a save
             next_s = min(self.next_step * usual_s, self.next_step_s_max) + self.report_s
-            if now - max(pace.at, state.blind_until) < next_s:
+            if now - max(pace.at, state.gap_until) < next_s:
                 return True
         return False
 
@@ -273,7 +273,7 @@ class Liveness:
         """Move nodes whose heartbeats stopped from connected to doubt. The oldest heartbeat is first, so few are looked at."""
         while state.connected:
             name = next(iter(state.connected))
-            last_beat = max(state.nodes[name].last_beat, state.blind_until)
+            last_beat = max(state.nodes[name].last_beat, state.gap_until)
             if now - last_beat < self.silence_s:
                 return
             del state.connected[name]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from holdfast.diagnostics.bounded import Bounded
-from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.diagnostics.detectors.protocol import Findings, Observed
 from holdfast.diagnostics.roster import Roster
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.signals import MaintenanceNotice
@@ -34,9 +34,7 @@ class Maintenance:
     def initial(self) -> NoticeState:
         return NoticeState()
 
-    def observe(
-        self, state: NoticeState, item: Observed, now: float, roster: Roster
-    ) -> tuple[NoticeState, tuple[Finding, ...]]:
+    def observe(self, state: NoticeState, item: Observed, now: float, roster: Roster) -> tuple[NoticeState, Findings]:
         if not isinstance(item, MaintenanceNotice):
             return state, ()
         key = (item.node, item.source)

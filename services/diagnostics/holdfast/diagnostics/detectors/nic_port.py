@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from holdfast.diagnostics.bounded import Bounded
-from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.diagnostics.detectors.protocol import Findings, Observed
 from holdfast.diagnostics.roster import Roster
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.signals import NicSample
@@ -59,9 +59,7 @@ class NicPort:
     def initial(self) -> NicState:
         return NicState()
 
-    def observe(
-        self, state: NicState, item: Observed, now: float, roster: Roster
-    ) -> tuple[NicState, tuple[Finding, ...]]:
+    def observe(self, state: NicState, item: Observed, now: float, roster: Roster) -> tuple[NicState, Findings]:
         if not isinstance(item, NicSample):
             return state, ()
         node = state.nodes.get_or_add(item.node, _Node)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from holdfast.diagnostics.bounded import Bounded
-from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.diagnostics.detectors.protocol import Findings, Observed
 from holdfast.diagnostics.detectors.recurring import Recurring
 from holdfast.diagnostics.roster import Generation, Roster, RunStarted
 from holdfast.diagnostics.thresholds import NumericalThresholds
@@ -88,7 +88,7 @@ class Numerical:
 
     def observe(
         self, state: NumericalState, item: Observed, now: float, roster: Roster
-    ) -> tuple[NumericalState, tuple[Finding, ...]]:
+    ) -> tuple[NumericalState, Findings]:
         match item:
             case StepColumns():
                 _collect(self._job(state, roster.current(item.job, item.generation)), item)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from holdfast.diagnostics.bounded import Bounded
-from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.diagnostics.detectors.protocol import Findings, Observed
 from holdfast.diagnostics.roster import Roster
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.nodes import Check
@@ -40,7 +40,7 @@ class Preflight:
 
     def observe(
         self, state: PreflightState, item: Observed, now: float, roster: Roster
-    ) -> tuple[PreflightState, tuple[Finding, ...]]:
+    ) -> tuple[PreflightState, Findings]:
         if not isinstance(item, NodeTested):
             return state, ()
         failed = [check for check in item.preflight.checks if check.ok is False]

@@ -31,6 +31,7 @@ class TelemetryGap:
     gap_s: float
 
 
+Findings = tuple[Finding, ...]
 # Findings are fed back to the detectors that read them: a lost node explains the collective errors of other nodes.
 Observed = Signal | StepRecord | Finding | TelemetryGap | RunStarted
 
@@ -47,5 +48,5 @@ class Detector(Protocol[State]):
     def initial(self) -> State:
         """The state before the first item."""
 
-    def observe(self, state: State, item: Observed, now: float, roster: Roster) -> tuple[State, tuple[Finding, ...]]:
+    def observe(self, state: State, item: Observed, now: float, roster: Roster) -> tuple[State, Findings]:
         """Fold one item, which `roster` has folded already. Returns the state to keep and the new findings."""

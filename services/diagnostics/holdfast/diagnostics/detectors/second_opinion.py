@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from holdfast.diagnostics.bounded import Bounded
-from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.diagnostics.detectors.protocol import Findings, Observed
 from holdfast.diagnostics.roster import Roster
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.signals import HealthChecks, Verdict
@@ -35,9 +35,7 @@ class SecondOpinion:
     def initial(self) -> OpinionState:
         return OpinionState()
 
-    def observe(
-        self, state: OpinionState, item: Observed, now: float, roster: Roster
-    ) -> tuple[OpinionState, tuple[Finding, ...]]:
+    def observe(self, state: OpinionState, item: Observed, now: float, roster: Roster) -> tuple[OpinionState, Findings]:
         if not isinstance(item, HealthChecks):
             return state, ()
         failing = state.failing.pop(item.node, {})

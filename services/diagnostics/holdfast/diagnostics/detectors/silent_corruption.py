@@ -20,7 +20,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from holdfast.diagnostics.bounded import Bounded
-from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.diagnostics.detectors.protocol import Findings, Observed
 from holdfast.diagnostics.roster import Generation, Roster, RunStarted
 from holdfast.domain.findings import DATED, ESTIMATE, Finding, FindingKind, Remedy, Severity
 from holdfast.domain.mesh import Mesh
@@ -84,7 +84,7 @@ class SilentCorruption:
 
     def observe(
         self, state: CorruptionState, item: Observed, now: float, roster: Roster
-    ) -> tuple[CorruptionState, tuple[Finding, ...]]:
+    ) -> tuple[CorruptionState, Findings]:
         match item:
             case ReplicaChecks():
                 generation = roster.current(item.job, item.generation)

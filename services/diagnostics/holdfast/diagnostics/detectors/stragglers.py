@@ -30,7 +30,7 @@ import numpy as np
 from holdfast.diagnostics.bounded import Bounded
 from holdfast.diagnostics.detectors import comparison
 from holdfast.diagnostics.detectors.comparison import Floats, Grid
-from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.diagnostics.detectors.protocol import Findings, Observed
 from holdfast.diagnostics.detectors.recurring import Recurring
 from holdfast.diagnostics.detectors.slow_steps import Condition, Judged, Window, conditions
 from holdfast.diagnostics.detectors.step_reports import Reports, StepReports
@@ -88,7 +88,7 @@ class Stragglers:
 
     def observe(
         self, state: StragglerState, item: Observed, now: float, roster: Roster
-    ) -> tuple[StragglerState, tuple[Finding, ...]]:
+    ) -> tuple[StragglerState, Findings]:
         match item:
             case StepColumns():
                 run = state.of(item)

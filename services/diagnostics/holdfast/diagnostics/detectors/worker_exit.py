@@ -34,7 +34,7 @@ from holdfast.diagnostics.detectors.desync import odd_one_out
 from holdfast.diagnostics.detectors.error_class import ErrorClass, class_of
 from holdfast.diagnostics.detectors.exit_cause import Cause, cause_of, earlier_by, first_of, is_clean, is_failure
 from holdfast.diagnostics.detectors.exit_report import report, when
-from holdfast.diagnostics.detectors.protocol import Observed, TelemetryGap
+from holdfast.diagnostics.detectors.protocol import Findings, Observed, TelemetryGap
 from holdfast.diagnostics.roster import Generation, Roster, RunStarted
 from holdfast.domain.findings import Finding, FindingKind, Severity, StepRecord
 from holdfast.domain.signals import ClockTick, GenerationStarted, GenerationStopped, WorkerExited
@@ -109,9 +109,7 @@ class WorkerExit:
     def initial(self) -> ExitState:
         return ExitState()
 
-    def observe(
-        self, state: ExitState, item: Observed, now: float, roster: Roster
-    ) -> tuple[ExitState, tuple[Finding, ...]]:
+    def observe(self, state: ExitState, item: Observed, now: float, roster: Roster) -> tuple[ExitState, Findings]:
         if state.looking_since is None or isinstance(item, TelemetryGap):
             state.looking_since = now
         match item:
