@@ -67,7 +67,7 @@ def _recorded(row: Score, case: Path) -> None:
         int(rank) for rank in re.findall(r"^Rank (\d+),", (case / TRUTH).read_text(encoding="utf-8"), re.MULTILINE)
     }
     dumps = flight_dumps.read(case)
-    verdict = dumps.verdict()
+    verdict = dumps.diagnosis()
     named = set(verdict.ranks) if verdict is not None else set()
     row.facts["says"] = flight_dumps.describe(dumps)
     for rank in sorted(truth | named):

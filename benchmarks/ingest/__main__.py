@@ -3,6 +3,7 @@
     make bench-ingest                                        12,500 nodes of 8 GPUs; writes out/bench/ingest.json
     python -m benchmarks.ingest --nodes 2000 --seconds 5     a quick look
     python -m benchmarks.ingest --only core                  without the network: the cost of a tick, and of a step of all ranks
+    python -m benchmarks.ingest --only job                   one job on all nodes: a second of it, and one fault of each kind
 
 The service, Redis and the clients that make the load share this machine. A fleet is *sustained* when 99 % of its ticks were
 sent in their second and whole, nothing was dropped, and the 99th percentile from a report to its finding in Redis is at most a
@@ -25,11 +26,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ingest import core, trial
+from benchmarks.ingest import core, one_job, trial
 from benchmarks.ingest.fleet import GPUS
 from benchmarks.ingest.trial import Outcome
 
-PARTS = ("core", "fleet", "largest", "twice")
+PARTS = ("core", "job", "fleet", "largest", "twice")
 TRIES_MAX = 5  # of the search for the largest fleet
 LARGER = 1.25
 SMALLER = 0.9  # of the ticks a second that a fleet which was too large came to
@@ -54,6 +55,8 @@ def main() -> None:
     report: dict[str, Any] = {"arguments": {name: str(value) for name, value in vars(options).items()}}
     if "core" in wanted:
         report |= _core(options.nodes, options.step_s)
+    if "job" in wanted:
+        report |= _job(options.nodes)
     with tempfile.TemporaryDirectory() as directory:
         run = partial(
             trial.run,
@@ -88,6 +91,19 @@ def _core(nodes: int, step_s: float) -> dict[str, Any]:
         f"  judging a step of {nodes * GPUS:,} ranks: {statistics.median(step_ms):.1f} ms, at most {max(step_ms):.1f}\n"
     )
     return {"core": asdict(costs), "step_ms": step_ms}
+
+
+def _job(nodes: int) -> dict[str, Any]:
+    sizes = (min(one_job.SMALL_NODES, nodes // 2), nodes)
+    print(
+        f"one job of {sizes[0]:,} and of {sizes[1]:,} nodes x {GPUS} ranks: CPU s of the detectors, and how they grow"
+    )
+    rows = one_job.measure(sizes)
+    for name, row in rows.items():
+        small, large, exponent = row.values()
+        print(f"  {name:46} {small:>8.2f} {large:>8.2f}  n^{exponent:.2f}", flush=True)
+    print()
+    return {"job": rows}
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.detection import collectives
 from holdfast.diagnostics import flight_dumps
-from holdfast.diagnostics.detectors.waiting import Standing, Waiting, who_is_waited_for
+from holdfast.diagnostics.detectors.waiting import Standing, Waiting, find_blocking_ranks
 from holdfast.domain.collectives import CollectiveRows
 from holdfast.domain.mesh import Mesh
 
@@ -41,14 +41,14 @@ def without(case: str, missing: tuple[int, ...], directory: Path) -> flight_dump
 
 @pytest.mark.parametrize("rank", RANKS)
 def test_one_dump_is_missing(case: str, rank: int, tmp_path: Path) -> None:
-    verdict = without(case, (rank,), tmp_path).verdict()
+    verdict = without(case, (rank,), tmp_path).diagnosis()
     assert verdict is not None
     assert set(verdict.ranks) == truth(case) - {rank}
 
 
 @pytest.mark.parametrize("missing", [*combinations(range(0, 16, 5), 2), (14, 15), (7, 8, 15)])
 def test_more_are_missing(case: str, missing: tuple[int, ...], tmp_path: Path) -> None:
-    verdict = without(case, missing, tmp_path).verdict()
+    verdict = without(case, missing, tmp_path).diagnosis()
     assert verdict is not None
     assert set(verdict.ranks) == truth(case) - set(missing)
 
@@ -56,12 +56,12 @@ def test_more_are_missing(case: str, missing: tuple[int, ...], tmp_path: Path) -
 def test_the_highest_ranks_are_known_from_the_others_groups(tmp_path: Path) -> None:
     """Both witnesses of the one that could be proven are missing: that is said, and neither they nor the network are blamed."""
     dumps = without("gpu_error_1st", (13, 14, 15), tmp_path)
-    verdict = dumps.verdict()
+    verdict = dumps.diagnosis()
     assert verdict is not None
     assert (verdict.standing, verdict.ranks, verdict.among) == (Standing.UNREACHABLE, (), (13, 14, 15))
     said = flight_dumps.describe(dumps)
     assert "3 without a dump (13-15)" in said
-    assert "nobody is to be named: the dumps of ranks 13, 14, 15 are missing" in said
+    assert "no rank is named: the dumps of ranks 13, 14, 15 are missing" in said
 
 
 # ---------------------------------------------------------------- generated hangs
@@ -88,7 +88,7 @@ def judged(stuck: collectives.Stuck, missing: tuple[int, ...]) -> Waiting | None
     kept = [row for row in zip(*columns, strict=True) if row[0] not in missing]
     left = CollectiveRows(*zip(*kept, strict=True)) if kept else CollectiveRows.of(())
     silent = dict.fromkeys(stuck.silent - set(missing), "its flight recorder does not answer")
-    return who_is_waited_for(left, silent, missing=missing)
+    return find_blocking_ranks(left, silent, missing=missing)
 
 
 @pytest.mark.parametrize("many", [1, 2])
@@ -130,23 +130,23 @@ def test_where_nobody_is_to_blame_the_missing_dump_is_a_fact(way: str) -> None:
 def test_a_stalled_pair_whose_only_witness_is_missing() -> None:
     """Rank 1 lags in what rank 0 has finished; without rank 0 nothing shows it."""
     pair = (0, "tp", "0-1", 9, -1), (1, "tp", "0-1", 9, 9)
-    found = who_is_waited_for(rows(*pair))
+    found = find_blocking_ranks(rows(*pair))
     assert found is not None
     assert (found.standing, found.ranks) == (Standing.STALLED, (1,))
-    found = who_is_waited_for(rows(pair[1]), missing=(0,))
+    found = find_blocking_ranks(rows(pair[1]), missing=(0,))
     assert found is not None
     assert (found.standing, found.ranks, found.among) == (Standing.UNREACHABLE, (), (0,))
 
 
 def test_who_does_not_answer_is_suspected_and_not_whose_dump_is_missing() -> None:
-    found = who_is_waited_for(rows((0, "dp", "0-2", 9, 9)), {2: "its flight recorder does not answer"}, missing=(1,))
+    found = find_blocking_ranks(rows((0, "dp", "0-2", 9, 9)), {2: "its flight recorder does not answer"}, missing=(1,))
     assert found is not None
     assert (found.standing, found.ranks) == (Standing.UNREACHABLE, (2,))
 
 
 def test_the_other_end_of_a_message_that_has_recorded_nothing_is_not_the_network() -> None:
     message = CollectiveRows((1,), ("pp",), ("",), ("recv",), ("",), (0,), (-1,), (3,))
-    found = who_is_waited_for(message)
+    found = find_blocking_ranks(message)
     assert found is not None
     assert (found.standing, found.ranks) == (Standing.UNREACHABLE, (0,))
     assert found.reason == "its recorder shows no operation, and rank 1 is inside a recv of group pp with it"
@@ -161,7 +161,7 @@ def rows(*listed: tuple[int, str, str, int, int]) -> CollectiveRows:
 
 def test_a_stalled_rank_is_proven_by_any_peer_that_has_finished() -> None:
     """Rank 0 finished what rank 1 is still inside; rank 1 is in another group with rank 3, of which nothing is known."""
-    found = who_is_waited_for(
+    found = find_blocking_ranks(
         rows(
             (0, "dp", "0-2,4", 9, -1),
             (1, "dp", "0-2,4", 9, 9),
@@ -177,7 +177,7 @@ def test_a_stalled_rank_is_proven_by_any_peer_that_has_finished() -> None:
 
 def test_one_that_finished_before_all_others_blames_none_of_them() -> None:
     """Seen with a node whose packets to the others were lost: it was through, and they waited for what it had sent."""
-    found = who_is_waited_for(rows((0, "0", "0-3", 9, -1), *((rank, "0", "0-3", 9, 9) for rank in (1, 2, 3))))
+    found = find_blocking_ranks(rows((0, "0", "0-3", 9, -1), *((rank, "0", "0-3", 9, 9) for rank in (1, 2, 3))))
     assert found is not None
     assert (found.standing, found.ranks, found.among) == (Standing.UNDELIVERED, (), (1, 2, 3))
     assert "did not arrive" in found.reason
@@ -185,7 +185,7 @@ def test_one_that_finished_before_all_others_blames_none_of_them() -> None:
 
 def test_with_a_node_out_of_sight_nobody_is_blamed_for_being_inside() -> None:
     """Seen with a node that was cut off from everybody: no row of its rank, and no word that its recorder is silent."""
-    found = who_is_waited_for(
+    found = find_blocking_ranks(
         rows((0, "0", "0-3", 9, -1), (1, "0", "0-3", 9, 9), (2, "0", "0-3", 9, -1)), heard=(0, 1, 2)
     )
     assert found is not None
@@ -194,7 +194,7 @@ def test_with_a_node_out_of_sight_nobody_is_blamed_for_being_inside() -> None:
 
 
 def test_a_rank_out_of_sight_that_all_others_may_wait_for_is_suspected() -> None:
-    found = who_is_waited_for(rows(*((rank, "0", "0-3", 9, 9) for rank in (0, 1, 2))), heard=(0, 1, 2))
+    found = find_blocking_ranks(rows(*((rank, "0", "0-3", 9, 9) for rank in (0, 1, 2))), heard=(0, 1, 2))
     assert found is not None
     assert (found.standing, found.ranks) == (Standing.UNREACHABLE, (3,))
     assert "nothing is heard of its node" in found.reason

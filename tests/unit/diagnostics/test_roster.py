@@ -157,6 +157,28 @@ def test_a_new_run_forgets_the_job_and_no_other() -> None:
     assert [roster.on(node) for node in ("n0", "n1", "n2")] == [{}, {"other": Placement(7, (0,))}, {}]
 
 
+def test_a_job_that_makes_progress_outlives_any_number_of_jobs_that_have_ended() -> None:
+    roster = of(started())
+    for number in range(40_000):
+        roster.observe(GenerationStarted("n1", T0, f"job{number}", 1, MESH, (0,), HangSpec()))
+        if number % 1000 == 0:
+            roster.observe(progress())
+    assert roster.current("gpt", 1) is not None
+    assert roster.current("job0", 1) is None
+    assert len(roster.on("n1")) < 100
+
+
+def test_progress_restores_a_job_that_was_forgotten() -> None:
+    roster = of(started())
+    for number in range(40_000):
+        roster.observe(GenerationStarted("n1", T0, f"job{number}", 1, MESH, (0,), HangSpec()))
+    assert roster.current("gpt", 1) is None
+    roster.observe(progress())
+    generation = roster.current("gpt", 1)
+    assert generation is not None
+    assert generation.nodes == {"n0"}
+
+
 SIGNALS = st.lists(
     st.one_of(
         st.builds(started, st.sampled_from(["n0", "n1"]), st.integers(1, 9)),

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from holdfast.diagnostics.detectors import peers
+from holdfast.diagnostics.detectors import comparison
 from holdfast.diagnostics.detectors.alone import Alone
 from holdfast.diagnostics.detectors.stragglers import Stragglers
 from holdfast.diagnostics.roster import RunStarted
@@ -110,7 +110,7 @@ def slower(rank: int, share: float, start: int = 0) -> Callable[[Work, int], Non
 def test_the_median_of_others_is_what_its_name_says(rows: list[list[float]]) -> None:
     work = np.asarray(rows, np.float32)
     for i in range(work.shape[1]):
-        assert peers.median_of_others(work)[0][0, i] == pytest.approx(np.median(np.delete(work[0], i)), rel=1e-6)
+        assert comparison.median_of_others(work)[0][0, i] == pytest.approx(np.median(np.delete(work[0], i)), rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_noise_and_hiccups_name_nobody(seed: int, dims: dict[str, int]) -> None:
     assert FindingKind.STRAGGLER not in job.kinds()
 
 
-def test_uneven_data_blames_nobody_and_is_said() -> None:
+def test_uneven_data_reports_imbalance_without_naming_a_rank() -> None:
     job = Job({"dp": 8, "pp": 2})
 
     def sequences(work: Work, step: int) -> None:

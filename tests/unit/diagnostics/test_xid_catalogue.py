@@ -10,7 +10,7 @@ from diagnosing import CATALOGUE, T0, Fleet
 
 from holdfast.diagnostics.catalogue.xid import FirstAction, Role
 from holdfast.diagnostics.detectors.gpu_error import GpuError
-from holdfast.diagnostics.detectors.xid_verdict import details_of, gpu_key
+from holdfast.diagnostics.detectors.xid_judgement import details_of, gpu_key
 from holdfast.diagnostics.engine import Engine
 from holdfast.domain.findings import Finding, Remedy, Severity
 from holdfast.domain.job import HangSpec

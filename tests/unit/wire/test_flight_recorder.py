@@ -69,7 +69,7 @@ def test_a_group_that_was_never_used_has_entered_nothing() -> None:
 )
 def test_recorded_hangs(case: str, standing: Standing, ranks: tuple[int, ...]) -> None:
     dumps = flight_dumps.read(RECORDED / case)
-    verdict = dumps.verdict()
+    verdict = dumps.diagnosis()
     assert verdict is not None
     assert (len(dumps.ranks), verdict.standing, verdict.ranks) == (16, standing, ranks)
     assert f"rank {ranks[0]}: " in flight_dumps.describe(dumps)
@@ -79,7 +79,7 @@ def test_a_dump_that_is_missing_names_nobody(tmp_path: Path) -> None:
     for path in (RECORDED / "lock_gil_1st").glob("_dump_*"):
         if path.name not in ("_dump_9", "_dump_14"):
             (tmp_path / path.name).write_bytes(path.read_bytes())
-    verdict = flight_dumps.read(tmp_path).verdict()
+    verdict = flight_dumps.read(tmp_path).diagnosis()
     assert verdict is not None
     assert (verdict.standing, verdict.ranks, verdict.among) == (Standing.UNREACHABLE, (), (9, 14))
 

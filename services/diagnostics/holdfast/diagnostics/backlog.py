@@ -1,13 +1,14 @@
-"""Ticks that have been read and are not folded yet: what happens when agents say more than this process can think about.
+"""Ticks that have been read and not folded yet: the overload behaviour of this service.
 
-Reading is cheap and goes on; folding takes what it can, a slice of time at a time: what has not been read may be urgent.
-While it keeps up, a tick waits for microseconds. When it does not, the oldest telemetry goes: of each stream the newest
-`WAITING_MAX` ticks wait, and with another one the oldest that carries only telemetry is dropped and counted, because where a
-node stands now is worth more than how it came there. What must not be dropped (exits, kernel lines) is folded before what all
-the others have waiting, so that findings flow; when a stream has too much of that waiting, it is read no further until there
-is room.
+Reading a tick is cheap and continues while others are folded, in time slices, because an unread tick may be urgent. Without
+overload a tick waits for microseconds. Under overload:
 
-Ticks of one stream are folded in the order in which they came, and its end after the last of them.
+* of each stream at most `WAITING_MAX` ticks wait. For another one, the oldest tick that carries only telemetry is dropped and
+  counted, because the present state of a node is worth more than its past;
+* streams with a tick that must not be dropped (exits, kernel lines) are folded first, so that findings are not delayed;
+* a stream with `KEPT_MAX` such ticks waiting is not read until there is room.
+
+Ticks of one stream are folded in the order in which they arrived, and the end of the stream after the last of them.
 """
 
 from __future__ import annotations
@@ -23,44 +24,44 @@ import structlog
 from holdfast.v1 import telemetry_pb2 as pb
 from holdfast.wire.telemetry import count_droppable, is_reliable
 
-WAITING_MAX = 4  # ticks of one stream: seconds
-KEPT_MAX = 64  # of those that must not be dropped, before the stream is read no further
-SLICE_S = 0.002  # of folding, then it is the turn of the readers, and of a stream that opens: one per turn
-_SAY_EVERY_S = 10.0
+WAITING_MAX = 4  # ticks of one stream, which are seconds
+KEPT_MAX = 64  # waiting ticks that must not be dropped, at which reading of the stream pauses
+SLICE_S = 0.002  # of folding, after which the readers, and one stream that opens, get a turn
+_LOG_EVERY_S = 10.0
 
 log = structlog.get_logger("holdfast.diagnostics.backlog")
 
 
 @dataclass(eq=False, slots=True)
 class Line:
-    """One stream's ticks. `fold` takes the next one, `refuse` what it raised, after which nothing more is folded; `ended` is
-    called once, after the last of them."""
+    """The waiting ticks of one stream. `fold` is called with each tick in order. If it raises, `refuse` gets the exception and
+    the rest is dropped. `ended` is called once, after the last tick."""
 
     fold: Callable[[pb.Tick], Awaitable[None]]
     refuse: Callable[[Exception], None]
     ended: Callable[[], None]
     waiting: deque[pb.Tick] = field(default_factory=deque)
-    kept: int = 0  # of the waiting ones
+    kept: int = 0  # waiting ticks that must not be dropped
     refused: bool = False
-    closed: bool = False  # nothing more will come
-    over: bool = False  # and the last has been folded
-    queued: bool = False  # among those that have something waiting
-    urgent: bool = False  # among those that go first
-    room: anyio.Event = field(default_factory=anyio.Event)  # set, and replaced, when it has been folded
+    closed: bool = False  # the stream has ended
+    over: bool = False  # `ended` has been called
+    queued: bool = False  # in the routine queue
+    urgent: bool = False  # in the urgent queue
+    room: anyio.Event = field(default_factory=anyio.Event)  # set, and replaced, when the waiting ticks have been folded
 
 
 class Backlog:
-    """`dropped` counts signals since the start."""
+    """The queues of all streams. `dropped` counts signals since the start of the process."""
 
     def __init__(self) -> None:
         self._urgent: deque[Line] = deque()
         self._routine: deque[Line] = deque()
         self._work = anyio.Event()
-        self._said_at = float("-inf")
+        self._logged_at = float("-inf")
         self.dropped = 0
 
     async def put(self, line: Line, message: pb.Tick) -> None:
-        """Let it wait to be folded. Returns at once unless its stream has too much waiting that must be kept."""
+        """Queue a tick. Blocks only while `KEPT_MAX` ticks of the stream wait that must not be dropped."""
         while line.kept >= KEPT_MAX:
             await line.room.wait()
         if line.refused:
@@ -73,13 +74,13 @@ class Backlog:
         self._queue(line, urgent=reliable)
 
     def close(self, line: Line) -> None:
-        """Nothing more will come. What waits is folded, then `ended` is called."""
+        """The stream has ended: `ended` is called after its waiting ticks have been folded."""
         if not line.closed:
             line.closed = True
             self._queue(line, urgent=True)
 
     async def fold(self) -> None:
-        """A loop for the service's task group. Ends by an exception only."""
+        """A loop for the service's task group: ends only by an exception."""
         try:
             while True:
                 await self._work.wait()
@@ -87,7 +88,7 @@ class Backlog:
                 self._work = anyio.Event()
         finally:
             if self.dropped:
-                self._say_dropped()
+                self._log_dropped()
 
     async def _fold_all(self) -> None:
         until = perf_counter() + SLICE_S
@@ -121,9 +122,7 @@ class Backlog:
         try:
             while line.waiting:
                 await line.fold(line.waiting.popleft())
-        except (
-            Exception
-        ) as error:  # one stream's business: a message that cannot be taken, or a bug that it brought to light
+        except Exception as error:  # ends this stream only: a message that cannot be folded, or a bug that it exposes
             line.refused = True
             line.waiting.clear()
             line.refuse(error)
@@ -141,9 +140,9 @@ class Backlog:
             return
         self.dropped += count_droppable(line.waiting[place])
         del line.waiting[place]
-        if perf_counter() - self._said_at >= _SAY_EVERY_S:
-            self._said_at = perf_counter()
-            self._say_dropped()
+        if perf_counter() - self._logged_at >= _LOG_EVERY_S:
+            self._logged_at = perf_counter()
+            self._log_dropped()
 
-    def _say_dropped(self) -> None:
-        log.warning("telemetry dropped: more comes than can be folded", signals_so_far=self.dropped)
+    def _log_dropped(self) -> None:
+        log.warning("telemetry dropped", reason="more arrives than can be folded", signals_so_far=self.dropped)

@@ -1,7 +1,8 @@
 """The engine: one signal in, findings and finished steps out. Pure: no clock, no I/O, the same sequence gives the same answer.
 
-Each item is folded into the roster and then passed to the detectors that read its type, in their order. A finding of a detector
-is passed to the detectors that read findings before the next detector sees the item. The engine then adds to each finding
+Each item is folded into the roster and then passed to the detectors that read its type, in their order. A finding of a
+detector is passed to the detectors that read findings before the next detector sees the item. The engine then adds to each
+finding
 
 * the job that runs on the node, if the detector has named only the node;
 * `supersedes`: a lost node or a broken GPU replaces the worker failure that it caused;

@@ -1,4 +1,4 @@
-"""Who a hung job waits for, from the flight-recorder dumps that its ranks left on disk.
+"""Finds the rank that a hung job waits for, from the flight-recorder dumps that its ranks left on disk.
 
     python -m holdfast.diagnostics.flight_dumps DIR
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from holdfast.diagnostics.detectors.waiting import Waiting, who_is_waited_for
+from holdfast.diagnostics.detectors.waiting import Waiting, find_blocking_ranks
 from holdfast.domain.collectives import CollectiveRows, compact, expand
 from holdfast.domain.errors import MalformedMessage, NotFound
 from holdfast.wire.flight_recorder import DUMP_BYTES_MAX, parse_json, parse_pickle, rows_of
@@ -26,33 +26,33 @@ _NAME = re.compile(r".*?(\d+)(?:\.json|\.pickle|\.pkl)?")
 
 @dataclass(frozen=True, slots=True)
 class Dumps:
-    """What a directory holds; `rejected` are files that are no dumps, with the reason."""
+    """The dumps of a directory. `rejected`: files that cannot be read as dumps, each with the reason."""
 
     rows: CollectiveRows
     ranks: tuple[int, ...]
     rejected: tuple[tuple[str, str], ...] = ()
 
-    def verdict(self) -> Waiting | None:
-        """That somebody has no dump proves nothing about it."""
-        return who_is_waited_for(self.rows, missing=self.missing())
+    def diagnosis(self) -> Waiting | None:
+        """The ranks that the others wait for. A missing dump proves nothing about its rank."""
+        return find_blocking_ranks(self.rows, missing=self.missing())
 
     def missing(self) -> tuple[int, ...]:
         """Members of the dumps' groups that have no dump themselves."""
         return tuple(sorted(self._world() - set(self.ranks)))
 
     def _world(self) -> set[int]:
-        """Every rank of the job: `pg_config` names them all. gloo's says nothing: then those below the highest that is here."""
+        """Every rank of the job, from the dumps' `pg_config`; in gloo's dumps it is empty, and the highest rank counts."""
         named = set(chain.from_iterable(map(expand, set(self.rows.members))))
         return named or set(range(max(self.ranks, default=-1) + 1))
 
 
 def read(directory: Path) -> Dumps:
-    """Every dump in `directory`. Raises `NotFound` when there is none that can be read."""
+    """Read every dump in `directory`. Raises `NotFound` if none can be read."""
     parts, ranks, rejected = [], [], []
     named = ((path, _NAME.fullmatch(path.name)) for path in sorted(directory.iterdir())[:FILES_MAX] if path.is_file())
     for path, found in named:
         if found is None:
-            continue  # a log, a readme
+            continue  # not named like a dump: a log, a readme
         rank = int(found[1])
         try:
             parts.append(_rows(path, rank))
@@ -90,15 +90,15 @@ def main() -> None:
 
 
 def describe(dumps: Dumps) -> str:
-    """The verdict in words."""
-    verdict = dumps.verdict()
+    """The diagnosis in words."""
+    diagnosis = dumps.diagnosis()
     missing = dumps.missing()
     without = f", {len(missing)} without a dump ({compact(missing)})" if missing else ""
     heading = f"{len(dumps.ranks)} ranks{without}, {len(dumps.rejected)} files rejected: "
-    if verdict is None:
+    if diagnosis is None:
         return f"{heading}no rank is inside a collective; the dumps do not explain a hang"
-    who = f"rank {verdict.ranks[0]}: " if verdict.ranks else "nobody is to be named: "
-    return f"{heading}{who}{verdict.reason} ({verdict.standing.value})"
+    who = f"rank {diagnosis.ranks[0]}: " if diagnosis.ranks else "no rank is named: "
+    return f"{heading}{who}{diagnosis.reason} ({diagnosis.standing.value})"
 
 
 if __name__ == "__main__":

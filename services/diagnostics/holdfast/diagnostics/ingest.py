@@ -1,8 +1,8 @@
 """The gRPC adapter of the intake: one `Telemetry.Stream` per agent.
 
-Reading, folding and acknowledging are apart: ticks, which are also the node's sign of life, go on being read while others are
-folded (`backlog`) and while an acknowledgement has to wait for the event log. What an agent does wrong ends its own stream
-with a message that names it, and nobody else's.
+Reading, folding and acknowledging are separate, so that ticks, which are also the node's heartbeat, are read while others are
+folded (`backlog`) and while an acknowledgement waits for the event log. A tick that cannot be folded ends the stream of its
+agent with a message that names the cause, and no other stream.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Refusal:
 
 
 class TelemetryServicer(pb_grpc.TelemetryServicer):
-    """`refused` counts streams that were ended for what they said."""
+    """`refused` counts streams that this side has ended because of a tick."""
 
     def __init__(self, intake: Intake, backlog: Backlog, publisher: Publisher, *, clock: Callable[[], float]) -> None:
         self._intake = intake
@@ -48,7 +48,7 @@ class TelemetryServicer(pb_grpc.TelemetryServicer):
         self._clock = clock
         self.refused = 0
 
-    # A coroutine that writes, the other form that grpc.aio takes besides a generator: a task group must not hold a `yield`.
+    # A coroutine that writes, not a generator (grpc.aio accepts both): a task group must not contain a `yield`.
     async def Stream(  # type: ignore[override]  # noqa: N802
         self, request_iterator: AsyncIterator[pb.Tick], context: Context
     ) -> None:
@@ -82,7 +82,7 @@ class TelemetryServicer(pb_grpc.TelemetryServicer):
 
 
 class _Agent:
-    """One stream, as the backlog sees it."""
+    """The callbacks of one stream for the backlog."""
 
     def __init__(self, intake: Intake, acks: _Acks) -> None:
         self._intake = intake
@@ -118,32 +118,32 @@ def _refusal(error: Exception) -> _Refusal:
         case Replaced():
             return _Refusal(grpc.StatusCode.ABORTED, str(error))
         case _:
-            log.error("a tick could not be folded: this is a bug in diagnostics", exc_info=error)
+            log.error("tick not folded: please report this bug", exc_info=error)
             return _Refusal(
                 grpc.StatusCode.INTERNAL, f"diagnostics failed to fold a tick: {type(error).__name__}: {error}"
             )
 
 
 class _Acks:
-    """Acknowledgements of one stream, in order: an agent may take each as covering everything before it."""
+    """Acknowledgements of one stream, in order: each covers all ticks before it."""
 
     def __init__(self, publisher: Publisher, clock: Callable[[], float]) -> None:
         self._publisher = publisher
         self._clock = clock
         self._waiting: deque[tuple[Receipt, float]] = deque()
-        self._news = anyio.Event()
+        self._changed = anyio.Event()
         self._closed = False
 
     def add(self, receipt: Receipt) -> None:
         if self._waiting and not self._waiting[-1][0].must_hold:
-            self._waiting.pop()  # the new one covers it
+            self._waiting.pop()  # covered by the new one
         self._waiting.append((receipt, self._clock() + receipt.settle_s))
-        self._news.set()
+        self._changed.set()
 
     def close(self) -> None:
-        """Send what is left, then end."""
+        """Let `send` end after the waiting acknowledgements."""
         self._closed = True
-        self._news.set()
+        self._changed.set()
 
     async def send(self, context: Context) -> None:
         while True:
@@ -156,5 +156,5 @@ class _Acks:
                 await write_whole(context, pb.TickAck(seq=receipt.seq))
             if self._closed:
                 return
-            await self._news.wait()
-            self._news = anyio.Event()
+            await self._changed.wait()
+            self._changed = anyio.Event()

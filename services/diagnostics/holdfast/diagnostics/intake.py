@@ -1,7 +1,7 @@
-"""Intake: what arrives from agents, in the order in which it is folded. The transport is `ingest`'s business.
+"""Intake: passes what arrives from agents to the engine, in order. The transport is in `ingest`.
 
-A tick is folded once per (node, incarnation, seq), whatever was sent again. Every stream that opens, ticks and ends becomes
-a signal of its own, because liveness is concluded from exactly that. `Receipt` says when a tick may be acknowledged.
+A tick is folded once per (node, incarnation, seq), however often it is sent. The opening of a stream, each tick and the end
+of a stream become signals of their own, from which liveness is concluded. `Receipt` tells when a tick may be acknowledged.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ from holdfast.domain.signals import (
 from holdfast.domain.tracing import trace_id_of
 from holdfast.runtime import metrics, telemetry
 
-# Detectors that hold something back for a moment (an exit, a broken stream) need a fine clock; while all is well a coarse
-# one will do, and costs a tenth. `ATTENTION_S` is longer than anything is held back for less than a second.
+# Detectors that delay a conclusion (about an exit, a broken stream) need a clock of 20 ms. While only routine telemetry arrives
+# 250 ms are enough, at a tenth of the cost. `ATTENTION_S` is longer than all delays of less than a second.
 CLOCK_TICK_S = 0.02
 CALM_CLOCK_TICK_S = 0.25
 ATTENTION_S = 2.0
 _ROUTINE = (ClockTick, NodeBeat, StepColumns, RankProgress, HostSample, GpuSample, GpuHealth, NicSample)
-# An exit may be held back by a detector for a moment; until that has passed its tick is not acknowledged, so that a crash of
-# ours in between cannot lose it.
+# A detector may delay its conclusion about an exit. The tick is acknowledged only afterwards, so that a crash of this process
+# in the meantime does not lose the exit.
 SETTLE_S = 0.5
-_WORLD_MAX = 1_000_000  # ranks of one generation; a larger mesh is garbage, and would be allocated
+_WORLD_MAX = 1_000_000  # ranks of one generation; detectors allocate memory for each, so a larger mesh is rejected
 _NODES_MAX = 50_000  # without a stream
 _WINDOW = 1024  # sequence numbers remembered per incarnation
-# A text ends up in a finding, in Redis and in somebody's terminal; agents keep to a fraction of these.
+# Limits of texts that end up in findings, in Redis and on terminals; agents send at most a fraction of them.
 _LINE_CHARS_MAX = 16 << 10
 _TAIL_CHARS_MAX = 256 << 10
 _CALLS_MAX = 4096
@@ -63,13 +63,14 @@ log = structlog.get_logger("holdfast.diagnostics.intake")
 
 @dataclass(slots=True)
 class SeqWindow:
-    """Which of an incarnation's sequence numbers have been folded: the newest, and a bit for each of the 1,024 before it."""
+    """The sequence numbers of an incarnation that have been folded: the newest, and a bit for each of the 1,024 before it."""
 
     newest: int = -1
     bits: int = 0
 
     def add(self, seq: int) -> bool:
-        """False when it was there already. Older than the window counts as new: folding twice is safer than never."""
+        """Add `seq`. Returns False if it is known. A number older than the window counts as new: folding a tick twice is safer
+        than not at all."""
         if seq > self.newest:
             self.bits = ((self.bits << min(seq - self.newest, _WINDOW)) | 1) & ((1 << _WINDOW) - 1)
             self.newest = seq
@@ -95,19 +96,19 @@ class NodeStream:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """A folded tick: it may be acknowledged after `settle_s`, when what it led to is published."""
+    """A folded tick. It may be acknowledged after `settle_s`, when the findings that it led to are published."""
 
     seq: int
-    must_hold: bool  # something in it is sent again until acknowledged
+    must_hold: bool  # it carries a signal that the agent repeats until it is acknowledged
     settle_s: float
 
 
 class Replaced(Exception):
-    """Another stream of the same node has opened since; this one is history."""
+    """Another stream of the same node was opened later; this one is obsolete."""
 
 
 class Intake:
-    """The one place where signals meet the engine. Everything here runs between two awaits, so it needs no lock."""
+    """The only caller of the engine. Each method calls it between two awaits, so no lock is needed."""
 
     def __init__(self, engine: Engine, publisher: Publisher, *, clock: Callable[[], float]) -> None:
         self._engine = engine
@@ -134,19 +135,19 @@ class Intake:
             for signal in signals:
                 self._fold(signal, now)
             if impossible:
-                self._say_rejected(tick, impossible)
+                self._log_rejected(tick, impossible)
         must_hold = any(isinstance(signal, RELIABLE) for signal in tick.signals)
         failed = must_hold and any(isinstance(s, WorkerExited) and is_failure(s) for s in tick.signals)
         return Receipt(tick.seq, must_hold, SETTLE_S if failed else 0.0)
 
     def heard(self, stream: NodeStream) -> None:
-        """Something has come that is folded later: who has to wait for us is not silent."""
+        """A tick has arrived that is folded later: its node is not silent."""
         if stream.node and self._streams.get(stream.node) is stream:
             now = self._clock()
             self._fold(NodeBeat(stream.node, now), now)
 
     def close(self, stream: NodeStream, *, clean: bool) -> None:
-        """The stream has ended. `clean`: by a goodbye, or because this side refused it: neither is the node's fault."""
+        """The stream has ended. `clean`: after a goodbye, or because this side refused it; neither is a fault of the node."""
         if stream.node and self._streams.get(stream.node) is stream:
             self._closed[stream.node] = self._streams.pop(stream.node)
             now = self._clock()
@@ -154,9 +155,9 @@ class Intake:
             log.info("node disconnected", node=stream.node, clean=clean)
 
     async def watch_clock(self) -> None:
-        """A loop for the service's task group: detectors conclude from silence here, and nowhere else.
+        """A loop for the service's task group: folds the clock ticks, from which alone detectors conclude from silence.
 
-        Does not tick while findings cannot be taken: nobody's silence counts while we do not listen.
+        There are no ticks while findings cannot be buffered: ticks of agents are not folded then either.
         """
         while True:
             await self._publisher.wait_for_room()
@@ -170,12 +171,12 @@ class Intake:
                 await self._stirred.wait()
 
     def frozen(self, length_s: float) -> None:
-        """This process did not run: nobody was silent for that."""
+        """This process did not run for `length_s`: detectors ignore silence in that interval."""
         now = self._clock()
         self._publish(self._engine.gap(length_s, now))
 
-    def _say_rejected(self, tick: Tick, reasons: tuple[str, ...]) -> None:
-        """The 1st, 2nd, 4th, 8th … of each kind."""
+    def _log_rejected(self, tick: Tick, reasons: tuple[str, ...]) -> None:
+        """Log the 1st, 2nd, 4th, 8th … rejection of each kind."""
         for reason in reasons:
             so_far = self._plausibility.rejected[reason]
             if so_far.bit_count() == 1:
@@ -202,7 +203,7 @@ class Intake:
             self._publisher.offer(folded.findings, folded.steps)
         for finding in folded.findings:
             if finding.repeat:
-                log.debug("finding said again", id=finding.id, repeat=finding.repeat)
+                log.debug("finding repeated", id=finding.id, repeat=finding.repeat)
                 continue
             telemetry.record(metrics.FINDINGS, 1, kind=finding.kind.value, severity=finding.severity.value)
             telemetry.write(spans.of_finding(finding))
@@ -221,7 +222,7 @@ class Intake:
 
 
 def _check(stream: NodeStream, tick: Tick) -> None:
-    """What decoding cannot know: that a stream speaks for one node, and that its numbers can be worked with."""
+    """Check what decoding cannot: that all ticks of a stream are from one node, and that sizes are within limits."""
     if stream.node and (tick.node, tick.incarnation) != (stream.node, stream.incarnation):
         raise MalformedMessage(
             "tick.node",

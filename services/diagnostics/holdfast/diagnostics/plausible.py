@@ -1,7 +1,7 @@
-"""What can be decoded and still cannot be true: ranks that the mesh does not have, times that are none, counts beyond reason.
+"""Rejects signals that can be decoded and cannot be true: ranks outside the mesh, impossible times, excessive counts. Pure.
 
-Such a signal is passed over, counted by kind and reason, and the rest of its tick is folded: a worker that talks nonsense must
-not make its node look dead, and no detector has to expect it. Pure.
+A rejected signal is counted by kind and reason, and the rest of its tick is folded: a worker that reports nonsense must not
+make its node look dead, and detectors need not expect such values.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from holdfast.diagnostics.bounded import Bounded
 from holdfast.domain.signals import GenerationStarted, NodeSignal, RankProgress, StepColumns
 
 COUNT_MAX = 1 << 53  # steps, tokens: what a float holds exactly
-TIME_MAX_S = 1e11  # Unix seconds: in three thousand years
+TIME_MAX_S = 1e11  # Unix seconds: about the year 5100
 _GENERATIONS_MAX = 4096
 
 Key = tuple[str, int]  # (job, generation)
@@ -29,7 +29,7 @@ class Plausibility:
         self.rejected: Counter[str] = Counter()
 
     def screen(self, signals: Iterable[NodeSignal]) -> tuple[tuple[NodeSignal, ...], tuple[str, ...]]:
-        """Those that may be true, and why each of the others cannot be."""
+        """Return the signals that may be true, and the reason for each of the others."""
         kept, reasons = list[NodeSignal](), list[str]()
         for signal in signals:
             reason = self._impossible(signal)
@@ -63,7 +63,7 @@ class Plausibility:
 
 
 def _of_steps(item: StepColumns) -> str | None:
-    """Sums instead of a look at each value, because every node sends these: one NaN or infinity makes a sum NaN or infinite."""
+    """Check sums instead of values, because every node sends these: one NaN or infinity makes the sum NaN or infinite."""
     if not item.rank:
         return None
     if not math.isfinite(sum(item.started_at) + sum(item.ended_at) + sum(item.data_s) + sum(item.stall_s)):

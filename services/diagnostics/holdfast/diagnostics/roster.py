@@ -22,9 +22,10 @@ from holdfast.domain.job import HangSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.signals import GenerationStarted, GenerationStopped, RankProgress, WorkerExited
 
-_JOBS_MAX = 4096
+_JOBS_MAX = 16_384  # those without progress for longest are forgotten first
 _GENERATIONS_MAX = 4  # of a job; signals about older ones are not kept
 _NODES_MAX = 50_000
+_JOBS_PER_NODE_MAX = 64
 _NONE: Mapping[str, Placement] = {}
 
 
@@ -95,7 +96,7 @@ class _Job:
 
 @dataclass(slots=True)
 class _Node:
-    jobs: dict[str, Placement] = field(default_factory=dict)
+    jobs: Bounded[str, Placement] = field(default_factory=lambda: Bounded(_JOBS_PER_NODE_MAX))
     last_job: str = ""
 
 
@@ -173,7 +174,8 @@ class Roster:
     def _progress(self, item: RankProgress) -> None:
         """The hot path: every node, every second. Nearly always nothing is new."""
         node = self._nodes.get(item.node)
-        if node is not None:
+        if node is not None and item.job in self._jobs:
+            self._jobs.move_to_end(item.job)
             placement = node.jobs.get(item.job)
             if placement is not None and placement.generation == item.generation:
                 return
@@ -218,10 +220,10 @@ class Roster:
         job.newest = max(number, job.newest)
         if any(name in each.left for later, each in job.generations.items() if later >= number):
             return
+        generation.nodes.add(name)
         placement = node.jobs.get(job_name)
         if placement is None or placement.generation < number:
             node.jobs[job_name] = Placement(number, ranks)
-            generation.nodes.add(name)
 
     def _forget(self, name: str) -> None:
         """Looks at the job's own nodes only."""

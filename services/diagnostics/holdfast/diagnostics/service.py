@@ -1,4 +1,4 @@
-"""The composition root of diagnostics: everything is made and wired here, and runs until the service is cancelled."""
+"""The composition root of diagnostics: makes and wires all parts, and runs them until the service is cancelled."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ log = structlog.get_logger("holdfast.diagnostics")
 
 
 async def serve(settings: DiagnosticsSettings) -> None:
-    """Run on Redis. Raises `Unavailable` when it cannot be reached at the start; later it is waited for."""
+    """Run on Redis. Raises `Unavailable` if Redis cannot be reached at the start; later the service waits for Redis."""
     collect_seldom()
     event_log = RedisLog(settings.redis_url, settings.fleet)
     try:

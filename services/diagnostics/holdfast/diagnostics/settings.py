@@ -1,4 +1,4 @@
-"""The environment of diagnostics, read once in `__main__`."""
+"""The settings of diagnostics: environment variables with the prefix `HOLDFAST_`, read once in `__main__`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from holdfast.runtime.settings import ServiceSettings
 class DiagnosticsSettings(ServiceSettings):
     redis_url: str
     fleet: str = "main"
-    diagnostics_listen: str = "127.0.0.1:7410"  # host:port; port 0 takes a free one
+    diagnostics_listen: str = "127.0.0.1:8472"  # host:port; port 0 = any free port
     xid_overrides: Path | None = None  # a CSV with rows that replace rows of the Xid catalogue
-    # A broken stream becomes a lost node after this; agents try again at least once a second.
+    # Time after which a node whose stream broke is lost, if its agent does not reconnect; agents try at least once a second.
     reconnect_grace_s: float = Field(default=RECONNECT_GRACE_S, gt=0, le=60)
-    silence_s: float = Field(default=5.0, ge=1, le=600)  # an open stream without ticks becomes a lost node after this
+    silence_s: float = Field(
+        default=5.0, ge=1, le=600
+    )  # time without ticks on an open stream after which a node is lost

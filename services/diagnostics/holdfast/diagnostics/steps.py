@@ -1,8 +1,8 @@
-"""From each rank's steps to steps of the job: a record when every rank has finished it. Pure.
+"""Combines the steps of single ranks into steps of the job: one record when every rank has finished a step. Pure.
 
-Step columns are telemetry: some are dropped on the way, and of thousands of nodes some report is missing of every step. A step
-is therefore finished when every rank has reported it *or a later one*, because a rank that finished step n + 1 has finished
-step n; its sums then lack what was dropped.
+Step columns are telemetry: some are dropped, and of thousands of nodes one report of nearly every step is missing. A step is
+therefore finished when every rank has reported it *or a later one*, because a rank that finished step n + 1 has finished step
+n. The sums of such a step lack what was dropped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ N = TypeVar("N", int, float)
 
 @dataclass(slots=True)
 class _Step:
-    """Sums over the ranks that have finished it so far."""
+    """Sums over the ranks that have finished the step so far."""
 
     ranks: int = 0
     started_at: float = math.inf
@@ -36,7 +36,7 @@ class _Step:
     stall_s: float = 0.0
 
     def add(self, columns: StepColumns, rows: Sequence[int]) -> None:
-        """These rows of a node's report, at least one."""
+        """Add these rows of a node's report, at least one."""
         self.ranks += len(rows)
         self.started_at = min(self.started_at, *_pick(columns.started_at, rows))
         self.ended_at = max(self.ended_at, *_pick(columns.ended_at, rows))
@@ -72,16 +72,18 @@ class StepState:
 
 
 def started(state: StepState, item: GenerationStarted) -> None:
-    """Learn how many ranks make a step complete. Every node of the generation says so; once is enough."""
+    """Note the number of ranks of a generation. Each of its nodes reports it; the first report is enough."""
     key = (item.job, item.generation)
     if key in state.generations:
         return
-    state.generations.pop((item.job, item.generation - 2), None)  # the one before may still have a late tick
+    state.generations.pop(
+        (item.job, item.generation - 2), None
+    )  # late ticks of the generation before are still counted
     state.generations[key] = _Generation(item.mesh.world_size, [-1] * item.mesh.world_size, {-1: item.mesh.world_size})
 
 
 def forget(state: StepState, job: str) -> None:
-    """A job of this name starts anew."""
+    """Drop the steps of an earlier run of `job`."""
     for key in [key for key in state.generations if key[0] == job]:
         del state.generations[key]
 
@@ -90,7 +92,7 @@ def fold(state: StepState, columns: StepColumns) -> tuple[StepRecord, ...]:
     """Add one node's finished steps; returns the steps that are now complete, in order. Updates `state` in place."""
     generation = state.generations.get((columns.job, columns.generation))
     if generation is None:
-        return ()  # its size is not known: an agent announces the generation on every new stream
+        return ()  # its number of ranks is not known yet: agents report it on every new stream
     before = generation.slowest
     for step, rows in _by_step(columns):
         new = [
@@ -108,7 +110,7 @@ def fold(state: StepState, columns: StepColumns) -> tuple[StepRecord, ...]:
 
 
 def _by_step(columns: StepColumns) -> Iterable[tuple[int, Sequence[int]]]:
-    """(step, rows), in the order in which the steps first come. Nearly always a node reports one step of all its ranks."""
+    """(step, rows) in order of first occurrence. Nearly always a node reports one step of all its ranks."""
     if len(set(columns.step)) == 1:
         return ((columns.step[0], range(len(columns.step))),)
     rows: dict[int, list[int]] = {}

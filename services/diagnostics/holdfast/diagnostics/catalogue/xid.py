@@ -19,15 +19,15 @@ from typing import TypeVar
 from holdfast.domain.errors import InvalidSpec
 
 _ROWS_MAX = 10_000
-BURST_S = 60.0  # lines of one fault, where rules.csv says nothing else
+BURST_S = 60.0  # lines within this time are one fault, unless rules.csv has another value
 _VERSION = re.compile(r"#\s*version\s+(\S+)")
 
 
 class FirstAction(StrEnum):
-    """What the catalogue proposes to do first."""
+    """The first action that the catalogue recommends."""
 
     IGNORE = "IGNORE"
-    REPORT = "REPORT"  # unused by the driver, or for its vendor: tell, do nothing
+    REPORT = "REPORT"  # unused by the driver, or for its vendor: report only
     WATCH = "WATCH"
     DIAG = "DIAG"  # run a diagnostic when the node is free
     RESTART_PROCESS = "RESTART_PROCESS"
@@ -35,7 +35,7 @@ class FirstAction(StrEnum):
     DRAIN_THEN_GPU_RESET = "DRAIN_THEN_GPU_RESET"  # the job may go on; reset at its next boundary
     NODE_REBOOT = "NODE_REBOOT"
     REPLACE_NODE = "REPLACE_NODE"
-    BY_SUBCODE = "BY_SUBCODE"  # NVLink 5: the line itself says fatal or not
+    BY_SUBCODE = "BY_SUBCODE"  # NVLink 5: the line contains fatal or nonfatal
     FOLLOW_48 = "FOLLOW_48"  # a detail of a double-bit error
     FOLLOW_NVML_RECOVERY_ACTION = "FOLLOW_NVML_RECOVERY_ACTION"  # the driver states the action
 
@@ -52,17 +52,17 @@ JOB_GOES_ON = frozenset(
 
 
 class Role(StrEnum):
-    """What a code says about who is at fault."""
+    """The cause that a code indicates."""
 
     HARDWARE = "hardware"  # the machine or its firmware
     APPLICATION = "application"  # the program's own error as a rule
     AFTERMATH = "aftermath"  # follows another fault, or a killed process
-    VERDICT = "verdict"  # the driver says what it wants; speaks on every GPU of a node after one fault
+    VERDICT = "verdict"  # an action that the driver requests, on every GPU of a node after one fault
     NOTE = "note"  # unused, informational or unknown
 
 
 class Scope(StrEnum):
-    """What must be the same for two faults to count as a repetition. Always the same GPU."""
+    """What two faults must have in common, besides the GPU, to count as a repetition."""
 
     GPU = "gpu"
     LINK = "link"
@@ -93,7 +93,7 @@ class XidRow:
 
     @property
     def is_hardware(self) -> bool:
-        """It speaks of the machine (or its firmware), not of the program."""
+        """Whether it indicates a fault of the machine or its firmware, not of the program."""
         return self.role in (Role.HARDWARE, Role.VERDICT)
 
 
@@ -124,7 +124,7 @@ class Catalogue(Mapping[int, XidRow]):
         return len(self.rows)
 
     def row(self, xid: int) -> XidRow:
-        """Its row; an unknown code is reported and nothing else."""
+        """The row of a code; an unknown code is only reported."""
         return self.rows.get(xid) or XidRow(xid, "not in the catalogue", "unknown", FirstAction.REPORT)
 
     def link_rule(self, xid: int, unit: str, subcode: int) -> LinkRule | None:

@@ -1,4 +1,4 @@
-"""The detectors, in the order in which they see an item. A new one is a file here and a line in `standard`."""
+"""The detectors, in the order in which they read an item. A new one is a file here and a line in `standard`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["Detector", "Observed", "TelemetryGap", "standard"]
 
 
 def standard(catalogue: Catalogue, *, liveness: Liveness | None = None) -> tuple[Detector[Any], ...]:
-    """What production runs. Order matters where one explains the other's evidence: lost nodes before exits before hangs."""
+    """All detectors of production. A detector that explains the evidence of another comes first: lost nodes, exits, hangs."""
     return (
         liveness or Liveness(),
         GpuError(catalogue),

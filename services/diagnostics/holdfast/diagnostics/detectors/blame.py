@@ -1,27 +1,24 @@
-"""Whose fault is a failure: the user's, the hardware's, or not known? Pure.
+"""Failure attribution: whether the user's script, the hardware or neither is held responsible. Pure.
 
-The rules, first match wins; sources are ByteRobust (SOSP'25), NVRx's restart policy and NVSentinel's, as compared in the
-project's notes:
+The rules, first match wins; sources are ByteRobust (SOSP'25), NVRx's restart policy and NVSentinel's:
 
 1. a hardware finding on the same node within a minute of the failure, and since the job first started: hardware, whatever the
-   exception says;
-2. the kernel ran out of memory there, or the exception is about memory: its own class, the user's as a rule;
-3. an error that broken hardware raises too (an illegal address, an ECC error; not a kernel's assertion): the user's once it was
-   seen on two nodes, the node's when two other jobs ended like that there and on none of their other nodes, else not known: the
-   same node again proves nothing about the script;
-4. a file system, a service or a driver that fails: not known, however often; a file or package that is not there: the user's
-   only when it was missing on two nodes;
-5. the same exception again at the same place: the user's; the same signal or exit code only when seen on two nodes;
-6. a signal or exit code on a node where two other jobs ended like that, and on none of their other nodes: hardware. What was
-   done to a process from outside (SIGKILL …) says nothing;
-7. an exception of the script's own, before the first step and soon after the start: the user's.
+exception is; 2. the kernel ran out of memory there, or the exception is about memory: an error class of its own, the user's
+as a rule; 3. an error that broken hardware raises too (an illegal address, an ECC error; not a kernel's assertion): the
+user's once it was seen on two nodes; the node's if two other jobs ended like that on it and on none of their other nodes;
+else not known. A repetition on the same node proves nothing about the script; 4. a file system, a service or a driver that
+fails: not known, however often; a file or package that is missing: the user's only if it was missing on two nodes; 5. the
+same exception again at the same place: the user's; the same signal or exit code only if seen on two nodes; 6. a signal or
+exit code on a node where two other jobs ended like that, and on none of their other nodes: hardware. Signals sent from
+outside (SIGKILL …) do not count; 7. an exception of the script's own, before the first step and soon after the start: the
+user's.
 
-"The user's" is not yet a stop: on the word of one node the policy tries another node first, if it can.
+"The user's" does not stop the job by itself: after a failure on one node the policy tries another node first, if it can.
 
-Beside the verdict stands how likely the user's fault is by the time to failure alone (`prior_user`). It decides nothing here;
-the supervisor uses it for what counts against a node.
+The attribution also carries the probability of a user's fault by the time to failure alone (`prior_user`). It decides nothing
+here; the supervisor uses it for what counts against a node.
 
-Not a detector of its own: `worker_exit` asks it, and writes the answer into the finding's evidence.
+Not a detector of its own: `worker_exit` calls it and writes the answer into the finding's evidence.
 """
 
 from __future__ import annotations
@@ -42,7 +39,12 @@ class Who(StrEnum):
 
 
 OTHER_JOBS_MIN = 2  # one other job's failure on a node may be chance
-FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # what somebody does to a process
+FROM_OUTSIDE = (
+    signal.SIGKILL,
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+)  # sent to a process by an operator or another program
 _USER_EVENTS, _USER_MEAN_S = 1890, 144.0
 _MACHINE_EVENTS, _MACHINE_MEAN_S = 281, 1303 * 60.0
 
@@ -51,29 +53,27 @@ _MACHINE_EVENTS, _MACHINE_MEAN_S = 281, 1303 * 60.0
 class Blame:
     who: Who
     error: ErrorClass
-    why: str  # an English clause
+    why: str  # a clause of an English sentence
     after_s: float = 0.0  # from the job's first start to the failure
-    prior_user: float = 0.0  # how likely such a failure is the user's by its time alone
+    prior_user: float = 0.0  # probability that such a failure is the user's, by its time alone
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What is known besides the exit itself."""
+    """Facts besides the exit itself."""
 
     hardware: str = ""  # the summary of a hardware finding on this node within a minute
     host_oom: bool = False  # the kernel killed for memory on this node within a minute
     tries: int = 1  # how often this exception was seen at this place
     nodes: int = 1  # on how many nodes
-    other_jobs: int = (
-        0  # that failed as a broken node can make them, on this node and on no other of theirs, within a day
-    )
+    other_jobs: int = 0  # that failed on this node as a broken node makes them, and on no other of theirs, within a day
     after_s: float = 0.0  # since the job's first generation started
     before_first_step: bool = False
     early: bool = False  # soon after the start
 
 
 def may_be_the_nodes(exit_: WorkerExited, *, host_oom: bool = False) -> bool:
-    """Whether a broken node can end a worker like this. A script's exceptions, memory, NaN, signals from outside cannot."""
+    """Whether a broken node can end a worker like this: not by a script's exception, memory, NaN or an external signal."""
     if exit_.error is None and exit_.signal in FROM_OUTSIDE:
         return False
     return class_of(exit_.error, exit_.signal, host_oom=host_oom) in (ErrorClass.DEVICE, ErrorClass.CRASH)
@@ -83,7 +83,7 @@ def prior_user(after_s: float) -> float:
     """P(user's fault) by the time to failure alone: two exponentials, mixed as often as each was seen.
 
     Source: Acme's failure study: 1,890 script errors after 2.4 minutes on average (0.7 to 4, by kind), 281 of infrastructure
-    after 1,303 minutes (ECC). A prior, never a verdict: nothing is stopped or replaced for it.
+    after 1,303 minutes (ECC). A prior only: nothing is stopped or replaced because of it.
     """
     user = _USER_EVENTS / _USER_MEAN_S * math.exp(-after_s / _USER_MEAN_S)
     machine = _MACHINE_EVENTS / _MACHINE_MEAN_S * math.exp(-after_s / _MACHINE_MEAN_S)
@@ -91,8 +91,8 @@ def prior_user(after_s: float) -> float:
 
 
 def blame(exit_: WorkerExited, context: Context) -> Blame:
-    """Judge the first failing rank of a generation; the others' errors are its echo and are not asked about."""
-    return replace(_verdict(exit_, context), after_s=context.after_s, prior_user=prior_user(context.after_s))
+    """Attribute the root failure of a generation. Not for cascading failures."""
+    return replace(_attribute(exit_, context), after_s=context.after_s, prior_user=prior_user(context.after_s))
 
 
 _NOT_THE_SCRIPT = {
@@ -102,7 +102,7 @@ _NOT_THE_SCRIPT = {
 }
 
 
-def _verdict(exit_: WorkerExited, context: Context) -> Blame:
+def _attribute(exit_: WorkerExited, context: Context) -> Blame:
     error = class_of(exit_.error, exit_.signal, host_oom=context.host_oom)
     if context.hardware:
         return Blame(Who.HARDWARE, error, f"at the same time: {context.hardware}")

@@ -1,6 +1,6 @@
-"""Checkpoints that are not made, moved or kept: the agents and replicators say what stands in the way, once for each trouble.
+"""Checkpoints that are not made, moved or kept: agents and replicators report the cause, once for each.
 
-A warning, never a reason to evict: the run is healthy. But the next fault costs more than the interval, and nobody would know.
+A warning: the run is healthy, but its next fault costs more than the checkpoint interval.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from holdfast.diagnostics.bounded import Bounded
-from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.diagnostics.detectors.protocol import Findings, Observed
 from holdfast.diagnostics.roster import Roster
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.replication import TroubleKind
@@ -45,7 +45,7 @@ class Checkpoints:
 
     def observe(
         self, state: CheckpointState, item: Observed, now: float, roster: Roster
-    ) -> tuple[CheckpointState, tuple[Finding, ...]]:
+    ) -> tuple[CheckpointState, Findings]:
         if not isinstance(item, CheckpointTrouble):
             return state, ()
         finding = _finding(item, now)
@@ -57,14 +57,14 @@ class Checkpoints:
 
 def _finding(item: CheckpointTrouble, now: float) -> Finding:
     words = next((words for kind, words in _WORDS.items() if kind == item.kind), "On {node}: {kind}, {place}")
-    said = words.format(node=item.node, place=item.place, kind=item.kind)
+    trouble = words.format(node=item.node, place=item.place, kind=item.kind)
     return Finding(
         id=f"checkpoint:{item.node}:{item.job}:{item.kind}:{item.place}:{item.at:.0f}",
         kind=FindingKind.CHECKPOINT,
         severity=Severity.WARNING,
         at=now,
         since=min(item.at, now),
-        summary=f"{said} (job {item.job}): {item.reason[:REASON_CHARS_MAX]}",
+        summary=f"{trouble} (job {item.job}): {item.reason[:REASON_CHARS_MAX]}",
         node=item.node,
         job=item.job,
         rank=item.rank,

@@ -1,13 +1,13 @@
-"""Degradation: what gets worse before it breaks. Counters of errors that grow, clocks held down, disks and memory that fill.
+"""Degradation: what gets worse before it fails. Error counters that grow, throttled clocks, disks and memory that fill.
 
 Every number is kept as a short series, thinned to `points` per window, per node and subject (`trends`). Three kinds of trend
 are judged once a series spans most of the window:
 
-* a rate (PCIe replays, symbol errors): the growth per second is over a limit that a source names;
-* a share of readings with new errors (NVLink, corrected ECC): one burst is weather, errors in half of all readings are not;
-* a level that reaches its end soon, by a straight line through the series (disk, memory).
+* a rate (PCIe replays, symbol errors): the growth per second is over a published limit;
+* a share of readings with new errors (NVLink, corrected ECC): one burst is normal, errors in half of all readings are not;
+* a level that reaches its limit soon, by a straight line through the series (disk, memory).
 
-All are warnings that carry the trend. Nothing is evicted: what really breaks is found by what it breaks.
+All are warnings with the trend as evidence.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from itertools import chain
 import numpy as np
 
 from holdfast.diagnostics.bounded import Bounded
-from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.diagnostics.detectors.protocol import Findings, Observed
 from holdfast.diagnostics.detectors.recurring import Recurring
 from holdfast.diagnostics.detectors.trends import Trends
 from holdfast.diagnostics.roster import Roster
@@ -38,9 +38,9 @@ _NS = 1e-9
 class _Source:
     """One kind of reading of one node."""
 
-    subjects: Hashable  # what the columns are of; with others everything starts again
+    subjects: Hashable  # of the columns; other subjects start new series
     trends: Trends
-    said: Recurring = field(default_factory=Recurring)
+    reported: Recurring = field(default_factory=Recurring)
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class Degradation:
 
     def observe(
         self, state: DegradationState, item: Observed, now: float, roster: Roster
-    ) -> tuple[DegradationState, tuple[Finding, ...]]:
+    ) -> tuple[DegradationState, Findings]:
         columns: tuple[Sequence[float], ...]
         match item:
             case GpuHealth():
@@ -98,8 +98,8 @@ class Degradation:
                 return state, ()
         if source is None:
             return state, ()
-        news = source.said.news(found, int(item.at), now, int(self.limits.quiet_s), self.limits.repeat_s)
-        return state, tuple(_finding(item.node, item.at, condition, times, now) for condition, times in news)
+        due = source.reported.due(found, int(item.at), now, int(self.limits.quiet_s), self.limits.repeat_s)
+        return state, tuple(_finding(item.node, item.at, condition, times, now) for condition, times in due)
 
     def _add(
         self,
@@ -110,15 +110,15 @@ class Degradation:
         *,
         counters: bool,
     ) -> _Source | None:
-        """The source with this reading in it; None when there is nothing new to judge, or not enough yet."""
+        """Add the reading. Returns the source, or None if there is nothing new to judge, or not enough yet."""
         reading = list(chain.from_iterable(columns))
         if not 0 < len(reading) <= _COLUMNS_MAX:
             return None
         key = (item.node, type(item))
         source = state.sources.get(key)
         if source is None or source.subjects != subjects:
-            said = Recurring() if source is None else source.said
-            source = state.sources[key] = _Source(subjects, self._empty(len(reading)), said)
+            reported = Recurring() if source is None else source.reported
+            source = state.sources[key] = _Source(subjects, self._empty(len(reading)), reported)
         changed = source.trends.add(item.at, reading, counters=counters)
         return source if changed and not source.trends.young else None
 

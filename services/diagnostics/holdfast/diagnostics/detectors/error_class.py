@@ -1,8 +1,8 @@
-"""What kind of error ended a worker, by its type and its words. Pure.
+"""Classifies the error that ended a worker, by its type and its message. Pure.
 
-The words are those of torch, CUDA, the C library and the clients of the usual services, as people have met them
-(tests/data/endings has the threads). The first class that fits counts. An error that Python itself raises for wrong code (a
-`TypeError`, a `KeyError` …) is the script's own, whatever words its message uses.
+The patterns are the messages of torch, CUDA, the C library and the clients of common services, as users have reported them
+(tests/data/endings has the threads). The first class that matches counts. An error that Python itself raises for wrong code
+(a `TypeError`, a `KeyError` …) is the script's own, whatever its message contains.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from holdfast.domain.signals import WorkerError
 
 
 class ErrorClass(StrEnum):
-    DEVICE_OOM = "device_oom"  # more GPU memory wanted than there is
+    DEVICE_OOM = "device_oom"  # the GPU has no memory left
     HOST_OOM = "host_oom"
     NAN = "nan"
     DEVICE = "device"  # an error of the GPU, which a bug in a kernel causes as well as a broken board
-    NODE = "node"  # the driver, or the libraries of the node: no script raises it
+    NODE = "node"  # the driver or the libraries of the node, never the script
     STORAGE = "storage"  # a file system that is full, over its quota, or does not answer
-    SERVICE = "service"  # elsewhere (a model hub, a tracker, name resolution): it did not answer, or not in time
-    ENVIRONMENT = "environment"  # a file, a mount or a package that is not there: a typo, or this node's installation
+    SERVICE = "service"  # a model hub, a tracker, name resolution: no answer, or not in time
+    ENVIRONMENT = "environment"  # a missing file, mount or package: a typo, or the installation of this node
     SCRIPT = "script"  # any other exception
     CRASH = "crash"  # ended without an exception
 
 
-# What no script causes and no other code mends: it passes, or an operator ends it.
+# Not caused by the script, and not cured by other code: it passes, or an operator repairs it.
 OUTAGES = frozenset({ErrorClass.STORAGE, ErrorClass.SERVICE})
 
 # Raised for wrong code, by the interpreter itself.
@@ -68,7 +68,7 @@ _ENVIRONMENT = re.compile(r"No such file or directory|Permission denied")
 
 
 def class_of(error: WorkerError | None, ended_by: int | None = None, *, host_oom: bool = False) -> ErrorClass:
-    """What kind of error ended a worker; `ended_by` is the signal, `host_oom`: the kernel has just killed for memory there."""
+    """Classify the end of a worker. `ended_by`: the signal. `host_oom`: the kernel has just run out of memory on its node."""
     if error is None:
         return ErrorClass.HOST_OOM if host_oom and ended_by == signal.SIGKILL else ErrorClass.CRASH
     name, message = error.type.rpartition(".")[2], error.message
@@ -94,5 +94,5 @@ def class_of(error: WorkerError | None, ended_by: int | None = None, *, host_oom
 
 
 def is_assertion(error: WorkerError | None) -> bool:
-    """A kernel found its own input wrong: a check of the program, which a broken board does not make."""
+    """Whether an assertion in a GPU kernel failed: a check of the program, not an effect of a broken board."""
     return error is not None and "device-side assert" in error.message

@@ -1,7 +1,7 @@
-"""What an exit says about its cause: did this rank fail by itself, or because another one went away?
+"""Classifies exits: a failure of the rank itself, or a cascading failure because another rank went away. Pure.
 
 When one rank of a job dies, the others fail in their next collective, within milliseconds and with every wording that gloo,
-NCCL and the TCPStore know. The peer that such a message blames is not evidence (three peers of one dead rank named three
+NCCL and the TCPStore have. The peer that such a message names is not evidence (three peers of one dead rank named three
 different ones), so only the class of the error is used.
 """
 
@@ -16,10 +16,10 @@ from enum import IntEnum
 from holdfast.diagnostics.detectors.outage import of_a_client
 from holdfast.domain.signals import WorkerExited
 
-_LOG_LINES_MAX = 8  # an exception's last words; earlier lines of a log may mention NCCL in passing
+_LOG_LINES_MAX = 8  # of the end of the log; earlier lines may mention NCCL in passing
 
 _COLLECTIVE_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "DistError"})
-# An exception of another type is the script's own, whatever words its message uses.
+# An exception of any other type is the script's own, whatever its message contains.
 _TRANSPORT_TYPES = frozenset(
     {
         "RuntimeError",
@@ -42,49 +42,49 @@ _COLLECTIVE_TEXT = re.compile(
 
 
 class Cause(IntEnum):
-    """How likely an exit is the first cause; lower sorts first."""
+    """Kind of failure; the more likely root sorts first."""
 
     OWN = 0  # a signal, an exit code, the script's own exception
-    COLLECTIVE = 1  # an error of communication: some peer went away
+    COLLECTIVE = 1  # a communication error: some other rank went away
 
 
 def is_failure(exit_: WorkerExited) -> bool:
-    """Nobody asked for it and it was not a clean end."""
+    """Whether the worker ended unexpectedly, and not with code 0."""
     return not exit_.expected and (exit_.signal is not None or exit_.exit_code != 0)
 
 
 def is_clean(exit_: WorkerExited) -> bool:
-    """Its script came to its end."""
+    """Whether the script came to its end."""
     return not exit_.expected and exit_.signal is None and exit_.exit_code == 0
 
 
 def cause_of(exit_: WorkerExited) -> Cause:
-    """Own failure, or the echo of another rank's."""
+    """Tell a failure of the rank itself from a cascading one."""
     if exit_.error is not None:
         name = exit_.error.type.rpartition(".")[2]
         if name in _COLLECTIVE_TYPES:
             return Cause.COLLECTIVE
         if of_a_client(exit_.error):
             return Cause.OWN
-        echo = name in _TRANSPORT_TYPES and _COLLECTIVE_TEXT.search(exit_.error.message) is not None
-        return Cause.COLLECTIVE if echo else Cause.OWN
-    # Without an error file only the log can tell. NCCL's watchdog ends a process by abort(); every other signal is a fact
-    # about this process itself.
+        cascading = name in _TRANSPORT_TYPES and _COLLECTIVE_TEXT.search(exit_.error.message) is not None
+        return Cause.COLLECTIVE if cascading else Cause.OWN
+    # Without an error file only the log remains. NCCL's watchdog ends a process by abort(); any other signal is a failure of
+    # this process itself.
     if exit_.signal is not None and exit_.signal != signal.SIGABRT:
         return Cause.OWN
-    last_words = exit_.log_tail[-_LOG_LINES_MAX:]
-    return Cause.COLLECTIVE if any(_COLLECTIVE_TEXT.search(line) for line in last_words) else Cause.OWN
+    log_end = exit_.log_tail[-_LOG_LINES_MAX:]
+    return Cause.COLLECTIVE if any(_COLLECTIVE_TEXT.search(line) for line in log_end) else Cause.OWN
 
 
 def failed_at(exit_: WorkerExited) -> float:
-    """When it went wrong: the exception's own time when it is known, because a teardown can take seconds."""
+    """Time of the failure: that of the exception if it is known, because a teardown can take seconds."""
     if exit_.error is not None and 0.0 < exit_.error.at <= exit_.at:
         return exit_.error.at
     return exit_.at
 
 
-def _says_uptimes(exit_: WorkerExited) -> bool:
-    """Its agent sends them, and they make sense."""
+def _has_uptimes(exit_: WorkerExited) -> bool:
+    """Whether the agent sent monotonic times, and they are finite."""
     return exit_.uptime_s > 0.0 and math.isfinite(exit_.uptime_s + sum(exit_.step_end_uptimes_s))
 
 
@@ -96,19 +96,19 @@ def _failed_uptime_s(exit_: WorkerExited) -> float:
 
 
 def _after_step_s(exit_: WorkerExited, back: int) -> float:
-    """How long after the end of its last step but `back` it went wrong; by a clock that can be set when no other is known."""
-    if _says_uptimes(exit_) and len(exit_.step_end_uptimes_s) == len(exit_.step_ends):
+    """Seconds from the end of its last step but `back` to the failure, by the monotonic clock if the agent sent it."""
+    if _has_uptimes(exit_) and len(exit_.step_end_uptimes_s) == len(exit_.step_ends):
         return _failed_uptime_s(exit_) - exit_.step_end_uptimes_s[back]
     return failed_at(exit_) - exit_.step_ends[back]
 
 
 def earlier_by(exit_: WorkerExited, other: WorkerExited) -> float:
-    """How much earlier than `other` it went wrong, seconds.
+    """Seconds by which `exit_` failed before `other`.
 
-    On one node by its monotonic clock. Between nodes each is measured by its own from the end of the newest step that both
-    remember, which all ranks end at about the same time. Only without such a step are the clocks of two machines compared.
+    On one node by its monotonic clock. Between nodes each failure is measured on its own node, from the end of the newest step
+    that both exits list: all ranks end a step at about the same time. Only without such a step are two clocks compared.
     """
-    if exit_.node == other.node and _says_uptimes(exit_) and _says_uptimes(other):
+    if exit_.node == other.node and _has_uptimes(exit_) and _has_uptimes(other):
         return _failed_uptime_s(other) - _failed_uptime_s(exit_)
     for back in range(len(exit_.step_ends)):
         behind = other.step - (exit_.step - back)
@@ -118,7 +118,7 @@ def earlier_by(exit_: WorkerExited, other: WorkerExited) -> float:
 
 
 def first_of(exits: Iterable[WorkerExited]) -> WorkerExited | None:
-    """The one that went wrong, or ended, first; of several at once that of the lowest rank. None of none."""
+    """The exit that failed, or ended, first; of several at the same time that of the lowest rank. None if there is none."""
     first: WorkerExited | None = None
     for each in sorted(exits, key=lambda each: each.rank):
         if first is None or earlier_by(each, first) > 0.0:

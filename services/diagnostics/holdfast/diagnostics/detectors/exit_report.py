@@ -1,4 +1,4 @@
-"""The finding about a worker's exit, in words and numbers. Pure."""
+"""The finding about a worker's exit: summary and evidence. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from holdfast.domain.signals import WorkerExited
 
 _FRAMES_MAX = 12  # innermost, in the evidence
 _LOG_LINES_MAX = 10
-COMMUNICATION = "communication"  # the error class of a failure whose root nobody saw
+COMMUNICATION = "communication"  # the error class of collective errors without a known root
 
 
 def when(exit_: WorkerExited, finished: int, early: bool) -> str:
-    """Where in the run it was, as far as that is known: of a rank that reports no steps only how long it ran."""
+    """The point in the run at which the rank failed, as part of a sentence, as far as its steps are known."""
     if exit_.step > 0:
         return f"after step {exit_.step}"
     if finished:
@@ -35,11 +35,11 @@ def report(
     judged: Blame | None,
     place: str,
     *,
-    echoes: int,
+    cascading: int,
     supersedes: str,
     now: float,
 ) -> Finding:
-    """About `exit_`, the root of its generation; `echoes` counts the others that failed in collectives."""
+    """Report `exit_`, the root of its generation. `cascading`: number of other ranks that failed in collectives."""
     evidence = {"pid": str(exit_.pid), "step": str(exit_.step)}
     if exit_.signal is not None:
         evidence["signal"] = str(exit_.signal)
@@ -66,7 +66,7 @@ def report(
     if cause is Cause.COLLECTIVE and is_clean(exit_):
         confidence, ladder = 0.8, (Remedy.RESTART_PROCESS,)
         evidence["root"] = "left early"
-        evidence["collective_errors"] = str(max(1, echoes))
+        evidence["collective_errors"] = str(max(1, cascading))
         summary = (
             f"{where} ended with exit code 0 {place} while others went on, and their communication with it failed."
         )
@@ -74,7 +74,7 @@ def report(
         confidence, ladder = 0.3, (Remedy.RESTART_PROCESS,)
         evidence["error_class"] = COMMUNICATION
         evidence["root"] = "not seen"
-        evidence["collective_errors"] = str(max(1, echoes))
+        evidence["collective_errors"] = str(max(1, cascading))
         summary = (
             f"{where} {ending(exit_)} {place}: a communication error, and no rank or node that failed first was seen."
         )

@@ -1,13 +1,13 @@
-"""GPU errors: Xid lines judged by the catalogue, and the driver's own verdict (NVML's recovery action, a lost GPU).
+"""GPU errors: Xid lines judged by the catalogue, and requests of the driver (NVML's recovery action, a lost GPU).
 
-One finding per physical fault. A fault makes many lines: a burst of the same code, others of the same GPU as it goes down,
-43 and 45 as aftermath, 154 on all eight GPUs of a node after one 79. Within a burst a line of the same GPU that asks for no
-more than what is known says nothing new; one that asks for more replaces the finding (`supersedes`). And killing a process
-that uses a GPU makes a 45 by itself.
+One finding per physical fault. A fault produces many lines: a burst of the same code, other codes of the same GPU as it
+fails, 43 and 45 afterwards, 154 on all eight GPUs of a node after one 79. Within a burst a line of the same GPU that asks for
+no more than is known is ignored; one that asks for more replaces the finding (`supersedes`). Killing a process that uses a
+GPU also produces a 45.
 
-Errors of the application class never condemn a node, however often they come in one job: a bug hits the same rank, and so the
-same GPU, each time. They count against a GPU when they come there under *another* job, and each of those jobs had them on
-no other GPU.
+Errors of the application class never count against a node, however often they come in one job: a bug hits the same rank, and
+so the same GPU, each time. They count against a GPU if they come there in *several* jobs, each of which had them on no other
+GPU.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from holdfast.diagnostics.catalogue.xid import (
     Scope,
     XidRow,
 )
-from holdfast.diagnostics.detectors.protocol import Observed
-from holdfast.diagnostics.detectors.xid_verdict import (
+from holdfast.diagnostics.detectors.protocol import Findings, Observed
+from holdfast.diagnostics.detectors.xid_judgement import (
     JUDGEMENTS,
     RANK,
     RECOVERY,
     Details,
     Judged,
-    Verdict,
+    Request,
     details_of,
     gpu_key,
     is_nvml_event,
     ladder_in_words,
     of_line,
+    of_request,
     of_silence,
-    of_verdict,
     recovery_in,
 )
 from holdfast.diagnostics.roster import Roster, RunStarted
@@ -60,7 +60,7 @@ _AFTER_A_KILL = 45
 _OFF_THE_BUS = 79
 _REMAP_FAILED = 64
 _DOUBLE_BIT = 48
-_TOLD_BY_THE_LINE = (FirstAction.BY_SUBCODE, FirstAction.FOLLOW_NVML_RECOVERY_ACTION)
+_DECIDED_BY_THE_LINE = (FirstAction.BY_SUBCODE, FirstAction.FOLLOW_NVML_RECOVERY_ACTION)
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class _Fault:
 @dataclass(slots=True)
 class _Node:
     faults: list[_Fault] = field(default_factory=list)  # newest last
-    killed_at: float = float("-inf")  # agent's clock: a worker of ours was killed
+    killed_at: float = float("-inf")  # agent's clock: a worker was killed or stopped
     lost: frozenset[str] = frozenset()
     recovery: dict[str, int] = field(default_factory=dict)
 
@@ -106,9 +106,7 @@ class GpuError:
     def initial(self) -> GpuState:
         return GpuState()
 
-    def observe(
-        self, state: GpuState, item: Observed, now: float, roster: Roster
-    ) -> tuple[GpuState, tuple[Finding, ...]]:
+    def observe(self, state: GpuState, item: Observed, now: float, roster: Roster) -> tuple[GpuState, Findings]:
         findings: tuple[Finding, ...] = ()
         match item:
             case KernelLine():
@@ -138,11 +136,11 @@ class GpuError:
                 return ()
             xid = _OFF_THE_BUS
         node, row, details = _node(state, line.node), self.catalogue.row(xid), details_of(line.text)
-        if is_nvml_event(line.text) and row.first_action in _TOLD_BY_THE_LINE:
+        if is_nvml_event(line.text) and row.first_action in _DECIDED_BY_THE_LINE:
             return ()
         gpu = gpu_key(line.pci, line.gpu)
         recent = [fault for fault in node.faults if abs(line.at - fault.at) <= max(self.burst_s, row.burst_s)]
-        if self._is_echo(node, row, line, gpu, details, recent):
+        if self._is_known(node, row, line, gpu, details, recent):
             return ()
         if row.role is Role.APPLICATION and job:
             _remember_place(state, job, (line.node, gpu))
@@ -152,9 +150,9 @@ class GpuError:
             return ()
         same = [fault for fault in recent if _same_gpu(fault.gpu, gpu) or fault.role is Role.VERDICT]
         superseded = max(same, key=lambda fault: RANK[fault.severity], default=None)
-        verdict_first = superseded is not None and superseded.role is Role.VERDICT and row.role is Role.HARDWARE
-        if superseded is not None and RANK[judged.severity] <= RANK[superseded.severity] and not verdict_first:
-            return ()  # the same fault, which has already asked for as much
+        request_first = superseded is not None and superseded.role is Role.VERDICT and row.role is Role.HARDWARE
+        if superseded is not None and RANK[judged.severity] <= RANK[superseded.severity] and not request_first:
+            return ()  # the same fault, whose finding asks for as much
         earlier = sum(known.xid == xid and known.gpu == gpu for known in node.faults)
         id_ = f"xid:{line.node}:{gpu}:{xid}:{line.at:.0f}"
         node.faults.append(_Fault(xid, row.role, gpu, line.at, judged.severity, id_, job, details.link, details.unit))
@@ -164,10 +162,10 @@ class GpuError:
             evidence["supersedes"] = superseded.finding
         return (of_line(id_, row, line, judged, evidence, now),)
 
-    def _is_echo(
+    def _is_known(
         self, node: _Node, row: XidRow, line: KernelLine, gpu: str, details: Details, recent: list[_Fault]
     ) -> bool:
-        """A line that belongs to a fault already known. A burst keeps itself alive."""
+        """Whether the line belongs to a known fault. Each line of a burst prolongs it."""
         for fault in recent:
             same_link = fault.link == details.link or not details.link
             close = abs(line.at - fault.at) <= row.burst_s
@@ -183,7 +181,7 @@ class GpuError:
     def _judge(
         self, state: GpuState, node: _Node, job: str, row: XidRow, line: KernelLine, gpu: str, details: Details
     ) -> Judged | None:
-        """What the catalogue says, made concrete by the line and by what this GPU did before. None = nothing to do."""
+        """The catalogue's judgement, refined by the line and by earlier faults of the GPU. None = nothing to do."""
         action, why, blame = self._first_action(row, line, details)
         if action is None:
             return None
@@ -210,16 +208,16 @@ class GpuError:
                 action = rule.then
                 worse, ladder = JUDGEMENTS[action]
                 if row.first_action in JOB_GOES_ON and row.role is Role.HARDWARE:
-                    worse = Severity.WARNING  # it stops nothing today: at the next boundary
+                    worse = Severity.WARNING  # the job goes on: act at its next boundary
                 scope = {Scope.JOBS: "job with it on this GPU alone"}.get(
                     rule.scope, f"time on this {rule.scope.value}"
                 )
-                why = f"the {_nth(count)} {scope} within {rule.window_s / 3600:.0f} h ({rule.source})"
+                why = f"the {_ordinal(count)} {scope} within {rule.window_s / 3600:.0f} h ({rule.source})"
                 return Judged(action, worse, ladder, why)
         return Judged(action, severity, ladder, why)
 
     def _first_action(self, row: XidRow, line: KernelLine, details: Details) -> tuple[FirstAction | None, str, str]:
-        """(action, why, whom to blame instead)."""
+        """(action, reason, the part to blame instead)."""
         rule = self.catalogue.link_rule(row.xid, details.unit, details.subcode)
         if rule is not None and row.first_action is FirstAction.BY_SUBCODE and not details.nonfatal:
             return rule.first_action, f"sub-code {details.subcode} of {details.unit}", rule.blame
@@ -246,7 +244,7 @@ class GpuError:
         gpu: str,
         details: Details,
     ) -> int:
-        """How often it has now happened in the rule's scope, this time included."""
+        """The occurrences in the rule's scope, this one included."""
         before = [fault for fault in node.faults if fault.gpu == gpu and line.at - fault.at <= rule.window_s]
         match rule.scope:
             case Scope.JOBS:
@@ -287,38 +285,38 @@ class GpuError:
             evidence["blame"] = judged.blame
         return evidence
 
-    # ---------------------------------------------------------------- the driver's own word
+    # ---------------------------------------------------------------- requests of the driver
 
     def _sample(self, node: _Node, sample: GpuSample, now: float, job: str) -> tuple[Finding, ...]:
-        """At most one finding: a fault changes the verdict on every GPU of its node, and the worst one is where it is."""
-        verdicts = list[Verdict]()
+        """At most one finding: a fault changes the recovery action of every GPU of its node, and the worst one is its place."""
+        requests = list[Request]()
         lost = frozenset(uuid for uuid, gone in zip(sample.uuid, sample.lost, strict=True) if gone)
         for gpu, uuid, code in zip(sample.gpu, sample.uuid, sample.recovery_action, strict=True):
             before, node.recovery[uuid] = node.recovery.get(uuid, 0), code
             if uuid in lost and uuid not in node.lost:
-                verdicts.append(Verdict(gpu, uuid, FirstAction.REPLACE_NODE, "the driver has lost it"))
+                requests.append(Request(gpu, uuid, FirstAction.REPLACE_NODE, "the driver has lost it"))
             elif code > 0 and code != before:
                 what, action = RECOVERY.get(code, (f"recovery action {code}, not known here", FirstAction.WATCH))
-                verdicts.append(Verdict(gpu, uuid, action or FirstAction.IGNORE, f"the driver asks: {what}"))
+                requests.append(Request(gpu, uuid, action or FirstAction.IGNORE, f"the driver asks: {what}"))
         node.lost = lost
         node.recovery = {uuid: node.recovery[uuid] for uuid in sample.uuid}
-        if not verdicts or any(
+        if not requests or any(
             fault.role in (Role.HARDWARE, Role.VERDICT) and abs(sample.at - fault.at) <= self.burst_s
             for fault in node.faults
         ):
-            return ()  # nothing new, or the Xid line of the same fault has already been judged
-        worst = max(verdicts, key=_gravity)
-        finding = of_verdict(sample, worst, [verdict.gpu for verdict in verdicts if verdict is not worst], now)
+            return ()  # unchanged, or the Xid line of the same fault has been judged
+        worst = max(requests, key=_gravity)
+        finding = of_request(sample, worst, [request.gpu for request in requests if request is not worst], now)
         node.faults.append(_Fault(0, Role.VERDICT, worst.uuid, sample.at, finding.severity, finding.id, job))
         del node.faults[:-_FAULTS_PER_NODE_MAX]
         return (finding,)
 
 
-# ---------------------------------------------------------------- whose error it is
+# ---------------------------------------------------------------- memory
 
 
 def _same_gpu(one: str, other: str) -> bool:
-    """A line that names no GPU is about the one that others name in the same moment."""
+    """A line that names no GPU is about the GPU that other lines name at the same time."""
     return one == other or not one or not other
 
 
@@ -343,10 +341,10 @@ def _node(state: GpuState, name: str) -> _Node:
     return state.nodes.get_or_add(name, _Node)
 
 
-def _gravity(verdict: Verdict) -> tuple[int, bool]:
-    """A GPU that is gone is worse than one whose node must reboot, though both end the run."""
-    return RANK[JUDGEMENTS[verdict.action][0]], verdict.action is FirstAction.REPLACE_NODE
+def _gravity(request: Request) -> tuple[int, bool]:
+    """Order of severity: a lost GPU is worse than a node that must reboot, although both end the run."""
+    return RANK[JUDGEMENTS[request.action][0]], request.action is FirstAction.REPLACE_NODE
 
 
-def _nth(n: int) -> str:
+def _ordinal(n: int) -> str:
     return {2: "second", 3: "third"}.get(n, f"{n}th")

@@ -1,9 +1,10 @@
-"""GPU health that changes slowly: what a GPU lacks against what it should have. Warnings for the next boundary of the job.
+"""GPU health that changes slowly: the difference between what a GPU has and what it should have. Warnings for the next boundary
+of the job.
 
-What stops a run comes as an Xid or as NVML's recovery action, and is `gpu_error`'s; trends of counters are `degradation`'s.
-Here are states: fewer devices than expected, memory that waits for a reset or has no spare row left, links that are down, a
-PCIe link narrower or slower than it can be while the GPU works, a fabric that is not up. A state must hold for `samples`
-readings, is said once, and again only after it was gone.
+Faults that stop a run come as an Xid or as NVML's recovery action (`gpu_error`); trends of counters are in `degradation`.
+Here are states: fewer devices than expected, memory rows that wait for a reset or have no spare left, links that are down, a
+PCIe link narrower or slower than possible while the GPU works, a fabric that is not up. A state must hold for `samples`
+readings. It is reported once, and again only after it was absent.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from holdfast.diagnostics.bounded import Bounded
-from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.diagnostics.detectors.protocol import Findings, Observed
 from holdfast.diagnostics.roster import Roster
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.signals import GpuHealth as Health
@@ -26,7 +27,7 @@ _UPWARDS = (Remedy.RESET_GPU, Remedy.REBOOT_NODE, Remedy.REPLACE_NODE)
 
 @dataclass(frozen=True, slots=True)
 class _Lack:
-    """One thing that is not as it should be."""
+    """One deviation from the expected state."""
 
     gpu: int | None
     uuid: str
@@ -44,7 +45,7 @@ class HealthState:
 
 @dataclass(frozen=True, slots=True)
 class GpuHealth:
-    samples: int = 2  # a reading may fall into a driver's reload
+    samples: int = 2  # one reading may coincide with a reload of the driver
     busy_percent: int = 50  # idle GPUs shift their PCIe link down: only a working one is judged
 
     @property
@@ -54,16 +55,14 @@ class GpuHealth:
     def initial(self) -> HealthState:
         return HealthState()
 
-    def observe(
-        self, state: HealthState, item: Observed, now: float, roster: Roster
-    ) -> tuple[HealthState, tuple[Finding, ...]]:
+    def observe(self, state: HealthState, item: Observed, now: float, roster: Roster) -> tuple[HealthState, Findings]:
         if not isinstance(item, Health):
             return state, ()
         before = state.seen.get(item.node, {})
         lacks = {(lack.uuid, lack.rule): lack for lack in self._lacks(item)}
         counts = state.seen[item.node] = {key: before.get(key, 0) + 1 for key in lacks}
-        told = [lack for key, lack in lacks.items() if counts[key] == self.samples]
-        return state, tuple(_finding(item, lack, now) for lack in told)
+        lasting = [lack for key, lack in lacks.items() if counts[key] == self.samples]
+        return state, tuple(_finding(item, lack, now) for lack in lasting)
 
     def _lacks(self, item: Health) -> Iterator[_Lack]:
         if len(item.gpu) < item.expected:

@@ -1,10 +1,10 @@
-"""A rank whose own gradient, before the reduce, is unlike its peers': the one look at a wrong gradient that is possible.
+"""A rank whose own gradient, before the reduce, differs from those of its comparison group.
 
-Once reduced, a wrong gradient is in every replica, and all of them are wrong alike. Before it, ranks at the same position of
-different replicas have gradients of different data but of the same parameters: their norms scatter, and one that is several
-times its peers' median, or not a number while theirs are, stands out. Most flipped bits change a norm by less than its
-scatter and are not seen; and a strange batch looks the same as a strange device. So this is a warning that names rank and
-node, and counts how often.
+After the reduce, a wrong gradient is in every replica, and all of them are wrong alike. Before it, ranks at the same position
+of different replicas have gradients of different data and of the same parameters. Their norms scatter. One that is several
+times the median of the others, or not a number while theirs are, stands out. Most flipped bits change a norm by less than the
+scatter and are not detected, and an unusual batch looks like a faulty device. The finding is therefore a warning that names
+rank and node, and counts how often.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.diagnostics.bounded import Bounded
-from holdfast.diagnostics.detectors.peers import median_of_others
-from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.diagnostics.detectors.comparison import median_of_others
+from holdfast.diagnostics.detectors.protocol import Findings, Observed
 from holdfast.diagnostics.detectors.recurring import Recurring
 from holdfast.diagnostics.roster import Generation, Roster, RunStarted
 from holdfast.diagnostics.thresholds import GradientThresholds
@@ -46,7 +46,7 @@ class _Job:
     scatter: deque[float]  # robust sigma of the logarithms, by step
     open: Bounded[int, _Open] = field(default_factory=lambda: Bounded(_OPEN_MAX))
     seen: dict[int, int] = field(default_factory=dict)  # rank → steps at which it stood out
-    said: Recurring = field(default_factory=Recurring)
+    reported: Recurring = field(default_factory=Recurring)
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class GradientOutlier:
 
     def observe(
         self, state: GradientState, item: Observed, now: float, roster: Roster
-    ) -> tuple[GradientState, tuple[Finding, ...]]:
+    ) -> tuple[GradientState, Findings]:
         match item:
             case StepColumns() if item.local_grad_norm:
                 generation = roster.current(item.job, item.generation)
@@ -133,7 +133,7 @@ class GradientOutlier:
         bar = max(math.log(limits.factor), limits.z * float(np.median(job.scatter or [sigma])))
         is_odd = over > bar
         if len(job.scatter) < limits.history_min:
-            is_odd &= np.isinf(by_position)  # how far norms scatter is not known yet
+            is_odd &= np.isinf(by_position)  # the usual scatter is not known yet
         job.scatter.append(sigma)
         found = [
             _Outlier(int(position + replica * mesh.replica_size), norm, math.exp(usual[position, replica]))
@@ -143,8 +143,8 @@ class GradientOutlier:
         for outlier in found:
             job.seen[outlier.rank] = job.seen.get(outlier.rank, 0) + 1
         if len(found) > max(1, limits.share_max * mesh.world_size):
-            return  # many at once is the data, or the job itself
-        for outlier, _ in job.said.news(found, number, now, limits.quiet_steps, limits.repeat_s):
+            return  # many at once: the data or the job itself is the cause
+        for outlier, _ in job.reported.due(found, number, now, limits.quiet_steps, limits.repeat_s):
             yield _finding(job, item, outlier, number, now)
 
 

@@ -1,27 +1,27 @@
-"""Hangs: no rank of a generation makes progress for longer than its own history explains.
+"""Hangs: no rank of a generation makes progress for longer than its history explains.
 
 Theory of operation, per (job, generation). *Progress* is any rank finishing a step; *activity* is progress or a change of
-phase. How long the generation may be still since its last activity depends on what is known:
+phase. The time without activity that is allowed depends on what is known:
 
-* somebody is *provably* stuck (`proof`): `max(stuck_s, factor × p99)`, where p99 is of the job's steps (`rhythm`);
-* any rank is in another phase than `step`, or the generation is in its first steps: `init_s`. Compiling, restoring, evaluating
-  and saving may take long, and first steps are no rhythm;
-* collectives are still entered: `init_s`, for a long step is no hang;
-* else `max(floor_s, factor × p99)`, more at a position where the job has paused before. Then only a warning is said: it may
-  be a pause that nobody announced. `unproven` times as long, at most `init_s`, makes it an error; where all ranks may be
-  computing (they use CPU time, nobody stands out, no recorder says that anybody waits) it takes `init_s`, as if the pause had
-  been announced: of an evaluation of everybody there is nothing else to be seen.
+* a stall is *proven* (`proof`): `max(stuck_s, factor × p99)`, where p99 is that of the job's steps (`rhythm`);
+* any rank is in another phase than `step`, or the generation is in its first steps: `init_s`. Compiling, restoring,
+  evaluating and saving may take long, and first steps are not a rhythm;
+* ranks still enter collectives: `init_s`, because a long step is not a hang;
+* else `max(floor_s, factor × p99)`, more at a position where the job has paused before. After that time only a warning is
+  reported: it may be a pause that the script did not announce. After `unproven` times as long, at most `init_s`, it is an
+  error. If all ranks may be computing (they use CPU time, none stands out, no recorder shows a rank that waits), it is an
+  error after `init_s`, because an evaluation by all ranks looks the same.
 
-A script that never speaks (an unmodified one, without `holdfast.train`) has no progress that could stop: of it only a stopped
-or vanished process is concluded. A rank that has ended cleanly is no longer waited for.
+A script that does not use `holdfast.train` reports no progress that could stop: of its ranks only a stopped or dead process
+is reported. A rank that has ended with code 0 is no longer waited for.
 
-From `baseline_s` on a *baseline* of every rank's CPU time is kept, so that the verdict can tell who worked since. A verdict
-looks at what the agents report of ranks that stand still (`Standstill`), and waits `evidence_s` for it beyond the allowance
-unless a process is gone or stopped. It needs a report of every node from after the allowance: a node that is not heard is a
-matter of `liveness`, and a diagnostics process that was itself asleep concludes nothing. One warning and one error per stall;
-progress ends the stall.
+From `baseline_s` on a *baseline* of every rank's CPU time is kept, which shows which ranks have worked since. A diagnosis
+uses the agents' reports about silent ranks (`Standstill`), and waits `evidence_s` for them beyond the allowance unless a
+process is dead or stopped. It needs a report of every node from after the allowance: a node that is not heard is a matter of
+`liveness`, and a diagnostics process that did not run itself reports nothing. Each stall leads to at most one warning and one
+error; progress ends the stall.
 
-A lost node explains a stall, but not for ever: when the generation is neither stopped nor goes on within `explained_s`, or the
+A lost node explains a stall for `explained_s`. If the generation is neither stopped nor makes progress in that time, or the
 node is heard again, the stall is judged after all, without the node.
 """
 
@@ -30,7 +30,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from holdfast.diagnostics.detectors.protocol import Observed, TelemetryGap
+from holdfast.diagnostics.detectors.protocol import Findings, Observed, TelemetryGap
 from holdfast.diagnostics.detectors.stall import Rule, Stall, look, may_compute, report
 from holdfast.diagnostics.detectors.watched import (
     FIRST_STEPS,
@@ -38,7 +38,7 @@ from holdfast.diagnostics.detectors.watched import (
     HangState,
     Watched,
     active,
-    all_told,
+    all_reported,
     ended,
     evidence_of,
     explained,
@@ -66,14 +66,14 @@ from holdfast.domain.signals import (
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    stuck_s: float = 2.0  # still for so long, who is provably stuck is; three times the slow step where that is more
-    unproven: float = 10.0  # times the allowance: then what nobody can prove is an error, too
-    baseline_s: float = 1.0  # still for so long, processes are looked at
-    report_s: float = 0.9  # a process is seen stopped, or gone, for so long: in two reports of its agent
-    fresh_s: float = 3.0  # a node not heard for longer is not judged
-    # How long a verdict waits for recorders and stacks: one tick and an answer that takes its time.
+    stuck_s: float = 2.0  # the least time after which a proven stall is reported
+    unproven: float = 10.0  # times the allowance, after which a stall that is not proven is an error, too
+    baseline_s: float = 1.0  # without activity, after which a baseline is taken
+    report_s: float = 0.9  # a process counts as stopped or dead after this: in two reports of its agent
+    fresh_s: float = 3.0  # a stall is not judged while a node has not reported for longer
+    # How long a diagnosis waits for flight recorders and stacks: one tick, and time to answer.
     evidence_s: float = 1.5
-    explained_s: float = 10.0  # a stall that a lost node explains is judged after all when nothing is done about it
+    explained_s: float = 10.0  # a lost node explains a stall for so long
 
     @property
     def reads(self) -> tuple[type[Observed], ...]:
@@ -93,9 +93,7 @@ class Hang:
     def initial(self) -> HangState:
         return HangState()
 
-    def observe(
-        self, state: HangState, item: Observed, now: float, roster: Roster
-    ) -> tuple[HangState, tuple[Finding, ...]]:
+    def observe(self, state: HangState, item: Observed, now: float, roster: Roster) -> tuple[HangState, Findings]:
         match item:
             case RankProgress():
                 progress(state, item, now, roster)
@@ -157,13 +155,13 @@ class Hang:
         return tuple(findings)
 
     def _proven(self, generation: Watched, stall: Stall, now: float) -> Rule | None:
-        """The rule for who is provably stuck, when it is used up."""
+        """The rule of a proven stall, if its time is used up."""
         signalled = self._lasting(generation, generation.signalled_at, self.report_s)
-        told = generation.spoken and generation.steps >= FIRST_STEPS and stall.only_stepping
-        if not signalled and not (told and all_told(generation)):
+        reported = generation.has_reported and generation.steps >= FIRST_STEPS and stall.only_stepping
+        if not signalled and not (reported and all_reported(generation)):
             return None
         allowance_s = max(self.stuck_s, generation.hang.factor * generation.rhythm.slow_s)
-        # What follows looks at every node, so first what rules a verdict out without that.
+        # The checks below look at every node: return early where none of them can succeed.
         if now < generation.prove_at or now - generation.active_at + TICK_S < allowance_s:
             return None
         still_s = max(now - generation.active_at, still_by_agents(generation, now))
@@ -178,12 +176,12 @@ class Hang:
             return None
         pause_s = generation.hang.factor * generation.rhythm.pause_s(generation.step)
         if not signalled and (still_s < pause_s or now - generation.moved_at < self.stuck_s):
-            return None  # it may be doing what it did at this place before
+            return None  # the job has paused here before
         words = f"{proof}: max({self.stuck_s:g} s, {generation.hang.factor:g} × p99 step time)"
         return Rule(words, still_s, allowance_s, Severity.ERROR, generation.looked)
 
     def _unproven(self, generation: Watched, stall: Stall, now: float) -> Rule | None:
-        """The rule for a stall that may yet end by itself: first it is a warning."""
+        """The rule of a stall that may end by itself, if its time is used up: first a warning, later an error."""
         still_s = now - generation.active_at
         allowance_s, words = self._allowance(generation, stall, now)
         if still_s < allowance_s:
@@ -202,7 +200,7 @@ class Hang:
         if still_s < error_s:
             return Rule(words, still_s, allowance_s, Severity.WARNING)
         if still_s < init_s and error_s > allowance_s and may_compute(evidence_of(generation, stall), now):
-            # A look at 100,000 ranks takes its time, and what computes has been given a tenth of this already.
+            # Checking 100,000 ranks takes long, so it is repeated after one more allowance, a tenth of what has passed.
             generation.computes_until = min(now + allowance_s, generation.active_at + max(init_s, error_s))
             return None if generation.warned else Rule(words, still_s, allowance_s, Severity.WARNING)
         if error_s > allowance_s:
@@ -210,11 +208,11 @@ class Hang:
         return Rule(words, still_s, error_s, Severity.ERROR)
 
     def _allowance(self, generation: Watched, stall: Stall, now: float) -> tuple[float, str]:
-        """How long the generation may be still, seconds, and by which rule."""
+        """The seconds without activity that are allowed, and the rule in words."""
         hang, rhythm = generation.hang, generation.rhythm
         if not self._traced(generation):
-            if not generation.spoken:
-                return math.inf, "never: the script says nothing of its progress"
+            if not generation.has_reported:
+                return math.inf, "never: the script reports no progress"
             if generation.steps < FIRST_STEPS or not rhythm.known:
                 return hang.init_s, "init_s: too few steps finished to know the rhythm"
             if not stall.only_stepping:
@@ -230,18 +228,18 @@ class Hang:
         return hang.floor_s, "floor_s"
 
     def _traced(self, generation: Watched) -> bool:
-        """A profiler stops a process for an instant; only one that stays stopped is evidence. So is a job all of which is."""
+        """Whether a process stays stopped for longer than a profiler stops it, or all of the job's processes are."""
         floor_s = generation.hang.floor_s - TICK_S  # reports come once a second
         return self._lasting(generation, generation.traced_at, floor_s) or self._lasting(
             generation, generation.signalled_at, floor_s
         )
 
     def _lasting(self, generation: Watched, since: dict[str, float], for_s: float) -> bool:
-        """Whether some node has said it for so long: its newest report is so much later than the first."""
+        """Whether some node has reported it for so long: its newest report is so much later than the first."""
         return any(generation.heard_at[node] - at >= for_s - 1e-6 for node, at in since.items())
 
     def _unheard(self, generation: Watched, now: float, since: float) -> bool:
-        """Whether some node has not spoken lately, or not since `since`: then its ranks may have gone on."""
+        """Whether some node has not reported lately, or not after `since`: its ranks may have made progress."""
         return any(
             now - (heard := generation.heard_at[node]) > self.fresh_s or heard < since - 1e-6
             for node in judged(generation)

@@ -1,8 +1,8 @@
-"""Host pressure: memory or a disk close to full, a disk that answers late or cannot be written to, tasks that wait for the
-kernel, a clock that is off, a collector that does not answer. Warnings, never a reason to evict.
+"""Host pressure: memory or a disk close to full, a disk that is slow or cannot be written to, tasks that wait in the kernel, a
+wrong clock, a collector that does not answer. All are warnings.
 
-With hysteresis: a resource that was reported is news again only after it has fallen below `clear`, so that one which swings
-around the limit does not repeat itself.
+With hysteresis: a resource is reported again only after it was below `clear`, so that values around the limit do not repeat
+the finding.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from holdfast.diagnostics.bounded import Bounded
-from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.diagnostics.detectors.protocol import Findings, Observed
 from holdfast.diagnostics.roster import Roster
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.signals import CollectorSilent, HostSample
@@ -31,9 +31,9 @@ class HostPressure:
     warn: float = 0.95  # share in use
     clear: float = 0.90
     latency_s: float = 1.0  # one write of 4 KiB: a healthy disk under load needs tens of milliseconds
-    blocked_per_cpu: float = 1.0  # tasks in D: as many as CPUs, and the machine waits for something
-    clock_s: float = 0.1  # the skew that our own ordering of signals allows for
-    clear_factor: float = 0.5  # the three above are over when half as bad
+    blocked_per_cpu: float = 1.0  # tasks in state D: as many as CPUs
+    clock_s: float = 0.1  # the skew that the order of signals of several nodes tolerates
+    clear_factor: float = 0.5  # of the three limits above, below which the condition has ended
 
     @property
     def reads(self) -> tuple[type[Observed], ...]:
@@ -44,7 +44,7 @@ class HostPressure:
 
     def observe(
         self, state: PressureState, item: Observed, now: float, roster: Roster
-    ) -> tuple[PressureState, tuple[Finding, ...]]:
+    ) -> tuple[PressureState, Findings]:
         match item:
             case HostSample():
                 return state, self._sample(state, item, now)
@@ -75,7 +75,7 @@ class HostPressure:
         return tuple(findings)
 
     def _measures(self, item: HostSample) -> Iterator[tuple[str, float, float, str]]:
-        """(resource, value, limit, words). What this sample does not say is not judged."""
+        """(resource, value, limit, words). Values that the sample lacks are not judged."""
         for path, seconds in item.disk_latency:
             late = "cannot be written to" if seconds == math.inf else f"needs {seconds:.1f} s for a small write"
             yield f"latency {path}", seconds, self.latency_s, f"{path} {late}"

@@ -1,8 +1,8 @@
-"""What the kernel says of its own machine: memory gone, stalls, disks and network adapters that fail.
+"""Kernel messages about the machine: out of memory, stalls, disks and network adapters that fail.
 
-One finding per node, event and subject (the process, the disk, the adapter) until nothing was said for `quiet_s`. All are
-warnings: what stops a run shows as an exit, a hang or a lost node in its own right, and this is then the reason to be read
-beside it. A line of the kernel alone has stopped healthy runs elsewhere.
+One finding per node, event and subject (the process, the disk, the adapter) until no line has come for `quiet_s`. All are
+warnings. A fault that stops a run is also seen as an exit, a hang or a lost node, and the warning then explains it. Systems
+that act on a kernel line alone have stopped healthy runs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field
 
 from holdfast.diagnostics.bounded import Bounded
-from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.diagnostics.detectors.protocol import Findings, Observed
 from holdfast.diagnostics.roster import Roster
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.signals import KernelEvent, KernelLine
@@ -25,7 +25,7 @@ class _Meaning:
     severity: Severity
     words: str
     ladder: tuple[Remedy, ...]
-    subject: re.Pattern[str] | None = None  # its first group tells two faults of one node apart
+    subject: re.Pattern[str] | None = None  # its first group distinguishes faults of one node
 
 
 _NODE = (Remedy.REBOOT_NODE, Remedy.REPLACE_NODE)
@@ -111,9 +111,7 @@ class KernelFault:
     def initial(self) -> KernelState:
         return KernelState()
 
-    def observe(
-        self, state: KernelState, item: Observed, now: float, roster: Roster
-    ) -> tuple[KernelState, tuple[Finding, ...]]:
+    def observe(self, state: KernelState, item: Observed, now: float, roster: Roster) -> tuple[KernelState, Findings]:
         if not isinstance(item, KernelLine) or (meaning := _MEANINGS.get(item.event)) is None:
             return state, ()
         match = meaning.subject.search(item.text) if meaning.subject else None

@@ -1,23 +1,23 @@
-"""Lost nodes: the agent's stream broke and it did not come back, or its beats stopped.
+"""Lost nodes: the agent's telemetry stream broke and the agent did not reconnect, or its heartbeats stopped.
 
-Theory of operation. A node is *connected* (in order of its last beat), *in doubt* (the stream broke without a goodbye, or it
-has been silent for `silence_s`) or *gone* (said goodbye, or reported lost). Doubt becomes NODE_LOST
+Theory of operation. A node is *connected* (in order of its last heartbeat), *in doubt* (the stream broke without a goodbye,
+or it has been silent for `silence_s`) or *gone* (said goodbye, or reported lost). Doubt becomes NODE_LOST
 
-* at once when a new incarnation of the agent connects: the old one's workers died with it;
-* `corroborated_s` after the break when ranks on other nodes of its generation fail in a collective and no rank has failed
-  first: they are the second witness;
+* at once when a new incarnation of the agent connects: the workers of the old one died with it;
+* `corroborated_s` after the break, if ranks on other nodes of its generation fail in a collective and no rank has failed
+  first: these nodes are the second witness;
 * `reconnect_grace_s` after the break otherwise.
 
-The same incarnation coming back before that means that nothing happened; coming back later it withdraws the finding, by one of
-the same kind that is information. Only nodes that this process has itself seen are ever lost.
+If the same incarnation reconnects before that, nothing is reported. If it reconnects later, the finding is withdrawn by
+another one of the same kind and severity info. Only nodes that this process has itself been connected to are ever lost.
 
-The peers are a third witness: a step needs every rank, so while the other nodes of its generation go on finishing steps, a
-node that is not heard still trains, and only its agent or its way to us is broken. Then its doubt waits, for as long as the
-next step may take by the pace so far; while steps go on, only a warning is said. Failing collectives outweigh this.
+The other nodes of its generations are a third witness. A step needs every rank, so while they finish steps, a node that is
+not heard still trains, and only its agent or its connection is broken. The doubt then waits for as long as the next step may
+take at the present step time; while steps continue, only a warning is reported. Failing collectives outweigh this.
 
-When many nodes go within one second it is more likely this process that lost its sight: that is one HOST_PRESSURE
-finding, and uncorroborated doubts wait for `mass_grace_s`, in which every living agent reconnects. A node that is still away
-then, while others are heard, is reported with low confidence, because a rack can really fail.
+If many nodes become doubtful within one second, this process has more likely lost its own network. That is one HOST_PRESSURE
+finding, and doubts without a second witness wait for `mass_grace_s`, in which every running agent reconnects. A node that is
+still missing then, while others are heard, is reported with low confidence, because a whole rack can fail.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from itertools import islice
 
 from holdfast.diagnostics.bounded import Bounded
 from holdfast.diagnostics.detectors.exit_cause import Cause, cause_of, is_failure
-from holdfast.diagnostics.detectors.protocol import Observed, TelemetryGap
+from holdfast.diagnostics.detectors.protocol import Findings, Observed, TelemetryGap
 from holdfast.diagnostics.roster import Placement, Roster, RunStarted
 from holdfast.domain.findings import DATED, ESTIMATE, Finding, FindingKind, Remedy, Severity
 from holdfast.domain.nodes import TELEMETRY_RETRY_S_MAX
@@ -62,31 +62,31 @@ class _Node:
     # Jobs that the roster still places here, although their workers are gone: this agent has not reported them since it
     # started, said goodbye or was reported lost.
     absent: set[str] = field(default_factory=set)
-    lost: tuple[Finding, ...] = ()  # what was said of its loss, until it is heard again
+    lost: tuple[Finding, ...] = ()  # the findings about its loss, until it is heard again
 
 
 @dataclass(slots=True)
 class _Pace:
-    """How the ranks of a generation get on, by whoever is heard."""
+    """The step time of a generation, from the nodes that are heard."""
 
     step: int = -1
-    at: float = 0.0  # diagnostics' clock: when it was first heard of
+    at: float = 0.0  # diagnostics' clock: when `step` was first reported
     intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=_PACE_STEPS))
 
 
 @dataclass(slots=True)
 class _Doubt:
-    since: float  # last beat
+    since: float  # last heartbeat
     began: float
     why: str
     broken: bool = False  # otherwise the stream is open and silent
     suspended_until: float = 0.0  # part of a mass event
-    excused: bool = False  # its peers were seen to go on, and that was said
+    excused: bool = False  # reported as a node that is not heard and still trains
 
 
 @dataclass(slots=True)
-class _Witness:
-    """Collective errors of a generation with no rank that failed first."""
+class _FailedNodes:
+    """Nodes whose ranks failed in collectives of a generation. `explained`: some rank is known to have failed first."""
 
     at: float
     nodes: dict[str, None] = field(default_factory=dict)  # in the order in which their errors came
@@ -97,11 +97,11 @@ class _Witness:
 class LivenessState:
     nodes: dict[str, _Node] = field(default_factory=dict)  # connected or in doubt
     gone: Bounded[str, _Node] = field(default_factory=lambda: Bounded(_GONE_MAX))
-    connected: OrderedDict[str, None] = field(default_factory=OrderedDict)  # oldest beat first
+    connected: OrderedDict[str, None] = field(default_factory=OrderedDict)  # oldest heartbeat first
     doubts: dict[str, _Doubt] = field(default_factory=dict)
-    witnesses: Bounded[Key, _Witness] = field(default_factory=lambda: Bounded(_WITNESSES_MAX))
+    witnesses: Bounded[Key, _FailedNodes] = field(default_factory=lambda: Bounded(_WITNESSES_MAX))
     paces: Bounded[Key, _Pace] = field(default_factory=lambda: Bounded(_PACES_MAX))
-    blind_until: float = 0.0  # silence before this time proves nothing
+    gap_until: float = 0.0  # silence before this time proves nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +111,15 @@ class Liveness:
     reconnect_grace_s: float = RECONNECT_GRACE_S
     corroborated_s: float = 0.05
     silence_s: float = 5.0
-    witness_s: float = 5.0  # a collective error older than this no longer corroborates
+    witness_s: float = 5.0  # a collective error older than this is not a witness
     mass_window_s: float = 1.0
     mass_fraction: float = 0.3
     mass_nodes_min: int = 3
-    mass_grace_s: float = 15.0  # every living agent has tried many times by then
-    next_step: float = 1.25  # peers go on when their next step comes within this many times the slowest recent one,
-    report_s: float = 1.5  # and what an agent may take to report it
-    next_step_s_max: float = 60.0  # but no doubt waits longer than this for a step
-    excuse_s: float = 10.0  # a node that is not heard while its peers go on is said, as a warning, after this
+    mass_grace_s: float = 15.0  # by then every running agent has tried many times
+    next_step: float = 1.25  # steps continue if the next one comes within this many times the slowest recent one,
+    report_s: float = 1.5  # and the time that an agent may need to report it
+    next_step_s_max: float = 60.0  # the longest wait for a step
+    excuse_s: float = 10.0  # a node that is not heard while steps continue is a warning after this
 
     @property
     def reads(self) -> tuple[type[Observed], ...]:
@@ -140,7 +140,7 @@ class Liveness:
 
     def observe(
         self, state: LivenessState, item: Observed, now: float, roster: Roster
-    ) -> tuple[LivenessState, tuple[Finding, ...]]:
+    ) -> tuple[LivenessState, Findings]:
         findings: tuple[Finding, ...] = ()
         match item:
             case NodeBeat():
@@ -157,13 +157,13 @@ class Liveness:
             case NodeDisconnected():
                 self._disconnected(state, item, now, roster)
             case WorkerExited():
-                _witness(state, item, now)
+                _note_collective_error(state, item, now)
             case RunStarted():
                 for table in (state.witnesses, state.paces):
                     for key in [key for key in table if key[0] == item.job]:
                         del table[key]
             case TelemetryGap():
-                state.blind_until = now
+                state.gap_until = now
                 for doubt in state.doubts.values():
                     doubt.began = now
             case _:
@@ -239,9 +239,9 @@ class Liveness:
             pace = state.paces.get((job, placement.generation))
             if pace is None or not pace.intervals_s:
                 continue  # its step time is not known
-            usual_s = nlargest(2, pace.intervals_s)[-1]  # one of them may have compiled, or saved
+            usual_s = nlargest(2, pace.intervals_s)[-1]  # the slowest may include a compilation or a save
             next_s = min(self.next_step * usual_s, self.next_step_s_max) + self.report_s
-            if now - max(pace.at, state.blind_until) < next_s:
+            if now - max(pace.at, state.gap_until) < next_s:
                 return True
         return False
 
@@ -270,10 +270,10 @@ class Liveness:
         )
 
     def _find_silent(self, state: LivenessState, now: float) -> None:
-        """Move nodes whose beats stopped from connected to doubt; the oldest beat is first, so this looks at few."""
+        """Move nodes whose heartbeats stopped from connected to doubt. The oldest heartbeat is first, so few are looked at."""
         while state.connected:
             name = next(iter(state.connected))
-            last_beat = max(state.nodes[name].last_beat, state.blind_until)
+            last_beat = max(state.nodes[name].last_beat, state.gap_until)
             if now - last_beat < self.silence_s:
                 return
             del state.connected[name]
@@ -317,10 +317,10 @@ class Liveness:
                 yield witness.nodes
 
     def _mass(self, state: LivenessState, doubt: _Doubt) -> list[str]:
-        """The nodes that went together with this one, when they are too many to have failed each by itself."""
+        """The nodes that became doubtful together with this one, if they are too many to have failed independently."""
         bar = self.mass_fraction * (len(state.connected) + len(state.doubts))
         if len(state.doubts) < self.mass_nodes_min or len(state.doubts) <= bar:
-            return []  # not even all of them: in a storm this is asked of each of thousands
+            return []  # too few in any case; in a storm this is called for each of thousands of nodes
         together = [
             name for name, other in sorted(state.doubts.items()) if abs(other.began - doubt.began) <= self.mass_window_s
         ]
@@ -353,7 +353,7 @@ def _beat(state: LivenessState, name: str, now: float) -> tuple[Finding, ...]:
             return ()
         state.nodes[name] = node
     node.last_beat = now
-    if name not in state.connected:  # it was silent on an open stream, and now it is not
+    if name not in state.connected:  # it was silent on an open stream
         state.doubts.pop(name, None)
         state.connected[name] = None
     state.connected.move_to_end(name)
@@ -361,8 +361,8 @@ def _beat(state: LivenessState, name: str, now: float) -> tuple[Finding, ...]:
 
 
 def _withdraw(node: _Node, now: float) -> tuple[Finding, ...]:
-    """The agent that was lost speaks again: what was said of it was wrong."""
-    said, node.lost = node.lost, ()
+    """Withdraw the loss of a node whose agent is heard again."""
+    reported, node.lost = node.lost, ()
     return tuple(
         Finding(
             id=f"{lost.id}:back:{now:.3f}",
@@ -376,12 +376,12 @@ def _withdraw(node: _Node, now: float) -> tuple[Finding, ...]:
             generation=lost.generation,
             evidence={"contradicts": lost.id, "incarnation": node.incarnation, "away_s": f"{now - lost.since:.3f}"},
         )
-        for lost in said
+        for lost in reported
     )
 
 
 def _advance(state: LivenessState, item: RankProgress, now: float) -> None:
-    """The farthest rank sets the pace: it has needed all others to come there."""
+    """The rank with the most steps counts: it could finish them only together with all others."""
     key, step = (item.job, item.generation), max(item.step, default=-1)
     pace = state.paces.get(key)
     if pace is None:
@@ -393,7 +393,7 @@ def _advance(state: LivenessState, item: RankProgress, now: float) -> None:
 
 def _present(state: LivenessState, item: RankProgress | GenerationStarted) -> None:
     """The node reports ranks of this job: they run."""
-    node = state.nodes.get(item.node)
+    node = state.nodes.get(item.node) or state.gone.get(item.node)
     if node is not None and node.absent:
         node.absent.discard(item.job)
 
@@ -406,13 +406,13 @@ def _running(node: _Node, name: str, roster: Roster) -> Mapping[str, Placement]:
     return {job: placement for job, placement in placed.items() if job not in node.absent}
 
 
-def _witness(state: LivenessState, exit_: WorkerExited, now: float) -> None:
+def _note_collective_error(state: LivenessState, exit_: WorkerExited, now: float) -> None:
     if not is_failure(exit_):
         return
     key = (exit_.job, exit_.generation)
-    witness = state.witnesses.get_or_add(key, lambda: _Witness(at=now))
+    witness = state.witnesses.get_or_add(key, lambda: _FailedNodes(at=now))
     if cause_of(exit_) is Cause.OWN:
-        witness.explained = True  # a rank failed by itself: its peers' errors are not about a lost node
+        witness.explained = True  # a rank failed by itself, so the others' errors are not about a lost node
     else:
         witness.at = now
         witness.nodes[exit_.node] = None
@@ -437,7 +437,7 @@ def _lost(
     now: float,
     witnesses: Sequence[str] = (),
 ) -> tuple[Finding, ...]:
-    """One finding per job that it ran; one without a job, as a warning, for an idle node."""
+    """One finding per job that the node ran. For an idle node one warning without a job."""
     evidence = {"incarnation": node.incarnation, "last_beat": f"{since:.3f}", "silent_s": f"{now - since:.3f}"}
     evidence[DATED] = f"{ESTIMATE}its last sign of life"
     if witnesses:

@@ -1,19 +1,19 @@
-"""Who do the others wait for? A pure function over what `/proc` and the trainer say of each rank.
+"""Names the rank that the others wait for. A pure function over what `/proc` and the trainer report of each rank.
 
-In synchronous training every rank stops when one does, so being still is no evidence. What differs is *how* they are still.
-The rules are tried from the hardest evidence to the softest; rules about progress narrow the suspects, the others name one:
+In synchronous training every rank stops when one does, so that a rank does nothing is no evidence: the way in which it waits
+is. The rules are tried from the hardest evidence to the softest. Rules about progress narrow the suspects, the others name
+one:
 
-1. a process that is gone or stopped (SIGSTOP, a debugger),
-2. what the flight recorders say of the collectives (`waiting`): the rank that the others wait for, or that nobody is to blame,
-3. the rank whose interpreter alone is held by one of its threads, or that alone sleeps elsewhere than the others do,
-4. the rank that is alone behind the others in steps,
-5. the rank that sits in another phase than the others (a checkpoint, an evaluation that does not end),
-6. uninterruptible sleep without CPU time: storage, a mount or the kernel,
-7. the only one that burns CPU while the others sleep (a loop, a held GIL), or sleeps while the others spin.
+1. a process that is dead or stopped (SIGSTOP, a debugger); 2. the result of the flight recorders (`waiting`): the rank that
+the others wait for, or that no rank is to be named; 3. the only rank whose interpreter's lock is held by one of its threads,
+or the only one that sleeps in another kernel function; 4. the only rank that is behind the others in steps; 5. the rank that
+is in another phase than the others (a checkpoint, an evaluation that does not end); 6. uninterruptible sleep without CPU
+time: storage, a mount or the kernel; 7. the only one that uses CPU while the others sleep (a loop, a held interpreter lock),
+or sleeps while the others spin.
 
-Whoever is named, what its process does is added: it holds its interpreter's lock, computes, or waits for storage.
+The reason also tells what the named process does: it holds its interpreter's lock, computes, or waits for storage.
 
-When nobody stands out the answer is nobody: then it is the network, storage, or a deadlock in the script.
+If no rank stands out, none is named: the cause is the network, storage, or a deadlock in the script.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from holdfast.domain.signals import Phase
 
 _BUSY = 0.5  # share of one CPU over the window
 IDLE = 0.1
-_WINDOW_MIN_S = 0.2  # CPU accounting counts in ticks of 10 ms: a shorter window says nothing
+_WINDOW_MIN_S = 0.2  # CPU accounting has a resolution of 10 ms: a shorter window is too coarse
 _STOPPED = frozenset("Tt")
 GONE = frozenset({"", "Z", "X"})
 WAITS_FOR_A_THREAD = "futex"  # /proc/PID/wchan of a thread that waits for another one
@@ -61,8 +61,8 @@ class RankView:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """`rank` None = nobody stands out. `confidence` is 0 … 1."""
+class Diagnosis:
+    """`rank`: None = no rank stands out. `confidence`: 0 … 1."""
 
     rank: int | None
     reason: str
@@ -70,44 +70,44 @@ class Verdict:
     suspects: tuple[int, ...] = ()
 
 
-def localise(ranks: Sequence[RankView], waiting: Waiting | None = None) -> Verdict:
+def localise(ranks: Sequence[RankView], waiting: Waiting | None = None) -> Diagnosis:
     """Name the rank that the others wait for, with the reason in English. `ranks` must not be empty.
 
-    `waiting`: what the wait-for graph says; None when nothing is known of the collectives.
+    `waiting`: the result of the wait-for graph; None if nothing is known of the collectives.
     """
-    verdict = _dead_or_stopped(ranks) or _waited_for(ranks, waiting) or _by_process(ranks)
-    culprit = next((view for view in ranks if view.rank == verdict.rank), None)
+    diagnosis = _dead_or_stopped(ranks) or _waited_for(ranks, waiting) or _by_process(ranks)
+    culprit = next((view for view in ranks if view.rank == diagnosis.rank), None)
     doing = "" if culprit is None else _doing(culprit)
-    return replace(verdict, reason=f"{verdict.reason}; {doing}") if doing else verdict
+    return replace(diagnosis, reason=f"{diagnosis.reason}; {doing}") if doing else diagnosis
 
 
-def _waited_for(ranks: Sequence[RankView], waiting: Waiting | None) -> Verdict | None:
+def _waited_for(ranks: Sequence[RankView], waiting: Waiting | None) -> Diagnosis | None:
     if waiting is None:
         return None
     if waiting.ranks:
         named = waiting.ranks if len(waiting.ranks) > 1 else ()
-        return Verdict(waiting.ranks[0], waiting.reason, _CONFIDENCE[waiting.standing], named)
+        return Diagnosis(waiting.ranks[0], waiting.reason, _CONFIDENCE[waiting.standing], named)
     if waiting.standing in (Standing.IN_FLIGHT, Standing.UNDELIVERED) and (stuck := _kernel(ranks)) is not None:
-        return stuck  # a thread that the kernel does not let go can leave its rank inside an operation
-    return Verdict(None, waiting.reason, _CONFIDENCE[waiting.standing], waiting.among)
+        return stuck  # a thread that is blocked in the kernel can keep its rank inside an operation
+    return Diagnosis(None, waiting.reason, _CONFIDENCE[waiting.standing], waiting.among)
 
 
-def _by_process(ranks: Sequence[RankView]) -> Verdict:
-    """The softer rules, for what says nothing of its collectives."""
+def _by_process(ranks: Sequence[RankView]) -> Diagnosis:
+    """Rules 3 to 7, for ranks whose collectives are not known."""
     if len(ranks) == 1:
-        return Verdict(ranks[0].rank, "it is the only rank", 0.9)
+        return Diagnosis(ranks[0].rank, "it is the only rank", 0.9)
     odd = _odd_interpreter(ranks) or _odd_sleep(ranks)
     if odd is not None:
         return odd
     suspects = _behind(ranks)
     if len(suspects) == 1:
-        return Verdict(suspects[0].rank, "it is alone behind the others in steps finished", 0.85)
+        return Diagnosis(suspects[0].rank, "it is alone behind the others in steps finished", 0.85)
     for rule in (_other_phase, _kernel, _odd_cpu):
-        verdict = rule(suspects)
-        if verdict is not None:
-            return verdict
+        diagnosis = rule(suspects)
+        if diagnosis is not None:
+            return diagnosis
     behind = f" (ranks {_list(suspects)} are behind the others)" if len(suspects) < len(ranks) else ""
-    return Verdict(
+    return Diagnosis(
         None,
         f"no rank stands out{behind}: network, storage or a deadlock in the script",
         0.5,
@@ -115,44 +115,44 @@ def _by_process(ranks: Sequence[RankView]) -> Verdict:
     )
 
 
-def _dead_or_stopped(ranks: Sequence[RankView]) -> Verdict | None:
+def _dead_or_stopped(ranks: Sequence[RankView]) -> Diagnosis | None:
     for letters, what in ((GONE, "its process is gone"), (_STOPPED, "its process is stopped")):
         found = [view for view in ranks if view.state in letters]
         if len(found) == 1:
-            return Verdict(found[0].rank, what, 0.99)
+            return Diagnosis(found[0].rank, what, 0.99)
         if found and len(found) * 2 <= len(ranks):
             others = f"; so are ranks {_list(found[1:])}"
-            return Verdict(found[0].rank, what + others, 0.9, tuple(view.rank for view in found))
+            return Diagnosis(found[0].rank, what + others, 0.9, tuple(view.rank for view in found))
         if found:
             reason = f"{len(found)} of {len(ranks)} ranks: {what.replace('its process is', 'their processes are')}"
-            return Verdict(None, reason, 0.9, tuple(view.rank for view in found))
+            return Diagnosis(None, reason, 0.9, tuple(view.rank for view in found))
     return None
 
 
-def _odd_interpreter(ranks: Sequence[RankView]) -> Verdict | None:
+def _odd_interpreter(ranks: Sequence[RankView]) -> Diagnosis | None:
     held = [view for view in ranks if view.interpreter == "held"]
     if len(held) != 1 or any(view.interpreter != "free" for view in ranks if view is not held[0]):
         return None
-    return Verdict(held[0].rank, "its interpreter alone does not answer", 0.9)
+    return Diagnosis(held[0].rank, "its interpreter alone does not answer", 0.9)
 
 
-def _odd_sleep(ranks: Sequence[RankView]) -> Verdict | None:
-    """All others wait for a thread of theirs, as inside a collective or a receive of gloo's."""
+def _odd_sleep(ranks: Sequence[RankView]) -> Diagnosis | None:
+    """All others wait for one of their threads, as inside a collective or a receive of gloo's."""
     elsewhere = [view for view in ranks if not view.kernel.startswith(WAITS_FOR_A_THREAD)]
     if len(elsewhere) != 1 or not elsewhere[0].kernel or elsewhere[0].state != "S":
         return None
     odd = elsewhere[0]
-    return Verdict(odd.rank, f"it alone sleeps in {odd.kernel}, the others wait for their communication", 0.8)
+    return Diagnosis(odd.rank, f"it alone sleeps in {odd.kernel}, the others wait for their communication", 0.8)
 
 
 def _behind(ranks: Sequence[RankView]) -> Sequence[RankView]:
-    """Those that have finished the fewest steps."""
+    """The ranks that have finished the fewest steps."""
     low = min(view.step for view in ranks)
     return [view for view in ranks if view.step == low]
 
 
 def _doing(view: RankView) -> str:
-    """What its process is at, if it is more than waiting."""
+    """What the process of the rank does, unless it only waits."""
     if view.state in _STOPPED or view.state in GONE:
         return ""
     if view.state == view.state_before == "D":
@@ -164,36 +164,36 @@ def _doing(view: RankView) -> str:
     return ""
 
 
-def _other_phase(ranks: Sequence[RankView]) -> Verdict | None:
+def _other_phase(ranks: Sequence[RankView]) -> Diagnosis | None:
     phases = Counter(view.phase for view in ranks)
     common, _ = max(phases.items(), key=lambda item: (item[1], item[0]))
     odd = [view for view in ranks if view.phase is not common]
     if len(odd) != 1 or len(ranks) < 3:
         return None
-    return Verdict(odd[0].rank, f"it is in phase {odd[0].phase.value} while the others are in {common.value}", 0.7)
+    return Diagnosis(odd[0].rank, f"it is in phase {odd[0].phase.value} while the others are in {common.value}", 0.7)
 
 
-def _kernel(ranks: Sequence[RankView]) -> Verdict | None:
+def _kernel(ranks: Sequence[RankView]) -> Diagnosis | None:
     stuck = [view for view in ranks if view.state == view.state_before == "D" and view.cpu < IDLE]
     if not stuck or len(stuck) * 2 > len(ranks):
         return None
     more = f"; so are ranks {_list(stuck[1:])}" if len(stuck) > 1 else ""
     reason = f"it waits inside the kernel without CPU time (state D): storage, a mount or a driver{more}"
-    return Verdict(stuck[0].rank, reason, 0.8 / len(stuck) ** 0.5, tuple(view.rank for view in stuck))
+    return Diagnosis(stuck[0].rank, reason, 0.8 / len(stuck) ** 0.5, tuple(view.rank for view in stuck))
 
 
-def _odd_cpu(ranks: Sequence[RankView]) -> Verdict | None:
+def _odd_cpu(ranks: Sequence[RankView]) -> Diagnosis | None:
     if len(ranks) < 3 or min(view.window_s for view in ranks) < _WINDOW_MIN_S:
-        return None  # of two, neither is the odd one
+        return None  # of two, either may be the odd one
     busy = [view for view in ranks if view.cpu >= _BUSY]
     idle = [view for view in ranks if view.cpu <= IDLE]
-    if not busy:  # on a machine with more to do than CPUs nobody gets half of one: who wants to run, then?
+    if not busy:  # on an overloaded machine no rank gets half a CPU: count those that want to run
         busy = [view for view in ranks if view.state == view.state_before == "R"]
         idle = [view for view in ranks if view.state == "S" and view.cpu <= IDLE and view not in busy]
     if len(busy) == 1 and len(idle) == len(ranks) - 1 and busy[0].cpu >= 2 * max(view.cpu for view in idle):
-        return Verdict(busy[0].rank, f"it alone burns CPU ({busy[0].cpu:.0%}) while the others sleep", 0.75)
+        return Diagnosis(busy[0].rank, f"it alone burns CPU ({busy[0].cpu:.0%}) while the others sleep", 0.75)
     if len(idle) == 1 and len(busy) == len(ranks) - 1:
-        return Verdict(idle[0].rank, f"it alone is idle ({idle[0].cpu:.0%} CPU) while the others spin", 0.75)
+        return Diagnosis(idle[0].rank, f"it alone is idle ({idle[0].cpu:.0%} CPU) while the others spin", 0.75)
     return None
 
 

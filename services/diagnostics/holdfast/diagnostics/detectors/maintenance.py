@@ -1,6 +1,6 @@
-"""Maintenance notices: a machine that its owner will take is told about while there is time to leave it.
+"""Maintenance notices: the owner of a machine announces that it will be taken away.
 
-A warning with the time, never an eviction by itself: whether to save, to swap or to wait is the policy's decision.
+A warning with the time. Whether to save, to swap the node or to wait is the decision of the policy.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from holdfast.diagnostics.bounded import Bounded
-from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.diagnostics.detectors.protocol import Findings, Observed
 from holdfast.diagnostics.roster import Roster
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.signals import MaintenanceNotice
@@ -25,7 +25,7 @@ class NoticeState:
 
 @dataclass(frozen=True, slots=True)
 class Maintenance:
-    ttl_s: float = 3600.0  # Google Cloud announces an hour ahead
+    ttl_s: float = 3600.0  # Google Cloud sends its notice an hour ahead
 
     @property
     def reads(self) -> tuple[type[Observed], ...]:
@@ -34,9 +34,7 @@ class Maintenance:
     def initial(self) -> NoticeState:
         return NoticeState()
 
-    def observe(
-        self, state: NoticeState, item: Observed, now: float, roster: Roster
-    ) -> tuple[NoticeState, tuple[Finding, ...]]:
+    def observe(self, state: NoticeState, item: Observed, now: float, roster: Roster) -> tuple[NoticeState, Findings]:
         if not isinstance(item, MaintenanceNotice):
             return state, ()
         key = (item.node, item.source)
@@ -75,7 +73,7 @@ def _withdrawn(item: MaintenanceNotice, before: str, now: float) -> Finding:
         severity=Severity.INFO,
         at=now,
         since=min(item.at, now),
-        summary=f"The maintenance of {item.node} is off.",
+        summary=f"The maintenance of {item.node} was withdrawn.",
         node=item.node,
         evidence={"source": item.source, "withdraws": before},
         ladder=(Remedy.WATCH,),

@@ -1,7 +1,8 @@
-"""InfiniBand and RoCE ports: one that is down, flaps, has left, or counts errors that no healthy port counts.
+"""InfiniBand and RoCE ports: a port that is down, flaps or disappeared, or counts errors that healthy ports never count.
 
-Only ports that were seen active are judged: an unused one is down for good. Warnings: a run that needs the port stops by
-itself and is found as such; then this is the reason. Rates of errors that healthy ports have as well are not judged here.
+Only ports that were seen active are judged: an unused port is always down. All findings are warnings. A run that needs the
+port fails by itself and is reported as such; then the warning is the explanation. Rates of errors that healthy ports also
+have are not judged here.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from holdfast.diagnostics.bounded import Bounded
-from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.diagnostics.detectors.protocol import Findings, Observed
 from holdfast.diagnostics.roster import Roster
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.signals import NicSample
@@ -24,11 +25,11 @@ _FATAL = ("link_downed", "buffer_overruns", "integrity_errors", "rnr_retries")
 
 @dataclass(slots=True)
 class _Port:
-    active: bool = False  # at the last look
+    active: bool = False  # in the last sample
     down_since: float | None = None
-    told_down: bool = False
-    missed: int = 0  # looks without it
-    downs: list[float] = field(default_factory=list)  # ends of the long ones
+    down_reported: bool = False
+    missed: int = 0  # samples without it
+    downs: list[float] = field(default_factory=list)  # ends of long downs
     counters: dict[str, int] = field(default_factory=dict)
 
 
@@ -58,9 +59,7 @@ class NicPort:
     def initial(self) -> NicState:
         return NicState()
 
-    def observe(
-        self, state: NicState, item: Observed, now: float, roster: Roster
-    ) -> tuple[NicState, tuple[Finding, ...]]:
+    def observe(self, state: NicState, item: Observed, now: float, roster: Roster) -> tuple[NicState, Findings]:
         if not isinstance(item, NicSample):
             return state, ()
         node = state.nodes.get_or_add(item.node, _Node)
@@ -88,8 +87,8 @@ class NicPort:
         elif port.active:
             port.down_since = item.at if port.down_since is None else min(port.down_since, item.at)
             down_s = item.at - port.down_since
-            if down_s >= self.down_s and not port.told_down:
-                port.told_down = True
+            if down_s >= self.down_s and not port.down_reported:
+                port.down_reported = True
                 state = {"state": item.state[row], "phys_state": item.phys_state[row], "down_s": f"{down_s:.0f}"}
                 yield _finding(item, name, "down", f"has been {item.state[row]} for {down_s:.0f} s", state, now)
         for counter in _FATAL:
@@ -101,7 +100,7 @@ class NicPort:
                 yield _finding(item, name, counter, words, numbers, now)
 
     def _up(self, port: _Port, item: NicSample, name: str, now: float) -> Iterator[Finding]:
-        since, port.down_since, port.told_down, port.active = port.down_since, None, False, True
+        since, port.down_since, port.down_reported, port.active = port.down_since, None, False, True
         if since is None or item.at - since < self.flap_s:
             return
         port.downs = [at for at in port.downs if item.at - at <= self.flap_window_s] + [item.at]
@@ -112,14 +111,14 @@ class NicPort:
 
 
 def _is_same(before: NicSample, item: NicSample) -> bool:
-    """The usual case, for the price of comparing a few tuples."""
+    """The usual case, detected by comparing a few tuples."""
     if (before.device, before.port, before.state) != (item.device, item.port, item.state):
         return False
     return all(getattr(before, counter) == getattr(item, counter) for counter in _FATAL)
 
 
 def _finding(item: NicSample, name: str, what: str, words: str, numbers: dict[str, str], now: float) -> Finding:
-    # Within one minute the same thing of the same port is one finding: a counter that runs would be said at every look.
+    # The same condition of the same port is one finding per minute: a counter that runs would be reported with every sample.
     return Finding(
         id=f"nic:{item.node}:{name}:{what}:{item.at // 60:.0f}",
         kind=FindingKind.NETWORK_FAULT,

@@ -1,14 +1,14 @@
-"""Numerical health: a loss or a gradient norm that is not a number, or far above what it was.
+"""Numerical health: a loss or a gradient norm that is not a number, or far above its past values.
 
-Read from what ranks report with each step. A spike is a warning: training goes through many of them. A loss that is not
-finite is a warning at first, and an error when it stays so for `persist_steps`: no optimizer comes back from weights that are
-NaN. The error names the last step with a finite loss, before which the state may be trusted. A gradient norm that is not
-finite stays a warning, because a loss scaler makes such steps on purpose and skips them.
+The values are those that ranks report with each step. A spike is a warning: training passes through many of them. A loss that
+is not finite is a warning at first, and an error after `persist_steps` such steps: no optimizer recovers from weights that
+are NaN. The error names the last step with a finite loss, up to which the state may be trusted. A gradient norm that is not
+finite stays a warning, because a loss scaler produces such steps on purpose and skips them.
 
-After a rollback steps are done again, with the losses that they had, which may be far above those of the steps that were given
-up. So what was seen of a step that is done again, and of all after it, is forgotten.
+After a rollback steps are repeated, with their former losses, which may be far above those of the abandoned steps. The
+history of a repeated step, and of all steps after it, is therefore dropped.
 
-Which rank said it first is evidence, not blame: after the reduction every rank has it.
+The rank that reported a bad value first is evidence, not the cause: after the reduction every rank has the value.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from holdfast.diagnostics.bounded import Bounded
-from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.diagnostics.detectors.protocol import Findings, Observed
 from holdfast.diagnostics.detectors.recurring import Recurring
 from holdfast.diagnostics.roster import Generation, Roster, RunStarted
 from holdfast.diagnostics.thresholds import NumericalThresholds
@@ -33,12 +33,12 @@ _OPEN_MAX = 64  # steps of one generation that not every rank has finished
 _RANKS_MAX = 8  # named in the evidence
 
 _MAD_TO_SIGMA = 1.4826
-_VALUE_MAX = 1e100  # larger is as good as infinite, and would overflow
+_VALUE_MAX = 1e100  # larger values would overflow
 
 
 @dataclass(slots=True)
 class _Open:
-    """What the ranks have said of a step so far."""
+    """The reports of a step so far."""
 
     bad_loss: list[int] = field(default_factory=list)  # ranks
     bad_grad: list[int] = field(default_factory=list)
@@ -56,7 +56,7 @@ class _Job:
     bad_since: int = 0
     bad_since_at: float = 0.0  # end of that step, Unix seconds
     first_bad: tuple[int, ...] = ()  # ranks that reported it in its first step
-    said: Recurring = field(default_factory=Recurring)
+    reported: Recurring = field(default_factory=Recurring)
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ class Numerical:
 
     def observe(
         self, state: NumericalState, item: Observed, now: float, roster: Roster
-    ) -> tuple[NumericalState, tuple[Finding, ...]]:
+    ) -> tuple[NumericalState, Findings]:
         match item:
             case StepColumns():
                 _collect(self._job(state, roster.current(item.job, item.generation)), item)
@@ -102,7 +102,7 @@ class Numerical:
         return state, ()
 
     def _job(self, state: NumericalState, generation: Generation | None) -> _Job | None:
-        """The job's memory; None without a newest generation. A new generation keeps what a healthy past looked like."""
+        """The job's memory; None without a current generation. A new generation keeps the history of healthy steps."""
         if generation is None:
             return None
         job = state.jobs.get(generation.job)
@@ -123,7 +123,7 @@ class Numerical:
         found = list(self._judge(job, record, reported))
         return tuple(
             _finding(record, condition, job, times, now)
-            for condition, times in job.said.news(
+            for condition, times in job.reported.due(
                 found, record.step, now, self.limits.quiet_steps, self.limits.repeat_s
             )
         )
@@ -161,7 +161,7 @@ def _collect(job: _Job | None, item: StepColumns) -> None:
     if job is None:
         return
     for rank, step, loss, grad in zip(item.rank, item.step, item.loss, item.grad_norm, strict=True):
-        if grad != grad and not math.isinf(loss):  # the usual: no norm reported, and nothing wrong
+        if grad != grad and not math.isinf(loss):  # the usual case: no norm reported, and a finite loss or none
             continue
         reported = job.open.get(step)
         if reported is None:
@@ -170,20 +170,20 @@ def _collect(job: _Job | None, item: StepColumns) -> None:
             reported.bad_loss.append(rank)
         if math.isinf(grad):
             reported.bad_grad.append(rank)
-        elif not reported.grad_norm >= grad:  # also when none is known yet
+        elif not reported.grad_norm >= grad:  # also if none is known yet (NaN)
             reported.grad_norm = grad
 
 
 def _spike(
     history: deque[tuple[int, float]], value: float, factor: float, limits: NumericalThresholds
 ) -> tuple[str, dict[str, str]] | None:
-    """Words and numbers when `value` is far above what was, else None. Values of any sign: a loss may be negative."""
+    """Words and numbers if `value` is far above its history, else None. Values of any sign: a loss may be negative."""
     if len(history) < limits.history_min:
         return None
     values = (each for _, each in history)
     past = np.clip(np.fromiter(values, np.float64, len(history)), -_VALUE_MAX, _VALUE_MAX)
     usual = float(np.median(past[-limits.history_min :]))
-    # From step to step, so that a loss that falls steeply does not pass its slope off as noise.
+    # Differences from step to step, so that the slope of a steeply falling loss does not count as noise.
     sigma = _MAD_TO_SIGMA * float(np.median(np.abs(np.diff(past)))) / math.sqrt(2.0)
     if value - usual <= max(limits.z * sigma, (factor - 1.0) * abs(usual)):
         return None

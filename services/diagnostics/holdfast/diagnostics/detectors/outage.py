@@ -1,17 +1,17 @@
-"""Whether an exception tells of a file system or of a service that failed: what no script causes and no other code mends. Pure.
+"""Recognises exceptions of a file system or of a service that failed: no script causes them, and other code does not cure them.
+Pure.
 
-A file system is known by its error number, in whichever way a library words it, and by the C library's words for it.
+A file system is recognised by its error number, in the notation of each library, and by the C library's messages.
 
-A service is known by what its client says, so first it is asked whether a client raised the exception: by the module of its
-type, or by the package in which it was raised (a tracker raises a `ValueError`, an object store's file system an `OSError`).
-Then, of a client's exception, the first that says something decides:
+A service is recognised only in exceptions of its client: by the module of the exception's type, or by the package in which it
+was raised (a tracker raises a `ValueError`, an object store's file system an `OSError`). The first rule that applies decides:
 
-1. words about too many requests or expired credentials: an outage, whatever status comes with them;
-2. an HTTP status, or a store's or RPC's own code: of the server (5xx, 408, 425, 429 …) an outage, else the request was refused;
-3. words of a refusal (no permission, no such key);
-4. the name of its type, or words about connections and time-outs: an outage.
+1. a message about too many requests or expired credentials: an outage, whatever the status;
+2. an HTTP status, or a code of the store or RPC: an outage if the server failed (5xx, 408, 425, 429 …), else a refusal;
+3. a message of a refusal (no permission, no such key);
+4. the name of the type, or a message about connections and time-outs: an outage.
 
-An exception of anybody else is one only by unmistakable words. A refusal is the script's, or its environment's, business.
+Any other exception is an outage only if its message is unmistakable. A refusal is a problem of the script or its environment.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import re
 
 from holdfast.domain.signals import WorkerError
 
-# Linux' numbers. Words only where they mean nothing else.
+# Linux error numbers. Messages only if they are unambiguous.
 _STORAGE_ERRNOS: dict[int, str] = {
     5: "input/output error",  # EIO
     6: "",  # ENXIO: the device is gone
@@ -51,7 +51,7 @@ _STORAGE = re.compile(
     + r"|stale nfs file handle|PytorchStreamWriter failed|unexpected pos \d+ vs|iostream error|file write failed",
     re.IGNORECASE,
 )
-# A network file system that gives up says it with a socket's error number, and names the file.
+# A network file system that gives up raises a socket's error number together with the file's name.
 _NETWORK_ERRNO_OF_A_FILE = re.compile(r"\[Errno (?:100|101|103|110|113)\] [^:]*: '/")
 
 
@@ -59,7 +59,7 @@ def _names(*lines: str) -> frozenset[str]:
     return frozenset(" ".join(lines).split())
 
 
-# Packages and modules whose errors are about the other side. Outermost name; stdlib's included.
+# Packages and modules whose errors are about a remote service: outermost names, the standard library included.
 _CLIENTS = _names(
     # HTTP and sockets
     "requests urllib urllib3 http httpx httpcore aiohttp socket ssl ftplib smtplib",
@@ -73,7 +73,7 @@ _CLIENTS = _names(
     # RPC and data bases
     "grpc redis pymongo psycopg2 psycopg pymysql sqlalchemy kafka paramiko msal",
 )
-# In which an exception is passed on: the frame that matters is the next one out.
+# Modules that only re-raise: the frame that counts is the next outer one.
 _PASSING = _names("asyncio concurrent contextlib functools threading tenacity backoff retrying retry")
 
 _TRANSIENT_NAME = re.compile(
@@ -83,7 +83,7 @@ _TRANSIENT_NAME = re.compile(
     r"|MetadataRetrieval|HTTPClientError|ResponseStreaming|Service(?:Re|Start|Poll)|Checksum|AutoReconnect"
     r"|^(?:Read|Write|Close|ClientOS)Error$|^LocalEntryNotFoundError$|^DataLoss$|^Unknown$"
 )
-# The same for a type of any module: names that mean nothing else.
+# Type names that are unambiguous in any module.
 _SERVICE_TYPES = _names(
     "ConnectionError ConnectTimeout ReadTimeout Timeout TimeoutError ConnectTimeoutError ReadTimeoutError MaxRetryError",
     "NewConnectionError ProtocolError ChunkedEncodingError IncompleteRead RemoteDisconnected SSLError EndpointConnectionError",
@@ -99,13 +99,13 @@ _LIMITED = re.compile(
     r"|expired.?token|token (?:included in the request )?(?:is|has) expired|credentials (?:have |were )?expired",
     re.IGNORECASE,
 )
-# A status where nothing else can be meant, whoever says it …
+# An unambiguous status, in the message of any exception …
 _STATUS = re.compile(
     r"\b(\d{3}) (?:Server|Client) Error|(?:Server|Client) error '(\d{3})\b"
     r"|\bHTTP(?:/[\d.]+)?[ :]+(?:(?:Error|status|code)[ :]+)*(\d{3})\b|\bstatus[ _]?code\W{1,4}(\d{3})\b",
     re.IGNORECASE,
 )
-# … and in the words of a client: first of all, as a code, or last of all.
+# … and in the message of a client: at its beginning, as a code, or at its end.
 _CLIENTS_STATUS = re.compile(
     r"\A\W{0,3}(\d{3})\b|\((\d{3})\) when|Response \[(\d{3})\]"
     r"|\b(?:code|status|error|response|returned)[\"']?(?: code)?[ :=]{1,3}(\d{3})\b"
@@ -156,7 +156,7 @@ def is_storage(message: str) -> bool:
 
 
 def is_service(error: WorkerError) -> bool:
-    """Whether a service elsewhere did not answer, or not as a service that is well. One that refused a request is well."""
+    """Whether a remote service did not answer or failed. A service that refuses a request has not failed."""
     module, _, name = error.type.rpartition(".")
     message = error.message
     if of_a_client(error):
@@ -170,14 +170,14 @@ def is_service(error: WorkerError) -> bool:
 
 
 def of_a_client(error: WorkerError) -> bool:
-    """Whether a client of a service raised it: not a rank that talks to its peers, and not the script itself."""
+    """Whether the client of a remote service raised it: not the communication between ranks, and not the script itself."""
     if (error.type.partition(".")[0] in _CLIENTS and "." in error.type) or "ConnectionPool(host=" in error.message:
         return True
     return _raised_in(error) in _CLIENTS
 
 
 def _failed_for(name: str, message: str) -> bool:
-    """Whether it was the service's failure that its client tells with an exception of this name."""
+    """Whether an exception with this type name means that the service failed."""
     if _LIMITED.search(message):
         return True
     for code in (found for match in _CODE.finditer(message) for found in match.groups() if found):
@@ -193,7 +193,7 @@ def _failed_for(name: str, message: str) -> bool:
 
 
 def _status(pattern: re.Pattern[str], message: str) -> int | None:
-    """The first that is one of HTTP's errors."""
+    """The first number that is an HTTP error status."""
     for match in pattern.finditer(message):
         number = int(next(filter(None, match.groups())))
         if 400 <= number <= 451 or number in _PERMANENT or number in _OF_THE_SERVER:
@@ -206,7 +206,7 @@ def _is_of_the_server(status: int) -> bool:
 
 
 def _raised_in(error: WorkerError) -> str:
-    """The package in which it was raised; of a data loader's worker, there. Empty when no frame says it."""
+    """The package in which it was raised, inside a data loader's worker if it came from one. Empty without frames."""
     files = [frame.rpartition(":")[0] for frame in error.frames]
     if files and files[-1].endswith("torch/_utils.py"):
         files = _WORKERS_FILE.findall(error.message)
@@ -218,7 +218,7 @@ def _raised_in(error: WorkerError) -> str:
 
 
 def _package(file: str) -> str:
-    """The outermost package of a source file that is installed, or the standard library's module; empty for all others."""
+    """The outermost package of an installed source file, or the standard library's module; empty for other files."""
     for root in ("site-packages/", "dist-packages/"):
         if root in file:
             return _first(file.rpartition(root)[2])

@@ -1,8 +1,9 @@
-"""What a node's tests of itself say. A wrong product condemns it; anything else is told, and the supervisor leaves it out.
+"""Results of a node's pre-flight test. A wrong product takes the node out of service; other failures are reported, and the
+supervisor gives the node no ranks while they last.
 
-A node tests itself when it joins, when it has become idle and every so often, and when a job's state went wrong without
-anybody being named. Its exact matrix products have one right answer: a device that gives another one corrupts whatever it
-trains, so the node is not used again before somebody has looked.
+A node tests itself when it joins, when it has become idle, at intervals, and when a job's state is corrupt and no node could
+be named. Its exact matrix products have one right result: a device with another result corrupts whatever it trains, so the
+node is not used again until an operator has checked it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from holdfast.diagnostics.bounded import Bounded
-from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.diagnostics.detectors.protocol import Findings, Observed
 from holdfast.diagnostics.roster import Roster
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.nodes import Check
@@ -28,7 +29,7 @@ class PreflightState:
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """SILENT_CORRUPTION for a wrong product; PREFLIGHT, a warning, for the rest, once until it changes."""
+    """SILENT_CORRUPTION for a wrong product; PREFLIGHT, a warning, for other failures, once until they change."""
 
     @property
     def reads(self) -> tuple[type[Observed], ...]:
@@ -39,7 +40,7 @@ class Preflight:
 
     def observe(
         self, state: PreflightState, item: Observed, now: float, roster: Roster
-    ) -> tuple[PreflightState, tuple[Finding, ...]]:
+    ) -> tuple[PreflightState, Findings]:
         if not isinstance(item, NodeTested):
             return state, ()
         failed = [check for check in item.preflight.checks if check.ok is False]

@@ -1,13 +1,13 @@
-"""Is a stall proven, or may it yet end by itself? A pure function over the same evidence as the verdict.
+"""Decides whether a stall is proven, or may end by itself. A pure function over the same evidence as the diagnosis.
 
-A pause that nobody announced (an evaluation, a save to a remote store, a slow batch) looks like a hang until it ends. Proven is
-only what cannot end without help from outside:
+A pause that the script did not announce (an evaluation, a save to a remote store, a slow batch) looks like a hang until it
+ends. Proven is only a stall that cannot end without help from outside:
 
-* a process is gone, or stopped by a signal (state T), and most of the others are not;
+* a process is dead, or stopped by a signal (state T), and most of the others are not;
 * members of a group are in different collectives at the same place, or wait for each other in different groups;
-* a rank is inside a collective that its peers have finished;
+* a rank is inside a collective that the other members have finished;
 * the others wait in collectives for a rank that has ended, or for one that has not entered them and does nothing: it uses no
-  CPU time, and it does not wait for a disk, a socket or a pipe either, for then somebody else may let it go on.
+  CPU time, and it does not wait for a disk, a socket or a pipe, on which another process could wake it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.diagnostics.detectors.waiting import Standing, Waiting
 
 _IDLE = 0.1  # share of one CPU
 _WINDOW_MIN_S = 0.9  # one report of an agent to the next
-# Where the kernel says that a thread waits for something outside of its process (/proc/PID/wchan).
+# Kernel functions (/proc/PID/wchan) in which a thread waits for an event from outside of its process.
 _OUTSIDE = (
     "do_poll", "poll_", "do_sys_poll", "ep_poll", "do_epoll", "do_select", "pipe_", "anon_pipe", "unix_", "sk_", "tcp_",
     "inet_", "udp_", "wait_woken", "skb_", "io_", "folio_", "wait_on_page", "wait_on_buffer", "blkdev", "nfs", "rpc_", "fuse_",
@@ -29,13 +29,13 @@ _FINAL = (Standing.MISMATCH, Standing.CYCLE, Standing.STALLED)
 
 
 def signalled(ranks: Sequence[RankView]) -> bool:
-    """Somebody is gone or stopped, and it is not the whole job that was put to sleep."""
+    """Whether a process is dead or stopped, but not most of the job, which an operator may have suspended."""
     found = sum(view.state in GONE or view.state == "T" for view in ranks)
     return 0 < found * 2 <= len(ranks)
 
 
 def never_ends(ranks: Sequence[RankView], waiting: Waiting | None, ended: frozenset[int]) -> bool:
-    """Whether what the recorders say cannot end by itself."""
+    """Whether the stall that the flight recorders show cannot end by itself."""
     if waiting is None:
         return False
     if waiting.standing in _FINAL:

@@ -2,9 +2,10 @@
 
 A new detector is one file here and one line in `detectors/__init__.py`. Its rules:
 
-* `observe` depends on its arguments only. `now` is diagnostics' clock, Unix seconds, when the item was folded. `item.at` is the
-  agent's clock: it is trusted for order and for reports, never for deadlines.
-* Which generation is the newest, where its ranks are and who has stopped is in `roster`. Detectors read it and never change it.
+* `observe` depends on its arguments only. `now` is diagnostics' clock, Unix seconds, when the item was folded. `item.at` is
+  the agent's clock: it is trusted for order and for reports, never for deadlines.
+* Which generation is the newest, where its ranks are and who has stopped is in `roster`. Detectors read it and never change
+  it.
 * State is used linearly: `observe` may reuse the tables of the state that it was given, so the caller keeps only the state
   that was returned. (Copying a table of 12,500 nodes for each heartbeat would cost more than everything else together.)
 * Silence is concluded from `ClockTick`, and only about what this process has itself observed: unknown never means faulty.
@@ -30,6 +31,7 @@ class TelemetryGap:
     gap_s: float
 
 
+Findings = tuple[Finding, ...]
 # Findings are fed back to the detectors that read them: a lost node explains the collective errors of other nodes.
 Observed = Signal | StepRecord | Finding | TelemetryGap | RunStarted
 
@@ -46,5 +48,5 @@ class Detector(Protocol[State]):
     def initial(self) -> State:
         """The state before the first item."""
 
-    def observe(self, state: State, item: Observed, now: float, roster: Roster) -> tuple[State, tuple[Finding, ...]]:
+    def observe(self, state: State, item: Observed, now: float, roster: Roster) -> tuple[State, Findings]:
         """Fold one item, which `roster` has folded already. Returns the state to keep and the new findings."""

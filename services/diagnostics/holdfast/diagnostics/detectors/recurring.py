@@ -1,4 +1,4 @@
-"""Saying once what is so for long, and saying that it flaps instead of saying it again and again. Pure."""
+"""Reports a lasting condition once, and a flapping one as flapping instead of again and again. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 from holdfast.diagnostics.bounded import Bounded
 
 _KEYS_MAX = 1024  # per table; the oldest is forgotten first
-_FLAPS = 3  # a condition that came this often is said to flap, once
+_FLAPS = 3  # at its third occurrence a condition is reported as flapping, once
 
 
 class Keyed(Protocol):
@@ -24,26 +24,27 @@ K = TypeVar("K", bound=Keyed)
 
 @dataclass(slots=True)
 class _Known:
-    said_at: float  # diagnostics' clock, Unix seconds
+    reported_at: float  # diagnostics' clock, Unix seconds
     members: frozenset[int]
     active: bool = True
-    gone_at: int = 0  # position (step, or second) at which it was seen to be over
+    gone_at: int = 0  # position (step, or second) at which it was first missing
     times: int = 1
 
 
 @dataclass(slots=True)
 class Recurring:
-    """What has been said of one subject. Positions grow: step numbers, or seconds."""
+    """The conditions of one subject that have been reported. Positions grow: step numbers, or seconds."""
 
     known: Bounded[str, _Known] = field(default_factory=lambda: Bounded(_KEYS_MAX))
 
-    def news(
+    def due(
         self, conditions: Sequence[K], position: int, now: float, quiet: int, repeat_s: float
     ) -> Iterator[tuple[K, int]]:
-        """Those of `conditions`, all that hold now, that are worth a finding, each with how often it has come.
+        """Those of `conditions` to report now, each with its number of occurrences. `conditions`: all that hold now.
 
-        New, or concerning more than was said: at once. Still there: every `repeat_s`. Back after more than `quiet`: new.
-        Back sooner: only when it has come `_FLAPS` times, and then not before it is old news again.
+        A new condition, or one with more members than were reported, is due at once. One that lasts is due every `repeat_s`.
+        One that returns after more than `quiet` counts as new. One that returns sooner is due at its occurrence `_FLAPS`, and
+        then every `repeat_s`.
         """
         current = {condition.key for condition in conditions}
         for key, old in self.known.items():
@@ -58,6 +59,6 @@ class Recurring:
             came_back, known.active = not known.active, True
             known.times += came_back
             more = not condition.members <= known.members
-            if more or (came_back and known.times == _FLAPS) or not 0.0 <= now - known.said_at < repeat_s:
-                known.said_at, known.members = now, known.members | condition.members
+            if more or (came_back and known.times == _FLAPS) or not 0.0 <= now - known.reported_at < repeat_s:
+                known.reported_at, known.members = now, known.members | condition.members
                 yield condition, known.times

@@ -1,12 +1,12 @@
-"""The same exception at the same step again: a bug in the script or its data, which no restart can cure.
+"""Recognises the same exception at the same step again: a bug in the script or its data, which a restart cannot cure. Pure.
 
-Two failures are the same when type and stack frames agree (not the message: it holds addresses, sizes and indices) and the
-job has made no step between them that it had not made before. Where the step is not known (a script without `holdfast.train`,
-or a failure before the first step) both must also have come early, or a rare crash hours apart would look like a loop.
+Two failures are the same if type and stack frames agree (not the message, which holds addresses, sizes and indices) and the
+job made no new step between them. If the step is not known (a script without `holdfast.train`, or a failure before the first
+step), both must also have come soon after the start: a rare crash hours apart is not a loop.
 
-A crash without an exception has the signal or the exit code for its fingerprint; `blame` believes it only on two nodes.
+A crash without an exception has the signal or the exit code as its fingerprint; `blame` counts it only on two nodes.
 
-Not a detector of its own: its conclusion *replaces* the plain WORKER_EXCEPTION, so `worker_exit` asks it first.
+Not a detector of its own: its finding *replaces* the plain WORKER_EXCEPTION, so `worker_exit` calls it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def fingerprint(error: WorkerError) -> str:
 
 
 def fingerprint_of(exit_: WorkerExited) -> str:
-    """Of the root failure: the exception, or how the process ended without one. Empty for what was done *to* the process."""
+    """Of the exception, or of the exit code or signal. Empty if the process was ended from outside."""
     if exit_.error is not None:
         return fingerprint(exit_.error)
     if exit_.signal in FROM_OUTSIDE:
@@ -51,19 +51,19 @@ def fingerprint_of(exit_: WorkerExited) -> str:
 
 
 def got_past(known: Mapping[str, Failure], step: int) -> dict[str, Failure]:
-    """The job has finished `step`: what failed before was not the script's bug, or not this one. Progress resets the budget."""
+    """Drop the failures that the job has passed by finishing `step`: they were no bugs of the script, or other ones."""
     return {print_: failure for print_, failure in known.items() if step <= failure.step}
 
 
 def remembered(known: Mapping[str, Failure], failure: Failure) -> dict[str, Failure]:
-    """With `failure` as the newest: each root has a budget of its own, so two bugs that take turns do not hide each other."""
+    """`known` with `failure` as the newest. Each is counted separately: two bugs that alternate do not hide each other."""
     others = {print_: each for print_, each in known.items() if print_ != failure.fingerprint}
     newest = sorted(others.values(), key=lambda each: each.generation)[-(ROOTS_MAX - 1) :]
     return {each.fingerprint: each for each in (*newest, failure)}
 
 
 def judge(last: Failure | None, print_: str, *, step: int, generation: int, early: bool, node: str) -> Failure:
-    """The failure as it now stands; `tries` > 1 means that it is the same one again.
+    """The failure with its count; `tries` > 1: the same failure again.
 
     `last` must have been forgotten by the caller when the job has since finished a step beyond it.
     """
@@ -71,10 +71,10 @@ def judge(last: Failure | None, print_: str, *, step: int, generation: int, earl
     if last is None or last.fingerprint != print_:
         return new
     if generation <= last.generation:
-        # Another rank of the same generation, or an old signal that came late.
+        # Another rank of the same generation, or a late signal of an earlier one.
         return replace(last, nodes=last.nodes | {node}) if generation == last.generation else last
     same_place = (step == last.step and step > 0) or (step == 0 and early and (last.step > 0 or last.early))
     if not same_place:
         return new
-    # A rank that failed before it finished anything in this generation has restored the step that it failed at before.
+    # A rank that failed before its first step in this generation had restored the step at which it failed before.
     return Failure(print_, step or last.step, generation, early, last.tries + 1, last.nodes | {node})

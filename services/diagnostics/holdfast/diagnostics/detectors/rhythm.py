@@ -1,8 +1,8 @@
-"""The rhythm of a job: how long its steps take, and after which of them it pauses. Pure; it outlives the job's generations.
+"""The rhythm of a job: how long its steps take, and after which of them it pauses. Pure; kept over the job's generations.
 
-An interval that no allowance explained and that ended by itself is a *pause*: an evaluation, a save to a remote store. It is no
-part of the rhythm, but its position is remembered, because what pauses after step 100 does so again after 200. Three such
-intervals in a row are no pauses: the job has become slower, and that is its rhythm from now on.
+An interval beyond the allowance that ended by itself is a *pause*: an evaluation, a save to a remote store. It is not part of
+the rhythm, but its position is remembered: a job that pauses after step 100 does so again after step 200. Three such
+intervals in a row are not pauses: the job has become slower, and its rhythm changes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 HISTORY = 200  # steps
-HISTORY_MIN = 3  # fewer say nothing of the rhythm
+HISTORY_MIN = 3  # fewer are not a rhythm
 _PAUSES_MAX = 32  # the newest
 _SLOWER_AFTER = 3  # intervals in a row
 
@@ -34,7 +34,7 @@ class Rhythm:
 
     @property
     def slow_s(self) -> float:
-        """What a step takes when it is slow: the 99th percentile, 0.0 of nothing."""
+        """Duration of a slow step: the 99th percentile; 0.0 without steps."""
         return p99(self.intervals_s)
 
     def learn(self, step: int, took_s: float, allowance_s: float) -> None:
@@ -50,9 +50,9 @@ class Rhythm:
             self._in_a_row.clear()
 
     def pause_s(self, step: int) -> float:
-        """The longest pause that was seen at the position of `step`; 0.0 when none was.
+        """The longest pause seen at the position of `step`; 0.0 if there was none.
 
-        A position repeats: at the multiples of a step after which there was a pause, or as far on as two of them are apart.
+        Positions repeat: at the multiples of a step with a pause, and at the distance between two steps with pauses.
         """
         at_multiples = (took_s for after, took_s in self._pauses if after > 0 and step % after == 0)
         return max([*at_multiples, *self._apart(step)], default=0.0)
@@ -65,6 +65,6 @@ class Rhythm:
 
 
 def p99(values: deque[float]) -> float:
-    """The 99th percentile (nearest rank); 0.0 of nothing."""
+    """The 99th percentile (nearest rank); 0.0 without values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))] if ordered else 0.0

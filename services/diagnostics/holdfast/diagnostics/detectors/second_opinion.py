@@ -1,7 +1,7 @@
-"""What another tool's health checks say: a warning, for a person and as a reason beside what stops a run.
+"""Results of another tool's health checks: a warning for operators, and an explanation of a fault that stops a run.
 
-A check must fail `samples` times in a row, is said once, and again only after it has passed. One that could not look
-(`skipped`) says nothing, neither good nor bad: it ends no failure and begins none.
+A check must fail `samples` times in a row. It is reported once, and again only after it has passed. A check that could not
+run (`skipped`) counts neither as failed nor as passed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from holdfast.diagnostics.bounded import Bounded
-from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.diagnostics.detectors.protocol import Findings, Observed
 from holdfast.diagnostics.roster import Roster
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.signals import HealthChecks, Verdict
@@ -26,7 +26,7 @@ class OpinionState:
 
 @dataclass(frozen=True, slots=True)
 class SecondOpinion:
-    samples: int = 2  # NVRx calls every NVML error a failure, also the one of a driver that is being loaded again
+    samples: int = 2  # NVRx counts every NVML error as a failure, also during a reload of the driver
 
     @property
     def reads(self) -> tuple[type[Observed], ...]:
@@ -35,13 +35,11 @@ class SecondOpinion:
     def initial(self) -> OpinionState:
         return OpinionState()
 
-    def observe(
-        self, state: OpinionState, item: Observed, now: float, roster: Roster
-    ) -> tuple[OpinionState, tuple[Finding, ...]]:
+    def observe(self, state: OpinionState, item: Observed, now: float, roster: Roster) -> tuple[OpinionState, Findings]:
         if not isinstance(item, HealthChecks):
             return state, ()
         failing = state.failing.pop(item.node, {})
-        told = []
+        findings = []
         for row, key in enumerate(zip(item.check, item.gpu, strict=True)):
             match item.verdict[row]:
                 case Verdict.OK:
@@ -49,12 +47,12 @@ class SecondOpinion:
                 case Verdict.FAILED:
                     failing[key] = failing.get(key, 0) + 1
                     if failing[key] == self.samples:
-                        told.append(_finding(item, row, now))
+                        findings.append(_finding(item, row, now))
                 case Verdict.SKIPPED:
                     pass
         if failing:
             state.failing[item.node] = failing
-        return state, tuple(told)
+        return state, tuple(findings)
 
 
 def _finding(item: HealthChecks, row: int, now: float) -> Finding:
@@ -66,7 +64,7 @@ def _finding(item: HealthChecks, row: int, now: float) -> Finding:
         severity=Severity.WARNING,
         at=now,
         since=min(item.at, now),
-        summary=f"{item.tool} fails its check {check} on {subject}: {item.reason[row] or 'it does not say why'}",
+        summary=f"{item.tool} fails its check {check} on {subject}: {item.reason[row] or 'no reason given'}",
         node=item.node,
         gpu=None if gpu < 0 else gpu,
         confidence=0.7,

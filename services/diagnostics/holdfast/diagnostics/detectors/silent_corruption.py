@@ -1,17 +1,17 @@
 """Silent corruption: replicas that must hold the same bits do not.
 
-Ranks at the same position of different replicas report a checksum of their parameters; all of them must be equal. When one is
-not, the state has gone wrong without an error, and everything saved since the last step at which all agreed is doubtful.
+Ranks at the same position of different replicas report a checksum of their parameters; all of them must be equal. If one
+differs, the state has changed without an error, and every checkpoint since the last step at which all agreed is doubtful.
 
-* Three replicas or more: the odd one out is named, when a majority of its peers agrees and all odd ranks are on one node.
-  Memory or arithmetic of that node is broken: it is replaced, and not used again before somebody has looked.
-* Two replicas: one of two differs, and nobody can tell which. Nobody is named; the nodes are asked to test themselves
-  before they go on from the last step that passed.
-* Right after a restore it is the checkpoint that differs, and no node: an older one is gone back to.
+* Three replicas or more: the differing ranks are named if a majority of their position agrees and all of them are on one
+  node. Memory or arithmetic of that node is broken: it is replaced, and not used again until an operator has checked it.
+* Two replicas: one of them differs, and it cannot be decided which. No rank is named; the nodes are asked to run their
+  pre-flight test before the job continues from the last step that passed.
+* Directly after a restore the checkpoint differs, not a node: an older checkpoint is restored.
 
-Three guards, because a wrong verdict costs a healthy node: replicas are believed to have to agree only after they once did
-(experts spread over dp, or local SGD, never do); a step that differs again after the run went back is the script's doing as
-far as anybody can tell, and only said; a report that is missing is no verdict.
+Three guards, because a wrong finding costs a healthy node. Replicas are expected to agree only after they agreed once
+(experts spread over dp, or local SGD, never do). A step that differs again after the rollback is attributed to the script and
+leads to a warning only. A missing report leads to no finding.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from holdfast.diagnostics.bounded import Bounded
-from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.diagnostics.detectors.protocol import Findings, Observed
 from holdfast.diagnostics.roster import Generation, Roster, RunStarted
 from holdfast.domain.findings import DATED, ESTIMATE, Finding, FindingKind, Remedy, Severity
 from holdfast.domain.mesh import Mesh
@@ -29,13 +29,13 @@ from holdfast.domain.signals import ReplicaChecks
 _JOBS_MAX = 4096
 _OPEN_MAX = 16  # steps of a generation that not every rank has reported
 _VERIFIED_MAX = 256
-_STRUCK_MAX = 64
+_FAILED_MAX = 64
 _NAMED_MAX = 8  # ranks in the evidence
 
 
 @dataclass(slots=True)
 class _Step:
-    """What the ranks have said of one step so far."""
+    """The reports of one step so far."""
 
     at: float
     digests: dict[int, str] = field(default_factory=dict)
@@ -49,8 +49,8 @@ class _Job:
     open: Bounded[int, _Step] = field(default_factory=lambda: Bounded(_OPEN_MAX))
     agreed: bool = False  # all replicas agreed once: since then they are expected to
     verified: deque[int] = field(default_factory=lambda: deque(maxlen=_VERIFIED_MAX))  # steps that passed, ascending
-    struck: deque[int] = field(default_factory=lambda: deque(maxlen=_STRUCK_MAX))  # steps that did not
-    quiet: bool = False  # this generation has been judged: the rest of it says nothing new
+    failed: deque[int] = field(default_factory=lambda: deque(maxlen=_FAILED_MAX))  # steps that did not pass
+    quiet: bool = False  # this generation has a finding: it gets no other one
     warned: set[str] = field(default_factory=set)
 
 
@@ -60,10 +60,10 @@ class CorruptionState:
 
 
 @dataclass(frozen=True, slots=True)
-class _Verdict:
-    """Who differs from whom in one step."""
+class _Difference:
+    """The ranks that differ in one step."""
 
-    odd: tuple[int, ...]  # ranks that a majority of their peers contradicts
+    odd: tuple[int, ...]  # ranks that differ from the majority of their position
     undecided: tuple[int, ...]  # ranks of positions without a majority
 
     @property
@@ -84,7 +84,7 @@ class SilentCorruption:
 
     def observe(
         self, state: CorruptionState, item: Observed, now: float, roster: Roster
-    ) -> tuple[CorruptionState, tuple[Finding, ...]]:
+    ) -> tuple[CorruptionState, Findings]:
         match item:
             case ReplicaChecks():
                 generation = roster.current(item.job, item.generation)
@@ -121,7 +121,7 @@ def _collect(job: _Job, mesh: Mesh, item: ReplicaChecks, now: float) -> list[Fin
         step.took_s, step.restored = max(step.took_s, took_s), restored
         if len(step.digests) == mesh.world_size:
             for done in [one for one in job.open if one <= number]:
-                del job.open[done]  # an older one lacks reports that were dropped: no verdict
+                del job.open[done]  # older steps lack reports that were dropped: they are not judged
             finding = _judge(job, mesh, item, number, step, now)
             found += [finding] if finding is not None else []
     return found
@@ -129,11 +129,11 @@ def _collect(job: _Job, mesh: Mesh, item: ReplicaChecks, now: float) -> list[Fin
 
 def _judge(job: _Job, mesh: Mesh, item: ReplicaChecks, number: int, step: _Step, now: float) -> Finding | None:
     while job.verified and job.verified[-1] >= number:
-        job.verified.pop()  # of a branch that was given up when the run went back
+        job.verified.pop()  # of a lineage that was abandoned by a rollback
     if not any(step.digests.values()):
-        return _said_once(job, "empty", _nothing_to_compare(item, number, now))
-    verdict = _compare(mesh, step.digests)
-    if not verdict.ranks:
+        return _once(job, "empty", _nothing_to_compare(item, number, now))
+    difference = _compare(mesh, step.digests)
+    if not difference.ranks:
         job.agreed = True
         job.verified.append(number)
         return None
@@ -141,16 +141,16 @@ def _judge(job: _Job, mesh: Mesh, item: ReplicaChecks, number: int, step: _Step,
         return None
     job.quiet = True
     if not job.agreed:
-        return _said_once(job, "never agreed", _doubtful(job, mesh, item, number, step, verdict, now))
-    again = number in job.struck and not step.restored
-    job.struck.append(number)
+        return _once(job, "never agreed", _doubtful(job, mesh, item, number, step, difference, now))
+    again = number in job.failed and not step.restored
+    job.failed.append(number)
     if again:
-        return _doubtful(job, mesh, item, number, step, verdict, now)
-    return _corrupt(job, mesh, item, number, step, verdict, now)
+        return _doubtful(job, mesh, item, number, step, difference, now)
+    return _corrupt(job, mesh, item, number, step, difference, now)
 
 
-def _compare(mesh: Mesh, digests: dict[int, str]) -> _Verdict:
-    """Position by position, each rank against its peers in the other replicas."""
+def _compare(mesh: Mesh, digests: dict[int, str]) -> _Difference:
+    """Compare each rank with the ranks at its position in the other replicas."""
     odd: list[int] = []
     undecided: list[int] = []
     for position in range(mesh.replica_size):
@@ -163,10 +163,10 @@ def _compare(mesh: Mesh, digests: dict[int, str]) -> _Verdict:
             odd += [rank for rank in peers if digests[rank] != usual]
         else:
             undecided += peers
-    return _Verdict(tuple(odd), tuple(undecided))
+    return _Difference(tuple(odd), tuple(undecided))
 
 
-def _said_once(job: _Job, what: str, finding: Finding) -> Finding | None:
+def _once(job: _Job, what: str, finding: Finding) -> Finding | None:
     if what in job.warned:
         return None
     job.warned.add(what)
@@ -177,23 +177,23 @@ def _said_once(job: _Job, what: str, finding: Finding) -> Finding | None:
 
 
 def _corrupt(
-    job: _Job, mesh: Mesh, item: ReplicaChecks, number: int, step: _Step, verdict: _Verdict, now: float
+    job: _Job, mesh: Mesh, item: ReplicaChecks, number: int, step: _Step, difference: _Difference, now: float
 ) -> Finding:
-    nodes = sorted({job.generation.node_of.get(rank, "") for rank in verdict.ranks})
-    named = not step.restored and not verdict.undecided and len(nodes) == 1 and nodes != [""]
-    evidence = _evidence(job, mesh, number, step, verdict)
-    evidence[DATED] = f"{ESTIMATE}the check that showed it, which says nothing of when the state went wrong"
+    nodes = sorted({job.generation.node_of.get(rank, "") for rank in difference.ranks})
+    named = not step.restored and not difference.undecided and len(nodes) == 1 and nodes != [""]
+    evidence = _evidence(job, mesh, number, step, difference)
+    evidence[DATED] = f"{ESTIMATE}the check that found it; the state may have gone wrong earlier"
     if step.restored:
         what = f"what was restored at step {number} differs between replicas: the checkpoint is corrupt, not a node"
         evidence["verified_step"] = str(job.verified[-1] if job.verified else max(0, number - 1))
     else:
         if job.verified:
             evidence["verified_step"] = str(job.verified[-1])
-        who = f"rank {_listed(verdict.ranks)} ({', '.join(nodes[:_NAMED_MAX])})"
+        who = f"rank {_listed(difference.ranks)} ({', '.join(nodes[:_NAMED_MAX])})"
         what = (
             f"parameters of {who} differ from those of {mesh.dp - 1} other replicas at step {number}"
             if named
-            else f"parameters differ between replicas at step {number}, and no majority says whose are right: {who}"
+            else f"parameters differ between replicas at step {number}, and no majority shows which are right: {who}"
         )
     return Finding(
         id=f"silent_corruption:{item.job}:{item.generation}:{number}",
@@ -205,7 +205,7 @@ def _corrupt(
         node=nodes[0] if named else "",
         job=item.job,
         generation=item.generation,
-        rank=min(verdict.odd) if named else None,
+        rank=min(difference.odd) if named else None,
         confidence=0.95 if named else 0.9,
         evidence=evidence,
         ladder=(Remedy.REPLACE_NODE,) if named else (Remedy.RESTART_PROCESS, Remedy.REPLACE_NODE),
@@ -213,18 +213,18 @@ def _corrupt(
 
 
 def _doubtful(
-    job: _Job, mesh: Mesh, item: ReplicaChecks, number: int, step: _Step, verdict: _Verdict, now: float
+    job: _Job, mesh: Mesh, item: ReplicaChecks, number: int, step: _Step, difference: _Difference, now: float
 ) -> Finding:
     if job.agreed:
-        why = "they did so at this very step before, and the run went back for it: as far as can be told the script does it"
+        why = "they did so at the same step before the rollback: the cause is probably the script"
     else:
         why = "they were never seen to agree: this check does not fit the job, or it has been corrupt for longer"
     return _warning(
         item,
         number,
         now,
-        f"parameters differ between replicas at step {number} (rank {_listed(verdict.ranks)}); {why}. Nothing is done",
-        _evidence(job, mesh, number, step, verdict) | {"because": why},
+        f"parameters differ between replicas at step {number} (rank {_listed(difference.ranks)}); {why}. Nothing is done",
+        _evidence(job, mesh, number, step, difference) | {"because": why},
     )
 
 
@@ -249,9 +249,9 @@ def _warning(item: ReplicaChecks, number: int, now: float, words: str, evidence:
     )
 
 
-def _evidence(job: _Job, mesh: Mesh, number: int, step: _Step, verdict: _Verdict) -> dict[str, str]:
-    shown, nodes = verdict.ranks[:_NAMED_MAX], job.generation.node_of
-    usual = next((d for rank, d in step.digests.items() if rank not in verdict.ranks), "")
+def _evidence(job: _Job, mesh: Mesh, number: int, step: _Step, difference: _Difference) -> dict[str, str]:
+    shown, nodes = difference.ranks[:_NAMED_MAX], job.generation.node_of
+    usual = next((d for rank, d in step.digests.items() if rank not in difference.ranks), "")
     return {
         "rule": "replica_checksum",
         "step": str(number),

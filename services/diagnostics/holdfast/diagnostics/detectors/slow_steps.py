@@ -1,6 +1,6 @@
-"""What a window of judged steps says: which ranks are slow and why, what they cost, and what makes steps long without them.
+"""Evaluates a window of judged steps: which ranks are slow and why, what they cost, and other reasons for long steps.
 
-Steps come from `stragglers`, the arithmetic over ranks from `peers`; here it becomes words and evidence.
+Steps come from `stragglers`, the arithmetic over ranks from `comparison`. This module writes the sentences and the evidence.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from holdfast.diagnostics.detectors import peers
-from holdfast.diagnostics.detectors.peers import Floats, Grid, Outliers
+from holdfast.diagnostics.detectors import comparison
+from holdfast.diagnostics.detectors.comparison import Floats, Grid, Outliers
 from holdfast.diagnostics.thresholds import StragglerThresholds
 from holdfast.domain.findings import FindingKind
 
@@ -36,17 +36,17 @@ class Judged:
 
 @dataclass(slots=True)
 class Window:
-    """The newest steps of a generation, and what is remembered of those before."""
+    """The newest steps of a generation, and a summary of earlier ones."""
 
     grid: Grid
     node_of: Mapping[int, str]  # by rank, as far as nodes have reported their ranks
     steps: deque[Judged]
-    usual_wait_s: list[float] = field(default_factory=list)  # what even the last rank waited in the first steps
+    usual_wait_s: list[float] = field(default_factory=list)  # the shortest wait of any rank, in the first steps
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One thing that is so now. `key` tells it from others of the same generation."""
+    """One condition that holds now. `key` distinguishes it from others of the same generation."""
 
     key: str
     kind: FindingKind
@@ -56,20 +56,20 @@ class Condition:
     node: str = ""
     rank: int | None = None
     confidence: float = 0.9
-    members: frozenset[int] = frozenset()  # ranks that are concerned
+    members: frozenset[int] = frozenset()  # its ranks
 
 
 def conditions(window: Window, found: Outliers, limits: StragglerThresholds) -> Iterator[Condition]:
-    """Everything that is so now."""
+    """All conditions that hold now."""
     yield from _slow_nodes(window, found)
-    if not found.is_slow.any():  # a slow rank makes its stage long and its replica uneven
+    if not found.is_slow.any():  # a slow rank also makes its stage long and its replica uneven
         yield from _loaded(window, found, limits)
         yield from _long_stage(window, limits)
     yield from _slow_collective(window, limits)
 
 
 def _slow_nodes(window: Window, found: Outliers) -> Iterator[Condition]:
-    """The slow ranks by node, because a node is what can be replaced."""
+    """The slow ranks by node, because nodes can be replaced."""
     nodes: dict[str, list[int]] = {}
     order = np.argsort(-found.adjusted, kind="stable")
     flat = window.grid.ranks.reshape(window.grid.stages, -1)
@@ -81,10 +81,10 @@ def _slow_nodes(window: Window, found: Outliers) -> Iterator[Condition]:
         stage, peer = int(found.stage[worst]), int(found.peer[worst])
         ranks = [int(flat[found.stage[i], found.peer[i]]) for i in entries]
         excess = np.array([one.over[stage, peer] for one in window.steps])
-        start = peers.began(excess)
+        start = comparison.began(excess)
         slow = float(np.median(excess[start:]))
         waiting = _data_share(window, stage, peer, start)
-        others = window.grid.peers - 1
+        others = window.grid.group_size - 1
         against = f"its {others} peers" if others else "its own past"
         cause = "data_loading" if waiting > 0.5 else ("own_past" if not others else "slow_worker")
         why = ", because its data comes late" if cause == "data_loading" else ""
@@ -114,7 +114,7 @@ def _slow_nodes(window: Window, found: Outliers) -> Iterator[Condition]:
 
 
 def _data_share(window: Window, stage: int, peer: int, start: int) -> float:
-    """How much of the excess is time waited for data."""
+    """The share of the excess that is time waited for data."""
     shares = []
     for one in list(window.steps)[start:]:
         late = one.data[stage, peer] - np.median(one.data[stage])
@@ -124,21 +124,21 @@ def _data_share(window: Window, stage: int, peer: int, start: int) -> float:
 
 
 def _cost(window: Window, slow: set[tuple[int, int]]) -> float:
-    """The share of a step that the job would gain if these ranks worked as the slowest of the others of their stage."""
+    """The share of a step that the job would gain if these ranks worked like the slowest of the others of their stage."""
     shares = []
     rows, columns = (list(index) for index in zip(*sorted(slow), strict=True))
     for one in window.steps:
         without = one.work.copy()
         without[rows, columns] = 0.0
         excess = one.over[rows, columns]
-        alone = window.grid.peers == len(rows) or window.grid.peers == 1
+        alone = window.grid.group_size == len(rows) or window.grid.group_size == 1
         normal = one.work[rows, columns] / (1.0 + excess) if alone else without[rows].max(axis=1)
         shares.append(max(0.0, float((one.work[rows, columns] - normal).max())) / one.duration_s)
     return float(np.median(shares))
 
 
 def _loaded(window: Window, found: Outliers, limits: StragglerThresholds) -> Iterator[Condition]:
-    """Ranks that are slow as their data explains: always the same ones, or others in every step."""
+    """Ranks that are slow as their data explains: the same ones in each step, or varying ones."""
     flat = window.grid.ranks.reshape(window.grid.stages, -1)
     ranks = [int(flat[found.stage[i], found.peer[i]]) for i in np.nonzero(found.is_loaded)[0].tolist()]
     uneven = float(np.mean([one.worst for one in window.steps]))
@@ -179,7 +179,7 @@ def _long_stage(window: Window, limits: StragglerThresholds) -> Iterator[Conditi
 
 
 def _slow_collective(window: Window, limits: StragglerThresholds) -> Iterator[Condition]:
-    """The rank that is waited for waits for nobody: what it still waits is the communication itself."""
+    """The rank that waits least waits for no other rank: its wait is the communication itself."""
     waits = np.array([one.last_wait_s for one in window.steps])
     if np.isnan(waits).any():
         return
@@ -194,7 +194,7 @@ def _slow_collective(window: Window, limits: StragglerThresholds) -> Iterator[Co
         key="collective",
         kind=FindingKind.SLOW_COLLECTIVE,
         what=f"waits {grown:.3f} s longer for communication in each step than it used to ({usual:.3f} s), on every rank",
-        since=window.steps[peers.began(waits)].step,
+        since=window.steps[comparison.began(waits)].step,
         evidence={"cause": "collective", "usual_s": f"{usual:.4f}", "now_s": f"{usual + grown:.4f}"},
         confidence=0.7,
     )

@@ -1,4 +1,4 @@
-"""What is concluded from a stall: views of its ranks, the wait-for graph over them, the finding with its evidence. Pure."""
+"""Conclusions from a stall: views of its ranks, the wait-for graph over them, and the finding with its evidence. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import compress
 
-from holdfast.diagnostics.detectors.localise import IDLE, WAITS_FOR_A_THREAD, RankView, Verdict, localise
+from holdfast.diagnostics.detectors.localise import IDLE, WAITS_FOR_A_THREAD, Diagnosis, RankView, localise
 from holdfast.diagnostics.detectors.proof import never_ends, signalled
-from holdfast.diagnostics.detectors.waiting import Waiting, who_is_waited_for
+from holdfast.diagnostics.detectors.waiting import Waiting, find_blocking_ranks
 from holdfast.diagnostics.roster import Generation
 from holdfast.domain.collectives import CollectiveRows, Standstill
 from holdfast.domain.findings import DATED, ESTIMATE, Finding, FindingKind, Remedy, Severity
@@ -19,18 +19,18 @@ _RANKS_IN_EVIDENCE_MAX = 32
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """What cannot change without ending the stall, looked at once."""
+    """Facts that cannot change without ending the stall, taken at its beginning."""
 
     began: float
     baseline_at: float
     baseline: dict[str, RankProgress]
     only_stepping: bool
-    done: bool  # every rank said that it is done
+    done: bool  # every rank has reported phase `done`
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Everything that is known of a generation's ranks, by node; `ended` are those that have left with exit code 0."""
+    """Everything that is known of a generation's ranks, by node. `ended`: ranks that left with exit code 0."""
 
     stall: Stall
     latest: Mapping[str, RankProgress]
@@ -74,7 +74,7 @@ def _processes(standing: Standstill | None) -> dict[int, dict[str, str]]:
 
 
 def _waiting(evidence: Evidence) -> Waiting | None:
-    """The wait-for graph over what every node's recorders say."""
+    """Evaluate the wait-for graph over the flight recorders of all nodes."""
     if not any(standing.rows.rank for standing in evidence.standing.values()):
         return None
     unreachable = dict.fromkeys(sorted(evidence.ended), "it has ended")
@@ -86,12 +86,12 @@ def _waiting(evidence: Evidence) -> Waiting | None:
     messaging = [rank for standing in evidence.standing.values() for rank in _messaging(standing, evidence.latest)]
     rows = [standing.rows for _, standing in sorted(evidence.standing.items())]
     heard = {rank for item in evidence.latest.values() for rank in item.rank} | evidence.ended
-    return who_is_waited_for(CollectiveRows.of(rows), unreachable, messaging, heard=heard)
+    return find_blocking_ranks(CollectiveRows.of(rows), unreachable, messaging, heard=heard)
 
 
 def _messaging(standing: Standstill, latest: Mapping[str, RankProgress]) -> Iterator[int]:
-    """Ranks that may be waiting for a message that their recorder does not show: asleep, where a blocked thread sleeps or
-    nobody knows where, and neither computing nor holding the interpreter."""
+    """Ranks that may be waiting for a message that their recorder does not show: they sleep in a kernel function in which
+    blocked threads sleep, or in an unknown one, and do not hold the interpreter's lock."""
     progress = latest.get(standing.node)
     states = {} if progress is None else dict(zip(progress.rank, progress.process_state, strict=True))
     columns = zip(standing.rank, standing.messages, standing.interpreter, standing.kernel, strict=True)
@@ -103,7 +103,7 @@ def _messaging(standing: Standstill, latest: Mapping[str, RankProgress]) -> Iter
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What the recorders say, which is worked out once: it may be a million rows."""
+    """The result of the wait-for graph, computed once: it may have a million rows."""
 
     waiting: Waiting | None
 
@@ -117,13 +117,13 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Which allowance was used up."""
+    """The allowance that was used up."""
 
     words: str
     still_s: float
     allowance_s: float
-    severity: Severity = Severity.ERROR  # a warning is of a stall that may yet end by itself
-    look: Look | None = None  # what the proof rests on; None: nothing is proven
+    severity: Severity = Severity.ERROR  # a warning: the stall may end by itself
+    look: Look | None = None  # basis of the proof; None: not proven
 
 
 def look(evidence: Evidence) -> Look:
@@ -132,8 +132,8 @@ def look(evidence: Evidence) -> Look:
 
 
 def may_compute(evidence: Evidence, now: float) -> bool:
-    """Whether this is what an evaluation by all ranks looks like: nobody stands out, no recorder says that anybody waits, and
-    most ranks use CPU time."""
+    """Whether this may be an evaluation by all ranks: none stands out, no recorder shows one that waits, and most use CPU
+    time."""
     views, waiting = _views(evidence, now), _waiting(evidence)
     busy = sum(view.cpu > IDLE for view in views)
     return waiting is None and 2 * busy > len(views) and localise(views).rank is None
@@ -146,10 +146,10 @@ def report(generation: Generation, evidence: Evidence, rule: Rule, now: float) -
     if not views:
         return None
     looked = look(evidence) if rule.look is None else rule.look
-    verdict = localise(views, looked.waiting)
-    culprit = next((view for view in views if view.rank == verdict.rank), None)
+    diagnosis = localise(views, looked.waiting)
+    culprit = next((view for view in views if view.rank == diagnosis.rank), None)
     step = max(view.step for view in views)
-    who = f"rank {culprit.rank} on {culprit.node}: {verdict.reason}" if culprit else verdict.reason
+    who = f"rank {culprit.rank} on {culprit.node}: {diagnosis.reason}" if culprit else diagnosis.reason
     warning = rule.severity is Severity.WARNING
     may_end = " Nobody is provably stuck: it may be a pause that the script did not announce." if warning else ""
     return Finding(
@@ -162,25 +162,25 @@ def report(generation: Generation, evidence: Evidence, rule: Rule, now: float) -
         node=culprit.node if culprit else "",
         job=job,
         generation=number,
-        rank=verdict.rank,
-        confidence=verdict.confidence,
+        rank=diagnosis.rank,
+        confidence=diagnosis.confidence,
         evidence={
-            "reason": verdict.reason,
+            "reason": diagnosis.reason,
             "still_s": f"{rule.still_s:.2f}",
             "allowance_s": f"{rule.allowance_s:.2f}",
             "rule": rule.words,
             "step": str(step),
             DATED: f"{ESTIMATE}the last sign of progress of any rank",
-            "ranks": _table(views, verdict),
+            "ranks": _table(views, diagnosis),
             **({"stack": culprit.stack} if culprit is not None and culprit.stack else {}),
         },
         ladder=(Remedy.WATCH,) if warning else (Remedy.RESTART_PROCESS, Remedy.REPLACE_NODE),
     )
 
 
-def _table(views: list[RankView], verdict: Verdict) -> str:
-    """The numbers behind the verdict, suspects first, one rank per line."""
-    named = {verdict.rank, *verdict.suspects}
+def _table(views: list[RankView], diagnosis: Diagnosis) -> str:
+    """The numbers behind the diagnosis, suspects first, one rank per line."""
+    named = {diagnosis.rank, *diagnosis.suspects}
     ordered = sorted(views, key=lambda view: (view.rank not in named, view.rank))
     lines = [
         f"rank {view.rank} {view.node} step {view.step} {view.phase.value} state {view.state or 'gone'}"

@@ -1,7 +1,7 @@
-"""What the ranks of a generation report of their steps, as columns that fill up until the step is finished.
+"""The reports of a generation's ranks about each step, as columns that are filled until the step is finished.
 
-The hot path of `stragglers`: every node, every step. Reports go to their place at once, so that judging a step finds a whole
-table. 32-bit floats: what is compared are ratios, and 100,000 ranks go through a cache and not through the memory.
+The hot path of `stragglers`: every node, every step. Values are stored at their place at once, so that judging a step finds a
+complete table. 32-bit floats are enough for ratios, and 100,000 of them fit into the cache.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from holdfast.diagnostics.bounded import Bounded
-from holdfast.diagnostics.detectors.peers import Floats
+from holdfast.diagnostics.detectors.comparison import Floats
 from holdfast.domain.signals import StepColumns
 
 _OPEN_MAX = 8  # steps that wait to be complete; ranks are never this far apart
-_HUGE = 1e30  # nothing that is true is larger, and nothing that a float holds is lost in 32 bits
+_HUGE = 1e30  # larger than any true value, and within the range of 32 bits
 _WAIT, _DATA, _TOKENS, _DURATION = range(4)
 
 
@@ -44,19 +44,19 @@ class Reports:
         return np.asarray(self.columns[_DURATION])
 
     def fill(self, missing_max: float) -> bool:
-        """Take ranks that were not heard to be like the others: telemetry may be dropped. False: too large a share of them."""
+        """Fill in the median for ranks without a report, because telemetry may be dropped. False if too many lack one."""
         if not math.isnan(self.duration_s.min()):
             return True
-        unheard = np.isnan(self.duration_s)
-        if np.count_nonzero(unheard) > missing_max * unheard.size:
+        missing = np.isnan(self.duration_s)
+        if np.count_nonzero(missing) > missing_max * missing.size:
             return False
-        self.columns[:, unheard] = np.median(self.columns[:, ~unheard], axis=1, keepdims=True)
+        self.columns[:, missing] = np.median(self.columns[:, ~missing], axis=1, keepdims=True)
         return True
 
 
 @dataclass(slots=True)
 class StepReports:
-    """Of a generation with `ranks` ranks. Telemetry of a step that nobody came to read is dropped, the oldest first."""
+    """Open steps of a generation with `ranks` ranks. Beyond `_OPEN_MAX` the one opened longest ago is dropped."""
 
     ranks: int
     open: Bounded[int, Floats] = field(
@@ -65,7 +65,7 @@ class StepReports:
     closed: int = 0  # newest step that was read
 
     def collect(self, item: StepColumns) -> None:
-        """One node's finished steps. Ranks that the generation does not have are passed over."""
+        """Store one node's finished steps. Ranks outside of the generation are ignored."""
         if not item.step:
             return
         wait = item.comm_wait_s or (math.nan,) * len(item.rank)
@@ -75,20 +75,20 @@ class StepReports:
         ranks = np.array(item.rank)
         for step in set(item.step):
             if step <= self.closed:
-                continue  # it came after its step was judged
-            columns = self.open.get_or_add(step, self._unheard)
+                continue  # late: the step has been judged
+            columns = self.open.get_or_add(step, self._missing)
             here = ranks < self.ranks
             if len(item.step) > 1:
                 here &= np.array(item.step) == step
             columns[:, ranks[here]] = rows[:, here]
 
     def close(self, step: int) -> Reports:
-        """What was reported of `step`; nothing more is taken of it and of those before it."""
+        """The reports of `step`. Later reports of it and of earlier steps are ignored."""
         columns = self.open.get(step)
         self.closed = max(step, self.closed)
         for old in [old for old in self.open if old <= self.closed]:
             del self.open[old]
-        return Reports(self._unheard() if columns is None else columns)
+        return Reports(self._missing() if columns is None else columns)
 
-    def _unheard(self) -> Floats:
+    def _missing(self) -> Floats:
         return np.full((4, self.ranks), math.nan, np.float32)

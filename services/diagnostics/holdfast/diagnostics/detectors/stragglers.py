@@ -1,19 +1,21 @@
-"""Stragglers: ranks that are slower than their peers step after step, and what else makes steps long.
+"""Stragglers: ranks that are slower than the others step after step, and other reasons for long steps.
 
-Theory of operation, per (job, generation). Each rank's *own work* in a step is the step's duration without what it waited for
-other ranks (`comm_wait_s`). In synchronous training all ranks' steps take equally long, so where nobody measures that wait
-only the time that a rank waited for its data can be told apart: own work is then that, on top of the shortest remainder.
+Theory of operation, per (job, generation). A rank's *own work* in a step is the duration of the step without the time for
+which it waited for other ranks (`comm_wait_s`). In synchronous training all ranks' steps take equally long. Where that wait
+is not measured, only the time for which a rank waited for its data can be told apart: own work is then that time, on top of
+the shortest remainder.
 
-When every rank has finished a step it is laid out by pipeline stage and compared (`peers`). Over a window of steps follows
+When every rank has finished a step, the step is laid out by pipeline stage and compared (`comparison`). A window of steps
+shows
 
-* a rank slower than its peers whatever its data: STRAGGLER, with the excess, since which step, and what the job would gain
+* a rank slower than the others whatever its data: STRAGGLER, with the excess, its first step, and what the job would gain
   without its node; slow data loading is told from slow work;
-* ranks that are slow as their data explains, or a stage that is longer than the others: IMBALANCE, which blames nobody;
-* even the last rank waits longer than it used to: SLOW_COLLECTIVE, the network.
+* ranks that are slow as their data explains, or a stage that is longer than the others: IMBALANCE, which names no rank;
+* a wait that has grown even on the rank that waits least: SLOW_COLLECTIVE, the network.
 
-Where a stage has one rank only, ranks are compared with their own past and with how the others' pasts went on.
+If a stage has one rank only, ranks are compared with their own past, and with how the others' work has changed.
 
-All are warnings: the job runs on. A condition that goes and comes back within `quiet_steps` is flapping, which is said once.
+All are warnings: the job runs on. A condition that ends and returns within `quiet_steps` is flapping, which is reported once.
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from holdfast.diagnostics.bounded import Bounded
-from holdfast.diagnostics.detectors import peers
-from holdfast.diagnostics.detectors.peers import Floats, Grid
-from holdfast.diagnostics.detectors.protocol import Observed
+from holdfast.diagnostics.detectors import comparison
+from holdfast.diagnostics.detectors.comparison import Floats, Grid
+from holdfast.diagnostics.detectors.protocol import Findings, Observed
 from holdfast.diagnostics.detectors.recurring import Recurring
 from holdfast.diagnostics.detectors.slow_steps import Condition, Judged, Window, conditions
 from holdfast.diagnostics.detectors.step_reports import Reports, StepReports
@@ -52,13 +54,13 @@ class _Run:
     reports: StepReports
     raw: Floats  # a ring over the window: excess and its covariate within ±clip, steps × stages × peers
     cause: Floats
-    total: Floats  # of `raw` over the window: adding up a step costs less than adding up fifteen
-    alone: bool  # stages of one rank: judged by their past
+    total: Floats  # sum of `raw` over the window, updated with each step
+    alone: bool  # stages of one rank: compared with their past
     finished: int = 0  # steps
     judged: int = 0
     past: list[Floats] = field(default_factory=list)  # work of the first steps, until `usual` is known
     usual: Floats | None = None
-    said: Recurring = field(default_factory=Recurring)
+    reported: Recurring = field(default_factory=Recurring)
 
 
 @dataclass(slots=True)
@@ -86,7 +88,7 @@ class Stragglers:
 
     def observe(
         self, state: StragglerState, item: Observed, now: float, roster: Roster
-    ) -> tuple[StragglerState, tuple[Finding, ...]]:
+    ) -> tuple[StragglerState, Findings]:
         match item:
             case StepColumns():
                 run = state.of(item)
@@ -117,7 +119,7 @@ class Stragglers:
         found = list(self._conclude(run))
         return tuple(
             _finding(record, condition, times, now)
-            for condition, times in run.said.news(
+            for condition, times in run.reported.due(
                 found, record.step, now, self.limits.quiet_steps, self.limits.repeat_s
             )
         )
@@ -135,34 +137,34 @@ class Stragglers:
         if not own.min() > 0:
             return None  # a clock was set back
         grid, work = run.window.grid, run.window.grid.lay(own)
-        over, stage_s = peers.excess(work)
+        over, stage_s = comparison.excess(work)
         if run.alone:
             compared = _against_past(run, work, self.limits.window)
             if compared is None:
                 return None
             over, cause = compared, np.zeros_like(compared)
         else:
-            effect = peers.data_effect(over, grid)
+            effect = comparison.data_effect(over, grid)
             cause = _token_excess(reports.tokens, grid) if effect is None else effect
         return Judged(
             step=step,
             work=work,
             over=over,
-            data=grid.lay(reports.data_s).copy(),  # or the window would hold on to every column
+            data=grid.lay(reports.data_s).copy(),  # a view would keep all columns alive
             stage_s=stage_s,
             worst=self._remember(run, over, cause),
-            duration_s=float(np.median(reports.duration_s[:: max(1, run.mesh_ranks // peers.SAMPLE)])),
+            duration_s=float(np.median(reports.duration_s[:: max(1, run.mesh_ranks // comparison.SAMPLE)])),
             last_wait_s=last_wait_s,
         )
 
     def _remember(self, run: _Run, over: Floats, cause: Floats) -> Floats:
-        """Into the ring, in place of the step that leaves the window. Returns the largest excess of each stage."""
+        """Replace the oldest step of the ring. Returns the largest excess of each stage."""
         slot, clip = run.judged % self.limits.window, self.limits.clip
         ring = run.raw[slot]
         np.subtract(run.total, ring, out=run.total)
         np.clip(over, -clip, clip, out=ring)
         np.clip(cause, -clip, clip, out=run.cause[slot])
-        if slot == 0:  # once a window from the beginning, so that what rounding leaves does not add up
+        if slot == 0:  # summed afresh once a window, so that rounding errors do not accumulate
             run.raw.sum(axis=0, out=run.total)
         else:
             np.add(run.total, ring, out=run.total)
@@ -171,11 +173,11 @@ class Stragglers:
     def _conclude(self, run: _Run) -> Iterator[Condition]:
         steps = len(run.window.steps)
         mean = run.total / np.float32(steps)
-        found = peers.outliers(run.raw[:steps], run.cause[:steps], mean, self.limits)
+        found = comparison.outliers(run.raw[:steps], run.cause[:steps], mean, self.limits)
         return conditions(run.window, found, self.limits)
 
 
-# ---------------------------------------------------------------- what arrives
+# ---------------------------------------------------------------- memory
 
 
 def _open(state: StragglerState, generation: Generation | None, window: int) -> None:
@@ -189,7 +191,7 @@ def _open(state: StragglerState, generation: Generation | None, window: int) -> 
 
 def _new_run(generation: Generation, mesh: Mesh, window: int) -> _Run:
     grid, size = Grid.of(mesh), mesh.world_size
-    shape = (grid.stages, grid.peers)
+    shape = (grid.stages, grid.group_size)
     return _Run(
         generation=generation,
         mesh_ranks=size,
@@ -198,19 +200,19 @@ def _new_run(generation: Generation, mesh: Mesh, window: int) -> _Run:
         raw=np.zeros((window, *shape), np.float32),
         cause=np.zeros((window, *shape), np.float32),
         total=np.zeros(shape, np.float32),
-        alone=grid.peers == 1,
+        alone=grid.group_size == 1,
     )
 
 
 def _token_excess(tokens: Floats, grid: Grid) -> Floats:
-    """What the ranks' tokens say about their data; most jobs give every rank the same number, which says nothing."""
+    """Excess of each rank's tokens; zeros if all ranks have the same number, as in most jobs."""
     if tokens.min() == tokens.max():
-        return np.zeros((grid.stages, grid.peers), np.float32)
-    return peers.excess(grid.lay(np.maximum(tokens, np.float32(1.0))))[0]
+        return np.zeros((grid.stages, grid.group_size), np.float32)
+    return comparison.excess(grid.lay(np.maximum(tokens, np.float32(1.0))))[0]
 
 
 def _against_past(run: _Run, work: Floats, steps: int) -> Floats | None:
-    """Each rank's work over what it used to be, over what the others' became; None while the past is being learnt."""
+    """Each rank's work relative to its past, compared with the others; None until the past is known."""
     if run.usual is None:
         run.past.append(work)
         if len(run.past) == steps:
@@ -218,7 +220,7 @@ def _against_past(run: _Run, work: Floats, steps: int) -> Floats | None:
             run.past.clear()
         return None
     grown = (work / run.usual).reshape(1, -1)
-    over = peers.excess(grown)[0] if grown.shape[1] > 1 else grown - np.float32(1.0)
+    over = comparison.excess(grown)[0] if grown.shape[1] > 1 else grown - np.float32(1.0)
     return over.reshape(work.shape)
 
 

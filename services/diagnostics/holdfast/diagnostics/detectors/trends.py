@@ -1,8 +1,8 @@
-"""Many short series over one clock, in one array: a fleet of 100,000 GPUs has a million of them. Pure.
+"""Many short series with common times, in one array: a fleet of 100,000 GPUs has a million of them. Pure.
 
-A row per reading that was kept, a column per subject. Readings closer together than `every_s` are not kept; a gap longer than
-the window, or a clock that was set back, starts all columns again. A counter that falls was reset by its driver: its column
-starts again at the next row. What is not known (negative) stays what it was.
+One row per kept reading, one column per subject. Readings closer together than `every_s` are not kept. A gap longer than the
+window, or a clock that was set back, restarts all columns. A counter that falls was reset by its driver: its column restarts
+with the next row. An unknown (negative) value keeps the one before.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Trends:
         self.starts = np.zeros(self.columns, np.int64)
         self.restart = np.ones(self.columns, np.bool_)
 
-    # ---------------------------------------------------------------- what a column shows
+    # ---------------------------------------------------------------- results
 
     @property
     def young(self) -> bool:
@@ -80,7 +80,7 @@ class Trends:
 
     @property
     def judged(self) -> NDArray[np.bool_]:
-        """Columns of at least three rows that span enough time. Rates of the others mean nothing."""
+        """Columns of at least three rows that span enough time. Only their rates are meaningful."""
         return (self.rows - self.starts > 2) & (self.span >= self.span_s)
 
     @property
@@ -109,7 +109,7 @@ class Trends:
         return np.asarray((larger & counted).sum(axis=0) / np.maximum(self.rows - 1 - self.starts, 1))
 
     def slope(self, column: int) -> float:
-        """Per second, by least squares: one file that is written and removed is no trend."""
+        """Growth per second by least squares, on which a single file that is written and removed has little effect."""
         start = int(self.starts[column])
         times, values = self.at[start : self.rows], self.values[start : self.rows, column]
         times = times - times.mean()

@@ -1,18 +1,18 @@
-"""Who do the others wait for, by the collectives that they are in? A pure function over rows of the flight recorders.
+"""Finds the rank that the others wait for, by the collectives that they are in. A pure function over rows of flight recorders.
 
-A rank *waits* when an operation that it has entered cannot finish because another rank has not entered it. Who is waited for
-and does not wait itself is a *root* of the wait-for graph: that is where the job hangs. Only two facts are needed for it, so no
-edge is ever built and the cost is linear in the rows: does a rank wait for anybody, is anybody waiting for it.
+A rank *waits* if an operation that it has entered cannot finish because another rank has not entered it. A rank that is
+waited for and does not wait itself is a *root* of the wait-for graph: the job hangs there. Two facts per rank are enough
+(whether it waits, and whether others wait for it), so no edges are built and the cost is linear in the rows.
 
-    mismatch     members call different things at the same place in a group's sequence; the odd ones out are named
+    mismatch     members call different operations at the same place in a group's sequence; the odd ones are named
     absent       a root outside of all collectives: it computes, loops, holds its interpreter's lock, or reads its data
-    stalled      it has entered an operation that its peers have finished: its device or communication thread stands still
-    undelivered  more members are still inside an operation than can have finished it, or the node of one is not heard of:
-                 what was sent did not arrive; nobody is named
-    unreachable  a rank that the others may wait for does not answer, or has ended, and nobody is proven stuck; a rank of which
-                 only the dump is missing is not named: it may not have come, or wait like the others
-    in flight    everybody is inside the same operation and nobody has finished it: the network; nobody is named
-    cycle        A waits for B in one group, B for A in another: the script's order of collectives; nobody is named
+    stalled      it has entered an operation that the other members have finished: its device or communication thread hangs
+    undelivered  more members are still inside an operation than can have finished it, or the node of one is not heard: data
+                 that was sent did not arrive; no rank is named
+    unreachable  a rank that the others may wait for does not answer, or has ended, and none is proven stuck; a rank of which
+                 only the dump is missing is not named: it may be late, or wait like the others
+    in flight    all members are inside the same operation and none has finished it: the network; no rank is named
+    cycle        A waits for B in one group, B for A in another: the script's order of collectives; no rank is named
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from enum import StrEnum
 
 from holdfast.domain.collectives import CollectiveRows, expand
 
-# Every member's part is in every member's result, so one that has finished proves that all have taken part. Not so for
-# broadcast, reduce, gather, scatter: a root or a leaf may be through before the others have come.
+# Every member contributes to every member's result, so one that has finished proves that all have taken part. This does not
+# hold for broadcast, reduce, gather and scatter: a root or a leaf may finish before the others have entered.
 _SYMMETRIC = ("all_reduce", "allreduce", "all_gather", "allgather", "_all_gather", "reduce_scatter", "_reduce_scatter",
               "all_to_all", "alltoall", "barrier")  # fmt: skip
 # Members pass tensors of one size to these; to the others (all_to_all, gather …) they may differ.
@@ -47,7 +47,7 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What the wait-for graph says. `ranks` empty = nobody is to be named; `among` then says whom it is about."""
+    """The result of the wait-for graph. If no rank is to be named, `ranks` is empty and `among` lists those concerned."""
 
     standing: Standing
     ranks: tuple[int, ...]
@@ -90,30 +90,30 @@ class _Graph:
 
     inside: set[int]  # some operation is not finished
     waits: dict[int, str] = field(default_factory=dict)
-    # For a rank of which nothing is known, perhaps: that clears nobody of what is proven against him.
+    # Perhaps, for a rank of which nothing is known: this does not clear a rank that others are proven to wait for.
     may_wait: dict[int, str] = field(default_factory=dict)
     waited: dict[int, str] = field(default_factory=dict)
     waiters: Counter[int] = field(default_factory=Counter)
     stalled: dict[int, str] = field(default_factory=dict)
     undelivered: Waiting | None = None
-    # Nothing is known of them, others are in an operation of theirs.
+    # Nothing is known of them, and other members are in an operation of their groups.
     doubted: dict[int, str] = field(default_factory=dict)
     mismatches: list[Waiting] = field(default_factory=list)
 
 
-def who_is_waited_for(
+def find_blocking_ranks(
     rows: CollectiveRows,
     unreachable: Mapping[int, str] | None = None,
     messaging: Collection[int] = (),
     missing: Collection[int] = (),
     heard: Collection[int] | None = None,
 ) -> Waiting | None:
-    """The verdict, or None when no rank is inside an operation: then collectives explain nothing.
+    """Evaluate the wait-for graph. None if no rank is inside an operation: then collectives explain nothing.
 
     `unreachable`: ranks whose recorders did not answer, with what is known of them ("it has ended"). `messaging`: ranks that
     may be waiting for a message which their recorder does not show; they are not to be named for being outside of collectives.
-    `missing`: ranks of which nothing is known, because nobody has their dump: they are not named, whoever may wait for them.
-    `heard`: ranks whose nodes are in sight, where that is known; other members of a group are on nodes that nobody hears.
+    `missing`: ranks without a dump, of which nothing is known: they are not named, even if others may wait for them.
+    `heard`: ranks whose nodes send telemetry, if that is known; other members of a group are on nodes that are not heard.
     """
     groups, pairs = _read(rows)
     graph = _Graph({rank for group in groups for rank, place in group.places.items() if place.pending >= 0})
@@ -154,8 +154,8 @@ def _roots(graph: _Graph) -> Waiting | None:
 
 
 def _doubted(graph: _Graph, unknown: Mapping[int, str], missing: Collection[int]) -> Waiting | None:
-    """Who does not answer is suspected. Whose dump is missing is not: the others' dumps look the same whether it has not come,
-    or waits like them in the network or in a deadlock."""
+    """Suspect ranks that do not answer. A rank whose dump is missing is not suspected: the others' dumps look the same whether
+    it is late, or waits like them in the network or in a deadlock."""
     if not graph.doubted:
         return None
     if ranks := tuple(sorted(graph.doubted.keys() - set(missing))):
@@ -172,7 +172,7 @@ def _doubted(graph: _Graph, unknown: Mapping[int, str], missing: Collection[int]
 
 
 def _nobody(graph: _Graph) -> Waiting:
-    """Following who waits for whom ends at somebody who does not wait, or never: then it goes in a circle."""
+    """The chain of waiting ranks ends at one that does not wait, or is a cycle."""
     ends = sorted(graph.waited.keys() - graph.waits.keys())
     if graph.waited and not ends:
         among = tuple(sorted(graph.waited))
@@ -189,7 +189,7 @@ def _nobody(graph: _Graph) -> Waiting:
 
 
 def _fold(graph: _Graph, group: _Group, unknown: Mapping[int, str], away: Collection[int]) -> None:
-    """One group: who is in an operation here, whom that shows to be behind, and what does not fit."""
+    """Add one group: its waiting members, those that are behind, and mismatches."""
     waiting = {rank: place for rank, place in group.places.items() if place.pending >= 0}
     if not waiting:
         return
@@ -257,7 +257,7 @@ def _fold_stalled(
     unheard = [rank for rank in silent if rank in away]
     finishers = sum(place.completed >= first for place in group.places.values()) + len(silent) - len(unheard)
     if unheard or len(inside) > finishers:
-        # Who loses the way to the others may finish before them: what it sent is what they wait for.
+        # A rank that loses its connection may finish first: the others wait for what it sent.
         ranks = tuple(sorted(inside))
         reason = (
             f"ranks {_list(ranks)} are still inside {_what(inside[ranks[0]], group)}, which rank {finished_by} has finished: "
@@ -278,7 +278,7 @@ def _fold_stalled(
 
 
 def _mismatches(group: _Group, waiting: Mapping[int, _Place]) -> Iterator[Waiting]:
-    """Members that are in the same place of the sequence with different operations."""
+    """Members that call different operations at the same place of the sequence."""
     by_seq: dict[int, dict[tuple[str, str], list[int]]] = defaultdict(lambda: defaultdict(list))
     for rank, place in waiting.items():
         sizes = place.sizes if place.kind.startswith(EQUAL_SIZES) else ""
@@ -302,11 +302,11 @@ def _mismatches(group: _Group, waiting: Mapping[int, _Place]) -> Iterator[Waitin
 def _fold_pairs(
     graph: _Graph, pairs: Mapping[tuple[str, str, int], set[int]], groups: Iterable[_Group], unknown: Mapping[int, str]
 ) -> None:
-    """A send or receive waits for the other end, unless that is in the matching operation: then it is under way."""
+    """A send or receive waits for the other end, unless that is in the matching operation: then the transfer is under way."""
     seen = {rank for group in groups for rank in group.places} | {rank for _, _, rank in pairs}
     for (group, direction, rank), peers in pairs.items():
         if rank in graph.stalled and rank not in graph.waits:
-            continue  # it does not see its operations end: the other end may long have gone on
+            continue  # its recorder does not show operations as finished: the other end may have finished
         for peer in sorted(peers):
             what = f"a {direction} of group {group}"
             if peer in unknown and peer not in seen:

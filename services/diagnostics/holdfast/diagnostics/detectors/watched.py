@@ -1,4 +1,4 @@
-"""What is known of a generation's ranks for the judgement of hangs: a fold over signals, without any conclusion. Pure."""
+"""What is known of a generation's ranks, for the judgement of hangs: a fold over signals without conclusions. Pure."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Watched:
     active_at: float  # diagnostics' clock: last progress or change of phase
     latest: dict[str, RankProgress] = field(default_factory=dict)  # by node
     heard_at: dict[str, float] = field(default_factory=dict)  # by node, diagnostics' clock
-    # Nodes with a process in state T, or gone, and since when that is seen.
+    # Node → since when one of its processes is in state T, or dead.
     signalled_at: dict[str, float] = field(default_factory=dict)
-    traced_at: dict[str, float] = field(default_factory=dict)  # the same of state t: a debugger has it
+    traced_at: dict[str, float] = field(default_factory=dict)  # the same for state t: traced by a debugger
     ended: set[int] = field(default_factory=set)  # ranks that exited with code 0
-    spoken: bool = False  # some rank has said something of itself
+    has_reported: bool = False  # some rank has reported a step or a phase by itself
     steps: int = 0  # finished in this generation
     step: int = 0  # the newest that every rank has finished
     standing: dict[str, Standstill] = field(default_factory=dict)  # by node, of this stall
@@ -43,10 +43,10 @@ class Watched:
     last_end: float = 0.0
     rhythm: Rhythm = field(default_factory=Rhythm)
     stall: Stall | None = None
-    looked: Look | None = None  # at what the recorders say, until they say something new
-    prove_at: float = float("-inf")  # a look at 100,000 ranks takes its time: one a second
+    looked: Look | None = None  # at the flight recorders, until they report again
+    prove_at: float = float("-inf")  # time of the next proof: a look at 100,000 ranks takes long
     warned: bool = False  # of this stall
-    computes_until: float = float("-inf")  # its ranks may be computing: until then it is not looked at again
+    computes_until: float = float("-inf")  # its ranks may be computing: not checked again before
     settled: bool = False  # this stall is reported as an error, or another finding explains it
     explained_at: float = float("-inf")  # when another finding explained it
     lost: set[str] = field(default_factory=set)  # nodes
@@ -68,8 +68,8 @@ class HangState:
 
 
 def opened(state: HangState, item: RankProgress | GenerationStarted, now: float, roster: Roster) -> Watched | None:
-    """The generation of `item`; None if it is over or not the newest. A generation that has been stopped on purpose is kept for
-    its rhythm, which is the job's, until a newer one begins."""
+    """The generation of `item`; None if it is over or not the newest. A generation that is over is kept until the next one
+    begins, which takes over its rhythm."""
     generation = roster.current(item.job, item.generation)
     if generation is None or generation.over:
         return None
@@ -81,7 +81,7 @@ def opened(state: HangState, item: RankProgress | GenerationStarted, now: float,
 
 
 def progress(state: HangState, item: RankProgress, now: float, roster: Roster) -> None:
-    """The hot path: every node, every tick. Comparing two tuples costs less than looking into them."""
+    """The hot path: every node, every tick. Comparing two tuples costs less than comparing rank by rank."""
     generation = opened(state, item, now, roster)
     if generation is None:
         return
@@ -96,10 +96,10 @@ def progress(state: HangState, item: RankProgress, now: float, roster: Roster) -
         generation.traced_at.setdefault(item.node, now)
     elif generation.traced_at:
         generation.traced_at.pop(item.node, None)
-    generation.spoken = generation.spoken or _speaks(generation, before, item)
+    generation.has_reported = generation.has_reported or _reports(generation, before, item)
     if before is None:
         active(generation, now)
-    elif before.rank == item.rank:  # a rank that disappears from the columns has not made progress
+    elif before.rank == item.rank:  # a rank that is missing from the columns has not made progress
         if before.phase != item.phase:
             active(generation, now)
             generation.phase_changed = True
@@ -108,11 +108,11 @@ def progress(state: HangState, item: RankProgress, now: float, roster: Roster) -
         if before.step != item.step:
             active(generation, now)
             if now - generation.explained_at > _REPORTS_LAG_S:
-                generation.settled = False  # it goes on after all: the next stall is a new one
+                generation.settled = False  # progress after all: the next stall is a new one
 
 
 def _is_signalled(generation: Watched, item: RankProgress) -> bool:
-    """Some process is stopped, or gone without having ended well."""
+    """Whether some process is stopped, or dead without an exit code 0."""
     states = zip(item.rank, item.process_state, strict=True)
     return any(state in _SIGNALLED and (state == "T" or rank not in generation.ended) for rank, state in states)
 
@@ -122,23 +122,23 @@ def _entered_more(before: RankProgress, item: RankProgress) -> bool:
 
 
 def lacks_evidence(generation: Watched) -> bool:
-    """Whether recorders could still say more than the processes have said."""
-    asked = any(count >= 0 for item in generation.latest.values() for count in item.collective_seq)
-    if not asked or generation.signalled_at or generation.traced_at:
+    """Whether flight recorders may still add evidence to that of the processes."""
+    counted = any(count >= 0 for item in generation.latest.values() for count in item.collective_seq)
+    if not counted or generation.signalled_at or generation.traced_at:
         return False
-    return not all_told(generation)
+    return not all_reported(generation)
 
 
-def all_told(generation: Watched) -> bool:
-    """Whether every node that is not lost has said what its ranks do. Asked at every tick: names are compared only when there
-    are enough of them."""
+def all_reported(generation: Watched) -> bool:
+    """Whether every node that is not lost has reported on its silent ranks. Called at every tick, so names are compared only
+    if their number allows it."""
     if len(generation.standing) < len(generation.latest) - len(generation.lost):
         return False
     return generation.standing.keys() >= judged(generation)
 
 
-def _speaks(generation: Watched, before: RankProgress | None, item: RankProgress) -> bool:
-    """Whether a rank has said anything: agents put a silent one in phase `init` since the moment that they started it."""
+def _reports(generation: Watched, before: RankProgress | None, item: RankProgress) -> bool:
+    """Whether a rank has reported by itself: agents show a silent one in phase `init` since they started it."""
     if any(phase is not Phase.INIT for phase in item.phase):
         return True
     if before is not None and (before.step, before.phase_at) != (item.step, item.phase_at):
@@ -154,7 +154,7 @@ def ended(state: HangState, exit_: WorkerExited) -> None:
     generation.ended.add(exit_.rank)
     latest = generation.latest.get(exit_.node)
     if latest is not None and generation.ended.issuperset(latest.rank):
-        leave(generation, exit_.node)  # its agent has nothing more to report
+        leave(generation, exit_.node)  # its agent will not report it any more
 
 
 def leave(generation: Watched, node: str) -> None:
@@ -165,7 +165,7 @@ def leave(generation: Watched, node: str) -> None:
 
 
 def explained(state: HangState, item: Finding, now: float) -> None:
-    """Another finding says why nobody makes progress, or takes that back."""
+    """Another finding explains why no rank makes progress, or withdraws that explanation."""
     generation = state.of(item)
     if generation is None:
         return
@@ -201,7 +201,7 @@ def stepped(state: HangState, record: StepRecord, now: float) -> None:
 
 
 def usual_s(generation: Watched) -> float:
-    """What a step may take by the job's rhythm alone."""
+    """The time that a step may take by the job's rhythm alone."""
     return max(generation.hang.floor_s, generation.hang.factor * generation.rhythm.slow_s)
 
 
@@ -217,15 +217,15 @@ def stalled(generation: Watched, now: float) -> Stall:
 
 
 def judged(generation: Watched) -> set[str]:
-    """The nodes whose word a verdict needs: those that are not lost."""
+    """The nodes whose reports a diagnosis needs: those that are not lost."""
     return generation.latest.keys() - generation.lost
 
 
 def still_by_agents(generation: Watched, now: float) -> float:
-    """For how long no rank has said anything, each by its own machine's clock, when its agent last reported. A report is on its
-    way for a tick at most, so that a clock that jumped does not count for more."""
-    said = (generation.latest[node] for node in judged(generation))
-    still_s = min((item.at - max(item.phase_at) for item in said if item.phase_at), default=0.0)
+    """Seconds for which no rank had reported anything at the newest report of its agent, by the agent's clock. A report takes
+    one tick at most to arrive, which limits the effect of a clock that jumped."""
+    reports = (generation.latest[node] for node in judged(generation))
+    still_s = min((item.at - max(item.phase_at) for item in reports if item.phase_at), default=0.0)
     return min(still_s, now - generation.active_at + TICK_S)
 
 

@@ -1,21 +1,25 @@
-"""Unexpected exits: which rank failed first, and how.
+"""Unexpected exits: the root failure of a generation, and how that rank failed.
 
 Theory of operation, per (job, generation). The first exit that is a failure of its own (a signal, a code, the script's own
-exception) is a finding at once; there is no waiting window. An exit by a collective error is held for `hold_s`: nearly
-always its root is on the way (another rank's exit, a lost node). When this process has just started, or was away, the root may
-be with an agent that has not come back: then it waits for every rank of the generation to be spoken for, `agents_s` at most.
-If nothing comes it is reported after all: as the rank whose calls differ from the majority's (`desync`), as the one that has
-ended with code 0 while the others needed it, or else, with low confidence, as nobody: who failed first among errors of
-communication proves nothing, so no node is suspected. Exits that follow a root are cascade and say nothing new.
+exception) is reported at once. An exit by a collective error is held for `hold_s`, because nearly always its root is on the
+way: another rank's exit, a lost node. If this process has just started, or did not run for a while, the root may be with an
+agent that has not reconnected: held exits then wait until every rank of the generation has been reported, `agents_s` at most.
 
-A lost node explains collective errors, and nothing else; and it explains them for `explained_s` only, in which the generation
-is stopped if the loss is believed. A loss that is withdrawn, because the node is heard again, explains nothing any more.
+If no root is reported, one of these is, in this order:
 
-Signals of several nodes are not ordered. When one arrives late that is a better root (earlier by more than `skew_s`, or an own
-failure against a collective error) the finding is corrected. What was earlier is told on one node by its monotonic clock, and
-between nodes by how long after a step that both have finished, each by its own; only where no such step is known are clocks of
-two machines compared. A correction is a new
-finding with `supersedes=<id>` in its evidence.
+* the rank whose collective calls differ from those of the majority (`desync`);
+* the rank that has ended with code 0 while the others needed it;
+* no rank and no node, with low confidence: which of several communication errors came first proves nothing.
+
+Failures after the root are cascading and are not reported.
+
+A lost node explains collective errors and nothing else, for `explained_s`: within that time the generation is stopped if the
+supervisor confirms the loss. A loss that is withdrawn, because the node is heard again, explains nothing any more.
+
+Signals of several nodes arrive in any order. If a late one shows a better root (earlier by more than `skew_s`, or a failure
+of its own against a collective error), the finding is corrected by a new one with `supersedes=<id>` in its evidence. On one
+node the monotonic clock tells which failure was earlier. Between nodes each failure is dated by its own node's clock,
+relative to the newest step that both have finished; only without such a step are the clocks of two machines compared.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from holdfast.diagnostics.detectors.desync import odd_one_out
 from holdfast.diagnostics.detectors.error_class import ErrorClass, class_of
 from holdfast.diagnostics.detectors.exit_cause import Cause, cause_of, earlier_by, first_of, is_clean, is_failure
 from holdfast.diagnostics.detectors.exit_report import report, when
-from holdfast.diagnostics.detectors.protocol import Observed, TelemetryGap
+from holdfast.diagnostics.detectors.protocol import Findings, Observed, TelemetryGap
 from holdfast.diagnostics.roster import Generation, Roster, RunStarted
 from holdfast.domain.findings import Finding, FindingKind, Severity, StepRecord
 from holdfast.domain.signals import ClockTick, GenerationStarted, GenerationStopped, WorkerExited
@@ -79,12 +83,12 @@ class ExitState:
 class WorkerExit:
     """WORKER_CRASH, WORKER_EXCEPTION and, in place of the latter, REPEATED_EXCEPTION."""
 
-    hold_s: float = 0.3  # how long a collective error waits for its root
-    agents_s: float = 5.0  # longer, for agents that have not come back since this process started
-    gather_s: float = 2.0  # longer, for the other ranks' calls, where they are recorded
-    explained_s: float = 10.0  # and for the generation to be stopped, when a lost node explains it
-    skew_s: float = 0.1  # clocks of two nodes may differ by this much
-    correct_within_s: float = 10.0  # later corrections would come after the recovery
+    hold_s: float = 0.3  # delay of collective errors, in which their root may be reported
+    agents_s: float = 5.0  # longer, while agents have not reconnected since this process started
+    gather_s: float = 2.0  # longer, for the calls of the other ranks, if flight recorders show them
+    explained_s: float = 10.0  # and for a generation with a lost node to be stopped
+    skew_s: float = 0.1  # assumed difference of the clocks of two nodes
+    correct_within_s: float = 10.0  # a later correction would come after the recovery
     near_s: float = 60.0  # a hardware finding explains failures of its node within this
     memory_s: float = 86_400.0  # failures of other jobs on a node count for this long
     early_s: float = 300.0  # after the start of a generation: "before the first step" means something only here
@@ -105,9 +109,7 @@ class WorkerExit:
     def initial(self) -> ExitState:
         return ExitState()
 
-    def observe(
-        self, state: ExitState, item: Observed, now: float, roster: Roster
-    ) -> tuple[ExitState, tuple[Finding, ...]]:
+    def observe(self, state: ExitState, item: Observed, now: float, roster: Roster) -> tuple[ExitState, Findings]:
         if state.looking_since is None or isinstance(item, TelemetryGap):
             state.looking_since = now
         match item:
@@ -154,7 +156,7 @@ class WorkerExit:
         generation.exited.add(exit_.rank)
         cause = cause_of(exit_)
         if generation.root is not None:
-            self._also_there(state, generation.root, exit_)
+            self._count_same_exception(state, generation.root, exit_)
             return self._correct(state, generation, exit_, cause, now, roster)
         if cause is Cause.OWN:
             return (self._found(state, generation, exit_, cause, "", now, roster),)
@@ -167,7 +169,7 @@ class WorkerExit:
         return ()
 
     def _lost_or_back(self, state: ExitState, item: Finding, now: float) -> None:
-        """A node is lost, which makes the errors of its peers wait longer, or it is heard again."""
+        """A lost node makes collective errors of the other nodes wait longer, until it is heard again."""
         generation = state.generations.get_or_add((item.job, item.generation), _Generation)
         if item.severity in (Severity.ERROR, Severity.FATAL):
             generation.lost.add(item.node)
@@ -177,9 +179,9 @@ class WorkerExit:
             if not generation.lost:
                 generation.hold_until = min(generation.hold_until, now + self.hold_s)
 
-    def _also_there(self, state: ExitState, root: WorkerExited, exit_: WorkerExited) -> None:
-        """The root's own exception on a rank of another node: two nodes have shown it. Crashes and device errors spread by
-        themselves from one rank to the next, so of those a second one says nothing."""
+    def _count_same_exception(self, state: ExitState, root: WorkerExited, exit_: WorkerExited) -> None:
+        """Count the node if its rank raised the same exception as the root. Crashes and device errors are not counted: they
+        spread from one rank to the next by themselves."""
         if exit_.error is None or root.error is None or exit_.error.type != root.error.type:
             return
         if class_of(exit_.error) is ErrorClass.DEVICE:
@@ -201,10 +203,10 @@ class WorkerExit:
         now: float,
         roster: Roster,
     ) -> tuple[Finding, ...]:
-        """A late signal that names a better root replaces the finding; everything else is cascade."""
+        """Replace the finding if this late exit is a better root. Otherwise the failure is cascading."""
         assert generation.root is not None
         if cause is Cause.COLLECTIVE or now - generation.root_found_at > self.correct_within_s:
-            return ()  # an echo is no better than what is known
+            return ()
         earlier_s = earlier_by(exit_, generation.root)
         enough_s = -self.skew_s if generation.root_cause is Cause.COLLECTIVE else self.skew_s
         if earlier_s < enough_s:
@@ -224,8 +226,8 @@ class WorkerExit:
             placed = roster.generation(*key)
             if now - generation.held_at >= 0.0 and self._may_come(state, generation, placed, now):
                 continue
-            culprit = _culprit(generation, self.skew_s)
-            findings.append(self._found(state, generation, *culprit, now, roster))
+            root = _likely_root(generation, self.skew_s)
+            findings.append(self._found(state, generation, *root, now, roster))
         return tuple(findings)
 
     def _may_come(self, state: ExitState, generation: _Generation, placed: Generation | None, now: float) -> bool:
@@ -258,13 +260,13 @@ class WorkerExit:
         judged = self._blame(state, placed, exit_, failure, began, now) if cause is Cause.OWN else None
         place = when(exit_, state.steps.get(exit_.job, 0), early)
         finding = report(
-            exit_, cause, failure, judged, place, echoes=len(generation.held), supersedes=supersedes, now=now
+            exit_, cause, failure, judged, place, cascading=len(generation.held), supersedes=supersedes, now=now
         )
         if cause is Cause.COLLECTIVE:
             if why:
-                finding = _of_culprit(finding, why)
+                finding = _out_of_step(finding, why)
             elif not is_clean(exit_):
-                finding = _of_nobody(finding, placed)
+                finding = _root_unknown(finding, placed)
         generation.root, generation.root_cause = exit_, cause
         generation.root_id, generation.root_found_at = finding.id, now
         _release(state, (exit_.job, exit_.generation), generation)
@@ -276,7 +278,7 @@ class WorkerExit:
     def _recurrence(
         self, state: ExitState, exit_: WorkerExited, cause: Cause, *, early: bool
     ) -> repeated_exception.Failure | None:
-        """How often this exception or signal has been seen; None where the question has no meaning."""
+        """How often this exception or signal has been seen; None for collective errors and external signals."""
         fingerprint = repeated_exception.fingerprint_of(exit_)
         if not fingerprint or cause is not Cause.OWN:
             return None
@@ -308,10 +310,10 @@ class WorkerExit:
         others = failed_here - {exit_.job}
         out_of_memory = abs(now - state.out_of_memory.get(exit_.node, -1e12)) <= self.near_s
         if placed is not None and placed.spread and may_be_the_nodes(exit_, host_oom=out_of_memory):
-            # A job without failures on other nodes accuses this one only if it has ranks on other nodes.
+            # That the job has failed on no other node counts against this one only if the job has ranks on other nodes.
             state.jobs_failed_by_node[exit_.node] = failed_here | {exit_.job}
         hardware, began = state.hardware.get(exit_.node), exit_.at if began_at is None else began_at
-        # What was found before the job first started was known when it got this node: repaired, or not in its way.
+        # A finding from before the job first started was known when the job was placed on this node.
         explains = hardware is not None and hardware.at >= began and abs(now - hardware.at) <= self.near_s
         context = Context(
             hardware=hardware.summary if hardware is not None and explains else "",
@@ -331,10 +333,10 @@ def _failed_here_only(state: ExitState, job: str, node: str, after: float) -> bo
     return len(places) == 1 and places.get(node, -math.inf) >= after
 
 
-def _culprit(generation: _Generation, skew_s: float) -> tuple[WorkerExited, Cause, str]:
-    """Of ranks that failed in collectives the one to report, its cause, and why it is the culprit; "" when nobody knows."""
+def _likely_root(generation: _Generation, skew_s: float) -> tuple[WorkerExited, Cause, str]:
+    """Of ranks that failed in collectives the one to report, its cause, and why it is the root; "" if that is not known."""
     first = first_of(generation.held)
-    assert first is not None  # it is held because of one
+    assert first is not None  # a generation is in `holding` because of one
     odd = odd_one_out(generation.held)
     if odd is not None:
         rank, why = odd
@@ -345,15 +347,15 @@ def _culprit(generation: _Generation, skew_s: float) -> tuple[WorkerExited, Caus
     return first, Cause.COLLECTIVE, ""
 
 
-def _of_culprit(finding: Finding, why: str) -> Finding:
-    """It is known who is out of step with the others: the script's control flow, as a rule, and not the node."""
+def _out_of_step(finding: Finding, why: str) -> Finding:
+    """Name the rank whose calls differ from the others'. As a rule the cause is the script's control flow, not the node."""
     who = f"Rank {finding.rank} on {finding.node} is out of step with the others: {why}; their collectives failed."
     evidence = {**finding.evidence, "root": "out of step", "because": why}
     return replace(finding, summary=who, confidence=0.8, evidence=evidence)
 
 
-def _of_nobody(finding: Finding, placed: Generation | None) -> Finding:
-    """Culprit not known. Of a job on a single node, the node is."""
+def _root_unknown(finding: Finding, placed: Generation | None) -> Finding:
+    """The root is not known: name no rank, and the node only if the job runs on a single one."""
     evidence = {**finding.evidence, "first": f"rank {finding.rank} on {finding.node}"}
     if placed is not None and len(placed.nodes) == 1 and _is_complete(placed):
         return replace(finding, evidence=evidence)

@@ -1,17 +1,17 @@
-"""Who is slower than its peers? Columnar arithmetic over one number per rank and step, and nothing else.
+"""Compares one number per rank and step: columnar arithmetic, and nothing else.
 
-*Peers* are the ranks of the same pipeline stage: they hold the same layers, while stages legitimately differ. A rank's
-*excess* in a step is its own work over the median of its peers' work without itself, minus one: 0.2 is 20 % slower. The
-median leaves the rank out because with two or three peers it would otherwise judge itself.
+Ranks are compared with their *group*, the ranks of the same pipeline stage: they hold the same layers, while stages
+legitimately differ. A rank's *excess* in a step is its own work over the median of its group without itself, minus one: 0.2
+is 20 % slower. The median leaves the rank out because in a group of two or three it would otherwise be compared with itself.
 
-Much of what makes a rank slow in a step is its data: long sequences. All stages of a replica work on the same samples, so
-the excess of the *other* stages is a measure of the data; without stages the rank's tokens are. What this covariate explains
-(one slope per stage, least squares over the window) is taken away before a rank is judged. On a real job with sequence
-imbalance it explains nearly everything.
+Much of what makes a rank slow in a step is its data: long sequences. All stages of a replica work on the same samples, so the
+excess of the *other* stages is a measure of the data; without stages the rank's tokens are. What this covariate explains (one
+slope per stage, least squares over the window) is subtracted before a rank is judged. On a real job with sequence imbalance
+it explains nearly everything.
 
-A rank is an outlier when its mean excess over the window is above both a floor and `z` standard errors, the error being the
-largest of its own noise, its stage's usual noise, and the spread of all ranks' means: ranks that differ for good, a little
-and by nature, raise the bar for each other.
+A rank is an outlier if its mean excess over the window is above both a floor and `z` standard errors. The error is the
+largest of its own noise, its stage's usual noise, and the spread of all ranks' means: ranks that always differ a little raise
+the bar for each other.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from holdfast.diagnostics.thresholds import StragglerThresholds
 from holdfast.domain.mesh import DATA_PARALLEL, Mesh
 
 PIPELINE = "pp"
-_SPREAD_MIN_RANKS = 8  # fewer say nothing of a spread
-SAMPLE = 512  # ranks from which is taken what is usual
+_SPREAD_MIN_RANKS = 8  # fewer have no meaningful spread
+SAMPLE = 512  # ranks from which the usual noise is estimated
 _MAD_TO_SIGMA = 1.4826
 
 Floats = NDArray[np.float32]
@@ -54,12 +54,12 @@ class Grid:
         return int(self.ranks.shape[0])
 
     @property
-    def peers(self) -> int:
+    def group_size(self) -> int:
         """Ranks per stage."""
         return int(self.ranks.shape[1] * self.ranks.shape[2])
 
     def lay(self, by_rank: Floats) -> Floats:
-        """One value per rank, as stages × peers; a view of `by_rank` where that will do."""
+        """One value per rank, as stages × group; a view of `by_rank` if the ranks are in order."""
         if self.in_order:
             return by_rank.reshape(self.stages, -1)
         return by_rank[self.ranks.reshape(self.stages, -1)]
@@ -82,7 +82,7 @@ def median_of_others(work: Floats) -> tuple[Floats, Floats]:
 
 
 def excess(work: Floats) -> tuple[Floats, Floats]:
-    """How much longer each rank worked than its peers, 0 where it has none; and the lower median of each stage's work."""
+    """The excess of each rank, 0 in a group of one; and the lower median of each stage's work."""
     if work.shape[1] < 2:
         return np.zeros_like(work), work[:, 0].copy()
     over, usual = median_of_others(work)
@@ -93,7 +93,7 @@ def excess(work: Floats) -> tuple[Floats, Floats]:
 
 
 def data_effect(over: Floats, grid: Grid) -> Floats | None:
-    """What the other stages of each rank's replica say about its data; None when there is one stage or one replica."""
+    """The excess of the other stages of each rank's replica, a measure of its data; None with one stage or one replica."""
     if grid.stages < 2 or grid.ranks.shape[1] < 2:
         return None
     replicas = np.median(over.reshape(grid.ranks.shape), axis=2)  # stages × replicas
@@ -106,8 +106,8 @@ def data_effect(over: Floats, grid: Grid) -> Floats | None:
 
 @dataclass(frozen=True, slots=True)
 class Outliers:
-    """The ranks that are worth a look, one entry each. `raw` is the mean excess, `adjusted` the same without what the data
-    explains, `bar` what `adjusted` had to exceed."""
+    """Ranks that may be outliers, one entry each. `raw`: mean excess. `adjusted`: without what the data explains. `bar`: the
+    limit of `adjusted`."""
 
     stage: NDArray[np.intp]
     peer: NDArray[np.intp]
@@ -115,23 +115,23 @@ class Outliers:
     adjusted: Floats
     bar: Floats
     is_slow: NDArray[np.bool_]  # by itself
-    is_loaded: NDArray[np.bool_]  # by its data: slow as it is, not slow once the data is taken away
+    is_loaded: NDArray[np.bool_]  # by its data: slow, and not slow without what the data explains
     explained: float  # share of all ranks' variation that the data explains
 
 
 @dataclass(frozen=True, slots=True)
 class _Noise:
-    """What is usual in this window."""
+    """The usual noise of this window."""
 
     variance: Floats  # of one rank over the steps, the median by stage
     spread: np.float32  # of the ranks' means, robust sigma
 
 
 def outliers(raw: Floats, cause: Floats, mean: Floats, limits: StragglerThresholds) -> Outliers:
-    """Judge a window: steps × stages × peers of excess and of its covariate, both within ±clip; `mean` of `raw` over the steps.
+    """Judge a window: steps × stages × group of excess and of its covariate, both within ±clip; `mean` of `raw` over the steps.
 
-    Only ranks with a mean above a third of the floor are looked at, and what is usual is taken from a regular sample of the
-    others, so that 100,000 ranks cost little more than their mean.
+    Only ranks with a mean above a third of the floor are judged, and the usual noise is estimated from a regular sample of all
+    ranks, so that 100,000 ranks cost little more than their mean.
     """
     stage, peer = np.nonzero(mean > limits.floor / 3)
     some = raw[:, :, :: max(1, raw.shape[2] // SAMPLE)]

@@ -1,6 +1,6 @@
-"""What an Xid line says beyond its code, what follows from an action, and the findings in words. Pure functions.
+"""Parses the text of Xid lines, maps actions to severities, and writes the findings. Pure functions.
 
-Not a detector: `gpu_error` asks it.
+Not a detector: `gpu_error` calls it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ JUDGEMENTS: dict[FirstAction, Judgement] = {
 }
 RANK = {Severity.INFO: 0, Severity.WARNING: 1, Severity.ERROR: 2, Severity.FATAL: 3}
 
-# NVML field 230, and the words that Xid 154 uses for it. None = nothing to do.
+# NVML field 230, and its text in Xid 154. None = nothing to do.
 RECOVERY: dict[int, tuple[str, FirstAction | None]] = {
     0: ("none", None),
     1: ("GPU reset required", FirstAction.GPU_RESET),
@@ -54,7 +54,7 @@ _PCI = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})")
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """`link` and `unit` are empty when the line names none; `subcode` is -1."""
+    """`link` and `unit` are empty, and `subcode` is -1, if the line has none."""
 
     link: str = ""
     unit: str = ""
@@ -72,12 +72,12 @@ def details_of(text: str) -> Details:
 
 
 def is_nvml_event(text: str) -> bool:
-    """NVML's event set gives the code alone: what only a line's words can tell is then left to the kernel log and field 230."""
+    """Whether NVML's event set reported the code, without text: codes that need the text are left to the kernel log."""
     return text.startswith("NVML event")
 
 
 def gpu_key(pci: str, gpu: int | None) -> str:
-    """One name for a GPU, however its PCI address was written: "PCI:0000:3b:00", "00000000:3B:00.0"."""
+    """One key for a GPU, for all spellings of its PCI address: "PCI:0000:3b:00", "00000000:3B:00.0"."""
     if match := _PCI.search(pci):
         domain, bus, device = match.groups()
         return f"{domain[-4:]}:{bus}:{device}".lower()
@@ -85,7 +85,7 @@ def gpu_key(pci: str, gpu: int | None) -> str:
 
 
 def recovery_in(text: str) -> tuple[FirstAction | None, str]:
-    """The action that an Xid 154 line names; without words it is only worth a look."""
+    """The action that an Xid 154 line names; WATCH if it names none."""
     words = text.lower().rpartition(" to ")[2]  # "… changed from 0x0 (None) to 0x1 (GPU Reset Required)"
     if "(none)" in words:
         return None, ""
@@ -118,8 +118,8 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """The driver's own word on one GPU."""
+class Request:
+    """The action that the driver requests for one GPU."""
 
     gpu: int
     uuid: str
@@ -151,25 +151,25 @@ def of_line(id_: str, row: XidRow, line: KernelLine, judged: Judged, evidence: d
     )
 
 
-def of_verdict(sample: GpuSample, verdict: Verdict, others: list[int], now: float) -> Finding:
-    severity, ladder = JUDGEMENTS[verdict.action]
+def of_request(sample: GpuSample, request: Request, others: list[int], now: float) -> Finding:
+    severity, ladder = JUDGEMENTS[request.action]
     evidence = {
-        "uuid": verdict.uuid,
-        "first_action": verdict.action.value,
+        "uuid": request.uuid,
+        "first_action": request.action.value,
         "ladder": ladder_in_words(ladder),
         "source": "NVML",
     }
     if others:
         evidence["other_gpus"] = ", ".join(str(gpu) for gpu in others)
     return Finding(
-        id=f"gpu:{sample.node}:{verdict.uuid or verdict.gpu}:{verdict.action.value.lower()}:{sample.at:.0f}",
+        id=f"gpu:{sample.node}:{request.uuid or request.gpu}:{request.action.value.lower()}:{sample.at:.0f}",
         kind=FindingKind.GPU_ERROR,
         severity=severity,
         at=now,
         since=min(sample.at, now),
-        summary=f"GPU {verdict.gpu} of {sample.node}: {verdict.what}.",
+        summary=f"GPU {request.gpu} of {sample.node}: {request.what}.",
         node=sample.node,
-        gpu=verdict.gpu,
+        gpu=request.gpu,
         evidence=evidence,
         ladder=ladder,
     )
