@@ -210,7 +210,7 @@ class Warm(_message.Message):
     def __init__(self, job: _Optional[str] = ..., launch: _Optional[_Union[LaunchSpec, _Mapping]] = ...) -> None: ...
 
 class Prepare(_message.Message):
-    __slots__ = ("job", "generation", "attempt", "mesh", "placement", "nnodes", "launch", "checkpoint", "hang", "restore_step", "restore", "peers", "token", "restore_mesh", "checks", "self_test", "first_attempt")
+    __slots__ = ("job", "generation", "attempt", "mesh", "placement", "nnodes", "launch", "checkpoint", "hang", "restore_step", "restore", "peers", "token", "restore_mesh", "checks", "self_test", "first_attempt", "restore_runs")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -228,6 +228,7 @@ class Prepare(_message.Message):
     CHECKS_FIELD_NUMBER: _ClassVar[int]
     SELF_TEST_FIELD_NUMBER: _ClassVar[int]
     FIRST_ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_RUNS_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     attempt: int
@@ -245,7 +246,8 @@ class Prepare(_message.Message):
     checks: _types_pb2.ChecksSpec
     self_test: bool
     first_attempt: int
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., attempt: _Optional[int] = ..., mesh: _Optional[_Union[_types_pb2.Mesh, _Mapping]] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., nnodes: _Optional[int] = ..., launch: _Optional[_Union[LaunchSpec, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointSpec, _Mapping]] = ..., hang: _Optional[_Union[_types_pb2.HangSpec, _Mapping]] = ..., restore_step: _Optional[int] = ..., restore: _Optional[_Iterable[_Union[_types_pb2.RankRestore, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[_types_pb2.ShardSource, _Mapping]]] = ..., token: _Optional[str] = ..., restore_mesh: _Optional[_Union[_types_pb2.Mesh, _Mapping]] = ..., checks: _Optional[_Union[_types_pb2.ChecksSpec, _Mapping]] = ..., self_test: bool = ..., first_attempt: _Optional[int] = ...) -> None: ...
+    restore_runs: _containers.RepeatedCompositeFieldContainer[_types_pb2.RestoreRun]
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., attempt: _Optional[int] = ..., mesh: _Optional[_Union[_types_pb2.Mesh, _Mapping]] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., nnodes: _Optional[int] = ..., launch: _Optional[_Union[LaunchSpec, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointSpec, _Mapping]] = ..., hang: _Optional[_Union[_types_pb2.HangSpec, _Mapping]] = ..., restore_step: _Optional[int] = ..., restore: _Optional[_Iterable[_Union[_types_pb2.RankRestore, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[_types_pb2.ShardSource, _Mapping]]] = ..., token: _Optional[str] = ..., restore_mesh: _Optional[_Union[_types_pb2.Mesh, _Mapping]] = ..., checks: _Optional[_Union[_types_pb2.ChecksSpec, _Mapping]] = ..., self_test: bool = ..., first_attempt: _Optional[int] = ..., restore_runs: _Optional[_Iterable[_Union[_types_pb2.RestoreRun, _Mapping]]] = ...) -> None: ...
 
 class Start(_message.Message):
     __slots__ = ("job", "generation", "master")
@@ -356,7 +358,7 @@ class WorkersChanged(_message.Message):
     def __init__(self, version: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[WorkerEnded, _Mapping]]] = ..., template: _Optional[_Union[Template, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("node", "incarnation", "hostname", "address", "zone", "capacity", "replicator_endpoint", "agent_pid", "directory", "kernel_log", "version", "protocol_version", "running", "preflight", "workers_version", "ended", "disk_dir", "template")
+    __slots__ = ("node", "incarnation", "hostname", "address", "zone", "capacity", "replicator_endpoint", "agent_pid", "directory", "kernel_log", "version", "protocol_version", "running", "preflight", "workers_version", "ended", "disk_dir", "template", "restore_runs")
     NODE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HOSTNAME_FIELD_NUMBER: _ClassVar[int]
@@ -375,6 +377,7 @@ class Hello(_message.Message):
     ENDED_FIELD_NUMBER: _ClassVar[int]
     DISK_DIR_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_RUNS_FIELD_NUMBER: _ClassVar[int]
     node: str
     incarnation: str
     hostname: str
@@ -393,7 +396,8 @@ class Hello(_message.Message):
     ended: _containers.RepeatedCompositeFieldContainer[WorkerEnded]
     disk_dir: str
     template: Template
-    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., hostname: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., capacity: _Optional[int] = ..., replicator_endpoint: _Optional[str] = ..., agent_pid: _Optional[int] = ..., directory: _Optional[str] = ..., kernel_log: _Optional[str] = ..., version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., running: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ..., preflight: _Optional[_Union[_types_pb2.Preflight, _Mapping]] = ..., workers_version: _Optional[int] = ..., ended: _Optional[_Iterable[_Union[WorkerEnded, _Mapping]]] = ..., disk_dir: _Optional[str] = ..., template: _Optional[_Union[Template, _Mapping]] = ...) -> None: ...
+    restore_runs: bool
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., hostname: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., capacity: _Optional[int] = ..., replicator_endpoint: _Optional[str] = ..., agent_pid: _Optional[int] = ..., directory: _Optional[str] = ..., kernel_log: _Optional[str] = ..., version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., running: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ..., preflight: _Optional[_Union[_types_pb2.Preflight, _Mapping]] = ..., workers_version: _Optional[int] = ..., ended: _Optional[_Iterable[_Union[WorkerEnded, _Mapping]]] = ..., disk_dir: _Optional[str] = ..., template: _Optional[_Union[Template, _Mapping]] = ..., restore_runs: bool = ...) -> None: ...
 
 class PhaseTime(_message.Message):
     __slots__ = ("name", "seconds")

@@ -129,6 +129,20 @@ class RankRestore(_message.Message):
     sharing: _containers.RepeatedCompositeFieldContainer[ShardSource]
     def __init__(self, rank: _Optional[int] = ..., shard: _Optional[_Union[ShardKey, _Mapping]] = ..., digest: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[ShardSource, _Mapping]]] = ..., sharing: _Optional[_Iterable[_Union[ShardSource, _Mapping]]] = ...) -> None: ...
 
+class RestoreRun(_message.Message):
+    __slots__ = ("rank", "shard", "digests", "sources", "sharing")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    SHARING_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    shard: ShardKey
+    digests: _containers.RepeatedScalarFieldContainer[str]
+    sources: _containers.RepeatedCompositeFieldContainer[ShardSource]
+    sharing: _containers.RepeatedCompositeFieldContainer[ShardSource]
+    def __init__(self, rank: _Optional[int] = ..., shard: _Optional[_Union[ShardKey, _Mapping]] = ..., digests: _Optional[_Iterable[str]] = ..., sources: _Optional[_Iterable[_Union[ShardSource, _Mapping]]] = ..., sharing: _Optional[_Iterable[_Union[ShardSource, _Mapping]]] = ...) -> None: ...
+
 class HangSpec(_message.Message):
     __slots__ = ("floor_s", "factor", "init_s")
     FLOOR_S_FIELD_NUMBER: _ClassVar[int]

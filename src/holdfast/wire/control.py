@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import assert_never
 
 from holdfast.domain.errors import MalformedMessage
-from holdfast.domain.generations import Placement
+from holdfast.domain.generations import Placement, RestoreRun, ShardSource
 from holdfast.domain.job import CheckpointSpec, ChecksSpec, HangSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import PROTOCOL_VERSION, NodeFacts, RunningWorker, TemplateState, WorkerEnded
@@ -108,6 +109,31 @@ def encode_order(epoch: int, command_id: str, order: Order, traceparent: str = "
     return pb.SupervisorMessage(command=command)
 
 
+def encode_slot(
+    shared: pb.SupervisorMessage,
+    command_id: str,
+    placement: Placement,
+    restore: Iterable[RestoreRun] = (),
+    peers: Iterable[ShardSource] = (),
+    *,
+    in_runs: bool,
+) -> pb.SupervisorMessage:
+    """The order of one slot. `shared`: `encode_order` of what all slots' orders have in common. `in_runs`: as the agent takes
+    them."""
+    message = pb.SupervisorMessage()
+    message.CopyFrom(shared)
+    message.command.command_id = command_id
+    if message.command.HasField("prepare"):
+        prepare = message.command.prepare
+        prepare.placement.CopyFrom(_encode_placement(placement))
+        if in_runs:
+            prepare.restore_runs.extend(types.encode_runs(restore))
+        else:
+            prepare.restore.extend(types.encode_restores(chain.from_iterable(restore)))
+        prepare.peers.extend(types.encode_sources(peers))
+    return message
+
+
 def decode_order(command: pb.Command) -> Order:
     """The order inside; its epoch, id and traceparent are the command's own fields. Raises `MalformedMessage`."""
     match command.WhichOneof("order"):
@@ -147,14 +173,11 @@ def _encode_prepare(order: Prepare) -> pb.Prepare:
     message.CopyFrom(
         _encode_specs(order.mesh, order.launch, order.checkpoint, order.hang, order.restore_mesh, order.checks)
     )
-    placement = order.placement
     rest = pb.Prepare(
         job=order.job,
         generation=order.generation,
         attempt=order.attempt,
-        placement=pb.Placement(
-            slot=placement.slot, node=placement.node, first_rank=placement.first_rank, nproc=placement.nproc
-        ),
+        placement=_encode_placement(order.placement),
         nnodes=order.nnodes,
         token=order.token,
         restore_step=order.restore_step,
@@ -165,6 +188,12 @@ def _encode_prepare(order: Prepare) -> pb.Prepare:
     )
     message.MergeFrom(rest)
     return message
+
+
+def _encode_placement(placement: Placement) -> pb.Placement:
+    return pb.Placement(
+        slot=placement.slot, node=placement.node, first_rank=placement.first_rank, nproc=placement.nproc
+    )
 
 
 @lru_cache(_SPECS_MAX)
@@ -210,7 +239,8 @@ def _decode_prepare(message: pb.Prepare, traceparent: str) -> Prepare:
         token=message.token,
         restore_step=message.restore_step,
         restore_mesh=restore_mesh,
-        restore=types.decode_restores(message.restore),
+        restore=types.decode_restores(message.restore)
+        or tuple(chain.from_iterable(types.decode_runs(message.restore_runs))),
         peers=types.decode_sources(message.peers),
         traceparent=traceparent,
         checks=CHECKS_SPEC.decode(message.checks),
@@ -447,6 +477,7 @@ def _encode_hello(hello: Hello) -> pb.Hello:
         version=facts.version,
         protocol_version=facts.protocol_version,
         disk_dir=facts.disk_dir,
+        restore_runs=facts.restore_runs,
         running=_encode_workers(hello.running),
         preflight=PREFLIGHT.encode(hello.preflight) if hello.preflight is not None else None,
         workers_version=hello.workers_version,
@@ -473,6 +504,7 @@ def _decode_hello(message: pb.Hello) -> Hello:
         version=message.version,
         protocol_version=message.protocol_version,
         disk_dir=message.disk_dir,
+        restore_runs=message.restore_runs,
     )
     return Hello(
         facts=facts,

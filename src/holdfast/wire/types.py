@@ -12,7 +12,15 @@ from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message import DecodeError, Message
 
 from holdfast.domain.errors import IncompatibleVersion, InvalidSpec, MalformedMessage
-from holdfast.domain.generations import RankRestore, ShardKey, ShardPlace, ShardRecord, ShardSource, StoredStep
+from holdfast.domain.generations import (
+    RankRestore,
+    RestoreRun,
+    ShardKey,
+    ShardPlace,
+    ShardRecord,
+    ShardSource,
+    StoredStep,
+)
 from holdfast.domain.job import HangSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import PROTOCOL_VERSION
@@ -224,6 +232,32 @@ def encode_restores(restores: Iterable[RankRestore]) -> list[pb.RankRestore]:
         )
         for restore in restores
     ]
+
+
+def encode_runs(restores: Iterable[RestoreRun]) -> list[pb.RestoreRun]:
+    return [
+        pb.RestoreRun(
+            rank=run.rank,
+            shard=encode_shard_key(run.shard),
+            digests=run.digests,
+            sources=encode_sources(run.sources),
+            sharing=encode_sources(run.sharing),
+        )
+        for run in restores
+    ]
+
+
+def decode_runs(messages: Iterable[pb.RestoreRun]) -> tuple[RestoreRun, ...]:
+    return tuple(
+        RestoreRun(
+            rank=message.rank,
+            shard=decode_shard_key(message.shard),
+            digests=tuple(message.digests),
+            sources=decode_sources(message.sources),
+            sharing=decode_sources(message.sharing),
+        )
+        for message in messages
+    )
 
 
 def decode_restores(messages: Iterable[pb.RankRestore]) -> tuple[RankRestore, ...]:
