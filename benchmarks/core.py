@@ -185,7 +185,7 @@ class Agents:
 
     def say(self, node: str, report: Report) -> tuple[str, bytes]:
         self.seq[node] += 1
-        return node, encode_report(report, self.seq[node]).SerializeToString()
+        return node, encode_report(report, self.seq[node], columns=True).SerializeToString()
 
     def answer(self, node: str, command_id: str, order: Order, at: float) -> Iterator[tuple[str, bytes]]:
         if isinstance(order, Prepare):

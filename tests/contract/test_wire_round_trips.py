@@ -67,11 +67,11 @@ def test_runs_are_as_long_as_ranks_restore_alike_and_none_is_of_two_nodes() -> N
 
 
 @pytest.mark.parametrize("kind", get_args(Report), ids=lambda kind: kind.__name__)
-@given(data=st.data())
+@given(data=st.data(), columns=st.booleans())
 @quick
-def test_report(kind: type, data: st.DataObject) -> None:
+def test_report(kind: type, data: st.DataObject, columns: bool) -> None:
     report = data.draw(value_of(kind).filter(_has_identity))
-    raw = control.encode_report(report, 7, "00-trace").SerializeToString()
+    raw = control.encode_report(report, 7, "00-trace", columns=columns).SerializeToString()
     message = control_pb2.AgentMessage.FromString(raw)
     assert (message.seq, message.traceparent) == (7, "00-trace")
     assert control.decode_report(message) == report

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -55,6 +56,7 @@ def encode_welcome(
             peers=list(peers),
             inventory_differences=True,
             answers_beats=True,
+            columns=True,
         )
     )
 
@@ -337,8 +339,8 @@ def decode_reports(raw: bytes) -> list[Reported]:
     return [Reported(each.at, each.node, each.incarnation, each.session, each.message) for each in message.reports]
 
 
-def encode_report(report: Report, seq: int, traceparent: str = "") -> pb.AgentMessage:
-    """A report numbered `seq` (from 1, per incarnation)."""
+def encode_report(report: Report, seq: int, traceparent: str = "", *, columns: bool = False) -> pb.AgentMessage:
+    """A report numbered `seq` (from 1, per incarnation). `columns`: to supervisors that take shards and workers so."""
     message = pb.AgentMessage(seq=seq, traceparent=traceparent)
     match report:
         case Hello():
@@ -352,7 +354,8 @@ def encode_report(report: Report, seq: int, traceparent: str = "") -> pb.AgentMe
                     master=report.master,
                     at=report.at,
                     phases=_encode_phases(report.phases_s),
-                    workers=_encode_workers(report.workers),
+                    workers=() if columns else _encode_workers(report.workers),
+                    columns=_encode_worker_columns(report.workers) if columns and report.workers else None,
                     unrestorable=report.unrestorable,
                     restored=[pb.Restored(source=source, shards=count) for source, count in report.restored_from],
                     restored_bytes=[
@@ -379,7 +382,8 @@ def encode_report(report: Report, seq: int, traceparent: str = "") -> pb.AgentMe
             message.inventory.CopyFrom(
                 pb.Inventory(
                     job=report.job,
-                    shards=[types.encode_shard_record(shard) for shard in report.shards],
+                    shards=[] if columns else [types.encode_shard_record(shard) for shard in report.shards],
+                    columns=types.encode_shards(report.shards) if columns and report.shards else None,
                     stored=types.encode_stored(report.stored),
                     base=report.base,
                     gone=types.encode_places(report.gone),
@@ -389,7 +393,8 @@ def encode_report(report: Report, seq: int, traceparent: str = "") -> pb.AgentMe
             message.workers_changed.CopyFrom(
                 pb.WorkersChanged(
                     version=report.version,
-                    workers=_encode_workers(report.workers),
+                    workers=() if columns else _encode_workers(report.workers),
+                    columns=_encode_worker_columns(report.workers) if columns and report.workers else None,
                     ended=_encode_ended(report.ended),
                     template=_encode_template(report.template),
                 )
@@ -415,7 +420,7 @@ def decode_report(message: pb.AgentMessage) -> Report:
                 master=done.master,
                 at=types.check_time(done.at, "order_done.at"),
                 phases_s=_decode_phases(done.phases),
-                workers=_decode_workers(done.workers),
+                workers=_decode_workers(done),
                 unrestorable=done.unrestorable,
                 restored_from=tuple((restored.source, restored.shards) for restored in done.restored),
                 restored_bytes=tuple((restored.source, restored.bytes) for restored in done.restored_bytes),
@@ -442,7 +447,9 @@ def decode_report(message: pb.AgentMessage) -> Report:
             inventory = message.inventory
             return Inventory(
                 job=inventory.job,
-                shards=tuple(types.decode_shard_record(shard) for shard in inventory.shards),
+                shards=types.decode_shards(inventory.columns)
+                if inventory.HasField("columns")
+                else tuple(types.decode_shard_record(shard) for shard in inventory.shards),
                 stored=types.decode_stored(inventory.stored),
                 base=inventory.base,
                 gone=types.decode_places(inventory.gone),
@@ -451,7 +458,7 @@ def decode_report(message: pb.AgentMessage) -> Report:
             changed = message.workers_changed
             return WorkersChanged(
                 changed.version,
-                _decode_workers(changed.workers),
+                _decode_workers(changed),
                 _decode_ended(changed.ended),
                 _decode_template(changed.template) if changed.HasField("template") else None,
             )
@@ -508,7 +515,7 @@ def _decode_hello(message: pb.Hello) -> Hello:
     )
     return Hello(
         facts=facts,
-        running=_decode_workers(message.running),
+        running=_decode_worker_rows(message.running),
         preflight=PREFLIGHT.decode(message.preflight) if message.HasField("preflight") else None,
         workers_version=message.workers_version,
         ended=_decode_ended(message.ended),
@@ -525,7 +532,29 @@ def _encode_workers(workers: Iterable[RunningWorker]) -> list[pb.RunningWorker]:
     ]
 
 
-def _decode_workers(messages: Iterable[pb.RunningWorker]) -> tuple[RunningWorker, ...]:
+def _encode_worker_columns(workers: Sequence[RunningWorker]) -> pb.WorkerColumns:
+    return pb.WorkerColumns(
+        ranks=[worker.rank for worker in workers],
+        jobs=types.short([worker.job for worker in workers]),
+        generations=types.short([worker.generation for worker in workers]),
+        pids=types.short([worker.pid for worker in workers]),
+        since=types.short([worker.since for worker in workers]),
+    )
+
+
+def _decode_workers(message: pb.OrderDone | pb.WorkersChanged) -> tuple[RunningWorker, ...]:
+    if not message.HasField("columns"):
+        return _decode_worker_rows(message.workers)
+    columns, field = message.columns, "workers"
+    count = len(columns.ranks)
+    jobs, generations = types.column(columns.jobs, count, field), types.column(columns.generations, count, field)
+    pids, since = types.column(columns.pids, count, field), types.column(columns.since, count, field)
+    if not all(map(math.isfinite, columns.since)):
+        raise MalformedMessage("worker.since", "not all are times")
+    return tuple(map(RunningWorker, jobs, generations, columns.ranks, pids, since))
+
+
+def _decode_worker_rows(messages: Iterable[pb.RunningWorker]) -> tuple[RunningWorker, ...]:
     return tuple(
         RunningWorker(
             job=message.job,
