@@ -75,13 +75,21 @@ from holdfast.supervisor.protocol import (
     NodeGone,
     NodeReported,
     PolicyAnswered,
+    Post,
     Send,
     SetTimer,
     Tell,
     TimerFired,
 )
 from holdfast.v1 import control_pb2 as pb
-from holdfast.wire.control import decode_report, decode_steps_reached, encode_beat, encode_order, encode_report
+from holdfast.wire.control import (
+    decode_report,
+    decode_steps_reached,
+    encode_beat,
+    encode_order,
+    encode_report,
+    encode_slot,
+)
 from holdfast.wire.events import encode_finding, encode_steps
 from holdfast.wire.retention import encode_saved_by_all
 
@@ -177,7 +185,7 @@ class Agents:
 
     def say(self, node: str, report: Report) -> tuple[str, bytes]:
         self.seq[node] += 1
-        return node, encode_report(report, self.seq[node]).SerializeToString()
+        return node, encode_report(report, self.seq[node], columns=True).SerializeToString()
 
     def answer(self, node: str, command_id: str, order: Order, at: float) -> Iterator[tuple[str, bytes]]:
         if isinstance(order, Prepare):
@@ -292,12 +300,20 @@ class Leader:
             self.spent.written += size
             self.spent.largest = max(self.spent.largest, size)
             waiting, questions = [], [each for each in folded.commands if isinstance(each, Evaluate)]
+            posted: list[Post] = []
             with self.spent.on("send"):
                 for command in folded.commands:
                     match command:
                         case Send(node=node, command_id=command_id, order=order):
                             encode_order(self.lease.epoch, command_id, order).SerializeToString()
                             self.sent.append((node, command_id, order))
+                        case Post(broadcast=broadcast, slots=slots):
+                            shared = encode_order(self.lease.epoch, "", broadcast.order)
+                            for slot in slots:
+                                place, command_id = broadcast.placements[slot], broadcast.id_of(slot)
+                                restore, peers = broadcast.of(slot)
+                                encode_slot(shared, command_id, place, restore, peers, in_runs=True).SerializeToString()
+                            posted.append(command)
                         case Tell(word=word):
                             encode_saved_by_all(self.lease.epoch, word).SerializeToString()
                         case SetTimer(name=name, due=due):
@@ -306,6 +322,8 @@ class Leader:
                             self.timers.pop(name, None)
                         case _:
                             pass
+            for post in posted:  # as the agents see it
+                self.sent += [(send.node, send.command_id, send.order) for send in post.sends()]
 
     async def wait(self, seconds: float) -> None:
         """Let time pass: due timers fire."""

@@ -116,7 +116,8 @@ class Fleet:
                     self.said.append(command)
                 case _:
                     pass
-        self.sent = [send for send in self.sent if send.command_id in self.state.outbox]
+        out = {send.command_id for send in self.state.sends()}
+        self.sent = [send for send in self.sent if send.command_id in out]
         while self.decide and self.questions:
             self.answer()
         return commands

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from holdfast.domain.collectives import CollectiveRows, Standstill
 from holdfast.domain.job import ChecksSpec, JobSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
+from holdfast.domain.numbers import Numbers
 from holdfast.domain.signals import (
     GpuHealth,
     GpuSample,
@@ -123,6 +124,7 @@ _SPECIAL: dict[Any, Callable[[], st.SearchStrategy[Any]]] = {
     str: lambda: text,
     int: lambda: counts,
     bool: st.booleans,
+    Numbers: lambda: st.lists(st.integers(0, 200), max_size=ROWS_MAX).map(Numbers),
     Mesh: lambda: meshes,
     JobSpec: jobs,
     Tick: ticks,

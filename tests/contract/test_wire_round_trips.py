@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import chain
 from typing import Any, get_args
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from values import value_of
 
 from holdfast.domain.findings import Finding, StepRecord
+from holdfast.domain.generations import RankRestore, ShardKey, ShardSource, runs
 from holdfast.domain.orders import Hello, Inventory, Order, Prepare, Report, Start
 from holdfast.domain.replication import Configure, SavedByAll, Stage, StagedShard, Trouble
 from holdfast.domain.signals import Tick
@@ -37,12 +39,39 @@ def test_order(kind: type, data: st.DataObject, epoch: int) -> None:
     assert control.decode_order(command) == order
 
 
-@pytest.mark.parametrize("kind", get_args(Report), ids=lambda kind: kind.__name__)
-@given(data=st.data())
+@given(order=value_of(Prepare), epoch=st.integers(0, 2**63 - 1), in_runs=st.booleans(), width=st.integers(1, 3))
 @quick
-def test_report(kind: type, data: st.DataObject) -> None:
+def test_order_of_a_slot(order: Prepare, epoch: int, in_runs: bool, width: int) -> None:
+    """What all slots share and what one has of its own are its order; `in_runs` to agents that take them."""
+    shared = control.encode_order(epoch, "", dataclasses.replace(order, restore=(), peers=()), "00-trace")
+    restore = runs(order.restore, width)
+    message = control.encode_slot(shared, "c-1/7", order.placement, restore, order.peers, in_runs=in_runs)
+    raw = message.SerializeToString()
+    assert raw == message.SerializeToString(), "what is shared stays as it is"
+    command = control_pb2.SupervisorMessage.FromString(raw).command
+    assert (command.epoch, command.command_id) == (epoch, "c-1/7")
+    assert bool(command.prepare.restore_runs) is (in_runs and bool(order.restore))
+    assert control.decode_order(command) == dataclasses.replace(order, traceparent=order.traceparent or "00-trace")
+
+
+def test_runs_are_as_long_as_ranks_restore_alike_and_none_is_of_two_nodes() -> None:
+    here, there = (ShardSource(node, f"{node}:1") for node in ("n0", "n1"))
+    ranks = [RankRestore(rank, ShardKey(7, 50, rank), f"d{rank}", (here if rank < 6 else there,)) for rank in range(8)]
+    found = runs(ranks, 4)
+    assert [(run.rank, len(run.digests), run.sources) for run in found] == [
+        (0, 4, (here,)),
+        (4, 2, (here,)),
+        (6, 2, (there,)),
+    ]
+    assert list(chain.from_iterable(found)) == ranks
+
+
+@pytest.mark.parametrize("kind", get_args(Report), ids=lambda kind: kind.__name__)
+@given(data=st.data(), columns=st.booleans())
+@quick
+def test_report(kind: type, data: st.DataObject, columns: bool) -> None:
     report = data.draw(value_of(kind).filter(_has_identity))
-    raw = control.encode_report(report, 7, "00-trace").SerializeToString()
+    raw = control.encode_report(report, 7, "00-trace", columns=columns).SerializeToString()
     message = control_pb2.AgentMessage.FromString(raw)
     assert (message.seq, message.traceparent) == (7, "00-trace")
     assert control.decode_report(message) == report

@@ -8,7 +8,7 @@ exit. The *attempt* is the lineage of checkpoints: it is bumped whenever trainin
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from holdfast.domain.mesh import Mesh
@@ -95,6 +95,50 @@ class RankRestore:
     # The nodes, this one among them, that take the same tensors from the object store now, in the same order for all: each
     # fetches a part and has the rest from the others. Empty: nobody else does.
     sharing: tuple[ShardSource, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreRun:
+    """What consecutive ranks restore, each one shard of consecutive ones, from the same sources."""
+
+    rank: int  # the first
+    shard: ShardKey  # its
+    digests: tuple[str, ...]  # by rank
+    sources: tuple[ShardSource, ...]
+    sharing: tuple[ShardSource, ...] = ()
+
+    def __iter__(self) -> Iterator[RankRestore]:
+        attempt, step, shard = self.shard.attempt, self.shard.step, self.shard.rank
+        for place, digest in enumerate(self.digests):
+            key = ShardKey(attempt, step, shard + place)
+            yield RankRestore(self.rank + place, key, digest, self.sources, self.sharing)
+
+
+def runs(restores: Iterable[RankRestore], width: int) -> tuple[RestoreRun, ...]:
+    """The same in runs, none of which crosses a multiple of `width`."""
+    found: list[list[RankRestore]] = []
+    last: RankRestore | None = None
+    for each in restores:
+        if last is not None and each.rank % width and _follows(last, each):
+            found[-1].append(each)
+        else:
+            found.append([each])
+        last = each
+    return tuple(
+        RestoreRun(run[0].rank, run[0].shard, tuple([each.digest for each in run]), run[0].sources, run[0].sharing)
+        for run in found
+    )
+
+
+def _follows(last: RankRestore, each: RankRestore) -> bool:
+    before, after = last.shard, each.shard
+    return (
+        each.rank == last.rank + 1
+        and after.rank == before.rank + 1
+        and (after.step, after.attempt) == (before.step, before.attempt)
+        and (each.sources is last.sources or each.sources == last.sources)
+        and (each.sharing is last.sharing or each.sharing == last.sharing)
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ class NodeFacts:
     disk_dir: str = ""  # where its replicator keeps shards, each job in a directory of its name; empty = not told
     version: str = ""
     protocol_version: int = PROTOCOL_VERSION
+    restore_runs: bool = False  # whether its agent takes what a slot restores in runs of ranks
 
 
 @dataclass(frozen=True, slots=True)

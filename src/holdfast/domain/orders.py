@@ -25,7 +25,7 @@ class Warm:
     launch: LaunchSpec
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: of 12,500 nodes each gets a copy with its own placement
 class Prepare:
     """Stop every worker of an older generation, fork this one's, stage their shards. Answer when all of it is done.
 

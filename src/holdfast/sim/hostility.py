@@ -182,11 +182,11 @@ class Hostilities:
         job = state.jobs.get(JOB)
         if not agent.alive or job is None or job.running is None:
             return
-        if not state.outbox and tries:  # it waits for the moment at which it can do harm
+        if not (state.outbox or state.unanswered) and tries:  # it waits for the moment at which it can do harm
             self.world.after(0.1, lambda: self._babble(tries - 1))
             return
         self.world.say(f"FAULT {agent.name} reports what it knows nothing of")
-        number, others = job.running.number, [send for send in state.outbox.values() if send.node != agent.name]
+        number, others = job.running.number, [send for send in state.sends() if send.node != agent.name]
         ranks = tuple(rank for p in job.running.placements if p.node != agent.name for rank in p.ranks)
         agent.report(RanksStepping(JOB, number, ranks, 1, agent.clock.now()))
         agent.report(RanksFinished(JOB, number, ranks, agent.clock.now()))

@@ -278,7 +278,7 @@ class Invariants:
             for agent in nodes:
                 node = after.nodes.get(agent.name)
                 if node is not None and node.connected and node.session == agent.session and node.workers_version:
-                    orders = [send.order for send in after.outbox.values() if send.node == agent.name]
+                    orders = [send.order for send in after.sends() if send.node == agent.name]
                     if not any(isinstance(order, Stop | Prepare) for order in orders):
                         raise Violation(
                             f"{agent.name} runs generation {run[0]}, which was replaced, and is not stopped"

@@ -198,9 +198,7 @@ class Supervisor:
                 self.world.say(f"what {agent.name} runs is not what it reported: its session ends")
                 del self._differs[agent.name]
                 self.hang_up(agent, renewed=True)
-        for send in (
-            [] if self.log.inbox else self._unanswered.due(self.committed.outbox, self.sessions, self.world.now)
-        ):
+        for send in [] if self.log.inbox else self._unanswered.due(self.committed, self.sessions, self.world.now):
             self._send(send)
         reached = [each for agent in heard for each in agent.steps]
         for each in beats.steps_to_fold(reached, self.committed, self.clock()):

@@ -104,7 +104,7 @@ class SavedByAll(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., job: _Optional[str] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("epoch", "supervisor", "protocol_version", "diagnostics", "peers", "inventory_differences", "answers_beats")
+    __slots__ = ("epoch", "supervisor", "protocol_version", "diagnostics", "peers", "inventory_differences", "answers_beats", "columns")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SUPERVISOR_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +112,7 @@ class Welcome(_message.Message):
     PEERS_FIELD_NUMBER: _ClassVar[int]
     INVENTORY_DIFFERENCES_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_BEATS_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     supervisor: str
     protocol_version: int
@@ -119,7 +120,8 @@ class Welcome(_message.Message):
     peers: _containers.RepeatedScalarFieldContainer[str]
     inventory_differences: bool
     answers_beats: bool
-    def __init__(self, epoch: _Optional[int] = ..., supervisor: _Optional[str] = ..., protocol_version: _Optional[int] = ..., diagnostics: _Optional[_Iterable[str]] = ..., peers: _Optional[_Iterable[str]] = ..., inventory_differences: bool = ..., answers_beats: bool = ...) -> None: ...
+    columns: bool
+    def __init__(self, epoch: _Optional[int] = ..., supervisor: _Optional[str] = ..., protocol_version: _Optional[int] = ..., diagnostics: _Optional[_Iterable[str]] = ..., peers: _Optional[_Iterable[str]] = ..., inventory_differences: bool = ..., answers_beats: bool = ..., columns: bool = ...) -> None: ...
 
 class Heard(_message.Message):
     __slots__ = ()
@@ -210,7 +212,7 @@ class Warm(_message.Message):
     def __init__(self, job: _Optional[str] = ..., launch: _Optional[_Union[LaunchSpec, _Mapping]] = ...) -> None: ...
 
 class Prepare(_message.Message):
-    __slots__ = ("job", "generation", "attempt", "mesh", "placement", "nnodes", "launch", "checkpoint", "hang", "restore_step", "restore", "peers", "token", "restore_mesh", "checks", "self_test", "first_attempt")
+    __slots__ = ("job", "generation", "attempt", "mesh", "placement", "nnodes", "launch", "checkpoint", "hang", "restore_step", "restore", "peers", "token", "restore_mesh", "checks", "self_test", "first_attempt", "restore_runs")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -228,6 +230,7 @@ class Prepare(_message.Message):
     CHECKS_FIELD_NUMBER: _ClassVar[int]
     SELF_TEST_FIELD_NUMBER: _ClassVar[int]
     FIRST_ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_RUNS_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     attempt: int
@@ -245,7 +248,8 @@ class Prepare(_message.Message):
     checks: _types_pb2.ChecksSpec
     self_test: bool
     first_attempt: int
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., attempt: _Optional[int] = ..., mesh: _Optional[_Union[_types_pb2.Mesh, _Mapping]] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., nnodes: _Optional[int] = ..., launch: _Optional[_Union[LaunchSpec, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointSpec, _Mapping]] = ..., hang: _Optional[_Union[_types_pb2.HangSpec, _Mapping]] = ..., restore_step: _Optional[int] = ..., restore: _Optional[_Iterable[_Union[_types_pb2.RankRestore, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[_types_pb2.ShardSource, _Mapping]]] = ..., token: _Optional[str] = ..., restore_mesh: _Optional[_Union[_types_pb2.Mesh, _Mapping]] = ..., checks: _Optional[_Union[_types_pb2.ChecksSpec, _Mapping]] = ..., self_test: bool = ..., first_attempt: _Optional[int] = ...) -> None: ...
+    restore_runs: _containers.RepeatedCompositeFieldContainer[_types_pb2.RestoreRun]
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., attempt: _Optional[int] = ..., mesh: _Optional[_Union[_types_pb2.Mesh, _Mapping]] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., nnodes: _Optional[int] = ..., launch: _Optional[_Union[LaunchSpec, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointSpec, _Mapping]] = ..., hang: _Optional[_Union[_types_pb2.HangSpec, _Mapping]] = ..., restore_step: _Optional[int] = ..., restore: _Optional[_Iterable[_Union[_types_pb2.RankRestore, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[_types_pb2.ShardSource, _Mapping]]] = ..., token: _Optional[str] = ..., restore_mesh: _Optional[_Union[_types_pb2.Mesh, _Mapping]] = ..., checks: _Optional[_Union[_types_pb2.ChecksSpec, _Mapping]] = ..., self_test: bool = ..., first_attempt: _Optional[int] = ..., restore_runs: _Optional[_Iterable[_Union[_types_pb2.RestoreRun, _Mapping]]] = ...) -> None: ...
 
 class Start(_message.Message):
     __slots__ = ("job", "generation", "master")
@@ -317,6 +321,20 @@ class RunningWorker(_message.Message):
     since: float
     def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., since: _Optional[float] = ...) -> None: ...
 
+class WorkerColumns(_message.Message):
+    __slots__ = ("ranks", "jobs", "generations", "pids", "since")
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    PIDS_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    jobs: _containers.RepeatedScalarFieldContainer[str]
+    generations: _containers.RepeatedScalarFieldContainer[int]
+    pids: _containers.RepeatedScalarFieldContainer[int]
+    since: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, ranks: _Optional[_Iterable[int]] = ..., jobs: _Optional[_Iterable[str]] = ..., generations: _Optional[_Iterable[int]] = ..., pids: _Optional[_Iterable[int]] = ..., since: _Optional[_Iterable[float]] = ...) -> None: ...
+
 class WorkerEnded(_message.Message):
     __slots__ = ("job", "generation", "rank", "exit_code", "signal", "ago_s")
     JOB_FIELD_NUMBER: _ClassVar[int]
@@ -344,19 +362,21 @@ class Template(_message.Message):
     def __init__(self, jobs: _Optional[_Iterable[str]] = ..., ready: bool = ..., failure: _Optional[str] = ...) -> None: ...
 
 class WorkersChanged(_message.Message):
-    __slots__ = ("version", "workers", "ended", "template")
+    __slots__ = ("version", "workers", "ended", "template", "columns")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
     version: int
     workers: _containers.RepeatedCompositeFieldContainer[RunningWorker]
     ended: _containers.RepeatedCompositeFieldContainer[WorkerEnded]
     template: Template
-    def __init__(self, version: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[WorkerEnded, _Mapping]]] = ..., template: _Optional[_Union[Template, _Mapping]] = ...) -> None: ...
+    columns: WorkerColumns
+    def __init__(self, version: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[WorkerEnded, _Mapping]]] = ..., template: _Optional[_Union[Template, _Mapping]] = ..., columns: _Optional[_Union[WorkerColumns, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("node", "incarnation", "hostname", "address", "zone", "capacity", "replicator_endpoint", "agent_pid", "directory", "kernel_log", "version", "protocol_version", "running", "preflight", "workers_version", "ended", "disk_dir", "template")
+    __slots__ = ("node", "incarnation", "hostname", "address", "zone", "capacity", "replicator_endpoint", "agent_pid", "directory", "kernel_log", "version", "protocol_version", "running", "preflight", "workers_version", "ended", "disk_dir", "template", "restore_runs")
     NODE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HOSTNAME_FIELD_NUMBER: _ClassVar[int]
@@ -375,6 +395,7 @@ class Hello(_message.Message):
     ENDED_FIELD_NUMBER: _ClassVar[int]
     DISK_DIR_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_RUNS_FIELD_NUMBER: _ClassVar[int]
     node: str
     incarnation: str
     hostname: str
@@ -393,7 +414,8 @@ class Hello(_message.Message):
     ended: _containers.RepeatedCompositeFieldContainer[WorkerEnded]
     disk_dir: str
     template: Template
-    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., hostname: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., capacity: _Optional[int] = ..., replicator_endpoint: _Optional[str] = ..., agent_pid: _Optional[int] = ..., directory: _Optional[str] = ..., kernel_log: _Optional[str] = ..., version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., running: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ..., preflight: _Optional[_Union[_types_pb2.Preflight, _Mapping]] = ..., workers_version: _Optional[int] = ..., ended: _Optional[_Iterable[_Union[WorkerEnded, _Mapping]]] = ..., disk_dir: _Optional[str] = ..., template: _Optional[_Union[Template, _Mapping]] = ...) -> None: ...
+    restore_runs: bool
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., hostname: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., capacity: _Optional[int] = ..., replicator_endpoint: _Optional[str] = ..., agent_pid: _Optional[int] = ..., directory: _Optional[str] = ..., kernel_log: _Optional[str] = ..., version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., running: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ..., preflight: _Optional[_Union[_types_pb2.Preflight, _Mapping]] = ..., workers_version: _Optional[int] = ..., ended: _Optional[_Iterable[_Union[WorkerEnded, _Mapping]]] = ..., disk_dir: _Optional[str] = ..., template: _Optional[_Union[Template, _Mapping]] = ..., restore_runs: bool = ...) -> None: ...
 
 class PhaseTime(_message.Message):
     __slots__ = ("name", "seconds")
@@ -420,7 +442,7 @@ class RestoredBytes(_message.Message):
     def __init__(self, source: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class OrderDone(_message.Message):
-    __slots__ = ("command_id", "ok", "reason", "master", "at", "phases", "workers", "unrestorable", "restored", "restored_bytes")
+    __slots__ = ("command_id", "ok", "reason", "master", "at", "phases", "workers", "unrestorable", "restored", "restored_bytes", "columns")
     COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
     OK_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -431,6 +453,7 @@ class OrderDone(_message.Message):
     UNRESTORABLE_FIELD_NUMBER: _ClassVar[int]
     RESTORED_FIELD_NUMBER: _ClassVar[int]
     RESTORED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
     command_id: str
     ok: bool
     reason: str
@@ -441,7 +464,8 @@ class OrderDone(_message.Message):
     unrestorable: bool
     restored: _containers.RepeatedCompositeFieldContainer[Restored]
     restored_bytes: _containers.RepeatedCompositeFieldContainer[RestoredBytes]
-    def __init__(self, command_id: _Optional[str] = ..., ok: bool = ..., reason: _Optional[str] = ..., master: _Optional[str] = ..., at: _Optional[float] = ..., phases: _Optional[_Iterable[_Union[PhaseTime, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ..., unrestorable: bool = ..., restored: _Optional[_Iterable[_Union[Restored, _Mapping]]] = ..., restored_bytes: _Optional[_Iterable[_Union[RestoredBytes, _Mapping]]] = ...) -> None: ...
+    columns: WorkerColumns
+    def __init__(self, command_id: _Optional[str] = ..., ok: bool = ..., reason: _Optional[str] = ..., master: _Optional[str] = ..., at: _Optional[float] = ..., phases: _Optional[_Iterable[_Union[PhaseTime, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ..., unrestorable: bool = ..., restored: _Optional[_Iterable[_Union[Restored, _Mapping]]] = ..., restored_bytes: _Optional[_Iterable[_Union[RestoredBytes, _Mapping]]] = ..., columns: _Optional[_Union[WorkerColumns, _Mapping]] = ...) -> None: ...
 
 class RanksStepping(_message.Message):
     __slots__ = ("job", "generation", "ranks", "step", "at", "phases")
@@ -472,18 +496,20 @@ class RanksFinished(_message.Message):
     def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., at: _Optional[float] = ...) -> None: ...
 
 class Inventory(_message.Message):
-    __slots__ = ("job", "shards", "stored", "base", "gone")
+    __slots__ = ("job", "shards", "stored", "base", "gone", "columns")
     JOB_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     GONE_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
     job: str
     shards: _containers.RepeatedCompositeFieldContainer[_types_pb2.ShardRecord]
     stored: _containers.RepeatedCompositeFieldContainer[_types_pb2.StoredStep]
     base: int
     gone: _containers.RepeatedCompositeFieldContainer[_types_pb2.ShardPlace]
-    def __init__(self, job: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[_types_pb2.ShardRecord, _Mapping]]] = ..., stored: _Optional[_Iterable[_Union[_types_pb2.StoredStep, _Mapping]]] = ..., base: _Optional[int] = ..., gone: _Optional[_Iterable[_Union[_types_pb2.ShardPlace, _Mapping]]] = ...) -> None: ...
+    columns: _types_pb2.ShardColumns
+    def __init__(self, job: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[_types_pb2.ShardRecord, _Mapping]]] = ..., stored: _Optional[_Iterable[_Union[_types_pb2.StoredStep, _Mapping]]] = ..., base: _Optional[int] = ..., gone: _Optional[_Iterable[_Union[_types_pb2.ShardPlace, _Mapping]]] = ..., columns: _Optional[_Union[_types_pb2.ShardColumns, _Mapping]] = ...) -> None: ...
 
 class Tested(_message.Message):
     __slots__ = ("preflight",)

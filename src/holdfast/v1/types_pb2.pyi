@@ -75,6 +75,30 @@ class ShardRecord(_message.Message):
     owner: str
     def __init__(self, key: _Optional[_Union[ShardKey, _Mapping]] = ..., mesh: _Optional[_Union[Mesh, _Mapping]] = ..., tier: _Optional[_Union[Tier, str]] = ..., size_bytes: _Optional[int] = ..., digest: _Optional[str] = ..., owner: _Optional[str] = ...) -> None: ...
 
+class ShardColumns(_message.Message):
+    __slots__ = ("ranks", "attempts", "steps", "meshes", "mesh_of", "tiers", "sizes", "digests", "owners", "owner_of")
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    MESHES_FIELD_NUMBER: _ClassVar[int]
+    MESH_OF_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    OWNERS_FIELD_NUMBER: _ClassVar[int]
+    OWNER_OF_FIELD_NUMBER: _ClassVar[int]
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    attempts: _containers.RepeatedScalarFieldContainer[int]
+    steps: _containers.RepeatedScalarFieldContainer[int]
+    meshes: _containers.RepeatedCompositeFieldContainer[Mesh]
+    mesh_of: _containers.RepeatedScalarFieldContainer[int]
+    tiers: _containers.RepeatedScalarFieldContainer[Tier]
+    sizes: _containers.RepeatedScalarFieldContainer[int]
+    digests: _containers.RepeatedScalarFieldContainer[str]
+    owners: _containers.RepeatedScalarFieldContainer[str]
+    owner_of: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ranks: _Optional[_Iterable[int]] = ..., attempts: _Optional[_Iterable[int]] = ..., steps: _Optional[_Iterable[int]] = ..., meshes: _Optional[_Iterable[_Union[Mesh, _Mapping]]] = ..., mesh_of: _Optional[_Iterable[int]] = ..., tiers: _Optional[_Iterable[_Union[Tier, str]]] = ..., sizes: _Optional[_Iterable[int]] = ..., digests: _Optional[_Iterable[str]] = ..., owners: _Optional[_Iterable[str]] = ..., owner_of: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class SavedStep(_message.Message):
     __slots__ = ("attempt", "step")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +152,20 @@ class RankRestore(_message.Message):
     sources: _containers.RepeatedCompositeFieldContainer[ShardSource]
     sharing: _containers.RepeatedCompositeFieldContainer[ShardSource]
     def __init__(self, rank: _Optional[int] = ..., shard: _Optional[_Union[ShardKey, _Mapping]] = ..., digest: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[ShardSource, _Mapping]]] = ..., sharing: _Optional[_Iterable[_Union[ShardSource, _Mapping]]] = ...) -> None: ...
+
+class RestoreRun(_message.Message):
+    __slots__ = ("rank", "shard", "digests", "sources", "sharing")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    SHARING_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    shard: ShardKey
+    digests: _containers.RepeatedScalarFieldContainer[str]
+    sources: _containers.RepeatedCompositeFieldContainer[ShardSource]
+    sharing: _containers.RepeatedCompositeFieldContainer[ShardSource]
+    def __init__(self, rank: _Optional[int] = ..., shard: _Optional[_Union[ShardKey, _Mapping]] = ..., digests: _Optional[_Iterable[str]] = ..., sources: _Optional[_Iterable[_Union[ShardSource, _Mapping]]] = ..., sharing: _Optional[_Iterable[_Union[ShardSource, _Mapping]]] = ...) -> None: ...
 
 class HangSpec(_message.Message):
     __slots__ = ("floor_s", "factor", "init_s")

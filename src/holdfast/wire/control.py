@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import assert_never
 
 from holdfast.domain.errors import MalformedMessage
-from holdfast.domain.generations import Placement
+from holdfast.domain.generations import Placement, RestoreRun, ShardSource
 from holdfast.domain.job import CheckpointSpec, ChecksSpec, HangSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import PROTOCOL_VERSION, NodeFacts, RunningWorker, TemplateState, WorkerEnded
@@ -54,6 +56,7 @@ def encode_welcome(
             peers=list(peers),
             inventory_differences=True,
             answers_beats=True,
+            columns=True,
         )
     )
 
@@ -108,6 +111,31 @@ def encode_order(epoch: int, command_id: str, order: Order, traceparent: str = "
     return pb.SupervisorMessage(command=command)
 
 
+def encode_slot(
+    shared: pb.SupervisorMessage,
+    command_id: str,
+    placement: Placement,
+    restore: Iterable[RestoreRun] = (),
+    peers: Iterable[ShardSource] = (),
+    *,
+    in_runs: bool,
+) -> pb.SupervisorMessage:
+    """The order of one slot. `shared`: `encode_order` of what all slots' orders have in common. `in_runs`: as the agent takes
+    them."""
+    message = pb.SupervisorMessage()
+    message.CopyFrom(shared)
+    message.command.command_id = command_id
+    if message.command.HasField("prepare"):
+        prepare = message.command.prepare
+        prepare.placement.CopyFrom(_encode_placement(placement))
+        if in_runs:
+            prepare.restore_runs.extend(types.encode_runs(restore))
+        else:
+            prepare.restore.extend(types.encode_restores(chain.from_iterable(restore)))
+        prepare.peers.extend(types.encode_sources(peers))
+    return message
+
+
 def decode_order(command: pb.Command) -> Order:
     """The order inside; its epoch, id and traceparent are the command's own fields. Raises `MalformedMessage`."""
     match command.WhichOneof("order"):
@@ -147,14 +175,11 @@ def _encode_prepare(order: Prepare) -> pb.Prepare:
     message.CopyFrom(
         _encode_specs(order.mesh, order.launch, order.checkpoint, order.hang, order.restore_mesh, order.checks)
     )
-    placement = order.placement
     rest = pb.Prepare(
         job=order.job,
         generation=order.generation,
         attempt=order.attempt,
-        placement=pb.Placement(
-            slot=placement.slot, node=placement.node, first_rank=placement.first_rank, nproc=placement.nproc
-        ),
+        placement=_encode_placement(order.placement),
         nnodes=order.nnodes,
         token=order.token,
         restore_step=order.restore_step,
@@ -165,6 +190,12 @@ def _encode_prepare(order: Prepare) -> pb.Prepare:
     )
     message.MergeFrom(rest)
     return message
+
+
+def _encode_placement(placement: Placement) -> pb.Placement:
+    return pb.Placement(
+        slot=placement.slot, node=placement.node, first_rank=placement.first_rank, nproc=placement.nproc
+    )
 
 
 @lru_cache(_SPECS_MAX)
@@ -210,7 +241,8 @@ def _decode_prepare(message: pb.Prepare, traceparent: str) -> Prepare:
         token=message.token,
         restore_step=message.restore_step,
         restore_mesh=restore_mesh,
-        restore=types.decode_restores(message.restore),
+        restore=types.decode_restores(message.restore)
+        or tuple(chain.from_iterable(types.decode_runs(message.restore_runs))),
         peers=types.decode_sources(message.peers),
         traceparent=traceparent,
         checks=CHECKS_SPEC.decode(message.checks),
@@ -307,8 +339,8 @@ def decode_reports(raw: bytes) -> list[Reported]:
     return [Reported(each.at, each.node, each.incarnation, each.session, each.message) for each in message.reports]
 
 
-def encode_report(report: Report, seq: int, traceparent: str = "") -> pb.AgentMessage:
-    """A report numbered `seq` (from 1, per incarnation)."""
+def encode_report(report: Report, seq: int, traceparent: str = "", *, columns: bool = False) -> pb.AgentMessage:
+    """A report numbered `seq` (from 1, per incarnation). `columns`: to supervisors that take shards and workers so."""
     message = pb.AgentMessage(seq=seq, traceparent=traceparent)
     match report:
         case Hello():
@@ -322,7 +354,8 @@ def encode_report(report: Report, seq: int, traceparent: str = "") -> pb.AgentMe
                     master=report.master,
                     at=report.at,
                     phases=_encode_phases(report.phases_s),
-                    workers=_encode_workers(report.workers),
+                    workers=() if columns else _encode_workers(report.workers),
+                    columns=_encode_worker_columns(report.workers) if columns and report.workers else None,
                     unrestorable=report.unrestorable,
                     restored=[pb.Restored(source=source, shards=count) for source, count in report.restored_from],
                     restored_bytes=[
@@ -349,7 +382,8 @@ def encode_report(report: Report, seq: int, traceparent: str = "") -> pb.AgentMe
             message.inventory.CopyFrom(
                 pb.Inventory(
                     job=report.job,
-                    shards=[types.encode_shard_record(shard) for shard in report.shards],
+                    shards=[] if columns else [types.encode_shard_record(shard) for shard in report.shards],
+                    columns=types.encode_shards(report.shards) if columns and report.shards else None,
                     stored=types.encode_stored(report.stored),
                     base=report.base,
                     gone=types.encode_places(report.gone),
@@ -359,7 +393,8 @@ def encode_report(report: Report, seq: int, traceparent: str = "") -> pb.AgentMe
             message.workers_changed.CopyFrom(
                 pb.WorkersChanged(
                     version=report.version,
-                    workers=_encode_workers(report.workers),
+                    workers=() if columns else _encode_workers(report.workers),
+                    columns=_encode_worker_columns(report.workers) if columns and report.workers else None,
                     ended=_encode_ended(report.ended),
                     template=_encode_template(report.template),
                 )
@@ -385,7 +420,7 @@ def decode_report(message: pb.AgentMessage) -> Report:
                 master=done.master,
                 at=types.check_time(done.at, "order_done.at"),
                 phases_s=_decode_phases(done.phases),
-                workers=_decode_workers(done.workers),
+                workers=_decode_workers(done),
                 unrestorable=done.unrestorable,
                 restored_from=tuple((restored.source, restored.shards) for restored in done.restored),
                 restored_bytes=tuple((restored.source, restored.bytes) for restored in done.restored_bytes),
@@ -412,7 +447,9 @@ def decode_report(message: pb.AgentMessage) -> Report:
             inventory = message.inventory
             return Inventory(
                 job=inventory.job,
-                shards=tuple(types.decode_shard_record(shard) for shard in inventory.shards),
+                shards=types.decode_shards(inventory.columns)
+                if inventory.HasField("columns")
+                else tuple(types.decode_shard_record(shard) for shard in inventory.shards),
                 stored=types.decode_stored(inventory.stored),
                 base=inventory.base,
                 gone=types.decode_places(inventory.gone),
@@ -421,7 +458,7 @@ def decode_report(message: pb.AgentMessage) -> Report:
             changed = message.workers_changed
             return WorkersChanged(
                 changed.version,
-                _decode_workers(changed.workers),
+                _decode_workers(changed),
                 _decode_ended(changed.ended),
                 _decode_template(changed.template) if changed.HasField("template") else None,
             )
@@ -447,6 +484,7 @@ def _encode_hello(hello: Hello) -> pb.Hello:
         version=facts.version,
         protocol_version=facts.protocol_version,
         disk_dir=facts.disk_dir,
+        restore_runs=facts.restore_runs,
         running=_encode_workers(hello.running),
         preflight=PREFLIGHT.encode(hello.preflight) if hello.preflight is not None else None,
         workers_version=hello.workers_version,
@@ -473,10 +511,11 @@ def _decode_hello(message: pb.Hello) -> Hello:
         version=message.version,
         protocol_version=message.protocol_version,
         disk_dir=message.disk_dir,
+        restore_runs=message.restore_runs,
     )
     return Hello(
         facts=facts,
-        running=_decode_workers(message.running),
+        running=_decode_worker_rows(message.running),
         preflight=PREFLIGHT.decode(message.preflight) if message.HasField("preflight") else None,
         workers_version=message.workers_version,
         ended=_decode_ended(message.ended),
@@ -493,7 +532,29 @@ def _encode_workers(workers: Iterable[RunningWorker]) -> list[pb.RunningWorker]:
     ]
 
 
-def _decode_workers(messages: Iterable[pb.RunningWorker]) -> tuple[RunningWorker, ...]:
+def _encode_worker_columns(workers: Sequence[RunningWorker]) -> pb.WorkerColumns:
+    return pb.WorkerColumns(
+        ranks=[worker.rank for worker in workers],
+        jobs=types.short([worker.job for worker in workers]),
+        generations=types.short([worker.generation for worker in workers]),
+        pids=types.short([worker.pid for worker in workers]),
+        since=types.short([worker.since for worker in workers]),
+    )
+
+
+def _decode_workers(message: pb.OrderDone | pb.WorkersChanged) -> tuple[RunningWorker, ...]:
+    if not message.HasField("columns"):
+        return _decode_worker_rows(message.workers)
+    columns, field = message.columns, "workers"
+    count = len(columns.ranks)
+    jobs, generations = types.column(columns.jobs, count, field), types.column(columns.generations, count, field)
+    pids, since = types.column(columns.pids, count, field), types.column(columns.since, count, field)
+    if not all(map(math.isfinite, columns.since)):
+        raise MalformedMessage("worker.since", "not all are times")
+    return tuple(map(RunningWorker, jobs, generations, columns.ranks, pids, since))
+
+
+def _decode_worker_rows(messages: Iterable[pb.RunningWorker]) -> tuple[RunningWorker, ...]:
     return tuple(
         RunningWorker(
             job=message.job,

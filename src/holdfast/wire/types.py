@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from enum import StrEnum
 from functools import lru_cache
+from itertools import repeat
 from typing import Generic, TypeVar
 
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message import DecodeError, Message
 
 from holdfast.domain.errors import IncompatibleVersion, InvalidSpec, MalformedMessage
-from holdfast.domain.generations import RankRestore, ShardKey, ShardPlace, ShardRecord, ShardSource, StoredStep
+from holdfast.domain.generations import (
+    RankRestore,
+    RestoreRun,
+    ShardKey,
+    ShardPlace,
+    ShardRecord,
+    ShardSource,
+    StoredStep,
+)
 from holdfast.domain.job import HangSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import PROTOCOL_VERSION
@@ -21,6 +30,7 @@ from holdfast.v1 import types_pb2 as pb
 
 E = TypeVar("E", bound=StrEnum)
 M = TypeVar("M", bound=Message)
+T = TypeVar("T")
 
 
 class EnumCodec(Generic[E]):
@@ -156,6 +166,62 @@ def decode_shard_record(message: pb.ShardRecord) -> ShardRecord:
     )
 
 
+def short(column: Sequence[T]) -> Sequence[T]:
+    """A column of equal entries as one."""
+    return column[:1] if column and column.count(column[0]) == len(column) else column
+
+
+def column(values: Sequence[T], count: int, field: str) -> Iterable[T]:
+    """The entries of a column. Raises `MalformedMessage` unless it has one for all, or one for each."""
+    if len(values) == count:
+        return values
+    if len(values) == 1:
+        return repeat(values[0], count)
+    raise MalformedMessage(field, f"{len(values)} entries for {count}")
+
+
+def _of(places: Sequence[int], values: Sequence[T], count: int, field: str) -> Iterable[T]:
+    if places and max(places) >= len(values):
+        raise MalformedMessage(field, f"{max(places)} is not a place among {len(values)}")
+    return column([values[place] for place in places], count, field)
+
+
+def encode_shards(records: Sequence[ShardRecord]) -> pb.ShardColumns:
+    """In columns."""
+    meshes = {mesh: place for place, mesh in enumerate(dict.fromkeys(record.mesh for record in records))}
+    owners = {owner: place for place, owner in enumerate(dict.fromkeys(record.owner for record in records))}
+    return pb.ShardColumns(
+        ranks=[record.key.rank for record in records],
+        attempts=short([record.key.attempt for record in records]),
+        steps=short([record.key.step for record in records]),
+        meshes=[encode_mesh(mesh) for mesh in meshes],
+        mesh_of=short([meshes[record.mesh] for record in records]),
+        tiers=short([_TIER_WIRE[record.tier] for record in records]),
+        sizes=short([record.size for record in records]),
+        digests=short([record.digest for record in records]),
+        owners=list(owners),
+        owner_of=short([owners[record.owner] for record in records]),
+    )
+
+
+def decode_shards(message: pb.ShardColumns) -> tuple[ShardRecord, ...]:
+    count, field = len(message.ranks), "shards"
+    if unknown := set(message.tiers) - _TIER_NAME.keys():
+        raise MalformedMessage("shards.tiers", f"{min(unknown)} is not a tier known here ({', '.join(_TIER_WIRE)})")
+    keys = map(ShardKey, column(message.attempts, count, field), column(message.steps, count, field), message.ranks)
+    return tuple(
+        map(
+            ShardRecord,
+            keys,
+            _of(message.mesh_of, [decode_mesh(mesh, "shards.meshes") for mesh in message.meshes], count, field),
+            column([_TIER_NAME[tier] for tier in message.tiers], count, field),
+            column(message.sizes, count, field),
+            column(message.digests, count, field),
+            _of(message.owner_of, message.owners, count, field),
+        )
+    )
+
+
 def encode_saved_steps(steps: Iterable[tuple[int, int]]) -> list[pb.SavedStep]:
     return [pb.SavedStep(attempt=attempt, step=step) for attempt, step in steps]
 
@@ -224,6 +290,32 @@ def encode_restores(restores: Iterable[RankRestore]) -> list[pb.RankRestore]:
         )
         for restore in restores
     ]
+
+
+def encode_runs(restores: Iterable[RestoreRun]) -> list[pb.RestoreRun]:
+    return [
+        pb.RestoreRun(
+            rank=run.rank,
+            shard=encode_shard_key(run.shard),
+            digests=run.digests,
+            sources=encode_sources(run.sources),
+            sharing=encode_sources(run.sharing),
+        )
+        for run in restores
+    ]
+
+
+def decode_runs(messages: Iterable[pb.RestoreRun]) -> tuple[RestoreRun, ...]:
+    return tuple(
+        RestoreRun(
+            rank=message.rank,
+            shard=decode_shard_key(message.shard),
+            digests=tuple(message.digests),
+            sources=decode_sources(message.sources),
+            sharing=decode_sources(message.sharing),
+        )
+        for message in messages
+    )
 
 
 def decode_restores(messages: Iterable[pb.RankRestore]) -> tuple[RankRestore, ...]:

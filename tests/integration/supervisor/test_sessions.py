@@ -124,6 +124,7 @@ async def test_an_inventory_that_changes_one_that_never_came_begins_a_new_sessio
     async with supervisor(tmp_path) as sup, session(sup.control, hello()) as call:
         welcome = await call.read()
         assert welcome.welcome.inventory_differences
+        assert welcome.welcome.columns
         await call.write(encode_report(Inventory("gpt", base=77), 2))
         code, details = await refusal(call)
         assert code is grpc.StatusCode.ABORTED

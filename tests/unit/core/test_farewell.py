@@ -63,7 +63,7 @@ def test_its_files_stay_until_the_last_step_is_in_the_store() -> None:
     assert news(fleet) == "step 20 is in the object store"
     assert over(fleet)
     fleet.answer_orders()
-    assert not fleet.state.outbox
+    assert not list(fleet.state.sends())
     assert not fleet.state.timers
 
 

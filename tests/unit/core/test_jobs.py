@@ -226,7 +226,7 @@ def test_a_job_is_complete_when_every_rank_has_ended_well() -> None:
     assert all(order.ended and not order.forget for order in stops), "what it has saved stays"
     fleet.answer_orders()
     assert {node.state for node in fleet.state.nodes.values()} == {NodeState.SPARE}
-    assert not fleet.state.outbox
+    assert not list(fleet.state.sends())
 
 
 def test_a_stop_saves_first_then_stops_everyone() -> None:
@@ -250,7 +250,7 @@ def test_a_stop_does_not_wait_for_ever() -> None:
     fleet.gone("n1")
     fleet.answer_orders("n1")
     assert fleet.job.phase is JobPhase.STOPPED
-    assert [send.node for send in fleet.state.outbox.values()] == ["n1"], "it is told when it comes back"
+    assert [send.node for send in fleet.state.sends()] == ["n1"], "it is told when it comes back"
 
 
 def test_a_pending_job_stops_at_once() -> None:

@@ -38,7 +38,7 @@ def test_every_node_that_has_a_step_of_a_job_that_is_over_deletes_it() -> None:
     oldest = (attempt(fleet), 10)
     assert ask(fleet, oldest) == {"n0": (oldest,), "n1": (oldest,)}
     fleet.answer_orders()
-    assert not fleet.state.outbox
+    assert not list(fleet.state.sends())
 
 
 def test_a_node_that_is_away_hears_of_it_when_it_comes_back() -> None:

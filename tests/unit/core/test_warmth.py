@@ -58,7 +58,7 @@ def test_a_spare_that_has_none_any_more_is_asked_once(fleet: Fleet) -> None:
     before = fleet.orders(Warm)["n2"]
     template(fleet, "n2", TemplateState())
     assert fleet.orders(Warm)["n2"] == before
-    assert len(fleet.state.outbox) == 1
+    assert len(list(fleet.state.sends())) == 1
 
 
 def test_nothing_is_known_of_agents_that_do_not_say(fleet: Fleet) -> None:

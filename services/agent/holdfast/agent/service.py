@@ -175,6 +175,7 @@ async def _run(settings: AgentSettings, ledger: Ledger, descriptors: Descriptors
 
 def _facts(settings: AgentSettings, incarnation: str, replicator_endpoint: str) -> NodeFacts:
     return NodeFacts(
+        restore_runs=True,
         node=settings.node,
         incarnation=incarnation,
         hostname=socket.gethostname(),

@@ -72,6 +72,7 @@ class Session:
         self._tls = tls
         self._news = anyio.Event()
         self._welcomed = False
+        self._columns = False  # whether the supervisor of this session takes reports in columns
         self._unanswered_beats = 0
         self._incompatible: set[str] = set()  # endpoints that refused our protocol version when last asked
 
@@ -132,10 +133,11 @@ class Session:
     async def _speak(self, call: _Call) -> None:
         """Hello, then every report as it comes, and a beat every `BEAT_S`: it says more than that the agent lives."""
         self._reports.greet(self._hello(), self._inventories())
+        self._columns = False  # until this supervisor says so
         beat_at = anyio.current_time() + BEAT_S
         while True:
             while (numbered := self._reports.take()) is not None:
-                await write(call, encode_report(numbered.report, numbered.seq))
+                await write(call, encode_report(numbered.report, numbered.seq, columns=self._columns))
             with anyio.move_on_at(beat_at):
                 await self._news.wait()
             self._news = anyio.Event()
@@ -174,6 +176,7 @@ class Session:
         self._on_diagnostics(tuple(welcome.diagnostics))
         self._on_peers(tuple(welcome.peers))
         self._reports.differences = welcome.inventory_differences
+        self._columns = welcome.columns
         return welcome
 
     def _take(self, message: pb.SupervisorMessage) -> None:

@@ -6,15 +6,20 @@ a command that comes back as an event. `Outbox` commands stay in the state, and 
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 
+from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import Finding
-from holdfast.domain.generations import Generation, StoredStep
+from holdfast.domain.generations import Generation, Placement, RestoreRun, ShardSource, StoredStep
 from holdfast.domain.incidents import Action, Incident
 from holdfast.domain.job import JobSpec
 from holdfast.domain.nodes import NodeState
-from holdfast.domain.orders import Order, Report, StepReached
+from holdfast.domain.numbers import Numbers
+from holdfast.domain.orders import Order, Prepare, Report, Start, StepReached
 from holdfast.domain.replication import SavedByAll
 
 
@@ -239,6 +244,60 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
+class Broadcast:
+    """One order for every slot of a generation: what the slots' orders have in common, and what each has of its own. The order
+    of slot n has the id `command_id/n`. It stays in the state until every slot has answered."""
+
+    command_id: str
+    order: Prepare | Start  # as the first slot's, with nothing to restore and without peers
+    placements: tuple[Placement, ...]  # by slot
+    restore: tuple[RestoreRun, ...] = ()  # by rank; none is of two slots
+    peers: tuple[tuple[ShardSource, ...], ...] = ()  # by slot
+
+    def id_of(self, slot: int) -> str:
+        return f"{self.command_id}/{slot}"
+
+    def slot_of(self, command_id: str) -> int | None:
+        """Of which slot this is the order, if it is one of these."""
+        own, slash, slot = command_id.rpartition("/")
+        if not slash or own != self.command_id or not slot.isdecimal() or len(slot) > len(str(len(self.placements))):
+            return None
+        return int(slot) if int(slot) < len(self.placements) else None
+
+    def of(self, slot: int) -> tuple[tuple[RestoreRun, ...], tuple[ShardSource, ...]]:
+        """What the slot restores, and its peers."""
+        place = self.placements[slot]
+        begin = bisect_left(self.restore, place.first_rank, key=_first_rank)
+        end = bisect_left(self.restore, place.first_rank + place.nproc, lo=begin, key=_first_rank)
+        return self.restore[begin:end], self.peers[slot] if self.peers else ()
+
+    def send(self, slot: int, *, whole: bool = True) -> Send:
+        """The order of one slot; `whole`: with what it restores, and its peers."""
+        place, order = self.placements[slot], self.order
+        if isinstance(order, Prepare):
+            order = evolve(order, placement=place)
+            if whole:
+                restore, peers = self.of(slot)
+                order = evolve(order, restore=tuple(chain.from_iterable(restore)), peers=peers)
+        return Send(place.node, self.id_of(slot), order)
+
+
+def _first_rank(run: RestoreRun) -> int:
+    return run.rank
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """A broadcast's orders for these slots, whose nodes have sessions: as so many `Send`."""
+
+    broadcast: Broadcast
+    slots: Numbers
+
+    def sends(self) -> Iterator[Send]:
+        return map(self.broadcast.send, self.slots)
+
+
+@dataclass(frozen=True, slots=True)
 class Tell:
     """A word for a node that is neither answered nor repeated: it is lost when the node has no session now."""
 
@@ -359,4 +418,4 @@ class Answer:
     request: CheckpointRequested
 
 
-Command = Send | Tell | RenewSession | Evaluate | SetTimer | CancelTimer | Publish | Answer
+Command = Send | Post | Tell | RenewSession | Evaluate | SetTimer | CancelTimer | Publish | Answer

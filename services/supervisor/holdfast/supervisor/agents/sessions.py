@@ -17,10 +17,10 @@ from holdfast.domain.orders import Order, StepReached
 from holdfast.domain.replication import SavedByAll
 from holdfast.runtime import freeze
 from holdfast.supervisor.leader.inbox import InboxWriter, gone_entry
-from holdfast.supervisor.protocol import NodeGone
+from holdfast.supervisor.protocol import NodeGone, Post
 from holdfast.supervisor.telemetry.meters import Latencies
 from holdfast.v1 import control_pb2 as pb
-from holdfast.wire.control import encode_heard, encode_order
+from holdfast.wire.control import encode_heard, encode_order, encode_slot
 from holdfast.wire.retention import encode_saved_by_all
 
 ALIVE_S = 1.5  # agents say something every 0.5 s; one that has been silent for this long may be replaced
@@ -64,6 +64,7 @@ class AgentSession:
         self.number = number
         self.peer = peer
         self.replicator = facts.replicator_endpoint
+        self.restore_runs = facts.restore_runs
         self.end: End | None = None
         self.renewed = False  # we ended it, and nothing is wrong with the node
         self.ended = anyio.Event()
@@ -177,6 +178,17 @@ class Sessions:
         self.latencies.sent(command_id, order)
         session.offer(encode_order(self.epoch, command_id, order))
         return True
+
+    def post(self, post: Post) -> None:
+        """`send` of a broadcast: what the orders have in common is encoded once."""
+        broadcast = post.broadcast
+        shared = encode_order(self.epoch, "", broadcast.order)
+        for slot in post.slots:
+            placement, command_id = broadcast.placements[slot], broadcast.id_of(slot)
+            if (session := self._by_node.get(placement.node)) is not None:
+                self.latencies.sent(command_id, broadcast.order)
+                restore, peers = broadcast.of(slot)
+                session.offer(encode_slot(shared, command_id, placement, restore, peers, in_runs=session.restore_runs))
 
     def tell(self, node: str, word: SavedByAll) -> None:
         """Whoever has no session now does without it."""

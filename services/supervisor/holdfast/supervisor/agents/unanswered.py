@@ -7,9 +7,10 @@ rarely.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container
 
-from holdfast.supervisor.protocol import Send
+from holdfast.supervisor.core import State
+from holdfast.supervisor.protocol import Broadcast, Send
 
 FIRST_S = 2.0  # most orders are answered within milliseconds
 PAUSE_S_MAX = 30.0
@@ -22,15 +23,20 @@ class Unanswered:
     def __init__(self) -> None:
         self._due: dict[str, tuple[float, float]] = {}  # command id → (when it is due, pause after that)
 
-    def due(self, outbox: Mapping[str, Send], connected: Container[str], now_s: float) -> list[Send]:
+    def due(self, state: State, connected: Container[str], now_s: float) -> list[Send]:
         """What to send again now: orders that their nodes, which are `connected`, have had for long enough."""
-        self._due = {
-            command: self._due.get(command, (now_s + FIRST_S, 2 * FIRST_S))
-            for command, send in outbox.items()
-            if send.node in connected
-        }
-        again = [command for command, (due_s, _) in self._due.items() if due_s <= now_s][:AT_ONCE_MAX]
-        for command in again:
-            _, pause_s = self._due[command]
-            self._due[command] = (now_s + pause_s, min(2 * pause_s, PAUSE_S_MAX))
-        return [outbox[command] for command in again]
+        later = (now_s + FIRST_S, 2 * FIRST_S)
+        due = {id_: self._due.get(id_, later) for id_, send in state.outbox.items() if send.node in connected}
+        slots: dict[str, tuple[Broadcast, int]] = {}
+        for job, unanswered in state.unanswered.items():
+            broadcast = state.broadcasts[job]
+            for slot in unanswered:
+                if broadcast.placements[slot].node in connected:
+                    id_ = broadcast.id_of(slot)
+                    due[id_], slots[id_] = self._due.get(id_, later), (broadcast, slot)
+        self._due = due
+        again = [id_ for id_, (due_s, _) in due.items() if due_s <= now_s][:AT_ONCE_MAX]
+        for id_ in again:
+            _, pause_s = due[id_]
+            due[id_] = (now_s + pause_s, min(2 * pause_s, PAUSE_S_MAX))
+        return [slots[id_][0].send(slots[id_][1]) if id_ in slots else state.outbox[id_] for id_ in again]

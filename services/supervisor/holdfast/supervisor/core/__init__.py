@@ -30,6 +30,7 @@ The core trusts no single witness, keeps still when in doubt, and says why in ev
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import assert_never
 
 from holdfast.supervisor.core import (
@@ -71,6 +72,7 @@ from holdfast.supervisor.protocol import (
     NodeRepaired,
     NodeReported,
     PolicyAnswered,
+    Post,
     PruneRequested,
     ResizeRequested,
     SetTimer,
@@ -102,12 +104,14 @@ _OF_SILENCE = frozenset({"prepare", "start", "gone", "witness", "fence", "stop",
 
 
 def step(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
-    """Fold one event. The same state and event give the same answer, always."""
+    """Fold one event. The same state and event give the same answer, always. Each order is a `Send`."""
     turn = Turn(state, event.at)
     _take(turn, event)
     upkeep.poke(turn)
     commands = turn.end()
-    return turn.finish(), commands
+    return turn.finish(), tuple(
+        chain.from_iterable(each.sends() if isinstance(each, Post) else (each,) for each in commands)
+    )
 
 
 class Batch:
@@ -205,7 +209,8 @@ def _lead(turn: Turn, event: LeaderStarted) -> None:
     turn.commands.extend(SetTimer(name, due) for name, due in sorted(turn.timers.items()))
     for incident in turn.questions:
         turn.commands.append(Evaluate(incident, turn.incidents[incident].job))
-    turn.commands.extend(turn.orders())
+    turn.commands.extend(turn.orders(to_one=True))
+    turn.commands.extend(Post(turn.broadcasts[job], slots) for job, slots in sorted(turn.unanswered.items()))
     if turn.nodes:
         turn.set_timer(f"sessions:{event.epoch}:{event.at!r}", event.at + turn.config.session_s)
     for name in turn.found(By.CONNECTED):  # training went on meanwhile, and saved

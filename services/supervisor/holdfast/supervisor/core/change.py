@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from holdfast.domain import spans
-from holdfast.domain.generations import Generation, RankRestore, ShardSource
+from holdfast.domain.generations import Generation, ShardSource, runs
 from holdfast.domain.incidents import Action, Incident, IncidentState
 from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import Prepare, Stop, Warm
@@ -160,18 +160,15 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
     shared = evolve(
         _prepare(job, generation, election), checkpoint=checkpoint, traceparent=traceparent, self_test=self_test
     )
-    restores = _by_slot(election, job.spec.nproc_per_node)
-    for placement in chosen.placements:
-        member = turn.nodes[placement.node]
-        sources = ((other, turn.nodes[other].facts.replicator_endpoint) for other in copies[member.name])
-        prepare = evolve(
-            shared,
-            placement=placement,
-            restore=tuple(restores.get(placement.slot, ())),
-            peers=tuple(ShardSource(other, endpoint) for other, endpoint in sources if endpoint),
-        )
-        turn.send(member.name, prepare)
-        turn.put_node(member.name, holds={**member.holds, job.name: (*member.holds.get(job.name, ()), number)})
+    endpoints = {node: turn.nodes[node].facts.replicator_endpoint for node in chosen.nodes}
+    peers_of = tuple(
+        tuple(ShardSource(other, endpoints[other]) for other in copies[node] if endpoints[other])
+        for node in chosen.nodes
+    )
+    turn.broadcast(shared, chosen.placements, runs(election.ranks, job.spec.nproc_per_node), peers_of)
+    for name in chosen.nodes:
+        holds = turn.nodes[name].holds
+        turn.put_node(name, holds={**holds, job.name: (*holds.get(job.name, ()), number)})
     waiting = stop_leavers(turn, job.name, number - 1, stay=chosen.nodes)
     saved_dp = election.mesh.dp if election.mesh is not None and election.in_parts else 0
     change = Change(
@@ -231,14 +228,6 @@ def _prepare(job: Job, generation: Generation, election: Election) -> Prepare:
     )
 
 
-def _by_slot(election: Election, nproc: int) -> dict[int, list[RankRestore]]:
-    """What is restored, by the slot that does."""
-    slots: dict[int, list[RankRestore]] = {}
-    for restore in election.ranks:
-        slots.setdefault(restore.rank // nproc, []).append(restore)
-    return slots
-
-
 def traceparent_of(turn: Turn, incidents: tuple[str, ...]) -> str:
     """For the orders of a change: its own span, below the first incident that it resolves."""
     return spans.change_below(turn.incidents[incidents[0]]) if incidents else ""
@@ -269,10 +258,11 @@ def stop_leavers(
 def abandon(turn: Turn, name: str) -> None:
     """Give up the change in flight, if there is one: its orders are withdrawn, its timers with them."""
     job = turn.jobs[name]
+    turn.withdraw_broadcast(name)
     for send in turn.orders(job=name):
         # Stop orders, too: whoever abandons sends newer ones to all that need them.
         if not isinstance(send.order, Warm):
-            turn.forget_order(send.command_id)
+            turn.forget_order(send)
     for phase in ("prepare", "start", "fence", "stepping"):
         turn.cancel_timer(f"{phase}:{name}:{job.number}")
     turn.cancel_timer(f"defer:{name}")

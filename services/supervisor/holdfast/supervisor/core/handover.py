@@ -148,8 +148,7 @@ def _start(turn: Turn, job: Job, change: Change) -> None:
             GenerationChanged(turn.at, job.name, "ended", job.running, f"generation {generation.number} takes over")
         )
     order = Start(job.name, generation.number, change.master, traceparent_of(turn, change.incidents))
-    for node in generation.nodes:
-        turn.send(node, order)
+    turn.broadcast(order, generation.placements)
     turn.cancel_timer(f"prepare:{job.name}:{generation.number}")
     turn.put_job(
         job.name,

@@ -291,5 +291,5 @@ def _forget_old(turn: Turn) -> None:
     finished = turn.in_order(turn.found(By.FINISHED))
     for job in finished[: max(0, len(finished) - turn.config.finished_jobs_max)]:
         for send in turn.orders(job=job.name):
-            turn.forget_order(send.command_id)
+            turn.forget_order(send)
         turn.drop_job(job.name)

@@ -75,5 +75,5 @@ def forget_old_lost(turn: Turn) -> None:
     for node in lost[: max(0, len(lost) - turn.config.lost_nodes_max)]:
         if job_of(turn, node.name) is None:
             for send in turn.orders(node=node.name):
-                turn.forget_order(send.command_id)
+                turn.forget_order(send)
             turn.drop_node(node.name)

@@ -141,7 +141,7 @@ def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts, pr
         if not (
             isinstance(send.order, Prune) or (isinstance(send.order, Stop) and (send.order.ended or send.order.forget))
         ):
-            turn.forget_order(send.command_id)
+            turn.forget_order(send)
     job = nodes.job_of(turn, node.name)
     ran = job is not None and job.running is not None and job.running.number in node.holds.get(job.name, ())
     turn.heard(node.name, event.seq)
@@ -271,13 +271,13 @@ def on_sessions_timer(turn: Turn, epoch: int, known_before: float) -> None:
 
 
 def _order_done(turn: Turn, node: str, done: OrderDone) -> None:
-    asked = turn.outbox.get(done.command_id)
-    if asked is not None and asked.node != node:
-        turn.note(node, f"its answer to an order for {asked.node} is ignored ({done.command_id})")
-        return
-    send = turn.forget_order(done.command_id)
+    send = turn.asked(node, done.command_id, whole=not done.ok)
     if send is None:
         return  # answered before, or withdrawn
+    if send.node != node:
+        turn.note(node, f"its answer to an order for {send.node} is ignored ({done.command_id})")
+        return
+    turn.forget_order(send)
     match send.order:
         case Prepare() if done.ok:
             nodes.release_holds(turn, node, send.order.job, send.order.generation - 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from zlib import crc32
 
@@ -18,7 +18,7 @@ from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import Index
 from holdfast.supervisor.core.interval import STEPS_UNMEASURED, Interval, Measured
 from holdfast.supervisor.core.offenders import Fault, Rules
-from holdfast.supervisor.protocol import JobPhase, Send
+from holdfast.supervisor.protocol import Broadcast, JobPhase, Send
 
 HEARD_GROUPS = 128  # rows of `State.heard`: of 12,500 nodes a row has a hundred
 
@@ -359,13 +359,23 @@ class State:
     incidents: Mapping[str, Incident] = field(default_factory=dict)  # open ones
     closed: tuple[Incident, ...] = ()  # the last ones, oldest first
     uses: int = 0  # grows when what some node can be used for may have changed
-    outbox: Mapping[str, Send] = field(default_factory=dict)  # orders not answered yet, by command id
+    outbox: Mapping[str, Send] = field(default_factory=dict)  # orders of single nodes not answered yet, by command id
+    broadcasts: Mapping[str, Broadcast] = field(default_factory=dict)  # by job: of its newest generation
+    unanswered: Mapping[str, Numbers] = field(
+        default_factory=dict
+    )  # by job: slots that have not answered its broadcast
     timers: Mapping[str, float] = field(default_factory=dict)  # name → due
     questions: tuple[str, ...] = ()  # incidents whose policy has not answered yet
     breaker: Breaker = field(default_factory=Breaker)
     diagnostics_at: float = 0.0  # when something last came from diagnostics, about whatever job
     last_fault: tuple[float, str] = (0.0, "")  # when, on which node: two at once have a common cause
     index: Index | None = field(default=None, init=False, compare=False, repr=False)  # follows from the tables
+
+    def sends(self) -> Iterator[Send]:
+        """All orders that are not answered."""
+        yield from self.outbox.values()
+        for job, slots in self.unanswered.items():
+            yield from map(self.broadcasts[job].send, slots)
 
     def last_seq(self, node: Node) -> int:
         return last_seq(self.heard, node)

@@ -20,15 +20,17 @@ from typing import Any, TypeVar
 
 from holdfast.domain import tracing
 from holdfast.domain.findings import Finding
-from holdfast.domain.generations import Generation
+from holdfast.domain.generations import Generation, Placement, RestoreRun, ShardSource
 from holdfast.domain.incidents import Incident, IncidentState
 from holdfast.domain.nodes import NodeState
-from holdfast.domain.orders import Order
+from holdfast.domain.numbers import Numbers
+from holdfast.domain.orders import Order, Prepare, Start
 from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By, Group, Memo
 from holdfast.supervisor.core.indexing import Draft, index_of
 from holdfast.supervisor.core.state import Breaker, Config, Job, Node, State, heard_in, last_seq
 from holdfast.supervisor.protocol import (
+    Broadcast,
     CancelTimer,
     Command,
     Evaluate,
@@ -38,6 +40,7 @@ from holdfast.supervisor.protocol import (
     JobPhase,
     NodeChanged,
     Noted,
+    Post,
     Publish,
     Record,
     Send,
@@ -107,6 +110,14 @@ class Turn:
     @property
     def outbox(self) -> Mapping[str, Send]:
         return self._read("outbox")
+
+    @property
+    def broadcasts(self) -> Mapping[str, Broadcast]:
+        return self._read("broadcasts")
+
+    @property
+    def unanswered(self) -> Mapping[str, Numbers]:
+        return self._read("unanswered")
 
     @property
     def timers(self) -> Mapping[str, float]:
@@ -182,13 +193,30 @@ class Turn:
         found = [jobs[name] for name in names]
         return sorted(found, key=lambda job: (job.submitted_at, job.name)) if len(found) > 1 else found
 
-    def orders(self, *, node: str = "", job: str = "") -> list[Send]:
-        """Unanswered orders for a node, or about a job, or both; oldest first."""
+    def orders(self, *, node: str = "", job: str = "", to_one: bool = False) -> list[Send]:
+        """Unanswered orders for a node, or about a job, or both; oldest first. `to_one`: without those of broadcasts."""
         known: Iterable[str] = self._index.get(By.ORDER_FOR, node) if node else self.outbox
         if job:
             about = self._index.get(By.ORDER_ABOUT, job)
             known = [each for each in known if each in about] if node else about
-        return sorted((self.outbox[each] for each in known), key=lambda send: (len(send.command_id), send.command_id))
+        found = [self.outbox[each] for each in known]
+        jobs = () if to_one else self._index.get(By.CLAIM, node) if node else self.broadcasts
+        for name, broadcast in ((name, self.broadcasts.get(name)) for name in jobs if job in ("", name)):
+            if broadcast is not None:
+                slots = self.unanswered[name]
+                found += [broadcast.send(slot) for slot in slots if node in ("", broadcast.placements[slot].node)]
+        return sorted(found, key=_age)
+
+    def asked(self, node: str, command_id: str, *, whole: bool = True) -> Send | None:
+        """The unanswered order of this id, `whole` as in `Broadcast.send`; of a broadcast only if `node` is among its nodes."""
+        if (send := self.outbox.get(command_id)) is not None:
+            return send
+        for job in self._index.get(By.CLAIM, node):
+            broadcast = self.broadcasts.get(job)
+            slot = None if broadcast is None else broadcast.slot_of(command_id)
+            if broadcast is not None and slot is not None and slot in self.unanswered[job]:
+                return broadcast.send(slot, whole=whole)
+        return None
 
     def pooled(self, key: Hashable, make: Callable[[], T], *of: object) -> T:
         """What follows from nodes and jobs as they are and from `of`, made once: a decision asks many times."""
@@ -361,24 +389,52 @@ class Turn:
 
     def send(self, node: str, order: Order) -> str:
         """Into the outbox and, when the node has a session, on its way. Returns the command id."""
-        number = self._value("commands") + 1
-        self.set(commands=number)
-        # With the epoch: a log that lost its last second hands the same numbers out again, in a later term.
-        # And with what nobody can guess: an answer by somebody who was never asked is known by its id.
-        proof = blake2s(f"{self._value('secret')}/{number}".encode(), digest_size=6).hexdigest()
-        send = Send(node, f"c-{self._origin}-{self._value('epoch'):x}-{number}.{proof}", order)
+        send = Send(node, self._new_command_id(), order)
         self._write("outbox", send.command_id)[send.command_id] = send
         self._index.order(None, send)
         if self.nodes[node].connected:
             self.commands.append(send)
         return send.command_id
 
-    def forget_order(self, command_id: str) -> Send | None:
-        if command_id not in self.outbox:
-            return None
-        forgotten: Send = self._write("outbox", command_id).pop(command_id)
-        self._index.order(forgotten, None)
-        return forgotten
+    def broadcast(
+        self,
+        order: Prepare | Start,
+        placements: tuple[Placement, ...],
+        restore: tuple[RestoreRun, ...] = (),
+        peers: tuple[tuple[ShardSource, ...], ...] = (),
+    ) -> None:
+        """`send` to every slot of the job's newest generation."""
+        broadcast = Broadcast(self._new_command_id(), order, placements, restore, peers)
+        self._write("broadcasts", order.job)[order.job] = broadcast
+        self._write("unanswered", order.job)[order.job] = Numbers.below(len(placements))
+        nodes = self.nodes
+        self.commands.append(Post(broadcast, Numbers(each.slot for each in placements if nodes[each.node].connected)))
+
+    def _new_command_id(self) -> str:
+        number = self._value("commands") + 1
+        self.set(commands=number)
+        # With the epoch: a log that lost its last second hands the same numbers out again, in a later term.
+        # And with what nobody can guess: an answer by somebody who was never asked is known by its id.
+        proof = blake2s(f"{self._value('secret')}/{number}".encode(), digest_size=6).hexdigest()
+        return f"c-{self._origin}-{self._value('epoch'):x}-{number}.{proof}"
+
+    def forget_order(self, send: Send) -> None:
+        """It was answered, or is withdrawn."""
+        if send.command_id in self.outbox:
+            self._index.order(self._write("outbox", send.command_id).pop(send.command_id), None)
+            return
+        job = send.order.job
+        broadcast = self.broadcasts.get(job)
+        if broadcast is not None and (slot := broadcast.slot_of(send.command_id)) is not None:
+            left = self.unanswered[job].without(slot)
+            if left:
+                self._write("unanswered", job)[job] = left
+            else:
+                self.withdraw_broadcast(job)
+
+    def withdraw_broadcast(self, job: str) -> None:
+        if job in self.broadcasts:
+            del self._write("broadcasts", job)[job], self._write("unanswered", job)[job]
 
     def set_timer(self, name: str, due: float) -> None:
         self._write("timers", name)[name] = due
@@ -432,6 +488,12 @@ class Turn:
             self.written[name] = {}
         self.written[name][key] = None
         return table
+
+
+def _age(send: Send) -> tuple[int, str]:
+    """Command ids begin alike and end with a number, and the slot of a broadcast."""
+    number = send.command_id.partition("/")[0]
+    return len(number), send.command_id
 
 
 def _once(memo: Memo, key: Hashable, make: Callable[[], T], of: tuple[object, ...]) -> T:

@@ -1,7 +1,7 @@
 """The leader's state in parts, so that a commit writes what has changed and not what the fleet is large.
 
 Each field of `State` is a part; of a field that is a table, each row is one: `epoch`, `breaker`, `nodes/n17`, `jobs/gpt`. What
-is large in a row and seldom changes stands apart, and what orders have in common stands once (docs/adr/0024).
+is large in a row and seldom changes stands apart (docs/adr/0024).
 Values are replaced and never changed in place, so a part is written when its object is another one than at the last commit.
 All parts together are one state because a commit writes them in one atomic step (docs/adr/0016).
 """
@@ -43,8 +43,8 @@ _SLOT, _PREPARE = "slot", "prepare"
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """What an unanswered `Prepare` has of its own, `outbox/c-1:slot`. The rest is the same for all slots of a change and stands
-    once, `jobs/gpt:prepare`: whoever begins another change withdraws the orders of the one before."""
+    """What an unanswered `Prepare` has of its own, `outbox/c-1:slot`, as an earlier version wrote it. What the slots have in
+    common stands in `jobs/gpt:prepare`. Now it is a broadcast."""
 
     node: str
     job: str
@@ -56,7 +56,7 @@ class _Slot:
 
 def prepare() -> None:
     """What writing and reading the first snapshot would have to do before it."""
-    records.prepare(*(_TABLES.get(name, _HINTS[name]) for name in _FIELDS), _Slot, Prepare)
+    records.prepare(*(_TABLES.get(name, _HINTS[name]) for name in _FIELDS))
     records.prepare(*(_ROWS[name][each] for name, apart in _APART.items() for each in apart))
 
 
@@ -91,11 +91,8 @@ def _changes(
         rows = {**old, **new} if written is None else written.get(name, ())
         changed = [(key, old.get(key), new.get(key)) for key in rows]
         changed = [each for each in changed if each[1] is not each[2]]
-        if name == "outbox":
-            yield from _orders(changed)
-        else:
-            for key, was, value in changed:
-                yield from _row(name, key, was, value)
+        for key, was, value in changed:
+            yield from _row(name, key, was, value)
 
 
 def _row(name: str, key: str, was: Any, value: Any) -> Iterator[tuple[str, bytes | None]]:
@@ -108,28 +105,8 @@ def _row(name: str, key: str, was: Any, value: Any) -> Iterator[tuple[str, bytes
             yield f"{name}/{key}:{field}", None
     if value is None:
         yield f"{name}/{key}", None
-        if name == "jobs":
-            yield f"{name}/{key}:{_PREPARE}", None
     else:
         yield f"{name}/{key}", records.dumps(evolve(value, **apart) if apart else value, _TABLES[name])
-
-
-def _orders(changed: Iterable[tuple[str, Send | None, Send | None]]) -> Iterator[tuple[str, bytes | None]]:
-    shared: dict[str, Prepare] = {}
-    for key, was, value in changed:
-        send = value or was
-        assert send is not None
-        part = f"outbox/{key}:{_SLOT}" if isinstance(send.order, Prepare) else f"outbox/{key}"
-        if value is None:
-            yield part, None
-        elif isinstance(order := value.order, Prepare):
-            shared[order.job] = order
-            slot = _Slot(value.node, order.job, order.generation, order.placement, order.restore, order.peers)
-            yield part, records.dumps(slot, _Slot)
-        else:
-            yield part, records.dumps(value, Send)
-    for job, order in shared.items():
-        yield f"jobs/{job}:{_PREPARE}", records.dumps(evolve(order, restore=(), peers=()), Prepare)
 
 
 def load(parts: Mapping[str, bytes]) -> State:

@@ -47,6 +47,7 @@ from holdfast.supervisor.protocol import (
     IncidentChanged,
     LeaderStarted,
     PolicyAnswered,
+    Post,
     Publish,
     RenewSession,
     Send,
@@ -191,7 +192,9 @@ class Term:
         folder.keep(folded)
         self._folder = folder
         jobs = sum(not job.phase.finished for job in state.jobs.values())
-        log.info("leading", epoch=self._lease.epoch, jobs=jobs, nodes=len(state.nodes), orders=len(state.outbox))
+        log.info(
+            "leading", epoch=self._lease.epoch, jobs=jobs, nodes=len(state.nodes), orders=sum(1 for _ in state.sends())
+        )
         self._act(folded)
 
     # ------------------------------------------------------------------ what comes in
@@ -213,8 +216,8 @@ class Term:
             assert self._folder is not None
             if not (self._read or self._inbox.waiting):  # else the state is behind what was reported
                 self.sessions.compare(self._reported)
-                outbox = self._folder.state.outbox
-                for send in self._unanswered.due(outbox, self.sessions.nodes, anyio.current_time()):
+                state = self._folder.state
+                for send in self._unanswered.due(state, self.sessions.nodes, anyio.current_time()):
                     self.sessions.send(send.node, send.command_id, send.order)
             for reached in beats.steps_to_fold(self.sessions.steps(), self._folder.state, self._clock()):
                 self._say(Input(StepSeen(self._clock(), reached)))
@@ -293,6 +296,8 @@ class Term:
         match command:
             case Send():
                 self.sessions.send(command.node, command.command_id, command.order)
+            case Post():
+                self.sessions.post(command)
             case Tell():
                 self.sessions.tell(command.node, command.word)
             case RenewSession():
