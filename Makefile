@@ -35,7 +35,7 @@ SERVICE_PROTOS := $(shell grep -l '^service ' $(PROTOS))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow test-fast check lint proto proto-check bench-recovery bench-checkpoint bench-detection bench-core bench-ingest bench-telemetry sim soak soak-table nightly compose-test clean
+.PHONY: help setup demo test test-slow test-fast check lint state-diagram proto proto-check bench-recovery bench-checkpoint bench-detection bench-core bench-ingest bench-telemetry sim soak soak-table nightly compose-test clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -64,6 +64,10 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m holdfast.supervisor.state_diagram --check docs/architecture.md
+
+state-diagram: $(INSTALLED)  ## draw the states of a job into docs/architecture.md
+	$(BIN)/python -m holdfast.supervisor.state_diagram docs/architecture.md
 
 sim: $(INSTALLED)  ## the supervisor's core against SEEDS hostile worlds
 	$(BIN)/holdfast simulate --seeds $(SEEDS) $(ARGS)

@@ -62,6 +62,8 @@ from holdfast.supervisor.agents import beats
 from holdfast.supervisor.core import Job, Node, State, view
 from holdfast.supervisor.core.election import Segment
 from holdfast.supervisor.core.indexing import index_of
+from holdfast.supervisor.core.job import Checkpoints, JobProgress, Membership, Numbering
+from holdfast.supervisor.core.lifecycle import Running
 from holdfast.supervisor.core.planner import peers
 from holdfast.supervisor.leader import inbox, snapshot
 from holdfast.supervisor.leader.fold import Folder
@@ -119,9 +121,10 @@ def running_job(nodes: int) -> State:
         checkpoint=CheckpointSpec(10, 2),
     )  # fmt: skip
     job = Job(
-        spec, "token", _T0, JobPhase.RUNNING, "", mesh.dp, _ATTEMPT - 1, generation, running=generation, running_at=_T0,
-        lineage=(Segment(_ATTEMPT),), step=55, best_step=55, furthest=55, progressed=True, step_s=1.0, ever_saved=True,
-        checkpoint_step=_SAVED, saved_at=_T0, seen_step=55, seen_at=_T0, first_attempt=_ATTEMPT,
+        spec, "token", _T0, "", mesh.dp, Numbering(_ATTEMPT - 1, _ATTEMPT), Running(), generation, generation,
+        membership=Membership(_T0),
+        progress=JobProgress(55, 55, 1.0, furthest_step=55, progressed=True, seen_step=55, seen_at=_T0),
+        checkpoints=Checkpoints((Segment(_ATTEMPT),), _SAVED, _T0, ever_saved=True),
     )  # fmt: skip
     zones = {f"n{i}": f"z{i % ZONES}" for i in range(nodes)}
     copies = peers(placements, zones)
@@ -390,9 +393,9 @@ async def save(leader: Leader, agents: Agents, step: int, rng: random.Random) ->
     rng.shuffle(told)
     await leader.hear(told)
     await leader.work()
-    assert leader.job.checkpoint_step == step
+    assert leader.job.checkpoints.step == step
     await leader.wait(leader.folder.state.config.retention_s + 0.1)
-    assert leader.job.saved_by_all == (generation.attempt, step)
+    assert leader.job.checkpoints.saved_by_all == (generation.attempt, step)
     return leader.spent
 
 

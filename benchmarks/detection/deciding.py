@@ -28,6 +28,8 @@ from holdfast.log.redis import RedisLog
 from holdfast.policy import default
 from holdfast.supervisor.core import Job, Node, State, view
 from holdfast.supervisor.core.indexing import index_of
+from holdfast.supervisor.core.job import JobProgress, Numbering
+from holdfast.supervisor.core.lifecycle import Running
 from holdfast.supervisor.leader.fold import Folder
 from holdfast.supervisor.leader.intake import Input
 from holdfast.supervisor.leader.term import BATCH_MAX
@@ -38,7 +40,6 @@ from holdfast.supervisor.protocol import (
     FindingJudged,
     GenerationChanged,
     IncidentChanged,
-    JobPhase,
     NodeGone,
     PolicyAnswered,
 )
@@ -58,7 +59,16 @@ def running_fleet(nodes: int, per_job: int, spares: int, at: float, per_node: in
         generation = Generation(1, 1, mesh, placements)
         spec = JobSpec(name, LaunchSpec("/train.py"), per_job, per_node, mesh, min_dp=per_node, max_dp=mesh.dp)
         jobs[name] = Job(
-            spec, "token", at, JobPhase.RUNNING, "", mesh.dp, 1, generation, running=generation, step=50, best_step=50
+            spec,
+            "token",
+            at,
+            "",
+            mesh.dp,
+            Numbering(1),
+            Running(),
+            generation,
+            generation,
+            progress=JobProgress(50, 50),
         )
         members |= dict.fromkeys(hosts, name)
     names = [*(f"n{i}" for i in range(nodes)), *(f"s{i}" for i in range(spares))]

@@ -61,7 +61,16 @@ def _no_progress(state: State, event: Event) -> tuple[State, tuple[Command, ...]
     """Planted: steps that diagnostics did not report are no progress."""
     after, commands = step(state, event)
     jobs = {
-        name: replace(job, fruitless=max(job.fruitless, state.jobs[name].fruitless), progressed=False)
+        name: replace(
+            job,
+            progress=replace(
+                job.progress,
+                restarts_without_progress=max(
+                    each.progress.restarts_without_progress for each in (job, state.jobs[name])
+                ),
+                progressed=False,
+            ),
+        )
         if name in state.jobs
         else job
         for name, job in after.jobs.items()

@@ -15,12 +15,12 @@ from holdfast.sim.scenario import simulate
 from holdfast.sim.supervisor import Step
 from holdfast.sim.world import Violation
 from holdfast.supervisor.core import State, step
+from holdfast.supervisor.core.lifecycle import AwaitedNodes, Preparing, Waiting
 from holdfast.supervisor.protocol import (
     Command,
     Event,
     FindingArrived,
     GenerationChanged,
-    JobPhase,
     NodeReported,
     PolicyAnswered,
     Publish,
@@ -70,8 +70,8 @@ def _leave_leavers(state: State, event: Event) -> tuple[State, tuple[Command, ..
     """Planted: nodes that leave are neither stopped nor waited for."""
     after, commands = step(state, event)
     for name, job in after.jobs.items():
-        if job.change is not None:
-            after = replace(after, jobs={**after.jobs, name: replace(job, change=replace(job.change, waiting={}))})
+        if isinstance(job.doing, Preparing):
+            after = replace(after, jobs={**after.jobs, name: replace(job, doing=replace(job.doing, stops={}))})
     return after, tuple(c for c in commands if not (isinstance(c, Send) and isinstance(c.order, Stop)))
 
 
@@ -175,7 +175,9 @@ def _obey_notices(state: State, event: Event) -> tuple[State, tuple[Command, ...
     """Planted: a run is stopped because one of its machines will be taken."""
     after, commands = step(state, event)
     if isinstance(event, FindingArrived) and event.finding.kind is FindingKind.MAINTENANCE:
-        after = replace(after, jobs={name: replace(job, phase=JobPhase.WAITING) for name, job in after.jobs.items()})
+        after = replace(
+            after, jobs={name: replace(job, doing=Waiting(AwaitedNodes(0.0, ()))) for name, job in after.jobs.items()}
+        )
     return after, commands
 
 

@@ -32,6 +32,11 @@ T = TypeVar("T")
 TAG = "_"
 
 Hook = Callable[[Any, Any], Any]
+Upgrade = Callable[[Any], Any]
+
+
+def _as_it_is(tree: Any) -> Any:
+    return tree
 
 
 def dumps(value: object, kind: type[Any] | UnionType) -> bytes:
@@ -40,17 +45,19 @@ def dumps(value: object, kind: type[Any] | UnionType) -> bytes:
 
 
 @overload
-def loads(raw: bytes, kind: type[T]) -> T: ...
+def loads(raw: bytes, kind: type[T], upgrade: Upgrade = ...) -> T: ...
 @overload
-def loads(raw: bytes, kind: UnionType) -> Any: ...
-def loads(raw: bytes, kind: Any) -> Any:
-    """The value of type `kind` in `raw`. Raises `MalformedMessage` naming the field that is wrong."""
+def loads(raw: bytes, kind: UnionType, upgrade: Upgrade = ...) -> Any: ...
+def loads(raw: bytes, kind: Any, upgrade: Upgrade = _as_it_is) -> Any:
+    """The value of type `kind` in `raw`. `upgrade` turns the JSON that an earlier version wrote into this version's. Raises
+    `MalformedMessage` naming the field that is wrong."""
     read = _FAST.get_structure_hook(kind)
     try:
         tree = from_json(raw, allow_inf_nan=True)
     except ValueError as error:
         raise MalformedMessage(_name(kind), f"{len(raw)} bytes that are not JSON ({error})") from error
     try:
+        tree = upgrade(tree)
         return read(tree, kind)
     except Exception:
         _explain(tree, kind)

@@ -15,7 +15,8 @@ from holdfast.domain.orders import Inventory, Prepare, RanksFinished, RanksStepp
 from holdfast.supervisor.core import Config
 from holdfast.supervisor.core.change import RETRY_RUN_S
 from holdfast.supervisor.core.handover import SHARES_MAX
-from holdfast.supervisor.leader import snapshot
+from holdfast.supervisor.core.lifecycle import Starting
+from holdfast.supervisor.leader import snapshot, upgrades
 from holdfast.supervisor.protocol import Evaluate, GenerationChanged, JobPhase, LeaderStarted, Send, SetTimer
 
 
@@ -109,7 +110,7 @@ def test_a_leaver_that_does_not_stop_in_time_is_out_of_service() -> None:
     fleet.run()
     fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
     fleet.answer_orders("n1")
-    assert not fleet.job.change or not fleet.job.change.started_at
+    assert not isinstance(fleet.job.doing, Starting)
     fleet.wait(5.1)
     assert "did not stop" in fleet.state.nodes["n1"].condemned
     fleet.run("n1")
@@ -510,12 +511,16 @@ def test_a_change_that_an_earlier_version_began_is_finished(started: bool) -> No
         fleet.report("n0", RanksStepping(JOB, fleet.job.number, (0,), 1, fleet.now))
     parts = {name: raw for name, raw in snapshot.changes(None, fleet.state).items() if raw is not None}
     old = json.loads(parts[f"jobs/{JOB}"])
-    change = old["change"]
+    doing = old.pop("doing")
+    change = {**doing.pop("change"), **doing}
     unprepared = {send.command_id: send.node for send in fleet.sent if isinstance(send.order, Prepare)}
-    del change["unprepared"]
+    change.pop("unprepared", None)
     change |= {"generation": old["generation"], "unstarted": {}, "stepping": [0] if started else []}
-    change["waiting"] |= unprepared
-    parts[f"jobs/{JOB}"] = json.dumps(old).encode()
+    change["waiting"] = change.pop("stops", {}) | unprepared
+    for group, names in upgrades.JOB_GROUPS.items():
+        old |= {names[name]: value for name, value in old.pop(group).items()}
+    old |= {"phase": fleet.job.phase, "change": change, "planned": None, "blocked": None, "stopping": None}
+    parts |= {f"jobs/{JOB}": json.dumps(old).encode(), "format": b"2"}
     assert snapshot.load(parts) == fleet.state
     fleet.state = snapshot.load(parts)
     fleet.answer_orders()

@@ -67,7 +67,10 @@ def test_it_goes_on_from_the_newest_complete_step_with_the_key_to_what_is_there(
     assert {order.token for order in orders} == {"token"}, "the nodes hand their shards out to who has it"
     assert all(saved_by.attempt < order.first_attempt == order.attempt for order in orders)
     assert all(order.generation > saved_by.number for order in orders)
-    assert (fleet.job.step, fleet.job.resumed) == (20, StoredStep(saved_by.attempt, 20, Mesh.of({"dp": 2}), False))
+    assert (fleet.job.progress.step, fleet.job.checkpoints.resumed) == (
+        20,
+        StoredStep(saved_by.attempt, 20, Mesh.of({"dp": 2}), False),
+    )
     fleet.run()
     fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
     assert {order.restore_step for order in prepares(fleet)} == {20}, "until it has saved itself"
@@ -178,7 +181,7 @@ def test_what_is_in_the_object_store_alone_is_gone_on_from_too() -> None:
 
 def test_a_supervisor_that_has_forgotten_the_job_goes_by_what_the_nodes_hold() -> None:
     fleet = stopped()
-    attempt = fleet.job.attempt_base + fleet.job.number
+    attempt = fleet.job.numbering.attempt_base + fleet.job.number
     fleet.state = replace(fleet.state, jobs={}, outbox={}).indexed(None)  # type: ignore[arg-type]
     fleet.now = 5.0  # and its clock is behind
     with pytest.raises(Conflict, match="the newest of step 20"):

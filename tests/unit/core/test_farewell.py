@@ -45,8 +45,8 @@ def over(fleet: Fleet) -> bool:
 
 
 def news(fleet: Fleet) -> str:
-    assert fleet.job.leaving is not None
-    return fleet.job.leaving.news
+    assert fleet.job.final_upload is not None
+    return fleet.job.final_upload.status
 
 
 def test_its_files_stay_until_the_last_step_is_in_the_store() -> None:
@@ -89,7 +89,7 @@ def test_what_is_in_the_store_already_is_not_waited_for() -> None:
     fleet = running(replace(job(dp=2), checkpoint=replace(job(dp=2).checkpoint, store="gs://bucket/p")), saved=10)
     store(fleet, 10)
     fleet.finish()
-    assert fleet.job.leaving is None
+    assert fleet.job.final_upload is None
     assert set(fleet.orders(Stop)) == {"n0", "n1"}
 
 

@@ -306,7 +306,7 @@ def test_a_repeated_exception_stops_even_what_was_decided_for_the_plain_one() ->
 
 def test_a_fault_of_the_running_generation_began_after_its_start_whatever_a_node_s_clock_says() -> None:
     fleet = running(job(dp=2), saved=10)
-    started_at = fleet.job.running_at
+    started_at = fleet.job.membership.running_at
     fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1, since=fleet.now - 3600.0)
     assert fleet.incident.t_fault == started_at
     assert fleet.incident.evidence["dated"].startswith(

@@ -348,7 +348,9 @@ def test_the_last_step_and_its_loss_are_on_record_although_they_are_told_after_t
     number = fleet.job.number
     fleet.fold(StepsCompleted(fleet.now, JOB, number, 11, fleet.now, loss=2.5))
     fleet.finish()
-    assert (fleet.job.phase, fleet.job.step, fleet.job.loss) == (JobPhase.COMPLETED, 11, 2.5)
+    assert (fleet.job.phase, fleet.job.progress.step, fleet.job.progress.loss) == (JobPhase.COMPLETED, 11, 2.5)
     fleet.fold(StepsCompleted(fleet.now, JOB, number, 13, fleet.now, loss=1.5))
     fleet.fold(StepsCompleted(fleet.now, JOB, number, 12, fleet.now, loss=9.5))
-    assert (fleet.job.step, fleet.job.loss) == (13, 1.5), "what a supervisor that is started again knows"
+    assert (fleet.job.progress.step, fleet.job.progress.loss) == (13, 1.5), (
+        "what a supervisor that is started again knows"
+    )

@@ -210,4 +210,4 @@ def test_a_policy_may_let_it_stay() -> None:
     fleet.train(30)
     assert fleet.incident.outcome == "n1 keeps its ranks: live migration does not hurt us"
     assert not fleet.questions
-    assert fleet.state.jobs[JOB].stays
+    assert fleet.state.jobs[JOB].deferred_evictions

@@ -85,8 +85,8 @@ def test_the_next_generation_goes_on_with_what_was_chosen_and_has_learnt_of_the_
     assert isinstance(prepare, Prepare)
     assert prepare.checkpoint.interval_steps == chosen
     fleet.run()
-    assert fleet.job.measured.faults == {"local": 1}
-    assert fleet.job.measured.recovery_s == pytest.approx(0.11, abs=0.02)
+    assert fleet.job.checkpoints.measured.faults == {"local": 1}
+    assert fleet.job.checkpoints.measured.recovery_s == pytest.approx(0.11, abs=0.02)
 
 
 def test_the_policy_sees_the_interval_in_force() -> None:
@@ -100,7 +100,7 @@ def test_the_time_to_the_store_is_measured() -> None:
     fleet.now += 7.0
     held = fleet.state.nodes["n0"].inventory[JOB]
     fleet.report("n0", Inventory(JOB, held, (StoredStep(generation.attempt, 50, generation.mesh, False),)))
-    assert fleet.job.measured.upload_s == pytest.approx(7.0)
+    assert fleet.job.checkpoints.measured.upload_s == pytest.approx(7.0)
 
 
 # ---------------------------------------------------------------- a checkpoint that is asked for

@@ -41,7 +41,7 @@ def test_progress_forgives_earlier_restarts() -> None:
         crash(fleet)
         fleet.run()
     assert fleet.job.phase is JobPhase.RUNNING
-    assert (fleet.job.fruitless, fleet.job.stuck) == (0, 1)
+    assert (fleet.job.progress.restarts_without_progress, fleet.job.progress.restarts_without_advance) == (0, 1)
 
 
 def test_new_checkpoints_are_progress_while_diagnostics_is_away() -> None:
@@ -51,7 +51,7 @@ def test_new_checkpoints_are_progress_while_diagnostics_is_away() -> None:
         crash(fleet)
         start(fleet, steps=1)
         assert fleet.job.phase is JobPhase.RUNNING
-        assert fleet.job.step == 100 * number
+        assert fleet.job.progress.step == 100 * number
 
 
 def test_a_checkpoint_that_became_complete_after_the_fault_is_progress() -> None:
@@ -69,7 +69,7 @@ def test_first_steps_that_agents_report_are_progress() -> None:
         crash(fleet)
         start(fleet, steps=1)
     assert fleet.job.phase is JobPhase.RUNNING
-    assert fleet.job.fruitless == 0
+    assert fleet.job.progress.restarts_without_progress == 0
 
 
 def test_a_step_counts_when_every_rank_has_finished_it() -> None:
@@ -96,7 +96,7 @@ def test_steps_that_are_done_again_after_a_rollback_are_progress() -> None:
         crash(fleet)
         fleet.run()
         assert fleet.job.phase is JobPhase.RUNNING, (
-            f"step {step} was finished anew, though {fleet.job.best_step} had been"
+            f"step {step} was finished anew, though {fleet.job.progress.best_step} had been"
         )
 
 

@@ -119,7 +119,7 @@ def crash(fleet: Fleet, node: str, times: int, pause_s: float = 3600.0) -> None:
         rank = fleet.nodes().index(node)
         fleet.find(FindingKind.WORKER_CRASH, node, rank=rank, blame="hardware", error_class="crash")
         fleet.run()
-        fleet.train(fleet.job.best_step + 1)
+        fleet.train(fleet.job.progress.best_step + 1)
 
 
 def test_a_node_that_keeps_failing_is_quarantined_and_says_why() -> None:

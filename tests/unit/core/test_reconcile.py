@@ -11,6 +11,7 @@ from holdfast.domain.incidents import ActionKind, IncidentState
 from holdfast.domain.nodes import NodeState, RunningWorker, WorkerEnded
 from holdfast.domain.orders import Hello, OrderDone, Prepare, RanksFinished, RanksStepping, Stop, WorkersChanged
 from holdfast.supervisor.core import check_submission
+from holdfast.supervisor.core.lifecycle import Preparing
 from holdfast.supervisor.protocol import JobPhase, JobStopRequested, LeaderStarted, Noted
 
 KILLED = WorkerEnded(JOB, 1, 1, signal=9, ago_s=0.2)
@@ -247,8 +248,8 @@ def test_an_order_is_answered_only_by_the_node_that_got_it() -> None:
     for sender in ("n1", "n3"):
         fleet.report(sender, OrderDone(theirs.command_id, True, "", "evil:1", fleet.now))
     assert "n0" in fleet.orders(Prepare)
-    assert fleet.job.change is not None
-    assert fleet.job.change.master == ""
+    assert isinstance(fleet.job.doing, Preparing)
+    assert fleet.job.doing.master == ""
     fleet.run()
     assert fleet.job.phase is JobPhase.RUNNING
     assert fleet.state.nodes["n3"].state is NodeState.SPARE

@@ -39,7 +39,7 @@ def test_the_first_generation_restores_it_under_the_name_of_the_job_that_saved_i
         assert restore.sources == (ShardSource(OBJECT_STORE, "gs://bucket/prefix", "old"),)
         assert order.attempt > ATTEMPT
     fleet.run()
-    assert fleet.job.step == 1200
+    assert fleet.job.progress.step == 1200
 
 
 @pytest.mark.parametrize(("sharded", "parts"), [(False, 1), (True, 4)])
@@ -82,4 +82,4 @@ def test_another_job_of_that_name_starts_from_step_0() -> None:
     fleet = Fleet(2)
     fleet.submit(job(dp=2))
     assert {order.restore_step for order in prepares(fleet)} == {0}
-    assert fleet.state.jobs[JOB].resumed is None
+    assert fleet.state.jobs[JOB].checkpoints.resumed is None

@@ -81,16 +81,16 @@ def test_a_new_attempt_begins_anew_and_the_word_survives_a_change_of_leader() ->
     for rank in range(DP):
         fleet.hold(rank, 10)
     fleet.wait(3)
-    first = fleet.job.saved_by_all
+    first = fleet.job.checkpoints.saved_by_all
     fleet.told()
     fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
     fleet.run()
-    assert fleet.job.saved_by_all == first
+    assert fleet.job.checkpoints.saved_by_all == first
     for rank in range(DP):
         fleet.hold(rank, 20)
     fleet.wait(3)
     assert fleet.told() == {"n0": 20, "n1": 20, "n2": 20}
-    assert fleet.job.saved_by_all > first
+    assert fleet.job.checkpoints.saved_by_all > first
 
 
 def test_a_job_that_has_ended_says_nothing() -> None:

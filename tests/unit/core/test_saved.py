@@ -56,7 +56,7 @@ def test_a_step_that_cannot_be_restored_is_passed_over_and_its_node_stays() -> N
     assert "its checksum is wrong" in fleet.job.generation.restore.reason
     fleet.run()
     assert fleet.job.phase is JobPhase.RUNNING
-    assert fleet.job.passed_over == ()
+    assert fleet.job.checkpoints.skipped == ()
 
 
 def test_a_node_that_cannot_prepare_for_another_reason_leaves() -> None:
@@ -72,7 +72,7 @@ def test_when_a_source_has_gone_meanwhile_the_same_step_is_elected_again() -> No
     fleet.report("n2", Inventory(JOB, ()))
     refuse(fleet, "n1")
     assert restored(fleet) == 30
-    assert fleet.job.passed_over == ()
+    assert fleet.job.checkpoints.skipped == ()
 
 
 def test_when_the_holders_are_lost_the_store_has_it() -> None:
@@ -86,12 +86,12 @@ def test_when_the_holders_are_lost_the_store_has_it() -> None:
     assert fleet.job.generation is not None
     assert "from the object store" in fleet.job.generation.restore.reason
     fleet.run()
-    assert fleet.job.measured.faults == {"copies": 1}
+    assert fleet.job.checkpoints.measured.faults == {"copies": 1}
 
 
 def test_what_is_damaged_in_the_store_is_passed_over_until_somebody_finds_it_whole() -> None:
     fleet = with_store()
-    (stored,) = fleet.job.stored
+    (stored,) = fleet.job.checkpoints.stored
     fleet.report("n1", Inventory(JOB, (), (replace(stored, damage="rank 2's share was found damaged"),)))
     fleet.report("n2", Inventory(JOB, (), (stored,)))  # it looked before that, and has not looked since
     fleet.report("n0", Inventory(JOB, ()))
@@ -103,7 +103,9 @@ def test_what_is_damaged_in_the_store_is_passed_over_until_somebody_finds_it_who
     fleet.answer_orders()
     fleet.wait(fleet.state.config.scratch_s + 1)
     fleet.run()
-    assert fleet.job.stored == (), "every node lists the store anew with a generation: what is whole is told again"
+    assert fleet.job.checkpoints.stored == (), (
+        "every node lists the store anew with a generation: what is whole is told again"
+    )
 
 
 def test_the_store_is_given_more_time_than_the_nodes() -> None:
@@ -138,7 +140,7 @@ def test_a_store_that_is_away_is_waited_for_and_nothing_is_given_up() -> None:
         fleet.wait(fleet.state.config.unrestorable_s * round_number + 1)
     assert restored(fleet) == 20
     fleet.run()
-    assert (fleet.job.phase, fleet.job.step) == (JobPhase.RUNNING, 20)
+    assert (fleet.job.phase, fleet.job.progress.step) == (JobPhase.RUNNING, 20)
 
 
 def test_a_second_failure_of_one_node_is_tried_on_a_spare() -> None:
@@ -159,10 +161,10 @@ def test_a_second_failure_of_one_node_is_tried_on_a_spare() -> None:
 def test_what_the_store_holds_is_remembered_without_the_node_that_said_so() -> None:
     fleet = with_store()
     fleet.lose("n2")
-    assert [stored.step for stored in fleet.job.stored] == [20]
+    assert [stored.step for stored in fleet.job.checkpoints.stored] == [20]
     fleet.run()
     assert restored(fleet) == 30
-    assert [stored.step for stored in fleet.job.stored] == [20]
+    assert [stored.step for stored in fleet.job.checkpoints.stored] == [20]
 
 
 def test_steps_after_the_last_verified_one_are_given_up_when_the_state_is_corrupt() -> None:
@@ -175,8 +177,8 @@ def test_steps_after_the_last_verified_one_are_given_up_when_the_state_is_corrup
     assert fleet.job.generation is not None
     assert "after step 25, the last one that was verified" in fleet.job.generation.restore.reason
     fleet.run()
-    assert fleet.job.trusted is None
-    assert [segment.until for segment in fleet.job.lineage] == [None, 20], "30 can never come back"
+    assert fleet.job.checkpoints.trusted is None
+    assert [segment.until for segment in fleet.job.checkpoints.lineage] == [None, 20], "30 can never come back"
 
 
 def test_a_corruption_without_a_verified_step_distrusts_nothing() -> None:
@@ -199,7 +201,7 @@ def test_sharded_state_is_put_together_when_a_replica_leaves() -> None:
                 held = fleet.state.nodes[node].inventory.get(JOB, ())
                 held = tuple(each for each in held if each.key != shard.key)
                 fleet.report(node, Inventory(JOB, (*held, shard)))
-    assert fleet.job.sharded is True
+    assert fleet.job.checkpoints.sharded is True
     fleet.train(25)
     fleet.lose("n2")
     assert (restored(fleet), fleet.nodes()) == (20, ("n0", "n1"))
@@ -282,7 +284,7 @@ def without_two_replicas(*saved: int) -> Fleet:
     for node in ("n1", "n2"):
         fleet.lose(node)
     fleet.run()
-    assert (fleet.nodes(), fleet.job.step) == (("n0", "n3"), saved[-1])
+    assert (fleet.nodes(), fleet.job.progress.step) == (("n0", "n3"), saved[-1])
     key = ShardKey(first.attempt, saved[0], 1)
     fleet.inventory("n3", ShardRecord(key, first.mesh, "memory", 1, f"{saved[0]}@0", "n1"))
     return fleet
@@ -313,7 +315,7 @@ def test_a_change_that_waits_for_saved_steps_is_decided_again_when_there_is_news
     left = {send.node: send.command_id for send in fleet.sent if isinstance(send.order, Stop)}
     assert left == {node: stops[node] for node in ("n1", "n3")}, "an answer about workers is no news of what was saved"
     fleet.answer_orders()
-    first = fleet.job.lineage[-1]
+    first = fleet.job.checkpoints.lineage[-1]
     fleet.inventory("n1", ShardRecord(ShardKey(first.attempt, 20, 1), Mesh.of({"dp": 3}), "memory", 1, "20@0", "n1"))
     assert (fleet.job.phase, restored(fleet)) == (JobPhase.PREPARING, 20)
 
@@ -344,10 +346,10 @@ def test_a_node_that_started_again_holds_nothing_until_it_says_what() -> None:
     ]
     fleet.inventory("n0", shards[0])
     fleet.inventory("n1", shards[1])
-    assert {step: list(slots) for step, slots in fleet.job.at_home.items()} == {10: [0, 1]}
+    assert {step: list(slots) for step, slots in fleet.job.checkpoints.at_home.items()} == {10: [0, 1]}
     fleet.connect("n0")
     fleet.inventory("n2", shards[2])
-    assert fleet.job.checkpoint_step == 0
+    assert fleet.job.checkpoints.step == 0
     fleet.inventory("n0", shards[0])
-    assert fleet.job.checkpoint_step == 10
-    assert fleet.job.at_home == {}
+    assert fleet.job.checkpoints.step == 10
+    assert fleet.job.checkpoints.at_home == {}

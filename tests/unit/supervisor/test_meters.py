@@ -18,10 +18,11 @@ from holdfast.log.memory import MemoryLog
 from holdfast.log.names import INBOX, SUPERVISOR_GROUP
 from holdfast.log.protocol import Entry
 from holdfast.runtime import metrics
+from holdfast.supervisor.core.lifecycle import AwaitedNodes, Waiting
 from holdfast.supervisor.history.protocol import Told
 from holdfast.supervisor.history.sqlite import SqliteHistory
 from holdfast.supervisor.leader.picture import Picture, Progress
-from holdfast.supervisor.protocol import JobAccepted, JobPhase
+from holdfast.supervisor.protocol import JobAccepted
 from holdfast.supervisor.telemetry import tracing
 from holdfast.supervisor.telemetry.meters import Latencies, Meters, _lags
 
@@ -71,7 +72,11 @@ async def test_the_leader_shows_the_fleet(kept: Kept, tmp_path: Path) -> None:
     now = fleet.now
     state = fleet.state
     stored = StoredStep(fleet.job.generation.attempt if fleet.job.generation else 0, 3, fleet.job.spec.mesh, False)
-    state = replace(state, epoch=1, jobs={**state.jobs, JOB: replace(fleet.job, stored=(stored,))})
+    state = replace(
+        state,
+        epoch=1,
+        jobs={**state.jobs, JOB: replace(fleet.job, checkpoints=replace(fleet.job.checkpoints, stored=(stored,)))},
+    )
     steps = [StepRecord(JOB, 1, n, 2, now + n, now + n + 1, 100, None, 0.0) for n in range(1, 6)]
     history = await SqliteHistory.open(tmp_path / "history.sqlite3")
     await history.add_events([Told("1-0", JobAccepted(now, JOB, fleet.job.spec))], "1-0")
@@ -116,7 +121,7 @@ async def test_the_lag_counts_intervals_since_the_step_that_a_restart_would_take
     of_peers = [record for record in fleet.state.nodes["n0"].inventory[JOB] if record.key.rank != 1]
     fleet.report("n0", Inventory(JOB, tuple(of_peers) + held))
     assert list(_lags(fleet.state, fleet.job)) == [(7.0, {"job": JOB})]
-    assert list(_lags(fleet.state, replace(fleet.job, phase=JobPhase.WAITING))) == []
+    assert list(_lags(fleet.state, replace(fleet.job, doing=Waiting(AwaitedNodes(0.0, ()))))) == []
 
 
 async def test_a_standby_shows_nothing(kept: Kept, tmp_path: Path) -> None:

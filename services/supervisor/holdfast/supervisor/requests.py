@@ -12,7 +12,7 @@ from typing import assert_never
 
 from holdfast.domain.errors import Conflict, InvalidSpec, NotFound
 from holdfast.supervisor.core import State, check_earlier, check_pruning, check_submission
-from holdfast.supervisor.core.state import Job
+from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.protocol import (
     BreakerResetRequested,
     CheckpointRequested,

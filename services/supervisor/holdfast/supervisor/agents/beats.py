@@ -19,9 +19,14 @@ def steps_to_fold(reported: Iterable[StepReached], state: State, at: float) -> l
     newest: dict[str, StepReached] = {}
     for each in reported:
         job = state.jobs.get(each.job)
-        if job is None or job.running is None or job.running.number != each.generation or each.step <= job.seen_step:
+        if (
+            job is None
+            or job.running is None
+            or job.running.number != each.generation
+            or each.step <= job.progress.seen_step
+        ):
             continue
-        if job.absent or at - job.seen_at >= SECOND_WITNESS_S:
+        if job.membership.absent or at - job.progress.seen_at >= SECOND_WITNESS_S:
             known = newest.get(each.job)
             newest[each.job] = each if known is None or each.step > known.step else known
     return [newest[name] for name in sorted(newest)]

@@ -15,7 +15,7 @@ from holdfast.domain.job import JobSpec
 from holdfast.supervisor.api import models, views
 from holdfast.supervisor.api.backend import Backend, Commands, Cursor, Limit, Serving
 from holdfast.supervisor.core import holders, saved_steps
-from holdfast.supervisor.core.state import Job
+from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.history import ledger
 from holdfast.supervisor.leader.picture import Picture
 from holdfast.supervisor.protocol import (

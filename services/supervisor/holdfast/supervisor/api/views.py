@@ -11,9 +11,10 @@ from holdfast.domain.nodes import Preflight
 from holdfast.domain.rules import rule_of
 from holdfast.supervisor.api import models
 from holdfast.supervisor.core import SavedStep, State, holders, saved_steps
+from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.nodes import unknown_job
 from holdfast.supervisor.core.offenders import rate_per_day
-from holdfast.supervisor.core.state import Job, Node
+from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.wording import listed
 from holdfast.supervisor.history.goodput import BADPUT, Class, Ledger
 from holdfast.supervisor.history.protocol import Done
@@ -136,12 +137,12 @@ def job_summary(picture: Picture, progress: Progress, job: Job) -> models.JobSum
         max_dp=job.spec.max_dp,
         generation=job.number,
         nodes=list(generation.nodes) if generation else [],
-        step=job.step,
-        checkpoint_step=job.checkpoint_step,
-        loss=job.loss,
+        step=job.progress.step,
+        checkpoint_step=job.checkpoints.step,
+        loss=job.progress.loss,
         tokens_per_s=progress.tokens_per_s(job.name) if job.phase is JobPhase.RUNNING else None,
         submitted_at=job.submitted_at,
-        leaving=job.leaving is not None and not job.leaving.over,
+        leaving=job.final_upload is not None and not job.final_upload.finished,
         incident=incident(oldest) if oldest else None,
     )
 
@@ -149,16 +150,17 @@ def job_summary(picture: Picture, progress: Progress, job: Job) -> models.JobSum
 def _reason_of(job: Job, silent: Mapping[str, float]) -> str:
     if silent:
         return f"not confirmed by {listed(sorted(silent))} that every rank lives; before that: {job.reason}"
-    return f"{job.reason}; {job.leaving.news}" if job.leaving else job.reason
+    return f"{job.reason}; {job.final_upload.status}" if job.final_upload else job.reason
 
 
 def job(picture: Picture, progress: Progress, value: Job) -> models.Job:
     summary = job_summary(picture, progress, value)
+    resumed = value.checkpoints.resumed
     spec = jobfile.JobFile.model_validate(jobfile.to_body(value.spec))
     ranks = _ranks(picture, value.name, value.generation) if value.generation and not value.phase.finished else []
     return models.Job(
         **dict(summary),
-        goes_on_from=value.resumed.step if value.resumed is not None else None,
+        goes_on_from=resumed.step if resumed is not None else None,
         kept=_kept(picture.state, value),
         interval=_interval(value),
         ranks=ranks,
@@ -184,7 +186,7 @@ def _kept(state: State, value: Job) -> models.Kept | None:
 
 
 def _interval(value: Job) -> models.Interval | None:
-    chosen = value.interval
+    chosen = value.checkpoints.interval
     if chosen is None:
         return None
     auto = not value.spec.checkpoint.interval_steps

@@ -51,10 +51,10 @@ from holdfast.supervisor.core import (
 )
 from holdfast.supervisor.core.catalogue import SavedStep, holders, saved_steps
 from holdfast.supervisor.core.earlier import check as check_earlier
-from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
+from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.pruning import check as check_pruning
-from holdfast.supervisor.core.state import Breaker, Config, Job, Node, State
+from holdfast.supervisor.core.state import Breaker, Config, Node, State
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import check_submission, view
 from holdfast.supervisor.protocol import (
@@ -227,8 +227,7 @@ def _wait_for_agents(turn: Turn) -> None:
         elif name.partition(":")[0] in _OF_SILENCE:
             turn.postpone_timer(name, max(due, heard_at, _anew(turn, name)))
     for name in turn.found(By.DEFERRED):
-        if (blocked := turn.jobs[name].blocked) is not None:
-            turn.put_job(name, blocked=evolve(blocked, since=turn.at))
+        turn.update(name, since=turn.at)
 
 
 def _anew(turn: Turn, name: str) -> float:

@@ -43,10 +43,10 @@ def saved_steps(state: State, name: str) -> Sequence[SavedStep]:
     for _, record in _in_reach(state, name):
         copies = found.setdefault((record.key.attempt, record.key.step), _Copies(record.mesh))
         copies.ranks[record.tier].add(record.key.rank)
-    for stored in job.stored:
+    for stored in job.checkpoints.stored:
         found.setdefault((stored.attempt, stored.step), _Copies(stored.mesh)).stored = not stored.damage
     steps = [_step(key, found[key]) for key in sorted(found, reverse=True)]
-    line = Line(job.lineage)
+    line = Line(job.checkpoints.lineage)
     newest = next((each for each in steps if each.complete and line.holds(each.attempt, each.step)), None)
     job_needs = ((each, is_needed(job, (each.attempt, each.step))) for each in steps)
     return [evolve(each, newest=each is newest, needed=needed) for each, needed in job_needs]

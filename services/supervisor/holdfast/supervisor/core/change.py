@@ -25,11 +25,21 @@ from holdfast.supervisor.core import breaker, nodes, pacing, saved
 from holdfast.supervisor.core.election import Election, Origin
 from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
+from holdfast.supervisor.core.job import Job
+from holdfast.supervisor.core.lifecycle import (
+    AwaitedNodes,
+    Cause,
+    Change,
+    Deferred,
+    Pending,
+    Preparing,
+    Replanning,
+    Waiting,
+)
 from holdfast.supervisor.core.planner import Plan, Unplannable, peers
-from holdfast.supervisor.core.state import Blocked, Change, Job
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import options, plan_for, reachable
-from holdfast.supervisor.protocol import GenerationChanged, JobPhase
+from holdfast.supervisor.protocol import GenerationChanged
 
 REPLANS_MAX = 8  # of one change: one that is planned anew more often counts as another for the breaker
 FEWER_TRIES_MAX = 3  # a step that could not be restored so often is not tried with fewer replicas instead of step 0
@@ -50,11 +60,12 @@ def replan(turn: Turn, name: str, why: str, exclude: str = "", *, refused: bool 
     """The change in flight cannot succeed as it is: the best that today's nodes allow, without `exclude`. `refused`: that
     node has a session, and could not prepare; one that only vanished says nothing about the job."""
     job = turn.jobs[name]
-    assert job.change is not None
+    change = job.change
+    assert change is not None
     turn.note(name, f"generation {job.number} is planned again: {why}")
     if exclude:
-        excluded = (*job.change.excluded, exclude)
-        job = turn.put_job(name, change=evolve(job.change, excluded=excluded, refused=job.change.refused or refused))
+        excluded = (*change.excluded, exclude)
+        turn.update(name, change=evolve(change, excluded=excluded, refused=change.refused or refused))
     resume(turn, name, why)
 
 
@@ -69,11 +80,11 @@ def first_start(turn: Turn, name: str, *, degraded: bool) -> bool:
     job = turn.jobs[name]
     outcome = reachable(turn, job, job.target_dp, job.spec.min_dp if degraded else job.target_dp)
     if isinstance(outcome, Unplannable):
-        turn.set_phase(name, JobPhase.PENDING, outcome.reason)
+        turn.explain(name, outcome.reason)
         return False
     election = saved.elect_for(turn, job, outcome.mesh, outcome.placements)
     if waits_for := saved.start_missing(turn, job, election):
-        turn.set_phase(name, JobPhase.PENDING, waits_for)
+        turn.explain(name, waits_for)
         return False
     _launch(turn, job, outcome, election)
     return True
@@ -107,7 +118,7 @@ def _restorable_with_fewer(turn: Turn, job: Job, chosen: Plan) -> tuple[Plan, El
             continue
         election = saved.elect_for(turn, job, plan.mesh, plan.placements)
         step = (election.restore.attempt, election.restore.step)
-        tries = max((each.tries for each in job.passed_over if (each.attempt, each.step) == step), default=0)
+        tries = max((each.tries for each in job.checkpoints.skipped if (each.attempt, each.step) == step), default=0)
         if election.restore.step > 0 and tries < FEWER_TRIES_MAX:
             reason = f"{plan.reason}: {chosen.mesh.dp} replicas can restore no saved step"
             return evolve(plan, reason=reason), election
@@ -135,10 +146,10 @@ def _obstacle(turn: Turn, job: Job, election: Election) -> tuple[str, float] | N
         return None
     if again := saved.next_try(turn, job):
         return f"saved steps exist, and cannot be restored now ({election.restore.reason})", again
-    since = job.blocked.since if job.blocked else turn.at
+    since = turn.at if job.held_since is None else job.held_since
     if turn.at >= since + turn.config.scratch_s:
         return None
-    held = job.stored or any(holder.shards for holder in saved.holders(turn, job))
+    held = job.checkpoints.stored or any(holder.shards for holder in saved.holders(turn, job))
     detail = election.restore.reason if held else "every node that holds one is away"
     return f"saved steps exist, but none is complete on the nodes at hand ({detail})", since + turn.config.scratch_s
 
@@ -148,10 +159,12 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
     before = job.generation.nodes if job.generation else ()
     excluded, refused = (job.change.excluded, job.change.refused) if job.change else ((), False)
     replans = job.change.replans + 1 if job.change else 0
-    abandon(turn, job.name)
+    withdraw(turn, job)
     # A log that lost its last second has forgotten generations that nodes have seen: their numbers are taken.
-    number = max(job.number, job.numbers_seen, newest_held(turn, job.name)) + 1
-    generation = Generation(number, job.attempt_base + number, chosen.mesh, chosen.placements, election.restore)
+    number = max(job.number, job.numbering.seen, newest_held(turn, job.name)) + 1
+    generation = Generation(
+        number, job.numbering.attempt_base + number, chosen.mesh, chosen.placements, election.restore
+    )
     incidents = tuple(incident.id for incident in turn.open_incidents(job.name) if incident.action is not None)
     traceparent = traceparent_of(turn, incidents)
     self_test = any(saved.is_unexplained_corruption(turn.incidents[incident]) for incident in incidents)
@@ -171,12 +184,9 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
         turn.put_node(name, holds={**holds, job.name: (*holds.get(job.name, ()), number)})
     waiting = stop_leavers(turn, job.name, number - 1, stay=chosen.nodes)
     saved_dp = election.mesh.dp if election.mesh is not None and election.in_parts else 0
-    change = Change(
-        incidents, turn.at, waiting, Numbers.below(len(chosen.placements)), excluded=excluded, refused=refused,
-        origin=election.origin, saved_dp=saved_dp, replans=replans,
-    )  # fmt: skip
-    turn.put_job(job.name, generation=generation, change=change, planned=None, blocked=None)
-    turn.set_phase(job.name, JobPhase.PREPARING, chosen.reason)
+    change = Change(incidents, turn.at, excluded, refused, replans, election.origin, saved_dp)
+    preparing = Preparing(change, waiting, Numbers.below(len(chosen.placements)))
+    turn.move(job.name, Cause.PLAN, preparing, chosen.reason, generation=generation)
     turn.publish(
         GenerationChanged(turn.at, job.name, "planned", generation, f"{chosen.reason}; {election.restore.reason}")
     )
@@ -200,11 +210,11 @@ def prepare_timeout_s(turn: Turn, job: Job, change: Change) -> float:
 def wait_for_stop(turn: Turn, job: Job, command: str, node: str) -> None:
     """`node` connected while the next generation is prepared, and still has workers of another one: nothing starts before they
     are gone. It has as long for that as the others had, but no node that comes and goes holds up the start for ever."""
-    change = job.change
-    assert change is not None
-    turn.put_job(job.name, change=evolve(change, waiting={**change.waiting, command: node}))
-    timer, patience_s = f"prepare:{job.name}:{job.number}", prepare_timeout_s(turn, job, change)
-    due = min(turn.at, change.began_at + patience_s) + patience_s
+    doing = job.doing
+    assert isinstance(doing, Preparing)
+    turn.update(job.name, stops={**doing.stops, command: node})
+    timer, patience_s = f"prepare:{job.name}:{job.number}", prepare_timeout_s(turn, job, doing.change)
+    due = min(turn.at, doing.change.began_at + patience_s) + patience_s
     turn.set_timer(timer, max(due, turn.timers.get(timer, 0.0)))
 
 
@@ -224,7 +234,7 @@ def _prepare(job: Job, generation: Generation, election: Election) -> Prepare:
         restore_step=election.restore.step,
         restore_mesh=election.mesh,
         checks=job.spec.checks,
-        first_attempt=job.first_attempt,
+        first_attempt=job.numbering.first_attempt,
     )
 
 
@@ -255,50 +265,51 @@ def stop_leavers(
     return waiting
 
 
-def abandon(turn: Turn, name: str) -> None:
-    """Give up the change in flight, if there is one: its orders are withdrawn, its timers with them."""
-    job = turn.jobs[name]
+def withdraw(turn: Turn, job: Job) -> None:
+    """The change in flight, if there is one, is given up: withdraw its orders and cancel its timers."""
+    name = job.name
     turn.withdraw_broadcast(name)
     for send in turn.orders(job=name):
-        # Stop orders, too: whoever abandons sends newer ones to all that need them.
+        # Stop orders, too: whoever gives up a change sends newer ones to all that need them.
         if not isinstance(send.order, Warm):
             turn.forget_order(send)
     for phase in ("prepare", "start", "fence", "stepping"):
         turn.cancel_timer(f"{phase}:{name}:{job.number}")
     turn.cancel_timer(f"defer:{name}")
-    if job.change is not None:
-        turn.put_job(name, change=None)
 
 
 def suspend(turn: Turn, name: str, why: str) -> None:
     """A fault struck the change in flight: give it up while the policy is asked again."""
-    abandon(turn, name)
-    turn.set_phase(name, JobPhase.PREPARING, f"the change is planned again: {why}")
+    withdraw(turn, turn.jobs[name])
+    turn.move(name, Cause.SUSPEND, Replanning(), f"the change is planned again: {why}")
 
 
 def hold(turn: Turn, name: str, reason: str, *, retry: bool = False, retry_s: float = 0.0) -> None:
     """The job cannot run now: its workers stop (they only wait for peers that are gone) and it waits for nodes, or
     `retry_s`."""
     job = turn.jobs[name]
-    abandon(turn, name)
+    withdraw(turn, job)
     stop_leavers(turn, name, job.number)
-    since = job.blocked.since if job.blocked else turn.at
+    since = turn.at if job.held_since is None else job.held_since
     refused = job.change is not None and job.change.refused
-    fruitless = job.fruitless + 1 if retry and refused and job.running is None else job.fruitless
-    turn.put_job(name, planned=None, blocked=Blocked(since, options(turn, job)), fruitless=fruitless)
-    turn.set_phase(name, JobPhase.WAITING if job.running else JobPhase.PENDING, reason)
+    if retry and refused and job.running is None:
+        turn.put_progress(name, restarts_without_progress=job.progress.restarts_without_progress + 1)
+    awaited = AwaitedNodes(since, options(turn, job))
+    if job.running is None:
+        turn.move(name, Cause.CANNOT_START, Pending(awaited), reason)
+    else:
+        turn.move(name, Cause.CANNOT_RUN, Waiting(awaited), reason)
     if retry or retry_s > 0:
         turn.set_timer(f"retry:{name}", turn.at + (retry_s or (RETRY_S if job.running is None else RETRY_RUN_S)))
 
 
 def _defer(turn: Turn, job: Job, reason: str, until: float) -> None:
     """Decided, but too little is known of what was saved: decided again when it is, or at `until`."""
-    abandon(turn, job.name)
+    withdraw(turn, job)
     stop_leavers(turn, job.name, job.number)
-    since = job.blocked.since if job.blocked else turn.at
+    since = turn.at if job.held_since is None else job.held_since
     known = saved.known_now(turn, job) if saved.knows_enough(turn, job) else ""
-    turn.put_job(job.name, planned=None, blocked=Blocked(since, options(turn, job), until, known))
-    turn.set_phase(job.name, JobPhase.WAITING, reason)
+    turn.move(job.name, Cause.DEFER, Deferred(since, until, known), reason)
     turn.set_timer(f"defer:{job.name}", until)
 
 

@@ -18,7 +18,8 @@ from holdfast.domain.generations import ShardRecord, StoredStep
 from holdfast.domain.job import JobSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.supervisor.core.election import Line, Segment, replicas_differ
-from holdfast.supervisor.core.state import Job, Node
+from holdfast.supervisor.core.job import Job
+from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.protocol import JobSubmitted, StartFrom
 
 NAMED_MAX = 8  # of what is there, in an error
@@ -107,7 +108,8 @@ def choose(state: Tables, event: JobSubmitted) -> StoredStep:
 def lineage(old: Job | None, resumed: StoredStep) -> tuple[Segment, ...]:
     """What a submission that goes on from `resumed` may restore: that step, and what led to it."""
     root = Segment(resumed.attempt, resumed.step)
-    before = old.lineage if old is not None and any(s.attempt == resumed.attempt for s in old.lineage) else ()
+    known = old.checkpoints.lineage if old is not None else ()
+    before = known if any(segment.attempt == resumed.attempt for segment in known) else ()
     return (root, *(segment for segment in before if segment.attempt < resumed.attempt))
 
 
@@ -143,7 +145,7 @@ def _saved(state: Tables, event: JobSubmitted) -> dict[_Age, _Step]:
 
 def _in_store(old: Job | None, event: JobSubmitted) -> Sequence[StoredStep]:
     same = old is not None and old.spec.checkpoint.store == event.spec.checkpoint.store
-    known = old.stored if old is not None and same else ()
+    known = old.checkpoints.stored if old is not None and same else ()
     return [each for each in (*known, *([event.found] if event.found is not None else [])) if not each.damage]
 
 
@@ -151,12 +153,15 @@ def _preferred(ages: Iterable[_Age], old: Job | None, *, asked: bool = False) ->
     """Best first: of the last submission's lineage, then of those before it, then (`asked` for by number) what was given up."""
     if old is None:
         return sorted(ages, reverse=True)
-    line, trusted = Line(old.lineage), old.trusted.step if old.trusted is not None else None
+    line, trusted = (
+        Line(old.checkpoints.lineage),
+        old.checkpoints.trusted.step if old.checkpoints.trusted is not None else None,
+    )
 
     def rank(age: _Age) -> int:
         if line.holds(*age) and (trusted is None or age[1] <= trusted):
             return 2
-        return 1 if age[0] < old.first_attempt else 0
+        return 1 if age[0] < old.numbering.first_attempt else 0
 
     ranked = sorted(ages, key=lambda age: (rank(age), age), reverse=True)
     return [age for age in ranked if asked or rank(age)]

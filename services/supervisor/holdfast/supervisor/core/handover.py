@@ -15,10 +15,12 @@ from holdfast.supervisor.core.change import give_grace, prepare_timeout_s, repla
 from holdfast.supervisor.core.election import branch
 from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
-from holdfast.supervisor.core.state import Change, Job, Node
+from holdfast.supervisor.core.job import Job
+from holdfast.supervisor.core.lifecycle import CHANGING, Cause, Change, Preparing, Running, Saving, Starting
+from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.wording import listed
-from holdfast.supervisor.protocol import GenerationChanged, JobPhase, Send
+from holdfast.supervisor.protocol import GenerationChanged, Send
 
 STEPPING_TIMER = "stepping"
 SHARES_MAX = 16  # nodes that are remembered of each half of a change
@@ -29,41 +31,41 @@ SHARES_MAX = 16  # nodes that are remembered of each half of a change
 def on_order_done(turn: Turn, send: Send, done: OrderDone) -> None:
     """An answer to Prepare, Stop or Start; the order has left the outbox."""
     job = turn.jobs.get(send.order.job)
-    if job is None or job.change is None:
+    if job is None or not isinstance(job.doing, CHANGING):
         return
-    change = job.change
+    doing = job.doing
     match send.order:
         case Start() if not done.ok:
             replan(turn, job.name, f"{send.node} could not start: {done.reason}", exclude=send.node, refused=True)
         case Prepare() if not done.ok:
             _not_prepared(turn, job, send.node, send.order, done)
-        case Prepare():
-            _prepared(turn, job, change, send.order.placement, done)
-        case Stop() if send.command_id in change.waiting:
+        case Prepare() if isinstance(doing, Preparing):
+            _prepared(turn, job, doing, send.order.placement, done)
+        case Stop() if isinstance(doing, Preparing) and send.command_id in doing.stops:
             if not done.ok:
                 nodes.condemn(turn, send.node, f"could not stop its workers of {job.name}: {done.reason}")
-            waiting = {k: v for k, v in change.waiting.items() if k != send.command_id}
-            phases_s = _slowest(change.phases_s, done.phases_s)
-            turn.put_job(job.name, change=evolve(change, waiting=waiting, phases_s=phases_s))
+            stops = {k: v for k, v in doing.stops.items() if k != send.command_id}
+            phases_s = _slowest(doing.change.phases_s, done.phases_s)
+            turn.update(job.name, stops=stops, change=evolve(doing.change, phases_s=phases_s))
             start_when_ready(turn, job.name)
         case _:
             pass
 
 
-def _prepared(turn: Turn, job: Job, change: Change, placement: Placement, done: OrderDone) -> None:
+def _prepared(turn: Turn, job: Job, preparing: Preparing, placement: Placement, done: OrderDone) -> None:
     """One more node has its workers: whoever abandons a change withdraws its orders, so this answers the newest one's."""
     share = NodeShare(placement.node, done.at, (), dict(done.phases_s), dict(done.restored_from))
+    change, unprepared = preparing.change, preparing.unprepared.without(placement.slot)
     change = evolve(
         change,
-        unprepared=change.unprepared.without(placement.slot),
-        master=done.master if placement.first_rank == 0 else change.master,
         phases_s=_slowest(change.phases_s, done.phases_s),
         restored_from=_added(change.restored_from, done.restored_from),
         restored_bytes=_added(change.restored_bytes, done.restored_bytes),
         shares=_latest(change.shares, share),
     )
-    turn.put_job(job.name, change=change)
-    if not change.unprepared:
+    master = done.master if placement.first_rank == 0 else preparing.master
+    turn.update(job.name, change=change, unprepared=unprepared, master=master)
+    if not unprepared:
         start_when_ready(turn, job.name)
 
 
@@ -102,15 +104,15 @@ def _latest(known: tuple[NodeShare, ...], share: NodeShare) -> tuple[NodeShare, 
 def start_when_ready(turn: Turn, name: str) -> None:
     """START, once nothing older can run."""
     job = turn.jobs[name]
-    change = job.change
-    if change is None or change.waiting or change.unprepared or change.started_at is not None:
+    doing = job.doing
+    if not isinstance(doing, Preparing) or doing.stops or doing.unprepared:
         return
     assert job.generation is not None
     first = job.generation.placements[0].node
-    if not change.master:
+    if not doing.master:
         replan(turn, name, f"{first} named no rendezvous endpoint", exclude=first, refused=True)
         return
-    if not change.fenced and _nobody_testifies(turn, job):
+    if not doing.fenced and _nobody_testifies(turn, job):
         if f"fence:{name}:{job.number}" in turn.timers:
             return
         turn.note(
@@ -126,9 +128,9 @@ def start_when_ready(turn: Turn, name: str) -> None:
     if unheard := turn.found(By.UNHEARD):
         # Members or not: a log that went back may have forgotten what they run. `session_s` bounds this.
         noun = "node" if len(unheard) == 1 else "nodes"
-        turn.set_phase(name, job.phase, f"waits for {noun} {listed(unheard)}, which this leader has not heard yet")
+        turn.explain(name, f"waits for {noun} {listed(unheard)}, which this leader has not heard yet")
     if not away and not unheard:
-        _start(turn, job, change)
+        _start(turn, job, doing)
 
 
 def _nobody_testifies(turn: Turn, job: Job) -> bool:
@@ -139,36 +141,35 @@ def _nobody_testifies(turn: Turn, job: Job) -> bool:
     return all(running.number in turn.nodes[node].holds.get(job.name, ()) for node in running.nodes)
 
 
-def _start(turn: Turn, job: Job, change: Change) -> None:
-    generation = job.generation
+def _start(turn: Turn, job: Job, preparing: Preparing) -> None:
+    generation, change = job.generation, preparing.change
     assert generation is not None
     reports.settle(turn, job.name)
     if job.running is not None:
         turn.publish(
             GenerationChanged(turn.at, job.name, "ended", job.running, f"generation {generation.number} takes over")
         )
-    order = Start(job.name, generation.number, change.master, traceparent_of(turn, change.incidents))
+    order = Start(job.name, generation.number, preparing.master, traceparent_of(turn, change.incidents))
     turn.broadcast(order, generation.placements)
     turn.cancel_timer(f"prepare:{job.name}:{generation.number}")
     turn.put_job(
         job.name,
-        change=evolve(change, started_at=turn.at),
         running=generation,
-        running_at=turn.at,
-        lineage=branch(job.lineage, generation.attempt, generation.restore, turn.config.lineage_max),
+        membership=evolve(job.membership, running_at=turn.at, finished=Numbers()),
+        progress=progress.started(job, generation),
+    )
+    turn.put_checkpoints(
+        job.name,
+        lineage=branch(job.checkpoints.lineage, generation.attempt, generation.restore, turn.config.lineage_max),
         step=generation.restore.step,
-        checkpoint_step=generation.restore.step,
         saved_at=0.0,
         ever_saved=generation.restore.step > 0,
-        blind=False,
-        finished=Numbers(),
         at_home={},
-        **progress.started(job, generation),
     )
     saved.forget_doubts(turn, job.name)
-    turn.publish(GenerationChanged(turn.at, job.name, "prepared", generation, f"rendezvous at {change.master}"))
+    turn.publish(GenerationChanged(turn.at, job.name, "prepared", generation, f"rendezvous at {preparing.master}"))
     turn.publish(GenerationChanged(turn.at, job.name, "started", generation, generation.restore.reason))
-    turn.set_phase(job.name, JobPhase.STARTING, generation.restore.reason)
+    turn.move(job.name, Cause.START, Starting(change, turn.at), generation.restore.reason)
     for incident in change.incidents:
         if incident in turn.incidents:
             turn.put_incident(
@@ -185,8 +186,9 @@ def _start(turn: Turn, job: Job, change: Change) -> None:
 
 def on_ranks_stepping(turn: Turn, node: str, report: RanksStepping) -> None:
     job = turn.jobs.get(report.job)
-    if job is None or job.change is None or job.change.started_at is None or report.generation != job.number:
+    if job is None or not isinstance(job.doing, Starting) or report.generation != job.number:
         return
+    starting = job.doing
     assert job.generation is not None
     placement = job.generation.placement_of(node)
     if placement is None or not set(report.ranks) <= set(placement.ranks):
@@ -194,61 +196,62 @@ def on_ranks_stepping(turn: Turn, node: str, report: RanksStepping) -> None:
         return
     share = NodeShare(node, report.at, report.ranks, dict(report.phases_s))
     change = evolve(
-        job.change,
-        stepping=job.change.stepping.with_(report.ranks),
-        stepped_at=max(job.change.stepped_at, report.at),
-        stepped_to=min(job.change.stepped_to or report.step, report.step),
-        phases_s=_slowest(job.change.phases_s, report.phases_s),
-        shares=_latest(job.change.shares, share),
+        starting.change,
+        phases_s=_slowest(starting.change.phases_s, report.phases_s),
+        shares=_latest(starting.change.shares, share),
     )
-    turn.put_job(job.name, change=change, blind=job.blind or report.step == 0)
-    if len(change.stepping) == job.generation.mesh.world_size:
-        _complete(turn, job, change)
+    starting = evolve(
+        starting,
+        change=change,
+        stepping=starting.stepping.with_(report.ranks),
+        stepped_at=max(starting.stepped_at, report.at),
+        stepped_to=min(starting.stepped_to or report.step, report.step),
+    )
+    turn.put_job(job.name, doing=starting)
+    if report.step == 0 and not job.progress.reports_no_steps:
+        turn.put_progress(job.name, reports_no_steps=True)
+    if len(starting.stepping) == job.generation.mesh.world_size:
+        _complete(turn, job, starting)
 
 
 def on_sign_of_step(turn: Turn, name: str, generation: int, finished: int) -> None:
     """Every rank has finished step `finished`, others say: should the ranks' own reports have been lost, that will do."""
     job = turn.jobs.get(name)
-    if job is None or job.change is None or job.change.started_at is None or job.number != generation:
+    if job is None or not isinstance(job.doing, Starting) or job.number != generation:
         return
     if job.generation is None or finished <= job.generation.restore.step:
         return
     timer = f"{STEPPING_TIMER}:{name}:{job.number}"
     if timer not in turn.timers:
-        turn.put_job(name, change=evolve(job.change, stepped_at=turn.at))
+        turn.update(name, stepped_at=turn.at)
         turn.set_timer(timer, turn.at + turn.config.stepping_s)
 
 
 def on_stepping_timer(turn: Turn, name: str, number: int) -> None:
     job = turn.jobs.get(name)
-    if job is None or job.number != number or job.change is None or job.change.started_at is None:
-        return
-    _complete(turn, job, job.change)
+    if job is not None and job.number == number and isinstance(job.doing, Starting):
+        _complete(turn, job, job.doing)
 
 
-def _complete(turn: Turn, job: Job, change: Change) -> None:
+def _complete(turn: Turn, job: Job, starting: Starting) -> None:
     """Every rank has stepped: the incidents are over."""
-    generation = job.generation
+    generation, change = job.generation, starting.change
     assert generation is not None
     turn.cancel_timer(f"start:{job.name}:{generation.number}")
     turn.cancel_timer(f"{STEPPING_TIMER}:{job.name}:{generation.number}")
-    turn.put_job(job.name, change=None)
-    progress.reached(turn, job.name, change.stepped_to)
+    progress.reached(turn, job.name, starting.stepped_to)
     reconcile.watch_steps(turn, job.name)
     turn.publish(GenerationChanged(turn.at, job.name, "stepping", generation, "every rank has stepped"))
-    turn.set_phase(
-        job.name,
-        JobPhase.RUNNING,
-        f"generation {generation.number} on {len(generation.nodes)} nodes, {generation.mesh}",
-    )
-    pacing.recovered(turn, job.name, change)
+    reason = f"generation {generation.number} on {len(generation.nodes)} nodes, {generation.mesh}"
+    turn.move(job.name, Cause.STEP, Running(), reason)
+    pacing.recovered(turn, job.name, starting)
     for incident in change.incidents:
         outcome = f"generation {generation.number} steps from step {generation.restore.step} on{_resharded(change, generation)}"
         turn.close_incident(
             incident,
             IncidentState.RESOLVED,
             outcome,
-            t_first_step=change.stepped_at,
+            t_first_step=starting.stepped_at,
             phases_s=change.phases_s,
             restored_from=change.restored_from,
             shares=change.shares,
@@ -271,19 +274,20 @@ def _resharded(change: Change, generation: Generation) -> str:
 def on_node_gone(turn: Turn, name: str, node: str) -> None:
     """A node's session ended while `name` changes: a leaver is not waited for, a member gets a moment to come back."""
     job = turn.jobs[name]
-    change = job.change
-    if change is None:
+    doing = job.doing
+    if not isinstance(doing, CHANGING):
         return
     if _is_member(job, node):
-        if change.started_at is None:
+        if isinstance(doing, Preparing):
             give_grace(turn, name, job.number, node)
         elif _owes_start(turn, job, node):
             _watch_start(turn, job, node)
         return
-    waiting = {command: other for command, other in change.waiting.items() if other != node}
-    if len(waiting) < len(change.waiting):
-        turn.put_job(name, change=evolve(change, waiting=waiting))
-        start_when_ready(turn, name)
+    if isinstance(doing, Preparing):
+        stops = {command: other for command, other in doing.stops.items() if other != node}
+        if len(stops) < len(doing.stops):
+            turn.update(name, stops=stops)
+            start_when_ready(turn, name)
 
 
 def on_node_back(turn: Turn, name: str, node: str) -> None:
@@ -292,14 +296,14 @@ def on_node_back(turn: Turn, name: str, node: str) -> None:
     change = job.change
     if change is not None and _is_member(job, node):
         return  # it answers its Prepare or Start, which is on its way again
-    stays = job.phase is JobPhase.RUNNING or (job.stopping is not None and job.stopping.at_step is not None)
-    if job.running is not None and change is None and stays and job.running.slot_of(node) is not None:
+    stays = isinstance(job.doing, Running | Saving)
+    if job.running is not None and stays and job.running.slot_of(node) is not None:
         return  # it never left
     stale = [send for send in turn.orders(node=node, job=name) if isinstance(send.order, Stop)]
     command = (
         stale[-1].command_id if stale else turn.send(node, Stop(name, job.number if change is None else job.number - 1))
     )
-    if change is not None and change.started_at is None:
+    if isinstance(job.doing, Preparing):
         wait_for_stop(turn, job, command, node)
 
 
@@ -327,7 +331,7 @@ def on_node_restarted(turn: Turn, name: str, node: str) -> None:
     if job.change is None:
         return
     if _is_member(job, node):
-        stage = "was prepared" if job.change.started_at is None else "started"
+        stage = "was prepared" if isinstance(job.doing, Preparing) else "started"
         replan(turn, name, f"the agent of {node} restarted while the generation {stage}")
     else:
         on_node_gone(turn, name, node)
@@ -350,11 +354,11 @@ def _watch_start(turn: Turn, job: Job, node: str) -> None:
 
 def on_grace_over(turn: Turn, name: str, number: int, node: str) -> None:
     job = turn.jobs.get(name)
-    if job is None or job.number != number or job.change is None or turn.nodes[node].connected:
+    if job is None or job.number != number or not isinstance(job.doing, CHANGING) or turn.nodes[node].connected:
         return
-    if job.change.started_at is None:
+    if isinstance(job.doing, Preparing):
         replan(turn, name, f"{node} vanished while the generation was prepared", exclude=node)
-    elif not _owes_start(turn, job, node) or job.change.stepping or reconcile.has_stepped(job):
+    elif not _owes_start(turn, job, node) or job.doing.stepping or reconcile.has_stepped(job):
         return  # it has started; from here on its absence is reconcile.py's to judge
     elif reconcile.peers_report_steps(turn, job):
         away_s = turn.at - max(turn.nodes[node].gone_at, turn.led_at)
@@ -369,53 +373,56 @@ def on_grace_over(turn: Turn, name: str, number: int, node: str) -> None:
 def on_prepare_timeout(turn: Turn, name: str, number: int) -> None:
     """Members that did not answer in time are planned around; a leaver that did not is out of service."""
     job = turn.jobs.get(name)
-    if job is None or job.number != number or job.change is None or job.change.started_at is not None:
+    if job is None or job.number != number or not isinstance(job.doing, Preparing):
         return
-    change, generation = job.change, job.generation
+    preparing, change, generation = job.doing, job.doing.change, job.generation
     assert generation is not None
-    unprepared = {generation.placements[slot].node for slot in change.unprepared}
-    late = sorted(unprepared.union(change.waiting.values()))
+    unprepared = {generation.placements[slot].node for slot in preparing.unprepared}
+    late = sorted(unprepared.union(preparing.stops.values()))
     seconds = f"{prepare_timeout_s(turn, job, change):g} s"
     for node in late:
         if generation.slot_of(node) is None:
             nodes.condemn(turn, node, f"did not stop its workers of {name} within {seconds}")
     members = [node for node in late if generation.slot_of(node) is not None]
     if members:
-        turn.put_job(name, change=evolve(change, excluded=(*change.excluded, *members[:-1])))
+        turn.update(name, change=evolve(change, excluded=(*change.excluded, *members[:-1])))
         alive = any(turn.nodes[node].connected for node in members)
         why = f"{', '.join(members)} did not prepare within {seconds}"
         replan(turn, name, why, exclude=members[-1], refused=alive)
     else:
-        turn.put_job(name, change=evolve(change, waiting={}))
+        turn.update(name, stops={})
         start_when_ready(turn, name)
 
 
 def on_fence_over(turn: Turn, name: str, number: int) -> None:
     job = turn.jobs.get(name)
-    if job is not None and job.number == number and job.change is not None:
-        turn.put_job(name, change=evolve(job.change, fenced=True))
+    if job is not None and job.number == number and isinstance(job.doing, Preparing):
+        turn.update(name, fenced=True)
         start_when_ready(turn, name)
 
 
 def ranks_missing(turn: Turn, name: str, number: int) -> Finding | None:
     """The supervisor's own finding: START was sent and not every rank has stepped in time."""
     job = turn.jobs.get(name)
-    if job is None or job.number != number or job.change is None or job.change.started_at is None:
+    if job is None or job.number != number or not isinstance(job.doing, Starting):
         return None
-    generation, change = job.generation, job.change
+    generation = job.generation
     assert generation is not None
-    if job.seen_step > generation.restore.step + 1 and turn.at - job.seen_at < job.spec.limits.first_step_timeout_s:
+    if (
+        job.progress.seen_step > generation.restore.step + 1
+        and turn.at - job.progress.seen_at < job.spec.limits.first_step_timeout_s
+    ):
         # A second step needed the first one of every rank: they step, and only the report of it is missing.
         turn.set_timer(f"start:{name}:{number}", turn.at + job.spec.limits.first_step_timeout_s)
         return None
-    missing = list(Numbers.below(generation.mesh.world_size) - change.stepping)
+    missing = list(Numbers.below(generation.mesh.world_size) - job.doing.stepping)
     where = sorted({generation.node_of(rank) for rank in missing})
     return Finding(
         id=f"ranks-missing:{name}:{number}",
         kind=FindingKind.RANKS_MISSING,
         severity=Severity.ERROR,
         at=turn.at,
-        since=job.running_at,
+        since=job.membership.running_at,
         summary=f"{len(missing)} of {generation.mesh.world_size} ranks finished no step within "
         f"{job.spec.limits.first_step_timeout_s:g} s of the start of generation {number}: "
         f"{listed(missing)} on {', '.join(where[:8])}",

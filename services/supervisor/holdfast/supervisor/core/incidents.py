@@ -14,8 +14,9 @@ from holdfast.policy import check, default
 from holdfast.supervisor.core import breaker, change, jobs, nodes, notices, planned, progress, quarantine, saved
 from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
+from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.planner import Unplannable
-from holdfast.supervisor.core.state import Job, Node
+from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import job_view, plan_for
 from holdfast.supervisor.protocol import JobPhase, PolicyAnswered
@@ -144,11 +145,11 @@ def _takes_part(turn: Turn, finding: Finding) -> str:
     if job is None or job.running is None or job.running.number != job.number or job.change is not None:
         return ""
     late_s = turn.config.step_late_s
-    going_on = turn.at - job.seen_at <= max(late_s, 2 * job.step_s)
+    going_on = turn.at - job.progress.seen_at <= max(late_s, 2 * job.progress.step_s)
     out_of_sight_at = min(finding.since, turn.nodes[finding.node].gone_at)
     # It was reported `late_s` after its end at most, and may have needed nothing of the node for the last part of a step.
-    if going_on and job.seen_at - out_of_sight_at > late_s + max(1.0, job.step_s):
-        return f"step {job.seen_step} was finished after {finding.node} was last heard of, and steps go on"
+    if going_on and job.progress.seen_at - out_of_sight_at > late_s + max(1.0, job.progress.step_s):
+        return f"step {job.progress.seen_step} was finished after {finding.node} was last heard of, and steps go on"
     return ""
 
 
@@ -236,7 +237,7 @@ def _open(turn: Turn, job: Job, finding: Finding) -> None:
         gpu=finding.gpu,
         t_fault=t_fault,
         t_detected=finding.at,
-        last_step=job.step if job.running is not None else None,
+        last_step=job.progress.step if job.running is not None else None,
         trace_id=trace_id or turn.trace(identifier),
         severity=finding.severity,
         evidence=evidence,
@@ -256,11 +257,11 @@ def _dated(turn: Turn, job: Job, finding: Finding) -> tuple[float, dict[str, str
     """When the fault began, and what to add to the evidence: what strikes the running generation began after its start, and a
     date before that is the error of a clock."""
     ours = job.running is not None and finding.generation == job.running.number == job.number
-    if not ours or _is_node_fault(finding) or finding.since >= job.running_at:
+    if not ours or _is_node_fault(finding) or finding.since >= job.membership.running_at:
         return finding.since, {}
-    early_s = job.running_at - finding.since
+    early_s = job.membership.running_at - finding.since
     source = finding.node or "its source"
-    return job.running_at, {
+    return job.membership.running_at, {
         DATED: f"{ESTIMATE}the start of the generation; {source} dated it {early_s:.0f} s before that"
     }
 

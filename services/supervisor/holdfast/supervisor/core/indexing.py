@@ -6,10 +6,14 @@ from collections.abc import Mapping
 
 from holdfast.domain.incidents import Incident, IncidentState
 from holdfast.supervisor.core.index import EMPTY, By, Group, Index, Memo
-from holdfast.supervisor.core.state import Job, Node, State
+from holdfast.supervisor.core.job import Job
+from holdfast.supervisor.core.lifecycle import Deferred, Preparing, Running, Starting, Stopping
+from holdfast.supervisor.core.state import Node, State
 from holdfast.supervisor.protocol import JobPhase, Send
 
 Entry = tuple[By, str, str]  # (what, key, member)
+_WITH_STOPS = (Preparing, Stopping)
+_NO_STOPS: Mapping[str, str] = {}
 
 
 def index_of(state: State) -> Index:
@@ -199,13 +203,11 @@ def _of_node(node: Node | None) -> set[Entry]:
 
 def _job_differs(old: Job, new: Job) -> bool:
     return (
-        old.phase is not new.phase
+        type(old.doing) is not type(new.doing)
         or old.generation is not new.generation
         or _stops(old) is not _stops(new)
-        or old.stopping is not new.stopping
         or old.target_dp != new.target_dp
-        or old.stays is not new.stays
-        or old.blocked is not new.blocked
+        or old.deferred_evictions is not new.deferred_evictions
     )
 
 
@@ -215,26 +217,23 @@ def _of_job(job: Job | None) -> set[Entry]:
     name = job.name
     if job.phase.finished:
         return {(By.FINISHED, "", name)}
-    entries: set[Entry] = set()
-    if job.change is not None:
-        entries |= {(By.CONCERN, node, name) for node in job.change.waiting.values()}
-    elif (
-        job.phase is not JobPhase.RUNNING
-        or job.generation is None
-        or job.generation.mesh.dp != job.target_dp
-        or job.stays
-    ):
-        entries.add((By.HUNGRY, "", name))
-    if job.blocked is not None and job.blocked.until:
-        entries.add((By.DEFERRED, "", name))
-    if job.stopping is not None:
-        entries |= {(By.CONCERN, node, name) for node in job.stopping.waiting.values()}
+    entries: set[Entry] = {(By.CONCERN, node, name) for node in _stops(job).values()}
+    match job.doing:
+        case Preparing() | Starting():
+            return entries
+        case Running() if (
+            job.generation is not None and job.generation.mesh.dp == job.target_dp and not job.deferred_evictions
+        ):
+            return entries
+        case Deferred():
+            entries.add((By.DEFERRED, "", name))
+    entries.add((By.HUNGRY, "", name))
     return entries
 
 
-def _stops(job: Job) -> Mapping[str, str] | None:
-    """Of a change what matters here: whether there is one, and for whom it waits to stop."""
-    return None if job.change is None else job.change.waiting
+def _stops(job: Job) -> Mapping[str, str]:
+    """Stop orders that the job waits for: order id → node."""
+    return job.doing.stops if isinstance(job.doing, _WITH_STOPS) else _NO_STOPS
 
 
 def nodes_in_use(job: Job | None) -> tuple[str, ...]:

@@ -7,11 +7,23 @@ from holdfast.domain.findings import FindingKind
 from holdfast.domain.generations import StoredStep
 from holdfast.domain.incidents import IncidentState
 from holdfast.domain.orders import RanksFinished
-from holdfast.supervisor.core import change, earlier, farewell, nodes, pacing, planned, progress, quarantine, reports
+from holdfast.supervisor.core import (
+    change,
+    earlier,
+    farewell,
+    lifecycle,
+    nodes,
+    pacing,
+    planned,
+    progress,
+    quarantine,
+    reports,
+)
 from holdfast.supervisor.core.election import Line, Segment
 from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
-from holdfast.supervisor.core.state import Job, Stopping
+from holdfast.supervisor.core.job import Checkpoints, Job, JobProgress, Numbering
+from holdfast.supervisor.core.lifecycle import Cause, Completed, Failed, Pending, Running, Saving, Stopped, Stopping
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.protocol import (
     Answer,
@@ -43,22 +55,23 @@ def submit(turn: Turn, event: JobSubmitted) -> None:
     # agents refuse those that they have seen.
     number = old.number if old else 0
     held = earlier.newest_attempt(turn.nodes.values(), name)
-    last_attempt = max(old.attempt_base + number if old else 0, resumed.attempt if resumed else 0, held)
+    last_attempt = max(old.numbering.attempt_base + number if old else 0, resumed.attempt if resumed else 0, held)
+    base = max(int(turn.at), last_attempt) - number
     job = Job(
         spec=event.spec,
         token=old.token if old else event.token,  # it opens what the nodes have of this name
         submitted_at=turn.at,
-        phase=JobPhase.PENDING,
         reason="submitted",
         target_dp=event.spec.mesh.dp,
-        attempt_base=(base := max(int(turn.at), last_attempt) - number),
-        first_attempt=base + number + 1,
+        numbering=Numbering(base, base + number + 1),
+        doing=Pending(),
         generation=evolve(old.generation, placements=()) if old and old.generation else None,
-        lineage=(Segment(resumed.attempt, resumed.step),) if resumed else (),
-        resumed=resumed,
+        checkpoints=Checkpoints((Segment(resumed.attempt, resumed.step),) if resumed else (), resumed=resumed),
     )
     if event.start is StartFrom.CHECKPOINT and resumed is not None:
         job = _going_on(job, old, resumed, event)
+    if old is not None:
+        lifecycle.check(name, old.doing, Cause.SUBMIT, job.doing)
     turn.publish(JobAccepted(turn.at, name, event.spec))
     turn.add_job(job)
     if not change.first_start(turn, name, degraded=False):
@@ -71,12 +84,14 @@ def _going_on(job: Job, old: Job | None, resumed: StoredStep, event: JobSubmitte
     return evolve(
         job,
         reason=f"submitted to go on from step {resumed.step}",
-        lineage=line,
-        stored=earlier.stored(old, event, Line(line)),
-        sharded=resumed.sharded or (old.sharded if old is not None else None),
-        step=resumed.step,
-        best_step=resumed.step,
-        ever_saved=True,
+        progress=JobProgress(step=resumed.step, best_step=resumed.step),
+        checkpoints=evolve(
+            job.checkpoints,
+            lineage=line,
+            stored=earlier.stored(old, event, Line(line)),
+            sharded=resumed.sharded or (old.checkpoints.sharded if old is not None else None),
+            ever_saved=True,
+        ),
     )
 
 
@@ -88,27 +103,27 @@ def on_steps(turn: Turn, event: StepsCompleted) -> None:
         _last_steps(turn, job, event)
         return
     changes: dict[str, object] = {}
-    if event.step > job.best_step:
-        changes |= {"best_step": event.step, "fruitless": 0}
-    if job.running is not None and event.generation == job.running.number and event.step > job.step:
+    if event.step > job.progress.best_step:
+        changes |= {"best_step": event.step, "restarts_without_progress": 0}
+    if job.running is not None and event.generation == job.running.number and event.step > job.progress.step:
         changes |= {"step": event.step} | _loss(event)
         if event.step_s > 0:
             changes["step_s"] = event.step_s
     if changes:
-        job = turn.put_job(job.name, **changes)
+        job = turn.put_progress(job.name, **changes)
     if job.running is not None and event.generation == job.running.number:
         job = progress.reached(turn, job.name, event.step)
         pacing.measure(turn, job.name, event)
     _newest_before_fault(turn, event)
     _alive_after_all(turn, job, event)
-    if job.stopping is not None and job.stopping.at_step is not None and job.checkpoint_step >= job.stopping.at_step:
-        stop_now(turn, job.name)
+    if isinstance(job.doing, Saving) and job.checkpoints.step >= job.doing.at_step:
+        stop_now(turn, job.name, job.doing.reason)
 
 
 def _last_steps(turn: Turn, job: Job, event: StepsCompleted) -> None:
     """Of a job that is over: they are told a moment after its workers have ended, and are what stays on record."""
-    if job.running is not None and event.generation == job.running.number and event.step > job.step:
-        turn.put_job(job.name, step=event.step, best_step=max(job.best_step, event.step), **_loss(event))
+    if job.running is not None and event.generation == job.running.number and event.step > job.progress.step:
+        turn.put_progress(job.name, step=event.step, best_step=max(job.progress.best_step, event.step), **_loss(event))
 
 
 def _loss(event: StepsCompleted) -> dict[str, object]:
@@ -156,13 +171,13 @@ def on_ranks_finished(turn: Turn, node: str, report: RanksFinished) -> None:
     if placement is None or not set(report.ranks) <= set(placement.ranks):
         turn.note(node, f"its report about ranks of {job.name} that it does not run is ignored: {report.ranks}")
         return
-    finished = job.finished.with_(report.ranks)
-    job = turn.put_job(job.name, finished=finished)
+    finished = job.membership.finished.with_(report.ranks)
+    job = turn.put_membership(job.name, finished=finished)
     if len(finished) == running.mesh.world_size and job.number == running.number:
-        if job.stopping is not None:
-            _end(turn, job.name, JobPhase.STOPPED, job.stopping.reason)
+        if isinstance(job.doing, Saving | Stopping):
+            _end(turn, job.name, Cause.STOPPED, job.doing.reason)
         else:
-            _end(turn, job.name, JobPhase.COMPLETED, f"all {len(finished)} ranks ended with exit code 0")
+            _end(turn, job.name, Cause.COMPLETE, f"all {len(finished)} ranks ended with exit code 0")
 
 
 def request_checkpoint(turn: Turn, event: CheckpointRequested) -> None:
@@ -199,91 +214,94 @@ def request_stop(turn: Turn, event: JobStopRequested) -> None:
     job = turn.jobs.get(event.job)
     if job is None and (held := change.newest_held(turn, event.job)):
         change.stop_leavers(turn, event.job, held)  # workers of a run that this state has never seen
-    if job is None or job.phase.finished or job.stopping is not None:
+    if job is None or job.phase.finished or job.phase is JobPhase.STOPPING:
         turn.note(event.job, f"not stopped: the job is {job.phase if job else 'not there'}")
         return
     planned.drop(turn, job.name, "the job stops")
-    if job.phase is JobPhase.RUNNING and event.save and not job.blind and not job.finished:
+    for incident in turn.open_incidents(job.name):  # nothing is decided about a job that an operator ends
+        turn.close_incident(incident.id, IncidentState.RESOLVED, f"the job stops: {event.reason}")
+    can_save = isinstance(job.doing, Running) and not job.progress.reports_no_steps and not job.membership.finished
+    if event.save and can_save:
         at_step = planned.save_soon(turn, job, far=True)
-        turn.put_job(job.name, stopping=Stopping(event.reason, at_step))
-        turn.set_phase(job.name, JobPhase.STOPPING, f"{event.reason}; saving at step {at_step} first")
+        reason = f"{event.reason}; saving at step {at_step} first"
+        turn.move(job.name, Cause.SAVE, Saving(event.reason, at_step), reason)
         turn.set_timer(f"stop:{job.name}", turn.at + turn.config.save_s)
         return
-    turn.put_job(job.name, stopping=Stopping(event.reason, None))
-    stop_now(turn, job.name)
+    stop_now(turn, job.name, event.reason)
 
 
 def on_saved(turn: Turn, name: str) -> None:
     """The newest complete checkpoint has moved on: is it the one that a stop waits for?"""
-    stopping = turn.jobs[name].stopping
-    if stopping is not None and stopping.at_step is not None and turn.jobs[name].checkpoint_step >= stopping.at_step:
-        reach = reports.reach(turn, turn.jobs[name], stopping.at_step)
-        turn.note(name, f"step {stopping.at_step} is saved before the stop: {reach}")
-        stop_now(turn, name)
+    doing = turn.jobs[name].doing
+    if isinstance(doing, Saving) and turn.jobs[name].checkpoints.step >= doing.at_step:
+        reach = reports.reach(turn, turn.jobs[name], doing.at_step)
+        turn.note(name, f"step {doing.at_step} is saved before the stop: {reach}")
+        stop_now(turn, name, doing.reason)
 
 
-def stop_now(turn: Turn, name: str) -> None:
+def stop_now(turn: Turn, name: str, reason: str) -> None:
     """Stop the workers; the job is stopped when every connected node has said so, or the time for it is over."""
     job = turn.jobs[name]
-    assert job.stopping is not None
-    change.abandon(turn, name)
-    waiting = change.stop_leavers(turn, name, job.number, grace_s=turn.config.stop_grace_s)
-    turn.put_job(name, stopping=evolve(job.stopping, at_step=None, waiting=waiting), blocked=None)
-    turn.set_phase(name, JobPhase.STOPPING, job.stopping.reason)
-    if not waiting:
-        _end(turn, name, JobPhase.STOPPED, job.stopping.reason)
+    change.withdraw(turn, job)
+    stops = change.stop_leavers(turn, name, job.number, grace_s=turn.config.stop_grace_s)
+    turn.move(name, Cause.STOP, Stopping(reason, stops), reason)
+    if not stops:
+        _end(turn, name, Cause.STOPPED, reason)
         return
     turn.set_timer(f"stop:{name}", turn.at + turn.config.stop_grace_s + job.spec.limits.prepare_timeout_s)
 
 
 def on_stop_timer(turn: Turn, name: str) -> None:
     job = turn.jobs.get(name)
-    if job is None or job.stopping is None:
-        return
-    if job.stopping.at_step is not None:
-        turn.note(name, f"stops without the checkpoint at step {job.stopping.at_step}: it did not come in time")
-        stop_now(turn, name)
-    else:
-        late = ", ".join(sorted(set(job.stopping.waiting.values())))
-        _end(turn, name, JobPhase.STOPPED, f"{job.stopping.reason}; {late} did not answer")
+    match job.doing if job is not None else None:
+        case Saving(reason, at_step):
+            turn.note(name, f"stops without the checkpoint at step {at_step}: it did not come in time")
+            stop_now(turn, name, reason)
+        case Stopping(reason, stops):
+            late = ", ".join(sorted(set(stops.values())))
+            _end(turn, name, Cause.STOPPED, f"{reason}; {late} did not answer")
+        case _:
+            pass
 
 
 def on_stop_answered(turn: Turn, command_id: str, name: str) -> None:
     """A Stop order is answered, or its node is gone."""
     job = turn.jobs.get(name)
-    if job is None or job.stopping is None or command_id not in job.stopping.waiting:
+    if job is None or not isinstance(job.doing, Stopping) or command_id not in job.doing.stops:
         return
-    waiting = {k: v for k, v in job.stopping.waiting.items() if k != command_id}
-    job = turn.put_job(name, stopping=evolve(job.stopping, waiting=waiting))
-    if not waiting and job.stopping is not None:
-        _end(turn, name, JobPhase.STOPPED, job.stopping.reason)
+    stops = {k: v for k, v in job.doing.stops.items() if k != command_id}
+    turn.update(name, stops=stops)
+    if not stops:
+        _end(turn, name, Cause.STOPPED, job.doing.reason)
 
 
 def fail(turn: Turn, name: str, reason: str) -> None:
     """End the job by a decision."""
-    _end(turn, name, JobPhase.FAILED, reason)
+    _end(turn, name, Cause.FAIL, reason)
 
 
-def _end(turn: Turn, name: str, phase: JobPhase, reason: str) -> None:
+def _end(turn: Turn, name: str, cause: Cause, reason: str) -> None:
     """Nothing of the job runs on; whoever is not connected now is told when it comes back. What was saved stays there."""
     job = turn.jobs[name]
     for timer in ("pending", "plan", "save", "stop", "retry", "defer", "report", "retain", "reconcile", "still"):
         turn.cancel_timer(f"{timer}:{name}")
-    change.abandon(turn, name)
-    if phase is not JobPhase.COMPLETED or not farewell.begin(turn, name):
+    change.withdraw(turn, job)
+    upload = farewell.begin(turn, job) if cause is Cause.COMPLETE else None
+    over = Completed(upload) if cause is Cause.COMPLETE else Failed() if cause is Cause.FAIL else Stopped()
+    if upload is None:
         change.stop_leavers(turn, name, job.number, ended=True)
     if job.running is not None:
         turn.publish(GenerationChanged(turn.at, name, "ended", job.running, reason))
-    closing = IncidentState.FAILED if phase is JobPhase.FAILED else IncidentState.RESOLVED
+    closing = IncidentState.FAILED if cause is Cause.FAIL else IncidentState.RESOLVED
     for incident in turn.open_incidents(name):
-        turn.close_incident(incident.id, closing, f"the job is {phase}: {reason}")
+        turn.close_incident(incident.id, closing, f"the job is {over.phase}: {reason}")
     members = job.generation.nodes if job.generation else ()
-    turn.put_job(name, planned=None, blocked=None, stopping=None, change=None)
-    turn.set_phase(name, phase, reason)
+    turn.move(name, cause, over, reason)
     reports.review(turn, name)
+    farewell.review(turn, name)
     for node in members:
         if node in turn.nodes:
-            nodes.refresh(turn, node, f"{name} is {phase}")
+            nodes.refresh(turn, node, f"{name} is {over.phase}")
     _forget_old(turn)
 
 

@@ -7,7 +7,8 @@ from collections.abc import Container
 from holdfast.domain.nodes import NodeState
 from holdfast.supervisor.core import breaker
 from holdfast.supervisor.core.index import By
-from holdfast.supervisor.core.state import Job, Node
+from holdfast.supervisor.core.job import Job
+from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
 
 

@@ -17,7 +17,8 @@ from holdfast.domain.incidents import MAINTENANCE, Action, Incident, IncidentSta
 from holdfast.domain.nodes import Notice
 from holdfast.supervisor.core import nodes, planned, reports
 from holdfast.supervisor.core.index import By
-from holdfast.supervisor.core.state import Job, Node, Stay
+from holdfast.supervisor.core.job import DeferredEviction, Job
+from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import options
 
@@ -124,10 +125,12 @@ def _open(turn: Turn, job: Job, name: str) -> Notice | None:
     notice = node.notice
     if notice is None or not node.connected:
         return None
-    if job.blind and not -math.inf < _near(turn, notice) <= turn.at:
+    if job.progress.reports_no_steps and not -math.inf < _near(turn, notice) <= turn.at:
         return None  # no cheap moment to leave can be found for it: as late as possible, or with the machine
-    stay = job.stays.get(name)
-    stays = stay is not None and stay.notice == notice and turn.at < stay.until and stay.options == options(turn, job)
+    stay = job.deferred_evictions.get(name)
+    stays = (
+        stay is not None and stay.notice == notice and turn.at < stay.until and stay.candidates == options(turn, job)
+    )
     return None if stays else notice
 
 
@@ -142,7 +145,7 @@ def evidence_of(turn: Turn, name: str) -> dict[str, str]:
 def save(turn: Turn, name: str, node: str) -> None:
     """Whatever is decided: a save, to the farthest tier that the time allows, and a note of how far it came."""
     job, notice = turn.jobs[name], turn.nodes[node].notice
-    if job.blind or notice is None:
+    if job.progress.reports_no_steps or notice is None:
         return
     at_step = planned.save_soon(turn, job, far=True)
     until = turn.at + planned.patience_s(turn, job, at_step) + reports.travel_s(turn, job)
@@ -155,10 +158,12 @@ def stay(turn: Turn, incident: Incident, action: Action) -> None:
     """The node keeps its ranks; asked again when there are other nodes, another notice, or no time left."""
     job = turn.jobs[incident.job]
     members = job.generation.nodes if job.generation else ()
-    stays = {name: each for name, each in job.stays.items() if name in members}
+    stays = {name: each for name, each in job.deferred_evictions.items() if name in members}
     notice = turn.nodes[incident.node].notice
     if notice is not None:
         near = _near(turn, notice)
-        stays[incident.node] = Stay(notice, options(turn, job), near if turn.at < near else _ends(turn, notice))
-    turn.put_job(job.name, stays=stays)
+        stays[incident.node] = DeferredEviction(
+            notice, options(turn, job), near if turn.at < near else _ends(turn, notice)
+        )
+    turn.put_job(job.name, deferred_evictions=stays)
     turn.close_incident(incident.id, IncidentState.RESOLVED, f"{incident.node} keeps its ranks: {action.reason}")

@@ -9,9 +9,10 @@ from holdfast.domain.orders import SetInterval
 from holdfast.supervisor.core.election import Origin
 from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.interval import SAVES_BETWEEN, SAVES_FIRST, Interval, Loss, choose, differs
-from holdfast.supervisor.core.state import Change, Job
+from holdfast.supervisor.core.job import Job
+from holdfast.supervisor.core.lifecycle import Running, Starting
 from holdfast.supervisor.core.turn import Turn
-from holdfast.supervisor.protocol import JobPhase, StepsCompleted
+from holdfast.supervisor.protocol import StepsCompleted
 
 _AHEAD_S = 3.0  # a change is announced this long before it holds: reports lag, and an order may have to be sent again
 _AHEAD_STEPS = 4
@@ -20,32 +21,33 @@ _AHEAD_STEPS = 4
 def resolved(turn: Turn, name: str) -> CheckpointSpec:
     """The job's checkpoint settings with numbers in place of `auto`, for a generation that is about to be prepared."""
     job = turn.jobs[name]
-    if job.interval is None:
-        job = turn.put_job(name, interval=_choice(turn, job))
-        assert job.interval is not None
+    interval = job.checkpoints.interval
+    if interval is None:
+        interval = _choice(turn, job)
+        turn.put_checkpoints(name, interval=interval)
         if not job.spec.checkpoint.interval_steps:
-            turn.note(name, f"checkpoints {job.interval.reason}")
-    assert job.interval is not None
-    return evolve(job.spec.checkpoint, interval_steps=job.interval.steps, store_interval_s=job.interval.store_s)
+            turn.note(name, f"checkpoints {interval.reason}")
+    return evolve(job.spec.checkpoint, interval_steps=interval.steps, store_interval_s=interval.store_s)
 
 
 def measure(turn: Turn, name: str, event: StepsCompleted) -> None:
     """Steps of the running generation are reported: fold what saves cost, and choose again when it is time to."""
     job = turn.jobs[name]
     if event.saves > 0:
-        job = turn.put_job(name, measured=job.measured.saved(event.saves, event.stall_s))
-    if job.phase is JobPhase.RUNNING and job.change is None and job.interval is not None and _due(job, job.interval):
-        _review(turn, job, job.interval)
+        job = turn.put_checkpoints(name, measured=job.checkpoints.measured.saved(event.saves, event.stall_s))
+    interval = job.checkpoints.interval
+    if isinstance(job.doing, Running) and interval is not None and _due(job, interval):
+        _review(turn, job, interval)
 
 
-def recovered(turn: Turn, name: str, change: Change) -> None:
+def recovered(turn: Turn, name: str, starting: Starting) -> None:
     """A fault is over: what kind was it, judged by the copies that survived it, and how long did it take?"""
-    job = turn.jobs[name]
+    job, change = turn.jobs[name], starting.change
     faults = [turn.incidents[each] for each in change.incidents if each in turn.incidents]
     struck = [incident.t_fault for incident in faults if not incident.planned]
     if struck:
-        seconds = max(0.0, change.stepped_at - min(struck))
-        turn.put_job(name, measured=job.measured.recovered(_loss(change.origin), seconds))
+        seconds = max(0.0, starting.stepped_at - min(struck))
+        turn.put_checkpoints(name, measured=job.checkpoints.measured.recovered(_loss(change.origin), seconds))
 
 
 def _loss(origin: Origin) -> Loss:
@@ -60,15 +62,16 @@ def _loss(origin: Origin) -> Loss:
 
 def _choice(turn: Turn, job: Job) -> Interval:
     trained_s = max(0.0, turn.at - job.submitted_at)
-    return choose(job.spec.checkpoint, job.measured, step_s=job.step_s, trained_s=trained_s, nodes=job.spec.nodes)
+    measured, step_s = job.checkpoints.measured, job.progress.step_s
+    return choose(job.spec.checkpoint, measured, step_s=step_s, trained_s=trained_s, nodes=job.spec.nodes)
 
 
 def _due(job: Job, interval: Interval) -> bool:
     if job.spec.checkpoint.interval_steps and job.spec.checkpoint.store_interval_s:
         return False
-    if not interval.timed and job.step_s > 0:
+    if not interval.timed and job.progress.step_s > 0:
         return True
-    return job.measured.saves >= interval.saves + (SAVES_BETWEEN if interval.saves else SAVES_FIRST)
+    return job.checkpoints.measured.saves >= interval.saves + (SAVES_BETWEEN if interval.saves else SAVES_FIRST)
 
 
 def _review(turn: Turn, job: Job, before: Interval) -> None:
@@ -76,14 +79,15 @@ def _review(turn: Turn, job: Job, before: Interval) -> None:
     if not differs(choice.steps, before.steps):
         # The store's own interval reaches the nodes with the next PREPARE.
         reason = f"every {before.steps} steps, which is close enough to the best: {choice.reason}"
-        turn.put_job(job.name, interval=evolve(choice, steps=before.steps, reason=reason))
+        turn.put_checkpoints(job.name, interval=evolve(choice, steps=before.steps, reason=reason))
         return
-    turn.put_job(job.name, interval=choice)
+    turn.put_checkpoints(job.name, interval=choice)
     generation = job.generation
     assert generation is not None
-    ahead = _AHEAD_STEPS + (math.ceil(_AHEAD_S / job.step_s) if job.step_s > 0 else before.steps)
+    ahead = _AHEAD_STEPS + (math.ceil(_AHEAD_S / job.progress.step_s) if job.progress.step_s > 0 else before.steps)
     for node in generation.nodes:
-        turn.send(node, SetInterval(job.name, generation.number, job.step + ahead, choice.steps))
+        turn.send(node, SetInterval(job.name, generation.number, job.progress.step + ahead, choice.steps))
     turn.note(
-        job.name, f"checkpoints from step {job.step + ahead} on {choice.reason}; it was every {before.steps} steps"
+        job.name,
+        f"checkpoints from step {job.progress.step + ahead} on {choice.reason}; it was every {before.steps} steps",
     )

@@ -11,8 +11,9 @@ import math
 from holdfast.domain.incidents import Action, Incident, IncidentState
 from holdfast.domain.orders import CheckpointNow
 from holdfast.supervisor.core import change, nodes, saved
+from holdfast.supervisor.core.job import Job, OnDemandSave
+from holdfast.supervisor.core.lifecycle import AwaitedNodes, Planned, Running
 from holdfast.supervisor.core.planner import Plan, Unplannable
-from holdfast.supervisor.core.state import Asked, Blocked, Job, Planned
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import options, plan_for
 
@@ -24,21 +25,21 @@ _AHEAD_STEPS = 2
 def schedule(turn: Turn, incident: Incident, action: Action, tries: int = 1) -> None:
     """Carry out `action` as soon as a fresh checkpoint is complete; at once when nothing can be saved for it."""
     job = turn.jobs[incident.job]
-    if job.blind or job.step == job.checkpoint_step:
-        _go(turn, job, Planned(incident.id, action, job.step, tries))
+    if job.progress.reports_no_steps or job.progress.step == job.checkpoints.step:
+        _go(turn, job, Planned(incident.id, action, job.progress.step, tries))
     else:
         _save_first(turn, job, incident.id, action, tries)
 
 
 def _save_first(turn: Turn, job: Job, incident: str, action: Action, tries: int) -> None:
     at_step = save_soon(turn, job)
-    turn.put_job(job.name, planned=Planned(incident, action, at_step, tries))
+    _put(turn, job.name, Planned(incident, action, at_step, tries))
     turn.set_timer(f"save:{job.name}", turn.at + patience_s(turn, job, at_step))
 
 
 def patience_s(turn: Turn, job: Job, at_step: int) -> float:
     """How long a checkpoint at `at_step` may take until every rank has it."""
-    return turn.config.save_s + max(0, at_step - job.step) * job.step_s
+    return turn.config.save_s + max(0, at_step - job.progress.step) * job.progress.step_s
 
 
 def save_soon(turn: Turn, job: Job, *, far: bool = False) -> int:
@@ -47,24 +48,31 @@ def save_soon(turn: Turn, job: Job, *, far: bool = False) -> int:
     One that has been asked for already and is still ahead will do. `far`: to the farthest tier there is, which a save that
     is due in any case reaches only when the order comes before it.
     """
-    asked = turn.jobs[job.name].asked
-    if asked is not None and asked.generation == job.number and asked.at_step > job.step and asked.far >= far:
+    asked = turn.jobs[job.name].checkpoints.on_demand
+    if (
+        asked is not None
+        and asked.generation == job.number
+        and asked.at_step > job.progress.step
+        and asked.to_object_store >= far
+    ):
         return asked.at_step
     interval = job.interval_steps
-    ahead = _AHEAD_STEPS + (math.ceil((_TOLD_S + _AHEAD_S) / job.step_s) if job.step_s > 0 else interval)
-    due = (job.step // interval + 1) * interval  # saved in any case
-    at_step = job.step + ahead if far or due - job.step >= ahead else due
+    ahead = _AHEAD_STEPS + (
+        math.ceil((_TOLD_S + _AHEAD_S) / job.progress.step_s) if job.progress.step_s > 0 else interval
+    )
+    due = (job.progress.step // interval + 1) * interval  # saved in any case
+    at_step = job.progress.step + ahead if far or due - job.progress.step >= ahead else due
     if job.generation is not None:
         for node in job.generation.nodes:
             turn.send(node, CheckpointNow(job.name, job.number, at_step, far))
-    turn.put_job(job.name, asked=Asked(job.number, at_step, far))
+    turn.put_checkpoints(job.name, on_demand=OnDemandSave(job.number, at_step, far))
     return at_step
 
 
 def on_saved(turn: Turn, name: str) -> None:
     """The newest complete checkpoint has moved on."""
     job = turn.jobs[name]
-    if job.planned is not None and job.checkpoint_step >= job.planned.at_step:
+    if job.planned is not None and job.checkpoints.step >= job.planned.at_step:
         _go(turn, job, job.planned)
 
 
@@ -75,20 +83,22 @@ def on_save_timeout(turn: Turn, name: str) -> None:
         return
     plan, interval = job.planned, job.interval_steps
     incident = turn.incidents[plan.incident]
-    if job.checkpoint_step > 0 and job.step - job.checkpoint_step <= interval:
+    if job.checkpoints.step > 0 and job.progress.step - job.checkpoints.step <= interval:
         _go(turn, job, plan)
     elif plan.tries < turn.config.save_tries_max:
         schedule(turn, incident, plan.action, plan.tries + 1)
     else:
         drop(
-            turn, name, f"postponed: no checkpoint came, and {job.step - job.checkpoint_step} steps would be done again"
+            turn,
+            name,
+            f"postponed: no checkpoint came, and {job.progress.step - job.checkpoints.step} steps would be done again",
         )
         postpone(turn, name)
 
 
 def _go(turn: Turn, job: Job, plan: Planned) -> None:
     turn.cancel_timer(f"save:{job.name}")
-    job = turn.put_job(job.name, planned=None)
+    job = _put(turn, job.name, None)
     incident = turn.incidents[plan.incident]
     if nodes.job_of(turn, incident.node) is None and incident.node:
         drop(turn, job.name, f"{incident.node} has left already")
@@ -101,7 +111,7 @@ def _go(turn: Turn, job: Job, plan: Planned) -> None:
     if wait_for := change.not_yet(turn, job, outcome):  # the run is healthy, and does the waiting while it trains
         reason, until = wait_for
         turn.note(job.name, f"{plan.action.kind} is put off: {reason}")
-        turn.put_job(job.name, planned=plan)
+        _put(turn, job.name, plan)
         turn.set_timer(f"save:{job.name}", until)
         return
     if _costs_too_much(turn, job, outcome):
@@ -117,12 +127,17 @@ def _go(turn: Turn, job: Job, plan: Planned) -> None:
 def _costs_too_much(turn: Turn, job: Job, plan: Plan) -> bool:
     """Whether more than an interval would be done again: another mesh may need shards of the newest save that are gone."""
     restores = saved.elect_for(turn, job, plan.mesh, plan.placements).restore.step
-    return not job.blind and job.step - restores > job.interval_steps
+    return not job.progress.reports_no_steps and job.progress.step - restores > job.interval_steps
+
+
+def _put(turn: Turn, name: str, planned: Planned | AwaitedNodes | None) -> Job:
+    assert isinstance(turn.jobs[name].doing, Running)
+    return turn.put_job(name, doing=Running(planned))
 
 
 def wait(turn: Turn, name: str) -> None:
     """Nothing can be done about it now; asked again when nodes come or go."""
-    turn.put_job(name, blocked=Blocked(turn.at, options(turn, turn.jobs[name])))
+    _put(turn, name, AwaitedNodes(turn.at, options(turn, turn.jobs[name])))
 
 
 def postpone(turn: Turn, name: str) -> None:
@@ -135,7 +150,7 @@ def drop(turn: Turn, name: str, outcome: str) -> None:
     """Give up what was planned: something else came first, or it is not wanted any more."""
     turn.cancel_timer(f"save:{name}")
     if turn.jobs[name].planned is not None:
-        turn.put_job(name, planned=None)
+        _put(turn, name, None)
     for incident in turn.open_incidents(name):
         if incident.planned:
             turn.close_incident(incident.id, IncidentState.RESOLVED, outcome)

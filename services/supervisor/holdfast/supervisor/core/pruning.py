@@ -6,7 +6,7 @@ from holdfast.domain.errors import Conflict, NotFound
 from holdfast.domain.orders import Prune
 from holdfast.supervisor.core.earlier import Tables
 from holdfast.supervisor.core.index import By
-from holdfast.supervisor.core.state import Job
+from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.protocol import PruneRequested
 
@@ -35,8 +35,8 @@ def is_needed(job: Job, age: _Age) -> bool:
     """Whether a job that is not over may go back to this saved step."""
     if job.phase.finished:
         return False
-    resumed = job.resumed
-    return age[0] >= job.first_attempt or (resumed is not None and age == (resumed.attempt, resumed.step))
+    resumed = job.checkpoints.resumed
+    return age[0] >= job.numbering.first_attempt or (resumed is not None and age == (resumed.attempt, resumed.step))
 
 
 def request(turn: Turn, event: PruneRequested) -> None:

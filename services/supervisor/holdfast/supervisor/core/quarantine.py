@@ -13,12 +13,12 @@ from __future__ import annotations
 from holdfast.domain.incidents import Incident
 from holdfast.supervisor.core import breaker, nodes, offenders
 from holdfast.supervisor.core.index import By
+from holdfast.supervisor.core.job import Job
+from holdfast.supervisor.core.lifecycle import Deferred, Pending, Waiting
 from holdfast.supervisor.core.offenders import Fault
 from holdfast.supervisor.core.planner import Plan
-from holdfast.supervisor.core.state import Job
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import faults_per_day, reachable
-from holdfast.supervisor.protocol import JobPhase
 
 
 def count(turn: Turn, incident: Incident) -> None:
@@ -81,7 +81,7 @@ def _why_not(turn: Turn, name: str) -> str:
 
 def _wants(job: Job, name: str) -> bool:
     """Whether the job runs there, or waits for nodes such as this one."""
-    if job.phase in (JobPhase.PENDING, JobPhase.WAITING):
+    if isinstance(job.doing, Pending | Waiting | Deferred):
         return True
     return job.generation is not None and job.generation.slot_of(name) is not None
 

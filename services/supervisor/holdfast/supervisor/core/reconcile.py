@@ -7,8 +7,8 @@ reported, and becomes a fault by itself when nothing else has explained it in ti
 culprit; its absence never makes recovery impossible.
 
     node reports its workers, connects, goes ──► review: does it lack a rank of the running generation?
-        yes ──► job.absent[node] = since, timer ──► check: still so after the grace ──► fault, with the agent as the witness
-        no  ──► job.absent without it
+        yes ──► the job's `absent[node]` = since, timer ──► check: still so after the grace ──► fault, the agent as witness
+        no  ──► `absent` without it
 
 A generation whose ranks all live and which finishes no step is a matter of diagnostics, which knows what they do. Only when
 twice the longest time that it may take to say so has passed, with every node there to report a step, that is a fault as well.
@@ -28,15 +28,18 @@ from holdfast.domain.generations import Placement
 from holdfast.domain.nodes import RunningWorker, TemplateState, WorkerEnded
 from holdfast.domain.orders import RanksFinished, StepReached, Stop
 from holdfast.supervisor.core import change, handover, incidents, jobs, nodes, progress, warmth
+from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
-from holdfast.supervisor.core.state import Job, Node
+from holdfast.supervisor.core.job import Job
+from holdfast.supervisor.core.lifecycle import Preparing, Running, Starting
+from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.wording import listed
-from holdfast.supervisor.protocol import JobPhase
 
 TIMER = "reconcile"
 STILL_TIMER = "still"
 TIMERS = (TIMER, STILL_TIMER)
+_TOLD_TO_RUN = (Running, Starting)
 STILL_FACTOR = 2.0  # times what diagnostics may take to conclude a hang: it knows more
 
 # ---------------------------------------------------------------- what agents say
@@ -67,7 +70,7 @@ def _finished(turn: Turn, name: str, ended: tuple[WorkerEnded, ...]) -> None:
     well: dict[tuple[str, int], list[int]] = {}
     for each in ended:
         job = turn.jobs.get(each.job)
-        if each.well and job is not None and each.rank not in job.finished:
+        if each.well and job is not None and each.rank not in job.membership.finished:
             well.setdefault((each.job, each.generation), []).append(each.rank)
     for (job_name, generation), ranks in sorted(well.items()):
         jobs.on_ranks_finished(turn, name, RanksFinished(job_name, generation, tuple(sorted(ranks)), turn.at))
@@ -96,8 +99,8 @@ def stop_orphaned(turn: Turn, name: str, workers: Iterable[RunningWorker]) -> No
         newest[worker.job] = max(worker.generation, newest.get(worker.job, 0))
     for job, generation in sorted(newest.items()):
         known = turn.jobs.get(job)
-        if known is not None and generation > max(known.number, known.numbers_seen):
-            turn.put_job(job, numbers_seen=generation)
+        if known is not None and generation > max(known.number, known.numbering.seen):
+            turn.put_job(job, numbering=evolve(known.numbering, seen=generation))
         held = turn.nodes[name].holds.get(job, ())
         if generation in held and known is not None and not known.phase.finished:
             continue
@@ -108,7 +111,7 @@ def stop_orphaned(turn: Turn, name: str, workers: Iterable[RunningWorker]) -> No
                 turn.note(name, f"runs generation {generation} of {job}, which is not known here: left alone")
         elif not any(isinstance(send.order, Stop) for send in turn.orders(node=name, job=job)):
             command = turn.send(name, Stop(job, generation))
-            if known.change is not None and known.change.started_at is None:
+            if isinstance(known.doing, Preparing):
                 change.wait_for_stop(turn, known, command, name)
 
 
@@ -127,23 +130,25 @@ def review_generation(turn: Turn, name: str) -> None:
     assert job.running is not None
     nodes = (turn.nodes[node] for node in job.running.nodes)
     absent = {node.name: turn.at for node in nodes if _lacks(node, job)}
-    turn.put_job(name, absent=absent, seen_step=job.running.restore.step, seen_at=turn.at)
+    turn.put_membership(name, absent=absent)
+    turn.put_progress(name, seen_step=job.running.restore.step, seen_at=turn.at)
     _set_timer(turn, name)
 
 
 def _review(turn: Turn, job: Job, node: Node) -> None:
     if job.running is None or job.running.number != job.number:
         return
-    since = job.absent.get(node.name)
+    since = job.membership.absent.get(node.name)
     if not _lacks(node, job):
         if since is not None:
-            job = turn.put_job(job.name, absent={other: at for other, at in job.absent.items() if other != node.name})
-            if not job.absent:
+            absent = {other: at for other, at in job.membership.absent.items() if other != node.name}
+            job = turn.put_membership(job.name, absent=absent)
+            if not job.membership.absent:
                 turn.cancel_timer(f"{TIMER}:{job.name}")
         return
     if since is None:
         since = turn.at
-        job = turn.put_job(job.name, absent={**job.absent, node.name: since})
+        job = turn.put_membership(job.name, absent={**job.membership.absent, node.name: since})
     timer, due = f"{TIMER}:{job.name}", max(since + _patience_s(turn, node.name), turn.at + turn.config.look_again_s)
     if _applies(job) and due < turn.timers.get(timer, math.inf):
         turn.set_timer(timer, due)
@@ -164,10 +169,10 @@ def _lacks(node: Node, job: Job) -> bool:
 
 def _missing(turn: Turn, job: Job) -> dict[str, tuple[int, ...]]:
     """Ranks of the running generation that nodes with a session have no worker for, by node."""
-    if job.running is None or not job.absent:
+    if job.running is None or not job.membership.absent:
         return {}
     found = {}
-    placements = (job.running.placement_of(name) for name in job.absent)
+    placements = (job.running.placement_of(name) for name in job.membership.absent)
     for placement in sorted((each for each in placements if each is not None), key=lambda each: each.slot):
         node = turn.nodes.get(placement.node)
         if node is not None and node.connected:
@@ -180,7 +185,7 @@ def _missing_on(node: Node, job: Job, placement: Placement) -> tuple[int, ...]:
     mine = (job.name, job.running.number)
     there = {each.rank for each in node.workers if (each.job, each.generation) == mine}
     there |= {each.rank for each in node.ended if (each.job, each.generation) == mine and each.well}
-    return tuple(rank for rank in placement.ranks if rank not in there and rank not in job.finished)
+    return tuple(rank for rank in placement.ranks if rank not in there and rank not in job.membership.finished)
 
 
 # ---------------------------------------------------------------- what follows
@@ -188,16 +193,15 @@ def _missing_on(node: Node, job: Job, placement: Placement) -> tuple[int, ...]:
 
 def _applies(job: Job) -> bool:
     """Whether each rank of the running generation should have a living worker now."""
-    going_on = job.phase in (JobPhase.RUNNING, JobPhase.STARTING)
-    return going_on and job.running is not None and job.running.number == job.number
+    return isinstance(job.doing, _TOLD_TO_RUN) and job.running is not None and job.running.number == job.number
 
 
 def _set_timer(turn: Turn, name: str) -> None:
     job = turn.jobs[name]
-    if not job.absent or not _applies(job):
+    if not job.membership.absent or not _applies(job):
         turn.cancel_timer(f"{TIMER}:{name}")
         return
-    due = min(since + _patience_s(turn, node) for node, since in job.absent.items())
+    due = min(since + _patience_s(turn, node) for node, since in job.membership.absent.items())
     turn.set_timer(f"{TIMER}:{name}", max(due, turn.at + turn.config.look_again_s))
 
 
@@ -209,13 +213,13 @@ def _patience_s(turn: Turn, name: str) -> float:
 def on_timer(turn: Turn, name: str) -> None:
     """Look again at the nodes that lack ranks: what nothing else has explained by now is a fault."""
     job = turn.jobs.get(name)
-    if job is None or not _applies(job) or not job.absent:
+    if job is None or not _applies(job) or not job.membership.absent:
         return
     if not any(not incident.planned for incident in turn.open_incidents(name)):
         gone = {node: ranks for node, ranks in _missing(turn, job).items() if _is_due(turn, job, node)}
         if gone:
             incidents.record_fault(turn, _ranks_gone(turn, job, gone))
-        elif lost := next((node for node in sorted(job.absent) if _is_lost(turn, job, node)), ""):
+        elif lost := next((node for node in sorted(job.membership.absent) if _is_lost(turn, job, node)), ""):
             incidents.confirm_lost(turn, _node_gone(turn, job, lost))
     if name in turn.jobs:
         _set_timer(turn, name)
@@ -224,20 +228,20 @@ def on_timer(turn: Turn, name: str) -> None:
 def on_still_timer(turn: Turn, name: str) -> None:
     """Every rank lives, as far as is known: does any of them finish steps?"""
     job = turn.jobs.get(name)
-    if job is None or not _applies(job) or job.phase is not JobPhase.RUNNING or job.blind:
+    if job is None or not _applies(job) or not isinstance(job.doing, Running) or job.progress.reports_no_steps:
         return
     assert job.running is not None
     members = [turn.nodes[node] for node in job.running.nodes if node in turn.nodes]
     if not all(node.workers_version for node in members):
         return  # agents whose beats do not report steps: their silence says nothing
-    since = max(job.seen_at, *(node.connected_at for node in members))
+    since = max(job.progress.seen_at, *(node.connected_at for node in members))
     allowance_s = _still_s(job)
     if turn.at - since < allowance_s:
         turn.set_timer(f"{STILL_TIMER}:{name}", since + allowance_s)
         return
     turn.set_timer(f"{STILL_TIMER}:{name}", turn.at + allowance_s)
     faults = [incident for incident in turn.open_incidents(name) if not incident.planned]
-    if not faults and not job.absent and not job.finished:
+    if not faults and not job.membership.absent and not job.membership.finished:
         incidents.record_fault(turn, _still(turn, job, since))
 
 
@@ -248,25 +252,25 @@ def watch_steps(turn: Turn, name: str) -> None:
 
 def _still_s(job: Job) -> float:
     hang = job.spec.hang
-    return STILL_FACTOR * max(hang.init_s, hang.floor_s, hang.factor * job.step_s)
+    return STILL_FACTOR * max(hang.init_s, hang.floor_s, hang.factor * job.progress.step_s)
 
 
 def _still(turn: Turn, job: Job, since: float) -> Finding:
     return Finding(
-        id=f"still:{job.name}:{job.number}:{job.seen_step}",
+        id=f"still:{job.name}:{job.number}:{job.progress.seen_step}",
         kind=FindingKind.HANG,
         severity=Severity.ERROR,
         at=turn.at,
         since=since,
-        summary=f"no rank of {job.name} has finished a step after {job.seen_step} for {turn.at - since:.0f} s, as the agents "
-        "of all of its nodes report, and no finding explains it",
+        summary=f"no rank of {job.name} has finished a step after {job.progress.seen_step} for {turn.at - since:.0f} s, as the "
+        "agents of all of its nodes report, and no finding explains it",
         job=job.name,
         generation=job.number,
     )
 
 
 def _is_due(turn: Turn, job: Job, node: str) -> bool:
-    return turn.at - max(job.absent[node], turn.led_at) >= turn.config.missing_s
+    return turn.at - max(job.membership.absent[node], turn.led_at) >= turn.config.missing_s
 
 
 def _is_lost(turn: Turn, job: Job, name: str) -> bool:
@@ -275,8 +279,8 @@ def _is_lost(turn: Turn, job: Job, name: str) -> bool:
     assert job.running is not None
     if node is None or node.connected or node.lost:
         return False
-    since = max(job.absent[name], turn.led_at)  # nobody listened before
-    away_s, still_s = turn.at - since, turn.at - max(job.seen_at, since)
+    since = max(job.membership.absent[name], turn.led_at)  # nobody listened before
+    away_s, still_s = turn.at - since, turn.at - max(job.progress.seen_at, since)
     if peers_report_steps(turn, job):
         return has_stepped(job) and away_s >= config.away_s and still_s >= still_patience_s(turn, job)
     # No node of the job can testify. Diagnostics can: it sees steps of other jobs, and none of this one.
@@ -287,7 +291,7 @@ def _is_lost(turn: Turn, job: Job, name: str) -> bool:
 def has_stepped(job: Job) -> bool:
     """Whether anybody has seen a step of the running generation: it needed all of its ranks. Before, nobody can say that steps
     have stopped."""
-    return job.running is not None and job.seen_step > job.running.restore.step
+    return job.running is not None and job.progress.seen_step > job.running.restore.step
 
 
 def peers_report_steps(turn: Turn, job: Job) -> bool:
@@ -299,7 +303,7 @@ def peers_report_steps(turn: Turn, job: Job) -> bool:
 
 def still_patience_s(turn: Turn, job: Job) -> float:
     """How long a run with a member out of sight may be without a step, as its other nodes report."""
-    return max(turn.config.away_s, job.spec.hang.floor_s, job.spec.hang.factor * job.step_s)
+    return max(turn.config.away_s, job.spec.hang.floor_s, job.spec.hang.factor * job.progress.step_s)
 
 
 def _ranks_gone(turn: Turn, job: Job, gone: dict[str, tuple[int, ...]]) -> Finding:
@@ -307,7 +311,7 @@ def _ranks_gone(turn: Turn, job: Job, gone: dict[str, tuple[int, ...]]) -> Findi
     ranks = sorted(rank for each in gone.values() for rank in each)
     only = next(iter(gone)) if len(gone) == 1 else ""
     how = _how(turn.nodes[only], job, ranks[0]) if len(ranks) == 1 else "have no process"
-    since = min(_ended_at(turn.nodes[node], job, job.absent[node]) for node in gone)
+    since = min(_ended_at(turn.nodes[node], job, job.membership.absent[node]) for node in gone)
     return Finding(
         id=f"ranks-gone:{job.name}:{job.number}",
         kind=FindingKind.RANKS_MISSING,
@@ -339,7 +343,7 @@ def _ended_at(node: Node, job: Job, noticed_at: float) -> float:
 
 
 def _node_gone(turn: Turn, job: Job, node: str) -> Finding:
-    since = job.absent[node]
+    since = job.membership.absent[node]
     return Finding(
         id=f"node-away:{node}:{turn.nodes[node].facts.incarnation}:{turn.nodes[node].session}",
         kind=FindingKind.NODE_LOST,
@@ -347,7 +351,7 @@ def _node_gone(turn: Turn, job: Job, node: str) -> Finding:
         at=turn.at,
         since=since,
         summary=f"{node} has had no control session for {turn.at - since:.0f} s, and no node of {job.name} has "
-        f"finished a step for {turn.at - max(job.seen_at, since):.0f} s",
+        f"finished a step for {turn.at - max(job.progress.seen_at, since):.0f} s",
         node=node,
         job=job.name,
         generation=job.number,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.supervisor.core import saved
-from holdfast.supervisor.core.state import Awaited, Job
+from holdfast.supervisor.core.job import CheckpointRequest, Job
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.protocol import Answer, CheckpointRequested
 
@@ -54,7 +54,7 @@ def reach(turn: Turn, job: Job, step: int) -> Reach:
     if len(running.placements) > 1:
         counts.append((_PEER, len(tiers["peer"])))
     if job.spec.checkpoint.store:
-        good = {(each.attempt, each.step) for each in job.stored if not each.damage}
+        good = {(each.attempt, each.step) for each in job.checkpoints.stored if not each.damage}
         stored = (running.attempt, step) in good
         counts.append((_STORE, len(home) if stored else 0))
     return Reach(len(home), tuple(counts))
@@ -64,14 +64,14 @@ def travel_s(turn: Turn, job: Job) -> float:
     """How long a saved step may take to the farthest tier before somebody who waits is told how far it has come."""
     if not job.spec.checkpoint.store:
         return turn.config.report_s
-    return max(turn.config.report_store_s, 3 * job.measured.upload_s)
+    return max(turn.config.report_store_s, 3 * job.checkpoints.measured.upload_s)
 
 
 def expect(turn: Turn, name: str, operation: str, at_step: int, until: float) -> None:
     """The operation is answered later (no operation: a note is made); the oldest of too many at once."""
     job = turn.jobs[name]
-    awaited = (*job.awaited, Awaited(operation, at_step, until))
-    job = turn.put_job(name, awaited=awaited)
+    awaited = (*job.checkpoints.requests, CheckpointRequest(operation, at_step, until))
+    job = turn.put_checkpoints(name, requests=awaited)
     if len(awaited) > turn.config.reports_max:
         _answer(turn, job, awaited[0])
     _set_timer(turn, name)
@@ -80,9 +80,9 @@ def expect(turn: Turn, name: str, operation: str, at_step: int, until: float) ->
 def review(turn: Turn, name: str) -> None:
     """An inventory, or time, has come in."""
     job = turn.jobs.get(name)
-    if job is None or not job.awaited:
+    if job is None or not job.checkpoints.requests:
         return
-    for each in job.awaited:
+    for each in job.checkpoints.requests:
         arrived = job.running is not None and reach(turn, job, each.at_step).all_copies
         if arrived or turn.at >= each.until or job.phase.finished:
             _answer(turn, job, each)
@@ -91,20 +91,21 @@ def review(turn: Turn, name: str) -> None:
 
 def settle(turn: Turn, name: str) -> None:
     """The generation that saves is over: what is known now is all that will be."""
-    for each in turn.jobs[name].awaited:
+    for each in turn.jobs[name].checkpoints.requests:
         _answer(turn, turn.jobs[name], each)
     _set_timer(turn, name)
 
 
 def _set_timer(turn: Turn, name: str) -> None:
-    if left := turn.jobs[name].awaited:
+    if left := turn.jobs[name].checkpoints.requests:
         turn.set_timer(f"report:{name}", min(each.until for each in left))
     else:
         turn.cancel_timer(f"report:{name}")
 
 
-def _answer(turn: Turn, job: Job, each: Awaited) -> None:
-    turn.put_job(job.name, awaited=tuple(other for other in turn.jobs[job.name].awaited if other != each))
+def _answer(turn: Turn, job: Job, each: CheckpointRequest) -> None:
+    left = tuple(other for other in turn.jobs[job.name].checkpoints.requests if other != each)
+    turn.put_checkpoints(job.name, requests=left)
     found = reach(turn, job, each.at_step) if job.running is not None else None
     ok = found is not None and found.complete
     how = "is saved" if ok else "was not saved by every rank in time"

@@ -14,7 +14,7 @@ from collections import defaultdict
 
 from holdfast.domain.replication import SavedByAll
 from holdfast.supervisor.core.index import By
-from holdfast.supervisor.core.state import Job
+from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.protocol import Tell
 
@@ -32,9 +32,9 @@ def review(turn: Turn, name: str) -> None:
         return
     step = newest_everywhere(turn, job)
     attempt = job.running.attempt
-    if step == 0 or (attempt, step) <= job.saved_by_all:
+    if step == 0 or (attempt, step) <= job.checkpoints.saved_by_all:
         return
-    turn.put_job(name, saved_by_all=(attempt, step))
+    turn.put_checkpoints(name, saved_by_all=(attempt, step))
     for node in sorted({*job.running.nodes, *turn.found(By.KEEPS, name)}):
         turn.commands.append(Tell(node, SavedByAll(name, attempt, step)))
 

@@ -22,7 +22,8 @@ from holdfast.supervisor.core.election import (
     replicas_differ,
 )
 from holdfast.supervisor.core.index import By
-from holdfast.supervisor.core.state import Job, Node, PassedOver
+from holdfast.supervisor.core.job import Job, SkippedCheckpoint
+from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import spares_for
 
@@ -36,7 +37,7 @@ _NONE = Numbers()
 def elect_for(turn: Turn, job: Job, mesh: Mesh, placements: Sequence[Placement]) -> Election:
     """What `job` would restore on these nodes now."""
     members = [placement.node for placement in placements]
-    return elect(job.lineage, holders(turn, job, members), mesh, placements, _knowledge(turn, job))
+    return elect(job.checkpoints.lineage, holders(turn, job, members), mesh, placements, _knowledge(turn, job))
 
 
 def holders(turn: Turn, job: Job, members: Sequence[str] = ()) -> list[Holder]:
@@ -51,13 +52,13 @@ def holders(turn: Turn, job: Job, members: Sequence[str] = ()) -> list[Holder]:
 
 def _knowledge(turn: Turn, job: Job) -> Knowledge:
     return Knowledge(
-        store=ObjectStore(job.spec.checkpoint.store, job.stored),
-        origin=ObjectStore(job.spec.resume.store, (job.resumed,), job.spec.resume.job)
-        if job.spec.resume and job.resumed
+        store=ObjectStore(job.spec.checkpoint.store, job.checkpoints.stored),
+        origin=ObjectStore(job.spec.resume.store, (job.checkpoints.resumed,), job.spec.resume.job)
+        if job.spec.resume and job.checkpoints.resumed
         else ObjectStore(),
-        sharded=job.sharded,
-        doubts={(each.attempt, each.step): each.reason for each in job.passed_over if turn.at < each.until},
-        trusted=job.trusted,
+        sharded=job.checkpoints.sharded,
+        doubts={(each.attempt, each.step): each.reason for each in job.checkpoints.skipped if turn.at < each.until},
+        trusted=job.checkpoints.trusted,
     )
 
 
@@ -65,7 +66,7 @@ def knows_enough(turn: Turn, job: Job) -> bool:
     """Whether a job that waits for news of saved shards has them."""
     running = job.running
     if running is None:
-        return job.resumed is None
+        return job.checkpoints.resumed is None
     if stale(turn, job):
         return False
     election = elect_for(turn, job, running.mesh, running.placements)
@@ -76,8 +77,8 @@ def known_now(turn: Turn, job: Job) -> str:
     """A digest of what an election for `job` depends on: what each node at hand has reported, the object store, the doubts."""
     nodes = (turn.nodes[name] for name in turn.found(By.KEEPS, job.name))
     reported = [(node.name, node.inventory_from.get(job.name)) for node in nodes if node.connected]
-    stored = [(each.attempt, each.step, each.damage) for each in job.stored]
-    doubted = [(each.attempt, each.step) for each in job.passed_over if turn.at < each.until]
+    stored = [(each.attempt, each.step, each.damage) for each in job.checkpoints.stored]
+    doubted = [(each.attempt, each.step) for each in job.checkpoints.skipped if turn.at < each.until]
     return blake2s(repr((reported, stored, doubted)).encode(), digest_size=8).hexdigest()
 
 
@@ -87,11 +88,11 @@ def start_missing(turn: Turn, job: Job, election: Election) -> str:
     It never starts from step 0 instead. Before its first start it does not go further back either, unless that step was tried
     and cannot be restored.
     """
-    wanted, restore = job.resumed, election.restore
+    wanted, restore = job.checkpoints.resumed, election.restore
     if wanted is None:
         return ""
     older = (restore.attempt, restore.step) < (wanted.attempt, wanted.step)
-    tried = any((each.attempt, each.step) == (wanted.attempt, wanted.step) for each in job.passed_over)
+    tried = any((each.attempt, each.step) == (wanted.attempt, wanted.step) for each in job.checkpoints.skipped)
     if restore.step > 0 and not (job.running is None and older and not tried):
         return ""
     why = "no node at hand has any of it" if restore == RestorePoint() else restore.reason
@@ -103,7 +104,7 @@ def stale(turn: Turn, job: Job) -> list[str]:
 
     Also those whose session ended while a new leader waits for it: agents come back to it one after the other.
     """
-    if not job.ever_saved:
+    if not job.checkpoints.ever_saved:
         return []
     known = {*turn.found(By.HOLDS, job.name), *turn.found(By.KEEPS, job.name)}
     nodes = (turn.nodes[name] for name in sorted(known))
@@ -112,7 +113,7 @@ def stale(turn: Turn, job: Job) -> list[str]:
 
 def inventories_due(turn: Turn, job: Job, election: Election) -> list[str]:
     """Nodes that may hold newer shards and have not said so, while it is worth waiting for them."""
-    if not job.ever_saved or election.restore.step >= job.checkpoint_step:
+    if not job.checkpoints.ever_saved or election.restore.step >= job.checkpoints.step:
         return []
     nodes = (turn.nodes[name] for name in turn.found(By.SILENT))
     return [
@@ -124,7 +125,7 @@ def inventories_due(turn: Turn, job: Job, election: Election) -> list[str]:
 
 def much_to_lose(job: Job) -> bool:
     """Whether a start from step 0 would cost more than an ordinary loss: then it is worth waiting for lost holders."""
-    return job.ever_saved and job.best_step > 2 * job.interval_steps
+    return job.checkpoints.ever_saved and job.progress.best_step > 2 * job.interval_steps
 
 
 # ---------------------------------------------------------------- learning
@@ -138,27 +139,28 @@ def learn(turn: Turn, name: str, inventory: Inventory) -> None:
     if not inventory.stored:
         return
     job = turn.jobs[name]
-    line = Line(job.lineage)
-    known = {(each.attempt, each.step): each for each in job.stored}
+    line = Line(job.checkpoints.lineage)
+    known = {(each.attempt, each.step): each for each in job.checkpoints.stored}
     for each in inventory.stored:
         old = known.get((each.attempt, each.step))
         if old is None or not old.damage:
             known[each.attempt, each.step] = each
     newest = sorted((key for key in known if line.holds(*key)), reverse=True)[: turn.config.stored_max]
     stored = tuple(known[key] for key in newest)
-    if stored != job.stored:
-        turn.put_job(name, stored=stored, ever_saved=job.ever_saved or bool(stored))
-        if job.saved_at and job.checkpoint_step in {each.step for each in stored} - {each.step for each in job.stored}:
-            turn.put_job(name, measured=job.measured.uploaded(turn.at - job.saved_at))
+    before = job.checkpoints
+    if stored != before.stored:
+        turn.put_checkpoints(name, stored=stored, ever_saved=before.ever_saved or bool(stored))
+        if before.saved_at and before.step in {each.step for each in stored} - {each.step for each in before.stored}:
+            turn.put_checkpoints(name, measured=before.measured.uploaded(turn.at - before.saved_at))
 
 
 def learn_sharding(turn: Turn, name: str, generation: Generation, step: int) -> None:
     """Every shard of `step` is known now: do the replicas hold the same?"""
     job = turn.jobs[name]
-    if generation.mesh.dp > 1 and not job.sharded:
+    if generation.mesh.dp > 1 and not job.checkpoints.sharded:
         sharded = replicas_differ(record for _, record in held(turn, job, generation.attempt, step))
-        if sharded is not job.sharded:
-            turn.put_job(name, sharded=sharded)
+        if sharded is not job.checkpoints.sharded:
+            turn.put_checkpoints(name, sharded=sharded)
 
 
 def held(turn: Turn, job: Job, attempt: int, step: int) -> Iterator[tuple[Node, ShardRecord]]:
@@ -180,13 +182,13 @@ def newest_at_home(turn: Turn, name: str, node: Node) -> int:
     mine = Numbers((placement.slot,))
     own = _own_steps(node.inventory.get(name, ()), running.attempt, placement)
     at_home: dict[int, Numbers] = {}
-    for step in sorted({*job.at_home, *own}):
-        slots = job.at_home.get(step, _NONE)
+    for step in sorted({*job.checkpoints.at_home, *own}):
+        slots = job.checkpoints.at_home.get(step, _NONE)
         slots = slots | mine if step in own else slots - mine
-        if slots and step > job.checkpoint_step:
+        if slots and step > job.checkpoints.step:
             at_home[step] = slots
-    if at_home != job.at_home:
-        turn.put_job(name, at_home=at_home)
+    if at_home != job.checkpoints.at_home:
+        turn.put_checkpoints(name, at_home=at_home)
     return max((step for step, slots in at_home.items() if len(slots) == len(running.placements)), default=0)
 
 
@@ -219,8 +221,8 @@ def distrust(turn: Turn, job: Job, finding: Finding) -> None:
     verified = finding.evidence.get(VERIFIED_STEP, "")
     if not verified.isdecimal():
         turn.note(job.name, f"no saved step is distrusted, for the finding names no {VERIFIED_STEP}: {finding.summary}")
-    elif job.trusted is None or int(verified) < job.trusted.step:
-        turn.put_job(job.name, trusted=Trusted(int(verified), finding.summary))
+    elif job.checkpoints.trusted is None or int(verified) < job.checkpoints.trusted.step:
+        turn.put_checkpoints(job.name, trusted=Trusted(int(verified), finding.summary))
 
 
 def sources_changed(turn: Turn, order: Prepare) -> bool:
@@ -245,25 +247,25 @@ def pass_over(turn: Turn, job: Job, node: str, reason: str) -> bool:
     assert job.change is not None
     assert job.generation is not None
     point = job.generation.restore
-    mine = [each for each in job.passed_over if (each.attempt, each.step) == (point.attempt, point.step)]
+    mine = [each for each in job.checkpoints.skipped if (each.attempt, each.step) == (point.attempt, point.step)]
     nodes, tries = (mine[0].nodes, mine[0].tries) if mine else ((), 0)
     if node in nodes and spares_for(turn, job):
         return False
     until = turn.at + turn.config.unrestorable_s * (tries + 1)
-    each = PassedOver(point.attempt, point.step, reason, until, tries + 1, tuple(sorted({*nodes, node})))
-    rest = [other for other in job.passed_over if other not in mine]
-    turn.put_job(job.name, passed_over=(*rest, each)[-turn.config.passed_over_max :])
+    each = SkippedCheckpoint(point.attempt, point.step, reason, until, tries + 1, tuple(sorted({*nodes, node})))
+    rest = [other for other in job.checkpoints.skipped if other not in mine]
+    turn.put_checkpoints(job.name, skipped=(*rest, each)[-turn.config.passed_over_max :])
     return True
 
 
 def next_try(turn: Turn, job: Job) -> float:
     """When a step that is passed over may be tried again; 0 = there is none."""
-    return min((each.until for each in job.passed_over if turn.at < each.until), default=0.0)
+    return min((each.until for each in job.checkpoints.skipped if turn.at < each.until), default=0.0)
 
 
 def forget_doubts(turn: Turn, name: str) -> None:
     """A generation has started: what lies behind it is given up, what lies before it was good enough."""
     job = turn.jobs[name]
-    line = Line(job.lineage)
-    stored = tuple(each for each in job.stored if line.holds(each.attempt, each.step) and not each.damage)
-    turn.put_job(name, passed_over=(), trusted=None, stored=stored)
+    line = Line(job.checkpoints.lineage)
+    stored = tuple(each for each in job.checkpoints.stored if line.holds(each.attempt, each.step) and not each.damage)
+    turn.put_checkpoints(name, skipped=(), trusted=None, stored=stored)

@@ -35,6 +35,7 @@ from holdfast.supervisor.core import (
     warmth,
 )
 from holdfast.supervisor.core.index import By
+from holdfast.supervisor.core.lifecycle import Stopping
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.protocol import JobPhase, NodeChanged, NodeGone, NodeReported, RenewSession
@@ -232,8 +233,8 @@ def disconnect(turn: Turn, node: Node, *, renewed: bool = False) -> None:
 
 def _answer_stops(turn: Turn, job: str, node: str) -> None:
     """An operator's stop does not wait for a node that is not there."""
-    stopping = turn.jobs[job].stopping
-    for command, name in sorted(stopping.waiting.items() if stopping else ()):
+    doing = turn.jobs[job].doing
+    for command, name in sorted(doing.stops.items() if isinstance(doing, Stopping) else ()):
         if name == node:
             jobs.on_stop_answered(turn, command, job)
 
@@ -325,14 +326,14 @@ def _inventory(turn: Turn, node: Node, event: NodeReported, inventory: Inventory
     if job is None or job.running is None:
         return
     step = saved.newest_at_home(turn, job.name, turn.nodes[node.name])
-    if step > job.checkpoint_step:
-        newer = {each: slots for each, slots in turn.jobs[job.name].at_home.items() if each > step}
-        turn.put_job(job.name, checkpoint_step=step, ever_saved=True, saved_at=turn.at, at_home=newer)
+    if step > job.checkpoints.step:
+        newer = {each: slots for each, slots in turn.jobs[job.name].checkpoints.at_home.items() if each > step}
+        turn.put_checkpoints(job.name, step=step, ever_saved=True, saved_at=turn.at, at_home=newer)
         progress.reached(turn, job.name, step)
         saved.learn_sharding(turn, job.name, job.running, step)
         retention.expect(turn, job.name)
     saved.learn(turn, job.name, inventory)
-    if step > job.checkpoint_step:
+    if step > job.checkpoints.step:
         planned.on_saved(turn, job.name)
         jobs.on_saved(turn, job.name)
     reports.review(turn, job.name)

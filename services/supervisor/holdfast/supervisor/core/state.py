@@ -7,18 +7,16 @@ from dataclasses import dataclass, field
 from zlib import crc32
 
 from holdfast.domain.findings import Finding
-from holdfast.domain.generations import Generation, ShardRecord, StoredStep
-from holdfast.domain.incidents import Action, Incident, NodeShare
-from holdfast.domain.job import JobSpec
+from holdfast.domain.generations import ShardRecord
+from holdfast.domain.incidents import Incident
 from holdfast.domain.nodes import NodeFacts, NodeState, Notice, Preflight, RunningWorker, TemplateState, WorkerEnded
 from holdfast.domain.numbers import Numbers
 from holdfast.policy import MAINTENANCE_LEAD_S
-from holdfast.supervisor.core.election import Origin, Segment, Trusted
 from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import Index
-from holdfast.supervisor.core.interval import STEPS_UNMEASURED, Interval, Measured
+from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.offenders import Fault, Rules
-from holdfast.supervisor.protocol import Broadcast, JobPhase, Send
+from holdfast.supervisor.protocol import Broadcast, Send
 
 HEARD_GROUPS = 128  # rows of `State.heard`: of 12,500 nodes a row has a hundred
 
@@ -133,181 +131,6 @@ class Node:
         """The maintenance that is announced for it; of several the one that starts first."""
         announced = (notice for notice in self.notices if notice.event)
         return min(announced, key=lambda notice: (notice.starts_at or 0.0, notice.source), default=None)
-
-
-@dataclass(frozen=True)
-class Change:
-    """The change in flight to the job's newest generation. Prepare and Stop orders are answered first, then Start, then every
-    rank steps."""
-
-    incidents: tuple[str, ...]  # that it resolves, root cause first; empty for a first start
-    began_at: float
-    waiting: Mapping[str, str]  # command id → node: Stop orders to leavers not answered yet
-    unprepared: Numbers = field(default_factory=Numbers)  # slots whose Prepare is not answered yet
-    master: str = ""
-    started_at: float | None = None  # Start was sent
-    stepping: Numbers = field(default_factory=Numbers)  # ranks
-    excluded: tuple[str, ...] = ()  # nodes that failed to prepare in this change or the ones that it replaces
-    refused: bool = False  # one of them has a session, and said that it cannot or did not answer in time
-    fenced: bool = False  # the wait for a vanished generation is over
-    phases_s: Mapping[str, float] = field(default_factory=dict)  # slowest so far, as nodes and ranks report them
-    restored_from: Mapping[str, int] = field(default_factory=dict)  # shards by source, as nodes report them
-    shares: tuple[NodeShare, ...] = ()  # of the nodes that were last, for the incidents' records
-    stepped_at: float = 0.0  # the latest first step so far
-    stepped_to: int = 0  # the newest step that all ranks which have reported have finished; 0 = none
-    origin: Origin = Origin.NOWHERE  # the farthest that a rank goes for what it restores
-    restored_bytes: Mapping[str, int] = field(default_factory=dict)  # by source, as nodes report them
-    saved_dp: int = 0  # replicas whose parts each rank puts together; 0 = each has its own again
-    replans: int = 0  # changes before this one that were given up for the same reason that it began for
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A planned change that waits for the checkpoint which makes it cheap."""
-
-    incident: str
-    action: Action
-    at_step: int  # the checkpoint that it waits for
-    tries: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Stay:
-    """It was decided that a node keeps its ranks in spite of a maintenance notice: decided again when any of this changes."""
-
-    notice: Notice
-    options: tuple[str, ...]  # as in `Blocked`
-    until: float
-
-
-@dataclass(frozen=True, slots=True)
-class Blocked:
-    """Why a job that should run does not, and what would be tried again."""
-
-    since: float
-    options: tuple[str, ...]  # nodes that it could have had when it was decided: asked again when they change
-    until: float = 0.0  # it only waits for news of saved shards, at most this long; 0 = it waits for nodes
-    # Digest of what was known of saved shards, when that was enough to decide, and the decision was to wait
-    known: str = ""
-    uses: int = -1  # `State.uses` when the options were last compared; -1 = not yet
-
-
-@dataclass(frozen=True, slots=True)
-class Stopping:
-    reason: str
-    at_step: int | None  # the last checkpoint, being waited for; None = the Stop orders are out
-    waiting: Mapping[str, str] = field(default_factory=dict)  # command id → node
-
-
-@dataclass(frozen=True, slots=True)
-class Leaving:
-    """A completed job whose last checkpoint is on its way to the object store: nodes keep its files until then."""
-
-    until: float
-    step: int = 0  # that the nodes were asked to take there
-    news: str = "its last save is not known yet"
-    over: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class PassedOver:
-    """A step that is complete and could not be restored: no source of some shard handed it out whole."""
-
-    attempt: int
-    step: int
-    reason: str
-    until: float  # then it is tried again
-    tries: int
-    nodes: tuple[str, ...]  # that could not restore it
-
-
-@dataclass(frozen=True, slots=True)
-class Awaited:
-    """A checkpoint that somebody asked for and waits to hear of."""
-
-    operation: str  # empty = a note is enough
-    at_step: int
-    until: float
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """The latest save beside the interval's own that every rank of a generation was told to make."""
-
-    generation: int
-    at_step: int
-    far: bool
-
-
-@dataclass(frozen=True)
-class Job:
-    spec: JobSpec
-    token: str
-    submitted_at: float
-    phase: JobPhase
-    reason: str
-    target_dp: int
-    attempt_base: int  # attempt = base + generation number: unique over runs of one name
-    generation: Generation | None = None  # the newest one, planned or running
-    running: Generation | None = None  # the newest one that was told to run
-    running_at: float = 0.0
-    change: Change | None = None
-    planned: Planned | None = None
-    blocked: Blocked | None = None
-    stopping: Stopping | None = None
-    lineage: tuple[Segment, ...] = ()
-    step: int = 0  # newest step finished by all ranks; falls back with a restore
-    best_step: int = 0  # newest step ever finished
-    step_s: float = 0.0  # recent step time
-    blind: bool = False  # the running generation reports no steps
-    checkpoint_step: int = 0  # newest step that every rank of the running generation has saved
-    at_home: Mapping[int, Numbers] = field(default_factory=dict)  # newer step → slots whose nodes hold all of their own
-    ever_saved: bool = False  # a complete checkpoint has existed on this lineage
-    fruitless: int = 0  # generations in a row that ended by a worker's fault (or never started) before a new step
-    progressed: bool = False  # the running generation has finished, or saved, a step beyond the one that it restored
-    furthest: int = (
-        0  # newest step finished or saved by generations that restored the step which the running one restored
-    )
-    stuck: int = 0  # worker faults since `furthest` last grew
-    outages: int = 0  # failures of a file system or a service since `furthest` last grew
-    finished: Numbers = field(default_factory=Numbers)  # ranks that ended with exit code 0
-    numbers_seen: int = 0  # the newest generation that any node reported: a log that lost its tail has forgotten it
-    absent: Mapping[str, float] = field(default_factory=dict)  # nodes that lack a living rank → since when
-    seen_step: int = 0  # newest step of the running generation that any witness has reported for any node
-    seen_at: float = 0.0  # when that was reported: the last sign of a step
-    planned_not_before: float = 0.0
-    stored: tuple[
-        StoredStep, ...
-    ] = ()  # complete in the object store, newest first: whoever said so may be gone by now
-    sharded: bool | None = None  # over dp, as its checkpoints show; None = not seen yet
-    passed_over: tuple[PassedOver, ...] = ()
-    trusted: Trusted | None = None
-    measured: Measured = field(default_factory=Measured)
-    interval: Interval | None = None  # None before the first start
-    saved_at: float = 0.0  # when checkpoint_step became complete on the nodes
-    awaited: tuple[Awaited, ...] = ()
-    asked: Asked | None = None
-    stays: Mapping[str, Stay] = field(default_factory=dict)  # by node
-    leaving: Leaving | None = None  # None = it has not completed, or there was nothing to wait for
-    saved_by_all: tuple[int, int] = (0, 0)  # (attempt, step) that was told to the nodes as safe everywhere
-    resumed: StoredStep | None = None  # another job's, that this one started from; the root of its lineage
-    loss: float | None = None  # of the newest finished step that told one
-    first_attempt: int = (
-        0  # of this submission; what older attempts saved under its name is an earlier one's. 0 = not known
-    )
-
-    @property
-    def interval_steps(self) -> int:
-        """A checkpoint is due at every multiple of it."""
-        return self.interval.steps if self.interval else self.spec.checkpoint.interval_steps or STEPS_UNMEASURED
-
-    @property
-    def name(self) -> str:
-        return self.spec.name
-
-    @property
-    def number(self) -> int:
-        return self.generation.number if self.generation else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,10 +25,13 @@ from holdfast.domain.incidents import Incident, IncidentState
 from holdfast.domain.nodes import NodeState
 from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import Order, Prepare, Start
+from holdfast.supervisor.core import lifecycle
 from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By, Group, Memo
 from holdfast.supervisor.core.indexing import Draft, index_of
-from holdfast.supervisor.core.state import Breaker, Config, Job, Node, State, heard_in, last_seq
+from holdfast.supervisor.core.job import Job
+from holdfast.supervisor.core.lifecycle import Cause, Doing
+from holdfast.supervisor.core.state import Breaker, Config, Node, State, heard_in, last_seq
 from holdfast.supervisor.protocol import (
     Broadcast,
     CancelTimer,
@@ -37,7 +40,6 @@ from holdfast.supervisor.protocol import (
     FindingJudged,
     IncidentChanged,
     JobChanged,
-    JobPhase,
     NodeChanged,
     Noted,
     Post,
@@ -310,6 +312,15 @@ class Turn:
         self._touched.add(name)
         return job
 
+    def put_membership(self, name: str, **changes: Any) -> Job:
+        return self.put_job(name, membership=evolve(self.jobs[name].membership, **changes))
+
+    def put_progress(self, name: str, **changes: Any) -> Job:
+        return self.put_job(name, progress=evolve(self.jobs[name].progress, **changes))
+
+    def put_checkpoints(self, name: str, **changes: Any) -> Job:
+        return self.put_job(name, checkpoints=evolve(self.jobs[name].checkpoints, **changes))
+
     def add_job(self, job: Job) -> None:
         self._index.job(self.jobs.get(job.name), job)
         self._write("jobs", job.name)[job.name] = job
@@ -319,12 +330,24 @@ class Turn:
     def drop_job(self, name: str) -> None:
         self._index.job(self._write("jobs", name).pop(name), None)
 
-    def set_phase(self, name: str, phase: JobPhase, reason: str) -> Job:
+    def move(self, name: str, cause: Cause, doing: Doing, reason: str, **changes: Any) -> Job:
+        """The job comes to another state, or to the same one anew. Raises `IllegalTransition`."""
         job = self.jobs[name]
-        if (job.phase, job.reason) == (phase, reason):
-            return job
-        self.publish(JobChanged(self.at, name, phase, reason))
-        return self.put_job(name, phase=phase, reason=reason)
+        lifecycle.check(name, job.doing, cause, doing)
+        if (job.phase, job.reason) != (doing.phase, reason):
+            self.publish(JobChanged(self.at, name, doing.phase, reason))
+        return self.put_job(name, doing=doing, reason=reason, **changes)
+
+    def update(self, name: str, **changes: Any) -> Job:
+        """The job stays in its state, and knows more of it."""
+        return self.put_job(name, doing=evolve(self.jobs[name].doing, **changes))
+
+    def explain(self, name: str, reason: str) -> None:
+        """The job stays in its state for another reason."""
+        job = self.jobs[name]
+        if job.reason != reason:
+            self.publish(JobChanged(self.at, name, job.phase, reason))
+            self.put_job(name, reason=reason)
 
     # ------------------------------------------------------------ incidents
 

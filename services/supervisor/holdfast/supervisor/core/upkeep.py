@@ -11,11 +11,12 @@ from holdfast.domain.incidents import CORDONED, MAINTENANCE, PLANNED_KINDS, REPA
 from holdfast.supervisor.core import breaker, change, incidents, jobs, nodes, notices, planned, quarantine, saved
 from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
+from holdfast.supervisor.core.job import Job
+from holdfast.supervisor.core.lifecycle import Deferred, Pending, Replanning, Running, Waiting
 from holdfast.supervisor.core.planner import Plan
-from holdfast.supervisor.core.state import Job
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import options, reachable
-from holdfast.supervisor.protocol import JobPhase, NodeCordonRequested, NodeRepaired
+from holdfast.supervisor.protocol import NodeCordonRequested, NodeRepaired
 
 _OPERATOR = "operator"
 _PASSES_MAX = 3  # what one job gives up another may take, within one event
@@ -65,17 +66,17 @@ def poke(turn: Turn) -> None:
 
 
 def _look_at(turn: Turn, job: Job, closed: bool) -> None:
-    match job.phase:
-        case JobPhase.PENDING if job.change is None and f"retry:{job.name}" not in turn.timers:
+    match job.doing:
+        case Pending() if f"retry:{job.name}" not in turn.timers:
             quarantine.release_for(turn, job)
             change.first_start(turn, job.name, degraded=_may_start_degraded(turn, job))
-        case JobPhase.WAITING if job.blocked is not None and closed:
+        case Waiting() | Deferred() if closed:
             quarantine.release_for(turn, job)
             _look_again(turn, job)
-        case JobPhase.PREPARING | JobPhase.STARTING if job.change is None and closed:
+        case Replanning() if closed:
             if all(incident.action is not None for incident in turn.open_incidents(job.name)):
                 change.resume(turn, job.name, "the change before was given up")
-        case JobPhase.RUNNING if job.change is None and job.planned is None and closed:
+        case Running() if job.planned is None and closed:
             _improve(turn, job)
         case _:
             pass
@@ -87,18 +88,16 @@ def _may_start_degraded(turn: Turn, job: Job) -> bool:
 
 def start_degraded(turn: Turn, name: str) -> None:
     """Enough waiting for the full mesh; `poke` does the rest."""
-    if name in turn.jobs and turn.jobs[name].phase is JobPhase.PENDING:
+    if name in turn.jobs and isinstance(turn.jobs[name].doing, Pending):
         turn.note(name, f"has waited {turn.config.degraded_start_s:g} s for its full mesh: fewer replicas will do")
 
 
 def _look_again(turn: Turn, job: Job) -> None:
     """A job waits: carry out what was deferred once it can be, ask again when there are other nodes than before."""
-    blocked = job.blocked
-    assert blocked is not None
-    if blocked.until:
+    if isinstance(job.doing, Deferred):
         # Enough was known already, when other nodes than those that it ran on could not restore it: only news changes that.
-        again = turn.at >= blocked.until or (
-            saved.knows_enough(turn, job) and saved.known_now(turn, job) != blocked.known
+        again = turn.at >= job.doing.until or (
+            saved.knows_enough(turn, job) and saved.known_now(turn, job) != job.doing.known
         )
     else:
         # A node that was excluded is free again as soon as it has stopped: that is no news, or a change that cannot
@@ -110,42 +109,41 @@ def _look_again(turn: Turn, job: Job) -> None:
 
 def _has_other_options(turn: Turn, job: Job) -> bool:
     """Whether there are other nodes for it than when it was decided that it waits. Compared again only when that may be."""
-    blocked = job.blocked
-    assert blocked is not None
-    if blocked.uses == turn.uses:
+    awaited = job.awaited_nodes
+    if awaited is None or awaited.uses == turn.uses:
         return False
-    if options(turn, job) != blocked.options:
+    if options(turn, job) != awaited.candidates:
         return True
-    turn.put_job(job.name, blocked=evolve(blocked, uses=turn.uses))
+    compared = evolve(awaited, uses=turn.uses)
+    turn.put_job(job.name, doing=Running(compared) if isinstance(job.doing, Running) else Waiting(compared))
     return False
 
 
 def retry(turn: Turn, name: str) -> None:
     """Decide again what a job that waits should do."""
     job = turn.jobs.get(name)
-    if (
-        job is None
-        or job.phase not in (JobPhase.WAITING, JobPhase.PENDING)
-        or job.blocked is None
-        or breaker.is_open(turn)
-    ):
+    if job is None or job.held_since is None or breaker.is_open(turn):
         return
-    if job.running is None and job.fruitless >= job.spec.limits.restarts_without_progress_max:
-        jobs.fail(turn, name, f"could not be started {job.fruitless} times: {job.reason}")
+    if job.running is None and job.progress.restarts_without_progress >= job.spec.limits.restarts_without_progress_max:
+        jobs.fail(turn, name, f"could not be started {job.progress.restarts_without_progress} times: {job.reason}")
         return
     faults = [incident for incident in turn.open_incidents(name) if not incident.planned]
     if any(incident.action is None for incident in faults):
         return  # asked already
     if faults:
         incidents.reconsider(turn, faults[0])
-    elif job.phase is JobPhase.WAITING:
+    elif isinstance(job.doing, Waiting | Deferred):
         change.resume(turn, name, "there is a new chance")
 
 
 def _improve(turn: Turn, job: Job) -> None:
     """A run is healthy: is there something that it should have and has not?"""
     open_now = turn.open_incidents(job.name)
-    if any(not incident.planned for incident in open_now) or job.finished or turn.at < job.planned_not_before:
+    if (
+        any(not incident.planned for incident in open_now)
+        or job.membership.finished
+        or turn.at < job.planned_not_before
+    ):
         return
     wanted = _wanted(turn, job)
     if wanted is None:
@@ -156,8 +154,8 @@ def _improve(turn: Turn, job: Job) -> None:
     if current is None:
         planned.drop(turn, job.name, f"overtaken: {cause}")
         _open(turn, job, kind, node, cause)
-    elif current.action is not None and job.blocked is not None and _has_other_options(turn, job):
-        turn.put_job(job.name, blocked=None)
+    elif current.action is not None and _has_other_options(turn, job):
+        turn.put_job(job.name, doing=Running())
         _ask(turn, current)
 
 
@@ -171,7 +169,7 @@ def _wanted(turn: Turn, job: Job) -> tuple[str, str, str] | None:
     if (leaving := notices.wanted(turn, job)) is not None:
         return MAINTENANCE, *leaving
     dp = generation.mesh.dp
-    if job.target_dp == dp or (job.blind and job.target_dp > dp):
+    if job.target_dp == dp or (job.progress.reports_no_steps and job.target_dp > dp):
         return None  # a script that reports no steps cannot be interrupted cheaply: it grows with the next restart
     if job.target_dp < dp:
         return RESIZE, "", f"{job.target_dp} replicas are wanted, {dp} run"
@@ -195,7 +193,7 @@ def _open(turn: Turn, job: Job, kind: str, node: str, cause: str) -> None:
         node=node,
         t_fault=turn.at,
         t_detected=turn.at,
-        last_step=job.step,
+        last_step=job.progress.step,
         trace_id=turn.trace(identifier),
         evidence=notices.evidence_of(turn, node) if kind == MAINTENANCE else {},
     )

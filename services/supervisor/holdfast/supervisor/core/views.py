@@ -12,9 +12,10 @@ from holdfast.domain.nodes import Notice
 from holdfast.policy import JobView, leaving
 from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
+from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.offenders import rate_per_day
 from holdfast.supervisor.core.planner import Plan, Request, Spare, Unplannable, plan
-from holdfast.supervisor.core.state import Job, Node, State
+from holdfast.supervisor.core.state import Node, State
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.wording import listed
 
@@ -212,13 +213,13 @@ def _job_view(turn: Turn, job: Job) -> JobView:
         notices=_notices(turn, job),
         spares=tuple(sorted(spare.node for spare in spares_for(turn, job))),
         reachable_dp=best.mesh.dp if isinstance(best, Plan) else 0,
-        step=job.step,
-        checkpoint_step=job.checkpoint_step,
+        step=job.progress.step,
+        checkpoint_step=job.checkpoints.step,
         checkpoint_interval_steps=job.interval_steps,
-        restarts_without_progress=job.fruitless,
-        restarts_without_advance=job.stuck,
-        outages=job.outages,
-        furthest_step=job.furthest,
+        restarts_without_progress=job.progress.restarts_without_progress,
+        restarts_without_advance=job.progress.restarts_without_advance,
+        outages=job.progress.outages,
+        furthest_step=job.progress.furthest_step,
         restarts_without_progress_max=job.spec.limits.restarts_without_progress_max,
         recent=tuple(i for i in turn.closed if i.job == job.name and i.t_fault >= job.submitted_at)[-RECENT_MAX:],
     )

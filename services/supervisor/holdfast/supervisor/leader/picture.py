@@ -67,7 +67,7 @@ class Picture:
         for name in job.running.nodes:
             since = self._unconfirmed(name)
             if since is None:
-                since = job.absent.get(name)
+                since = job.membership.absent.get(name)
             if since is not None:
                 silent[name] = since
         return silent

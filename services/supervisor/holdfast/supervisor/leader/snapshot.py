@@ -18,6 +18,8 @@ from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import Prepare
 from holdfast.supervisor.core import Node, State
 from holdfast.supervisor.core.evolve import evolve
+from holdfast.supervisor.core.lifecycle import Preparing
+from holdfast.supervisor.leader import upgrades
 from holdfast.supervisor.protocol import Send
 from holdfast.wire import records
 
@@ -36,7 +38,10 @@ _APART: dict[str, dict[str, Any]] = {
 _ROWS = {name: get_type_hints(_TABLES[name], include_extras=True) for name in _APART}
 records.omit_defaults(Node)
 WHOLE = ""  # the one part of a snapshot that an early version wrote
-_FORMAT, _NOW = "format", b"3"  # tells that what `_APART` names stands apart, and what orders have in common
+# 2: what `_APART` names stands apart, and what orders have in common. 3: so do a node's workers and what it was heard to say.
+# 4: the fields of a job are grouped, and what it does is one value (`upgrades`).
+_FORMAT, _NOW = "format", b"4"
+_UPGRADES = {"jobs": upgrades.job}
 
 _SLOT, _PREPARE = "slot", "prepare"
 
@@ -112,17 +117,18 @@ def _row(name: str, key: str, was: Any, value: Any) -> Iterator[tuple[str, bytes
 def load(parts: Mapping[str, bytes]) -> State:
     """The state that was written. Absent parts take their defaults, unknown ones are ignored. Raises `MalformedMessage`."""
     if WHOLE in parts:
-        return _upgraded(records.loads(parts[WHOLE], State))
+        return _upgraded(records.loads(parts[WHOLE], State, upgrades.state))
     values: dict[str, Any] = {name: {} for name in _TABLES}
     apart: list[tuple[str, str, str, Any]] = []
     shared: dict[str, Prepare] = {}
     slots: dict[str, _Slot] = {}
+    current = is_current(parts)
     for part, raw in parts.items():
         name, table, key = part.partition("/")
         row, colon, field = key.rpartition(":")
         try:
             if not colon and table and name in _TABLES:
-                values[name][key] = records.loads(raw, _TABLES[name])
+                values[name][key] = _read_row(name, raw, current)
             elif name == "jobs" and field == _PREPARE:
                 shared[row] = records.loads(raw, Prepare)
             elif name == "outbox" and field == _SLOT:
@@ -130,7 +136,7 @@ def load(parts: Mapping[str, bytes]) -> State:
             elif field and field in _APART.get(name, ()):
                 apart.append((name, row, field, records.loads(raw, _ROWS[name][field])))
             elif table and name in _TABLES:
-                values[name][key] = records.loads(raw, _TABLES[name])
+                values[name][key] = _read_row(name, raw, current)
             elif name in _FIELDS:
                 values[name] = records.loads(raw, _HINTS[name])
         except MalformedMessage as error:
@@ -141,6 +147,12 @@ def load(parts: Mapping[str, bytes]) -> State:
     for command, slot in slots.items():
         values["outbox"][command] = _send(command, slot, shared.get(slot.job))
     return _upgraded(State(**values))
+
+
+def _read_row(name: str, raw: bytes, current: bool) -> Any:
+    if current or name not in _UPGRADES:
+        return records.loads(raw, _TABLES[name])
+    return records.loads(raw, _TABLES[name], _UPGRADES[name])
 
 
 def _send(command: str, slot: _Slot, shared: Prepare | None) -> Send:
@@ -155,13 +167,13 @@ def _upgraded(state: State) -> State:
     """Earlier versions counted a change's unanswered `Prepare` orders among those that it waits for, by id."""
     jobs = dict(state.jobs)
     for name, job in state.jobs.items():
-        change, generation = job.change, job.generation
-        if change is None or generation is None:
+        doing = job.doing
+        if not isinstance(doing, Preparing):
             continue
-        sends = (state.outbox[each] for each in change.waiting if each in state.outbox)
+        sends = (state.outbox[each] for each in doing.stops if each in state.outbox)
         prepares = {send.command_id: send.order for send in sends if isinstance(send.order, Prepare)}
         if prepares:
-            stops = {each: node for each, node in change.waiting.items() if each not in prepares}
+            stops = {each: node for each, node in doing.stops.items() if each not in prepares}
             slots = Numbers(order.placement.slot for order in prepares.values())
-            jobs[name] = evolve(job, change=evolve(change, waiting=stops, unprepared=change.unprepared | slots))
+            jobs[name] = evolve(job, doing=evolve(doing, stops=stops, unprepared=doing.unprepared | slots))
     return evolve(state, jobs=jobs)

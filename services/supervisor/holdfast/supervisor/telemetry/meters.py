@@ -21,7 +21,8 @@ from holdfast.log.protocol import EventLog
 from holdfast.runtime import metrics, telemetry
 from holdfast.runtime.telemetry import Point
 from holdfast.supervisor.core import saved_steps
-from holdfast.supervisor.core.state import Job, State
+from holdfast.supervisor.core.job import Job
+from holdfast.supervisor.core.state import State
 from holdfast.supervisor.history.goodput import Ledger, account
 from holdfast.supervisor.history.ledger import to_history
 from holdfast.supervisor.history.protocol import History, Run
@@ -122,10 +123,10 @@ def _lags(state: State, job: Job) -> Iterator[Point]:
     """How far the newest step that can be restored lies behind, in intervals. Nothing while the job does not run, or does not
     say its steps."""
     running = job.running
-    if running is None or job.phase is not JobPhase.RUNNING or job.blind:
+    if running is None or job.phase is not JobPhase.RUNNING or job.progress.reports_no_steps:
         return
     newest = next((saved.step for saved in saved_steps(state, job.name) if saved.newest), running.restore.step)
-    yield max(0, job.step - newest) / max(1, job.interval_steps), {"job": job.name}
+    yield max(0, job.progress.step - newest) / max(1, job.interval_steps), {"job": job.name}
 
 
 def _nodes(state: State) -> list[Point]:

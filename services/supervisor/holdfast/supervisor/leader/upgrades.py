@@ -1,0 +1,107 @@
+"""Snapshots of earlier versions: what they wrote, as the JSON that this version reads.
+
+Each function takes the tree of one row and returns it in today's shape; a row that has today's shape is returned as it is. The
+decoder ignores unknown fields, so what has moved is copied and what has gone is left where it stands.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.wire.records import TAG
+
+Tree = dict[str, Any]
+
+# Format 2 had all fields of a job side by side: group → {today's name: name in format 2}.
+JOB_GROUPS = {
+    "numbering": {"attempt_base": "attempt_base", "first_attempt": "first_attempt", "seen": "numbers_seen"},
+    "membership": {"running_at": "running_at", "absent": "absent", "finished": "finished"},
+    "progress": {
+        "step": "step",
+        "best_step": "best_step",
+        "step_s": "step_s",
+        "loss": "loss",
+        "reports_no_steps": "blind",
+        "progressed": "progressed",
+        "furthest_step": "furthest",
+        "restarts_without_progress": "fruitless",
+        "restarts_without_advance": "stuck",
+        "outages": "outages",
+        "seen_step": "seen_step",
+        "seen_at": "seen_at",
+    },
+    "checkpoints": {
+        "lineage": "lineage",
+        "step": "checkpoint_step",
+        "saved_at": "saved_at",
+        "at_home": "at_home",
+        "ever_saved": "ever_saved",
+        "stored": "stored",
+        "saved_by_all": "saved_by_all",
+        "sharded": "sharded",
+        "skipped": "passed_over",
+        "trusted": "trusted",
+        "resumed": "resumed",
+        "measured": "measured",
+        "interval": "interval",
+        "on_demand": "asked",
+        "requests": "awaited",
+    },
+}
+
+
+def job(tree: Tree) -> Tree:
+    if "numbering" in tree:
+        return tree
+    groups = {
+        group: {name: tree[old] for name, old in names.items() if old in tree} for group, names in JOB_GROUPS.items()
+    }
+    if save := groups["checkpoints"].get("on_demand"):
+        groups["checkpoints"]["on_demand"] = {**save, "to_object_store": save["far"]}
+    stays = {node: _renamed(each, options="candidates") for node, each in tree.get("stays", {}).items()}
+    return {**tree, **groups, "doing": _doing(tree), "deferred_evictions": stays}
+
+
+def _doing(old: Tree) -> Tree:
+    """One value for what a phase and seven optional values said together."""
+    change: Any = old.get("change")
+    blocked: Any = old.get("blocked")
+    stopping: Any = old.get("stopping")
+    awaited = _renamed(blocked, options="candidates") if blocked else None
+    if stopping and stopping.get("at_step") is not None:
+        return {**stopping, TAG: "Saving"}
+    if stopping:
+        return _renamed(stopping, waiting="stops") | {TAG: "Stopping"}
+    match old["phase"]:
+        case "pending":
+            return {TAG: "Pending", "awaited": awaited}
+        case "preparing" | "starting" if change is None:
+            return {TAG: "Replanning"}
+        case "preparing":
+            return _renamed(change, waiting="stops") | {TAG: "Preparing", "change": change}
+        case "starting":
+            return {**change, TAG: "Starting", "change": change}
+        case "running":
+            planned = {**old["planned"], TAG: "Planned"} if old.get("planned") else awaited
+            return {TAG: "Running", "planned": {TAG: "AwaitedNodes", **planned} if planned else None}
+        case "waiting" if blocked and blocked.get("until"):
+            return {**blocked, TAG: "Deferred"}
+        case "waiting":
+            return {TAG: "Waiting", "awaited": awaited or {"since": old["submitted_at"], "candidates": []}}
+        case "completed":
+            upload = _renamed(old["leaving"], news="status", over="finished") if old.get("leaving") else None
+            return {TAG: "Completed", "upload": upload}
+        case "stopped" | "failed" as phase:
+            return {TAG: phase.capitalize()}
+        case phase:
+            raise ValueError(f"no job was ever {phase!r}")
+
+
+def _renamed(tree: Tree, **names: str) -> Tree:
+    """With today's names (values) for fields that had others (keys)."""
+    return {names.get(name, name): value for name, value in tree.items()}
+
+
+def state(tree: Tree) -> Tree:
+    """A whole state, which the first versions wrote as one part."""
+    return {**tree, "jobs": {name: job(each) for name, each in tree.get("jobs", {}).items()}}

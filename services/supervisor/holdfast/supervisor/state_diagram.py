@@ -1,0 +1,75 @@
+"""The states of a job, drawn from the table in core/lifecycle.py into a document.
+
+`python -m holdfast.supervisor.state_diagram docs/architecture.md` writes the diagram between the two marker lines. `--check`
+writes nothing, and fails when the diagram there is not that of the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from holdfast.supervisor.core.lifecycle import TRANSITIONS, Cause, Doing
+
+BEGIN, END = "<!-- the states of a job, by make state-diagram -->", "<!-- end of the states of a job -->"
+# What leads from all of these states to the same one is drawn once.
+_GROUPS = {
+    "Unfinished": (Cause.STOP, Cause.FAIL),
+    "Finished": (Cause.SUBMIT,),
+}
+
+
+def diagram() -> str:
+    """Mermaid's state diagram, as GitHub and most Markdown readers draw it."""
+    return "\n".join(["```mermaid", "stateDiagram-v2", *(f"    {line}" for line in _lines()), "```"])
+
+
+def _lines() -> Iterator[str]:
+    drawn: dict[type[Doing], set[Cause]] = {state: set() for state in TRANSITIONS}
+    yield f"[*] --> Pending: {Cause.SUBMIT.value.removesuffix(' again')}"
+    for group, causes in _GROUPS.items():
+        states = [state for state, legal in TRANSITIONS.items() if legal.keys() >= set(causes)]
+        yield f"state {group} {{"
+        yield from (f"    {state.__name__}" for state in states)
+        yield "}"
+        for cause in causes:
+            (name,) = {TRANSITIONS[state][cause].__name__ for state in states}
+            yield f"{group} --> {name}: {cause}"
+        for state in states:
+            drawn[state].update(causes)
+    for state, legal in TRANSITIONS.items():
+        for cause, target in legal.items():
+            if cause not in drawn[state]:
+                yield f"{state.__name__} --> {target.__name__}: {cause}"
+
+
+def drawn_into(text: str) -> str:
+    """`text` with today's diagram between its markers. Raises ValueError when it has none."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"there is no line {BEGIN if not begin else END}")
+    return f"{before}{BEGIN}\n{diagram()}\n{END}{after}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m holdfast.supervisor.state_diagram", description=__doc__)
+    parser.add_argument("document", type=Path)
+    parser.add_argument("--check", action="store_true", help="only say whether the diagram is current")
+    options = parser.parse_args()
+    text = options.document.read_text()
+    new = drawn_into(text)
+    if not options.check:
+        options.document.write_text(new)
+    elif new != text:
+        sys.stderr.write(
+            f"the states of a job in {options.document} are not those of core/lifecycle.py: run make state-diagram\n"
+        )
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
