@@ -83,6 +83,7 @@ from holdfast.supervisor.protocol import (
     Tell,
     TimerFired,
 )
+from holdfast.supervisor.timers import Timer
 from holdfast.v1 import control_pb2 as pb
 from holdfast.wire.control import (
     decode_report,
@@ -252,7 +253,7 @@ class Leader:
         self.now = _T0 + 1.0
         self.spent = Spent()
         self.sent: list[tuple[str, str, Order]] = []
-        self.timers: dict[str, float] = {}
+        self.timers: dict[Timer, float] = {}
         self._batches = log.subscribe(*STREAMS, group=SUPERVISOR_GROUP, consumer="leader", batch_max=BATCH_MAX)
         self._inbox = inbox.InboxWriter(log)
 
@@ -319,10 +320,10 @@ class Leader:
                             posted.append(command)
                         case Tell(word=word):
                             encode_saved_by_all(self.lease.epoch, word).SerializeToString()
-                        case SetTimer(name=name, due=due):
-                            self.timers[name] = due
-                        case CancelTimer(name=name):
-                            self.timers.pop(name, None)
+                        case SetTimer(timer=timer, due=due):
+                            self.timers[timer] = due
+                        case CancelTimer(timer=timer):
+                            self.timers.pop(timer, None)
                         case _:
                             pass
             for post in posted:  # as the agents see it
@@ -331,10 +332,10 @@ class Leader:
     async def wait(self, seconds: float) -> None:
         """Let time pass: due timers fire."""
         self.now += seconds
-        due = sorted(name for name, when in self.timers.items() if when <= self.now)
-        for name in due:
-            del self.timers[name]
-        await self.work([Input(TimerFired(self.now, name)) for name in due])
+        due = sorted(timer for timer, when in self.timers.items() if when <= self.now)
+        for timer in due:
+            del self.timers[timer]
+        await self.work([Input(TimerFired(self.now, timer)) for timer in due])
 
     def _decide(self, question: Evaluate) -> Input:
         state = self.folder.state

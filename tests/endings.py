@@ -33,6 +33,7 @@ from holdfast.domain.signals import (
 )
 from holdfast.supervisor.core import Job
 from holdfast.supervisor.protocol import FindingArrived, JobPhase, StepsCompleted
+from holdfast.supervisor.timers import RetryDue
 
 DATA = Path(__file__).parent / "data" / "endings"
 CATALOGUE = xid.load()
@@ -113,7 +114,7 @@ class Trial:
             began = self.fleet.now
             while self.job.phase is JobPhase.WAITING:
                 self.fleet.answer_orders()  # its workers stop
-                self.fleet.wait(max(0.0, self.fleet.state.timers[f"retry:{JOB}"] - self.fleet.now))
+                self.fleet.wait(max(0.0, self.fleet.state.timers[RetryDue(JOB)] - self.fleet.now))
             self.pauses_s.append(self.fleet.now - began)
             if not self.failed:
                 assert self.fleet.orders(Prepare), "the next generation is on its way"

@@ -17,7 +17,7 @@ from holdfast.domain.job import CheckpointSpec, HangSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import NodeFacts, RunningWorker
 from holdfast.domain.orders import Inventory, OrderDone, Prepare, Report, WorkersChanged
-from holdfast.supervisor.protocol import Event, NodeReported, Record, Send, TimerFired
+from holdfast.supervisor.protocol import Event, NodeRepaired, NodeReported, Record, Send
 from holdfast.wire.columns import MARK
 from holdfast.wire.records import dumps, entry, loads
 
@@ -94,7 +94,7 @@ def test_a_record_from_before_a_field_existed_takes_its_default() -> None:
 
 
 def test_a_record_from_a_newer_release_loses_only_what_is_new() -> None:
-    assert loads(b'{"_":"TimerFired","at":1,"name":"t","colour":"red"}', Event) == TimerFired(1.0, "t")
+    assert loads(b'{"_":"NodeRepaired","at":1,"node":"t","colour":"red"}', Event) == NodeRepaired(1.0, "t")
 
 
 def test_an_enum_comes_back_as_its_member_not_as_an_equal_string() -> None:
@@ -128,14 +128,14 @@ def test_an_enum_comes_back_as_one_and_an_unknown_member_is_refused() -> None:
 
 
 def test_numbers_that_are_not_finite_survive() -> None:
-    raw = dumps(TimerFired(float("inf"), "t"), Event)
+    raw = dumps(NodeRepaired(float("inf"), "t"), Event)
     assert loads(raw, Event).at == float("inf")
 
 
 def test_an_entry_names_its_type() -> None:
-    written = entry("e-1", TimerFired(1.0, "t"), Event, traceparent="00-t")
-    assert (written.id, written.type, written.traceparent) == ("e-1", "TimerFired", "00-t")
-    assert loads(written.data, Event) == TimerFired(1.0, "t")
+    written = entry("e-1", NodeRepaired(1.0, "t"), Event, traceparent="00-t")
+    assert (written.id, written.type, written.traceparent) == ("e-1", "NodeRepaired", "00-t")
+    assert loads(written.data, Event) == NodeRepaired(1.0, "t")
 
 
 # ---------------------------------------------------------------- garbage
@@ -151,10 +151,10 @@ def test_an_entry_names_its_type() -> None:
         (b'{"at":1}', "an object with a '_' that names its type"),
         (b'{"_":"Explode"}', "unknown type 'Explode'; known here: .*TimerFired"),
         (b'{"_":["TimerFired"]}', "unknown type"),
-        (b'{"_":"TimerFired","at":1}', "the field 'name' is missing"),
-        (b'{"_":"TimerFired","at":"1","name":"t"}', r"'1' is not a number @ .*\.at"),
-        (b'{"_":"TimerFired","at":true,"name":"t"}', "True is not a number"),
-        (b'{"_":"TimerFired","at":1,"name":null}', "None is not a str"),
+        (b'{"_":"NodeRepaired","at":1}', "the field 'node' is missing"),
+        (b'{"_":"NodeRepaired","at":"1","node":"t"}', r"'1' is not a number @ .*\.at"),
+        (b'{"_":"NodeRepaired","at":true,"node":"t"}', "True is not a number"),
+        (b'{"_":"NodeRepaired","at":1,"node":null}', "None is not a str"),
         (
             b'{"_":"NodeReported","at":1,"node":"n","incarnation":"i","seq":1.5,"report":{"_":"Inventory","job":"j"}}',
             "1.5 is",

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from holdfast.supervisor.core import Job, State, step
 from holdfast.supervisor.leader import snapshot
+from holdfast.supervisor.leader.upgrades import timer
 from holdfast.supervisor.protocol import JobPhase, LeaderStarted, TimerFired
+from holdfast.supervisor.timers import BreakerWindowOver, Timer
 from holdfast.wire import records
 
 RECORDED = [json.loads(line) for line in (Path(__file__).parent / "data" / "snapshots.jsonl").read_text().splitlines()]
@@ -113,6 +115,22 @@ def _check_doing(old: dict[str, Any], doing: dict[str, Any]) -> None:
             useless |= field == "fenced" and doing["_"] == "Starting"
             useless |= field in ("options", "uses") and doing["_"] == "Deferred"
             assert not value or value == "0" or useless, field
+
+
+@pytest.mark.parametrize("recorded", RECORDED)
+def test_timers_keep_what_they_are_about(recorded: dict[str, str]) -> None:
+    timers = {str(timer): due for timer, due in _load(recorded).timers.items()}
+    assert timers == {
+        part.removeprefix("timers/"): float(due) for part, due in recorded.items() if part.startswith("timers/")
+    }
+
+
+def test_the_recording_has_every_timer_but_the_breakers() -> None:
+    words = {
+        part.partition("/")[2].partition(":")[0] for each in RECORDED for part in each if part.startswith("timers/")
+    }
+    assert words == {kind.word for kind in get_args(Timer)} - {BreakerWindowOver.word}
+    assert timer("breaker", 5.0) == [{"_": "BreakerWindowOver"}, 5.0]
 
 
 @pytest.mark.parametrize("recorded", RECORDED)

@@ -51,6 +51,7 @@ from holdfast.supervisor.protocol import (
     StepSeen,
     TimerFired,
 )
+from holdfast.supervisor.timers import Timer
 from holdfast.wire import records
 
 BEATS_S = 1.0  # how often the leader looks at what agents' beats say
@@ -99,7 +100,7 @@ class Supervisor:
         self._session_count = 0
         self._unanswered = Unanswered()
         self._differs: dict[str, float] = {}  # node → since when its beats and the state do not agree
-        self._armed: dict[str, float] = {}
+        self._armed: dict[Timer, float] = {}
         self._awake = False
         self._in_flight: dict[int, deque[tuple[int, Report]]] = {}  # per session: first in, first out
         self._last_arrival: dict[int, float] = {}  # per session, orders
@@ -311,11 +312,11 @@ class Supervisor:
                 self._send(command)
             case Evaluate():
                 self.world.soon(0.001, 0.05, lambda: self._evaluate(epoch, command))
-            case SetTimer(name=name, due=due):
-                self._armed[name] = due
-                self._wait(epoch, name, due)
-            case CancelTimer(name=name):
-                self._armed.pop(name, None)
+            case SetTimer(timer=timer, due=due):
+                self._armed[timer] = due
+                self._wait(epoch, timer, due)
+            case CancelTimer(timer=timer):
+                self._armed.pop(timer, None)
             case Publish(record=record):
                 if self.world.tracing:
                     self.world.say(describe(record))
@@ -345,18 +346,18 @@ class Supervisor:
             action = self.policy(incident, view(self.committed, question.job, self.clock()))
             self.tell(PolicyAnswered(self.world.now, question.incident, action, "the policy"))
 
-    def _wait(self, epoch: int, name: str, due: float) -> None:
+    def _wait(self, epoch: int, timer: Timer, due: float) -> None:
         """Timers are due by the leader's clock, which may not pass exactly as the world's does."""
-        self.world.at(self.world.now + (due - self.clock()), lambda: self._fire(epoch, name, due))
+        self.world.at(self.world.now + (due - self.clock()), lambda: self._fire(epoch, timer, due))
 
-    def _fire(self, epoch: int, name: str, due: float) -> None:
-        if not self.leading or self.epoch != epoch or self._armed.get(name) != due:
+    def _fire(self, epoch: int, timer: Timer, due: float) -> None:
+        if not self.leading or self.epoch != epoch or self._armed.get(timer) != due:
             return
         if self.clock() < due - 1e-6:
-            self._wait(epoch, name, due)
+            self._wait(epoch, timer, due)
             return
-        del self._armed[name]
-        self.tell(TimerFired(self.world.now, name))
+        del self._armed[timer]
+        self.tell(TimerFired(self.world.now, timer))
 
 
 def describe(record: Record) -> str:

@@ -192,13 +192,21 @@ def _is_mapping(kind: Any) -> bool:
 
 
 def _write_mapping(kind: Any, converter: Converter) -> Callable[[Any], Any]:
-    write_value = converter.get_unstructure_hook(get_args(kind)[1])
+    key_type, value_type = get_args(kind)
+    write_value = converter.get_unstructure_hook(value_type)
+    if _is_tagged(key_type):
+        write_key = converter.get_unstructure_hook(key_type)
+        return lambda mapping: [[write_key(key), write_value(mapping[key])] for key in sorted(mapping)]
     return lambda mapping: {key: write_value(mapping[key]) for key in sorted(mapping)}
 
 
 def _read_mapping(kind: Any, converter: Converter) -> Hook:
-    """JSON's keys are strings: integers and enums are read back from them."""
+    """JSON's keys are strings: integers and enums are read back from them. With dataclasses as keys it is a list of pairs."""
     key_type, value_type = get_args(kind)
+    if _is_tagged(key_type):
+        pairs: Any = list[tuple[key_type, value_type]]  # type: ignore[valid-type]
+        read_pairs = converter.get_structure_hook(pairs)
+        return lambda tree, _: dict(read_pairs(tree, pairs))
     if key_type is not str and key_type is not int and not (isinstance(key_type, type) and issubclass(key_type, Enum)):
         raise TypeError(f"{kind}: keys must be str, int or an enum to be JSON keys")
     read_value = converter.get_structure_hook(value_type)

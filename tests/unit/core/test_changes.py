@@ -363,7 +363,7 @@ def test_a_new_leader_hands_out_everything_again(phase: str) -> None:
     assert {send.command_id for send in again} == {send.command_id for send in fleet.state.sends()}
     assert {type(send.order) for send in again} >= {{"question": Warm, "prepare": Prepare, "start": Start}[phase]}
     assert [type(c) for c in commands].count(Evaluate) == (1 if phase == "question" else 0)
-    armed = {command.name for command in commands if isinstance(command, SetTimer)}
+    armed = {command.timer for command in commands if isinstance(command, SetTimer)}
     assert armed >= set(fleet.state.timers)
 
 

@@ -15,6 +15,7 @@ from holdfast.domain.orders import CheckpointNow, Inventory, OrderDone, Prepare,
 from holdfast.supervisor.core import saved_steps
 from holdfast.supervisor.core.change import REPLANS_MAX
 from holdfast.supervisor.protocol import JobPhase, LeaderStarted
+from holdfast.supervisor.timers import PrepareTimeout
 
 STORE = "gs://bucket/p"
 
@@ -112,12 +113,12 @@ def test_the_store_is_given_more_time_than_the_nodes() -> None:
     fleet = with_store()
     limits = fleet.job.spec.limits
     fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
-    assert fleet.state.timers["prepare:job:2"] == fleet.now + limits.prepare_timeout_s
+    assert fleet.state.timers[PrepareTimeout("job", 2)] == fleet.now + limits.prepare_timeout_s
     fleet = with_store()
     for node in ("n0", "n1", "n2"):
         fleet.report(node, Inventory(JOB, ()))
     fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
-    assert fleet.state.timers["prepare:job:2"] > fleet.now + limits.prepare_timeout_s
+    assert fleet.state.timers[PrepareTimeout("job", 2)] > fleet.now + limits.prepare_timeout_s
     fleet.wait(limits.prepare_timeout_s + 1)
     assert (restored(fleet), fleet.nodes(), fleet.job.number) == (20, ("n0", "n1", "n2"), 2)
 

@@ -11,6 +11,7 @@ from holdfast.domain.findings import FindingKind, Severity
 from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.protocol import BreakerResetRequested, JobPhase
+from holdfast.supervisor.timers import PolicyTimeout
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ def test_a_breaker_that_opens_takes_back_what_is_being_asked_and_asks_again_when
     held = list(fleet.state.incidents)
     assert len(held) == 3
     assert not fleet.state.questions
-    assert not [name for name in fleet.state.timers if name.startswith("policy:")]
+    assert not [timer for timer in fleet.state.timers if isinstance(timer, PolicyTimeout)]
     assert all(f"no action for {each} while the breaker is open" in fleet.notes() for each in held)
     while fleet.questions:
         fleet.answer()  # late: nobody wants it any more

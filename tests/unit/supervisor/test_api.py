@@ -27,6 +27,7 @@ from holdfast.supervisor.protocol import (
     TimerFired,
 )
 from holdfast.supervisor.requests import OperatorRequest
+from holdfast.supervisor.timers import StopTimeout
 from holdfast.wire import records
 
 pytestmark = pytest.mark.anyio
@@ -301,7 +302,7 @@ async def test_a_name_that_has_checkpoints_wants_to_hear_what_becomes_of_them(ap
     api.report("n1", Inventory("gpt", tuple(record(900, 20, rank, Mesh.of({"dp": 2}), "disk") for rank in (0, 1))))
     body = job_body(nodes=2)
     problem(await api.http.post("/v1/jobs/gpt/resume"), 409)  # it is not over
-    api.fold(JobStopRequested(1001.0, "gpt", "enough", save=False), TimerFired(2000.0, "stop:gpt"))
+    api.fold(JobStopRequested(1001.0, "gpt", "enough", save=False), TimerFired(2000.0, StopTimeout("gpt")))
     job = (await api.http.get("/v1/jobs/gpt")).json()
     assert job["phase"] == "stopped"
     assert job["kept"] == {"attempt": 900, "step": 20, "on_disk": True, "directories": {"n1": "/disk/n1/gpt"}}

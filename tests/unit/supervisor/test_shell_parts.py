@@ -52,6 +52,7 @@ from holdfast.supervisor.protocol import (
 from holdfast.supervisor.published import OperationDone
 from holdfast.supervisor.requests import OperatorEvent, OperatorRequest, check, fingerprint
 from holdfast.supervisor.telemetry import log_memory as room
+from holdfast.supervisor.timers import RetryDue
 from holdfast.wire import records
 from holdfast.wire.control import Reported, decode_reports, encode_report, encode_reports
 from holdfast.wire.events import step_entries
@@ -70,14 +71,14 @@ async def test_timers_fire_in_order_and_once() -> None:
     timers = Timers(anyio.current_time)
     fired: list[tuple[str, float]] = []
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(timers.run, lambda name: fired.append((name, round(anyio.current_time() - begin, 3))))
+        tasks.start_soon(timers.run, lambda timer: fired.append((str(timer), round(anyio.current_time() - begin, 3))))
         for name, after_s in (("late", 30.0), ("replaced", 1.0), ("early", 2.0), ("cancelled", 3.0), ("past", -5.0)):
-            timers.set(name, begin + after_s)
-        timers.set("replaced", begin + 7.0)
-        timers.cancel("cancelled")
+            timers.set(RetryDue(name), begin + after_s)
+        timers.set(RetryDue("replaced"), begin + 7.0)
+        timers.cancel(RetryDue("cancelled"))
         await anyio.sleep(60)
         tasks.cancel_scope.cancel()
-    assert fired == [("past", 0.0), ("early", 2.0), ("replaced", 7.0), ("late", 30.0)]
+    assert fired == [("retry:past", 0.0), ("retry:early", 2.0), ("retry:replaced", 7.0), ("retry:late", 30.0)]
 
 
 @virtual
@@ -88,7 +89,7 @@ async def test_a_timer_follows_a_clock_that_is_set() -> None:
     begin = anyio.current_time()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(timers.run, lambda _: fired.append(anyio.current_time() - begin))
-        timers.set("x", begin + 100)
+        timers.set(RetryDue("x"), begin + 100)
         await anyio.sleep(10)
         shift[0] = 85.0
         await anyio.sleep(20)
@@ -102,16 +103,16 @@ async def test_timers_wait_for_what_was_said_while_the_leader_did_not_run() -> N
     fired: list[tuple[str, float]] = []
     begin = anyio.current_time()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(timers.run, lambda name: fired.append((name, round(anyio.current_time() - begin, 3))))
-        timers.set("one", begin + 10.0)
-        timers.set("two", begin + 11.0)
-        timers.set("gone", begin + 5.0)
-        timers.cancel("gone")
+        tasks.start_soon(timers.run, lambda timer: fired.append((str(timer), round(anyio.current_time() - begin, 3))))
+        timers.set(RetryDue("one"), begin + 10.0)
+        timers.set(RetryDue("two"), begin + 11.0)
+        timers.set(RetryDue("gone"), begin + 5.0)
+        timers.cancel(RetryDue("gone"))
         await anyio.sleep(9.0)
         timers.postpone(2.5)
         await anyio.sleep(20)
         tasks.cancel_scope.cancel()
-    assert fired == [("one", 12.5), ("two", 13.5)]
+    assert fired == [("retry:one", 12.5), ("retry:two", 13.5)]
 
 
 @pytest.mark.parametrize("anyio_backend", [FREEZING_TIME], ids=["freezing"])
@@ -283,7 +284,7 @@ def test_the_state_is_kept_only_when_it_is_told_and_written_only_when_it_changed
     assert folder.state == State()
     folder.keep(folded)
     assert folder.state is folded.state
-    idle = folder.fold([Input(TimerFired(99.0, "retry:nobody"))], 99.5)
+    idle = folder.fold([Input(TimerFired(99.0, RetryDue("nobody")))], 99.5)
     assert not idle.changed
     assert folder.commit(idle, {INBOX: ["1-0"]}).snapshot == {}
     assert [name for name, _ in folder.commit(folded, {}).append] == [EVENTS] * len(folded.published)

@@ -21,6 +21,7 @@ from holdfast.domain.nodes import NodeState
 from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import Order, Prepare, Report, Start, StepReached
 from holdfast.domain.replication import SavedByAll
+from holdfast.supervisor.timers import Timer
 
 
 class JobPhase(StrEnum):
@@ -206,7 +207,7 @@ class BreakerResetRequested:
 @dataclass(frozen=True, slots=True)
 class TimerFired:
     at: float
-    name: str
+    timer: Timer
 
 
 Event = (
@@ -324,15 +325,15 @@ class Evaluate:
 
 @dataclass(frozen=True, slots=True)
 class SetTimer:
-    """Comes back as `TimerFired(name)` at `due`; a second one of the same name replaces the first."""
+    """Comes back as `TimerFired(timer)` at `due`; a second equal one replaces the first."""
 
-    name: str
+    timer: Timer
     due: float
 
 
 @dataclass(frozen=True, slots=True)
 class CancelTimer:
-    name: str
+    timer: Timer
 
 
 # What history and watchers see. One record type per kind of thing that changes.

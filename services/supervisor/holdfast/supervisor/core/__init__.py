@@ -80,6 +80,32 @@ from holdfast.supervisor.protocol import (
     StepSeen,
     TimerFired,
 )
+from holdfast.supervisor.timers import (
+    BreakerWindowOver,
+    CheckpointReportDue,
+    DeferralOver,
+    DegradedStart,
+    FenceOver,
+    FinalUploadTimeout,
+    FirstStepsDue,
+    FirstStepTimeout,
+    LostTimeout,
+    NoticeDue,
+    OfJob,
+    PlannedChangeDue,
+    PolicyTimeout,
+    PrepareTimeout,
+    RanksDue,
+    ReconnectTimeout,
+    RetentionDue,
+    RetryDue,
+    SaveTimeout,
+    SessionsTimeout,
+    StepDue,
+    StopTimeout,
+    Timer,
+    WitnessTimeout,
+)
 
 __all__ = [
     "Batch",
@@ -100,7 +126,17 @@ __all__ = [
 
 
 # Timers at which something is concluded from what agents have not said.
-_OF_SILENCE = frozenset({"prepare", "start", "gone", "witness", "fence", "stop", "lost", *reconcile.TIMERS})
+_OF_SILENCE = (
+    PrepareTimeout,
+    FirstStepTimeout,
+    ReconnectTimeout,
+    WitnessTimeout,
+    FenceOver,
+    StopTimeout,
+    LostTimeout,
+    RanksDue,
+    StepDue,
+)
 
 
 def step(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
@@ -195,8 +231,8 @@ def _take(turn: Turn, event: Event) -> None:
         case BreakerResetRequested():
             breaker.close(turn, event.reason)
         case TimerFired():
-            if turn.timer_fired(event.name):
-                _timer(turn, event.name)
+            if turn.timer_fired(event.timer):
+                _timer(turn, event.timer)
         case _:
             assert_never(event)
 
@@ -206,13 +242,13 @@ def _lead(turn: Turn, event: LeaderStarted) -> None:
     turn.set(epoch=event.epoch, secret=event.secret, led_at=event.at)
     turn.touch_all()
     _wait_for_agents(turn)
-    turn.commands.extend(SetTimer(name, due) for name, due in sorted(turn.timers.items()))
+    turn.commands.extend(SetTimer(timer, due) for timer, due in sorted(turn.timers.items()))
     for incident in turn.questions:
         turn.commands.append(Evaluate(incident, turn.incidents[incident].job))
     turn.commands.extend(turn.orders(to_one=True))
     turn.commands.extend(Post(turn.broadcasts[job], slots) for job, slots in sorted(turn.unanswered.items()))
     if turn.nodes:
-        turn.set_timer(f"sessions:{event.epoch}:{event.at!r}", event.at + turn.config.session_s)
+        turn.set_timer(SessionsTimeout(event.epoch, event.at), event.at + turn.config.session_s)
     for name in turn.found(By.CONNECTED):  # training went on meanwhile, and saved
         until = event.at + turn.config.session_s
         turn.put_node(name, unheard=True, stale_until=until, stale_session=turn.nodes[name].session)
@@ -221,88 +257,77 @@ def _lead(turn: Turn, event: LeaderStarted) -> None:
 def _wait_for_agents(turn: Turn) -> None:
     """What is concluded from an agent's silence waits until agents can have been heard: nobody listened before."""
     heard_at = turn.at + turn.config.session_s
-    for name, due in sorted(turn.timers.items()):
-        if name.startswith("sessions:"):
-            turn.cancel_timer(name)  # of a term that ended before agents could come back to it
-        elif name.partition(":")[0] in _OF_SILENCE:
-            turn.postpone_timer(name, max(due, heard_at, _anew(turn, name)))
+    for timer, due in sorted(turn.timers.items()):
+        if isinstance(timer, SessionsTimeout):
+            turn.cancel_timer(timer)  # of a term that ended before agents could come back to it
+        elif isinstance(timer, _OF_SILENCE):
+            turn.postpone_timer(timer, max(due, heard_at, _anew(turn, timer)))
     for name in turn.found(By.DEFERRED):
         turn.update(name, since=turn.at)
 
 
-def _anew(turn: Turn, name: str) -> float:
+def _anew(turn: Turn, timer: Timer) -> float:
     """When a timer is due that is the whole time agents have for something: the last leader's clock may have been another."""
-    kind, _, rest = name.partition(":")
-    job = turn.jobs.get(rest.rpartition(":")[0])
+    job = turn.jobs.get(timer.job) if isinstance(timer, PrepareTimeout | FirstStepTimeout | FenceOver) else None
     if job is None or job.change is None:
         return 0.0
-    match kind:
-        case "prepare":
+    match timer:
+        case PrepareTimeout():
             return turn.at + change.prepare_timeout_s(turn, job, job.change)
-        case "start":
+        case FirstStepTimeout():
             return turn.at + job.spec.limits.first_step_timeout_s
-        case "fence":
-            return turn.at + turn.config.fence_s
         case _:
-            return 0.0
+            return turn.at + turn.config.fence_s
 
 
-def _timer(turn: Turn, name: str) -> None:
-    """Names are `kind:subject…`; job and node names contain no colon, so the last fields are found from the right."""
-    kind, _, rest = name.partition(":")
-    turn.touch(rest.partition(":")[0])  # the job, when the timer is about one
-    match kind:
-        case "prepare":
-            job, number = rest.rsplit(":", 1)
-            handover.on_prepare_timeout(turn, job, int(number))
-        case "start":
-            job, number = rest.rsplit(":", 1)
-            if (finding := handover.ranks_missing(turn, job, int(number))) is not None:
+def _timer(turn: Turn, timer: Timer) -> None:
+    if isinstance(timer, OfJob):
+        turn.touch(timer.job)
+    match timer:
+        case PrepareTimeout(job, number):
+            handover.on_prepare_timeout(turn, job, number)
+        case FirstStepTimeout(job, number):
+            if (finding := handover.ranks_missing(turn, job, number)) is not None:
                 incidents.record_fault(turn, finding)
-        case "fence":
-            job, number = rest.rsplit(":", 1)
-            handover.on_fence_over(turn, job, int(number))
-        case "gone":
-            job, number, node = rest.split(":", 2)
-            handover.on_grace_over(turn, job, int(number), node)
-        case "policy":
-            if rest in turn.incidents:
-                incidents.decide_by_default(
-                    turn, turn.incidents[rest], "default policy, because no answer came in time"
-                )
-        case "witness":
-            sessions.on_witness_timer(turn, rest)
-        case "lost":
-            sessions.on_lost_timer(turn, rest)
-        case "sessions":
-            epoch, since = rest.split(":", 1)
-            sessions.on_sessions_timer(turn, int(epoch), float(since))
-        case "save":
-            planned.on_save_timeout(turn, rest)
-        case "report":
-            reports.review(turn, rest)
-        case "retain":
-            retention.review(turn, rest)
-        case "leave":
-            farewell.on_timer(turn, rest)
-        case "stop":
-            jobs.on_stop_timer(turn, rest)
-        case "defer" | "retry":
-            upkeep.retry(turn, rest)
-        case "pending":
-            upkeep.start_degraded(turn, rest)
-        case "notice":
-            notices.on_timer(turn, rest)
-        case reconcile.TIMER:
-            reconcile.on_timer(turn, rest)
-        case reconcile.STILL_TIMER:
-            reconcile.on_still_timer(turn, rest)
-        case handover.STEPPING_TIMER:
-            job, number = rest.rsplit(":", 1)
-            handover.on_stepping_timer(turn, job, int(number))
-        case "plan":
+        case FenceOver(job, number):
+            handover.on_fence_over(turn, job, number)
+        case FirstStepsDue(job, number):
+            handover.on_stepping_timer(turn, job, number)
+        case ReconnectTimeout(job, number, node):
+            handover.on_grace_over(turn, job, number, node)
+        case PolicyTimeout(incident):
+            if incident in turn.incidents:
+                why = "default policy, because no answer came in time"
+                incidents.decide_by_default(turn, turn.incidents[incident], why)
+        case WitnessTimeout(node):
+            sessions.on_witness_timer(turn, node)
+        case LostTimeout(node):
+            sessions.on_lost_timer(turn, node)
+        case SessionsTimeout(epoch, since):
+            sessions.on_sessions_timer(turn, epoch, since)
+        case SaveTimeout(job):
+            planned.on_save_timeout(turn, job)
+        case CheckpointReportDue(job):
+            reports.review(turn, job)
+        case RetentionDue(job):
+            retention.review(turn, job)
+        case FinalUploadTimeout(job):
+            farewell.on_timer(turn, job)
+        case StopTimeout(job):
+            jobs.on_stop_timer(turn, job)
+        case DeferralOver(job) | RetryDue(job):
+            upkeep.retry(turn, job)
+        case DegradedStart(job):
+            upkeep.start_degraded(turn, job)
+        case NoticeDue(node):
+            notices.on_timer(turn, node)
+        case RanksDue(job):
+            reconcile.on_timer(turn, job)
+        case StepDue(job):
+            reconcile.on_still_timer(turn, job)
+        case PlannedChangeDue():
             pass  # upkeep looks again after every event
-        case breaker.TIMER:
+        case BreakerWindowOver():
             breaker.close(turn, "its window has passed")
         case _:
-            raise AssertionError(f"no timer is called {name}")
+            assert_never(timer)

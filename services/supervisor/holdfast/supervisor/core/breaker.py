@@ -14,8 +14,8 @@ from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Breaker
 from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.timers import BreakerWindowOver
 
-TIMER = "breaker"
 _NAMES_MAX = 16  # in its reason, which is given again with everything that is held
 
 
@@ -81,7 +81,7 @@ def close(turn: Turn, why: str, *, counts: Breaker | None = None) -> None:
         turn.note("breaker", f"closed: {why}")
     turn.set(breaker=evolve(counts or Breaker(), open_until=None, reason="", doubts_view=False))
     turn.touch_all()
-    turn.cancel_timer(TIMER)
+    turn.cancel_timer(BreakerWindowOver())
 
 
 def _recent(turn: Turn) -> Breaker:
@@ -118,7 +118,7 @@ def _open(turn: Turn, reason: str, *, doubts_view: bool) -> None:
         return
     until = turn.at + turn.config.breaker_window_s
     turn.set(breaker=evolve(turn.breaker, open_until=until, reason=reason, doubts_view=doubts_view))
-    turn.set_timer(TIMER, until)
+    turn.set_timer(BreakerWindowOver(), until)
     turn.note(
         "breaker", f"open, no action until an operator resets it or {turn.config.breaker_window_s:.0f} s pass: {reason}"
     )

@@ -40,6 +40,15 @@ from holdfast.supervisor.core.planner import Plan, Unplannable, peers
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import options, plan_for, reachable
 from holdfast.supervisor.protocol import GenerationChanged
+from holdfast.supervisor.timers import (
+    DeferralOver,
+    FenceOver,
+    FirstStepsDue,
+    FirstStepTimeout,
+    PrepareTimeout,
+    ReconnectTimeout,
+    RetryDue,
+)
 
 REPLANS_MAX = 8  # of one change: one that is planned anew more often counts as another for the breaker
 FEWER_TRIES_MAX = 3  # a step that could not be restored so often is not tried with fewer replicas instead of step 0
@@ -192,7 +201,7 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
     )
     for incident in incidents:
         turn.put_incident(evolve(turn.incidents[incident], state=IncidentState.PREPARING, new_generation=number))
-    turn.set_timer(f"prepare:{job.name}:{number}", turn.at + prepare_timeout_s(turn, job, change))
+    turn.set_timer(PrepareTimeout(job.name, number), turn.at + prepare_timeout_s(turn, job, change))
     for node in sorted({*before, *chosen.nodes}):
         nodes.refresh(turn, node, chosen.reason)
         if not turn.nodes[node].connected and generation.slot_of(node) is not None:
@@ -213,7 +222,7 @@ def wait_for_stop(turn: Turn, job: Job, command: str, node: str) -> None:
     doing = job.doing
     assert isinstance(doing, Preparing)
     turn.update(job.name, stops={**doing.stops, command: node})
-    timer, patience_s = f"prepare:{job.name}:{job.number}", prepare_timeout_s(turn, job, doing.change)
+    timer, patience_s = PrepareTimeout(job.name, job.number), prepare_timeout_s(turn, job, doing.change)
     due = min(turn.at, doing.change.began_at + patience_s) + patience_s
     turn.set_timer(timer, max(due, turn.timers.get(timer, 0.0)))
 
@@ -273,9 +282,9 @@ def withdraw(turn: Turn, job: Job) -> None:
         # Stop orders, too: whoever gives up a change sends newer ones to all that need them.
         if not isinstance(send.order, Warm):
             turn.forget_order(send)
-    for phase in ("prepare", "start", "fence", "stepping"):
-        turn.cancel_timer(f"{phase}:{name}:{job.number}")
-    turn.cancel_timer(f"defer:{name}")
+    for kind in (PrepareTimeout, FirstStepTimeout, FenceOver, FirstStepsDue):
+        turn.cancel_timer(kind(name, job.number))
+    turn.cancel_timer(DeferralOver(name))
 
 
 def suspend(turn: Turn, name: str, why: str) -> None:
@@ -300,7 +309,7 @@ def hold(turn: Turn, name: str, reason: str, *, retry: bool = False, retry_s: fl
     else:
         turn.move(name, Cause.CANNOT_RUN, Waiting(awaited), reason)
     if retry or retry_s > 0:
-        turn.set_timer(f"retry:{name}", turn.at + (retry_s or (RETRY_S if job.running is None else RETRY_RUN_S)))
+        turn.set_timer(RetryDue(name), turn.at + (retry_s or (RETRY_S if job.running is None else RETRY_RUN_S)))
 
 
 def _defer(turn: Turn, job: Job, reason: str, until: float) -> None:
@@ -310,9 +319,9 @@ def _defer(turn: Turn, job: Job, reason: str, until: float) -> None:
     since = turn.at if job.held_since is None else job.held_since
     known = saved.known_now(turn, job) if saved.knows_enough(turn, job) else ""
     turn.move(job.name, Cause.DEFER, Deferred(since, until, known), reason)
-    turn.set_timer(f"defer:{job.name}", until)
+    turn.set_timer(DeferralOver(job.name), until)
 
 
 def give_grace(turn: Turn, name: str, number: int, node: str) -> None:
     """A member without a session has a moment to come back before it is planned around."""
-    turn.set_timer(f"gone:{name}:{number}:{node}", turn.at + turn.config.change_grace_s)
+    turn.set_timer(ReconnectTimeout(name, number, node), turn.at + turn.config.change_grace_s)

@@ -15,6 +15,7 @@ from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.lifecycle import Completed, FinalUpload
 from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.timers import FinalUploadTimeout
 
 
 def begin(turn: Turn, job: Job) -> FinalUpload | None:
@@ -22,7 +23,7 @@ def begin(turn: Turn, job: Job) -> FinalUpload | None:
     if not job.spec.checkpoint.store or not job.checkpoints.ever_saved or _stored(job, job.checkpoints.step):
         return None
     until = turn.at + reports.travel_s(turn, job)
-    turn.set_timer(f"leave:{job.name}", until)
+    turn.set_timer(FinalUploadTimeout(job.name), until)
     return FinalUpload(until)
 
 
@@ -58,7 +59,7 @@ def _stored(job: Job, step: int) -> bool:
 
 def _over(turn: Turn, job: Job, status: str) -> None:
     assert job.final_upload is not None
-    turn.cancel_timer(f"leave:{job.name}")
+    turn.cancel_timer(FinalUploadTimeout(job.name))
     turn.put_job(job.name, doing=Completed(evolve(job.final_upload, status=status, finished=True)))
     turn.note(job.name, f"completed: {status}")
     withdraw(turn, job)

@@ -21,8 +21,8 @@ from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.wording import listed
 from holdfast.supervisor.protocol import GenerationChanged, Send
+from holdfast.supervisor.timers import FenceOver, FirstStepsDue, FirstStepTimeout, PrepareTimeout, ReconnectTimeout
 
-STEPPING_TIMER = "stepping"
 SHARES_MAX = 16  # nodes that are remembered of each half of a change
 
 # ---------------------------------------------------------------- answers
@@ -113,17 +113,17 @@ def start_when_ready(turn: Turn, name: str) -> None:
         replan(turn, name, f"{first} named no rendezvous endpoint", exclude=first, refused=True)
         return
     if not doing.fenced and _nobody_testifies(turn, job):
-        if f"fence:{name}:{job.number}" in turn.timers:
+        if FenceOver(name, job.number) in turn.timers:
             return
         turn.note(
             name,
             f"every node of generation {job.running.number if job.running else 0} vanished at once: waiting for one",
         )
-        turn.set_timer(f"fence:{name}:{job.number}", turn.at + turn.config.fence_s)
+        turn.set_timer(FenceOver(name, job.number), turn.at + turn.config.fence_s)
         return
     away = [*turn.members(job.generation, By.AWAY), *turn.members(job.generation, By.GONE)]
     for node in away:  # nothing runs yet that waiting for it, or planning around it, would interrupt
-        if f"gone:{name}:{job.number}:{node}" not in turn.timers:
+        if ReconnectTimeout(name, job.number, node) not in turn.timers:
             give_grace(turn, name, job.number, node)
     if unheard := turn.found(By.UNHEARD):
         # Members or not: a log that went back may have forgotten what they run. `session_s` bounds this.
@@ -151,7 +151,7 @@ def _start(turn: Turn, job: Job, preparing: Preparing) -> None:
         )
     order = Start(job.name, generation.number, preparing.master, traceparent_of(turn, change.incidents))
     turn.broadcast(order, generation.placements)
-    turn.cancel_timer(f"prepare:{job.name}:{generation.number}")
+    turn.cancel_timer(PrepareTimeout(job.name, generation.number))
     turn.put_job(
         job.name,
         running=generation,
@@ -180,7 +180,7 @@ def _start(turn: Turn, job: Job, preparing: Preparing) -> None:
                     restored_step=generation.restore.step,
                 )
             )
-    turn.set_timer(f"start:{job.name}:{generation.number}", turn.at + job.spec.limits.first_step_timeout_s)
+    turn.set_timer(FirstStepTimeout(job.name, generation.number), turn.at + job.spec.limits.first_step_timeout_s)
     reconcile.review_generation(turn, job.name)
 
 
@@ -221,7 +221,7 @@ def on_sign_of_step(turn: Turn, name: str, generation: int, finished: int) -> No
         return
     if job.generation is None or finished <= job.generation.restore.step:
         return
-    timer = f"{STEPPING_TIMER}:{name}:{job.number}"
+    timer = FirstStepsDue(name, job.number)
     if timer not in turn.timers:
         turn.update(name, stepped_at=turn.at)
         turn.set_timer(timer, turn.at + turn.config.stepping_s)
@@ -237,8 +237,8 @@ def _complete(turn: Turn, job: Job, starting: Starting) -> None:
     """Every rank has stepped: the incidents are over."""
     generation, change = job.generation, starting.change
     assert generation is not None
-    turn.cancel_timer(f"start:{job.name}:{generation.number}")
-    turn.cancel_timer(f"{STEPPING_TIMER}:{job.name}:{generation.number}")
+    turn.cancel_timer(FirstStepTimeout(job.name, generation.number))
+    turn.cancel_timer(FirstStepsDue(job.name, generation.number))
     progress.reached(turn, job.name, starting.stepped_to)
     reconcile.watch_steps(turn, job.name)
     turn.publish(GenerationChanged(turn.at, job.name, "stepping", generation, "every rank has stepped"))
@@ -349,7 +349,7 @@ def _watch_start(turn: Turn, job: Job, node: str) -> None:
     """A member's session ended before it answered its Start. It may have started all the same, and one witness interrupts no
     run: it is planned around when the others see no step for as long as a hang takes."""
     patience_s = reconcile.still_patience_s(turn, job)
-    turn.set_timer(f"gone:{job.name}:{job.number}:{node}", turn.at + patience_s)
+    turn.set_timer(ReconnectTimeout(job.name, job.number, node), turn.at + patience_s)
 
 
 def on_grace_over(turn: Turn, name: str, number: int, node: str) -> None:
@@ -413,7 +413,7 @@ def ranks_missing(turn: Turn, name: str, number: int) -> Finding | None:
         and turn.at - job.progress.seen_at < job.spec.limits.first_step_timeout_s
     ):
         # A second step needed the first one of every rank: they step, and only the report of it is missing.
-        turn.set_timer(f"start:{name}:{number}", turn.at + job.spec.limits.first_step_timeout_s)
+        turn.set_timer(FirstStepTimeout(name, number), turn.at + job.spec.limits.first_step_timeout_s)
         return None
     missing = list(Numbers.below(generation.mesh.world_size) - job.doing.stepping)
     where = sorted({generation.node_of(rank) for rank in missing})

@@ -20,6 +20,7 @@ from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import job_view, plan_for
 from holdfast.supervisor.protocol import JobPhase, PolicyAnswered
+from holdfast.supervisor.timers import WitnessTimeout
 
 _WORKER_FAULTS = frozenset(
     {
@@ -93,7 +94,7 @@ def _witness(turn: Turn, finding: Finding) -> None:
         turn.judge(finding, "ignored: its loss has been dealt with already")
     elif node.connected:
         turn.put_node(node.name, suspicion=finding)
-        turn.set_timer(f"witness:{node.name}", turn.at + turn.config.witness_s)
+        turn.set_timer(WitnessTimeout(node.name), turn.at + turn.config.witness_s)
         turn.judge(finding, "contradicted: its control session is alive, so only the telemetry path broke")
     else:
         confirm_lost(turn, finding)
@@ -113,13 +114,13 @@ def confirm_lost(turn: Turn, finding: Finding) -> None:
             why = f"{finding.node} has {heard_by - turn.at:.1f} s to connect to the supervisor again, which ended its session"
             turn.judge(finding, f"not decided yet: {why}")
             turn.put_node(finding.node, suspicion=finding)
-        turn.set_timer(f"witness:{finding.node}", heard_by)
+        turn.set_timer(WitnessTimeout(finding.node), heard_by)
         return
     if contradiction := _takes_part(turn, finding):
         if turn.nodes[finding.node].suspicion != finding:
             turn.judge(finding, f"contradicted: {contradiction}")
             turn.put_node(finding.node, suspicion=finding)
-        turn.set_timer(f"witness:{finding.node}", turn.at + turn.config.witness_s)
+        turn.set_timer(WitnessTimeout(finding.node), turn.at + turn.config.witness_s)
         return
     nodes.declare_lost(turn, finding.node, finding.summary)
     if nodes.job_of(turn, finding.node) is not None:

@@ -37,6 +37,33 @@ from holdfast.supervisor.protocol import (
     StartFrom,
     StepsCompleted,
 )
+from holdfast.supervisor.timers import (
+    CheckpointReportDue,
+    DeferralOver,
+    DegradedStart,
+    PlannedChangeDue,
+    RanksDue,
+    RetentionDue,
+    RetryDue,
+    SaveTimeout,
+    StepDue,
+    StopTimeout,
+    WitnessTimeout,
+)
+
+# Timers that a job has no use for any more when it is over.
+_WHILE_UNFINISHED = (
+    DegradedStart,
+    PlannedChangeDue,
+    SaveTimeout,
+    StopTimeout,
+    RetryDue,
+    DeferralOver,
+    CheckpointReportDue,
+    RetentionDue,
+    RanksDue,
+    StepDue,
+)
 
 
 def submit(turn: Turn, event: JobSubmitted) -> None:
@@ -75,7 +102,7 @@ def submit(turn: Turn, event: JobSubmitted) -> None:
     turn.publish(JobAccepted(turn.at, name, event.spec))
     turn.add_job(job)
     if not change.first_start(turn, name, degraded=False):
-        turn.set_timer(f"pending:{name}", turn.at + turn.config.degraded_start_s)
+        turn.set_timer(DegradedStart(name), turn.at + turn.config.degraded_start_s)
 
 
 def _going_on(job: Job, old: Job | None, resumed: StoredStep, event: JobSubmitted) -> Job:
@@ -146,7 +173,7 @@ def _alive_after_all(turn: Turn, job: Job, event: StepsCompleted) -> None:
         suspicion = turn.nodes[name].suspicion
         if suspicion is not None and finished_after > suspicion.at:
             turn.put_node(name, suspicion=None)
-            turn.cancel_timer(f"witness:{name}")
+            turn.cancel_timer(WitnessTimeout(name))
     for incident in turn.open_incidents(job.name):
         doubtful = incident.kind in (FindingKind.NODE_LOST, FindingKind.HANG) and incident.action is None
         doubtful = doubtful and len(incident.findings) == 1  # more was found since: leave it to the policy
@@ -225,7 +252,7 @@ def request_stop(turn: Turn, event: JobStopRequested) -> None:
         at_step = planned.save_soon(turn, job, far=True)
         reason = f"{event.reason}; saving at step {at_step} first"
         turn.move(job.name, Cause.SAVE, Saving(event.reason, at_step), reason)
-        turn.set_timer(f"stop:{job.name}", turn.at + turn.config.save_s)
+        turn.set_timer(StopTimeout(job.name), turn.at + turn.config.save_s)
         return
     stop_now(turn, job.name, event.reason)
 
@@ -248,7 +275,7 @@ def stop_now(turn: Turn, name: str, reason: str) -> None:
     if not stops:
         _end(turn, name, Cause.STOPPED, reason)
         return
-    turn.set_timer(f"stop:{name}", turn.at + turn.config.stop_grace_s + job.spec.limits.prepare_timeout_s)
+    turn.set_timer(StopTimeout(name), turn.at + turn.config.stop_grace_s + job.spec.limits.prepare_timeout_s)
 
 
 def on_stop_timer(turn: Turn, name: str) -> None:
@@ -283,8 +310,8 @@ def fail(turn: Turn, name: str, reason: str) -> None:
 def _end(turn: Turn, name: str, cause: Cause, reason: str) -> None:
     """Nothing of the job runs on; whoever is not connected now is told when it comes back. What was saved stays there."""
     job = turn.jobs[name]
-    for timer in ("pending", "plan", "save", "stop", "retry", "defer", "report", "retain", "reconcile", "still"):
-        turn.cancel_timer(f"{timer}:{name}")
+    for kind in _WHILE_UNFINISHED:
+        turn.cancel_timer(kind(name))
     change.withdraw(turn, job)
     upload = farewell.begin(turn, job) if cause is Cause.COMPLETE else None
     over = Completed(upload) if cause is Cause.COMPLETE else Failed() if cause is Cause.FAIL else Stopped()

@@ -10,6 +10,7 @@ from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.timers import WitnessTimeout
 
 
 def job_of(turn: Turn, node: str) -> Job | None:
@@ -44,7 +45,7 @@ def declare_lost(turn: Turn, name: str, reason: str) -> None:
     """Two witnesses, or its own new incarnation: the workers that it had are not part of any run any more."""
     if not turn.nodes[name].lost:
         turn.put_node(name, lost=True, suspicion=None)
-        turn.cancel_timer(f"witness:{name}")
+        turn.cancel_timer(WitnessTimeout(name))
         refresh(turn, name, reason)
         breaker.count_condemned(turn, name)
 

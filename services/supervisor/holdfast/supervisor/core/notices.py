@@ -21,6 +21,7 @@ from holdfast.supervisor.core.job import DeferredEviction, Job
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import options
+from holdfast.supervisor.timers import NoticeDue
 
 SOURCES_MAX = 4  # of one node's notices; there are two kinds of source
 
@@ -84,9 +85,9 @@ def _put(turn: Turn, node: Node, by_source: dict[str, Notice], reason: str) -> N
         _call_off(turn, node.name)
     moments = [when for each in notices if each.event for when in (_near(turn, each), _ends(turn, each))]
     if ahead := [when for when in moments if when > turn.at]:
-        turn.set_timer(f"notice:{node.name}", min(ahead))
+        turn.set_timer(NoticeDue(node.name), min(ahead))
     else:
-        turn.cancel_timer(f"notice:{node.name}")
+        turn.cancel_timer(NoticeDue(node.name))
 
 
 def _call_off(turn: Turn, name: str) -> None:

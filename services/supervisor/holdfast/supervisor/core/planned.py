@@ -16,6 +16,7 @@ from holdfast.supervisor.core.lifecycle import AwaitedNodes, Planned, Running
 from holdfast.supervisor.core.planner import Plan, Unplannable
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import options, plan_for
+from holdfast.supervisor.timers import PlannedChangeDue, SaveTimeout
 
 _AHEAD_S = 0.6  # an order reaches every rank well within it
 _TOLD_S = 1.6  # how long ago a step may have been finished when it is known here: steps are told by the second
@@ -34,7 +35,7 @@ def schedule(turn: Turn, incident: Incident, action: Action, tries: int = 1) -> 
 def _save_first(turn: Turn, job: Job, incident: str, action: Action, tries: int) -> None:
     at_step = save_soon(turn, job)
     _put(turn, job.name, Planned(incident, action, at_step, tries))
-    turn.set_timer(f"save:{job.name}", turn.at + patience_s(turn, job, at_step))
+    turn.set_timer(SaveTimeout(job.name), turn.at + patience_s(turn, job, at_step))
 
 
 def patience_s(turn: Turn, job: Job, at_step: int) -> float:
@@ -97,7 +98,7 @@ def on_save_timeout(turn: Turn, name: str) -> None:
 
 
 def _go(turn: Turn, job: Job, plan: Planned) -> None:
-    turn.cancel_timer(f"save:{job.name}")
+    turn.cancel_timer(SaveTimeout(job.name))
     job = _put(turn, job.name, None)
     incident = turn.incidents[plan.incident]
     if nodes.job_of(turn, incident.node) is None and incident.node:
@@ -112,7 +113,7 @@ def _go(turn: Turn, job: Job, plan: Planned) -> None:
         reason, until = wait_for
         turn.note(job.name, f"{plan.action.kind} is put off: {reason}")
         _put(turn, job.name, plan)
-        turn.set_timer(f"save:{job.name}", until)
+        turn.set_timer(SaveTimeout(job.name), until)
         return
     if _costs_too_much(turn, job, outcome):
         if plan.tries < turn.config.save_tries_max:
@@ -143,12 +144,12 @@ def wait(turn: Turn, name: str) -> None:
 def postpone(turn: Turn, name: str) -> None:
     until = turn.at + turn.config.planned_pause_s
     turn.put_job(name, planned_not_before=until)
-    turn.set_timer(f"plan:{name}", until)
+    turn.set_timer(PlannedChangeDue(name), until)
 
 
 def drop(turn: Turn, name: str, outcome: str) -> None:
     """Give up what was planned: something else came first, or it is not wanted any more."""
-    turn.cancel_timer(f"save:{name}")
+    turn.cancel_timer(SaveTimeout(name))
     if turn.jobs[name].planned is not None:
         _put(turn, name, None)
     for incident in turn.open_incidents(name):

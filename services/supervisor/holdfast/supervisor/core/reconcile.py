@@ -35,10 +35,8 @@ from holdfast.supervisor.core.lifecycle import Preparing, Running, Starting
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.wording import listed
+from holdfast.supervisor.timers import RanksDue, StepDue
 
-TIMER = "reconcile"
-STILL_TIMER = "still"
-TIMERS = (TIMER, STILL_TIMER)
 _TOLD_TO_RUN = (Running, Starting)
 STILL_FACTOR = 2.0  # times what diagnostics may take to conclude a hang: it knows more
 
@@ -144,12 +142,12 @@ def _review(turn: Turn, job: Job, node: Node) -> None:
             absent = {other: at for other, at in job.membership.absent.items() if other != node.name}
             job = turn.put_membership(job.name, absent=absent)
             if not job.membership.absent:
-                turn.cancel_timer(f"{TIMER}:{job.name}")
+                turn.cancel_timer(RanksDue(job.name))
         return
     if since is None:
         since = turn.at
         job = turn.put_membership(job.name, absent={**job.membership.absent, node.name: since})
-    timer, due = f"{TIMER}:{job.name}", max(since + _patience_s(turn, node.name), turn.at + turn.config.look_again_s)
+    timer, due = RanksDue(job.name), max(since + _patience_s(turn, node.name), turn.at + turn.config.look_again_s)
     if _applies(job) and due < turn.timers.get(timer, math.inf):
         turn.set_timer(timer, due)
 
@@ -199,10 +197,10 @@ def _applies(job: Job) -> bool:
 def _set_timer(turn: Turn, name: str) -> None:
     job = turn.jobs[name]
     if not job.membership.absent or not _applies(job):
-        turn.cancel_timer(f"{TIMER}:{name}")
+        turn.cancel_timer(RanksDue(name))
         return
     due = min(since + _patience_s(turn, node) for node, since in job.membership.absent.items())
-    turn.set_timer(f"{TIMER}:{name}", max(due, turn.at + turn.config.look_again_s))
+    turn.set_timer(RanksDue(name), max(due, turn.at + turn.config.look_again_s))
 
 
 def _patience_s(turn: Turn, name: str) -> float:
@@ -237,9 +235,9 @@ def on_still_timer(turn: Turn, name: str) -> None:
     since = max(job.progress.seen_at, *(node.connected_at for node in members))
     allowance_s = _still_s(job)
     if turn.at - since < allowance_s:
-        turn.set_timer(f"{STILL_TIMER}:{name}", since + allowance_s)
+        turn.set_timer(StepDue(name), since + allowance_s)
         return
-    turn.set_timer(f"{STILL_TIMER}:{name}", turn.at + allowance_s)
+    turn.set_timer(StepDue(name), turn.at + allowance_s)
     faults = [incident for incident in turn.open_incidents(name) if not incident.planned]
     if not faults and not job.membership.absent and not job.membership.finished:
         incidents.record_fault(turn, _still(turn, job, since))
@@ -247,7 +245,7 @@ def on_still_timer(turn: Turn, name: str) -> None:
 
 def watch_steps(turn: Turn, name: str) -> None:
     """Every rank steps: from here on, somebody should see steps."""
-    turn.set_timer(f"{STILL_TIMER}:{name}", turn.at + _still_s(turn.jobs[name]))
+    turn.set_timer(StepDue(name), turn.at + _still_s(turn.jobs[name]))
 
 
 def _still_s(job: Job) -> float:

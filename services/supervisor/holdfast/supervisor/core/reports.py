@@ -8,6 +8,7 @@ from holdfast.supervisor.core import saved
 from holdfast.supervisor.core.job import CheckpointRequest, Job
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.protocol import Answer, CheckpointRequested
+from holdfast.supervisor.timers import CheckpointReportDue
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +99,9 @@ def settle(turn: Turn, name: str) -> None:
 
 def _set_timer(turn: Turn, name: str) -> None:
     if left := turn.jobs[name].checkpoints.requests:
-        turn.set_timer(f"report:{name}", min(each.until for each in left))
+        turn.set_timer(CheckpointReportDue(name), min(each.until for each in left))
     else:
-        turn.cancel_timer(f"report:{name}")
+        turn.cancel_timer(CheckpointReportDue(name))
 
 
 def _answer(turn: Turn, job: Job, each: CheckpointRequest) -> None:

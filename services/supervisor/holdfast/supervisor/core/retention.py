@@ -17,11 +17,12 @@ from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.protocol import Tell
+from holdfast.supervisor.timers import RetentionDue
 
 
 def expect(turn: Turn, name: str) -> None:
     """A newer step is on its way: look in a moment how far the one before it has come."""
-    if (timer := f"retain:{name}") not in turn.timers:
+    if (timer := RetentionDue(name)) not in turn.timers:
         turn.set_timer(timer, turn.at + turn.config.retention_s)
 
 

@@ -39,6 +39,7 @@ from holdfast.supervisor.core.lifecycle import Stopping
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.protocol import JobPhase, NodeChanged, NodeGone, NodeReported, RenewSession
+from holdfast.supervisor.timers import LostTimeout, WitnessTimeout
 
 
 def on_report(turn: Turn, event: NodeReported) -> None:
@@ -126,7 +127,7 @@ def _reconnected(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts) 
         stale_session=node.session,
         inventory_from={},  # the first inventory of a session is complete
     )
-    turn.cancel_timer(f"lost:{node.name}")
+    turn.cancel_timer(LostTimeout(node.name))
     if was_lost or not node.connected:
         incidents.node_came_back(turn, node.name)
     nodes.refresh(turn, node.name, "its control session is back")
@@ -169,8 +170,8 @@ def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts, pr
     )
     if job is not None:
         saved.newest_at_home(turn, job.name, turn.nodes[node.name])
-    for timer in ("lost", "witness"):
-        turn.cancel_timer(f"{timer}:{node.name}")
+    turn.cancel_timer(LostTimeout(node.name))
+    turn.cancel_timer(WitnessTimeout(node.name))
     nodes.refresh(turn, node.name, "its agent started again")
     _resend(turn, node.name)
     for other in turn.concerned(node.name):
@@ -221,9 +222,9 @@ def disconnect(turn: Turn, node: Node, *, renewed: bool = False) -> None:
         if turn.at - node.suspicion.at <= turn.config.witness_s:
             incidents.confirm_lost(turn, node.suspicion)
         else:  # long ago: give the session the time that a session takes to come back
-            turn.set_timer(f"witness:{node.name}", turn.at + turn.config.witness_s)
+            turn.set_timer(WitnessTimeout(node.name), turn.at + turn.config.witness_s)
     if nodes.job_of(turn, node.name) is None:
-        turn.set_timer(f"lost:{node.name}", turn.at + turn.config.lost_after_s)
+        turn.set_timer(LostTimeout(node.name), turn.at + turn.config.lost_after_s)
     for job in turn.concerned(node.name):
         handover.on_node_gone(turn, job.name, node.name)
         _answer_stops(turn, job.name, node.name)

@@ -17,6 +17,7 @@ from holdfast.supervisor.core.index import Index
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.offenders import Fault, Rules
 from holdfast.supervisor.protocol import Broadcast, Send
+from holdfast.supervisor.timers import Timer
 
 HEARD_GROUPS = 128  # rows of `State.heard`: of 12,500 nodes a row has a hundred
 
@@ -187,7 +188,7 @@ class State:
     unanswered: Mapping[str, Numbers] = field(
         default_factory=dict
     )  # by job: slots that have not answered its broadcast
-    timers: Mapping[str, float] = field(default_factory=dict)  # name → due
+    timers: Mapping[Timer, float] = field(default_factory=dict)  # → due
     questions: tuple[str, ...] = ()  # incidents whose policy has not answered yet
     breaker: Breaker = field(default_factory=Breaker)
     diagnostics_at: float = 0.0  # when something last came from diagnostics, about whatever job

@@ -48,6 +48,7 @@ from holdfast.supervisor.protocol import (
     Send,
     SetTimer,
 )
+from holdfast.supervisor.timers import PolicyTimeout, Timer
 
 T = TypeVar("T")
 
@@ -56,9 +57,9 @@ class Turn:
     """`commands` are the present event's. `written`: the rows that are others than in `state`, by table."""
 
     def __init__(self, state: State, at: float) -> None:
-        self.written: dict[str, dict[str, None]] = {}
+        self.written: dict[str, dict[Any, None]] = {}
         self._state = state
-        self._tables: dict[str, dict[str, Any]] = {}
+        self._tables: dict[str, dict[Any, Any]] = {}
         self._heard: dict[str, dict[str, int]] = {}  # rows of `State.heard` of its own
         self._changes: dict[str, Any] = {}
         self._index = Draft(state.index or index_of(state))
@@ -122,7 +123,7 @@ class Turn:
         return self._read("unanswered")
 
     @property
-    def timers(self) -> Mapping[str, float]:
+    def timers(self) -> Mapping[Timer, float]:
         return self._read("timers")
 
     @property
@@ -379,21 +380,21 @@ class Turn:
         if incident.id not in self.questions:
             self.set(questions=(*self.questions, incident.id))
         self.commands.append(Evaluate(incident.id, incident.job))
-        self.set_timer(f"policy:{incident.id}", self.at + self.config.policy_s)
+        self.set_timer(PolicyTimeout(incident.id), self.at + self.config.policy_s)
 
     def withdraw(self, incident_id: str) -> None:
         """No answer is wanted any more."""
         if incident_id in (questions := self.questions):
             place = questions.index(incident_id)
             self.set(questions=questions[:place] + questions[place + 1 :])
-        self.cancel_timer(f"policy:{incident_id}")
+        self.cancel_timer(PolicyTimeout(incident_id))
 
     def withdraw_all(self, incidents: Iterable[str]) -> None:
         """No answer about any of these is wanted any more."""
         gone = set(incidents)
         self.set(questions=tuple(each for each in self.questions if each not in gone))
         for each in sorted(gone):
-            self.cancel_timer(f"policy:{each}")
+            self.cancel_timer(PolicyTimeout(each))
 
     # ------------------------------------------------------------ commands
 
@@ -459,25 +460,25 @@ class Turn:
         if job in self.broadcasts:
             del self._write("broadcasts", job)[job], self._write("unanswered", job)[job]
 
-    def set_timer(self, name: str, due: float) -> None:
-        self._write("timers", name)[name] = due
-        self.commands.append(SetTimer(name, due))
+    def set_timer(self, timer: Timer, due: float) -> None:
+        self._write("timers", timer)[timer] = due
+        self.commands.append(SetTimer(timer, due))
 
-    def postpone_timer(self, name: str, due: float) -> None:
+    def postpone_timer(self, timer: Timer, due: float) -> None:
         """One that nobody has armed yet."""
-        self._write("timers", name)[name] = due
+        self._write("timers", timer)[timer] = due
 
-    def cancel_timer(self, name: str) -> None:
-        if name in self.timers:
-            del self._write("timers", name)[name]
-            self.commands.append(CancelTimer(name))
+    def cancel_timer(self, timer: Timer) -> None:
+        if timer in self.timers:
+            del self._write("timers", timer)[timer]
+            self.commands.append(CancelTimer(timer))
 
-    def timer_fired(self, name: str) -> bool:
+    def timer_fired(self, timer: Timer) -> bool:
         """Whether it was still wanted. One that comes early (it was set again meanwhile) is not."""
-        due = self.timers.get(name)
+        due = self.timers.get(timer)
         if due is None or due > self.at + 1e-6:
             return False
-        del self._write("timers", name)[name]
+        del self._write("timers", timer)[timer]
         return True
 
     def trace(self, incident_id: str) -> str:
@@ -498,11 +499,11 @@ class Turn:
     def _value(self, name: str) -> Any:
         return self._changes[name] if name in self._changes else getattr(self._state, name)
 
-    def _read(self, name: str) -> Mapping[str, Any]:
+    def _read(self, name: str) -> Mapping[Any, Any]:
         table = self._tables.get(name)
         return table if table is not None else getattr(self._state, name)
 
-    def _write(self, name: str, key: str) -> dict[str, Any]:
+    def _write(self, name: str, key: Hashable) -> dict[Any, Any]:
         """A table of our own, of which the row `key` is going to be another one."""
         self._changed = True
         table = self._tables.get(name)

@@ -17,6 +17,7 @@ from holdfast.supervisor.core.planner import Plan
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import options, reachable
 from holdfast.supervisor.protocol import NodeCordonRequested, NodeRepaired
+from holdfast.supervisor.timers import RetryDue
 
 _OPERATOR = "operator"
 _PASSES_MAX = 3  # what one job gives up another may take, within one event
@@ -67,7 +68,7 @@ def poke(turn: Turn) -> None:
 
 def _look_at(turn: Turn, job: Job, closed: bool) -> None:
     match job.doing:
-        case Pending() if f"retry:{job.name}" not in turn.timers:
+        case Pending() if RetryDue(job.name) not in turn.timers:
             quarantine.release_for(turn, job)
             change.first_start(turn, job.name, degraded=_may_start_degraded(turn, job))
         case Waiting() | Deferred() if closed:
@@ -102,7 +103,7 @@ def _look_again(turn: Turn, job: Job) -> None:
     else:
         # A node that was excluded is free again as soon as it has stopped: that is no news, or a change that cannot
         # succeed would be tried many times a second, until the breaker opens.
-        again = f"retry:{job.name}" not in turn.timers and _has_other_options(turn, job)
+        again = RetryDue(job.name) not in turn.timers and _has_other_options(turn, job)
     if again:
         retry(turn, job.name)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, get_args, get_origin, get_type_hints
 
 from holdfast.domain.errors import MalformedMessage
@@ -21,6 +22,7 @@ from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.lifecycle import Preparing
 from holdfast.supervisor.leader import upgrades
 from holdfast.supervisor.protocol import Send
+from holdfast.supervisor.timers import Timer
 from holdfast.wire import records
 
 _HINTS = get_type_hints(State, include_extras=True)
@@ -39,11 +41,12 @@ _ROWS = {name: get_type_hints(_TABLES[name], include_extras=True) for name in _A
 records.omit_defaults(Node)
 WHOLE = ""  # the one part of a snapshot that an early version wrote
 # 2: what `_APART` names stands apart, and what orders have in common. 3: so do a node's workers and what it was heard to say.
-# 4: the fields of a job are grouped, and what it does is one value (`upgrades`).
+# 4: the fields of a job are grouped, what it does is one value, and timers are values (`upgrades`).
 _FORMAT, _NOW = "format", b"4"
 _UPGRADES = {"jobs": upgrades.job}
 
 _SLOT, _PREPARE = "slot", "prepare"
+_TIMER: Any = tuple[Timer, float]  # a row of the timers: its name is for people
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class _Slot:
 
 def prepare() -> None:
     """What writing and reading the first snapshot would have to do before it."""
-    records.prepare(*(_TABLES.get(name, _HINTS[name]) for name in _FIELDS))
+    records.prepare(*(_TABLES.get(name, _HINTS[name]) for name in _FIELDS), _TIMER)
     records.prepare(*(_ROWS[name][each] for name, apart in _APART.items() for each in apart))
 
 
@@ -93,9 +96,12 @@ def _changes(
                 yield name, records.dumps(new, _HINTS[name])
             continue
         old = old or {}
-        rows = {**old, **new} if written is None else written.get(name, ())
+        rows: Iterable[Any] = {**old, **new} if written is None else written.get(name, ())
         changed = [(key, old.get(key), new.get(key)) for key in rows]
         changed = [each for each in changed if each[1] is not each[2]]
+        if name == "timers":
+            yield from _timers(changed)
+            continue
         for key, was, value in changed:
             yield from _row(name, key, was, value)
 
@@ -114,6 +120,11 @@ def _row(name: str, key: str, was: Any, value: Any) -> Iterator[tuple[str, bytes
         yield f"{name}/{key}", records.dumps(evolve(value, **apart) if apart else value, _TABLES[name])
 
 
+def _timers(changed: Iterable[tuple[Timer, float | None, float | None]]) -> Iterator[tuple[str, bytes | None]]:
+    for timer, _, due in changed:
+        yield f"timers/{timer}", None if due is None else records.dumps((timer, due), _TIMER)
+
+
 def load(parts: Mapping[str, bytes]) -> State:
     """The state that was written. Absent parts take their defaults, unknown ones are ignored. Raises `MalformedMessage`."""
     if WHOLE in parts:
@@ -127,7 +138,10 @@ def load(parts: Mapping[str, bytes]) -> State:
         name, table, key = part.partition("/")
         row, colon, field = key.rpartition(":")
         try:
-            if not colon and table and name in _TABLES:
+            if table and name == "timers":
+                timer, due = records.loads(raw, _TIMER, partial(upgrades.timer, key))
+                values[name][timer] = due
+            elif not colon and table and name in _TABLES:
                 values[name][key] = _read_row(name, raw, current)
             elif name == "jobs" and field == _PREPARE:
                 shared[row] = records.loads(raw, Prepare)

@@ -59,6 +59,7 @@ from holdfast.supervisor.protocol import (
 from holdfast.supervisor.published import LeaderChanged
 from holdfast.supervisor.requests import OperatorRequest
 from holdfast.supervisor.telemetry import announce, tracing
+from holdfast.supervisor.timers import Timer
 
 # All leaders read as one consumer: what a dead leader took and did not acknowledge is handed to the next one at once.
 CONSUMER = "leader"
@@ -231,8 +232,8 @@ class Term:
         self._internal.append(each)
         self._news.set()
 
-    def _on_timer(self, name: str) -> None:
-        self._say(Input(TimerFired(self._clock(), name)))
+    def _on_timer(self, timer: Timer) -> None:
+        self._say(Input(TimerFired(self._clock(), timer)))
 
     async def _answer(self, folder: Folder, question: Evaluate) -> None:
         """Ask the policy; its answer is an event like any other."""
@@ -305,9 +306,9 @@ class Term:
             case Evaluate():
                 self._questions.add(command)
             case SetTimer():
-                self._timers.set(command.name, command.due)
+                self._timers.set(command.timer, command.due)
             case CancelTimer():
-                self._timers.cancel(command.name)
+                self._timers.cancel(command.timer)
             case Publish() | Answer():
                 pass  # is in the commit
             case _:

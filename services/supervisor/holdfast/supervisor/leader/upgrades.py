@@ -6,8 +6,10 @@ decoder ignores unknown fields, so what has moved is copied and what has gone is
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import fields
+from typing import Any, get_args
 
+from holdfast.supervisor.timers import Timer
 from holdfast.wire.records import TAG
 
 Tree = dict[str, Any]
@@ -102,6 +104,26 @@ def _renamed(tree: Tree, **names: str) -> Tree:
     return {names.get(name, name): value for name, value in tree.items()}
 
 
+# Until format 3 a timer was its name: the word, and then these.
+_TIMERS: dict[str, type[Timer]] = {kind.word: kind for kind in get_args(Timer)}
+
+
+def timer(name: str, tree: Any) -> Any:
+    """A row of the timers, [timer, due]: it was `due` alone."""
+    if isinstance(tree, list):
+        return tree
+    word, *values = name.split(":")
+    kind = _TIMERS[word]
+    known = {each.name: each.type for each in fields(kind)}
+    read = {"int": int, "float": float}
+    named = {each: read.get(str(of), str)(value) for (each, of), value in zip(known.items(), values, strict=True)}
+    return [{TAG: kind.__name__, **named}, tree]
+
+
 def state(tree: Tree) -> Tree:
     """A whole state, which the first versions wrote as one part."""
-    return {**tree, "jobs": {name: job(each) for name, each in tree.get("jobs", {}).items()}}
+    jobs = {name: job(each) for name, each in tree.get("jobs", {}).items()}
+    timers = tree.get("timers", [])
+    if isinstance(timers, dict):
+        timers = [timer(name, due) for name, due in timers.items()]
+    return {**tree, "jobs": jobs, "timers": timers}

@@ -1,0 +1,237 @@
+"""The core's timers: what is to be looked at when the time has come. A timer is its own name: a second equal one replaces it.
+
+Its text, `prepare:gpt:2`, is for logs, for the snapshot's row and for an order among those that are due at once. Nothing reads
+it back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+from typing import Any, ClassVar
+
+
+class _Timer:
+    __slots__ = ()
+    word: ClassVar[str]
+
+    def __str__(self) -> str:
+        values = astuple(self)  # type: ignore[call-overload]
+        return ":".join([self.word, *(str(value) for value in values)])
+
+    def __lt__(self, other: Any) -> bool:
+        return str(self) < str(other)
+
+
+# ---------------------------------------------------------------- about a change of a job
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareTimeout(_Timer):
+    """Prepare and Stop orders of a change should have been answered."""
+
+    word: ClassVar = "prepare"
+    job: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class FirstStepTimeout(_Timer):
+    """Every rank of a generation that was told to run should have finished a step."""
+
+    word: ClassVar = "start"
+    job: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class FenceOver(_Timer):
+    """No node of the generation before came back to say that its workers are gone."""
+
+    word: ClassVar = "fence"
+    job: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class FirstStepsDue(_Timer):
+    """Others have seen the first step of every rank; the ranks' own reports should be here by now."""
+
+    word: ClassVar = "stepping"
+    job: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReconnectTimeout(_Timer):
+    """A member that disconnected during a change should have a session again."""
+
+    word: ClassVar = "gone"
+    job: str
+    generation: int
+    node: str
+
+
+# ---------------------------------------------------------------- about a job
+
+
+@dataclass(frozen=True, slots=True)
+class DegradedStart(_Timer):
+    """A new job has waited long enough for its full mesh."""
+
+    word: ClassVar = "pending"
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class RetryDue(_Timer):
+    """A job that could not be prepared is tried again."""
+
+    word: ClassVar = "retry"
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeferralOver(_Timer):
+    """What is not known of saved steps by now is decided without."""
+
+    word: ClassVar = "defer"
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class SaveTimeout(_Timer):
+    """The checkpoint that a planned change waits for should be complete."""
+
+    word: ClassVar = "save"
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedChangeDue(_Timer):
+    """A planned change that was postponed may be tried again."""
+
+    word: ClassVar = "plan"
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopTimeout(_Timer):
+    """The last save, or the Stop orders, of a job that an operator stops should be done."""
+
+    word: ClassVar = "stop"
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class FinalUploadTimeout(_Timer):
+    """The last checkpoint of a completed job should be in the object store."""
+
+    word: ClassVar = "leave"
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointReportDue(_Timer):
+    """Somebody who asked for a checkpoint is told how far it came."""
+
+    word: ClassVar = "report"
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionDue(_Timer):
+    """After a save: which saved step do all nodes have?"""
+
+    word: ClassVar = "retain"
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class RanksDue(_Timer):
+    """Ranks of the running generation without a living worker: has anything explained them?"""
+
+    word: ClassVar = "reconcile"
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepDue(_Timer):
+    """A running job should have finished a step."""
+
+    word: ClassVar = "still"
+    job: str
+
+
+# ---------------------------------------------------------------- about a node
+
+
+@dataclass(frozen=True, slots=True)
+class WitnessTimeout(_Timer):
+    """One witness lost the node: does the other one say so, too?"""
+
+    word: ClassVar = "witness"
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class LostTimeout(_Timer):
+    """A node without ranks has had no session for a while."""
+
+    word: ClassVar = "lost"
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoticeDue(_Timer):
+    """The maintenance of a node starts soon, or its notice has expired."""
+
+    word: ClassVar = "notice"
+    node: str
+
+
+# ---------------------------------------------------------------- about the rest
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyTimeout(_Timer):
+    """The policy should have answered."""
+
+    word: ClassVar = "policy"
+    incident: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionsTimeout(_Timer):
+    """Agents should have come back to the leader of this epoch."""
+
+    word: ClassVar = "sessions"
+    epoch: int
+    since: float  # when the term began
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerWindowOver(_Timer):
+    """The circuit breaker closes by itself."""
+
+    word: ClassVar = "breaker"
+
+
+OfJob = (
+    PrepareTimeout
+    | FirstStepTimeout
+    | FenceOver
+    | FirstStepsDue
+    | ReconnectTimeout
+    | DegradedStart
+    | RetryDue
+    | DeferralOver
+    | SaveTimeout
+    | PlannedChangeDue
+    | StopTimeout
+    | FinalUploadTimeout
+    | CheckpointReportDue
+    | RetentionDue
+    | RanksDue
+    | StepDue
+)
+Timer = OfJob | WitnessTimeout | LostTimeout | NoticeDue | PolicyTimeout | SessionsTimeout | BreakerWindowOver
