@@ -83,8 +83,10 @@ from holdfast.supervisor.protocol import (
     Tell,
     TimerFired,
 )
+from holdfast.supervisor.published import Published
 from holdfast.supervisor.timers import Timer
 from holdfast.v1 import control_pb2 as pb
+from holdfast.wire import records
 from holdfast.wire.control import (
     decode_report,
     decode_steps_reached,
@@ -447,6 +449,7 @@ def _shuffled(messages: list[tuple[str, bytes]], rng: random.Random) -> list[tup
 
 async def measure(nodes: int, url: str | None) -> dict[str, Any]:
     snapshot.prepare()
+    records.prepare(Published, inbox.InboxEvent)
     before_mb = _memory_mb()
     state = running_job(nodes)
     log: FencedLog = (

@@ -15,10 +15,11 @@ class Numbers:
     bits: int
 
     def __init__(self, numbers: Iterable[int] = ()) -> None:
-        bits = 0
-        for number in numbers:
-            bits |= 1 << number
-        self.bits = bits
+        numbers = tuple(numbers)
+        least, bits = min(numbers, default=0), 0
+        for number in numbers:  # of a node's ranks: a few, far from 0
+            bits |= 1 << number - least
+        self.bits = bits << least
 
     @classmethod
     def of_bits(cls, bits: int) -> Numbers:

@@ -115,6 +115,7 @@ __all__ = [
     "Node",
     "SavedStep",
     "State",
+    "as_sends",
     "check_earlier",
     "check_pruning",
     "check_submission",
@@ -145,9 +146,12 @@ def step(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
     _take(turn, event)
     upkeep.poke(turn)
     commands = turn.end()
-    return turn.finish(), tuple(
-        chain.from_iterable(each.sends() if isinstance(each, Post) else (each,) for each in commands)
-    )
+    return turn.finish(), as_sends(commands)
+
+
+def as_sends(commands: Iterable[Command]) -> tuple[Command, ...]:
+    """The same with each order of a broadcast by itself."""
+    return tuple(chain.from_iterable(each.sends() if isinstance(each, Post) else (each,) for each in commands))
 
 
 class Batch:

@@ -86,9 +86,10 @@ def _added(known: Mapping[str, int], reported: Iterable[tuple[str, int]]) -> dic
     return total
 
 
-def _slowest(known: Mapping[str, float], reported: Iterable[tuple[str, float]]) -> dict[str, float]:
+def _slowest(known: Mapping[str, float], reported: Iterable[tuple[str, float]]) -> Mapping[str, float]:
     """The longest that anybody has taken for each phase."""
-    return dict(known) | {name: max(seconds, known.get(name, 0.0)) for name, seconds in reported}
+    slower = {name: seconds for name, seconds in reported if name not in known or seconds > known[name]}
+    return {**known, **slower} if slower else known
 
 
 def _latest(known: tuple[NodeShare, ...], share: NodeShare) -> tuple[NodeShare, ...]:
@@ -96,9 +97,15 @@ def _latest(known: tuple[NodeShare, ...], share: NodeShare) -> tuple[NodeShare, 
     prepared = [each for each in known if not each.ranks]
     stepped = [each for each in known if each.ranks]
     alike = stepped if share.ranks else prepared
-    insort(alike, share, key=lambda each: (each.at, each.node))
+    if len(alike) == SHARES_MAX and _when(share) < _when(alike[0]):
+        return known
+    insort(alike, share, key=_when)
     del alike[:-SHARES_MAX]
     return (*prepared, *stepped)
+
+
+def _when(share: NodeShare) -> tuple[float, str]:
+    return share.at, share.node
 
 
 def start_when_ready(turn: Turn, name: str) -> None:

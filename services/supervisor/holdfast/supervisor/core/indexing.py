@@ -155,7 +155,8 @@ def _node_differs(old: Node, new: Node) -> bool:
         or old.facts is not new.facts
         or old.preflight is not new.preflight
         or old.notices is not new.notices
-        or old.holds is not new.holds
+        or old.holds.keys() != new.holds.keys()
+        or (bool(new.unfit) and old.holds is not new.holds)
         or old.faults is not new.faults
         or (old.suspicion is None) is not (new.suspicion is None)
         or old.inventory.keys() != new.inventory.keys()

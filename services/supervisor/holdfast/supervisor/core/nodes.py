@@ -62,10 +62,14 @@ def condemn(turn: Turn, name: str, reason: str, *, by_operator: bool = False) ->
 
 def release_holds(turn: Turn, name: str, job: str, up_to: int, *, keep: tuple[int, ...] = ()) -> None:
     """`name` has no workers of `job` any more, of generation `up_to` and older."""
-    node = turn.nodes[name]
-    left = tuple(number for number in node.holds.get(job, ()) if number > up_to or number in keep)
+    turn.put_node(name, holds=holds_after(turn.nodes[name], job, up_to, keep))
+
+
+def holds_after(node: Node, job: str, up_to: int, keep: tuple[int, ...] = ()) -> dict[str, tuple[int, ...]]:
+    """`Node.holds` without these generations."""
+    left = tuple([number for number in node.holds.get(job, ()) if number > up_to or number in keep])
     holds = {other: numbers for other, numbers in node.holds.items() if other != job}
-    turn.put_node(name, holds={**holds, job: left} if left else holds)
+    return {**holds, job: left} if left else holds
 
 
 def forget_old_lost(turn: Turn) -> None:

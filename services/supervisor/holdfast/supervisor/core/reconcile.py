@@ -74,10 +74,12 @@ def _finished(turn: Turn, name: str, ended: tuple[WorkerEnded, ...]) -> None:
         jobs.on_ranks_finished(turn, name, RanksFinished(job_name, generation, tuple(sorted(ranks)), turn.at))
 
 
-def on_forked(turn: Turn, name: str, job: str, workers: tuple[RunningWorker, ...]) -> None:
-    """The node has prepared a generation with these workers; the whole set is reported a moment later."""
-    others = tuple(each for each in turn.nodes[name].workers if each.job != job)
-    turn.put_node(name, workers=(*others, *workers))
+def on_forked(turn: Turn, name: str, job: str, generation: int, workers: tuple[RunningWorker, ...]) -> None:
+    """The node has prepared a generation with these workers, and has none of an older one; the whole set is reported a moment
+    later."""
+    node = turn.nodes[name]
+    others = [each for each in node.workers if each.job != job]
+    turn.put_node(name, workers=(*others, *workers), holds=nodes.holds_after(node, job, generation - 1))
 
 
 def on_step_reached(turn: Turn, reached: StepReached) -> None:

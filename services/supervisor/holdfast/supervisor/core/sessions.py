@@ -282,8 +282,7 @@ def _order_done(turn: Turn, node: str, done: OrderDone) -> None:
     turn.forget_order(send)
     match send.order:
         case Prepare() if done.ok:
-            nodes.release_holds(turn, node, send.order.job, send.order.generation - 1)
-            reconcile.on_forked(turn, node, send.order.job, done.workers)
+            reconcile.on_forked(turn, node, send.order.job, send.order.generation, done.workers)
         case Stop() if done.ok:
             nodes.release_holds(turn, node, send.order.job, send.order.generation)
         case Prune() if not done.ok:

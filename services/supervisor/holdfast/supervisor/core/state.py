@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from zlib import crc32
 
 from holdfast.domain.findings import Finding
@@ -155,6 +156,7 @@ class Breaker:
         return evolve(self, condemned=condemned, changes=changes)
 
 
+@lru_cache(1 << 16)
 def heard_in(node: str) -> str:
     """The row of `State.heard` in which the node is."""
     return f"{crc32(node.encode()) % HEARD_GROUPS}"

@@ -73,6 +73,7 @@ class Turn:
         self.commands: list[Command] = []
         self._changed = False
         self._touched: set[str] = set()  # jobs that this event may have changed something for
+        self._touched_nodes: set[str] = set()
         self._everything = False
         self._index.pool_changed = self._index.all_told = False
         self._pooled.clear()
@@ -241,11 +242,21 @@ class Turn:
     def touch_all(self) -> None:
         self._everything = True
 
+    def _touch_users(self) -> None:
+        """Of the nodes that are others now: the jobs that have something there, or want something of them."""
+        nodes, touched = self.nodes, self._touched
+        for name in self._touched_nodes:
+            if (node := nodes.get(name)) is not None:
+                touched.update(node.holds, node.inventory)
+            touched.update(self._index.get(By.CLAIM, name), self._index.get(By.CONCERN, name))
+        self._touched_nodes = set()
+
     def touched(self) -> list[str]:
         """Unfinished jobs for which this event may have made something possible, in order; asked again, those since then.
 
         A job at rest is not looked at because another one is busy: at 12,500 nodes that alone would cost more than all else.
         """
+        self._touch_users()
         if not (self._touched or self._everything or self._index.pool_changed or self._index.all_told):
             return []
         jobs, names = self.jobs, self._touched
@@ -267,15 +278,10 @@ class Turn:
         node = evolve(old, **changes)
         self._write("nodes", name)[name] = node
         self._index.node(old, node)
-        self._touch_users(node)
+        self._touched_nodes.add(name)
         if old.holds is not node.holds or old.inventory is not node.inventory:
             self._touched.update(old.holds, old.inventory)
         return node
-
-    def _touch_users(self, node: Node) -> None:
-        """The jobs that have something on the node, or want something of it."""
-        claim, concern = self._index.get(By.CLAIM, node.name), self._index.get(By.CONCERN, node.name)
-        self._touched.update(node.holds, node.inventory, claim, concern)
 
     def last_seq(self, node: Node) -> int:
         return last_seq(self._read("heard"), node)
@@ -287,8 +293,7 @@ class Turn:
         if mine is None:
             mine = self._heard[group] = rows[group] = dict(rows.get(group, {}))
         mine[name] = seq
-        if (node := self.nodes.get(name)) is not None:
-            self._touch_users(node)
+        self._touched_nodes.add(name)
 
     def add_node(self, node: Node) -> None:
         self._write("nodes", node.name)[node.name] = node
