@@ -134,7 +134,7 @@ def test_a_step_that_differs_again_after_going_back_is_only_said() -> None:
     watch.check(10, restored=True)
     (finding,) = watch.check(20, odd={1: OTHER})
     assert finding.severity is Severity.WARNING
-    assert "this very step" in finding.summary
+    assert "the same step" in finding.summary
     watch.start(3)
     watch.check(10, restored=True)
     (finding,) = watch.check(30, odd={1: BAD})
