@@ -54,8 +54,9 @@ test: $(INSTALLED)  ## every test, but for the longest variations (test-slow)
 test-slow: $(INSTALLED)  ## what `make test` leaves out: variations that start training again and again
 	$(BIN)/pytest -m slow tests $(ARGS)
 
-test-fast: $(INSTALLED)  ## the tests that start no training: seconds
-	$(BIN)/pytest -n $(JOBS) --dist loadfile tests/unit tests/contract $(ARGS)
+# These compute and hardly wait: a process per core, each of which imports torch and all services once.
+test-fast: $(INSTALLED)  ## the tests that start no training: a minute
+	$(BIN)/pytest -n $$(nproc) --dist loadfile tests/unit tests/contract $(ARGS)
 
 check: lint proto-check  ## style, types, layers, generated code up to date
 

@@ -8,8 +8,6 @@ import os
 import queue
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -21,6 +19,7 @@ from typing import Any, TypeVar
 import grpc
 import psutil
 from waiting import wait_until
+from warm_processes import WarmProcess, warm
 
 from holdfast.domain.generations import Placement
 from holdfast.domain.inventories import changed
@@ -205,15 +204,10 @@ class Agent:
         }
         self.process = self._start()
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> WarmProcess:
+        environment = {**os.environ, **self._environment}
         with (self.root / "agent.log").open("ab") as output:
-            return subprocess.Popen(
-                [sys.executable, "-m", "holdfast.agent"],
-                env={**os.environ, **self._environment},
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            return warm("holdfast.agent").start([], Path.cwd(), environment, output.fileno(), output.fileno())
 
     def wait_connected(self) -> Hello:
         return self.plane.wait_for(Hello, lambda hello: hello.facts.agent_pid == self.process.pid, START_TIMEOUT_S)

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 from leftovers import MARK, marked
 from waiting import wait_until
-from warm_commands import warm_commands
+from warm_processes import COMMANDS, warm
 
 MEMORY = Path("/dev/shm")
 TIMEOUT_S = 60.0
@@ -36,7 +36,7 @@ class Shell:
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __call__(self, *arguments: str, timeout_s: float = TIMEOUT_S) -> Result:
-        return Result(*warm_commands()(arguments, self.directory, self._environment(), timeout_s))
+        return Result(*warm(COMMANDS)(arguments, self.directory, self._environment(), timeout_s))
 
     def _environment(self) -> dict[str, str]:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import grpc
 import pytest
 from waiting import TIMEOUT_S, wait_until
+from warm_processes import WarmProcess, warm
 
 from holdfast.domain.generations import OBJECT_STORE, RankRestore, ShardKey, ShardRecord, ShardSource, StoredStep
 from holdfast.domain.mesh import Mesh
@@ -60,7 +60,7 @@ class Node:
         self.disk = root / "disk"
         self.notes = root / "notes.sock"
         self._env = env
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: WarmProcess | None = None
         self.endpoint = ""
         self.listen = "127.0.0.1:0"
         self._channel: grpc.Channel | None = None
@@ -83,7 +83,7 @@ class Node:
             **self._env,
         }
         with (self.root / "log").open("ab") as log:
-            process = subprocess.Popen([sys.executable, "-m", "holdfast.replicator"], env=env, stderr=log)
+            process = warm("holdfast.replicator").start([], Path.cwd(), env, log.fileno(), log.fileno())
         self._process = process
         wait_until(lambda: ready.exists() or process.poll() is not None, description="ready", timeout_s=60)
         assert ready.exists(), self.log

@@ -77,7 +77,7 @@ def test_sigterm_leaves_nothing_and_says_goodbye(agent: Agent, tmp_path: Path) -
     start_job(agent.plane, prepare_order("term", script(tmp_path, "stubborn", STUBBORN), nproc=2))
     family = [child.pid for child in agent.descendants()]
     agent.process.terminate()
-    assert agent.process.wait(15) == 0, agent.log()
+    assert agent.process.wait(30) == 0, agent.log()
     wait_until(lambda: agent.plane.goodbyes, description="the goodbye")
     assert all(gone(pid) for pid in family if psutil.pid_exists(pid) and "sleep" not in _name(pid))
     exits = [e for e in agent.plane.signals(WorkerExited) if e.job == "term"]
@@ -146,7 +146,7 @@ def test_kernel_lines_are_reported_once_across_a_restart(agent: Agent) -> None:
     line = agent.plane.wait_for_signal(KernelLine)
     assert (line.xid, line.pci) == (79, "0000:18:00")
     agent.process.terminate()
-    agent.process.wait(15)
+    agent.process.wait(30)
     with agent.kernel_log.open("a") as log:
         log.write("NVRM: Xid (PCI:0000:19:00): 48, pid=1, name=python\n")
     agent.restart()

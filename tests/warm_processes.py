@@ -1,0 +1,183 @@
+"""`holdfast` commands and services in forks of a process that has imported them: without half a second of imports each.
+
+`Warm` belongs to the tests; this file run as a script is the process that forks.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+REQUEST_BYTES_MAX = 64 << 10
+PR_SET_PDEATHSIG = 1
+COMMANDS = "holdfast"  # else the name of a service's package, as after `python -m`
+
+
+class WarmProcess:
+    """A fork: as much of `subprocess.Popen` as tests need."""
+
+    def __init__(self, pid: int, code_of: Callable[[int], int]) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._code_of = code_of
+        self._pidfd = os.pidfd_open(pid)
+
+    def poll(self) -> int | None:
+        return self._ended(0.0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Seconds. Raises TimeoutExpired."""
+        if (code := self._ended(timeout)) is None:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+        return code
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self.poll() is None:
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    def _ended(self, timeout_s: float | None) -> int | None:
+        if self.returncode is None:
+            end = select.poll()
+            end.register(self._pidfd, select.POLLIN)
+            if end.poll(None if timeout_s is None else timeout_s * 1000):
+                self.returncode = self._code_of(self.pid)
+                os.close(self._pidfd)
+        return self.returncode
+
+
+class Warm:
+    """The process that forks."""
+
+    def __init__(self, what: str) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, what, str(theirs.fileno())],
+                # What modules ask for when they are imported: consoles their width, numpy how many threads it starts.
+                env={**environment, "COLUMNS": "120", "OPENBLAS_NUM_THREADS": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+        self._socket = ours
+        self._asking = threading.Lock()
+
+    def start(
+        self, arguments: Sequence[str], directory: Path, environment: Mapping[str, str], out: int, err: int
+    ) -> WarmProcess:
+        """`out`, `err`: descriptors, copied."""
+        request = {"arguments": list(arguments), "directory": str(directory), "environment": dict(environment)}
+        return WarmProcess(self._ask(request, out, err), lambda pid: self._ask({"wait": pid}))
+
+    def __call__(
+        self, arguments: Sequence[str], directory: Path, environment: Mapping[str, str], timeout_s: float
+    ) -> tuple[int, str, str]:
+        """Exit code, as subprocess has it, standard output, standard error. TimeoutExpired ends the command."""
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            process = self.start(arguments, directory, environment, out.fileno(), err.fileno())
+            try:
+                code = process.wait(timeout_s)
+            finally:
+                process.kill()
+            said = []
+            for file in (out, err):
+                file.seek(0)
+                said.append(file.read().decode())
+        return code, said[0], said[1]
+
+    def _ask(self, request: Mapping[str, Any], *descriptors: int) -> int:
+        with self._asking:
+            socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
+            return int(self._socket.recv(64))
+
+    def close(self) -> None:
+        """What still runs is killed with the process that has forked it."""
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()
+
+
+@cache
+def warm(what: str) -> Warm:
+    """That of this test process."""
+    made = Warm(what)
+    atexit.register(made.close)
+    return made
+
+
+# ---------------------------------------------------------------- the process that forks
+
+
+def _serve(requests: socket.socket) -> None:
+    """Returns in a child, in the place that it wants; ends the process when nobody asks any more."""
+    while True:
+        raw, descriptors, _, _ = socket.recv_fds(requests, REQUEST_BYTES_MAX, 2)
+        if not raw:
+            sys.exit()
+        request = json.loads(raw)
+        if "wait" in request:
+            _, status = os.waitpid(request["wait"], 0)
+            answer = os.waitstatus_to_exitcode(status)
+        elif (answer := os.fork()) == 0:
+            requests.close()
+            _become(request, descriptors)
+            return
+        for descriptor in descriptors:
+            os.close(descriptor)
+        requests.send(str(answer).encode())
+
+
+def _become(request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+    """The process that the command would be."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.setsid()
+    for descriptor, standard in zip(descriptors, (1, 2), strict=True):
+        os.dup2(descriptor, standard)
+        os.close(descriptor)
+    os.chdir(request["directory"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.argv = ["holdfast", *request["arguments"]]
+
+
+def _main(what: str, requests: socket.socket) -> None:
+    if what == COMMANDS:
+        from holdfast.cli import main
+
+        main.application()  # with every subcommand
+    else:
+        importlib.import_module(f"{what}.service")
+    assert threading.active_count() == len(os.listdir("/proc/self/task")) == 1, "a process of one thread can be forked"
+    gc.freeze()  # its pages stay shared
+    _serve(requests)
+    if what == COMMANDS:
+        main.main()
+    else:
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1], socket.socket(fileno=int(sys.argv[2])))
