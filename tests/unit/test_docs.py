@@ -46,5 +46,9 @@ def test_every_collector_is_registered() -> None:
     registered = {(build.__module__, build.__name__) for build in BUILDERS}
     for path in (ROOT / "services/agent/holdfast/agent/collectors").glob("*.py"):
         for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.FunctionDef) and "Surroundings" in ast.unparse(node.args) and path.stem != "__init__":
+            if (
+                isinstance(node, ast.FunctionDef)
+                and "Surroundings" in ast.unparse(node.args)
+                and path.stem != "__init__"
+            ):
                 assert (f"holdfast.agent.collectors.{path.stem}", node.name) in registered, f"{path.name}: {node.name}"
