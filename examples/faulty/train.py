@@ -18,9 +18,7 @@ import holdfast.train as hf
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument(
-        "--limit", type=int, default=25, help="samples in the lookup table; this step fails"
-    )
+    parser.add_argument("--limit", type=int, default=25, help="samples in the lookup table; this step fails")
     return parser.parse_args()
 
 

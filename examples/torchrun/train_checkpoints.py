@@ -7,9 +7,8 @@ kill -TERM (any rank)    all ranks save the same step, write it to disk and exit
 python train_checkpoints.py --directory /tmp/checkpoints
     … with one process: the state of one replica suffices, and the sampler distributes the same samples to fewer ranks.
 
-A save copies the tensors to /dev/shm; a thread writes them to the directory. `holdfast run` accepts the script as well, with the
-checkpoint settings of the job.
-"""
+A save copies the tensors to /dev/shm; a thread writes them to the directory. `holdfast run` accepts the script as well, with
+the checkpoint settings of the job."""
 
 from __future__ import annotations
 
