@@ -260,7 +260,7 @@ def test_a_damage_is_marked_beside_the_manifest_until_it_is_mended(
     assert bucket.mark(damage, 1, 20)
     found = bucket.survey((), newest=3)
     assert [(step.complete, step.damaged) for step in found.steps] == [(False, True)]
-    assert found.stored[1, 20].damage == "the share of rank 0 was found damaged"
+    assert found.stored[1, 20].damage == "the shard of rank 0 is damaged"
     assert layout.steps(store, JOB) == []
     assert not bucket.unmark(ShardKey(1, 20, 1)), "nobody has said anything of that one"
     bucket.repair_object(images.open(JOB, KEY), damage.key, unpaced)

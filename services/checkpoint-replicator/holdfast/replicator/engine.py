@@ -123,7 +123,9 @@ class Engine:
         """Raises Conflict when another generation than the one that saves it is served here."""
         job = self.jobs.get(request.job)
         if job is None or job.config is None or job.config.generation != request.generation:
-            raise Conflict(f"generation {request.generation} of job {request.job!r} is not what is served here")
+            raise Conflict(
+                f"generation {request.generation} of job {request.job!r} is not the current one on this node"
+            )
         job.archive.ask(job.config.attempt, request.step)
         self.notify()
         await self.remember(job)
@@ -137,7 +139,7 @@ class Engine:
             await self.remember(job)
 
     async def remember(self, job: Job) -> None:
-        """Write down what the next life of this process has to know. A full disk must not stop a restore."""
+        """Store the job's state for the next start of this process. A full disk does not stop a restore."""
         if job.config is None:
             return
         try:
@@ -170,7 +172,7 @@ class Engine:
         if needed := sorted(step for step in set(request.steps) if job.needs(step)):
             raise Conflict(f"job {job.name} is not over, and may need step {needed[0][1]} (attempt {needed[0][0]})")
         going = [held for held in job.held if checkpoint_id(held.key) in request.steps]
-        for held in going:  # first: nobody may be sent to a file that is about to go
+        for held in going:  # first, so that no reader is sent to a file that is being deleted
             job.drop(held)
         self.notify()
         await idle(job.name)
@@ -216,7 +218,7 @@ class Engine:
     # ------------------------------------------------------------ looking
 
     async def start(self) -> None:
-        """Sweep what a crash left half-written, then list what is there. Bytes are verified when they are handed out."""
+        """Delete incomplete files of a crash, then list the shards. Bytes are verified when they are restored."""
         names = {name for tier in self.tiers.in_order for name in tier.jobs()}
         for name in sorted(names):
             try:
