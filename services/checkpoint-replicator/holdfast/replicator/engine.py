@@ -33,7 +33,7 @@ from holdfast.replicator.tiers import Damaged, Tier
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.tiers.images import ImageTier
 from holdfast.replicator.tiers.pending_commit import PendingCommit
-from holdfast.replicator.view import Held, Store, checkpoint_id, is_kept
+from holdfast.replicator.view import Held, Store, id_of, is_kept
 from holdfast.shards import Manifest
 from holdfast.shards.opening import move_aside
 
@@ -171,7 +171,7 @@ class Engine:
             return
         if needed := sorted(step for step in set(request.steps) if job.needs(step)):
             raise Conflict(f"job {job.name} is not over, and may need step {needed[0][1]} (attempt {needed[0][0]})")
-        going = [held for held in job.held if checkpoint_id(held.key) in request.steps]
+        going = [held for held in job.held if id_of(held.key) in request.steps]
         for held in going:  # first, so that no reader is sent to a file that is being deleted
             job.drop(held)
         self.notify()
@@ -374,9 +374,9 @@ class Engine:
     def _say_if_lost(self, job: Job, held: Held) -> None:
         """What an earlier submission left in memory alone, because the disk would not take it, and a worker wrote over."""
         view = job.view()
-        others = [checkpoint_id(each.key) for each in job.held if each.key.rank == held.key.rank]
-        newer = any(other >= checkpoint_id(held.key) and is_kept(view, other) for other in others)
-        if is_kept(view, checkpoint_id(held.key)) and not newer:
+        others = [id_of(each.key) for each in job.held if each.key.rank == held.key.rank]
+        newer = any(other >= id_of(held.key) and is_kept(view, other) for other in others)
+        if is_kept(view, id_of(held.key)) and not newer:
             log.error("checkpoint of an earlier run lost: it was in memory only", job=job.name, shard=label(held.key))
 
     async def _say_unwritten(self, job: Job) -> None:
