@@ -128,7 +128,7 @@ def test_what_has_arrived_or_does_not_come(store: InMemory, tmp_path: Path) -> N
     span = manifest.spans[2]
     with pytest.raises(NotFound, match="not come here in time"):
         arrivals.read(JOB, manifest.digest, span.offset, span.size)
-    with inbox.receive(JOB, manifest) as incoming, arrivals.telling(JOB, incoming, inbox):
+    with inbox.receive(JOB, manifest) as incoming, arrivals.announcing(JOB, incoming, inbox):
         data = memoryview(pattern()[-span.size :])
         with pytest.raises(Exception, match="arrived damaged"):
             incoming.write_span(2, data)
