@@ -1,6 +1,7 @@
-"""A script with a bug: it raises the same exception at the same step, however often it is started.
+"""A script with a bug: it raises the same exception at the same step in every run.
 
-Holdfast restarts it once; the second time it stops the job and names the exception, the rank and the step.
+Holdfast restarts it once. When two nodes have shown the exception, it stops the job; the reason contains the exception, the
+rank and the step.
 """
 
 from __future__ import annotations
@@ -17,9 +18,7 @@ import holdfast.train as hf
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument(
-        "--limit", type=int, default=25, help="samples in the lookup table: the step that is one too far"
-    )
+    parser.add_argument("--limit", type=int, default=25, help="samples in the lookup table; this step fails")
     return parser.parse_args()
 
 

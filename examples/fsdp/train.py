@@ -1,12 +1,12 @@
 """Train a byte-level transformer with FSDP2 on the Python standard library's own source.
 
     python train.py --steps 20                              one process
-    torchrun --nproc-per-node 2 train.py                    two shards of everything
-    HOLDFAST_CHECKPOINT_DIR=… torchrun …                    the same, saved; started again on one rank or three it goes on
-    holdfast run job.yaml                                   two shards, survives, and goes on with one
+    torchrun --nproc-per-node 2 train.py                    model and optimizer in two shards
+    HOLDFAST_CHECKPOINT_DIR=… torchrun …                    with checkpoints; can continue on one rank or three
+    holdfast run job.yaml                                   two shards, with recovery; can continue with one
 
-Parameters and moments are sharded over all ranks. A checkpoint holds every rank's shards; when ranks leave or return, the
-state is put together anew from those. The global batch stays the same at every size, and so do the samples of each step.
+Parameters and moments are sharded over all ranks. A checkpoint consists of the shards of all ranks; after a resize,
+the state is assembled from them. The global batch and the samples of each step are the same at every size.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def load_text(files: int = 16) -> Tensor:
 
 
 def append_loss(directory: Path, step: int, loss: float) -> None:
-    """One line per step; a step that is done again after a restore has a later line that counts."""
+    """Appends one line per step. For a repeated step, the last line counts."""
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / "loss.jsonl").open("a") as file:
         file.write(json.dumps({"step": step, "loss": loss}) + "\n")
@@ -93,7 +93,7 @@ def append_loss(directory: Path, step: int, loss: float) -> None:
 
 def main(run: hf.Run, args: argparse.Namespace) -> None:
     torch.set_num_threads(args.threads)
-    torch.manual_seed(args.seed)  # the same weights on every rank; sharding then keeps each rank's part
+    torch.manual_seed(args.seed)  # equal weights on every rank; sharding then keeps this rank's part
     model = Transformer(args.layers, args.width, args.heads, args.seq).to(run.device)
     mesh = run.mesh["dp"]
     for block in model.blocks:
@@ -111,7 +111,7 @@ def main(run: hf.Run, args: argparse.Namespace) -> None:
     while step < args.steps:
         with run.step(step) as s:
             with run.data_wait():
-                (indices,) = next(data)  # one micro-batch: the global batch, divided by the ranks
+                (indices,) = next(data)  # one micro-batch: the global batch divided by the number of ranks
                 sample = text[indices[:, None] * args.seq + window].long().to(run.device)
             loss = model(sample[:, :-1], sample[:, 1:])
             optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""A byte-level GPT, cut into pipeline stages.
+"""A byte-level GPT, divided into pipeline stages.
 
 Every layer's initial weights depend on the seed and the layer alone, not on how the layers are spread over the stages:
 any pipeline depth starts from the same model.
@@ -70,7 +70,7 @@ def build_stage(config: GPTConfig, index: int, count: int) -> nn.Sequential:
     if config.layers < count:
         raise SystemExit(f"--layers {config.layers}: at least one layer for each of the {count} pipeline stages")
     first, last = config.layers * index // count, config.layers * (index + 1) // count
-    # Named by their place in the whole model, so that all stages together are one checkpoint.
+    # Named by their index in the complete model, so that all stages together form one checkpoint.
     parts = OrderedDict(
         (f"block{layer}", _initialised(Block(config), config.seed, layer)) for layer in range(first, last)
     )
@@ -85,7 +85,7 @@ def build_stage(config: GPTConfig, index: int, count: int) -> nn.Sequential:
 def _initialised(module: nn.Module, seed: int, layer: int) -> nn.Module:
     generator = torch.Generator().manual_seed(seed * 1_000_003 + layer)
     for name, parameter in module.named_parameters():
-        if parameter.dim() == 2:  # matrices and embeddings; norms keep their ones
+        if parameter.dim() == 2:  # matrices and embeddings; norms keep their initial ones
             nn.init.normal_(parameter, std=0.02, generator=generator)
         elif name.endswith("bias"):
             nn.init.zeros_(parameter)

@@ -1,7 +1,7 @@
 """One pipeline step over plain point-to-point messages: all micro-batches forward, then all backward.
 
 Sends are asynchronous, receives are not, and every pair of neighbours exchanges first activations, then gradients, in
-the order of the micro-batches. That order is all that has to match, so gloo and NCCL both work.
+the order of the micro-batches. Only that order must match, so gloo and NCCL both work.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 class Pipeline:
     """`stage` is this rank's part of the model; `ranks` are the global ranks of all stages of this replica, in order.
 
-    `waiting()` surrounds every receive, so that the time spent in it can be told from work.
+    `waiting()` surrounds every receive, to measure the time spent waiting.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""An optimizer whose state is divided over the replicas (ZeRO 1).
+"""An optimizer whose state is sharded over the replicas (ZeRO-1).
 
-All weights and all gradients of a stage are on every replica, as before. But each replica updates only its share of the
-weights and keeps moments for that share alone; after the update the replicas exchange their shares. Adam's moments, two
-thirds of what a checkpoint would hold otherwise, exist once, and change places when replicas leave or return.
+All weights and all gradients of a stage are on every replica. But each replica updates only its part of the weights and keeps
+moments for that part alone; after the update the replicas exchange their parts. Adam's moments, two thirds of an unsharded
+checkpoint, exist only once, and are redistributed when replicas are removed or added.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch.distributed.tensor import DTensor, Shard
 
 
 class SharedWeights:
-    """The weights of a stage as one flat tensor, cut into one share per replica.
+    """The weights of a stage as one flat tensor, divided into one part per replica.
 
-    `parameter` is this replica's share, for an optimizer: a DTensor, so that whoever saves it knows what it is a part of.
+    `parameter` is this replica's part, for an optimizer: a DTensor, so that a save knows the global tensor.
     `gradients` is flat as well, in the order of the parameters; it may be longer.
     """
 
@@ -37,7 +37,7 @@ class SharedWeights:
         self.parameter.grad = _share_of(flat, gradients[:offset].chunk(replicas.size())[own], replicas)
 
     def exchange(self) -> None:
-        """After an update: every replica gets the shares of the others."""
+        """After an update, exchange the parts of all replicas."""
         sent = [
             dist.broadcast(share, group=self._group, group_src=owner, async_op=True)
             for owner, share in enumerate(self._shares)

@@ -2,11 +2,11 @@
 
     python train.py --steps 20                              one process
     torchrun --nproc-per-node 4 train.py --pp 2             dp 2 × pp 2
-    holdfast run job.yaml                                   dp 3 × pp 3, survives
+    holdfast run job.yaml                                   dp 3 × pp 3, with recovery
 
-Runs on CUDA with NCCL where there are GPUs, else on CPU with gloo. The gradient of a step is the mean over the global
-batch, however many replicas there are. With `--shard-optimizer` each replica keeps its share of the optimizer's state
-alone, and a resize deals the shares anew.
+Runs on CUDA with NCCL if there are GPUs, otherwise on CPU with gloo. The gradient of a step is the mean over the global batch,
+for any number of replicas. With `--shard-optimizer` each replica keeps only its part of the optimizer's state, and a resize
+redistributes the parts.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
-"""The DDP script beside this one with Holdfast's checkpoints: no services, and nothing to start besides torchrun.
+"""`train_ddp.py` with Holdfast's checkpoints: no services, only torchrun.
 
 torchrun --nproc-per-node 2 train_checkpoints.py --directory /tmp/checkpoints
-    … kill any of it at any time, run the same line again: it goes on bit for bit where it was saved last.
-kill -USR1 (any rank)    all ranks save the same step, now, and go on
-kill -TERM (any rank)    all ranks save the same step, bring it to disk and leave; so does torchrun when it is stopped
+    … after a kill of any process, the same command continues bit for bit from the last checkpoint.
+kill -USR1 (any rank)    all ranks save the same step and continue
+kill -TERM (any rank)    all ranks save the same step, write it to disk and exit; also when torchrun is stopped
 python train_checkpoints.py --directory /tmp/checkpoints
-    … one process now: the state of a replica is enough, the sampler deals the same samples to fewer ranks.
+    … with one process: the state of one replica suffices, and the sampler distributes the same samples to fewer ranks.
 
-A save is a copy of the tensors to /dev/shm; a thread writes it to the directory. `holdfast run` takes the script as well,
-with the job's own settings for checkpoints.
-"""
+A save copies the tensors to /dev/shm; a thread writes them to the directory. `holdfast run` accepts the script as well, with
+the checkpoint settings of the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A torchrun script that knows nothing of Holdfast: DDP, its own checkpoint, torch.save.
+"""A torchrun script without Holdfast: DDP, and its own checkpoint with torch.save.
 
 torchrun --nproc-per-node 2 train_ddp.py --checkpoint /tmp/ddp.pt
 holdfast run --nnodes 2 --nproc-per-node 1 train_ddp.py --checkpoint /tmp/ddp.pt
@@ -27,7 +27,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def save(path: Path, **state: object) -> None:
-    """Under the final name only once it is whole: a kill in the middle leaves the previous checkpoint."""
+    """Write under a temporary name and rename, so that a kill leaves the previous checkpoint intact."""
     partial = path.with_suffix(".partial")
     torch.save(state, partial)
     os.replace(partial, path)

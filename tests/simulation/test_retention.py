@@ -13,7 +13,7 @@ from holdfast.domain.generations import Generation, ShardKey, ShardRecord
 from holdfast.domain.orders import Inventory
 from holdfast.domain.replication import SavedByAll
 from holdfast.replicator.plan import BACKLOG_STEPS_MAX, plan
-from holdfast.replicator.view import CopyToDisk, Delete, Held, Push, Store, View, checkpoint_id
+from holdfast.replicator.view import CopyToDisk, Delete, Held, Push, Store, View, id_of
 from holdfast.supervisor.protocol import Tell
 
 NODES = 3
@@ -69,7 +69,7 @@ class Node:
                     pass
 
     def own(self) -> set[tuple[int, int]]:
-        return {checkpoint_id(key) for key in self.disk if key.rank == self.rank}
+        return {id_of(key) for key in self.disk if key.rank == self.rank}
 
     def inventory(self, generation: Generation) -> Inventory:
         tiers = [(key, "memory") for key in self.images] + [(key, "disk") for key in sorted(self.disk, key=str)]

@@ -28,7 +28,7 @@ from rich.progress import (
 from holdfast.cli import checkpoint_rows, node_checkpoints
 from holdfast.cli.checkpoint_rows import Json, Stored
 from holdfast.cli.client import Client, NoApi, default_url
-from holdfast.cli.tables import Api, AsJson, console, mesh, show_list, show_one, table
+from holdfast.cli.tables import Api, AsJson, console, mesh, plural, show_list, show_one, table
 from holdfast.domain.errors import HoldfastError, InvalidSpec, NotFound, Unavailable
 from holdfast.stores import ObjectStore, open_store, transfer
 from holdfast.stores.layout import CheckpointManifest, delete_step
@@ -232,19 +232,19 @@ def prune(
         if not as_json:
             _show_plan(job, plan)
         if plan.go and not yes:
-            if as_json:
-                raise InvalidSpec(
-                    "--yes", False, "--yes together with --json, because --json does not ask for confirmation"
-                )
-            typer.confirm(
-                f"Delete {len(plan.go)} of {_count(len(plan.go) + len(plan.stay), 'checkpoint')}?", abort=True
-            )
+            _confirm(len(plan.go), len(plan.stay), "", as_json)
         for each, _ in plan.go:
             delete_step(opened, job, *each.age)
             if not as_json:
                 console.print(f"deleted step {each.objects.step} (attempt {each.objects.attempt})")
     if as_json:
         print(json.dumps({"deleted": _plan_rows(plan.go), "kept": _plan_rows(plan.stay)}, indent=2))
+
+
+def _confirm(go: int, stay: int, where: str, as_json: bool) -> None:
+    if as_json:
+        raise InvalidSpec("--yes", False, "--yes together with --json, because --json does not ask for confirmation")
+    typer.confirm(f"Delete {go} of {plural(go + stay, 'checkpoint')}{where}?", abort=True)
 
 
 def _prune_nodes(job: str, keep: int, api: str, *, yes: bool, as_json: bool) -> None:
@@ -256,29 +256,23 @@ def _prune_nodes(job: str, keep: int, api: str, *, yes: bool, as_json: bool) -> 
                 rows = [row | {"plan": word} for word, part in (("delete", go), ("keep", stay)) for row in part]
                 console.print(table(rows, ("step", "attempt", "plan")))
             else:
-                console.print(f"{job}: nothing to delete on its nodes; {_count(len(stay), 'checkpoint')} retained")
+                console.print(f"{job}: nothing to delete on its nodes; {plural(len(stay), 'checkpoint')} retained")
         if go and not yes:
-            if as_json:
-                raise InvalidSpec(
-                    "--yes", False, "--yes together with --json, because --json does not ask for confirmation"
-                )
-            typer.confirm(
-                f"Delete {len(go)} of {_count(len(go) + len(stay), 'checkpoint')} from the nodes?", abort=True
-            )
+            _confirm(len(go), len(stay), " from the nodes", as_json)
         if go:
             client.prune(job, [(row["attempt"], row["step"]) for row in go])
     if as_json:
         print(json.dumps({"deleted": go, "kept": stay}, indent=2))
         return
     if go:
-        console.print(f"{job}: {_count(len(go), 'checkpoint')} deleted from its nodes")
+        console.print(f"{job}: {plural(len(go), 'checkpoint')} deleted from its nodes")
     if stored:
         notes.print("[dim]its checkpoints in the object store are not deleted; to delete them, use --store[/]")
 
 
 def _show_plan(job: str, plan: checkpoint_rows.Pruning) -> None:
     if not plan.go:
-        console.print(f"{job}: nothing to delete; {_count(len(plan.stay), 'checkpoint')} retained")
+        console.print(f"{job}: nothing to delete; {plural(len(plan.stay), 'checkpoint')} retained")
         return
     rows = [
         row | {"bytes": decimal(row["bytes"]), "plan": word}
@@ -322,14 +316,14 @@ def fetch(
             meant = node_checkpoints.choose(client, job, step, attempt)
             paths = _from_nodes(client, meant, rank or meant.ranks, to)
         console.print(
-            f"step {meant.step} (attempt {meant.attempt}): {_count(len(paths), 'shard')} in {escape(str(paths[0].parent))}"
+            f"step {meant.step} (attempt {meant.attempt}): {plural(len(paths), 'shard')} in {escape(str(paths[0].parent))}"
         )
         return
     with _opened(job, store, api) as opened:
         checkpoint = checkpoint_rows.choose(opened, job, step, attempt)
         paths = _fetched(opened, checkpoint, tuple(rank or range(len(checkpoint.ranks))), to)
     console.print(
-        f"step {checkpoint.step} (attempt {checkpoint.attempt}): {_count(len(paths), 'shard')} in "
+        f"step {checkpoint.step} (attempt {checkpoint.attempt}): {plural(len(paths), 'shard')} in "
         f"{escape(str(paths[0].parent))}"
     )
 
@@ -430,10 +424,6 @@ def _store_of(job: str, api: str) -> str:
     with Client(api) as client:
         spec = client.job(job).get("spec") or {}
     return str((spec.get("checkpoint") or {}).get("store") or "")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 @contextmanager

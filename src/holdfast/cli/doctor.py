@@ -20,6 +20,7 @@ from rich.table import Table
 from holdfast import plugins
 from holdfast.cli.client import Client, default_url
 from holdfast.cli.preflight import redis_crowded, redis_risk, redis_version, without_password
+from holdfast.cli.tables import plural
 from holdfast.domain.errors import HoldfastError, PluginError
 from holdfast.log import durability
 from holdfast.plugins import Group
@@ -83,13 +84,11 @@ def _gpu() -> Iterator[Check]:
     if not gpus:
         yield Check("GPUs", "note", "none", "optional: training runs on CPU over gloo")
     elif importlib.util.find_spec("pynvml") is None:
-        yield Check("GPU health", "problem", f"{_gpus(gpus)}, no nvidia-ml-py", "pip install 'holdfast[nvml]'")
+        yield Check("GPU health", "problem", f"{plural(gpus, 'GPU')}, no nvidia-ml-py", "pip install 'holdfast[nvml]'")
     else:
-        yield Check("GPU health", "ok", f"{_gpus(gpus)}, nvidia-ml-py {importlib.metadata.version('nvidia-ml-py')}")
-
-
-def _gpus(count: int) -> str:
-    return "1 GPU" if count == 1 else f"{count} GPUs"
+        yield Check(
+            "GPU health", "ok", f"{plural(gpus, 'GPU')}, nvidia-ml-py {importlib.metadata.version('nvidia-ml-py')}"
+        )
 
 
 def _nvrx() -> Iterator[Check]:

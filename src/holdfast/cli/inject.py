@@ -20,6 +20,7 @@ from rich.console import Console
 from holdfast.cli.client import Client, default_url
 from holdfast.cli.processes import kill_tree
 from holdfast.cli.stack_power import ask, socket_of
+from holdfast.cli.tables import plural
 from holdfast.domain.errors import Conflict, HoldfastError, NotFound, Unavailable
 
 app = typer.Typer(
@@ -105,7 +106,7 @@ class Injector:
                 break
         else:
             raise NotFound(
-                f"job {job} has no rank {rank} now; the job is {view['phase']} with {_ranks(len(view['ranks']))}"
+                f"job {job} has no rank {rank} now; the job is {view['phase']} with {plural(len(view['ranks']), 'rank')}"
             )
         node, pid = str(worker["node"]), worker.get("pid")
         agent = _agent(self._here(node))
@@ -150,10 +151,6 @@ def _send(pid: int, number: signal.Signals) -> None:
         raise HoldfastError(
             f"permission denied to signal process {pid}; run this command as the user who owns it"
         ) from error
-
-
-def _ranks(count: int) -> str:
-    return "1 rank" if count == 1 else f"{count} ranks"
 
 
 def _is_device(path: Path) -> bool:

@@ -19,6 +19,7 @@ from holdfast.cli.follow import ENDED, How, by_command, follow
 from holdfast.cli.log_tail import Ranks
 from holdfast.cli.policy import require_usable
 from holdfast.cli.stack import NODES_MAX, LocalStack, StackOptions
+from holdfast.cli.tables import plural
 from holdfast.domain.errors import InvalidSpec, Unavailable
 from holdfast.domain.job import JobSpec
 from holdfast.wire.jobfile import load_job, parse_job, to_body
@@ -246,7 +247,7 @@ def _start_stack(spec: JobSpec, own: _Own, console: Console, cleanup: ExitStack)
             "(`holdfast agent` starts a node on another machine)",
         )
     console.print(
-        f"starting a local stack with {nodes} {'node' if nodes == 1 else 'nodes'} for this job; checkpoints and logs are in "
+        f"starting a local stack with {plural(nodes, 'node')} for this job; checkpoints and logs are in "
         f"{escape(str(own.directory))}",
         soft_wrap=True,
     )

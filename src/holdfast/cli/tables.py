@@ -80,6 +80,11 @@ def _inline(value: Any, name: str) -> str:
     return text(value, name)
 
 
+def plural(count: int, noun: str) -> str:
+    """`1 rank`, `2 ranks`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def mesh(dims: Mapping[str, int]) -> str:
     """`dp 3 × pp 3`, outermost first."""
     return " × ".join(f"{name} {size}" for name, size in dims.items())

@@ -113,7 +113,7 @@ class Image:
 
     @property
     def header(self) -> Header | None:
-        """What the image holds, None when it holds nothing whole."""
+        """Return the header of the image; None if it has no complete content."""
         return parse_header(bytes(self._bytes[:PAGE]))
 
     def fits(self, layout: Layout) -> bool:
@@ -134,7 +134,7 @@ class Image:
     # ------------------------------------------------------------ writing
 
     def try_lock(self) -> bool:
-        """Take the image for overwriting; False when somebody is reading it."""
+        """Lock the image for overwriting. Returns False if a process is reading it."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -146,14 +146,14 @@ class Image:
 
     def begin(self, stamp: Stamp) -> None:
         """From here on the image holds nothing, until `complete`. The caller holds the lock."""
-        stamp.encode()  # a stamp that does not fit must fail before the old content is given up
+        stamp.encode()  # a stamp that does not fit must fail before the old content is overwritten
         self._bytes[STATE_OFFSET:BODY_OFFSET] = WRITING
         self._stamp = stamp
         self._extra_size = 0
 
     @property
     def buffer(self) -> memoryview:
-        """All of the mapping, at one address for as long as the image lives: for who wants to pin it."""
+        """Return the complete mapping, at a fixed address for the lifetime of the image, for pinning."""
         return self._bytes
 
     def view(self, fqn: str) -> memoryview:

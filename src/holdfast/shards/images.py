@@ -31,7 +31,7 @@ IMAGE_NAMES = ("a.image", "b.image")
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A save is whole in memory. `path` goes into the `saved` note."""
+    """A save that is complete in memory. `path` is sent in the `saved` message."""
 
     path: Path
     key: ShardKey
@@ -51,7 +51,7 @@ class ImageSet:
     the worker.
 
     `restored` is the (attempt, step) that this worker started from, None = from scratch. Saves of an older attempt beyond
-    it belong to a lineage that was given up: they are overwritten first.
+    it belong to an abandoned lineage and are overwritten first.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class ImageSet:
         return Staged(image.path, stamp.key, header.size, header.sequence)
 
     def prepare(self, plan: Plan) -> str:
-        """Allocate ahead what the first two saves would have to: "" when both images stand ready, else what is in the way.
+        """Allocate the images of the first two saves. Returns "" if both are ready, else the reason.
 
         Worth a call before the first step: allocating takes about ten times as long as copying.
         """
@@ -185,7 +185,7 @@ class ImageSet:
         return max(held, key=self._age, default=None)
 
     def _age(self, name: str) -> tuple[int, int, int]:
-        """Sorts the best victims first: nothing whole, then a lineage given up, then by attempt and step."""
+        """Sort key, best victims first: no complete content, then an abandoned lineage, then by attempt and step."""
         image = self._images[name]
         header = image.header if image is not None else None
         if header is None:
@@ -200,7 +200,7 @@ class ImageSet:
         return self._restored is None or (stamp.key.attempt, stamp.key.step) > self._restored
 
     def _drop_displaced(self) -> None:
-        """Forget images whose file was taken away (quarantined, forgotten): a save into them would be seen by nobody."""
+        """Drop images whose file was renamed or deleted, because a save into them would be lost."""
         for name, image in self._images.items():
             if image is not None and not image.in_place:
                 image.close()

@@ -58,7 +58,7 @@ STAMP_BYTES_MAX = PAGE - _STAMP_OFFSET
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What a save says of itself."""
+    """Identity of a save."""
 
     key: ShardKey
     mesh: Mesh
@@ -127,7 +127,7 @@ class Header:
 
 
 def pack_header(header: Header) -> bytes:
-    """The body with its checksum, to be stored at `BODY_OFFSET` while the state word says WRITING."""
+    """Return the body with its checksum, to be stored at `BODY_OFFSET` while the state word is WRITING."""
     stamp = header.stamp.encode()
     body = _BODY.pack(
         LAYOUT_VERSION,
@@ -145,16 +145,16 @@ BODY_OFFSET = STATE_OFFSET + len(WRITING)
 
 
 def state_of(page: bytes) -> bytes:
-    """The state word. Raises IntegrityError for a file that is no shard."""
+    """Return the state word. Raises IntegrityError if the file is not a shard."""
     if len(page) < PAGE or page[: len(MAGIC)] != MAGIC:
         raise IntegrityError("not a Holdfast shard: the magic number is missing")
     return page[STATE_OFFSET:BODY_OFFSET]
 
 
 def parse_header(page: bytes) -> Header | None:
-    """The header, or None while the shard is empty or being written (or was torn: nobody will ever finish it).
+    """Return the header, or None if the shard is empty, being written or incomplete.
 
-    Raises IntegrityError for a file that is no shard or whose header is damaged, IncompatibleVersion for another layout.
+    Raises IntegrityError if the file is not a shard or its header is damaged, IncompatibleVersion for another layout.
     """
     return parse_body(page) if state_of(page) == COMPLETE else None
 

@@ -129,7 +129,7 @@ class Manifest:
         """Numbers before they are used: as a path, as an amount of memory."""
         numbers = (self.attempt, self.step, self.rank, self.size, self.tensors_end, self.crc32c)
         if not all(type(number) is int and number >= 0 for number in numbers):
-            raise IntegrityError("the manifest has a field that is no whole number")
+            raise IntegrityError("the manifest has a field that is not an integer")
         require_nameable(self.key)
         texts = (self.job, self.node, self.digest, self.producer, self.checksum)
         if not all(type(text) is str for text in texts) or type(self.created_at) not in (int, float):
@@ -144,7 +144,7 @@ class Manifest:
             raise IntegrityError(f"the manifest has {len(self.span_crc32c)} checksums for {counted} spans")
 
     def verify(self, shard: memoryview, crc32c: Callable[[memoryview], int]) -> None:
-        """Compare the bytes of a whole shard with every checksum. Raises IntegrityError naming the first damaged span."""
+        """Compare the bytes of a shard with every checksum. Raises IntegrityError naming the first damaged span."""
         if len(shard) != self.size:
             raise IntegrityError(f"{self.key}: {len(shard)} bytes, the manifest says {self.size}")
         for span, expected in zip(self.spans, self.span_crc32c, strict=True):
@@ -171,7 +171,7 @@ class Manifest:
         what it does not need of that is filled with blanks."""
         temporary = temporary_of(path)
         for place in (temporary, path):
-            if place.is_dir():  # whoever made it: a rename cannot take its place
+            if place.is_dir():  # a rename cannot replace a directory
                 move_aside(place)
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb") as file:
             file.write(self.encode().ljust(os.fstat(file.fileno()).st_size))
@@ -191,7 +191,7 @@ class Manifest:
 
 
 def temporary_of(path: Path) -> Path:
-    """What the manifest `path` is called until it is whole."""
+    """Return the temporary name of the manifest `path`."""
     return path.with_name(f".{path.name}.tmp")
 
 

@@ -10,25 +10,25 @@ from pathlib import Path
 
 from holdfast.domain.errors import IntegrityError
 
-ASIDE = ".corrupt"  # ends the name of what was moved out of the way
+ASIDE = ".corrupt"  # suffix of quarantined files
 _NO_FILE = (errno.EISDIR, errno.ELOOP, errno.ENXIO)
 
 
 def open_stored(path: Path, flags: int = os.O_RDONLY) -> int:
     """A descriptor of a regular file.
 
-    Raises FileNotFoundError, IntegrityError for what is no file (a directory, a pipe, a link that leads nowhere), OSError for
+    Raises FileNotFoundError, IntegrityError if it is not a file (a directory, a pipe, a dangling link), OSError for
     what may be one and cannot be opened now.
     """
     try:
         fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)  # or a pipe would be waited for
     except OSError as error:
         if error.errno in _NO_FILE or (error.errno == errno.ENOENT and path.is_symlink()):
-            raise IntegrityError(f"{path} is no file: {error.strerror}") from error
+            raise IntegrityError(f"{path} is not a file: {error.strerror}") from error
         raise
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise IntegrityError(f"{path} is no file")
+        raise IntegrityError(f"{path} is not a file")
     return fd
 
 
@@ -41,7 +41,7 @@ def make_way(path: Path) -> None:
 
 
 def move_aside(path: Path) -> Path:
-    """Rename whatever is at `path`, in the place of what was moved aside there before. Raises FileNotFoundError, OSError."""
+    """Quarantine the file at `path`, replacing an earlier quarantined one. Raises FileNotFoundError, OSError."""
     aside = path.with_name(f"{path.name}{ASIDE}")
     if path.is_dir() or aside.is_dir():  # a rename replaces a file by a file only
         remove(aside)

@@ -23,7 +23,7 @@ from holdfast.shards.slots import Slot, TensorSpec, read_index
 
 
 def peek(path: Path) -> Header | None:
-    """The header without taking any lock: a hint, to be looked at again under the lock. None = nothing whole there.
+    """Read the header without a lock: a hint, to be checked again under the lock. None = no complete content.
 
     Raises FileNotFoundError, IntegrityError, IncompatibleVersion, OSError.
     """
@@ -37,7 +37,7 @@ def peek(path: Path) -> Header | None:
 class Reader:
     """An open shard. `expected` makes sure that it is the one that was meant. Use it as a context manager.
 
-    Raises FileNotFoundError; Conflict when nothing whole is there or it is being written; IntegrityError when it is damaged
+    Raises FileNotFoundError; Conflict if it is incomplete or being written; IntegrityError if it is damaged
     or not the expected one; IncompatibleVersion for another layout.
     """
 
@@ -64,7 +64,7 @@ class Reader:
         self.close()
 
     def close(self) -> None:
-        """Give the lock back. Views handed out stay valid, but an image may be overwritten under them from now on."""
+        """Release the lock. Views stay valid, but an image may be overwritten from now on."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -79,7 +79,7 @@ class Reader:
 
     @property
     def data(self) -> memoryview:
-        """The whole shard, exactly `header.size` bytes."""
+        """The complete shard, exactly `header.size` bytes."""
         return self._bytes
 
     @property
@@ -112,7 +112,7 @@ class Reader:
         populate(self._map, write=False)
 
     def verify(self, crc32c: Callable[[memoryview], int]) -> bool:
-        """Check every byte against the manifest beside the file; False when there is none.
+        """Compare every byte with the manifest next to the file. Returns False if there is none.
 
         The manifest of an image may be of an earlier save into it, and says nothing then. Raises IntegrityError when it
         is damaged, of another shard, or does not agree with the bytes.
@@ -131,7 +131,7 @@ class Reader:
         return True
 
     def still_whole(self) -> bool:
-        """Whether the file still says what it said at the start: a writer that keeps to the locks cannot change it."""
+        """Return whether the header is unchanged since opening; writers that respect the locks cannot change it."""
         return parse_header(os.pread(self._fd, PAGE, 0)) == self.header
 
     # ------------------------------------------------------------ opening

@@ -36,7 +36,7 @@ BARE = Envelope()
 class TensorSpec:
     """One tensor of a state: `nbytes` of contiguous elements; `dtype` is a plain name such as "float32".
 
-    A piece of a sharded tensor also says of what: `global_shape`, and its own `offsets` in it; None = it is the whole.
+    A piece of a sharded tensor also has its `global_shape`, and its `offsets` in it; None = the complete tensor.
     """
 
     fqn: str
@@ -58,7 +58,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a worker saves each time. `extra_reserve` bytes are set aside for the part that is not tensors."""
+    """The layout of a worker's saves. `extra_reserve` bytes are reserved for the non-tensor state."""
 
     tensors: tuple[TensorSpec, ...]
     extra_reserve: int = 64 << 10
@@ -85,7 +85,7 @@ class Layout:
 
     @property
     def size_max(self) -> int:
-        """Bytes of an image: everything, with the whole reserve."""
+        """Size of an image in bytes, including the reserve."""
         return self.tensors_end + self.extra_reserve
 
 
@@ -99,7 +99,7 @@ def lay_out(plan: Plan) -> Layout:
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise InvalidSpec("plan.tensors", twice, "each tensor name once")
-    relative: list[int] = []  # to the start of the slots, so that the index's own size does not move what it says
+    relative: list[int] = []  # relative to the start of the slots, so that the size of the index does not change them
     end = 0
     for spec in plan.tensors:
         relative.append(aligned(end, ALIGN))
@@ -141,7 +141,7 @@ def _spec(row: list[Any]) -> TensorSpec:
 
 
 def read_index(raw: bytes, tensors_end: int) -> tuple[tuple[TensorSpec, ...], tuple[Slot, ...]]:
-    """Tensors and their slots. Raises IntegrityError when the index does not describe what lies behind it."""
+    """Decode the index. Raises IntegrityError if it does not describe the slots after it."""
     start = PAGE + aligned(len(raw), PAGE)
     try:
         rows = json.loads(raw)
@@ -161,5 +161,5 @@ def _check(spec: TensorSpec, slot: Slot, smallest: int, start: int, tensors_end:
         offset >= 0 and size >= 0 and offset + size <= whole
         for offset, size, whole in zip(spec.whole_offsets, spec.shape, spec.whole_shape, strict=True)
     )
-    if not fits and 0 not in spec.shape:  # an empty piece may say that it begins at the end
-        raise IntegrityError(f"the shard's index makes tensor {spec.fqn!r} no piece of a whole")
+    if not fits and 0 not in spec.shape:  # an empty piece may begin at the end
+        raise IntegrityError(f"the shard's index has an invalid piece of tensor {spec.fqn!r}")

@@ -73,7 +73,7 @@ class Session:
     name: str
     precondition: str | None
     resource: dict[str, Any]
-    content: bytearray = field(default_factory=bytearray)  # of the whole object's size, once that is known
+    content: bytearray = field(default_factory=bytearray)  # of the object's size, once that is known
     received: int = 0
     finished: dict[str, Any] | None = None  # the resource that it became
 
@@ -138,7 +138,7 @@ class FakeGcs:
         return None
 
     def rot(self, bucket: str, name: str, offset: int) -> None:
-        """Flip a bit of what is stored."""
+        """Flip a bit of a stored object."""
         self.objects[bucket, name].content[offset] ^= 1
 
     def store(
@@ -206,7 +206,7 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exception(), ConnectionError):  # a client that leaves is none of ours
+        if not isinstance(sys.exception(), ConnectionError):  # a disconnecting client is not an error
             super().handle_error(request, client_address)
 
     def close_connections(self) -> None:
@@ -404,7 +404,7 @@ class _Handler(BaseHTTPRequestHandler):
             yield read
 
     def _discard(self) -> None:
-        """What is left of a body that nobody wanted, so that the connection can be used again."""
+        """Discard the rest of a body, so that the connection can be reused."""
         buffer = memoryview(bytearray(min(self._unread, PIECE_BYTES)))
         while self._unread:
             for _ in self._read(buffer[: self._unread]):

@@ -67,7 +67,7 @@ class FileStore:
             temporary = self._temporary()
             try:
                 if _write(temporary, parts, pace) != crc32c:
-                    raise IntegrityError(f"{key}: the bytes to be stored are not what their checksum {crc32c:08x} says")
+                    raise IntegrityError(f"{key}: the bytes do not match their checksum {crc32c:08x}")
                 return self._place(temporary, path, if_absent=if_absent)
             finally:
                 temporary.unlink(missing_ok=True)
@@ -85,7 +85,7 @@ class FileStore:
         with self._errors(key), self._path(key).open("rb") as file:
             content = file.read(size_max + 1)
         if len(content) > size_max:
-            raise IntegrityError(f"{key} has more than the {size_max} bytes that it may have")
+            raise IntegrityError(f"{key} has more than the limit of {size_max} bytes")
         return content
 
     def stat(self, key: str) -> ObjectInfo | None:
@@ -144,7 +144,7 @@ class FileStore:
             except FileExistsError:
                 # A link whose answer was lost on the way is sent again by an NFS client and meets itself.
                 return path.samefile(temporary)
-            except FileNotFoundError:  # somebody's deletion took the empty directory away
+            except FileNotFoundError:  # a concurrent deletion removed the empty directory
                 continue
             _sync(path.parent)
             return True
@@ -207,7 +207,7 @@ class FileStore:
         if error.errno in _ABSENT:
             if not self._root.parent.is_dir():
                 return Unavailable(f"{self._root.parent} is not there: is the file system of {self.url} mounted?")
-            return NotFound(f"there is no {key} in {self.url}")
+            return NotFound(f"{key} does not exist in {self.url}")
         return Unavailable(f"{self.url} fails with {key}: {error}")
 
 
@@ -236,7 +236,7 @@ def _sweep(incoming: Path, now: float) -> None:
         try:
             if now - left.stat().st_mtime > ABANDONED_S:
                 left.unlink()
-        except FileNotFoundError:  # its writer is done, or somebody else sweeps too
+        except FileNotFoundError:  # its writer has finished, or another process sweeps too
             continue
 
 

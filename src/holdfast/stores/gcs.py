@@ -62,9 +62,11 @@ class GcsOptions:
     timeout_s: float = 20.0
     deadline_s: float = 120.0
     streams: int = 4  # for large downloads, and as many for large uploads
-    range_bytes: int = 64 << 20  # what is larger is read in parallel ranges
-    small_bytes: int = 4 << 20  # what is smaller is stored by the library, in one request
-    composed_bytes: int = 2 << 30  # what is larger is stored in parts, in parallel: one stream would take 10 s and more
+    range_bytes: int = 64 << 20  # larger objects are read in parallel ranges
+    small_bytes: int = 4 << 20  # smaller objects are stored by the library, in one request
+    composed_bytes: int = (
+        2 << 30
+    )  # larger objects are stored as parallel parts, because one stream would take 10 s or more
     part_bytes: int = 64 << 20  # at least
 
 
@@ -72,7 +74,7 @@ class GcsStore:
     """Objects of one bucket below `prefix`."""
 
     def __init__(self, bucket: str, prefix: str = "", options: GcsOptions | None = None) -> None:
-        """Raises InvalidSpec when there are no credentials."""
+        """Raises InvalidSpec if there are no credentials."""
         self._name = bucket
         self._prefix = f"{prefix}/" if prefix else ""
         self._options = options or GcsOptions()
@@ -116,7 +118,7 @@ class GcsStore:
         self, key: str, views: list[memoryview], crc32c: int, if_absent: bool, token: str, pace: Pace
     ) -> bool:
         if of_parts(views) != crc32c:
-            raise IntegrityError(f"{key}: the bytes to be stored are not what their checksum {crc32c:08x} says")
+            raise IntegrityError(f"{key}: the bytes do not match their checksum {crc32c:08x}")
         content = b"".join(views)
         pace(len(content))
         blob = self._blob(key)
@@ -218,13 +220,13 @@ class GcsStore:
         with self._errors(key), self._http.receive(self._media(key), {}) as response:
             size = _length(response)
             if size > size_max:
-                raise IntegrityError(f"{key} has {size} bytes, more than the {size_max} that it may have")
+                raise IntegrityError(f"{key} has {size} bytes, more than the limit of {size_max}")
             content = bytearray(size)
             for _ in fill(response, memoryview(content)):
                 pass
             stated = [item for item in (response.headers.get("X-Goog-Hash") or "").split(",") if "crc32c=" in item]
         if stated and stated[0].strip() != f"crc32c={encode_crc(checksum(memoryview(content)))}":
-            raise Transient("the bytes that arrived are not what their checksum says")
+            raise Transient("the received bytes do not match their checksum")
         return bytes(content)
 
     def stat(self, key: str) -> ObjectInfo | None:
@@ -288,7 +290,7 @@ class GcsStore:
     def _absent(self, key: str, said: str) -> Exception:
         if "bucket does not exist" in said:
             return InvalidSpec("store", self.url, "a bucket that exists")
-        return NotFound(f"there is no {key} in {self.url}")
+        return NotFound(f"{key} does not exist in {self.url}")
 
     def _refused(self, error: Exception) -> Exception:
         if "CRC32C" in str(error):

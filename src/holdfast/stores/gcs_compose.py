@@ -52,7 +52,7 @@ class Composer:
         try:
             sums = self._upload_parts(parts, pace)
             if encode_crc(combine(sums)) != what.crc32c:
-                raise IntegrityError(f"{what.name}: the bytes to be stored are not what their checksum says")
+                raise IntegrityError(f"{what.name}: the bytes do not match their checksum")
             return self._compose(what, parts)
         finally:
             self._clear_away(parts)
@@ -118,7 +118,7 @@ class Composer:
 
 
 def split(parts: Sequence[memoryview], part_bytes_min: int) -> list[tuple[memoryview, ...]]:
-    """Equal shares of the concatenation, at most `PARTS_MAX`, none but the last shorter than `part_bytes_min`."""
+    """Divide the concatenation into at most `PARTS_MAX` equal parts; only the last may be shorter than `part_bytes_min`."""
     size = max(-(-sum(map(len, parts)) // PARTS_MAX), part_bytes_min)
     shares: list[tuple[memoryview, ...]] = []
     share: list[memoryview] = []

@@ -20,7 +20,7 @@ from holdfast.stores.patience import Transient
 
 READ_BYTES = 1 << 20
 IDLE_CONNECTIONS_MAX = 16
-IDLE_S_MAX = 20.0  # servers close what idles longer, and only a broken request would tell
+IDLE_S_MAX = 20.0  # servers close connections that are idle for longer
 ERROR_BYTES_MAX = 4 << 10
 RETRY_AFTER_S_MAX = 30.0
 
@@ -31,7 +31,7 @@ Authorize = Callable[[str, str, dict[str, str]], None]  # method, URL, headers t
 
 
 class Status(Exception):
-    """An answer that says no, and will say so again. The caller knows what it means for what was asked."""
+    """A permanent error status. The caller interprets it."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(f"HTTP {status}: {why}")

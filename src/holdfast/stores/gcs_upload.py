@@ -42,7 +42,7 @@ class Upload:
 
 
 def upload(http: Connections, what: Upload, patience: Patience, pace: Pace) -> bool:
-    """False when the object was there already. Raises Unavailable; Status for what the server will not have."""
+    """Upload. Returns False if the object existed already. Raises Unavailable; Status if the server rejects the upload."""
     doing = f"writing {what.name} to gs://{what.bucket}"
     session = ""
     persisted = 0
@@ -84,7 +84,7 @@ def _begin(http: Connections, what: Upload) -> str:
     answer = http.send("POST", path, headers, (resource,), len(resource))
     location = _header(answer, "Location")
     if not location:
-        raise Transient("the server opened an upload and did not say where")
+        raise Transient("the server opened an upload without a location")
     parts = urlsplit(location)
     return f"{parts.path}?{parts.query}"
 
@@ -102,7 +102,7 @@ def _send(http: Connections, session: str, what: Upload, start: int, pace: Pace)
     headers = {"Content-Range": f"bytes {start}-{what.size - 1}/{what.size}"}
     answer = http.send("PUT", session, headers, _pieces(what.parts, start, pace), what.size - start)
     if answer.status == _INCOMPLETE:
-        raise Transient("the server took only a part of the upload")
+        raise Transient("the server accepted only a part of the upload")
 
 
 def _pieces(parts: tuple[memoryview, ...], start: int, pace: Pace) -> Iterator[memoryview]:

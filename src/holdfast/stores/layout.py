@@ -112,7 +112,7 @@ def _checksum_of_spans(manifest: Manifest, *, tensors: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RankEntry:
-    """One rank's share of a checkpoint. Keys are whole: relative to the store, not to the step."""
+    """One rank's objects of a checkpoint. Keys are relative to the store, not to the step."""
 
     rank: int
     size: int  # bytes of the shard file
@@ -188,17 +188,17 @@ class CheckpointManifest:
     def entry(self, rank: int) -> RankEntry:
         """Raises NotFound for a rank that the mesh does not have."""
         if not 0 <= rank < len(self.ranks):
-            raise NotFound(f"step {self.step} was saved by {len(self.ranks)} ranks: there is no rank {rank}")
+            raise NotFound(f"the checkpoint of step {self.step} has ranks 0 to {len(self.ranks) - 1}, no rank {rank}")
         return self.ranks[rank]
 
     def rank_manifest(self, rank: int, raw: bytes) -> Manifest:
         """A rank's manifest from the bytes under its key. Raises IntegrityError when it is not the one that was vouched for."""
         entry = self.entry(rank)
         if crc32c(raw) != entry.manifest_crc32c:
-            raise IntegrityError(f"{entry.manifest} is not what {self.key} says: its checksum differs")
+            raise IntegrityError(f"{entry.manifest} does not match {self.key}: its checksum differs")
         manifest = Manifest.decode(raw)
         if _entry(manifest, raw) != entry or (manifest.job, manifest.step) != (self.job, self.step):
-            raise IntegrityError(f"{entry.manifest} is not what {self.key} says")
+            raise IntegrityError(f"{entry.manifest} does not match {self.key}")
         return manifest
 
     # ------------------------------------------------------------ bytes
@@ -268,7 +268,7 @@ def _entry(manifest: Manifest, raw: bytes) -> RankEntry:
 
 @dataclass(frozen=True, slots=True)
 class StepObjects:
-    """What a listing says of one step: complete or not, whose manifests are there, and when it was last added to."""
+    """One step in a listing: whether it is complete, which ranks have manifests, and the time of the last object."""
 
     attempt: int
     step: int
@@ -278,7 +278,7 @@ class StepObjects:
     size: int  # bytes
     updated_at: float  # Unix s, by the store's clock
     keys: tuple[str, ...] = field(repr=False)
-    damaged: tuple[int, ...] = ()  # ranks whose share was found damaged
+    damaged: tuple[int, ...] = ()  # ranks with a damage marker
 
     @property
     def restorable(self) -> bool:
@@ -286,9 +286,9 @@ class StepObjects:
 
     @property
     def damage(self) -> str:
-        """In words; empty when nothing is known."""
+        """Describe the damage; empty if there is no marker."""
         ranks = ", ".join(map(str, self.damaged[:RANKS_SHOWN_MAX])) + (" …" if self.damaged[RANKS_SHOWN_MAX:] else "")
-        return f"the share of rank {ranks} was found damaged" if self.damaged else ""
+        return f"the shard of rank {ranks} is damaged" if self.damaged else ""
 
 
 def survey(store: ObjectStore, job: str) -> list[StepObjects]:
@@ -306,7 +306,8 @@ def steps(store: ObjectStore, job: str) -> list[tuple[int, int]]:
 
 
 def load(store: ObjectStore, job: str, attempt: int, step: int) -> CheckpointManifest:
-    """Raises NotFound when there is no such complete checkpoint, IntegrityError, IncompatibleVersion, Unavailable."""
+    """Load a manifest. Raises NotFound if there is no such complete checkpoint, IntegrityError, IncompatibleVersion,
+    Unavailable."""
     key = manifest_key(job, attempt, step)
     checkpoint = CheckpointManifest.decode(store.read(key, CHECKPOINT_MANIFEST_BYTES_MAX))
     if (checkpoint.job, checkpoint.attempt, checkpoint.step) != (job, attempt, step):
@@ -320,7 +321,8 @@ def load_rank(store: ObjectStore, checkpoint: CheckpointManifest, rank: int) -> 
 
 
 def delete_step(store: ObjectStore, job: str, attempt: int, step: int) -> None:
-    """Everything of one step, the manifest first: cut short anywhere, what remains is no checkpoint. Raises Unavailable.
+    """Delete all objects of one step, the manifest first, so that an interrupted deletion leaves no checkpoint. Raises
+    Unavailable.
 
     The ranks' manifests go next, so that nobody can find the set whole and complete it again, and the manifest once more at
     the end, for somebody who had found it whole just before.
@@ -333,14 +335,14 @@ def delete_step(store: ObjectStore, job: str, attempt: int, step: int) -> None:
 
 
 def jobs(store: ObjectStore) -> list[str]:
-    """Every job that has an object in the store. Goes through the whole listing. Raises Unavailable."""
+    """Return all jobs with objects in the store. Reads the complete listing. Raises Unavailable."""
     return sorted({found.key.split("/")[0] for found in store.list("") if _STEP.fullmatch(_directory(found.key))})
 
 
 def _objects_of(store: ObjectStore, job: str) -> Iterator[tuple[tuple[int, int], ObjectInfo]]:
     for found in store.list(f"{job}/"):
         directory = _STEP.fullmatch(_directory(found.key))
-        if directory and found.key.count("/") == 2:  # whatever else lies in the bucket is none of ours
+        if directory and found.key.count("/") == 2:  # other objects in the bucket are ignored
             yield (int(directory[1]), int(directory[2])), found
 
 

@@ -12,7 +12,7 @@ from holdfast.domain.errors import HoldfastError, IntegrityError, NotFound, OutO
 from holdfast.stores.checksum import crc32c as checksum
 from holdfast.stores.protocol import ObjectInfo, Pace, check_key, unpaced
 
-PIECE_BYTES = 1 << 20  # what is paced at a time
+PIECE_BYTES = 1 << 20  # unit of the rate limit
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class InMemory:
         content = b"".join(_paced(parts, pace))
         with self._lock:
             if checksum(content) != crc32c:
-                raise IntegrityError(f"{key}: the bytes sent are not what their checksum {crc32c:08x} says")
+                raise IntegrityError(f"{key}: the bytes do not match their checksum {crc32c:08x}")
             absent = not (if_absent and key in self._objects)
             if absent:
                 self._make_room(key, len(content))
@@ -105,7 +105,7 @@ class InMemory:
         self._leave("delete", key)
 
     def close(self) -> None:
-        """Nothing to give up: what is stored stays."""
+        """No-op: stored objects remain."""
 
     # ------------------------------------------------------------ what goes wrong
 
@@ -114,7 +114,7 @@ class InMemory:
         self.faults.append(Fault(error or Unavailable("HTTP 503: try again later"), **which))  # type: ignore[arg-type]
 
     def rot(self, key: str, offset: int) -> None:
-        """Flip a bit of what is stored; its metadata goes on saying what was."""
+        """Flip a bit of a stored object without changing its metadata."""
         content, info = self._objects[key]
         changed = bytearray(content)
         changed[offset] ^= 1
@@ -148,7 +148,7 @@ class InMemory:
     def _content(self, key: str) -> bytes:
         with self._lock:
             if key not in self._objects:
-                raise NotFound(f"there is no {key} in {self.url}")
+                raise NotFound(f"{key} does not exist in {self.url}")
             return self._objects[key][0]
 
     def _make_room(self, key: str, nbytes: int) -> None:

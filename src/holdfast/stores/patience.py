@@ -13,7 +13,7 @@ DELAY_S_MAX = 8.0
 
 
 class Transient(Exception):
-    """It may work the next time: 429, 5xx, a timeout, a broken stream. Never leaves this package. Says what was seen."""
+    """A transient failure: 429, 5xx, a timeout, a broken stream. Never leaves this package."""
 
     def __init__(self, why: str, *, retry_after_s: float = 0.0) -> None:
         super().__init__(why)
@@ -55,5 +55,5 @@ class Patience:
             self._failing_since = now
         failing_s = now - self._failing_since
         if failing_s + delay_s > self._deadline_s:
-            raise Unavailable(f"{what}: given up after {failing_s:.1f} s of failures; the last: {error}")
+            raise Unavailable(f"{what} failed for {failing_s:.1f} s; the last error: {error}")
         self._sleep(delay_s)

@@ -54,11 +54,10 @@ class ObjectStore(Protocol):
         if_absent: bool = False,
         pace: Pace = unpaced,
     ) -> bool:
-        """Store the concatenated `parts`, verified end to end against their CRC-32C; replaces what was there.
+        """Store the concatenated `parts`, verified end to end against their CRC-32C; replaces an existing object.
 
-        With `if_absent`, False says that an object of that key is there already and was left as it is: of several writers
-        exactly one gets True. Raises IntegrityError when the parts are not what `crc32c` says, OutOfSpace, Unavailable.
-        """
+        With `if_absent`, returns False if the key exists, and leaves the object unchanged; exactly one of several writers gets
+        True. Raises IntegrityError if the parts do not match `crc32c`, OutOfSpace, Unavailable."""
 
     def read_into(self, key: str, target: memoryview, offset: int = 0) -> None:
         """Fill `target` with the object's bytes from `offset` on, straight into it.
@@ -68,7 +67,7 @@ class ObjectStore(Protocol):
         """
 
     def read(self, key: str, size_max: int) -> bytes:
-        """A small object, whole. Raises NotFound, IntegrityError when it is larger than `size_max`, Unavailable."""
+        """Read a small object. Raises NotFound, IntegrityError if it is larger than `size_max`, Unavailable."""
 
     def stat(self, key: str) -> ObjectInfo | None:
         """None = no such object. Raises Unavailable."""
@@ -77,7 +76,7 @@ class ObjectStore(Protocol):
         """Every object whose key starts with `prefix`, in the order of keys. Raises Unavailable."""
 
     def delete(self, key: str) -> None:
-        """Remove the object; nothing happens when there is none. Raises Unavailable."""
+        """Delete the object if it exists. Raises Unavailable."""
 
     def close(self) -> None:
         """Give up connections. Safe to call twice."""

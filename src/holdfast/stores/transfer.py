@@ -55,15 +55,15 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """An object that is not what the checkpoint says, or not there."""
+    """An object that does not match the checkpoint, or is missing."""
 
     key: str
     problem: str
-    rank: int  # in whose share it was found
+    rank: int  # whose shard contains it
 
 
 def pieces(entry: RankEntry, manifest: Manifest) -> Iterator[Piece]:
-    """The whole shard file of one rank, as ranges of its objects."""
+    """The shard file of one rank, as ranges of its objects."""
     spans = list(zip(manifest.spans, manifest.span_crc32c, strict=True))
     header = [each for each in spans if each[0].offset < PAGE]
     tensors = [each for each in spans if PAGE <= each[0].offset < manifest.tensors_end]
@@ -101,11 +101,10 @@ def verify(
     *,
     ranks: Collection[int] | None = None,
 ) -> Iterator[Damage]:
-    """Read every byte and compare it with the checksums; what replicas share is read once. Raises Unavailable.
+    """Read every byte and compare checksums; objects that replicas have in common are read once. Raises Unavailable.
 
-    With `ranks` only the share of these: what is their own, and the tensors that none before them has. The shares of all
-    nodes are the whole, and nothing is in two of them.
-    """
+    With `ranks`, only their own objects, and the tensors that no lower rank has. The ranks of all nodes together cover every
+    object once."""
     buffer = memoryview(bytearray(PIECE_BYTES))
     first = {entry.tensors: entry.rank for entry in reversed(checkpoint.ranks)}
     seen: set[Piece] = set()
@@ -119,7 +118,7 @@ def verify(
             continue
         damaged: set[str] = set()
         for piece in pieces(entry, manifest):
-            if piece in seen or piece.key in damaged:  # one line per object says enough
+            if piece in seen or piece.key in damaged:  # one line per object suffices
                 continue
             if ranks is not None and piece.key == entry.tensors and first[piece.key] != entry.rank:
                 continue
@@ -162,11 +161,10 @@ def fetch(
     directory: Path,
     progress: Progress = quiet,
 ) -> list[Path]:
-    """Bring these ranks' shards back as files below `directory`, each with its manifest beside it, verified and durable.
+    """Download these ranks' shards as files below `directory`, each with its manifest, verified and durable.
 
-    What replicas share is downloaded once. Raises NotFound, IntegrityError, OutOfSpace, Unavailable; a shard is there whole
-    or not at all then.
-    """
+    Objects that replicas have in common are downloaded once. Raises NotFound, IntegrityError, OutOfSpace, Unavailable; a shard
+    is there whole or not at all then."""
     paths: list[Path] = []
     at_home: dict[str, Path] = {}
     for rank in ranks:
@@ -204,7 +202,7 @@ def _fetch_one(
 
 
 def _copied(twin: Path, piece: Piece, target: memoryview) -> bool:
-    """Take a piece from a shard that was fetched just now. False when it is not what it was: the store has it."""
+    """Copy a piece from a shard that was just fetched. Returns False if it has changed; then the store has it."""
     with twin.open("rb", buffering=0) as file:
         file.seek(piece.at)
         if file.readinto(target) != piece.size:

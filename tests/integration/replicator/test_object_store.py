@@ -74,7 +74,7 @@ def test_a_step_that_was_asked_for_goes_whatever_the_interval_says_and_whoever_w
         save_both(a, b, 30, images)
         a.wait_stored(30, 10)
         b.wait_stored(30, 10)
-        with pytest.raises(grpc.RpcError, match="not what is served here"):
+        with pytest.raises(grpc.RpcError, match="is not the current one on this node"):
             a.archive(40, generation=2)
 
 

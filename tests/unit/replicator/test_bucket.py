@@ -152,7 +152,7 @@ def test_a_step_is_complete_only_with_every_object_in_full(bucket: Bucket, store
     upload(bucket, images, 2)
     rest = layout.rest_key(JOB, ShardKey(1, 20, 2))
     store.delete(rest)
-    with pytest.raises(IntegrityError, match="rank 2 in step 20 is not whole"):
+    with pytest.raises(IntegrityError, match="rank 2 in step 20 is not complete"):
         bucket.complete(1, 20, 3)
     assert layout.steps(store, JOB) == []
 
@@ -261,7 +261,7 @@ def test_a_damage_is_marked_beside_the_manifest_until_it_is_mended(
     assert bucket.mark(damage, 1, 20)
     found = bucket.survey((), newest=3)
     assert [(step.complete, step.damaged) for step in found.steps] == [(False, True)]
-    assert found.stored[1, 20].damage == "the share of rank 0 was found damaged"
+    assert found.stored[1, 20].damage == "the shard of rank 0 is damaged"
     assert layout.steps(store, JOB) == []
     assert not bucket.unmark(ShardKey(1, 20, 1)), "nobody has said anything of that one"
     bucket.repair_object(images.open(JOB, KEY), damage.key, unpaced)
@@ -285,7 +285,7 @@ def test_a_cancelled_fetch_reads_no_further(
     cancelled = threading.Event()
     store.before = lambda operation, _: cancelled.set() if operation == "read_into" else None
     store.calls.clear()
-    with pytest.raises(Unavailable, match="given up"):
+    with pytest.raises(Unavailable, match="was cancelled"):
         bucket.fetch(manifest, inbox, None, cancelled=cancelled)
     asked = sum(operation == "read_into" for operation, _ in store.calls)
     assert 1 <= asked <= READ_STREAMS + 1, "what was under way, and nothing after it"

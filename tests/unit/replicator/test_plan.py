@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from holdfast.domain.generations import ShardKey
 from holdfast.replicator.plan import BACKLOG_STEPS_MAX, plan
-from holdfast.replicator.view import CopyToDisk, Delete, FreeImages, Held, Push, Store, View, checkpoint_id
+from holdfast.replicator.view import CopyToDisk, Delete, FreeImages, Held, Push, Store, View, id_of
 
 
 def image(step: int, rank: int = 0, attempt: int = 1) -> Held:
@@ -253,8 +253,8 @@ def test_whatever_is_held_the_newest_of_every_living_rank_stays(
     assert all(each.store is not Store.IMAGE for each in gone)
     left = held - gone
     for rank in range(4):
-        before = [checkpoint_id(h.key) for h in held if h.key.rank == rank and h.store is Store.DISK]
-        after = [checkpoint_id(h.key) for h in left if h.key.rank == rank and h.store is Store.DISK]
+        before = [id_of(h.key) for h in held if h.key.rank == rank and h.store is Store.DISK]
+        after = [id_of(h.key) for h in left if h.key.rank == rank and h.store is Store.DISK]
         living = [a for a in before if not (a[0] < attempt and (restored is None or a > restored))]
         if living:
             assert max(living) in after, "the newest living step of a rank must stay"
@@ -281,7 +281,7 @@ class Retention(RuleBasedStateMachine):
 
     def view(self) -> View:
         held = [Held(Store.IMAGE, key) for keys in self.memory.values() for key in keys]
-        held += [Held(Store.DISK, key) for key in sorted(self.disk, key=lambda key: (checkpoint_id(key), key.rank))]
+        held += [Held(Store.DISK, key) for key in sorted(self.disk, key=lambda key: (id_of(key), key.rank))]
         return View(self.attempt, (0, 1), 2, 2, self.peers, tuple(held), self.restored, frozenset(self.pushed))
 
     @rule(missed=st.sampled_from([None, None, None, 0, 1]))
@@ -308,7 +308,7 @@ class Retention(RuleBasedStateMachine):
                 raise AssertionError(f"{key} must not be deleted from {store}")
 
     def whole(self) -> list[tuple[int, int]]:
-        first, second = ({checkpoint_id(key) for key in self.disk if key.rank == rank} for rank in (0, 1))
+        first, second = ({id_of(key) for key in self.disk if key.rank == rank} for rank in (0, 1))
         return sorted(first & second)
 
     @precondition(lambda self: self.whole())

@@ -44,7 +44,7 @@ def test_waits_longer_each_time_and_not_for_ever() -> None:
         while True:
             patience.failed(Transient("HTTP 503"), "reading x")
 
-    with pytest.raises(Unavailable, match=r"reading x: given up after 5\d\.\d s of failures; the last: HTTP 503"):
+    with pytest.raises(Unavailable, match=r"reading x failed for 5\d\.\d s; the last error: HTTP 503"):
         for_ever()
     assert time.now_s <= 60.0
     assert all(

@@ -138,4 +138,4 @@ def test_a_full_disk_is_said_and_no_more(
     cache.save()
     cache.close()
     assert list(tmp_path.iterdir()) == []
-    assert "the compile cache is not kept" in caplog.text
+    assert "the compile cache is not stored" in caplog.text

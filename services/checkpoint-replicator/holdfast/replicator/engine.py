@@ -33,7 +33,7 @@ from holdfast.replicator.tiers import Damaged, Tier
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.tiers.images import ImageTier
 from holdfast.replicator.tiers.pending_commit import PendingCommit
-from holdfast.replicator.view import Held, Store, checkpoint_id, is_kept
+from holdfast.replicator.view import Held, Store, id_of, is_kept
 from holdfast.shards import Manifest
 from holdfast.shards.opening import move_aside
 
@@ -123,7 +123,9 @@ class Engine:
         """Raises Conflict when another generation than the one that saves it is served here."""
         job = self.jobs.get(request.job)
         if job is None or job.config is None or job.config.generation != request.generation:
-            raise Conflict(f"generation {request.generation} of job {request.job!r} is not what is served here")
+            raise Conflict(
+                f"generation {request.generation} of job {request.job!r} is not the current one on this node"
+            )
         job.archive.ask(job.config.attempt, request.step)
         self.notify()
         await self.remember(job)
@@ -137,7 +139,7 @@ class Engine:
             await self.remember(job)
 
     async def remember(self, job: Job) -> None:
-        """Write down what the next life of this process has to know. A full disk must not stop a restore."""
+        """Store the job's state for the next start of this process. A full disk does not stop a restore."""
         if job.config is None:
             return
         try:
@@ -169,8 +171,8 @@ class Engine:
             return
         if needed := sorted(step for step in set(request.steps) if job.needs(step)):
             raise Conflict(f"job {job.name} is not over, and may need step {needed[0][1]} (attempt {needed[0][0]})")
-        going = [held for held in job.held if checkpoint_id(held.key) in request.steps]
-        for held in going:  # first: nobody may be sent to a file that is about to go
+        going = [held for held in job.held if id_of(held.key) in request.steps]
+        for held in going:  # first, so that no reader is sent to a file that is being deleted
             job.drop(held)
         self.notify()
         await idle(job.name)
@@ -216,7 +218,7 @@ class Engine:
     # ------------------------------------------------------------ looking
 
     async def start(self) -> None:
-        """Sweep what a crash left half-written, then list what is there. Bytes are verified when they are handed out."""
+        """Delete incomplete files of a crash, then list the shards. Bytes are verified when they are restored."""
         names = {name for tier in self.tiers.in_order for name in tier.jobs()}
         for name in sorted(names):
             try:
@@ -372,9 +374,9 @@ class Engine:
     def _say_if_lost(self, job: Job, held: Held) -> None:
         """What an earlier submission left in memory alone, because the disk would not take it, and a worker wrote over."""
         view = job.view()
-        others = [checkpoint_id(each.key) for each in job.held if each.key.rank == held.key.rank]
-        newer = any(other >= checkpoint_id(held.key) and is_kept(view, other) for other in others)
-        if is_kept(view, checkpoint_id(held.key)) and not newer:
+        others = [id_of(each.key) for each in job.held if each.key.rank == held.key.rank]
+        newer = any(other >= id_of(held.key) and is_kept(view, other) for other in others)
+        if is_kept(view, id_of(held.key)) and not newer:
             log.error("checkpoint of an earlier run lost: it was in memory only", job=job.name, shard=label(held.key))
 
     async def _say_unwritten(self, job: Job) -> None:

@@ -19,7 +19,7 @@ from holdfast.replicator.kept import KeptSince
 from holdfast.replicator.tiers import OpenShard
 from holdfast.replicator.tiers.pending_commit import PendingCommit
 from holdfast.replicator.troubles import Troubles
-from holdfast.replicator.view import Held, Store, View, checkpoint_id
+from holdfast.replicator.view import Held, Store, View, id_of
 from holdfast.shards import Manifest
 from holdfast.shards.opening import move_aside, open_stored
 from holdfast.wire import records
@@ -117,7 +117,7 @@ class Job:
 
     def pin(self, shards: Mapping[Held, OpenShard]) -> None:
         """Hold these open until training has gone on; what an earlier answer handed out for another step is let go of."""
-        for held in [held for held in self.pins if held in shards or checkpoint_id(held.key) != self.restored]:
+        for held in [held for held in self.pins if held in shards or id_of(held.key) != self.restored]:
             self.pins.pop(held).close()
         self.pins.update(shards)
 
@@ -137,8 +137,7 @@ class Job:
         saved = self.tried | {
             held.key.rank
             for held in self.held
-            if held.key.attempt == self.config.attempt
-            and (self.restored is None or checkpoint_id(held.key) > self.restored)
+            if held.key.attempt == self.config.attempt and (self.restored is None or id_of(held.key) > self.restored)
         }
         if self.config.ranks and saved.issuperset(self.config.ranks):
             self.release_pins()

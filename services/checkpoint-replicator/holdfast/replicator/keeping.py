@@ -30,7 +30,7 @@ class Keeper:
         self._retention_s = retention_s
 
     async def run(self) -> None:
-        """Runs for ever."""
+        """Never returns."""
         while True:
             before = anyio.current_time()
             await anyio.sleep(

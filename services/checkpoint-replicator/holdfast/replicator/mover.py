@@ -82,7 +82,7 @@ class Mover:
         self._pauses: dict[_Lane, Backoff] = {}
 
     async def run(self) -> None:
-        """Runs for ever."""
+        """Never returns."""
         async with anyio.create_task_group() as tasks:
             while True:
                 changed = self._engine.changed
@@ -236,7 +236,7 @@ class Mover:
     async def _delete(self, job: Job, held: Held) -> None:
         if held.key in job.wanted or held in job.pins:
             return  # a restore wants it after all
-        job.drop(held)  # first: nobody may be sent to a file that is about to go
+        job.drop(held)  # first, so that no reader is sent to a file that is being deleted
         self._engine.notify()
         await self._engine.threads.background(self._engine.tiers[held.store].delete, job.name, held.key)
 

@@ -37,7 +37,7 @@ from holdfast.replicator.view import (
     Step,
     Store,
     View,
-    checkpoint_id,
+    id_of,
     is_abandoned,
     is_kept,
     whole_steps,
@@ -71,9 +71,7 @@ def _copies(view: View) -> list[Step]:
     in_memory = _newest_by_rank(replace(view, held=view.held + coming), (Store.IMAGE, Store.STAGED))
     on_disk = _newest_by_rank(view, (Store.DISK,))
     wanted = [
-        key
-        for rank, key in in_memory.items()
-        if (there := on_disk.get(rank)) is None or checkpoint_id(there) < checkpoint_id(key)
+        key for rank, key in in_memory.items() if (there := on_disk.get(rank)) is None or id_of(there) < id_of(key)
     ]
     newest: list[Step] = [CopyToDisk(key, "newest in memory, not yet on disk") for key in _newest_first(wanted)]
     return [*_copies_for_archive(view, wanted), *_copies_of_earlier(view, wanted), *newest]
@@ -81,18 +79,14 @@ def _copies(view: View) -> list[Step]:
 
 def _copies_of_earlier(view: View, wanted: list[ShardKey]) -> list[Step]:
     """What an earlier submission left in memory, whose images the new workers write over."""
-    if not any(is_kept(view, checkpoint_id(held.key)) for held in view.held):
+    if not any(is_kept(view, id_of(held.key)) for held in view.held):
         return []
     kept = replace(
-        view, held=tuple(held for held in view.held if is_kept(view, checkpoint_id(held.key))), restored=None, attempt=0
+        view, held=tuple(held for held in view.held if is_kept(view, id_of(held.key))), restored=None, attempt=0
     )
     on_disk = _newest_by_rank(kept, (Store.DISK,))
     in_memory = _newest_by_rank(kept, (Store.IMAGE, Store.STAGED))
-    late = [
-        key
-        for rank, key in in_memory.items()
-        if (there := on_disk.get(rank)) is None or checkpoint_id(there) < checkpoint_id(key)
-    ]
+    late = [key for rank, key in in_memory.items() if (there := on_disk.get(rank)) is None or id_of(there) < id_of(key)]
     why = "an earlier submission's newest in memory, not yet on disk"
     return [CopyToDisk(key, why) for key in _newest_first(late) if key not in wanted]
 
@@ -101,8 +95,8 @@ def _copies_for_archive(view: View, wanted: list[ShardKey]) -> list[Step]:
     """First what the object store takes of a step that is not the newest any more: the next save may overwrite it."""
     on_disk = {held.key for held in view.held if held.store is Store.DISK}
     mine = {held.key for held in view.held if held.store is Store.IMAGE and held.key.rank in view.ranks}
-    due = wanted_of(view, {checkpoint_id(key) for key in mine - on_disk})
-    late = [key for key in mine - on_disk if checkpoint_id(key) == due and key not in wanted]
+    due = wanted_of(view, {id_of(key) for key in mine - on_disk})
+    late = [key for key in mine - on_disk if id_of(key) == due and key not in wanted]
     return [CopyToDisk(key, "the object store takes it from the disk") for key in _newest_first(late)]
 
 
@@ -120,9 +114,9 @@ def _newest_by_rank(view: View, stores: tuple[Store, ...]) -> dict[int, ShardKey
     newest: dict[int, ShardKey] = {}
     for held in view.held:
         key = held.key
-        if held.store not in stores or (view.attempt and is_abandoned(view, checkpoint_id(key))):
+        if held.store not in stores or (view.attempt and is_abandoned(view, id_of(key))):
             continue
-        if key.rank not in newest or checkpoint_id(newest[key.rank]) < checkpoint_id(key):
+        if key.rank not in newest or id_of(newest[key.rank]) < id_of(key):
             newest[key.rank] = key
     return newest
 
@@ -142,10 +136,10 @@ def _disk_deletions(view: View) -> list[Step]:
     on_its_way = chosen(view)
     spared = _newest_abandoned(view, disk)
     steps: list[Step] = []
-    for key in sorted(disk, key=lambda key: (checkpoint_id(key), key.rank)):
-        if Held(Store.DISK, key) in view.pinned or (checkpoint_id(key) == on_its_way and key.rank in view.ranks):
+    for key in sorted(disk, key=lambda key: (id_of(key), key.rank)):
+        if Held(Store.DISK, key) in view.pinned or (id_of(key) == on_its_way and key.rank in view.ranks):
             continue
-        if is_kept(view, checkpoint_id(key)) or checkpoint_id(key) in spared:
+        if is_kept(view, id_of(key)) or id_of(key) in spared:
             continue
         if (reason := _superseded(view, key, disk, whole)) is not None:
             steps.append(Delete(Store.DISK, key, reason))
@@ -156,7 +150,7 @@ def _newest_abandoned(view: View, disk: list[ShardKey]) -> set[tuple[int, int]]:
     """What this submission gave up last: the user may know better which step was the good one."""
     if view.disk_full:
         return set()
-    mine = {checkpoint_id(key) for key in disk if checkpoint_id(key)[0] >= max(view.first_attempt, view.expired_before)}
+    mine = {id_of(key) for key in disk if id_of(key)[0] >= max(view.first_attempt, view.expired_before)}
     return set(sorted((each for each in mine if is_abandoned(view, each)), reverse=True)[: max(view.keep, KEEP_MIN)])
 
 
@@ -167,15 +161,11 @@ def _superseded(view: View, key: ShardKey, disk: list[ShardKey], whole: list[tup
         counted = whole  # a rank that no longer exists is measured by this node's own progress
     else:
         counted = sorted(
-            {
-                checkpoint_id(other)
-                for other in disk
-                if other.rank == key.rank and not is_abandoned(view, checkpoint_id(other))
-            }
+            {id_of(other) for other in disk if other.rank == key.rank and not is_abandoned(view, id_of(other))}
         )
-    newer = [step for step in counted if step > checkpoint_id(key)]
+    newer = [step for step in counted if step > id_of(key)]
     current = [step for step in counted if step[0] == view.attempt]
-    if is_abandoned(view, checkpoint_id(key)):
+    if is_abandoned(view, id_of(key)):
         return f"on an abandoned lineage; {len(current)} newer steps are complete" if len(current) >= keep else None
     if key.rank >= view.world_size and len(current) < keep:
         return None
@@ -191,11 +181,11 @@ def _others_may_need(view: View, key: ShardKey, counted: list[tuple[int, int]]) 
     told = view.saved_by_all
     if told is not None and is_abandoned(view, told):
         told = None
-    if told is not None and checkpoint_id(key) < told:
+    if told is not None and id_of(key) < told:
         return False
-    if checkpoint_id(key) in (told or view.restored or counted[0], view.restored):
+    if id_of(key) in (told or view.restored or counted[0], view.restored):
         return True
-    newer = sum(1 for step in counted if step > checkpoint_id(key))
+    newer = sum(1 for step in counted if step > id_of(key))
     return not view.disk_full and newer < max(view.keep, KEEP_MIN) + BACKLOG_STEPS_MAX
 
 
@@ -203,13 +193,12 @@ def _one_tier_further(view: View, key: ShardKey) -> bool:
     """Whether a newer step of this rank has reached the next tier."""
     if view.peers:
         return any(
-            pushed.rank == key.rank and checkpoint_id(pushed) > checkpoint_id(key) and peer in view.peers
+            pushed.rank == key.rank and id_of(pushed) > id_of(key) and peer in view.peers
             for pushed, peer in view.pushed
         )
     if view.archive is not None:
         return any(
-            step.complete and step.id > checkpoint_id(key) and not is_abandoned(view, step.id)
-            for step in view.archive.steps
+            step.complete and step.id > id_of(key) and not is_abandoned(view, step.id) for step in view.archive.steps
         )
     return True
 
@@ -221,14 +210,14 @@ def _staged_deletions(view: View) -> list[Step]:
     whole = whole_steps(view, (Store.DISK,))
     on_disk = {held.key for held in view.held if held.store is Store.DISK}
     steps: list[Step] = []
-    for held in sorted(view.held, key=lambda held: (checkpoint_id(held.key), held.key.rank)):
+    for held in sorted(view.held, key=lambda held: (id_of(held.key), held.key.rank)):
         if held.store is not Store.STAGED or held in view.pinned:
             continue
-        if is_kept(view, checkpoint_id(held.key)) or view.ended:
+        if is_kept(view, id_of(held.key)) or view.ended:
             if held.key in on_disk:
                 steps.append(Delete(Store.STAGED, held.key, "its workers have ended, and it is on disk"))
             continue
-        newer = [step for step in whole if step[0] == view.attempt and step > checkpoint_id(held.key)]
+        newer = [step for step in whole if step[0] == view.attempt and step > id_of(held.key)]
         if held.key.rank not in view.ranks:
             reason = _superseded_copy(view, held.key, newer)
         else:
@@ -241,13 +230,11 @@ def _staged_deletions(view: View) -> list[Step]:
 def _superseded_copy(view: View, key: ShardKey, newer: list[tuple[int, int]]) -> str | None:
     """Why another node's shard may leave memory; None when it may not. The newest one stays, although it is on disk, too: when
     its node is lost, it is restored from here. `newer`: steps that are complete on this node's disk."""
-    of_rank = [
-        held for held in view.held if held.key.rank == key.rank and not is_abandoned(view, checkpoint_id(held.key))
-    ]
-    on_disk = any(held.store is Store.DISK and checkpoint_id(held.key) >= checkpoint_id(key) for held in of_rank)
+    of_rank = [held for held in view.held if held.key.rank == key.rank and not is_abandoned(view, id_of(held.key))]
+    on_disk = any(held.store is Store.DISK and id_of(held.key) >= id_of(key) for held in of_rank)
     if not on_disk and not view.disk_takes_nothing:
         return None
-    if any(checkpoint_id(held.key) > checkpoint_id(key) for held in of_rank):
+    if any(id_of(held.key) > id_of(key) for held in of_rank):
         return "a copy, and a newer one has come"
     if on_disk and len(newer) >= COPY_STEPS_MAX:
         return "a copy on disk, too, and not renewed for some steps"
@@ -263,7 +250,5 @@ def images_may_go(view: View) -> bool:
     images = [held for held in view.held if held.store is Store.IMAGE]
     if not view.images_left or view.fresh or any(held in view.pinned for held in images):
         return False
-    on_disk = {
-        rank: checkpoint_id(key) for rank, key in _newest_by_rank(replace(view, attempt=0), (Store.DISK,)).items()
-    }
-    return all(on_disk.get(held.key.rank, (0, 0)) >= checkpoint_id(held.key) for held in images)
+    on_disk = {rank: id_of(key) for rank, key in _newest_by_rank(replace(view, attempt=0), (Store.DISK,)).items()}
+    return all(on_disk.get(held.key.rank, (0, 0)) >= id_of(held.key) for held in images)

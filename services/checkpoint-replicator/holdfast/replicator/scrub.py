@@ -49,7 +49,7 @@ class Scrubber:
         self._good_at: dict[_Due, float] = {}  # since when it is known to be good; verified when it was written
 
     async def run(self) -> None:
-        """Runs for ever."""
+        """Never returns."""
         while True:
             due, wait_s = self._next()
             if due is None:

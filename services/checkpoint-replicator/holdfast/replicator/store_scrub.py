@@ -38,7 +38,7 @@ class StoreScrubber:
         self._pace = pace
 
     async def run(self) -> None:
-        """Runs for ever."""
+        """Never returns."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._look_at_suspects)
             while True:  # what goes up is verified by the store itself, so the first look has time

@@ -183,7 +183,7 @@ def what(step: Step) -> str:
             assert_never(step)
 
 
-def checkpoint_id(key: ShardKey) -> tuple[int, int]:
+def id_of(key: ShardKey) -> tuple[int, int]:
     """Sorts shards of one rank, oldest first."""
     return (key.attempt, key.step)
 
@@ -205,7 +205,7 @@ def whole_steps(view: View, stores: tuple[Store, ...]) -> list[tuple[int, int]]:
     """Live steps of which every rank of this node is in these stores, oldest first."""
     ranks_at: dict[tuple[int, int], set[int]] = {}
     for held in view.held:
-        if held.store in stores and not is_abandoned(view, checkpoint_id(held.key)):
-            ranks_at.setdefault(checkpoint_id(held.key), set()).add(held.key.rank)
+        if held.store in stores and not is_abandoned(view, id_of(held.key)):
+            ranks_at.setdefault(id_of(held.key), set()).add(held.key.rank)
     mine = set(view.ranks)
     return sorted(step for step, ranks in ranks_at.items() if mine and mine <= ranks)

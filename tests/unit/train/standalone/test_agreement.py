@@ -99,7 +99,7 @@ def test_the_training_thread_waits_for_a_verdict_and_goes_on_when_none_comes(cap
     gate.due(1)
     assert gate.promise(Proposal(1, 2, leave=False))
     assert gate.due(2, timeout_s=0.01) is None
-    assert "no verdict" in caplog.text
+    assert "no agreement" in caplog.text
     assert gate.promise(Proposal(2, 3, leave=False))
     decider = threading.Timer(0.01, gate.decide, (2, True))
     decider.start()

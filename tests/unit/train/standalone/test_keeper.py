@@ -116,7 +116,7 @@ def test_a_write_that_fails_costs_that_checkpoint_and_no_other(
     for step in (10, 20, 30):
         save(mine, step)
     assert steps(tmp_path) == [30]
-    assert "step 10 of rank 0 is not on disk" in caplog.text
+    assert "step 10 of rank 0 not written to disk" in caplog.text
     assert "a bug" in caplog.text
     assert mine.close(TIMEOUT_S)
 
@@ -129,7 +129,7 @@ def test_an_image_that_was_overwritten_before_its_turn_is_passed_over(
     mine.offer(ShardKey(1, 9, 0), staged.path)
     assert mine.drain(TIMEOUT_S)
     assert steps(tmp_path) == []
-    assert "step 9 of rank 0 is not on disk" in caplog.text
+    assert "step 9 of rank 0 not written to disk" in caplog.text
     assert mine.close(TIMEOUT_S)
 
 
