@@ -80,7 +80,7 @@ class InMemory:
         self._enter("read", check_key(key))
         content = self._content(key)
         if len(content) > size_max:
-            raise IntegrityError(f"{key} has {len(content)} bytes, more than the {size_max} that it may have")
+            raise IntegrityError(f"{key} has {len(content)} bytes, more than the limit of {size_max}")
         self._leave("read", key)
         return content
 

@@ -56,7 +56,7 @@ def test_an_empty_object(store: ObjectStore) -> None:
 
 def test_a_small_read_is_bounded(store: ObjectStore) -> None:
     put(store, KEY, CONTENT)
-    with pytest.raises(IntegrityError, match="more than the 100"):
+    with pytest.raises(IntegrityError, match="more than the limit of 100"):
         store.read(KEY, 100)
 
 
