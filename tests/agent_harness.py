@@ -161,7 +161,9 @@ class ControlPlane:
     def signals(self, kind: type[S]) -> list[S]:
         return [signal for tick in list(self.ticks) for signal in tick.signals if isinstance(signal, kind)]
 
-    def wait_for(self, kind: type[R], matching: Callable[[R], bool] = lambda _: True, timeout_s: float = 20.0) -> R:
+    def wait_for(
+        self, kind: type[R], matching: Callable[[R], bool] = lambda _: True, timeout_s: float = START_TIMEOUT_S
+    ) -> R:
         return wait_until(
             lambda: next((r for r in self.all_of(kind) if matching(r)), None),
             description=f"a {kind.__name__}",
@@ -169,7 +171,7 @@ class ControlPlane:
         )
 
     def wait_for_signal(
-        self, kind: type[S], matching: Callable[[S], bool] = lambda _: True, timeout_s: float = 20.0
+        self, kind: type[S], matching: Callable[[S], bool] = lambda _: True, timeout_s: float = START_TIMEOUT_S
     ) -> S:
         return wait_until(
             lambda: next((s for s in self.signals(kind) if matching(s)), None),

@@ -143,7 +143,7 @@ class Reader:
         with anyio.fail_after(10):
             return await anext(self._batches)
 
-    async def take(self, count: int, *, timeout_s: float = 10.0) -> list[Delivery]:
+    async def take(self, count: int, *, timeout_s: float = 20.0) -> list[Delivery]:
         """At least `count` deliveries."""
         taken: list[Delivery] = []
         with anyio.fail_after(timeout_s):

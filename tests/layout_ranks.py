@@ -10,12 +10,10 @@ were made in and fill several buckets, so that DDP's buckets of the first step a
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -27,6 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from train_workers import elect, reserve_port
+from warm_processes import run_script
 
 import holdfast.train as hf
 from holdfast.domain import worker
@@ -58,16 +57,9 @@ class Outcome:
 
 def run(directory: Path, options: Options, *, saves: Sequence[int]) -> Outcome:
     """Raises AssertionError with the ranks' output when one of them fails."""
-    command = [sys.executable, __file__, str(directory), json.dumps(asdict(options)), json.dumps(saves)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    ) as ranks:
-        try:
-            said, _ = ranks.communicate(timeout=TIMEOUT_S)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(ranks.pid, signal.SIGKILL)  # a group of our own: ranks that wait for one that failed
-    assert ranks.returncode == 0, said
+    arguments = str(directory), json.dumps(asdict(options)), json.dumps(saves)
+    code, said = run_script(__file__, *arguments, timeout_s=TIMEOUT_S)
+    assert code == 0, said
     loaded = [
         [each for rank in range(_world(options, number)) for each in torch.load(_weights(directory, number, rank))]
         for number in range(len(saves))
@@ -89,8 +81,9 @@ def _weights(directory: Path, generation: int, rank: int) -> Path:
 
 def main(directory: Path, options: Options, saves: Sequence[int]) -> None:
     torch.set_num_threads(1)
-    if options.layout in ("fsdp2", "hsdp"):
-        importlib.import_module("torch.distributed.fsdp")  # once, for all ranks
+    # What torch imports at first use: once, for all ranks. The first optimizer of a process imports _dynamo.
+    for module in ("torch._dynamo", *(["torch.distributed.fsdp"] if options.layout in ("fsdp2", "hsdp") else [])):
+        importlib.import_module(module)
     for generation, save_at in enumerate(saves):
         mesh, world = _mesh(options, generation), _world(options, generation)
         restore = elect(directory, _mesh(options, generation - 1), target=mesh) if generation else {}

@@ -10,17 +10,17 @@ and writes what the whole state is to `whole.pt`; `restore` puts it together aga
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from warm_processes import run_script
 
 TIMEOUT_S = 100.0
 
@@ -36,16 +36,9 @@ class Phase:
 
 def run(directory: Path, *phases: Phase) -> None:
     """Raises AssertionError with the ranks' output when one of them fails."""
-    command = [sys.executable, __file__, str(directory), json.dumps([asdict(phase) for phase in phases])]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    ) as ranks:
-        try:
-            output, _ = ranks.communicate(timeout=TIMEOUT_S)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(ranks.pid, signal.SIGKILL)  # a group of our own: ranks that wait for one that failed
-    assert ranks.returncode == 0, output
+    phases_json = json.dumps([asdict(phase) for phase in phases])
+    code, output = run_script(__file__, str(directory), phases_json, timeout_s=TIMEOUT_S)
+    assert code == 0, output
 
 
 def main(directory: Path, phases: Sequence[Phase]) -> None:

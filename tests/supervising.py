@@ -13,7 +13,7 @@ import anyio
 import grpc
 import httpx
 from anyio.abc import TaskGroup
-from waiting import wait_until_async
+from waiting import TIMEOUT_S, wait_until_async
 
 from holdfast.agent.streams import write
 from holdfast.domain.errors import Unavailable
@@ -124,7 +124,7 @@ class Running:
     scope: anyio.CancelScope
 
     def client(self, **options: Any) -> httpx.AsyncClient:
-        return httpx.AsyncClient(base_url=self.api, timeout=10, **options)
+        return httpx.AsyncClient(base_url=self.api, timeout=TIMEOUT_S, **options)
 
     async def get(self, path: str) -> Any:
         async with self.client() as client:
@@ -344,7 +344,7 @@ def job_body(name: str = "gpt", nodes: int = 2, **changes: Any) -> dict[str, Any
     return {"name": name, "script": "/work/train.py", "nodes": nodes, **changes}
 
 
-async def until_phase(supervisor: Running, job: str, phase: str, *, timeout_s: float = 10) -> Any:
+async def until_phase(supervisor: Running, job: str, phase: str, *, timeout_s: float = TIMEOUT_S) -> Any:
     async def there() -> Any:
         async with supervisor.client() as client:
             answer = await client.get(f"/v1/jobs/{job}")

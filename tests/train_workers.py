@@ -1,5 +1,7 @@
 """Real training processes without an agent: this plays the agent's part of `holdfast.domain.worker`, nothing more.
 
+They are forks of one process that has imported torch, as an agent's workers are.
+
     with Workers(tmp_path, mesh={"dp": 2}, args=["--steps", "20"]) as workers:
         workers.wait_for("saved", step=10)
         workers.kill(1)
@@ -15,8 +17,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from waiting import wait_until
+from warm_processes import SCRIPTS, WarmProcess, warm
 
 from holdfast.domain import worker
 from holdfast.domain.mesh import Mesh
@@ -55,7 +56,7 @@ class Workers:
         self._listener = _Listener(directory / f"notes-{generation}", self.notes)
         self._port = reserve_port()
         self._controls: list[socket.socket] = []
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[WarmProcess] = []
         for rank in range(self.mesh.world_size):
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             environ = {
@@ -73,21 +74,20 @@ class Workers:
                 worker.ENV_IMAGES: str(directory / f"images-{rank}"),
                 worker.ENV_INTERVAL_STEPS: str(interval_steps),
                 worker.ENV_NOTES: str(self._listener.path),
-                worker.ENV_CONTROL_FD: str(theirs.fileno()),
             }
             if restore is not None:
                 environ[worker.ENV_RESTORE] = json.dumps(restore[rank])
                 environ[worker.ENV_PREVIOUS_MESH] = json.dumps(previous_mesh or mesh)
             with (self.logs / f"{rank}.log").open("wb") as log:
-                self._processes.append(
-                    subprocess.Popen(
-                        [sys.executable, str(script), *args],
-                        env=environ,
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                        pass_fds=[theirs.fileno()],
-                    )
+                started = warm(SCRIPTS).start(
+                    [str(script), *args],
+                    Path.cwd(),
+                    environ,
+                    log.fileno(),
+                    log.fileno(),
+                    **{worker.ENV_CONTROL_FD: theirs.fileno()},
                 )
+                self._processes.append(started)
             theirs.close()
             self._controls.append(ours)
 

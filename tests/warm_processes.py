@@ -1,4 +1,6 @@
-"""`holdfast` commands and services in forks of a process that has imported them: without half a second of imports each.
+"""`holdfast` commands, services and training scripts in forks of a process that has imported what they import.
+
+Half a second of CPU time is saved for a service, three for a script that uses torch.
 
 `Warm` belongs to the tests; this file run as a script is the process that forks.
 """
@@ -20,13 +22,17 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 REQUEST_BYTES_MAX = 64 << 10
+DESCRIPTORS_MAX = 4
 PR_SET_PDEATHSIG = 1
-COMMANDS = "holdfast"  # else the name of a service's package, as after `python -m`
+# What a process is warm for; else the name of a service's package, as after `python -m`.
+COMMANDS = "commands"
+SCRIPTS = "scripts"  # the first argument is the script
 
 
 class WarmProcess:
@@ -76,8 +82,8 @@ class Warm:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, __file__, what, str(theirs.fileno())],
-                # What modules ask for when they are imported: consoles their width, numpy how many threads it starts.
-                env={**environment, "COLUMNS": "120", "OPENBLAS_NUM_THREADS": "1"},
+                # What modules ask for when they are imported: consoles their width, numpy and torch how many threads to start.
+                env={**environment, "COLUMNS": "120", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -86,11 +92,23 @@ class Warm:
         self._asking = threading.Lock()
 
     def start(
-        self, arguments: Sequence[str], directory: Path, environment: Mapping[str, str], out: int, err: int
+        self,
+        arguments: Sequence[str],
+        directory: Path,
+        environment: Mapping[str, str],
+        out: int,
+        err: int,
+        **inherited: int,
     ) -> WarmProcess:
-        """`out`, `err`: descriptors, copied."""
-        request = {"arguments": list(arguments), "directory": str(directory), "environment": dict(environment)}
-        return WarmProcess(self._ask(request, out, err), lambda pid: self._ask({"wait": pid}))
+        """`out`, `err`: descriptors, copied. `inherited`: more of them, by the variable that tells their number there."""
+        request = {
+            "arguments": list(arguments),
+            "directory": str(directory),
+            "environment": dict(environment),
+            "inherited": list(inherited),
+        }
+        pid = self._ask(request, out, err, *inherited.values())
+        return WarmProcess(pid, lambda pid: self._ask({"wait": pid}))
 
     def __call__(
         self, arguments: Sequence[str], directory: Path, environment: Mapping[str, str], timeout_s: float
@@ -128,13 +146,26 @@ def warm(what: str) -> Warm:
     return made
 
 
+def run_script(*arguments: str, timeout_s: float) -> tuple[int, str]:
+    """Exit code and output of a script, which ends together with all that it has forked."""
+    with tempfile.TemporaryFile() as output:
+        process = warm(SCRIPTS).start(arguments, Path.cwd(), os.environ, output.fileno(), output.fileno())
+        try:
+            code = process.wait(timeout_s)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # ranks that wait for one that failed
+        output.seek(0)
+        return code, output.read().decode()
+
+
 # ---------------------------------------------------------------- the process that forks
 
 
 def _serve(requests: socket.socket) -> None:
     """Returns in a child, in the place that it wants; ends the process when nobody asks any more."""
     while True:
-        raw, descriptors, _, _ = socket.recv_fds(requests, REQUEST_BYTES_MAX, 2)
+        raw, descriptors, _, _ = socket.recv_fds(requests, REQUEST_BYTES_MAX, DESCRIPTORS_MAX)
         if not raw:
             sys.exit()
         request = json.loads(raw)
@@ -154,12 +185,13 @@ def _become(request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
     """The process that the command would be."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()
-    for descriptor, standard in zip(descriptors, (1, 2), strict=True):
+    for descriptor, standard in zip(descriptors[:2], (1, 2), strict=True):
         os.dup2(descriptor, standard)
         os.close(descriptor)
     os.chdir(request["directory"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    os.environ.update(zip(request["inherited"], map(str, descriptors[2:]), strict=True))
     sys.argv = ["holdfast", *request["arguments"]]
 
 
@@ -168,6 +200,10 @@ def _main(what: str, requests: socket.socket) -> None:
         from holdfast.cli import main
 
         main.application()  # with every subcommand
+    elif what == SCRIPTS:
+        from holdfast.train import template
+
+        template.prepare(preload=[], path=[])
     else:
         importlib.import_module(f"{what}.service")
     assert threading.active_count() == len(os.listdir("/proc/self/task")) == 1, "a process of one thread can be forked"
@@ -175,6 +211,10 @@ def _main(what: str, requests: socket.socket) -> None:
     _serve(requests)
     if what == COMMANDS:
         main.main()
+    elif what == SCRIPTS:
+        sys.argv.pop(0)
+        sys.path.insert(0, os.path.dirname(sys.argv[0]))
+        runpy.run_path(sys.argv[0], run_name="__main__")
     else:
         runpy.run_module(what, run_name="__main__", alter_sys=True)
 

@@ -25,7 +25,7 @@ from holdfast.log.protocol import Backlog, Commit, Entry, FencedLog
 
 pytestmark = pytest.mark.anyio
 
-WAKE_TIMEOUT_S = 5.0  # a fraction of the patient bench's waits
+WAKE_TIMEOUT_S = 15.0  # a fraction of the patient bench's waits
 PATIENCE_S = 30.0
 IN_A_NODE = 2  # entries of that size that Redis keeps together, and removes together
 
@@ -104,12 +104,12 @@ async def test_read_after_now_waits_for_news(log: FencedLog) -> None:
             await log.append("s", entry("new"))
 
         tasks.start_soon(write)
-        with anyio.fail_after(5):
-            assert names(await log.read("s", after="$", block_s=5)) == ["new"]
+        with anyio.fail_after(PATIENCE_S):
+            assert names(await log.read("s", after="$", block_s=PATIENCE_S)) == ["new"]
 
 
 async def test_read_gives_up_when_the_time_is_over(log: FencedLog) -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(PATIENCE_S):
         assert await log.read("s", block_s=3 * BLOCK_S) == []
 
 
@@ -136,7 +136,7 @@ async def test_two_consumers_share_a_stream(bench: Bench) -> None:
     readers = [Reader(bench.open(), "s", consumer=name, batch_max=10) for name in ("one", "two")]
     await log.append("s", *entries(200))
     shares: list[list[str]] = [[], []]
-    with anyio.fail_after(10):
+    with anyio.fail_after(PATIENCE_S):
         while sum(map(len, shares)) < 200:
             for share, reader in zip(shares, readers, strict=True):
                 batch = await reader.batch()
@@ -195,7 +195,7 @@ async def test_a_dead_consumers_entries_are_taken_over(hasty_bench: Bench) -> No
     heir = Reader(hasty_bench.open(), "s", consumer="heir")
     started = anyio.current_time()
     taken = await heir.take(3)
-    assert anyio.current_time() - started < 10 * RECLAIM_AFTER_S
+    assert anyio.current_time() - started < PATIENCE_S  # the patient bench would take five times that
     assert names(taken) == ["e0", "e1", "e2"]
     assert {delivery.deliveries for delivery in taken} == {2}
 
@@ -406,7 +406,7 @@ async def test_cancelling_a_waiting_consumer_loses_nothing(make_bench: Callable[
                     await reader.acknowledge(taken)
             assert scope.cancelled_caught
     reader = Reader(log, "s")
-    with anyio.fail_after(10):
+    with anyio.fail_after(PATIENCE_S):
         while len(seen) < 20:
             seen |= set(names(await reader.batch()))
     assert seen == {f"e{number}" for number in range(20)}

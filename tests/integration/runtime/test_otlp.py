@@ -97,7 +97,7 @@ telemetry.configure("holdfast-test")
 began = time.monotonic()
 for number in range(5000):
     telemetry.write(Span("incident", "holdfast-test", new_trace(str(number)), "", 1.0, 2.0))
-assert time.monotonic() - began < 5
+assert time.monotonic() - began < 30  # each that waited for the collector would take 0.2 s
 while len(failures) < 5:  # spans and metrics, again and again
     time.sleep(0.01)
 assert all(failures)

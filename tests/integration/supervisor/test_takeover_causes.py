@@ -45,7 +45,7 @@ async def resolved(supervisor: Running, count: int = 1) -> list[Any]:
         done = len(incidents) >= count and all(incident["state"] == "resolved" for incident in incidents)
         return incidents if done else None
 
-    return await wait_until_async(there, description=f"{count} resolved incidents", timeout_s=20)
+    return await wait_until_async(there, description=f"{count} resolved incidents", timeout_s=40)
 
 
 def assert_prepared_once(agents: list[PlayedAgent]) -> None:
@@ -153,7 +153,7 @@ async def test_a_new_supervisor_carries_on_from_what_was_committed(redis_url: st
             first.scope.cancel()
             began = anyio.current_time()
             second = await start_supervisor(tasks, tmp_path / "b", redis_log(redis_url), times=SLOW)
-            assert anyio.current_time() - began < QUICK.ttl_s + 5
+            assert anyio.current_time() - began < SLOW.ttl_s / 2
             for agent in agents:
                 agent.endpoints = [second.control]
             await wait_until_async(lambda: all(len(a.epochs) == 2 for a in agents), description="both agents to return")

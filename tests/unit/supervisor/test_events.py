@@ -90,4 +90,4 @@ async def test_an_open_stream_does_not_hold_up_the_end_of_the_service(tmp_path: 
             with pytest.raises(httpx.RemoteProtocolError):
                 async for _ in answer.aiter_lines():
                     pass
-            assert anyio.current_time() - began < 5
+            assert anyio.current_time() - began < 20

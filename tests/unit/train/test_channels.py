@@ -90,7 +90,7 @@ def test_an_agent_that_does_not_read_costs_notes_not_time(
         began = time.perf_counter()
         for step in range(1, 2001):
             say_step(notes, step)
-        assert time.perf_counter() - began < 2.0
+        assert time.perf_counter() - began < 20.0  # a note that waited for the agent would wait for ever
         assert 0 < notes.dropped < 2000
         assert len(caplog.records) == 1, "said once, then only counted"
 
