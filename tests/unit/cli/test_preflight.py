@@ -193,7 +193,7 @@ def test_doctor_says_when_the_configured_redis_fills_up(monkeypatch: pytest.Monk
         finally:
             client.config_set("maxmemory", before)
     assert (check.level, check.advice) == ("problem", durability.ROOM_ADVICE)
-    assert "once it is full nothing is decided, and training goes on" in check.found
+    assert "When it is full, no decisions are made; training continues" in check.found
 
 
 # ---------------------------------------------------------------- processes
