@@ -56,7 +56,7 @@ class SqliteStore:
         content = self._content(key)
         if len(content) > size_max:
             raise IntegrityError(
-                f"{self.url}: {key} has {len(content)} bytes, more than the {size_max} that it may have"
+                f"{self.url}: {key} has {len(content)} bytes, more than the limit of {size_max}"
             )
         return content
 
