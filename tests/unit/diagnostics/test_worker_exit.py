@@ -202,6 +202,21 @@ def test_another_failure_is_not_the_same(fleet: Fleet, step: int, error: WorkerE
     assert fleet.kinds() == [FindingKind.WORKER_EXCEPTION] * 2
 
 
+def test_a_cascading_error_in_the_same_line_is_no_second_node(fleet: Fleet) -> None:
+    """All ranks are in loss.backward(): the one fails by itself, the others because it has gone."""
+    own = WorkerError("RuntimeError", "view size is not compatible", BUG.frames)
+    cascading = WorkerError("RuntimeError", "[gloo/transport/tcp/pair.cc:525] Connection closed by peer", BUG.frames)
+    for generation in (1, 2):
+        if generation == 1:
+            fleet.exits(1, error=own)
+        else:
+            fails_again(fleet, generation=generation, step=fleet.ranks[1].step, error=own)
+        fleet.exits(2, error=cascading)
+    assert fleet.kinds() == [FindingKind.WORKER_EXCEPTION, FindingKind.REPEATED_EXCEPTION]
+    fails_again(fleet, generation=3, step=fleet.ranks[1].step, error=own)
+    assert fleet.found[-1].evidence["nodes"] == "1"
+
+
 def test_progress_beyond_the_failure_resets_it(fleet: Fleet) -> None:
     fleet.exits(1, error=BUG)
     fleet.stop()

@@ -156,7 +156,8 @@ class WorkerExit:
         generation.exited.add(exit_.rank)
         cause = cause_of(exit_)
         if generation.root is not None:
-            self._count_same_exception(state, generation.root, exit_)
+            if cause is Cause.OWN:
+                self._count_same_exception(state, generation.root, exit_)
             return self._correct(state, generation, exit_, cause, now, roster)
         if cause is Cause.OWN:
             return (self._found(state, generation, exit_, cause, "", now, roster),)
@@ -180,8 +181,8 @@ class WorkerExit:
                 generation.hold_until = min(generation.hold_until, now + self.hold_s)
 
     def _count_same_exception(self, state: ExitState, root: WorkerExited, exit_: WorkerExited) -> None:
-        """Count the node if its rank raised the same exception as the root. Crashes and device errors are not counted: they
-        spread from one rank to the next by themselves."""
+        """Count the node if its rank raised the same exception as the root. Crashes, device errors and collective errors are not
+        counted: they spread from one rank to the next by themselves, also in the line of the script that the root failed in."""
         if exit_.error is None or root.error is None or exit_.error.type != root.error.type:
             return
         if class_of(exit_.error) is ErrorClass.DEVICE:
