@@ -55,9 +55,7 @@ class SqliteStore:
     def read(self, key: str, size_max: int) -> bytes:
         content = self._content(key)
         if len(content) > size_max:
-            raise IntegrityError(
-                f"{self.url}: {key} has {len(content)} bytes, more than the limit of {size_max}"
-            )
+            raise IntegrityError(f"{self.url}: {key} has {len(content)} bytes, more than the limit of {size_max}")
         return content
 
     def stat(self, key: str) -> ObjectInfo | None:

@@ -181,7 +181,7 @@ class WorkerExit:
                 generation.hold_until = min(generation.hold_until, now + self.hold_s)
 
     def _count_same_exception(self, state: ExitState, root: WorkerExited, exit_: WorkerExited) -> None:
-        """Count the node if its rank raised the same exception as the root. Crashes, device errors and collective errors are not
+        """Count the node if its rank raised the same exception as the root. Crashes, device and collective errors are not
         counted: they spread from one rank to the next by themselves, also in the line of the script that the root failed in."""
         if exit_.error is None or root.error is None or exit_.error.type != root.error.type:
             return
