@@ -35,7 +35,7 @@ import anyio
 import redis
 
 from holdfast.domain.findings import Finding, FindingKind, Severity, StepRecord
-from holdfast.domain.generations import Generation, Placement, ShardKey, ShardRecord
+from holdfast.domain.generations import Generation, Placement, ShardKey, ShardRecord, Shards, rows_of
 from holdfast.domain.incidents import IncidentState
 from holdfast.domain.inventories import difference
 from holdfast.domain.job import CheckpointSpec, JobSpec, LaunchSpec
@@ -156,7 +156,7 @@ def shards(generation: Generation, step: int, own: Placement | None, peer: Place
 
 
 def _node(
-    name: str, zone: str, generation: Generation, placement: Placement | None, held: tuple[ShardRecord, ...]
+    name: str, zone: str, generation: Generation, placement: Placement | None, held: Sequence[ShardRecord]
 ) -> Node:
     facts = NodeFacts(
         name, f"{name}-1", f"{name}.cluster", "10.0.0.1", zone, RANKS, f"{name}:9000", 100, "/var/holdfast", "/dev/kmsg"
@@ -165,7 +165,7 @@ def _node(
     return Node(
         facts, True, NodeState.ACTIVE if mine else NodeState.SPARE, 1, _T0, last_seq=1, inventoried=True, known_since=_T0,
         holds={JOB: (generation.number,)} if mine else {},
-        inventory={JOB: held} if held else {},
+        inventory={JOB: Shards(rows_of(held))} if held else {},
         inventory_from={JOB: 1} if held else {},
         warmed=() if mine else (JOB,),
         workers=_workers(generation.number, placement.ranks) if placement is not None else (),

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -169,7 +169,7 @@ class Node:
         for message in self._stub.WatchInventory(pb.WatchInventoryRequest(job=job), timeout=TIMEOUT_S):
             yield wire.decode_inventory(message)
 
-    def watch(self, job: str = JOB) -> Iterator[tuple[ShardRecord, ...]]:
+    def watch(self, job: str = JOB) -> Iterator[Sequence[ShardRecord]]:
         for inventory in self.inventories(job):
             yield inventory.shards
 

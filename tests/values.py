@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import cache
 from types import NoneType, UnionType
@@ -115,6 +115,8 @@ def _composed(hint: Any, name: str) -> st.SearchStrategy[Any]:
         return st.lists(value_of(arguments[0], name), max_size=ROWS_MAX).map(tuple)
     if origin is tuple:
         return st.tuples(*[value_of(part, name) for part in arguments])
+    if origin is Sequence:
+        return st.lists(value_of(arguments[0], name), max_size=ROWS_MAX).map(tuple)
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return st.dictionaries(value_of(arguments[0]), value_of(arguments[1]), max_size=ROWS_MAX)
     raise TypeError(f"no strategy for {name} of type {hint}")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.agent.reports import Numbered, Reports
-from holdfast.domain.generations import ShardKey, ShardRecord, StoredStep
+from holdfast.domain.generations import ShardKey, ShardRecord, Shards, StoredStep, rows_of
 from holdfast.domain.inventories import changed, difference
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import NodeFacts
@@ -99,3 +99,13 @@ def test_a_difference_that_was_lost_is_noticed_and_one_that_comes_twice_is_harml
     assert known(fleet) == set(holding(5, 6, 7).shards)
     say(fleet, Inventory(JOB), seq + 7)
     assert known(fleet) == set()
+
+
+def test_an_inventory_in_rows_is_what_its_records_are() -> None:
+    records = holding(1, 2, 3).shards
+    shards = Shards(rows_of(records))
+    assert shards == records
+    assert records == shards == Shards(rows_of(shards))
+    assert shards != Shards(rows_of(records[1:]))
+    assert (len(shards), shards[0], shards[1:], hash(shards)) == (len(records), records[0], records[1:], hash(records))
+    assert Inventory("gpt", shards) == Inventory("gpt", records)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from holdfast.domain.generations import ShardPlace, ShardRecord
+from holdfast.domain.generations import ShardPlace, ShardRecord, Shards, rows_of
 from holdfast.domain.orders import Inventory
 
 
@@ -29,11 +29,11 @@ def difference(old: Inventory, new: Inventory, base: int) -> Inventory:
 def changed(held: Iterable[ShardRecord], difference: Inventory) -> Inventory:
     """The complete inventory, from the shards of the report that `difference` is based on. What the object store has is
     only named where it has changed."""
-    places = _by_place(held)
+    places = {(row[0], row[1], row[2], row[4]): row for row in rows_of(held)}  # by attempt, step, rank, tier
     for place in difference.gone:
-        places.pop(place, None)
-    places |= _by_place(difference.shards)
-    return Inventory(difference.job, tuple(places.values()), difference.stored)
+        places.pop((place.key.attempt, place.key.step, place.key.rank, place.tier), None)
+    places |= {(row[0], row[1], row[2], row[4]): row for row in rows_of(difference.shards)}
+    return Inventory(difference.job, Shards(places.values()), difference.stored)
 
 
 def _by_place(shards: Iterable[ShardRecord]) -> dict[ShardPlace, ShardRecord]:

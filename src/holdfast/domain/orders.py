@@ -7,6 +7,7 @@ highest it has seen. Reports are numbered per incarnation and sent again until a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from holdfast.domain.generations import Placement, RankRestore, ShardPlace, ShardRecord, ShardSource, StoredStep
@@ -189,7 +190,7 @@ class Inventory:
     """
 
     job: str
-    shards: tuple[ShardRecord, ...] = field(default=())
+    shards: Sequence[ShardRecord] = field(default=())
     stored: tuple[StoredStep, ...] = field(default=())
     base: int = 0  # number of the report that is changed, the job's last inventory of the session; 0 = complete
     gone: tuple[ShardPlace, ...] = field(default=())

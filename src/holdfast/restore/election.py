@@ -17,6 +17,7 @@ from holdfast.domain.generations import (
     ShardRecord,
     ShardSource,
     StoredStep,
+    rows_of,
 )
 from holdfast.domain.mesh import Mesh
 from holdfast.restore.lineage import Line, Segment
@@ -45,7 +46,7 @@ class Holder:
     node: str
     endpoint: str
     zone: str
-    shards: tuple[ShardRecord, ...]  # a digest "" is not known yet: it agrees with every other one
+    shards: Sequence[ShardRecord]  # a digest "" is not known yet: it agrees with every other one
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ def elect(
 # ---------------------------------------------------------------- what was saved
 
 
-_Copy = tuple[Holder, ShardRecord]
+_Copy = tuple[Holder, Mesh, str, str]  # (who holds it, mesh that saved it, tier, digest)
 
 
 @dataclass(slots=True)
@@ -147,22 +148,22 @@ class _Saved:
         if self._by_rank is None:
             self._by_rank = defaultdict(list)
             for holder in self.holders:
-                for record in holder.shards:
-                    key = record.key
-                    if key.step == self.step and key.attempt == self.attempt:
-                        self._by_rank[key.rank].append((holder, record))
+                for attempt, step, rank, mesh, tier, _, digest, _ in rows_of(holder.shards):
+                    if step == self.step and attempt == self.attempt:
+                        self._by_rank[rank].append((holder, mesh, tier, digest))
         return self._by_rank
 
-    def records(self) -> Iterator[ShardRecord]:
-        return (record for copies in self.by_rank.values() for _, record in copies)
+    def shards(self) -> Iterator[tuple[int, Mesh, str]]:
+        """Every copy: rank, mesh, digest."""
+        return ((rank, mesh, digest) for rank, copies in self.by_rank.items() for _, mesh, _, digest in copies)
 
     def meshes(self) -> list[Mesh]:
         """That saved it: one, unless something is wrong."""
         found = {self.stored.mesh: None} if self.stored else {}
         last: Mesh | None = None
-        for record in self.records():
-            if record.mesh is not last:
-                last = record.mesh
+        for _, mesh, _ in self.shards():
+            if mesh is not last:
+                last = mesh
                 found[last] = None
         return list(found)
 
@@ -173,7 +174,7 @@ def _on_lineage(
     line = Line(lineage)
     steps: dict[tuple[int, int], _Saved] = {}
     for holder in holders:
-        for age in {(record.key.attempt, record.key.step) for record in holder.shards}:
+        for age in {row[:2] for row in rows_of(holder.shards)}:
             if line.holds(*age):
                 steps.setdefault(age, _Saved(*age)).holders.append(holder)
     for store in stores:
@@ -186,24 +187,24 @@ def _on_lineage(
     return steps
 
 
-def replicas_differ(records: Iterable[ShardRecord]) -> bool:
-    """Whether these shards of one step show that its state is sharded over dp: equal positions, different tensors."""
-    return _seen_sharded(records) is True
+def replicas_differ(shards: Iterable[tuple[int, Mesh, str]]) -> bool:
+    """Whether these shards of one step (rank, mesh, digest) show that its state is sharded over dp: equal positions, different
+    tensors."""
+    return _seen_sharded(shards) is True
 
 
-def _seen_sharded(records: Iterable[ShardRecord]) -> bool | None:
+def _seen_sharded(shards: Iterable[tuple[int, Mesh, str]]) -> bool | None:
     """Whether the replicas of one step hold different tensors at a position; None = no two can be compared."""
     seen: dict[int, tuple[str, int]] = {}  # by position: a digest, and the rank that has it
-    mesh, replica_size = None, 1
+    last, replica_size = None, 1
     alike = None
-    for record in records:
-        if not record.digest:
+    for rank, mesh, found in shards:
+        if not found:
             continue
-        if record.mesh is not mesh:
-            mesh, replica_size = record.mesh, record.mesh.replica_size
-        rank = record.key.rank
-        digest, other = seen.setdefault(rank % replica_size, (record.digest, rank))
-        if digest != record.digest:
+        if mesh is not last:
+            last, replica_size = mesh, mesh.replica_size
+        digest, other = seen.setdefault(rank % replica_size, (found, rank))
+        if digest != found:
             return True
         if other != rank:
             alike = False
@@ -286,13 +287,13 @@ def _need(
 
 def _sharded(saved: _Saved, known: Knowledge, steps: Iterable[_Saved]) -> bool | None:
     """Over dp. What the step itself shows comes first; a script may have changed between two attempts, but not within one."""
-    seen = _seen_sharded(saved.records())
+    seen = _seen_sharded(saved.shards())
     if known.sharded or (saved.stored is not None and saved.stored.sharded) or seen:
         return True
     if seen is False or known.sharded is False or saved.stored is not None:
         return False
     same = [other for other in steps if other.attempt == saved.attempt and other is not saved]
-    found = {_seen_sharded(other.records()) for other in same}
+    found = {_seen_sharded(other.shards()) for other in same}
     return True if True in found else False if False in found else None
 
 
@@ -324,17 +325,17 @@ def _cover(
                 copies = by_rank.get(wanted, ())
                 if not copies and not saved.store:
                     return _missing(saved, need, wanted)
-                digests = {record.digest for _, record in copies}
+                digests = {digest for _, _, _, digest in copies}
                 if len(digests) > 1:
                     digests.discard("")
                     if len(digests) > 1:
                         return f"{len(digests)} different shards claim to be that of rank {wanted}"
-                pattern = node, tuple([(holder.node, record.tier) for holder, record in copies])
+                pattern = node, tuple([(holder.node, tier) for holder, _, tier, _ in copies])
                 if pattern not in patterns:
                     own = _own(node, mounts)
                     patterns[pattern] = _sources(copies, own, zones.get(node, ""), saved.store)
                 sources, origin = patterns[pattern]
-                key = copies[0][1].key if copies else ShardKey(saved.attempt, saved.step, wanted)
+                key = ShardKey(saved.attempt, saved.step, wanted)
                 picks.append(_Pick(RankRestore(rank, key, digests.pop() if digests else "", sources), origin))
     return sorted(picks, key=lambda pick: (pick.restore.rank, pick.restore.shard.rank))
 
@@ -368,8 +369,8 @@ class _Nearest:
         self._anywhere: dict[int, tuple[int, str, int]] = {}
         for rank, copies in by_rank.items():
             position = rank % need.replica_size
-            for holder, record in copies:
-                tier = _TIER_ORDER.get(record.tier, len(_TIER_ORDER))
+            for holder, _, where, _ in copies:
+                tier = _TIER_ORDER.get(where, len(_TIER_ORDER))
                 self._on[position, holder.node].append((tier, rank))
                 best = (tier, holder.node, rank)
                 self._in[position, holder.zone] = min(best, self._in.get((position, holder.zone), best))
@@ -406,16 +407,15 @@ def _sources(
     """All sources of one shard: the own node first (memory before disk), then its failure domain, the rest, the store."""
 
     def distance(copy: _Copy) -> tuple[bool, bool, int, str]:
-        holder, record = copy
-        tier = _TIER_ORDER.get(record.tier, len(_TIER_ORDER))
-        return holder.node not in own, holder.zone != zone, tier, holder.node
+        holder, _, tier, _ = copy
+        return holder.node not in own, holder.zone != zone, _TIER_ORDER.get(tier, len(_TIER_ORDER)), holder.node
 
     if not copies:
         return store, Origin.STORE
     ordered = sorted(copies, key=distance)
-    sources = {holder.node: ShardSource(holder.node, holder.endpoint) for holder, _ in ordered}
-    nearest, record = ordered[0]
-    at_hand = Origin.MEMORY if record.tier == "memory" else Origin.DISK
+    sources = {holder.node: ShardSource(holder.node, holder.endpoint) for holder, *_ in ordered}
+    nearest, _, tier, _ = ordered[0]
+    at_hand = Origin.MEMORY if tier == "memory" else Origin.DISK
     origin = at_hand if nearest.node in own else Origin.PEER
     return (*sources.values(), *store), origin
 

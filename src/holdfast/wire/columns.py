@@ -11,13 +11,15 @@ stand in rows, and so does what earlier versions wrote.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from itertools import repeat
 from operator import attrgetter
 from typing import Any, get_args, get_origin, get_type_hints
 
 from cattrs import Converter
+
+from holdfast.domain.generations import ShardRecord, Shards, rows_of
 
 MARK = "_columns"
 ROWS_MIN = 4  # fewer stay rows
@@ -28,13 +30,18 @@ def register(converter: Converter, *kinds: type) -> None:
     """Let tuples of these dataclasses travel as columns."""
 
     def is_table(kind: Any) -> bool:
+        if kind == Sequence[ShardRecord]:
+            return True
         return get_origin(kind) is tuple and get_args(kind)[0] in kinds and get_args(kind)[1:] == (Ellipsis,)
 
+    def table(kind: Any, converter: Converter) -> _Table:
+        return (_Shards if kind == Sequence[ShardRecord] else _Table)(get_args(kind)[0], converter)
+
     def write(kind: Any, converter: Converter) -> Callable[[Any], Any]:
-        return _Table(get_args(kind)[0], converter).write
+        return table(kind, converter).write
 
     def read(kind: Any, converter: Converter) -> Callable[[Any, Any], Any]:
-        return _Table(get_args(kind)[0], converter).read
+        return table(kind, converter).read
 
     converter.register_unstructure_hook_factory(is_table)(write)
     converter.register_structure_hook_factory(is_table)(read)
@@ -43,27 +50,43 @@ def register(converter: Converter, *kinds: type) -> None:
 class _Table:
     def __init__(self, kind: type, converter: Converter) -> None:
         self._kind = kind
-        self._columns = _Columns(kind, converter)
+        self.columns = _Columns(kind, converter)
         self._write_row = converter.get_unstructure_hook(kind)
         self._read_row = converter.get_structure_hook(kind)
 
     def write(self, values: Sequence[Any]) -> Any:
         if len(values) >= ROWS_MIN:
-            tree = self._columns.write(values)
-            if self._columns.longest(tree) == len(
+            tree = self._write_columns(values)
+            if self.columns.longest(tree) == len(
                 values
             ):  # else all are equal, and nothing would say how many there are
                 return {MARK: len(values), **tree}
         return [self._write_row(value) for value in values]
 
-    def read(self, tree: Any, _: Any) -> tuple[Any, ...]:
+    def read(self, tree: Any, _: Any) -> Sequence[Any]:
         if not isinstance(tree, dict):
             if not isinstance(tree, list):
                 raise TypeError(f"rows or columns of {self._kind.__name__} were expected, not a {type(tree).__name__}")
             return tuple(self._read_row(row, self._kind) for row in tree)
-        if self._columns.longest(tree) != tree.get(MARK):
+        if self.columns.longest(tree) != tree.get(MARK):
             raise ValueError(f"the columns of {self._kind.__name__} are not as long as they say")
-        return tuple(self._columns.read(tree, tree[MARK]))
+        return self._read_columns(tree, tree[MARK])
+
+    def _write_columns(self, values: Sequence[Any]) -> dict[str, Any]:
+        return self.columns.write(values)
+
+    def _read_columns(self, tree: dict[str, Any], count: int) -> Sequence[Any]:
+        return tuple(self.columns.read(tree, count))
+
+
+class _Shards(_Table):
+    """An inventory: from rows and into rows, without a record of any shard."""
+
+    def _write_columns(self, values: Sequence[ShardRecord]) -> dict[str, Any]:
+        return self.columns.write_each(zip(*rows_of(values), strict=True))
+
+    def _read_columns(self, tree: dict[str, Any], count: int) -> Shards:
+        return Shards(zip(*self.columns.read_each(tree, count), strict=True))
 
 
 class _Columns:
@@ -77,6 +100,22 @@ class _Columns:
     def write(self, values: Sequence[Any]) -> dict[str, Any]:
         columns = zip(*map(self._row, values), strict=True)
         return {field.name: column.write(found) for (field, column), found in zip(self._each, columns, strict=True)}
+
+    def write_each(self, columns: Iterator[tuple[Any, ...]]) -> dict[str, Any]:
+        """The same from the columns of all fields, those of records within among them, in order."""
+        return {
+            field.name: column.write(next(columns)) if column.record is None else column.record.write_each(columns)
+            for field, column in self._each
+        }
+
+    def read_each(self, tree: Any, count: int) -> Iterator[Iterable[Any]]:
+        """The columns of all fields, those of records within among them, in order."""
+        for field, column in self._each:
+            found = tree.get(field.name)
+            if column.record is not None and isinstance(found, dict):
+                yield from column.record.read_each(found, count)
+            else:
+                yield column.read(found, count)
 
     def read(self, tree: Any, count: int) -> Iterable[Any]:
         if not isinstance(tree, dict):
@@ -94,26 +133,26 @@ class _Column:
         self._field = field
         self._hint = hint
         self._scalar = hint in _SCALARS
-        self._record = _Columns(hint, converter) if _is_plain(hint) else None
+        self.record = _Columns(hint, converter) if _is_plain(hint) else None
         self._write = converter.get_unstructure_hook(hint)
         self._read = converter.get_structure_hook(hint)
 
     def write(self, values: tuple[Any, ...]) -> Any:
-        if self._record is not None:
-            return self._record.write(values)
+        if self.record is not None:
+            return self.record.write(values)
         if values.count(values[0]) == len(values):
             values = values[:1]
         return list(values) if self._scalar else [self._write(value) for value in values]
 
     def length(self, tree: Any) -> int:
-        if self._record is not None:
-            return self._record.longest(tree)
+        if self.record is not None:
+            return self.record.longest(tree)
         return len(tree) if isinstance(tree, list) else 0
 
     def read(self, tree: Any, count: int) -> Iterable[Any]:
         name = self._field.name
-        if self._record is not None and tree is not None:
-            return self._record.read(tree, count)
+        if self.record is not None and tree is not None:
+            return self.record.read(tree, count)
         if tree is None:
             return self._absent(count)
         if not isinstance(tree, list) or len(tree) not in (1, count):

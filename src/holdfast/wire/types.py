@@ -19,8 +19,10 @@ from holdfast.domain.generations import (
     ShardKey,
     ShardPlace,
     ShardRecord,
+    Shards,
     ShardSource,
     StoredStep,
+    rows_of,
 )
 from holdfast.domain.job import HangSpec
 from holdfast.domain.mesh import Mesh
@@ -187,39 +189,40 @@ def _of(places: Sequence[int], values: Sequence[T], count: int, field: str) -> I
 
 
 def encode_shards(records: Sequence[ShardRecord]) -> pb.ShardColumns:
-    """In columns."""
-    meshes = {mesh: place for place, mesh in enumerate(dict.fromkeys(record.mesh for record in records))}
-    owners = {owner: place for place, owner in enumerate(dict.fromkeys(record.owner for record in records))}
+    """In columns; there is at least one."""
+    attempts, steps, ranks, mesh_of, tiers, sizes, digests, owner_of = zip(*rows_of(records), strict=True)
+    meshes = {mesh: place for place, mesh in enumerate(dict.fromkeys(mesh_of))}
+    owners = {owner: place for place, owner in enumerate(dict.fromkeys(owner_of))}
     return pb.ShardColumns(
-        ranks=[record.key.rank for record in records],
-        attempts=short([record.key.attempt for record in records]),
-        steps=short([record.key.step for record in records]),
+        ranks=ranks,
+        attempts=short(attempts),
+        steps=short(steps),
         meshes=[encode_mesh(mesh) for mesh in meshes],
-        mesh_of=short([meshes[record.mesh] for record in records]),
-        tiers=short([_TIER_WIRE[record.tier] for record in records]),
-        sizes=short([record.size for record in records]),
-        digests=short([record.digest for record in records]),
+        mesh_of=short([meshes[mesh] for mesh in mesh_of]),
+        tiers=short([_TIER_WIRE[tier] for tier in tiers]),
+        sizes=short(sizes),
+        digests=short(digests),
         owners=list(owners),
-        owner_of=short([owners[record.owner] for record in records]),
+        owner_of=short([owners[owner] for owner in owner_of]),
     )
 
 
-def decode_shards(message: pb.ShardColumns) -> tuple[ShardRecord, ...]:
+def decode_shards(message: pb.ShardColumns) -> Shards:
     count, field = len(message.ranks), "shards"
     if unknown := set(message.tiers) - _TIER_NAME.keys():
         raise MalformedMessage("shards.tiers", f"{min(unknown)} is not a tier known here ({', '.join(_TIER_WIRE)})")
-    keys = map(ShardKey, column(message.attempts, count, field), column(message.steps, count, field), message.ranks)
-    return tuple(
-        map(
-            ShardRecord,
-            keys,
-            _of(message.mesh_of, [decode_mesh(mesh, "shards.meshes") for mesh in message.meshes], count, field),
-            column([_TIER_NAME[tier] for tier in message.tiers], count, field),
-            column(message.sizes, count, field),
-            column(message.digests, count, field),
-            _of(message.owner_of, message.owners, count, field),
-        )
+    rows = zip(
+        column(message.attempts, count, field),
+        column(message.steps, count, field),
+        message.ranks,
+        _of(message.mesh_of, [decode_mesh(mesh, "shards.meshes") for mesh in message.meshes], count, field),
+        column([_TIER_NAME[tier] for tier in message.tiers], count, field),
+        column(message.sizes, count, field),
+        column(message.digests, count, field),
+        _of(message.owner_of, message.owners, count, field),
+        strict=False,  # columns of one entry go on for ever
     )
+    return Shards(rows)
 
 
 def encode_saved_steps(steps: Iterable[tuple[int, int]]) -> list[pb.SavedStep]:

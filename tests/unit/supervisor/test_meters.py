@@ -119,7 +119,7 @@ async def test_the_lag_counts_intervals_since_the_step_that_a_restart_would_take
     fleet.train(8 * every, save=True)
     fleet.report("n1", Inventory(JOB, held))
     of_peers = [record for record in fleet.state.nodes["n0"].inventory[JOB] if record.key.rank != 1]
-    fleet.report("n0", Inventory(JOB, tuple(of_peers) + held))
+    fleet.report("n0", Inventory(JOB, (*of_peers, *held)))
     assert list(_lags(fleet.state, fleet.job)) == [(7.0, {"job": JOB})]
     assert list(_lags(fleet.state, replace(fleet.job, doing=Waiting(AwaitedNodes(0.0, ()))))) == []
 

@@ -28,7 +28,7 @@ from holdfast.supervisor.core import Job, Node, State
 from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.leader.fold import Folder
-from holdfast.supervisor.leader.inbox import REPORTS, InboxWriter, gone_entry, request_entry
+from holdfast.supervisor.leader.inbox import REPORTS, REPORTS_MAX, InboxWriter, gone_entry, request_entry
 from holdfast.supervisor.leader.intake import Input, take
 from holdfast.supervisor.leader.term import BEATS_S
 from holdfast.supervisor.leader.timers import Timers
@@ -180,7 +180,9 @@ async def test_reports_that_wait_together_are_one_entry_which_every_leader_reads
     told = [*(event for event, _ in reports[:99]), gone, *(event for event, _ in reports[99:])]
     assert order == [*range(99), -1, *range(99, 150)]
     deliveries = await log.read(INBOX)
-    assert len(deliveries) == 4, "64, 35, the end of a session, 51"
+    assert len(deliveries) == -(-99 // REPORTS_MAX) + 1 + -(-51 // REPORTS_MAX), (
+        "the end of a session is an entry of its own"
+    )
     for decoded in (inbox.decoded, lambda _: None):  # as kept by who wrote them, and by a leader who did not
         assert [each.event for each in take(deliveries, 9.0, decoded).inputs] == told
     assert inbox.decoded(deliveries[0].entry.id) is None, "kept until it is read"

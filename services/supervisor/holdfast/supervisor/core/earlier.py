@@ -58,7 +58,7 @@ class _Step:
         if self.stored is not None:
             return self.stored
         [mesh] = self.meshes
-        return StoredStep(*age, mesh, replicas_differ(self.records))
+        return StoredStep(*age, mesh, replicas_differ((each.key.rank, each.mesh, each.digest) for each in self.records))
 
 
 def check(state: Tables, event: JobSubmitted) -> None:

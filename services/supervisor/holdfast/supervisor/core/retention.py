@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from holdfast.domain.generations import rows_of
 from holdfast.domain.replication import SavedByAll
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
@@ -51,14 +52,13 @@ def newest_everywhere(turn: Turn, job: Job) -> int:
         placement = running.placement_of(name)
         first, end = (placement.first_rank, placement.first_rank + placement.nproc) if placement is not None else (0, 0)
         own: dict[int, set[int]] = {}
-        for record in turn.nodes[name].inventory[job.name]:
-            key = record.key
-            if key.attempt != running.attempt:
+        for attempt, step, rank, _, tier, *_ in rows_of(turn.nodes[name].inventory[job.name]):
+            if attempt != running.attempt:
                 continue
-            if not first <= key.rank < end:
-                elsewhere[key.step].add(key.rank)
-            elif record.tier == "disk":
-                own.setdefault(key.step, set()).add(key.rank)
+            if not first <= rank < end:
+                elsewhere[step].add(rank)
+            elif tier == "disk":
+                own.setdefault(step, set()).add(rank)
         for step, ranks in own.items():
             on_disk[step] += len(ranks) == end - first
     alone = len(running.placements) < 2

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2s
 
 from holdfast.domain.findings import Finding, FindingKind
-from holdfast.domain.generations import OBJECT_STORE, Generation, Placement, RestorePoint, ShardRecord
+from holdfast.domain.generations import OBJECT_STORE, Generation, Placement, RestorePoint, ShardRecord, rows_of
 from holdfast.domain.incidents import Incident
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.numbers import Numbers
@@ -158,7 +158,10 @@ def learn_sharding(turn: Turn, name: str, generation: Generation, step: int) -> 
     """Every shard of `step` is known now: do the replicas hold the same?"""
     job = turn.jobs[name]
     if generation.mesh.dp > 1 and not job.checkpoints.sharded:
-        sharded = replicas_differ(record for _, record in held(turn, job, generation.attempt, step))
+        age = generation.attempt, step
+        inventories = (turn.nodes[node].inventory[name] for node in turn.found(By.KEEPS, name))
+        rows = (row for shards in inventories for row in rows_of(shards) if row[:2] == age)
+        sharded = replicas_differ((rank, mesh, digest) for _, _, rank, mesh, _, _, digest, _ in rows)
         if sharded is not job.checkpoints.sharded:
             turn.put_checkpoints(name, sharded=sharded)
 
@@ -196,10 +199,9 @@ def _own_steps(shards: Iterable[ShardRecord], attempt: int, placement: Placement
     """Steps of which the shard of every rank of `placement` is among these."""
     first, end = placement.first_rank, placement.first_rank + placement.nproc
     ranks_at: dict[int, set[int]] = {}
-    for shard in shards:
-        key = shard.key
-        if key.attempt == attempt and first <= key.rank < end:
-            ranks_at.setdefault(key.step, set()).add(key.rank)
+    for of, step, rank, *_ in rows_of(shards):
+        if of == attempt and first <= rank < end:
+            ranks_at.setdefault(step, set()).add(rank)
     return {step for step, ranks in ranks_at.items() if len(ranks) == placement.nproc}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from zlib import crc32
@@ -89,7 +89,7 @@ class Node:
     condemned: str = ""  # why it must not get ranks; empty = it may
     repaired_at: float = 0.0  # findings about faults before it are history
     holds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # job → generations, ascending
-    inventory: Mapping[str, tuple[ShardRecord, ...]] = field(default_factory=dict)  # by job
+    inventory: Mapping[str, Sequence[ShardRecord]] = field(default_factory=dict)  # by job
     inventory_from: Mapping[str, int] = field(default_factory=dict)  # by job: the report that the inventory is of
     inventoried: bool = False  # this incarnation has reported an inventory
     stale_until: float = 0.0  # its inventory is of an earlier session; a newer one is worth waiting for until then

@@ -26,10 +26,10 @@ from holdfast.wire import records
 from holdfast.wire.control import Reported, encode_reports
 
 BATCH_MAX = 256  # entries
-REPORTS_MAX = 64  # in an entry
+REPORTS_MAX = 32  # in an entry: the leader's batch has thousands then, and is folded in tenths of a second
 ENTRY_BYTES_MAX = 256 * 1024  # of reports in an entry, unless one alone is larger
 WAITING_MAX = 10_000
-DECODED_MAX = 512  # entries of which is kept what they say, until they are read
+DECODED_MAX = 1024  # entries of which is kept what they say, until they are read
 REPORTS = "Reports"  # type of such an entry
 
 InboxEvent = NodeReported | NodeGone | OperatorRequest
