@@ -80,7 +80,7 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
     except InvalidSpec as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    sys.stdout.write(f"{target} does not serve: {problem}\n" if problem else f"{target} serves\n")
+    sys.stdout.write(f"{target} is not serving: {problem}\n" if problem else f"{target} is serving\n")
     return 1 if problem else 0
 
 

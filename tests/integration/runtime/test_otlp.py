@@ -108,5 +108,5 @@ assert all(failures)
     )
     assert done.returncode == 0, done.stderr
     [line] = done.stderr.splitlines()
-    assert "does not answer" in line
+    assert "not reachable" in line
     assert "http://127.0.0.1:9" in line

@@ -81,7 +81,7 @@ async def test_the_command_takes_the_files_of_the_services(pki: Path, command: l
     async with listen("localhost:0", lambda _: None, services=[], tls=tls(pki, "ours", "ours")) as server:
         run = [sys.executable, "-m", *command, f"grpc://localhost:{server.port}"]
         asked = await anyio.run_process(run, env=environment, check=False)
-        assert (asked.returncode, asked.stdout.decode().split()[-1]) == (0, "serves")
+        assert (asked.returncode, asked.stdout.decode().split()[-1]) == (0, "serving")
         del environment["HOLDFAST_TLS_KEY"]
         asked = await anyio.run_process(run, env=environment, check=False)
         assert asked.returncode == 2
@@ -101,7 +101,7 @@ def test_nothing_there(scheme: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        ([f"http://{NOTHING}/healthz"], 1, "does not serve: "),
+        ([f"http://{NOTHING}/healthz"], 1, "is not serving: "),
         (["redis://127.0.0.1"], 2, "usage: python -m holdfast.runtime.probe TARGET"),
         ([], 2, "usage: "),
     ],
