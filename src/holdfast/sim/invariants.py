@@ -159,7 +159,7 @@ class Invariants:
 
     def _notice(self, finding: Finding) -> None:
         if finding.kind is FindingKind.MAINTENANCE and finding.at > self.noticed.get(finding.node, (0.0, False))[0]:
-            self.noticed[finding.node] = (finding.at, "withdraws" not in finding.evidence)
+            self.noticed[finding.node] = (finding.at, finding.notice is not None and bool(finding.notice.event))
 
     def _no_new_ranks_before_maintenance(self, generation: Generation, before: State) -> None:
         old = {node for job in before.jobs.values() if job.generation for node in job.generation.nodes}

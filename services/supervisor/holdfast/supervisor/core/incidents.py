@@ -103,7 +103,7 @@ def _witness(turn: Turn, finding: Finding) -> None:
 def _withdraw_suspicion(turn: Turn, finding: Finding) -> None:
     """Diagnostics hears the node again: its telemetry is no witness any more when the session breaks later."""
     node = turn.nodes.get(finding.node)
-    if node is not None and node.suspicion is not None and finding.evidence.get("contradicts") == node.suspicion.id:
+    if node is not None and node.suspicion is not None and finding.contradicts == node.suspicion.id:
         turn.put_node(node.name, suspicion=None)
 
 
@@ -199,7 +199,7 @@ def _open_root(turn: Turn, job: Job, finding: Finding) -> Incident | None:
     for incident in turn.open_incidents(job.name):
         if incident.planned:
             continue
-        if finding.evidence.get("supersedes", "-") in incident.findings:
+        if finding.supersedes in incident.findings:
             return incident
         if _is_node_fault(finding):
             same_node = incident.node == finding.node
@@ -242,12 +242,13 @@ def _open(turn: Turn, job: Job, finding: Finding) -> None:
         trace_id=trace_id or turn.trace(identifier),
         severity=finding.severity,
         evidence=evidence,
+        attribution=finding.attribution,
     )
     turn.put_incident(incident)
     turn.judge(finding, f"opened {identifier}", identifier)
     planned.drop(turn, job.name, f"overtaken by {identifier}")
     if finding.kind in _WORKER_FAULTS:
-        progress.count_fault(turn, job.name, incident.evidence.get("error_class", ""))
+        progress.count_fault(turn, job.name, finding.attribution.error_class)
     quarantine.count(turn, incident)
     if turn.jobs[job.name].change is not None and finding.node in nodes_of_change(turn.jobs[job.name]):
         change.suspend(turn, job.name, finding.summary)
@@ -276,7 +277,7 @@ def _extend(turn: Turn, job: Job, incident: Incident, finding: Finding) -> None:
     names_culprit = incident.kind == FindingKind.RANKS_MISSING and finding.kind in _WORKER_FAULTS
     better = (
         names_culprit
-        or finding.evidence.get("supersedes", "-") in incident.findings
+        or finding.supersedes in incident.findings
         or (_is_node_fault(finding) and not _is_node_kind(incident))
         or finding.kind is FindingKind.REPEATED_EXCEPTION
     )
@@ -297,6 +298,7 @@ def _extend(turn: Turn, job: Job, incident: Incident, finding: Finding) -> None:
         gpu=finding.gpu,
         severity=finding.severity,
         evidence={**incident.evidence, **finding.evidence, **_origin(incident)},
+        attribution=incident.attribution.refined(finding.attribution),
         t_fault=min(incident.t_fault, finding.since),
     )
     again = (incident.action is not None and not names_culprit) and (

@@ -27,8 +27,6 @@ from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import spares_for
 
-VERIFIED_STEP = "verified_step"  # evidence of a silent corruption: the last step whose state passed a check
-
 _NONE = Numbers()
 
 # ---------------------------------------------------------------- election
@@ -220,11 +218,11 @@ def is_unexplained_corruption(incident: Incident) -> bool:
 
 def distrust(turn: Turn, job: Job, finding: Finding) -> None:
     """The state went wrong without an error: nothing after the last verified step may be restored."""
-    verified = finding.evidence.get(VERIFIED_STEP, "")
-    if not verified.isdecimal():
-        turn.note(job.name, f"no saved step is distrusted, for the finding names no {VERIFIED_STEP}: {finding.summary}")
-    elif job.checkpoints.trusted is None or int(verified) < job.checkpoints.trusted.step:
-        turn.put_checkpoints(job.name, trusted=Trusted(int(verified), finding.summary))
+    verified = finding.verified_step
+    if verified is None:
+        turn.note(job.name, f"no saved step is distrusted, for the finding names no verified_step: {finding.summary}")
+    elif job.checkpoints.trusted is None or verified < job.checkpoints.trusted.step:
+        turn.put_checkpoints(job.name, trusted=Trusted(verified, finding.summary))
 
 
 def sources_changed(turn: Turn, order: Prepare) -> bool:
