@@ -300,7 +300,7 @@ class Post:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """A word for a node that is neither answered nor repeated: it is lost when the node has no session now."""
+    """A one-way message to a node. It is not acknowledged or retried, and is dropped if the node has no session."""
 
     node: str
     word: SavedByAll

@@ -73,7 +73,7 @@ def _not_prepared(turn: Turn, job: Job, node: str, order: Prepare, done: OrderDo
     """Is it the node, or what it was to restore? A healthy node must not leave because a copy elsewhere has gone bad."""
     if done.unrestorable and saved.sources_changed(turn, order):
         replan(turn, job.name, f"a source of what {node} was to restore has gone: {done.reason}")
-    elif done.unrestorable and saved.pass_over(turn, job, node, done.reason):
+    elif done.unrestorable and saved.skip_checkpoint(turn, job, node, done.reason):
         replan(turn, job.name, f"step {order.restore_step} cannot be restored on {node}: {done.reason}")
     else:
         replan(turn, job.name, f"{node} could not prepare: {done.reason}", exclude=node, refused=True)
@@ -119,7 +119,7 @@ def start_when_ready(turn: Turn, name: str) -> None:
     if not doing.master:
         replan(turn, name, f"{first} named no rendezvous endpoint", exclude=first, refused=True)
         return
-    if not doing.fenced and _nobody_testifies(turn, job):
+    if not doing.fenced and _no_node_confirmed_stop(turn, job):
         if FenceOver(name, job.number) in turn.timers:
             return
         turn.note(
@@ -140,7 +140,7 @@ def start_when_ready(turn: Turn, name: str) -> None:
         _start(turn, job, doing)
 
 
-def _nobody_testifies(turn: Turn, job: Job) -> bool:
+def _no_node_confirmed_stop(turn: Turn, job: Job) -> bool:
     """Whether no node of the generation that ran has said that its workers are gone."""
     running = job.running
     if running is None:

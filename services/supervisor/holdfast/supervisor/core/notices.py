@@ -143,7 +143,7 @@ def save(turn: Turn, name: str, node: str) -> None:
     job, notice = turn.jobs[name], turn.nodes[node].notice
     if job.progress.reports_no_steps or notice is None:
         return
-    at_step = planned.save_soon(turn, job, far=True)
+    at_step = planned.save_soon(turn, job, to_object_store=True)
     until = turn.at + planned.patience_s(turn, job, at_step) + reports.travel_s(turn, job)
     if notice.starts_at is not None and notice.starts_at > turn.at:
         until = min(until, notice.starts_at)
