@@ -19,6 +19,7 @@ from holdfast.supervisor.protocol import (
     FindingArrived,
     FindingJudged,
     GenerationChanged,
+    GenerationStage,
     IncidentChanged,
     JobPhase,
     NodeCordonRequested,
@@ -77,11 +78,11 @@ class Invariants:
     def folded(self, before: State, event: Event, after: State, commands: tuple[Command, ...]) -> None:
         for command in commands:
             match command:
-                case Publish(record=GenerationChanged(stage="planned", generation=generation)):
+                case Publish(record=GenerationChanged(stage=GenerationStage.PLANNED, generation=generation)):
                     self._full_mesh(generation)
                     self._no_new_ranks_before_maintenance(generation, before)
                     self._restorable(generation)
-                case Publish(record=GenerationChanged(stage="started", generation=generation)):
+                case Publish(record=GenerationChanged(stage=GenerationStage.STARTED, generation=generation)):
                     self._nothing_older_runs(generation, after)
                     self._branch(generation, after)
                 case Publish(record=IncidentChanged(incident=incident)):

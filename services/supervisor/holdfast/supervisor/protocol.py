@@ -40,6 +40,16 @@ class JobPhase(StrEnum):
         return self in (JobPhase.STOPPED, JobPhase.COMPLETED, JobPhase.FAILED)
 
 
+class GenerationStage(StrEnum):
+    """How far a generation is, as records tell it."""
+
+    PLANNED = "planned"  # Prepare orders are out
+    PREPARED = "prepared"  # every node has its workers, and nothing older runs
+    STARTED = "started"  # it was told to run
+    STEPPING = "stepping"  # every rank has finished a step
+    ENDED = "ended"
+
+
 class StartFrom(StrEnum):
     """What a submission says about checkpoints that its name has already."""
 
@@ -352,17 +362,15 @@ class JobAccepted:
 class JobChanged:
     at: float
     job: str
-    phase: str
+    phase: JobPhase
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationChanged:
-    """`stage`: planned, prepared, started, stepping, ended."""
-
     at: float
     job: str
-    stage: str
+    stage: GenerationStage
     generation: Generation
     reason: str
 

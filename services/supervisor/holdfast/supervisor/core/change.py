@@ -39,7 +39,7 @@ from holdfast.supervisor.core.lifecycle import (
 from holdfast.supervisor.core.planner import Plan, Unplannable, peers
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import options, plan_for, reachable
-from holdfast.supervisor.protocol import GenerationChanged
+from holdfast.supervisor.protocol import GenerationChanged, GenerationStage
 from holdfast.supervisor.timers import (
     DeferralOver,
     FenceOver,
@@ -197,7 +197,9 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
     preparing = Preparing(change, waiting, Numbers.below(len(chosen.placements)))
     turn.move(job.name, Cause.PLAN, preparing, chosen.reason, generation=generation)
     turn.publish(
-        GenerationChanged(turn.at, job.name, "planned", generation, f"{chosen.reason}; {election.restore.reason}")
+        GenerationChanged(
+            turn.at, job.name, GenerationStage.PLANNED, generation, f"{chosen.reason}; {election.restore.reason}"
+        )
     )
     for incident in incidents:
         turn.put_incident(evolve(turn.incidents[incident], state=IncidentState.PREPARING, new_generation=number))

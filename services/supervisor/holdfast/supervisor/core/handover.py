@@ -20,7 +20,7 @@ from holdfast.supervisor.core.lifecycle import CHANGING, Cause, Change, Preparin
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.wording import listed
-from holdfast.supervisor.protocol import GenerationChanged, Send
+from holdfast.supervisor.protocol import GenerationChanged, GenerationStage, Send
 from holdfast.supervisor.timers import FenceOver, FirstStepsDue, FirstStepTimeout, PrepareTimeout, ReconnectTimeout
 
 SHARES_MAX = 16  # nodes that are remembered of each half of a change
@@ -154,7 +154,9 @@ def _start(turn: Turn, job: Job, preparing: Preparing) -> None:
     reports.settle(turn, job.name)
     if job.running is not None:
         turn.publish(
-            GenerationChanged(turn.at, job.name, "ended", job.running, f"generation {generation.number} takes over")
+            GenerationChanged(
+                turn.at, job.name, GenerationStage.ENDED, job.running, f"generation {generation.number} takes over"
+            )
         )
     order = Start(job.name, generation.number, preparing.master, traceparent_of(turn, change.incidents))
     turn.broadcast(order, generation.placements)
@@ -174,8 +176,10 @@ def _start(turn: Turn, job: Job, preparing: Preparing) -> None:
         at_home={},
     )
     saved.forget_doubts(turn, job.name)
-    turn.publish(GenerationChanged(turn.at, job.name, "prepared", generation, f"rendezvous at {preparing.master}"))
-    turn.publish(GenerationChanged(turn.at, job.name, "started", generation, generation.restore.reason))
+    turn.publish(
+        GenerationChanged(turn.at, job.name, GenerationStage.PREPARED, generation, f"rendezvous at {preparing.master}")
+    )
+    turn.publish(GenerationChanged(turn.at, job.name, GenerationStage.STARTED, generation, generation.restore.reason))
     turn.move(job.name, Cause.START, Starting(change, turn.at), generation.restore.reason)
     for incident in change.incidents:
         if incident in turn.incidents:
@@ -248,7 +252,7 @@ def _complete(turn: Turn, job: Job, starting: Starting) -> None:
     turn.cancel_timer(FirstStepsDue(job.name, generation.number))
     progress.reached(turn, job.name, starting.stepped_to)
     reconcile.watch_steps(turn, job.name)
-    turn.publish(GenerationChanged(turn.at, job.name, "stepping", generation, "every rank has stepped"))
+    turn.publish(GenerationChanged(turn.at, job.name, GenerationStage.STEPPING, generation, "every rank has stepped"))
     reason = f"generation {generation.number} on {len(generation.nodes)} nodes, {generation.mesh}"
     turn.move(job.name, Cause.STEP, Running(), reason)
     pacing.recovered(turn, job.name, starting)

@@ -29,6 +29,7 @@ from holdfast.supervisor.protocol import (
     Answer,
     CheckpointRequested,
     GenerationChanged,
+    GenerationStage,
     JobAccepted,
     JobPhase,
     JobStopRequested,
@@ -318,7 +319,7 @@ def _end(turn: Turn, name: str, cause: Cause, reason: str) -> None:
     if upload is None:
         change.stop_removed_nodes(turn, name, job.number, ended=True)
     if job.running is not None:
-        turn.publish(GenerationChanged(turn.at, name, "ended", job.running, reason))
+        turn.publish(GenerationChanged(turn.at, name, GenerationStage.ENDED, job.running, reason))
     closing = IncidentState.FAILED if cause is Cause.FAIL else IncidentState.RESOLVED
     for incident in turn.open_incidents(name):
         turn.close_incident(incident.id, closing, f"the job is {over.phase}: {reason}")
