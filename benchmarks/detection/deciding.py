@@ -39,6 +39,7 @@ from holdfast.supervisor.protocol import (
     FindingArrived,
     FindingJudged,
     GenerationChanged,
+    GenerationStage,
     IncidentChanged,
     NodeGone,
     PolicyAnswered,
@@ -186,7 +187,7 @@ async def _decide(
                         of_incident.setdefault(incident_id, []).append(finding.node)
                 case IncidentChanged(incident=changed) if changed.action is not None or changed.closed:
                     when_decided.setdefault(changed.id, clock)
-                case GenerationChanged(stage="planned"):
+                case GenerationChanged(stage=GenerationStage.PLANNED):
                     result.changes += 1
                 case _:
                     pass

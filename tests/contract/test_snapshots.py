@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 import pytest
 
+from holdfast.domain.findings import Blamed
 from holdfast.supervisor.core import Job, State, step
 from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.leader.upgrades import timer
@@ -123,6 +124,14 @@ def test_timers_keep_what_they_are_about(recorded: dict[str, str]) -> None:
     assert timers == {
         part.removeprefix("timers/"): float(due) for part, due in recorded.items() if part.startswith("timers/")
     }
+
+
+def test_the_attribution_of_an_open_incident_is_read_from_its_evidence() -> None:
+    incidents = [incident for each in RECORDED for incident in _load(each).incidents.values()]
+    assert {Blamed.UNKNOWN, Blamed.HARDWARE, Blamed.USER} & {incident.attribution.blame for incident in incidents}
+    for incident in incidents:
+        said = (incident.evidence.get("blame", ""), incident.evidence.get("error_class", ""))
+        assert (incident.attribution.blame, incident.attribution.error_class) == said
 
 
 def test_the_recording_has_every_timer_but_the_breakers() -> None:

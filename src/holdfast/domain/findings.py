@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 
+from holdfast.domain.nodes import Notice
+
+STOPPED = "process is stopped"  # in a hang's reason: SIGSTOP, or a debugger
+INJECTED = "injected by holdfast inject"  # in a kernel line that `holdfast inject xid` wrote
 # In a finding's evidence: what `since` rests on. An estimate says so: it begins with `ESTIMATE`.
 DATED = "dated"
 ESTIMATE = "estimate: "
@@ -53,6 +57,38 @@ class Remedy(StrEnum):
     STOP_JOB = "stop_job"
 
 
+class Blamed(StrEnum):
+    """Who is to blame for a failure, as far as it shows."""
+
+    NOT_JUDGED = ""
+    USER = "user"
+    HARDWARE = "hardware"
+    UNKNOWN = "unknown"
+
+
+def blamed(text: str) -> Blamed:
+    """What this word says; a word that is not known here says nothing."""
+    return Blamed(text) if text in set(Blamed) else Blamed.NOT_JUDGED
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """What a failure says about its cause, in the form in which decisions use it. The evidence says the same to people."""
+
+    blame: Blamed = Blamed.NOT_JUDGED
+    error_class: str = ""  # such as "storage" or "communication"; empty = not classified
+    prior_user: float = 0.0  # 0 … 1: how probable a fault of the user was before the failure itself was looked at
+    # Somebody did it: an injected fault, a signal that no broken node sends, a stopped process. None = nothing is known of that
+    from_outside: bool | None = None
+    tries: int = 0  # repeated exception: how often it was seen
+    nodes: int = 0  # repeated exception: on how many nodes it was seen; 0 = not told
+
+    def refined(self, newer: Attribution) -> Attribution:
+        """With what a later finding of the same fault says; what it does not say stays."""
+        said = {each.name: value for each in fields(self) if (value := getattr(newer, each.name)) != each.default}
+        return replace(self, **said)
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """`at` is when it was concluded, `since` when the fault began (`DATED` in the evidence says by what); both Unix seconds by
@@ -74,6 +110,11 @@ class Finding:
     gpu: int | None = None
     confidence: float = 1.0  # 0 … 1
     evidence: Mapping[str, str] = field(default_factory=dict)
+    supersedes: str = ""  # id of an earlier finding about the same fault, of which this one knows the cause better
+    contradicts: str = ""  # id of an earlier finding that was wrong
+    verified_step: int | None = None  # the last step whose state passed a check: nothing newer is to be restored
+    attribution: Attribution = field(default_factory=Attribution)
+    notice: Notice | None = None  # the maintenance that is announced or, without an event, withdrawn
     ladder: tuple[Remedy, ...] = ()
     ttl_s: float = 300.0  # older ones are history, unless they concern the generation that runs, or a node
     traceparent: str = ""

@@ -11,7 +11,7 @@ scale_down shortly before its start, or wait"""
 
 from __future__ import annotations
 
-from holdfast.domain.findings import FindingKind, Severity
+from holdfast.domain.findings import Blamed, FindingKind, Severity
 from holdfast.domain.incidents import CORDONED, MAINTENANCE, REPAIR, RESIZE, Action, Incident
 from holdfast.policy.actions import hot_swap, notify, restart, scale_down, scale_up, stop, wait
 from holdfast.policy.job import JobView
@@ -26,7 +26,7 @@ ADVANCE_PATIENCE = 3
 # to change. Until then a spare may become free.
 MAINTENANCE_LEAD_S = 60.0
 
-# Transient failures: `error_class` in the evidence of a finding.
+# Transient failures: the `error_class` of a finding's attribution.
 COMMUNICATION = "communication"  # of the ranks, without a rank or node that failed first
 OUTAGES = frozenset({"storage", "service", COMMUNICATION})
 OUTAGE_PAUSE_S = 5.0  # after the second failure in a row; doubled by every further one …
@@ -69,8 +69,8 @@ def default(incident: Incident, job: JobView) -> Action:
 
 def _repeated(incident: Incident, job: JobView) -> Action:
     """Stop for an error of the script only if two nodes have shown it; with a spare, try another node first."""
-    evidence, node = incident.evidence, incident.node
-    if evidence.get("nodes", "") != "1":
+    repeated, node = incident.attribution, incident.node
+    if repeated.nodes != 1:
         return stop(incident.cause)
     if why := _no_progress(incident, job):
         return stop(why)
@@ -82,7 +82,7 @@ def _repeated(incident: Incident, job: JobView) -> Action:
             "script",
             node,
         )
-    if evidence.get("tries", "").isdecimal() and int(evidence["tries"]) < ONE_NODE_TRIES_MAX:
+    if 0 < repeated.tries < ONE_NODE_TRIES_MAX:
         return restart(f"{incident.cause} Only {node} has shown it, and no spare is free: trying once more on {node}")
     return stop(f"{incident.cause} No spare was free for an attempt on another node.")
 
@@ -103,7 +103,7 @@ def _no_progress(incident: Incident, job: JobView) -> str:
 
 
 def _worker_fault(incident: Incident, job: JobView) -> Action:
-    outage = job.outages > 0 and incident.evidence.get("error_class", "") in OUTAGES
+    outage = job.outages > 0 and incident.attribution.error_class in OUTAGES
     if outage and job.outages >= OUTAGE_PATIENCE * job.restarts_without_progress_max:
         return stop(f"{job.outages} attempts in a row without progress; the last one ended with: {incident.cause}")
     if not outage and (why := _no_progress(incident, job)):
@@ -134,14 +134,14 @@ def _state_of_nodes(incident: Incident, job: JobView) -> str:
     """Return the reason for a restart on the same nodes, according to the evidence."""
     node = incident.node or "the node"
     because = incident.evidence.get("because", "") or incident.cause
-    match incident.evidence.get("blame", ""):
-        case "hardware" if job.spares:
+    match incident.attribution.blame:
+        case Blamed.HARDWARE if job.spares:
             return (
                 f"the failure is attributed to the hardware of {node} ({because}); at the next fault a spare takes over"
             )
-        case "hardware":
+        case Blamed.HARDWARE:
             return f"the failure is attributed to the hardware of {node} ({because}), and no spare is free"
-        case "user":
+        case Blamed.USER:
             return f"the failure is attributed to the script ({because}), but it has occurred only once"
     if incident.kind == FindingKind.GPU_ERROR:
         return f"the driver's report about {node} requires new processes first"

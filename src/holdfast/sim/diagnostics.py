@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from holdfast.domain import told
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.sim.agent import JOB, Agent
 from holdfast.sim.clocks import Clock
@@ -122,7 +123,7 @@ class Diagnostics:
 
     def _finding(self, observed: _Observed, at: float | None = None) -> Finding:
         at = self.world.now if at is None else at
-        return Finding(
+        found = Finding(
             observed.identifier,
             observed.kind,
             observed.severity,
@@ -135,6 +136,7 @@ class Diagnostics:
             observed.rank,
             evidence=observed.evidence,
         )
+        return told.with_fields(found)
 
     def _say(self, finding: Finding, delay_s: float) -> None:
         def tell(what: str, waits_s: float) -> None:

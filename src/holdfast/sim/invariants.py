@@ -19,6 +19,7 @@ from holdfast.supervisor.protocol import (
     FindingArrived,
     FindingJudged,
     GenerationChanged,
+    GenerationStage,
     IncidentChanged,
     JobPhase,
     NodeCordonRequested,
@@ -77,11 +78,11 @@ class Invariants:
     def folded(self, before: State, event: Event, after: State, commands: tuple[Command, ...]) -> None:
         for command in commands:
             match command:
-                case Publish(record=GenerationChanged(stage="planned", generation=generation)):
+                case Publish(record=GenerationChanged(stage=GenerationStage.PLANNED, generation=generation)):
                     self._full_mesh(generation)
                     self._no_new_ranks_before_maintenance(generation, before)
                     self._restorable(generation)
-                case Publish(record=GenerationChanged(stage="started", generation=generation)):
+                case Publish(record=GenerationChanged(stage=GenerationStage.STARTED, generation=generation)):
                     self._nothing_older_runs(generation, after)
                     self._branch(generation, after)
                 case Publish(record=IncidentChanged(incident=incident)):
@@ -159,7 +160,7 @@ class Invariants:
 
     def _notice(self, finding: Finding) -> None:
         if finding.kind is FindingKind.MAINTENANCE and finding.at > self.noticed.get(finding.node, (0.0, False))[0]:
-            self.noticed[finding.node] = (finding.at, "withdraws" not in finding.evidence)
+            self.noticed[finding.node] = (finding.at, finding.notice is not None and bool(finding.notice.event))
 
     def _no_new_ranks_before_maintenance(self, generation: Generation, before: State) -> None:
         old = {node for job in before.jobs.values() if job.generation for node in job.generation.nodes}

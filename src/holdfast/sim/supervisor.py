@@ -24,7 +24,7 @@ from holdfast.supervisor.agents.unanswered import Unanswered
 from holdfast.supervisor.core import Config, State, step, view
 from holdfast.supervisor.core.indexing import index_of
 from holdfast.supervisor.core.turn import Turn
-from holdfast.supervisor.core.upkeep import poke
+from holdfast.supervisor.core.upkeep import reconcile
 from holdfast.supervisor.leader.steady_clock import SteadyClock
 from holdfast.supervisor.protocol import (
     CancelTimer,
@@ -280,7 +280,7 @@ class Supervisor:
             return  # what is due at this very moment is looked at next
         turn = Turn(after, event.at)
         turn.touch_all()
-        poke(turn)
+        reconcile(turn)
         if turn.commands:
             raise Violation(f"after {event} a job was not looked at, and wanted {turn.commands[0]}")
 

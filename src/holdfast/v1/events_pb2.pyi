@@ -85,7 +85,7 @@ REMEDY_REPLACE_NODE: Remedy
 REMEDY_STOP_JOB: Remedy
 
 class Finding(_message.Message):
-    __slots__ = ("id", "kind", "severity", "at", "since", "summary", "node", "job", "generation", "rank", "gpu", "confidence", "evidence", "ladder", "ttl_s", "traceparent", "waited_s", "repeat")
+    __slots__ = ("id", "kind", "severity", "at", "since", "summary", "node", "job", "generation", "rank", "gpu", "confidence", "evidence", "ladder", "ttl_s", "traceparent", "waited_s", "repeat", "supersedes", "contradicts", "verified_step", "attribution", "notice")
     class EvidenceEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -111,6 +111,11 @@ class Finding(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     WAITED_S_FIELD_NUMBER: _ClassVar[int]
     REPEAT_FIELD_NUMBER: _ClassVar[int]
+    SUPERSEDES_FIELD_NUMBER: _ClassVar[int]
+    CONTRADICTS_FIELD_NUMBER: _ClassVar[int]
+    VERIFIED_STEP_FIELD_NUMBER: _ClassVar[int]
+    ATTRIBUTION_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
     id: str
     kind: FindingKind
     severity: Severity
@@ -129,7 +134,40 @@ class Finding(_message.Message):
     traceparent: str
     waited_s: float
     repeat: int
-    def __init__(self, id: _Optional[str] = ..., kind: _Optional[_Union[FindingKind, str]] = ..., severity: _Optional[_Union[Severity, str]] = ..., at: _Optional[float] = ..., since: _Optional[float] = ..., summary: _Optional[str] = ..., node: _Optional[str] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., gpu: _Optional[int] = ..., confidence: _Optional[float] = ..., evidence: _Optional[_Mapping[str, str]] = ..., ladder: _Optional[_Iterable[_Union[Remedy, str]]] = ..., ttl_s: _Optional[float] = ..., traceparent: _Optional[str] = ..., waited_s: _Optional[float] = ..., repeat: _Optional[int] = ...) -> None: ...
+    supersedes: str
+    contradicts: str
+    verified_step: int
+    attribution: Attribution
+    notice: AnnouncedMaintenance
+    def __init__(self, id: _Optional[str] = ..., kind: _Optional[_Union[FindingKind, str]] = ..., severity: _Optional[_Union[Severity, str]] = ..., at: _Optional[float] = ..., since: _Optional[float] = ..., summary: _Optional[str] = ..., node: _Optional[str] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., gpu: _Optional[int] = ..., confidence: _Optional[float] = ..., evidence: _Optional[_Mapping[str, str]] = ..., ladder: _Optional[_Iterable[_Union[Remedy, str]]] = ..., ttl_s: _Optional[float] = ..., traceparent: _Optional[str] = ..., waited_s: _Optional[float] = ..., repeat: _Optional[int] = ..., supersedes: _Optional[str] = ..., contradicts: _Optional[str] = ..., verified_step: _Optional[int] = ..., attribution: _Optional[_Union[Attribution, _Mapping]] = ..., notice: _Optional[_Union[AnnouncedMaintenance, _Mapping]] = ...) -> None: ...
+
+class Attribution(_message.Message):
+    __slots__ = ("blame", "error_class", "prior_user", "from_outside", "tries", "nodes")
+    BLAME_FIELD_NUMBER: _ClassVar[int]
+    ERROR_CLASS_FIELD_NUMBER: _ClassVar[int]
+    PRIOR_USER_FIELD_NUMBER: _ClassVar[int]
+    FROM_OUTSIDE_FIELD_NUMBER: _ClassVar[int]
+    TRIES_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    blame: str
+    error_class: str
+    prior_user: float
+    from_outside: bool
+    tries: int
+    nodes: int
+    def __init__(self, blame: _Optional[str] = ..., error_class: _Optional[str] = ..., prior_user: _Optional[float] = ..., from_outside: bool = ..., tries: _Optional[int] = ..., nodes: _Optional[int] = ...) -> None: ...
+
+class AnnouncedMaintenance(_message.Message):
+    __slots__ = ("source", "event", "starts_at", "at")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    STARTS_AT_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    event: str
+    starts_at: float
+    at: float
+    def __init__(self, source: _Optional[str] = ..., event: _Optional[str] = ..., starts_at: _Optional[float] = ..., at: _Optional[float] = ...) -> None: ...
 
 class StepRecords(_message.Message):
     __slots__ = ("job", "generation", "world_size", "step", "started_at", "ended_at", "tokens", "loss", "stall_s")

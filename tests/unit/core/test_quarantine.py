@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from fleet import Fleet, job, running
 
+from holdfast.domain import told
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.incidents import Incident, IncidentState
 from holdfast.domain.nodes import NodeState
@@ -19,7 +20,17 @@ RULES = Rules()
 def incident(kind: FindingKind, severity: str = "error", rank: int | None = None, **evidence: str) -> Incident:
     state = IncidentState.RESOLVED
     return Incident(
-        "i-1", "job", kind, "cause", state, 1, node="n1", rank=rank, severity=severity, evidence=dict(evidence)
+        "i-1",
+        "job",
+        kind,
+        "cause",
+        state,
+        1,
+        node="n1",
+        rank=rank,
+        severity=severity,
+        evidence=dict(evidence),
+        attribution=told.attribution(kind, evidence),
     )
 
 

@@ -30,9 +30,11 @@ from holdfast.supervisor.history.sqlite import SqliteHistory
 from holdfast.supervisor.leader.picture import Progress
 from holdfast.supervisor.protocol import (
     GenerationChanged,
+    GenerationStage,
     IncidentChanged,
     JobAccepted,
     JobChanged,
+    JobPhase,
     NodeChanged,
 )
 from holdfast.supervisor.published import LeaderChanged, OperationDone, Published
@@ -164,13 +166,13 @@ async def test_a_run_becomes_a_ledger_whose_seconds_add_up(history: SqliteHistor
             NodeChanged(90.0, "n2", NodeState.SPARE, "", ""),
             NodeChanged(90.0, "n3", NodeState.SPARE, "", ""),
             JobAccepted(100.0, "gpt", spec),
-            JobChanged(100.0, "gpt", "pending", "submitted"),
-            JobChanged(100.0, "gpt", "preparing", ""),
+            JobChanged(100.0, "gpt", JobPhase.PENDING, "submitted"),
+            JobChanged(100.0, "gpt", JobPhase.PREPARING, ""),
             NodeChanged(100.0, "n1", NodeState.ACTIVE, "gpt", ""),
-            GenerationChanged(100.5, "gpt", "started", generation, ""),
+            GenerationChanged(100.5, "gpt", GenerationStage.STARTED, generation, ""),
             NodeChanged(105.0, "n3", NodeState.LOST, "", ""),
-            GenerationChanged(111.0, "gpt", "ended", generation, ""),
-            JobChanged(111.0, "gpt", "completed", ""),
+            GenerationChanged(111.0, "gpt", GenerationStage.ENDED, generation, ""),
+            JobChanged(111.0, "gpt", JobPhase.COMPLETED, ""),
         ),
         "11-0",
     )

@@ -200,11 +200,11 @@ def test_a_report_that_cannot_be_read_or_folded_is_set_aside_alone(monkeypatch: 
 
     monkeypatch.setattr("holdfast.supervisor.core.sessions.on_report", buggy)
     folder = Folder(State(), 5)
-    folded = folder.bury(folder.fold(intake.inputs, 9.0), intake.poison)
+    folded = folder.dead_letter(folder.fold(intake.inputs, 9.0), intake.poison)
     dead = [each for _, entry in folded.dead for each in decode_reports(entry.data)]
     assert sorted(each.message for each in dead) == sorted([b"\xff", said[1]])
     garbage = take([delivery(INBOX, Entry("x/2", REPORTS, b"\xff"))], 9.0)
-    assert folder.bury(folder.fold([], 9.0), garbage.poison).dead == (
+    assert folder.dead_letter(folder.fold([], 9.0), garbage.poison).dead == (
         (INBOX + ".dead", Entry("x/2", REPORTS, b"\xff")),
     )
 
@@ -252,7 +252,7 @@ def test_what_cannot_be_read_is_acknowledged_and_buried() -> None:
     intake = take(batch, 99.0)
     assert [type(each.event) for each in intake.inputs] == [FindingArrived]
     folder = Folder(State(), 5)
-    folded = folder.bury(folder.fold(intake.inputs, 99.0), intake.poison)
+    folded = folder.dead_letter(folder.fold(intake.inputs, 99.0), intake.poison)
     commit = folder.commit(folded, intake.positions)
     assert (FINDINGS + ".dead", batch[0].entry) in commit.append
     assert commit.acknowledge == {(FINDINGS, SUPERVISOR_GROUP): ["1-0", "2-0"]}

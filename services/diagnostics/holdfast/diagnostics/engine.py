@@ -169,13 +169,13 @@ class Engine:
         root = (finding.kind is FindingKind.NODE_LOST and finding.severity is Severity.ERROR) or (
             finding.kind is FindingKind.GPU_ERROR and finding.severity is Severity.FATAL
         )
-        if not root or not finding.job or "supersedes" in finding.evidence:
+        if not root or not finding.job or finding.supersedes:
             return finding
         for earlier in reversed(self._worker_faults.get((finding.job, finding.generation), ())):
             if finding.at - earlier.at > self._correlate_s:
                 break
             if earlier.node == finding.node or earlier.confidence < 0.5:
-                return replace(finding, evidence={**finding.evidence, "supersedes": earlier.id})
+                return replace(finding, supersedes=earlier.id, evidence={**finding.evidence, "supersedes": earlier.id})
         return finding
 
 

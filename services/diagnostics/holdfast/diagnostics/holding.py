@@ -36,9 +36,9 @@ class Holding:
 
     def reported(self, finding: Finding) -> None:
         """Note a finding that is reported for the first time."""
-        self._held.pop(finding.evidence.get("supersedes", ""), None)
+        self._held.pop(finding.supersedes, None)
         if finding.kind is FindingKind.NODE_LOST and finding.severity is Severity.INFO:
-            self._held.pop(finding.evidence.get("contradicts", ""), None)
+            self._held.pop(finding.contradicts, None)
         if not finding.job or finding.severity not in _CALL_FOR_ACTION:
             return
         self.over(finding.job, before=finding.generation)

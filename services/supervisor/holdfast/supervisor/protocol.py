@@ -40,6 +40,16 @@ class JobPhase(StrEnum):
         return self in (JobPhase.STOPPED, JobPhase.COMPLETED, JobPhase.FAILED)
 
 
+class GenerationStage(StrEnum):
+    """How far a generation is, as records tell it."""
+
+    PLANNED = "planned"  # Prepare orders are out
+    PREPARED = "prepared"  # every node has its workers, and nothing older runs
+    STARTED = "started"  # it was told to run
+    STEPPING = "stepping"  # every rank has finished a step
+    ENDED = "ended"
+
+
 class StartFrom(StrEnum):
     """What a submission says about checkpoints that its name has already."""
 
@@ -300,7 +310,7 @@ class Post:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """A word for a node that is neither answered nor repeated: it is lost when the node has no session now."""
+    """A one-way message to a node. It is not acknowledged or retried, and is dropped if the node has no session."""
 
     node: str
     word: SavedByAll
@@ -352,17 +362,15 @@ class JobAccepted:
 class JobChanged:
     at: float
     job: str
-    phase: str
+    phase: JobPhase
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationChanged:
-    """`stage`: planned, prepared, started, stepping, ended."""
-
     at: float
     job: str
-    stage: str
+    stage: GenerationStage
     generation: Generation
     reason: str
 

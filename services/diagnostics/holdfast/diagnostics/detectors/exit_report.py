@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from holdfast.diagnostics.detectors import repeated_exception
-from holdfast.diagnostics.detectors.blame import Blame, Who
+from holdfast.diagnostics.detectors.blame import FROM_OUTSIDE, Blame, Who
 from holdfast.diagnostics.detectors.exit_cause import Cause, ending, failed_at, is_clean
-from holdfast.domain.findings import DATED, ESTIMATE, Finding, FindingKind, Remedy, Severity
+from holdfast.domain.findings import DATED, ESTIMATE, Attribution, Blamed, Finding, FindingKind, Remedy, Severity
 from holdfast.domain.signals import WorkerExited
 
 _FRAMES_MAX = 12  # innermost, in the evidence
@@ -89,6 +89,14 @@ def report(
         ladder = (Remedy.REPLACE_NODE,)
     elif exit_.error is not None:
         ladder = (Remedy.RESTART_PROCESS,)
+    attribution = Attribution(
+        blame=Blamed(judged.who.value) if judged is not None else Blamed.NOT_JUDGED,
+        error_class=evidence.get("error_class", ""),
+        prior_user=judged.prior_user if judged is not None else 0.0,
+        from_outside=exit_.signal in FROM_OUTSIDE if exit_.signal is not None else None,
+        tries=failure.tries if failure is not None and kind is FindingKind.REPEATED_EXCEPTION else 0,
+        nodes=len(failure.nodes) if failure is not None and kind is FindingKind.REPEATED_EXCEPTION else 0,
+    )
     return Finding(
         id=f"worker:{exit_.job}:{exit_.generation}:{exit_.rank}:{exit_.at:.3f}",
         kind=kind,
@@ -102,6 +110,8 @@ def report(
         rank=exit_.rank,
         confidence=confidence,
         evidence=evidence,
+        supersedes=supersedes,
+        attribution=attribution,
         ladder=ladder,
         traceparent=exit_.traceparent,
     )

@@ -160,7 +160,8 @@ class GpuError:
         evidence = self._evidence(row, line, details, judged, earlier)
         if superseded is not None:
             evidence["supersedes"] = superseded.finding
-        return (of_line(id_, row, line, judged, evidence, now),)
+        supersedes = superseded.finding if superseded is not None else ""
+        return (of_line(id_, row, line, judged, evidence, now, supersedes),)
 
     def _is_known(
         self, node: _Node, row: XidRow, line: KernelLine, gpu: str, details: Details, recent: list[_Fault]

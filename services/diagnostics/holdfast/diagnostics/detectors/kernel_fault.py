@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from holdfast.diagnostics.bounded import Bounded
 from holdfast.diagnostics.detectors.protocol import Findings, Observed
 from holdfast.diagnostics.roster import Roster
-from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
+from holdfast.domain.findings import INJECTED, Attribution, Finding, FindingKind, Remedy, Severity
 from holdfast.domain.signals import KernelEvent, KernelLine
 
 _LINES_MAX = 50_000
@@ -137,6 +137,7 @@ def _finding(line: KernelLine, meaning: _Meaning, subject: str, now: float) -> F
         node=line.node,
         confidence=0.9,
         evidence={"line": line.text[:500], "event": line.event.value, "subject": subject},
+        attribution=Attribution(from_outside=INJECTED in line.text),
         ladder=meaning.ladder,
         traceparent=line.traceparent,
     )

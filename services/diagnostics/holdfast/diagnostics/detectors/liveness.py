@@ -374,6 +374,7 @@ def _withdraw(node: _Node, now: float) -> tuple[Finding, ...]:
             node=lost.node,
             job=lost.job,
             generation=lost.generation,
+            contradicts=lost.id,
             evidence={"contradicts": lost.id, "incarnation": node.incarnation, "away_s": f"{now - lost.since:.3f}"},
         )
         for lost in reported

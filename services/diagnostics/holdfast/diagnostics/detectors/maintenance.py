@@ -11,6 +11,7 @@ from holdfast.diagnostics.bounded import Bounded
 from holdfast.diagnostics.detectors.protocol import Findings, Observed
 from holdfast.diagnostics.roster import Roster
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
+from holdfast.domain.nodes import Notice
 from holdfast.domain.signals import MaintenanceNotice
 
 _NOTICES_MAX = 50_000
@@ -61,6 +62,7 @@ class Maintenance:
             summary=f"{item.node} will be taken for maintenance {when}: {item.event}.",
             node=item.node,
             evidence=evidence,
+            notice=Notice(item.source, item.event, now, item.starts_at),
             ladder=(Remedy.REPLACE_NODE,),
             ttl_s=self.ttl_s,
         )
@@ -76,5 +78,6 @@ def _withdrawn(item: MaintenanceNotice, before: str, now: float) -> Finding:
         summary=f"The maintenance of {item.node} was withdrawn.",
         node=item.node,
         evidence={"source": item.source, "withdraws": before},
+        notice=Notice(item.source, "", now, None),
         ladder=(Remedy.WATCH,),
     )

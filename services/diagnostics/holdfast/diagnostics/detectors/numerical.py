@@ -71,6 +71,7 @@ class _Condition:
     severity: Severity
     evidence: dict[str, str]
     members: frozenset[int] = frozenset()
+    verified_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,14 +201,16 @@ def _not_finite(job: _Job, record: StepRecord, persist_steps: int) -> _Condition
         "first_bad_step": str(job.bad_since),
         "ranks": ", ".join(map(str, job.first_bad)),
     }
-    if job.finite_step:
-        evidence["verified_step"] = str(min(job.finite_step, job.bad_since - 1))
+    verified = min(job.finite_step, job.bad_since - 1) if job.finite_step else None
+    if verified is not None:
+        evidence["verified_step"] = str(verified)
     how_long = f" for {job.bad_steps} steps" if lasting else ""
     return _Condition(
         key="nan_lasting" if lasting else "nan",
         what=f"has a loss that is not a number{how_long}, since step {job.bad_since}",
         severity=Severity.ERROR if lasting else Severity.WARNING,
         evidence=evidence,
+        verified_step=verified,
     )
 
 
@@ -225,5 +228,6 @@ def _finding(record: StepRecord, condition: _Condition, job: _Job, times: int, n
         generation=record.generation,
         confidence=0.95 if lasting else 0.8,
         evidence={**condition.evidence, "step": str(record.step), "times": str(times), DATED: "the end of that step"},
+        verified_step=condition.verified_step,
         ladder=(Remedy.STOP_JOB,) if lasting else (Remedy.WATCH,),
     )

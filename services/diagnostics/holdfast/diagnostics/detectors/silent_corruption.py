@@ -182,19 +182,21 @@ def _corrupt(
     nodes = sorted({job.generation.node_of.get(rank, "") for rank in difference.ranks})
     named = not step.restored and not difference.undecided and len(nodes) == 1 and nodes != [""]
     evidence = _evidence(job, mesh, number, step, difference)
+    verified: int | None
     evidence[DATED] = f"{ESTIMATE}the check that found it; the state may have gone wrong earlier"
     if step.restored:
         what = f"what was restored at step {number} differs between replicas: the checkpoint is corrupt, not a node"
-        evidence["verified_step"] = str(job.verified[-1] if job.verified else max(0, number - 1))
+        verified = job.verified[-1] if job.verified else max(0, number - 1)
     else:
-        if job.verified:
-            evidence["verified_step"] = str(job.verified[-1])
+        verified = job.verified[-1] if job.verified else None
         who = f"rank {_listed(difference.ranks)} ({', '.join(nodes[:_NAMED_MAX])})"
         what = (
             f"parameters of {who} differ from those of {mesh.dp - 1} other replicas at step {number}"
             if named
             else f"parameters differ between replicas at step {number}, and no majority shows which are right: {who}"
         )
+    if verified is not None:
+        evidence["verified_step"] = str(verified)
     return Finding(
         id=f"silent_corruption:{item.job}:{item.generation}:{number}",
         kind=FindingKind.SILENT_CORRUPTION,
@@ -208,6 +210,7 @@ def _corrupt(
         rank=min(difference.odd) if named else None,
         confidence=0.95 if named else 0.9,
         evidence=evidence,
+        verified_step=verified,
         ladder=(Remedy.REPLACE_NODE,) if named else (Remedy.RESTART_PROCESS, Remedy.REPLACE_NODE),
     )
 

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 
 from holdfast.diagnostics.catalogue.xid import FirstAction, XidRow
-from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
+from holdfast.domain.findings import INJECTED, Attribution, Finding, FindingKind, Remedy, Severity, blamed
 from holdfast.domain.signals import CollectorSilent, GpuSample, KernelLine
 
 Judgement = tuple[Severity, tuple[Remedy, ...]]
@@ -130,7 +130,9 @@ class Request:
 # ---------------------------------------------------------------- findings
 
 
-def of_line(id_: str, row: XidRow, line: KernelLine, judged: Judged, evidence: dict[str, str], now: float) -> Finding:
+def of_line(
+    id_: str, row: XidRow, line: KernelLine, judged: Judged, evidence: dict[str, str], now: float, supersedes: str = ""
+) -> Finding:
     name = row.name.replace("ROBUST_CHANNEL_", "").replace("_", " ").lower()
     unit = f"GPU {line.gpu}" if line.gpu is not None else (f"GPU {line.pci}" if line.pci else "a GPU")
     cause = f", {row.usual_cause}" if row.usual_cause else ""
@@ -146,6 +148,8 @@ def of_line(id_: str, row: XidRow, line: KernelLine, judged: Judged, evidence: d
         gpu=line.gpu,
         confidence=0.4 if judged.blame else confidence,
         evidence=evidence,
+        supersedes=supersedes,
+        attribution=Attribution(blamed(judged.blame), from_outside=INJECTED in line.text),
         ladder=judged.ladder,
         traceparent=line.traceparent,
     )

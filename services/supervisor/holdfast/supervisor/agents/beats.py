@@ -15,7 +15,7 @@ SECOND_WITNESS_S = 5.0  # no step has been seen for this long by anybody
 
 
 def steps_to_fold(reported: Iterable[StepReached], state: State, at: float) -> list[StepReached]:
-    """The newest step of each running generation, where it is news and the core needs it."""
+    """The newest step of each running generation, where it is newer than what the core knows and the core needs it."""
     newest: dict[str, StepReached] = {}
     for each in reported:
         job = state.jobs.get(each.job)

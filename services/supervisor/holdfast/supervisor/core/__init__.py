@@ -18,7 +18,7 @@ order stays in the outbox until its agent answers, every timer and every questio
     saved.py      what is known of saved steps                pacing.py   how often to save
     reports.py    how far a checkpoint has come               catalogue.py what is saved, for those who ask
     notices.py    machines that their owner will take
-    farewell.py   the last checkpoint of a completed job
+    final_upload.py   the last checkpoint of a completed job
     retention.py  the saved step that no node may be left without
     pruning.py    saved steps that somebody wants deleted
     earlier.py    what earlier submissions of a name have saved, and which of it a new one goes on from
@@ -36,7 +36,7 @@ from typing import assert_never
 from holdfast.supervisor.core import (
     breaker,
     change,
-    farewell,
+    final_upload,
     handover,
     incidents,
     jobs,
@@ -144,7 +144,7 @@ def step(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
     """Fold one event. The same state and event give the same answer, always. Each order is a `Send`."""
     turn = Turn(state, event.at)
     _take(turn, event)
-    upkeep.poke(turn)
+    upkeep.reconcile(turn)
     commands = turn.end()
     return turn.finish(), as_sends(commands)
 
@@ -189,7 +189,7 @@ class Batch:
         self._turn.begin(at)
         for event in events:
             _take(self._turn, event)
-        upkeep.poke(self._turn)
+        upkeep.reconcile(self._turn)
         return self._turn.end()
 
     def _again(self) -> None:
@@ -316,7 +316,7 @@ def _timer(turn: Turn, timer: Timer) -> None:
         case RetentionDue(job):
             retention.review(turn, job)
         case FinalUploadTimeout(job):
-            farewell.on_timer(turn, job)
+            final_upload.on_timer(turn, job)
         case StopTimeout(job):
             jobs.on_stop_timer(turn, job)
         case DeferralOver(job) | RetryDue(job):

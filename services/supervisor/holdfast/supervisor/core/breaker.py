@@ -23,7 +23,7 @@ def is_open(turn: Turn) -> bool:
     return turn.breaker.open_until is not None
 
 
-def hold(turn: Turn, incident: Incident) -> None:
+def defer_incident(turn: Turn, incident: Incident) -> None:
     """Nothing is decided about `incident` while the breaker is open."""
     turn.note(
         incident.job, f"no action for {incident.id} while the breaker is open ({turn.breaker.reason}): {incident.cause}"
@@ -54,7 +54,7 @@ def _doubt(turn: Turn, condemned: set[str]) -> None:
     _open(turn, reason, doubts_view=True)
 
 
-def count_reborn(turn: Turn, node: str) -> None:
+def count_agent_restart(turn: Turn, node: str) -> None:
     """The agent of `node` started again: it really was gone, so its loss casts no doubt on our view."""
     breaker = _recent(turn)
     condemned = tuple(item for item in breaker.condemned if item[1] != node)
@@ -126,4 +126,4 @@ def _open(turn: Turn, reason: str, *, doubts_view: bool) -> None:
     held = [incident for incident in asked if not incident.planned]
     turn.withdraw_all(incident.id for incident in held)
     for incident in held:
-        hold(turn, incident)
+        defer_incident(turn, incident)

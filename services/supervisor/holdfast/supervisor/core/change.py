@@ -2,7 +2,7 @@
 
     begin ──plan, elect──► PREPARING ──every Prepare and Stop answered──► STARTING ──every rank stepped──► RUNNING
       │                       │  a node fails or vanishes: plan around it    │  not in time: a ranks_missing incident
-      └──no plan──► hold      └───────────────► begin ◄──────────────────────┘
+      └──no plan──► wait      └───────────────► begin ◄──────────────────────┘
 
 **Nothing runs two generations.** `Start` goes out only after every connected node that may have workers of an older generation
 has answered that they are gone: members by `Prepare`, leavers by `Stop`. A lost node cannot be asked. It need not be: a step
@@ -39,7 +39,7 @@ from holdfast.supervisor.core.lifecycle import (
 from holdfast.supervisor.core.planner import Plan, Unplannable, peers
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import options, plan_for, reachable
-from holdfast.supervisor.protocol import GenerationChanged
+from holdfast.supervisor.protocol import GenerationChanged, GenerationStage
 from holdfast.supervisor.timers import (
     DeferralOver,
     FenceOver,
@@ -102,13 +102,13 @@ def first_start(turn: Turn, name: str, *, degraded: bool) -> bool:
 def carry_out(turn: Turn, job: Job, outcome: Plan | Unplannable, why: str) -> None:
     """Launch what was planned, or let the job wait for what stands in the way."""
     if isinstance(outcome, Unplannable):
-        hold(turn, job.name, f"{outcome.reason} ({why})", retry=bool(job.change and job.change.excluded))
+        suspend_job(turn, job.name, f"{outcome.reason} ({why})", retry=bool(job.change and job.change.excluded))
         return
     election = saved.elect_for(turn, job, outcome.mesh, outcome.placements)
     if obstacle := _obstacle(turn, job, election):
         _defer(turn, job, *obstacle)
         return
-    if election.restore.step == 0 and saved.much_to_lose(job):
+    if election.restore.step == 0 and saved.large_rework_expected(job):
         if (fewer := _restorable_with_fewer(turn, job, outcome)) is not None:
             _launch(turn, job, *fewer)
             return
@@ -151,7 +151,7 @@ def _obstacle(turn: Turn, job: Job, election: Election) -> tuple[str, float] | N
         return waits_for, saved.next_try(turn, job) or turn.at + turn.config.scratch_s
     if election.restore.step > 0:
         return None
-    if not saved.much_to_lose(job):
+    if not saved.large_rework_expected(job):
         return None
     if again := saved.next_try(turn, job):
         return f"saved steps exist, and cannot be restored now ({election.restore.reason})", again
@@ -191,13 +191,15 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
     for name in chosen.nodes:
         holds = turn.nodes[name].holds
         turn.put_node(name, holds={**holds, job.name: (*holds.get(job.name, ()), number)})
-    waiting = stop_leavers(turn, job.name, number - 1, stay=chosen.nodes)
+    waiting = stop_removed_nodes(turn, job.name, number - 1, stay=chosen.nodes)
     saved_dp = election.mesh.dp if election.mesh is not None and election.in_parts else 0
     change = Change(incidents, turn.at, excluded, refused, replans, election.origin, saved_dp)
     preparing = Preparing(change, waiting, Numbers.below(len(chosen.placements)))
     turn.move(job.name, Cause.PLAN, preparing, chosen.reason, generation=generation)
     turn.publish(
-        GenerationChanged(turn.at, job.name, "planned", generation, f"{chosen.reason}; {election.restore.reason}")
+        GenerationChanged(
+            turn.at, job.name, GenerationStage.PLANNED, generation, f"{chosen.reason}; {election.restore.reason}"
+        )
     )
     for incident in incidents:
         turn.put_incident(evolve(turn.incidents[incident], state=IncidentState.PREPARING, new_generation=number))
@@ -212,8 +214,8 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
 
 def prepare_timeout_s(turn: Turn, job: Job, change: Change) -> float:
     """The job's own limit; longer when shards come from the object store: leaving out who waits for it brings nothing."""
-    far = change.origin is Origin.STORE
-    return job.spec.limits.prepare_timeout_s * (turn.config.store_patience if far else 1.0)
+    from_store = change.origin is Origin.STORE
+    return job.spec.limits.prepare_timeout_s * (turn.config.store_patience if from_store else 1.0)
 
 
 def wait_for_stop(turn: Turn, job: Job, command: str, node: str) -> None:
@@ -257,7 +259,7 @@ def newest_held(turn: Turn, job: str) -> int:
     return max((number for node in turn.found(By.HOLDS, job) for number in turn.nodes[node].holds[job]), default=0)
 
 
-def stop_leavers(
+def stop_removed_nodes(
     turn: Turn, name: str, generation: int, *, stay: Iterable[str] = (), grace_s: float = 0.0, ended: bool = False
 ) -> dict[str, str]:
     """Order every node that may have workers of the job, except `stay`, to stop them.
@@ -293,12 +295,12 @@ def suspend(turn: Turn, name: str, why: str) -> None:
     turn.move(name, Cause.SUSPEND, Replanning(), f"the change is planned again: {why}")
 
 
-def hold(turn: Turn, name: str, reason: str, *, retry: bool = False, retry_s: float = 0.0) -> None:
+def suspend_job(turn: Turn, name: str, reason: str, *, retry: bool = False, retry_s: float = 0.0) -> None:
     """The job cannot run now: its workers stop (they only wait for peers that are gone) and it waits for nodes, or
     `retry_s`."""
     job = turn.jobs[name]
     withdraw(turn, job)
-    stop_leavers(turn, name, job.number)
+    stop_removed_nodes(turn, name, job.number)
     since = turn.at if job.held_since is None else job.held_since
     refused = job.change is not None and job.change.refused
     if retry and refused and job.running is None:
@@ -315,9 +317,9 @@ def hold(turn: Turn, name: str, reason: str, *, retry: bool = False, retry_s: fl
 def _defer(turn: Turn, job: Job, reason: str, until: float) -> None:
     """Decided, but too little is known of what was saved: decided again when it is, or at `until`."""
     withdraw(turn, job)
-    stop_leavers(turn, job.name, job.number)
+    stop_removed_nodes(turn, job.name, job.number)
     since = turn.at if job.held_since is None else job.held_since
-    known = saved.known_now(turn, job) if saved.knows_enough(turn, job) else ""
+    known = saved.known_now(turn, job) if saved.inventories_complete(turn, job) else ""
     turn.move(job.name, Cause.DEFER, Deferred(since, until, known), reason)
     turn.set_timer(DeferralOver(job.name), until)
 

@@ -20,7 +20,7 @@ from holdfast.supervisor.core.lifecycle import CHANGING, Cause, Change, Preparin
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.wording import listed
-from holdfast.supervisor.protocol import GenerationChanged, Send
+from holdfast.supervisor.protocol import GenerationChanged, GenerationStage, Send
 from holdfast.supervisor.timers import FenceOver, FirstStepsDue, FirstStepTimeout, PrepareTimeout, ReconnectTimeout
 
 SHARES_MAX = 16  # nodes that are remembered of each half of a change
@@ -73,7 +73,7 @@ def _not_prepared(turn: Turn, job: Job, node: str, order: Prepare, done: OrderDo
     """Is it the node, or what it was to restore? A healthy node must not leave because a copy elsewhere has gone bad."""
     if done.unrestorable and saved.sources_changed(turn, order):
         replan(turn, job.name, f"a source of what {node} was to restore has gone: {done.reason}")
-    elif done.unrestorable and saved.pass_over(turn, job, node, done.reason):
+    elif done.unrestorable and saved.skip_checkpoint(turn, job, node, done.reason):
         replan(turn, job.name, f"step {order.restore_step} cannot be restored on {node}: {done.reason}")
     else:
         replan(turn, job.name, f"{node} could not prepare: {done.reason}", exclude=node, refused=True)
@@ -119,7 +119,7 @@ def start_when_ready(turn: Turn, name: str) -> None:
     if not doing.master:
         replan(turn, name, f"{first} named no rendezvous endpoint", exclude=first, refused=True)
         return
-    if not doing.fenced and _nobody_testifies(turn, job):
+    if not doing.fenced and _no_node_confirmed_stop(turn, job):
         if FenceOver(name, job.number) in turn.timers:
             return
         turn.note(
@@ -140,7 +140,7 @@ def start_when_ready(turn: Turn, name: str) -> None:
         _start(turn, job, doing)
 
 
-def _nobody_testifies(turn: Turn, job: Job) -> bool:
+def _no_node_confirmed_stop(turn: Turn, job: Job) -> bool:
     """Whether no node of the generation that ran has said that its workers are gone."""
     running = job.running
     if running is None:
@@ -154,7 +154,9 @@ def _start(turn: Turn, job: Job, preparing: Preparing) -> None:
     reports.settle(turn, job.name)
     if job.running is not None:
         turn.publish(
-            GenerationChanged(turn.at, job.name, "ended", job.running, f"generation {generation.number} takes over")
+            GenerationChanged(
+                turn.at, job.name, GenerationStage.ENDED, job.running, f"generation {generation.number} takes over"
+            )
         )
     order = Start(job.name, generation.number, preparing.master, traceparent_of(turn, change.incidents))
     turn.broadcast(order, generation.placements)
@@ -174,8 +176,10 @@ def _start(turn: Turn, job: Job, preparing: Preparing) -> None:
         at_home={},
     )
     saved.forget_doubts(turn, job.name)
-    turn.publish(GenerationChanged(turn.at, job.name, "prepared", generation, f"rendezvous at {preparing.master}"))
-    turn.publish(GenerationChanged(turn.at, job.name, "started", generation, generation.restore.reason))
+    turn.publish(
+        GenerationChanged(turn.at, job.name, GenerationStage.PREPARED, generation, f"rendezvous at {preparing.master}")
+    )
+    turn.publish(GenerationChanged(turn.at, job.name, GenerationStage.STARTED, generation, generation.restore.reason))
     turn.move(job.name, Cause.START, Starting(change, turn.at), generation.restore.reason)
     for incident in change.incidents:
         if incident in turn.incidents:
@@ -248,7 +252,7 @@ def _complete(turn: Turn, job: Job, starting: Starting) -> None:
     turn.cancel_timer(FirstStepsDue(job.name, generation.number))
     progress.reached(turn, job.name, starting.stepped_to)
     reconcile.watch_steps(turn, job.name)
-    turn.publish(GenerationChanged(turn.at, job.name, "stepping", generation, "every rank has stepped"))
+    turn.publish(GenerationChanged(turn.at, job.name, GenerationStage.STEPPING, generation, "every rank has stepped"))
     reason = f"generation {generation.number} on {len(generation.nodes)} nodes, {generation.mesh}"
     turn.move(job.name, Cause.STEP, Running(), reason)
     pacing.recovered(turn, job.name, starting)

@@ -44,7 +44,7 @@ def on_finding(turn: Turn, published: Finding, age_s: float) -> None:
     if _is_known(turn, finding):
         return  # the log delivers at least once, and diagnostics says again what still holds
     if age_s > finding.ttl_s and not _is_node_fault(finding) and not _concerns_what_runs(turn, finding):
-        turn.judge(finding, f"ignored: it arrived {age_s:.0f} s old, and is news for {finding.ttl_s:.0f} s")
+        turn.judge(finding, f"ignored: the finding is {age_s:.0f} s old and expired after {finding.ttl_s:.0f} s")
     elif finding.kind is FindingKind.MAINTENANCE:
         notices.on_finding(turn, finding)
     elif finding.severity in (Severity.INFO, Severity.WARNING):
@@ -103,7 +103,7 @@ def _witness(turn: Turn, finding: Finding) -> None:
 def _withdraw_suspicion(turn: Turn, finding: Finding) -> None:
     """Diagnostics hears the node again: its telemetry is no witness any more when the session breaks later."""
     node = turn.nodes.get(finding.node)
-    if node is not None and node.suspicion is not None and finding.evidence.get("contradicts") == node.suspicion.id:
+    if node is not None and node.suspicion is not None and finding.contradicts == node.suspicion.id:
         turn.put_node(node.name, suspicion=None)
 
 
@@ -174,7 +174,7 @@ def record_fault(turn: Turn, finding: Finding) -> None:
         turn.judge(finding, "ignored: no running job is concerned")
         return
     if saved.is_corruption(finding):
-        saved.distrust(turn, job, finding)
+        saved.limit_restore_to_verified(turn, job, finding)
     root = _open_root(turn, job, finding)
     if root is not None:
         _extend(turn, job, root, finding)
@@ -199,14 +199,14 @@ def _open_root(turn: Turn, job: Job, finding: Finding) -> Incident | None:
     for incident in turn.open_incidents(job.name):
         if incident.planned:
             continue
-        if finding.evidence.get("supersedes", "-") in incident.findings:
+        if finding.supersedes in incident.findings:
             return incident
         if _is_node_fault(finding):
             same_node = incident.node == finding.node
             at_once = abs(finding.since - incident.t_fault) <= turn.config.merge_s and not _is_node_kind(incident)
             if same_node or (at_once and incident.state is not IncidentState.STARTING):
                 return incident
-        elif incident.generation == (finding.generation or job.number) and _same_life(job, incident):
+        elif incident.generation == (finding.generation or job.number) and _same_generation(job, incident):
             return incident
     return None
 
@@ -215,7 +215,7 @@ def _is_node_kind(incident: Incident) -> bool:
     return incident.kind == FindingKind.NODE_LOST or incident.severity == Severity.FATAL
 
 
-def _same_life(job: Job, incident: Incident) -> bool:
+def _same_generation(job: Job, incident: Incident) -> bool:
     """Whether the generation that `incident` struck is still the newest, or is being replaced because of it."""
     return incident.generation == job.number or (job.change is not None and incident.id in job.change.incidents)
 
@@ -242,16 +242,17 @@ def _open(turn: Turn, job: Job, finding: Finding) -> None:
         trace_id=trace_id or turn.trace(identifier),
         severity=finding.severity,
         evidence=evidence,
+        attribution=finding.attribution,
     )
     turn.put_incident(incident)
     turn.judge(finding, f"opened {identifier}", identifier)
     planned.drop(turn, job.name, f"overtaken by {identifier}")
     if finding.kind in _WORKER_FAULTS:
-        progress.count_fault(turn, job.name, incident.evidence.get("error_class", ""))
+        progress.count_fault(turn, job.name, finding.attribution.error_class)
     quarantine.count(turn, incident)
     if turn.jobs[job.name].change is not None and finding.node in nodes_of_change(turn.jobs[job.name]):
         change.suspend(turn, job.name, finding.summary)
-    consider(turn, incident)
+    ask_policy(turn, incident)
 
 
 def _dated(turn: Turn, job: Job, finding: Finding) -> tuple[float, dict[str, str]]:
@@ -276,7 +277,7 @@ def _extend(turn: Turn, job: Job, incident: Incident, finding: Finding) -> None:
     names_culprit = incident.kind == FindingKind.RANKS_MISSING and finding.kind in _WORKER_FAULTS
     better = (
         names_culprit
-        or finding.evidence.get("supersedes", "-") in incident.findings
+        or finding.supersedes in incident.findings
         or (_is_node_fault(finding) and not _is_node_kind(incident))
         or finding.kind is FindingKind.REPEATED_EXCEPTION
     )
@@ -297,6 +298,7 @@ def _extend(turn: Turn, job: Job, incident: Incident, finding: Finding) -> None:
         gpu=finding.gpu,
         severity=finding.severity,
         evidence={**incident.evidence, **finding.evidence, **_origin(incident)},
+        attribution=incident.attribution.refined(finding.attribution),
         t_fault=min(incident.t_fault, finding.since),
     )
     again = (incident.action is not None and not names_culprit) and (
@@ -309,7 +311,7 @@ def _extend(turn: Turn, job: Job, incident: Incident, finding: Finding) -> None:
     turn.put_incident(incident)
     quarantine.count(turn, incident)
     if again:
-        consider(turn, incident)
+        ask_policy(turn, incident)
 
 
 def _origin(incident: Incident) -> dict[str, str]:
@@ -320,18 +322,18 @@ def _origin(incident: Incident) -> dict[str, str]:
 # ---------------------------------------------------------------- decisions
 
 
-def consider(turn: Turn, incident: Incident) -> None:
+def ask_policy(turn: Turn, incident: Incident) -> None:
     """Ask the policy, unless the breaker is open: then the incident waits for it to close."""
     if breaker.is_open(turn):
-        breaker.hold(turn, incident)
+        breaker.defer_incident(turn, incident)
     else:
         turn.ask(incident)
 
 
-def reconsider(turn: Turn, incident: Incident) -> None:
+def ask_policy_again(turn: Turn, incident: Incident) -> None:
     """What was decided cannot be, or need not be any more."""
     incident = turn.put_incident(evolve(incident, state=IncidentState.OPEN, action=None))
-    consider(turn, incident)
+    ask_policy(turn, incident)
 
 
 def on_answer(turn: Turn, event: PolicyAnswered) -> None:
@@ -352,7 +354,7 @@ def _why_not(turn: Turn, action: Action, incident: Incident) -> str:
     if why_not := check(action, incident, job_view(turn, job)):
         return why_not
     if action.kind in _TOUCH_NOTHING and job.phase is not JobPhase.RUNNING:
-        return "the job does not run, and that would leave it so"
+        return "rejected: the job is not running and this action would not start it"
     if action.kind in _CHANGES:
         outcome = plan_for(turn, job, action, incident)
         return outcome.reason if isinstance(outcome, Unplannable) else ""
@@ -369,7 +371,7 @@ def decide_by_default(turn: Turn, incident: Incident, why: str) -> None:
 def decide(turn: Turn, incident: Incident, action: Action, decided_by: str) -> None:
     """Record the decision and carry it out. Other open faults of the job are covered by the same change."""
     if breaker.is_open(turn) and not incident.planned:
-        consider(turn, incident)
+        ask_policy(turn, incident)
         return
     incident = turn.put_incident(
         evolve(incident, state=IncidentState.DECIDED, action=action, decided_by=decided_by, t_decided=turn.at)
@@ -383,7 +385,7 @@ def decide(turn: Turn, incident: Incident, action: Action, decided_by: str) -> N
         case ActionKind.NOTIFY | ActionKind.CHECKPOINT_NOW:
             turn.note(name, action.reason)
             if action.kind is ActionKind.CHECKPOINT_NOW:
-                planned.save_soon(turn, turn.jobs[name], far=True)
+                planned.save_soon(turn, turn.jobs[name], to_object_store=True)
             turn.close_incident(incident.id, IncidentState.RESOLVED, action.reason)
             if incident.planned:
                 planned.postpone(turn, name)
@@ -391,7 +393,7 @@ def decide(turn: Turn, incident: Incident, action: Action, decided_by: str) -> N
             planned.wait(turn, name)
         case ActionKind.WAIT:
             _cover(turn, incident, action, decided_by)
-            change.hold(turn, name, action.reason, retry_s=action.retry_s)
+            change.suspend_job(turn, name, action.reason, retry_s=action.retry_s)
         case _:
             if action.kind is ActionKind.CORDON:
                 for node in action.nodes:
@@ -421,7 +423,8 @@ def _cover(turn: Turn, incident: Incident, action: Action, decided_by: str) -> N
 
 
 def node_came_back(turn: Turn, node: str) -> None:
-    """The same incarnation has a session again, its workers with it: an undecided loss of it was none.
+    """The same agent process has reconnected with its workers still running: close its node-lost incident if no action has been
+    decided yet.
 
     Unless more was found meanwhile: then the run is in trouble, with or without that node.
     """

@@ -26,7 +26,7 @@ class By(IntEnum):
     SILENT = 8  # nodes with a session and a replicator that have not said what they hold
     HOLDS = 9  # job → nodes that may have workers of it
     KEEPS = 10  # job → nodes that have shards of it
-    HUNGRY = 11  # unfinished jobs that might do better with other nodes, or cannot run now
+    WANTS_NODES = 11  # unfinished jobs that might do better with other nodes, or cannot run now
     OPEN = 12  # job → its open incidents
     UNDECIDED = 13  # open incidents without a decision
     FINDING = 14  # finding → open incidents that have it
@@ -34,7 +34,7 @@ class By(IntEnum):
     ORDER_FOR = 16  # node → its unanswered orders
     ORDER_ABOUT = 17  # job → unanswered orders about it
     FINISHED = 18  # jobs
-    DEFERRED = 19  # unfinished jobs that wait for news of what was saved
+    DEFERRED = 19  # unfinished jobs that wait for what is not known yet of saved steps
     AWAY = 20  # nodes without a session that nobody has declared lost
     ANNOUNCED = 21  # nodes whose maintenance is announced
     SUSPECTED = 22  # nodes of which one witness says that they are lost

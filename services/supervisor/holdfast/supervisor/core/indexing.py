@@ -228,7 +228,7 @@ def _of_job(job: Job | None) -> set[Entry]:
             return entries
         case Deferred():
             entries.add((By.DEFERRED, "", name))
-    entries.add((By.HUNGRY, "", name))
+    entries.add((By.WANTS_NODES, "", name))
     return entries
 
 

@@ -10,7 +10,7 @@ from holdfast.domain.orders import RanksFinished
 from holdfast.supervisor.core import (
     change,
     earlier,
-    farewell,
+    final_upload,
     lifecycle,
     nodes,
     pacing,
@@ -29,6 +29,7 @@ from holdfast.supervisor.protocol import (
     Answer,
     CheckpointRequested,
     GenerationChanged,
+    GenerationStage,
     JobAccepted,
     JobPhase,
     JobStopRequested,
@@ -215,7 +216,7 @@ def request_checkpoint(turn: Turn, event: CheckpointRequested) -> None:
         if event.operation:
             turn.commands.append(Answer(event.operation, False, why_not, event))
         return
-    at_step = planned.save_soon(turn, job, far=True)
+    at_step = planned.save_soon(turn, job, to_object_store=True)
     turn.note(event.job, f"saving at step {at_step}: an operator asked for it")
     patience_s = event.grace_s or planned.patience_s(turn, job, at_step) + reports.travel_s(turn, job)
     if event.operation:
@@ -240,7 +241,7 @@ def request_resize(turn: Turn, event: ResizeRequested) -> None:
 def request_stop(turn: Turn, event: JobStopRequested) -> None:
     job = turn.jobs.get(event.job)
     if job is None and (held := change.newest_held(turn, event.job)):
-        change.stop_leavers(turn, event.job, held)  # workers of a run that this state has never seen
+        change.stop_removed_nodes(turn, event.job, held)  # workers of a run that this state has never seen
     if job is None or job.phase.finished or job.phase is JobPhase.STOPPING:
         turn.note(event.job, f"not stopped: the job is {job.phase if job else 'not there'}")
         return
@@ -249,7 +250,7 @@ def request_stop(turn: Turn, event: JobStopRequested) -> None:
         turn.close_incident(incident.id, IncidentState.RESOLVED, f"the job stops: {event.reason}")
     can_save = isinstance(job.doing, Running) and not job.progress.reports_no_steps and not job.membership.finished
     if event.save and can_save:
-        at_step = planned.save_soon(turn, job, far=True)
+        at_step = planned.save_soon(turn, job, to_object_store=True)
         reason = f"{event.reason}; saving at step {at_step} first"
         turn.move(job.name, Cause.SAVE, Saving(event.reason, at_step), reason)
         turn.set_timer(StopTimeout(job.name), turn.at + turn.config.save_s)
@@ -270,7 +271,7 @@ def stop_now(turn: Turn, name: str, reason: str) -> None:
     """Stop the workers; the job is stopped when every connected node has said so, or the time for it is over."""
     job = turn.jobs[name]
     change.withdraw(turn, job)
-    stops = change.stop_leavers(turn, name, job.number, grace_s=turn.config.stop_grace_s)
+    stops = change.stop_removed_nodes(turn, name, job.number, grace_s=turn.config.stop_grace_s)
     turn.move(name, Cause.STOP, Stopping(reason, stops), reason)
     if not stops:
         _end(turn, name, Cause.STOPPED, reason)
@@ -313,19 +314,19 @@ def _end(turn: Turn, name: str, cause: Cause, reason: str) -> None:
     for kind in _WHILE_UNFINISHED:
         turn.cancel_timer(kind(name))
     change.withdraw(turn, job)
-    upload = farewell.begin(turn, job) if cause is Cause.COMPLETE else None
+    upload = final_upload.begin(turn, job) if cause is Cause.COMPLETE else None
     over = Completed(upload) if cause is Cause.COMPLETE else Failed() if cause is Cause.FAIL else Stopped()
     if upload is None:
-        change.stop_leavers(turn, name, job.number, ended=True)
+        change.stop_removed_nodes(turn, name, job.number, ended=True)
     if job.running is not None:
-        turn.publish(GenerationChanged(turn.at, name, "ended", job.running, reason))
+        turn.publish(GenerationChanged(turn.at, name, GenerationStage.ENDED, job.running, reason))
     closing = IncidentState.FAILED if cause is Cause.FAIL else IncidentState.RESOLVED
     for incident in turn.open_incidents(name):
         turn.close_incident(incident.id, closing, f"the job is {over.phase}: {reason}")
     members = job.generation.nodes if job.generation else ()
     turn.move(name, cause, over, reason)
     reports.review(turn, name)
-    farewell.review(turn, name)
+    final_upload.review(turn, name)
     for node in members:
         if node in turn.nodes:
             nodes.refresh(turn, node, f"{name} is {over.phase}")

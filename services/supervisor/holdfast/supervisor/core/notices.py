@@ -16,6 +16,7 @@ from holdfast.domain.findings import Finding
 from holdfast.domain.incidents import MAINTENANCE, Action, Incident, IncidentState
 from holdfast.domain.nodes import Notice
 from holdfast.supervisor.core import nodes, planned, reports
+from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import DeferredEviction, Job
 from holdfast.supervisor.core.state import Node
@@ -34,7 +35,11 @@ def on_finding(turn: Turn, finding: Finding) -> None:
     if node is None:
         turn.judge(finding, "ignored: this node has never connected here")
         return
-    notice = _notice(finding)
+    notice = finding.notice
+    if notice is None:
+        turn.judge(finding, "ignored: it says nothing of a maintenance")
+        return
+    notice = evolve(notice, at=finding.at)  # by this clock
     known = {each.source: each for each in node.notices}
     if notice.source in known and known[notice.source].at >= notice.at:
         turn.judge(finding, "ignored: something newer is known")
@@ -58,16 +63,6 @@ def on_timer(turn: Turn, name: str) -> None:
     _put(turn, node, left, "its maintenance was announced, and nothing has been heard of it since")
     for job in turn.found(By.CLAIM, name):
         turn.touch(job)
-
-
-def _notice(finding: Finding) -> Notice:
-    evidence = finding.evidence
-    try:
-        starts_at = float(evidence["starts_at"])
-    except (KeyError, ValueError):
-        starts_at = math.nan
-    event = "" if "withdraws" in evidence else evidence.get("event", "") or finding.summary
-    return Notice(evidence.get("source", ""), event, finding.at, starts_at if math.isfinite(starts_at) else None)
 
 
 def _over(notice: Notice, at: float) -> Notice:
@@ -148,7 +143,7 @@ def save(turn: Turn, name: str, node: str) -> None:
     job, notice = turn.jobs[name], turn.nodes[node].notice
     if job.progress.reports_no_steps or notice is None:
         return
-    at_step = planned.save_soon(turn, job, far=True)
+    at_step = planned.save_soon(turn, job, to_object_store=True)
     until = turn.at + planned.patience_s(turn, job, at_step) + reports.travel_s(turn, job)
     if notice.starts_at is not None and notice.starts_at > turn.at:
         until = min(until, notice.starts_at)

@@ -20,13 +20,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from holdfast.domain.findings import FindingKind, Severity
+from holdfast.domain.findings import Blamed, FindingKind, Severity
 from holdfast.domain.incidents import Incident
 
 DAY_S = 86_400.0
-INJECTED = "injected by holdfast inject"  # in a kernel line that `holdfast inject xid` wrote
-_SIGNALS_FROM_OUTSIDE = ("1", "2", "9", "15")  # SIGHUP, SIGINT, SIGKILL, SIGTERM
-_STOPPED = "process is stopped"  # SIGSTOP, or a debugger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +61,7 @@ def weight_of(incident: Incident, rules: Rules, nodes: int = 2) -> float:
 
     `nodes`: of the job. What may be the script's says nothing of the only node that could have shown it.
     """
-    if not incident.node or incident.planned or _from_outside(incident):
+    if not incident.node or incident.planned or incident.attribution.from_outside:
         return 0.0
     if incident.severity == Severity.FATAL:
         return 1.0
@@ -72,39 +69,22 @@ def weight_of(incident: Incident, rules: Rules, nodes: int = 2) -> float:
         case FindingKind.NODE_LOST | FindingKind.GPU_ERROR | FindingKind.SILENT_CORRUPTION:
             return 1.0
         case FindingKind.WORKER_CRASH | FindingKind.WORKER_EXCEPTION | FindingKind.HANG if (
-            nodes == 1 and incident.evidence.get("blame") != "hardware"
+            nodes == 1 and incident.attribution.blame is not Blamed.HARDWARE
         ):
             return 0.0
         case FindingKind.WORKER_CRASH | FindingKind.WORKER_EXCEPTION:
-            blame, error = incident.evidence.get("blame", ""), incident.evidence.get("error_class", "")
-            if blame == "hardware":
+            known = incident.attribution
+            if known.blame is Blamed.HARDWARE:
                 return 1.0
             # Without a blame it is a communication error whose root nobody saw. A failure soon after the job's first
             # start is the user's nine times of ten, whatever it looks like.
-            doubt = _share(incident.evidence.get("prior_user", "0"))
-            return rules.maybe_weight * (1.0 - doubt) if blame == "unknown" and error in ("device", "crash") else 0.0
+            may_be_node = known.blame is Blamed.UNKNOWN and known.error_class in ("device", "crash")
+            doubt = min(1.0, max(0.0, known.prior_user))
+            return rules.maybe_weight * (1.0 - doubt) if may_be_node else 0.0
         case FindingKind.HANG if incident.rank is not None:
             return rules.maybe_weight
         case _:
             return 0.0
-
-
-def _from_outside(incident: Incident) -> bool:
-    """Somebody did it: an injected fault, a signal that no broken node sends, a process that was stopped."""
-    evidence = incident.evidence
-    return (
-        INJECTED in evidence.get("line", "")
-        or evidence.get("signal", "") in _SIGNALS_FROM_OUTSIDE
-        or (incident.kind == FindingKind.HANG and _STOPPED in evidence.get("reason", ""))
-    )
-
-
-def _share(text: str) -> float:
-    """A number between 0 and 1 from a finding's evidence; 0 for what is none."""
-    try:
-        return min(1.0, max(0.0, float(text)))
-    except ValueError:
-        return 0.0
 
 
 def added(faults: Sequence[Fault], fault: Fault, rules: Rules) -> tuple[Fault, ...]:

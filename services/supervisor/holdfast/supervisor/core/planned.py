@@ -19,7 +19,9 @@ from holdfast.supervisor.core.views import options, plan_for
 from holdfast.supervisor.timers import PlannedChangeDue, SaveTimeout
 
 _AHEAD_S = 0.6  # an order reaches every rank well within it
-_TOLD_S = 1.6  # how long ago a step may have been finished when it is known here: steps are told by the second
+STEP_REPORT_LAG_S = (
+    1.6  # how long ago a step may have been finished when it is known here: steps are told by the second
+)
 _AHEAD_STEPS = 2
 
 
@@ -43,30 +45,30 @@ def patience_s(turn: Turn, job: Job, at_step: int) -> float:
     return turn.config.save_s + max(0, at_step - job.progress.step) * job.progress.step_s
 
 
-def save_soon(turn: Turn, job: Job, *, far: bool = False) -> int:
+def save_soon(turn: Turn, job: Job, *, to_object_store: bool = False) -> int:
     """Ask every rank to save at one step that none has passed when the order arrives. Returns that step.
 
-    One that has been asked for already and is still ahead will do. `far`: to the farthest tier there is, which a save that
-    is due in any case reaches only when the order comes before it.
+    One that has been asked for already and is still ahead will do. `to_object_store`: whatever the store's interval; a save
+    that is due in any case goes there only when the order comes before it.
     """
     asked = turn.jobs[job.name].checkpoints.on_demand
     if (
         asked is not None
         and asked.generation == job.number
         and asked.at_step > job.progress.step
-        and asked.to_object_store >= far
+        and asked.to_object_store >= to_object_store
     ):
         return asked.at_step
     interval = job.interval_steps
     ahead = _AHEAD_STEPS + (
-        math.ceil((_TOLD_S + _AHEAD_S) / job.progress.step_s) if job.progress.step_s > 0 else interval
+        math.ceil((STEP_REPORT_LAG_S + _AHEAD_S) / job.progress.step_s) if job.progress.step_s > 0 else interval
     )
     due = (job.progress.step // interval + 1) * interval  # saved in any case
-    at_step = job.progress.step + ahead if far or due - job.progress.step >= ahead else due
+    at_step = job.progress.step + ahead if to_object_store or due - job.progress.step >= ahead else due
     if job.generation is not None:
         for node in job.generation.nodes:
-            turn.send(node, CheckpointNow(job.name, job.number, at_step, far))
-    turn.put_checkpoints(job.name, on_demand=OnDemandSave(job.number, at_step, far))
+            turn.send(node, CheckpointNow(job.name, job.number, at_step, far=to_object_store))
+    turn.put_checkpoints(job.name, on_demand=OnDemandSave(job.number, at_step, to_object_store))
     return at_step
 
 

@@ -69,7 +69,7 @@ def _why_not(turn: Turn, name: str) -> str:
     most = max(1, int(turn.config.offenders.fraction_max * fleet))
     if turn.count(By.QUARANTINED) >= most:
         return f"{most} of {fleet} nodes are in quarantine already"
-    for job in turn.in_order({*turn.found(By.CLAIM, name), *turn.found(By.HUNGRY)}):
+    for job in turn.in_order({*turn.found(By.CLAIM, name), *turn.found(By.WANTS_NODES)}):
         if not _wants(job, name):
             continue
         running = job.generation is not None and job.generation.slot_of(name) is not None

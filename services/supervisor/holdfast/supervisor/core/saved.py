@@ -27,8 +27,6 @@ from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import spares_for
 
-VERIFIED_STEP = "verified_step"  # evidence of a silent corruption: the last step whose state passed a check
-
 _NONE = Numbers()
 
 # ---------------------------------------------------------------- election
@@ -62,8 +60,8 @@ def _knowledge(turn: Turn, job: Job) -> Knowledge:
     )
 
 
-def knows_enough(turn: Turn, job: Job) -> bool:
-    """Whether a job that waits for news of saved shards has them."""
+def inventories_complete(turn: Turn, job: Job) -> bool:
+    """Whether what a deferred job waits to know of saved shards is known."""
     running = job.running
     if running is None:
         return job.checkpoints.resumed is None
@@ -123,7 +121,7 @@ def inventories_due(turn: Turn, job: Job, election: Election) -> list[str]:
     ]
 
 
-def much_to_lose(job: Job) -> bool:
+def large_rework_expected(job: Job) -> bool:
     """Whether a start from step 0 would cost more than an ordinary loss: then it is worth waiting for lost holders."""
     return job.checkpoints.ever_saved and job.progress.best_step > 2 * job.interval_steps
 
@@ -218,13 +216,13 @@ def is_unexplained_corruption(incident: Incident) -> bool:
     return incident.kind == FindingKind.SILENT_CORRUPTION and not incident.node
 
 
-def distrust(turn: Turn, job: Job, finding: Finding) -> None:
+def limit_restore_to_verified(turn: Turn, job: Job, finding: Finding) -> None:
     """The state went wrong without an error: nothing after the last verified step may be restored."""
-    verified = finding.evidence.get(VERIFIED_STEP, "")
-    if not verified.isdecimal():
-        turn.note(job.name, f"no saved step is distrusted, for the finding names no {VERIFIED_STEP}: {finding.summary}")
-    elif job.checkpoints.trusted is None or int(verified) < job.checkpoints.trusted.step:
-        turn.put_checkpoints(job.name, trusted=Trusted(int(verified), finding.summary))
+    verified = finding.verified_step
+    if verified is None:
+        turn.note(job.name, f"no saved step is distrusted, for the finding names no verified_step: {finding.summary}")
+    elif job.checkpoints.trusted is None or verified < job.checkpoints.trusted.step:
+        turn.put_checkpoints(job.name, trusted=Trusted(verified, finding.summary))
 
 
 def sources_changed(turn: Turn, order: Prepare) -> bool:
@@ -241,7 +239,7 @@ def _holds(node: Node, job: str, key: object) -> bool:
     return node.connected and any(record.key == key for record in node.inventory.get(job, ()))
 
 
-def pass_over(turn: Turn, job: Job, node: str, reason: str) -> bool:
+def skip_checkpoint(turn: Turn, job: Job, node: str, reason: str) -> bool:
     """No source hands out what `node` was to restore: leave that step out for a while.
 
     False: `node` is to be left out instead. It has failed with this step before, and there is a spare to try it on.

@@ -21,7 +21,7 @@ from holdfast.domain.orders import (
 )
 from holdfast.supervisor.core import (
     breaker,
-    farewell,
+    final_upload,
     handover,
     incidents,
     jobs,
@@ -179,7 +179,7 @@ def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts, pr
         _answer_stops(turn, other.name, node.name)
     if job is not None and ran and turn.jobs[job.name].change is None and job.phase is JobPhase.RUNNING:
         incidents.record_fault(turn, _restart_finding(turn, node, job.name, job.number))
-    breaker.count_reborn(turn, node.name)
+    breaker.count_agent_restart(turn, node.name)
 
 
 def _restart_finding(turn: Turn, node: Node, job: str, generation: int) -> Finding:
@@ -256,7 +256,7 @@ def on_lost_timer(turn: Turn, name: str) -> None:
     if node is not None and not node.connected and nodes.job_of(turn, name) is None:
         turn.put_node(name, lost=True)
         nodes.refresh(turn, name, f"no control session for {turn.config.lost_after_s:g} s")
-        for job in turn.found(By.HUNGRY):  # one that could not be started there says so
+        for job in turn.found(By.WANTS_NODES):  # one that could not be started there says so
             turn.touch(job)
         nodes.forget_old_lost(turn)
 
@@ -337,4 +337,4 @@ def _inventory(turn: Turn, node: Node, event: NodeReported, inventory: Inventory
         planned.on_saved(turn, job.name)
         jobs.on_saved(turn, job.name)
     reports.review(turn, job.name)
-    farewell.review(turn, job.name)
+    final_upload.review(turn, job.name)

@@ -37,7 +37,7 @@ class Config:
     look_again_s: float = 1.0  # what should run is compared with what runs this often while the two differ
     step_late_s: float = 2.0  # a finished step may be reported this long after its end
     lost_after_s: float = 5.0  # a node without ranks is published as lost after this long without a session
-    change_grace_s: float = 0.5  # a node that vanishes while it prepares has this long to come back
+    change_grace_s: float = 0.5  # how long a node that disconnects during Prepare may take to reconnect
     inventory_s: float = 2.0  # a node that just connected has this long to say which shards it holds
     scratch_s: float = 60.0  # saved steps exist, none is complete on the nodes at hand: wait this long for the others
     unrestorable_s: float = 30.0  # a step that could not be restored is passed over for this long, longer every time
@@ -146,8 +146,8 @@ class Breaker:
     changes: tuple[float, ...] = ()  # when, within the window
 
     def since(self, at: float) -> Breaker:
-        """Without what was counted until `at`. In a storm that is nothing: then the thousands that stand there are not looked
-        through."""
+        """Drop entries up to and including `at`. Skips the scan when the oldest entry is newer, which is the common case when
+        many nodes fail at once."""
         condemned, changes = self.condemned, self.changes
         if condemned and condemned[0][0] <= at:
             condemned = tuple(item for item in condemned if item[0] > at)

@@ -263,7 +263,7 @@ class Turn:
         if self._everything:
             names = set(jobs)
         if self._index.pool_changed:
-            names = names | self._index.get(By.HUNGRY).keys()
+            names = names | self._index.get(By.WANTS_NODES).keys()
         if self._index.all_told:
             names = names | self._index.get(By.DEFERRED).keys()
         self._touched, self._everything = set(), False

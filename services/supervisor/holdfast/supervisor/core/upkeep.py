@@ -20,7 +20,7 @@ from holdfast.supervisor.protocol import NodeCordonRequested, NodeRepaired
 from holdfast.supervisor.timers import RetryDue
 
 _OPERATOR = "operator"
-_PASSES_MAX = 3  # what one job gives up another may take, within one event
+_PASSES_MAX = 3  # per event: a node that one job releases can be assigned to another in the next pass
 
 
 # ---------------------------------------------------------------- requests about nodes
@@ -44,13 +44,13 @@ def repaired(turn: Turn, event: NodeRepaired) -> None:
         turn.note(event.node, "not marked as repaired: no such node has ever connected")
         return
     turn.put_node(event.node, condemned="", quarantined=False, faults=(), repaired_at=turn.at)
-    nodes.refresh(turn, event.node, "repaired, says an operator")
+    nodes.refresh(turn, event.node, "marked as repaired by an operator")
 
 
 # ---------------------------------------------------------------- what is possible now
 
 
-def poke(turn: Turn) -> None:
+def reconcile(turn: Turn) -> None:
     """Look at every job that the event may have made something possible for, and at those that this makes possible again."""
     closed = not breaker.is_open(turn)
     if closed and turn.count(By.UNDECIDED) != len(turn.questions):  # only what is undecided is asked
@@ -88,7 +88,7 @@ def _may_start_degraded(turn: Turn, job: Job) -> bool:
 
 
 def start_degraded(turn: Turn, name: str) -> None:
-    """Enough waiting for the full mesh; `poke` does the rest."""
+    """Enough waiting for the full mesh; `reconcile` does the rest."""
     if name in turn.jobs and isinstance(turn.jobs[name].doing, Pending):
         turn.note(name, f"has waited {turn.config.degraded_start_s:g} s for its full mesh: fewer replicas will do")
 
@@ -96,12 +96,13 @@ def start_degraded(turn: Turn, name: str) -> None:
 def _look_again(turn: Turn, job: Job) -> None:
     """A job waits: carry out what was deferred once it can be, ask again when there are other nodes than before."""
     if isinstance(job.doing, Deferred):
-        # Enough was known already, when other nodes than those that it ran on could not restore it: only news changes that.
+        # Enough was known already, when other nodes than those that it ran on could not restore it: only newer inventories
+        # change that.
         again = turn.at >= job.doing.until or (
-            saved.knows_enough(turn, job) and saved.known_now(turn, job) != job.doing.known
+            saved.inventories_complete(turn, job) and saved.known_now(turn, job) != job.doing.known
         )
     else:
-        # A node that was excluded is free again as soon as it has stopped: that is no news, or a change that cannot
+        # A node that was excluded is free again as soon as it has stopped: that is no other option, or a change that cannot
         # succeed would be tried many times a second, until the breaker opens.
         again = RetryDue(job.name) not in turn.timers and _has_other_options(turn, job)
     if again:
@@ -132,7 +133,7 @@ def retry(turn: Turn, name: str) -> None:
     if any(incident.action is None for incident in faults):
         return  # asked already
     if faults:
-        incidents.reconsider(turn, faults[0])
+        incidents.ask_policy_again(turn, faults[0])
     elif isinstance(job.doing, Waiting | Deferred):
         change.resume(turn, name, "there is a new chance")
 
@@ -206,6 +207,6 @@ def _open(turn: Turn, job: Job, kind: str, node: str, cause: str) -> None:
 def _ask(turn: Turn, incident: Incident) -> None:
     """A repair, a maintenance: the policy's to decide. What an operator asked for is decided already."""
     if incident.kind in (REPAIR, MAINTENANCE):
-        incidents.reconsider(turn, incident) if incident.action else turn.ask(incident)
+        incidents.ask_policy_again(turn, incident) if incident.action else turn.ask(incident)
     else:
         incidents.decide_by_default(turn, incident, _OPERATOR)

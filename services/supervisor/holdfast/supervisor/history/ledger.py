@@ -9,7 +9,7 @@ import anyio.to_thread
 from holdfast.domain.nodes import NodeState
 from holdfast.supervisor.history.goodput import History, Ledger, account
 from holdfast.supervisor.history.protocol import Run
-from holdfast.supervisor.protocol import GenerationChanged, JobChanged, JobPhase, NodeChanged
+from holdfast.supervisor.protocol import GenerationChanged, GenerationStage, JobChanged, JobPhase, NodeChanged
 
 # The job wants to run and no nodes let it.
 _WAITING = (JobPhase.WAITING, JobPhase.PENDING)
@@ -57,11 +57,12 @@ def _world_sizes(generations: Iterable[GenerationChanged]) -> Iterator[tuple[flo
     """Ranks of the running generation: from its start until its workers are told to make room, 0 in between."""
     running = 0
     for change in generations:
-        if change.stage == "started":
+        if change.stage is GenerationStage.STARTED:
             running = change.generation.number
             yield change.at, change.generation.mesh.world_size
         elif running and (
-            change.stage == "planned" or (change.stage == "ended" and change.generation.number == running)
+            change.stage is GenerationStage.PLANNED
+            or (change.stage is GenerationStage.ENDED and change.generation.number == running)
         ):
             running = 0
             yield change.at, 0

@@ -16,7 +16,7 @@ from holdfast.log.protocol import Commit, Delivery, Entry
 from holdfast.supervisor.core import Batch, State
 from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.leader import snapshot
-from holdfast.supervisor.leader.intake import Input, epitaph
+from holdfast.supervisor.leader.intake import Input, dead_letter_entry
 from holdfast.supervisor.protocol import (
     Answer,
     CheckpointRequested,
@@ -168,14 +168,14 @@ class Folder:
             request = each.event
             batch.published.append(OperationDone(self._at, request.operation, False, reason, request.fingerprint))
         if each.delivery is not None:
-            batch.dead.append(epitaph(each.delivery, each.place))
+            batch.dead.append(dead_letter_entry(each.delivery, each.place))
 
-    def bury(self, folded: Folded, poison: Iterable[tuple[Delivery, str]]) -> Folded:
+    def dead_letter(self, folded: Folded, poison: Iterable[tuple[Delivery, str]]) -> Folded:
         """With what could not even be read."""
         dead = []
         for delivery, reason in poison:
             log.error("an entry cannot be read", stream=delivery.stream, position=delivery.position, reason=reason)
-            dead.append(epitaph(delivery))
+            dead.append(dead_letter_entry(delivery))
         return evolve(folded, dead=(*folded.dead, *dead)) if dead else folded
 
     def _entry(self, record: Published) -> Entry:

@@ -89,7 +89,7 @@ def _alone(entry: Entry, place: int) -> Entry:
     return replace(entry, id=f"{entry.id}/{place}", data=encode_reports([decode_reports(entry.data)[place]]))
 
 
-def epitaph(delivery: Delivery, place: int | None = None) -> tuple[str, Entry]:
+def dead_letter_entry(delivery: Delivery, place: int | None = None) -> tuple[str, Entry]:
     """(stream, entry) for the dead letters; `place`: of the one report that is meant."""
     return delivery.stream + DEAD_SUFFIX, delivery.entry if place is None else _alone(delivery.entry, place)
 

@@ -43,7 +43,7 @@ WHOLE = ""  # the one part of a snapshot that an early version wrote
 # 2: what `_APART` names stands apart, and what orders have in common. 3: so do a node's workers and what it was heard to say.
 # 4: the fields of a job are grouped, what it does is one value, and timers are values (`upgrades`).
 _FORMAT, _NOW = "format", b"4"
-_UPGRADES = {"jobs": upgrades.job}
+_UPGRADES = {"jobs": upgrades.job, "incidents": upgrades.incident}
 
 _SLOT, _PREPARE = "slot", "prepare"
 _TIMER: Any = tuple[Timer, float]  # a row of the timers: its name is for people

@@ -271,7 +271,7 @@ class Term:
 
     async def _take(self, folder: Folder, inputs: list[Input], intake: Intake) -> None:
         await self._recall(folder, inputs)
-        folded = folder.bury(folder.fold(inputs, self._clock()), intake.poison)
+        folded = folder.dead_letter(folder.fold(inputs, self._clock()), intake.poison)
         if folded.changed or folded.published or folded.dead or intake.positions:
             await self._log.commit(self._lease, folder.commit(folded, intake.positions))
         folder.keep(folded)

@@ -6,9 +6,10 @@ decoder ignores unknown fields, so what has moved is copied and what has gone is
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any, get_args
 
+from holdfast.domain import told
 from holdfast.supervisor.timers import Timer
 from holdfast.wire.records import TAG
 
@@ -120,10 +121,19 @@ def timer(name: str, tree: Any) -> Any:
     return [{TAG: kind.__name__, **named}, tree]
 
 
+def incident(tree: Tree) -> Tree:
+    """Until format 3 the evidence said what decides."""
+    if "attribution" in tree:
+        return tree
+    found = told.attribution(tree["kind"], tree.get("evidence", {}))
+    return {**tree, "attribution": asdict(found)}
+
+
 def state(tree: Tree) -> Tree:
     """A whole state, which the first versions wrote as one part."""
     jobs = {name: job(each) for name, each in tree.get("jobs", {}).items()}
     timers = tree.get("timers", [])
     if isinstance(timers, dict):
         timers = [timer(name, due) for name, due in timers.items()]
-    return {**tree, "jobs": jobs, "timers": timers}
+    incidents = {name: incident(each) for name, each in tree.get("incidents", {}).items()}
+    return {**tree, "jobs": jobs, "timers": timers, "incidents": incidents}

@@ -44,7 +44,7 @@ def over(fleet: Fleet) -> bool:
     return set(orders) == {"n0", "n1"} and all(order.ended and not order.forget for order in stops)
 
 
-def news(fleet: Fleet) -> str:
+def status(fleet: Fleet) -> str:
     assert fleet.job.final_upload is not None
     return fleet.job.final_upload.status
 
@@ -54,13 +54,13 @@ def test_its_files_stay_until_the_last_step_is_in_the_store() -> None:
     assert fleet.job.phase is JobPhase.COMPLETED
     assert asked(fleet) == {"n0": 20, "n1": 20}
     assert not fleet.orders(Stop)
-    assert news(fleet) == "step 20 is going to the object store"
+    assert status(fleet) == "step 20 is going to the object store"
     assert {node.state for node in fleet.state.nodes.values()} == {NodeState.SPARE}, "its nodes are free meanwhile"
     fleet.answer_orders()
     store(fleet, 10)
     assert not fleet.orders(Stop)
     store(fleet, 20)
-    assert news(fleet) == "step 20 is in the object store"
+    assert status(fleet) == "step 20 is in the object store"
     assert over(fleet)
     fleet.answer_orders()
     assert not list(fleet.state.sends())
@@ -80,7 +80,7 @@ def test_a_store_that_does_not_answer_is_waited_for_and_not_for_ever() -> None:
     fleet.wait(fleet.state.config.report_store_s - 1)
     assert not fleet.orders(Stop)
     fleet.wait(2)
-    assert news(fleet) == "step 20 did not reach the object store in time"
+    assert status(fleet) == "step 20 did not reach the object store in time"
     assert set(fleet.orders(Stop)) == {"n0", "n1"}
     assert "completed: step 20 did not reach the object store in time" in fleet.notes()
 

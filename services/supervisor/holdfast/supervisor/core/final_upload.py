@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from holdfast.domain.orders import CheckpointNow
 from holdfast.supervisor.core import reports
-from holdfast.supervisor.core.change import stop_leavers, withdraw
+from holdfast.supervisor.core.change import stop_removed_nodes, withdraw
 from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.lifecycle import Completed, FinalUpload
@@ -28,7 +28,7 @@ def begin(turn: Turn, job: Job) -> FinalUpload | None:
 
 
 def review(turn: Turn, name: str) -> None:
-    """A node has said what it holds: the last save may be known only now, or be where it should be."""
+    """A node has reported its inventory: order the upload of the last save once it is known, and end it once it is stored."""
     job = turn.jobs[name]
     upload = job.final_upload
     if upload is None or upload.finished:
@@ -63,4 +63,4 @@ def _over(turn: Turn, job: Job, status: str) -> None:
     turn.put_job(job.name, doing=Completed(evolve(job.final_upload, status=status, finished=True)))
     turn.note(job.name, f"completed: {status}")
     withdraw(turn, job)
-    stop_leavers(turn, job.name, job.number, ended=True)
+    stop_removed_nodes(turn, job.name, job.number, ended=True)

@@ -1,0 +1,70 @@
+"""The fields of findings and incidents that decide, as earlier versions wrote them: texts in the evidence.
+
+Read where a finding of an earlier diagnostics, or an incident of an earlier snapshot, comes in; nowhere else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from holdfast.domain.findings import INJECTED, STOPPED, Attribution, Finding, FindingKind, blamed
+from holdfast.domain.nodes import Notice
+
+_SIGNALS_FROM_OUTSIDE = ("1", "2", "9", "15")  # SIGHUP, SIGINT, SIGKILL, SIGTERM
+
+
+def with_fields(finding: Finding) -> Finding:
+    """`finding` with the fields that only its evidence says."""
+    evidence = finding.evidence
+    verified = evidence.get("verified_step", "")
+    return replace(
+        finding,
+        supersedes=finding.supersedes or evidence.get("supersedes", ""),
+        contradicts=finding.contradicts or evidence.get("contradicts", ""),
+        verified_step=int(verified)
+        if finding.verified_step is None and verified.isdecimal()
+        else finding.verified_step,
+        attribution=attribution(finding.kind, evidence).refined(finding.attribution),
+        notice=finding.notice or (_notice(finding) if finding.kind is FindingKind.MAINTENANCE else None),
+    )
+
+
+def attribution(kind: str, evidence: Mapping[str, str]) -> Attribution:
+    repeated = kind == FindingKind.REPEATED_EXCEPTION
+    return Attribution(
+        blame=blamed(evidence.get("blame", "")),
+        error_class=evidence.get("error_class", ""),
+        prior_user=min(1.0, max(0.0, _number(evidence.get("prior_user", "")) or 0.0)),
+        from_outside=_from_outside(kind, evidence),
+        tries=_count(evidence.get("tries", "")) if repeated else 0,
+        nodes=_count(evidence.get("nodes", "")) if repeated else 0,
+    )
+
+
+def _from_outside(kind: str, evidence: Mapping[str, str]) -> bool | None:
+    said = [INJECTED in evidence["line"]] if "line" in evidence else []
+    if "signal" in evidence:
+        said.append(evidence["signal"] in _SIGNALS_FROM_OUTSIDE)
+    if kind == FindingKind.HANG:
+        said.append(STOPPED in evidence.get("reason", ""))
+    return any(said) if said else None
+
+
+def _notice(finding: Finding) -> Notice:
+    evidence = finding.evidence
+    event = "" if "withdraws" in evidence else evidence.get("event", "") or finding.summary
+    return Notice(evidence.get("source", ""), event, finding.at, _number(evidence.get("starts_at", "")))
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _count(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
