@@ -124,12 +124,14 @@ def test_a_message_without_a_report(message: control_pb2.AgentMessage) -> None:
 def test_a_command_without_an_order_or_with_half_of_one() -> None:
     with pytest.raises(MalformedMessage, match="'c-1' has none"):
         control.decode_order(control_pb2.Command(command_id="c-1"))
-    with pytest.raises(MalformedMessage, match=r"prepare\.placement: missing"):
+    with pytest.raises(MalformedMessage, match=r"prepare\.mesh: missing"):
         control.decode_order(control_pb2.Command(prepare=control_pb2.Prepare(job="j")))
 
 
 def test_a_tier_from_the_future() -> None:
-    message = replicator_pb2.ReplicatorInventory(job="j", shards=[{"mesh": {"dims": [{"name": "dp", "size": 1}]}}])
+    message = replicator_pb2.ReplicatorInventory(
+        job="j", shards=[{"key": {}, "mesh": {"dims": [{"name": "dp", "size": 1}]}}]
+    )
     with pytest.raises(MalformedMessage, match=r"shard\.tier: 0 is not a tier known here \(memory, disk\)"):
         shards.decode_inventory(message)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sized
 from enum import StrEnum
 from functools import lru_cache
@@ -18,6 +17,7 @@ from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import PROTOCOL_VERSION
 from holdfast.domain.signals import Phase
 from holdfast.v1 import types_pb2 as pb
+from holdfast.wire.derived import Codec, Through, register
 
 E = TypeVar("E", bound=StrEnum)
 M = TypeVar("M", bound=Message)
@@ -33,6 +33,7 @@ class EnumCodec(Generic[E]):
         self._domain = domain.__name__
         self._wire_name = {member: prefix + member.name for member in domain}
         self._member = {numbers[member.name]: member for member in domain}
+        register(domain, self.encode, self.decode)
 
     def encode(self, member: E) -> str:
         """The proto name, which message constructors accept."""
@@ -88,13 +89,6 @@ def check_columns(field: str, **columns: Sized) -> None:
         raise MalformedMessage(field, f"columns of unequal length: {listed}")
 
 
-def check_time(at: float, field: str) -> float:
-    """`at` itself. Raises `MalformedMessage` unless it is a finite time; order and deadlines are computed from it."""
-    if not math.isfinite(at):
-        raise MalformedMessage(field, f"{at} is not a time")
-    return at
-
-
 _MESHES_MAX = 1024  # that are remembered: of thousands of shards nearly all have the same
 
 
@@ -116,124 +110,21 @@ def decode_mesh(message: pb.Mesh, field: str) -> Mesh:
         raise MalformedMessage(field, str(error)) from error
 
 
-def encode_hang(hang: HangSpec) -> pb.HangSpec:
-    return pb.HangSpec(floor_s=hang.floor_s, factor=hang.factor, init_s=hang.init_s)
+register(Mesh, encode_mesh, decode_mesh)
 
 
-def decode_hang(message: pb.HangSpec) -> HangSpec:
-    return HangSpec(floor_s=message.floor_s, factor=message.factor, init_s=message.init_s)
+def _decode_tier(number: int) -> str:
+    if number not in _TIER_NAME:
+        raise MalformedMessage("shard.tier", f"{number} is not a tier known here ({', '.join(_TIER_WIRE)})")
+    return _TIER_NAME[number]
 
 
-def encode_shard_key(key: ShardKey) -> pb.ShardKey:
-    return pb.ShardKey(attempt=key.attempt, step=key.step, rank=key.rank)
+_TIER = Through(_TIER_WIRE.__getitem__, _decode_tier)
 
-
-def decode_shard_key(message: pb.ShardKey) -> ShardKey:
-    return ShardKey(attempt=message.attempt, step=message.step, rank=message.rank)
-
-
-def encode_shard_record(record: ShardRecord) -> pb.ShardRecord:
-    return pb.ShardRecord(
-        key=encode_shard_key(record.key),
-        mesh=encode_mesh(record.mesh),
-        tier=_TIER_WIRE[record.tier],
-        size_bytes=record.size,
-        digest=record.digest,
-        owner=record.owner,
-    )
-
-
-def decode_shard_record(message: pb.ShardRecord) -> ShardRecord:
-    if message.tier not in _TIER_NAME:
-        raise MalformedMessage("shard.tier", f"{message.tier} is not a tier known here ({', '.join(_TIER_WIRE)})")
-    return ShardRecord(
-        key=decode_shard_key(message.key),
-        mesh=decode_mesh(message.mesh, "shard.mesh"),
-        tier=_TIER_NAME[message.tier],
-        size=message.size_bytes,
-        digest=message.digest,
-        owner=message.owner,
-    )
-
-
-def encode_saved_steps(steps: Iterable[tuple[int, int]]) -> list[pb.SavedStep]:
-    return [pb.SavedStep(attempt=attempt, step=step) for attempt, step in steps]
-
-
-def decode_saved_steps(messages: Iterable[pb.SavedStep]) -> tuple[tuple[int, int], ...]:
-    return tuple((message.attempt, message.step) for message in messages)
-
-
-def encode_places(places: Iterable[ShardPlace]) -> list[pb.ShardPlace]:
-    return [pb.ShardPlace(key=encode_shard_key(place.key), tier=_TIER_WIRE[place.tier]) for place in places]
-
-
-def decode_places(messages: Iterable[pb.ShardPlace]) -> tuple[ShardPlace, ...]:
-    places = []
-    for message in messages:
-        if message.tier not in _TIER_NAME:
-            raise MalformedMessage(
-                "inventory.gone", f"{message.tier} is not a tier known here ({', '.join(_TIER_WIRE)})"
-            )
-        places.append(ShardPlace(decode_shard_key(message.key), _TIER_NAME[message.tier]))
-    return tuple(places)
-
-
-def encode_stored(steps: Iterable[StoredStep]) -> list[pb.StoredStep]:
-    return [
-        pb.StoredStep(
-            attempt=stored.attempt,
-            step=stored.step,
-            mesh=encode_mesh(stored.mesh),
-            sharded=stored.sharded,
-            damage=stored.damage,
-        )
-        for stored in steps
-    ]
-
-
-def decode_stored(messages: Iterable[pb.StoredStep]) -> tuple[StoredStep, ...]:
-    return tuple(
-        StoredStep(
-            attempt=message.attempt,
-            step=message.step,
-            mesh=decode_mesh(message.mesh, "stored.mesh"),
-            sharded=message.sharded,
-            damage=message.damage,
-        )
-        for message in messages
-    )
-
-
-def encode_sources(sources: Iterable[ShardSource]) -> list[pb.ShardSource]:
-    return [pb.ShardSource(node=source.node, endpoint=source.endpoint, job=source.job) for source in sources]
-
-
-def decode_sources(messages: Iterable[pb.ShardSource]) -> tuple[ShardSource, ...]:
-    return tuple(ShardSource(node=message.node, endpoint=message.endpoint, job=message.job) for message in messages)
-
-
-def encode_restores(restores: Iterable[RankRestore]) -> list[pb.RankRestore]:
-    return [
-        pb.RankRestore(
-            rank=restore.rank,
-            shard=encode_shard_key(restore.shard),
-            digest=restore.digest,
-            sources=encode_sources(restore.sources),
-            sharing=encode_sources(restore.sharing),
-        )
-        for restore in restores
-    ]
-
-
-def decode_restores(messages: Iterable[pb.RankRestore]) -> tuple[RankRestore, ...]:
-    return tuple(
-        RankRestore(
-            rank=message.rank,
-            shard=decode_shard_key(message.shard),
-            digest=message.digest,
-            sources=decode_sources(message.sources),
-            sharing=decode_sources(message.sharing),
-        )
-        for message in messages
-    )
+HANG_SPEC = Codec(HangSpec, pb.HangSpec, "hang")
+SHARD_KEY = Codec(ShardKey, pb.ShardKey, "shard.key")
+SHARD_RECORD = Codec(ShardRecord, pb.ShardRecord, "shard", renamed={"size": "size_bytes"}, through={"tier": _TIER})
+SHARD_PLACE = Codec(ShardPlace, pb.ShardPlace, "gone", through={"tier": _TIER})
+STORED_STEP = Codec(StoredStep, pb.StoredStep, "stored")
+SHARD_SOURCE = Codec(ShardSource, pb.ShardSource, "source")
+RANK_RESTORE = Codec(RankRestore, pb.RankRestore, "restore")
