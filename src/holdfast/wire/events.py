@@ -6,18 +6,19 @@ import math
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity, StepRecord
 from holdfast.log.protocol import Entry
 from holdfast.v1 import events_pb2 as pb
 from holdfast.wire import types
+from holdfast.wire.derived import Codec, check_time
 
 FINDING = "Finding"  # the entries' `type`
 STEP_RECORDS = "StepRecords"
 
-_KIND = types.EnumCodec(FindingKind, pb.FindingKind, "FINDING_KIND_")
-_SEVERITY = types.EnumCodec(Severity, pb.Severity, "SEVERITY_")
-_REMEDY = types.EnumCodec(Remedy, pb.Remedy, "REMEDY_")
+types.EnumCodec(FindingKind, pb.FindingKind, "FINDING_KIND_")
+types.EnumCodec(Severity, pb.Severity, "SEVERITY_")
+types.EnumCodec(Remedy, pb.Remedy, "REMEDY_")
+_FINDING = Codec(Finding, pb.Finding, "finding", named=["id"], times=["at", "since", "waited_s"])
 
 
 def finding_entry(finding: Finding) -> Entry:
@@ -31,53 +32,12 @@ def finding_entry(finding: Finding) -> Entry:
 
 
 def encode_finding(finding: Finding) -> bytes:
-    return pb.Finding(
-        id=finding.id,
-        kind=_KIND.encode(finding.kind),
-        severity=_SEVERITY.encode(finding.severity),
-        at=finding.at,
-        since=finding.since,
-        summary=finding.summary,
-        node=finding.node,
-        job=finding.job,
-        generation=finding.generation,
-        rank=finding.rank,
-        gpu=finding.gpu,
-        confidence=finding.confidence,
-        evidence=finding.evidence,
-        ladder=[_REMEDY.encode(remedy) for remedy in finding.ladder],
-        ttl_s=finding.ttl_s,
-        traceparent=finding.traceparent,
-        waited_s=finding.waited_s,
-        repeat=finding.repeat,
-    ).SerializeToString()
+    return _FINDING.encode(finding).SerializeToString()
 
 
 def decode_finding(raw: bytes) -> Finding:
     """Raises `MalformedMessage` for garbage, for a kind that is not known here and for a finding without an id."""
-    message = types.parse(pb.Finding, raw)
-    if not message.id:
-        raise MalformedMessage("finding.id", "missing")
-    return Finding(
-        id=message.id,
-        kind=_KIND.decode(message.kind, "finding.kind"),
-        severity=_SEVERITY.decode(message.severity, "finding.severity"),
-        at=types.check_time(message.at, "finding.at"),
-        since=types.check_time(message.since, "finding.since"),
-        summary=message.summary,
-        node=message.node,
-        job=message.job,
-        generation=message.generation,
-        rank=message.rank if message.HasField("rank") else None,
-        gpu=message.gpu if message.HasField("gpu") else None,
-        confidence=message.confidence,
-        evidence=dict(message.evidence),
-        ladder=tuple(_REMEDY.decode(remedy, "finding.ladder") for remedy in message.ladder),
-        ttl_s=message.ttl_s,
-        traceparent=message.traceparent,
-        waited_s=types.check_time(message.waited_s, "finding.waited_s"),
-        repeat=message.repeat,
-    )
+    return _FINDING.decode(types.parse(pb.Finding, raw))
 
 
 def step_entries(records: Iterable[StepRecord]) -> list[Entry]:
@@ -130,8 +90,8 @@ def decode_steps(raw: bytes) -> list[StepRecord]:
             generation=message.generation,
             step=step,
             world_size=message.world_size,
-            started_at=types.check_time(started_at, "steps.started_at"),
-            ended_at=types.check_time(ended_at, "steps.ended_at"),
+            started_at=check_time(started_at, "steps.started_at"),
+            ended_at=check_time(ended_at, "steps.ended_at"),
             tokens=tokens,
             loss=None if math.isnan(loss) else loss,
             stall_s=stall_s,
