@@ -9,7 +9,7 @@ assert fleet.job.phase is JobPhase.PREPARING
 
 from __future__ import annotations
 
-from holdfast.domain import told
+from holdfast.domain import old_evidence
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.generations import ShardKey, ShardRecord
 from holdfast.domain.incidents import Action, Incident
@@ -312,7 +312,7 @@ class Fleet:
             rank=rank,
             evidence=evidence,
         )
-        finding = told.with_fields(finding)
+        finding = old_evidence.with_fields(finding)
         self.fold(FindingArrived(self.now, finding, age_s))
         return finding
 

@@ -121,15 +121,42 @@ def test_a_message_without_a_report(message: control_pb2.AgentMessage) -> None:
         control.decode_report(message)
 
 
+@pytest.mark.parametrize(
+    ("report", "why"),
+    [
+        ({"inventory": {"columns": {"ranks": [0, 1], "attempts": [1, 2, 3]}}}, "shards: 3 entries for 2"),
+        ({"inventory": {"columns": {"ranks": [0], "tiers": [9]}}}, r"shards\.tiers: 9 is not a tier known here"),
+        (
+            {"inventory": {"columns": {"ranks": [0], "attempts": [1], "steps": [1], "mesh_of": [4]}}},
+            "shards: 4 is not a place among 0",
+        ),
+        ({"workers_changed": {"columns": {"ranks": [0]}}}, "workers: 0 entries for 1"),
+        (
+            {
+                "order_done": {
+                    "columns": {"ranks": [0], "jobs": ["j"], "generations": [1], "pids": [1], "since": [float("nan")]}
+                }
+            },
+            r"worker\.since: not all are times",
+        ),
+    ],
+)
+def test_columns_that_do_not_fit_together(report: dict[str, Any], why: str) -> None:
+    with pytest.raises(MalformedMessage, match=why):
+        control.decode_report(control_pb2.AgentMessage(**report))
+
+
 def test_a_command_without_an_order_or_with_half_of_one() -> None:
     with pytest.raises(MalformedMessage, match="'c-1' has none"):
         control.decode_order(control_pb2.Command(command_id="c-1"))
-    with pytest.raises(MalformedMessage, match=r"prepare\.placement: missing"):
+    with pytest.raises(MalformedMessage, match=r"prepare\.mesh: missing"):
         control.decode_order(control_pb2.Command(prepare=control_pb2.Prepare(job="j")))
 
 
 def test_a_tier_from_the_future() -> None:
-    message = replicator_pb2.ReplicatorInventory(job="j", shards=[{"mesh": {"dims": [{"name": "dp", "size": 1}]}}])
+    message = replicator_pb2.ReplicatorInventory(
+        job="j", shards=[{"key": {}, "mesh": {"dims": [{"name": "dp", "size": 1}]}}]
+    )
     with pytest.raises(MalformedMessage, match=r"shard\.tier: 0 is not a tier known here \(memory, disk\)"):
         shards.decode_inventory(message)
 

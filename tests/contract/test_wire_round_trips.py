@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import sqlite3
 from itertools import chain
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from values import value_of
 
+from holdfast.agent.ledger import Ledger
+from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.findings import Finding, StepRecord
 from holdfast.domain.generations import RankRestore, ShardKey, ShardSource, runs
-from holdfast.domain.orders import Hello, Inventory, Order, Prepare, Report, Start
-from holdfast.domain.replication import Configure, SavedByAll, Stage, StagedShard, Trouble
+from holdfast.domain.nodes import RunningWorker
+from holdfast.domain.orders import Hello, Inventory, Order, OrderDone, Prepare, Report, Start, StepReached
+from holdfast.domain.replication import (
+    ArchiveNow,
+    Configure,
+    EndJob,
+    PruneSteps,
+    SavedByAll,
+    Stage,
+    StagedShard,
+    Trouble,
+)
 from holdfast.domain.signals import Tick
 from holdfast.supervisor.protocol import Command, Event, Record
 from holdfast.v1 import control_pb2, replicator_pb2, telemetry_pb2
@@ -106,25 +120,36 @@ def test_steps(record: StepRecord, steps: list[int]) -> None:
     assert events.decode_steps(events.encode_steps(records)) == records
 
 
-@given(configure=value_of(Configure).filter(lambda request: request.job))
+REQUESTS: dict[type, tuple[Any, Any, Any]] = {
+    Configure: (shards.encode_configure, shards.decode_configure, replicator_pb2.ConfigureRequest),
+    Stage: (shards.encode_stage, shards.decode_stage, replicator_pb2.StageRequest),
+    ArchiveNow: (shards.encode_archive, shards.decode_archive, replicator_pb2.ArchiveRequest),
+    SavedByAll: (retention.encode_retain, retention.decode_retain, replicator_pb2.RetainRequest),
+    EndJob: (retention.encode_end, retention.decode_end, replicator_pb2.EndRequest),
+    PruneSteps: (retention.encode_prune, retention.decode_prune, replicator_pb2.PruneRequest),
+}
+
+
+@pytest.mark.parametrize("kind", REQUESTS, ids=lambda kind: kind.__name__)
+@given(data=st.data())
 @quick
-def test_configure(configure: Configure) -> None:
-    raw = shards.encode_configure(configure).SerializeToString()
-    assert shards.decode_configure(replicator_pb2.ConfigureRequest.FromString(raw)) == configure
+def test_request_to_a_replicator(kind: type, data: st.DataObject) -> None:
+    encode, decode, message = REQUESTS[kind]
+    request = data.draw(value_of(kind).filter(lambda value: value.job))
+    assert decode(message.FromString(encode(request).SerializeToString())) == request
+    with pytest.raises(MalformedMessage, match=r"\.job: missing"):
+        decode(encode(dataclasses.replace(request, job="")))
 
 
 @given(
-    stage=value_of(Stage).filter(lambda request: request.job),
     staged=st.lists(value_of(StagedShard), max_size=3).map(tuple),
-    inventory=st.builds(Inventory, job=value_of(str), shards=value_of(Inventory).map(lambda held: held.shards)),
+    inventory=value_of(Inventory).map(lambda held: dataclasses.replace(held, base=0, gone=())),
     troubles=st.lists(value_of(Trouble), max_size=3).map(tuple),
 )
 @quick
-def test_stage_and_inventory(
-    stage: Stage, staged: tuple[StagedShard, ...], inventory: Inventory, troubles: tuple[Trouble, ...]
+def test_answers_of_a_replicator(
+    staged: tuple[StagedShard, ...], inventory: Inventory, troubles: tuple[Trouble, ...]
 ) -> None:
-    raw = shards.encode_stage(stage).SerializeToString()
-    assert shards.decode_stage(replicator_pb2.StageRequest.FromString(raw)) == stage
     raw = shards.encode_staged(staged).SerializeToString()
     assert shards.decode_staged(replicator_pb2.StageResponse.FromString(raw)) == staged
     raw = shards.encode_inventory(inventory, troubles).SerializeToString()
@@ -136,9 +161,51 @@ def test_stage_and_inventory(
 @quick
 def test_saved_by_all(saved: SavedByAll) -> None:
     raw = retention.encode_saved_by_all(3, saved).SerializeToString()
-    assert retention.decode_saved_by_all(control_pb2.SupervisorMessage.FromString(raw).saved_by_all) == saved
-    raw = retention.encode_retain(saved).SerializeToString()
-    assert retention.decode_retain(replicator_pb2.RetainRequest.FromString(raw)) == saved
+    message = control_pb2.SupervisorMessage.FromString(raw).saved_by_all
+    assert (message.epoch, retention.decode_saved_by_all(message)) == (3, saved)
+
+
+@given(steps=st.lists(value_of(StepReached), max_size=3).map(tuple))
+@quick
+def test_beat(steps: tuple[StepReached, ...]) -> None:
+    raw = control.encode_beat(1.5, 7, steps).SerializeToString()
+    beat = control_pb2.AgentMessage.FromString(raw).beat
+    assert (beat.at, beat.workers_version, control.decode_steps_reached(beat)) == (1.5, 7, steps)
+
+
+@given(answer=value_of(OrderDone))
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_agents_ledger(tmp_path: Path, answer: OrderDone) -> None:
+    with Ledger(tmp_path / "ledger") as ledger:
+        ledger.remember(answer)
+    with Ledger(tmp_path / "ledger") as ledger:
+        assert ledger.answer(answer.command_id) == answer
+
+
+@pytest.mark.parametrize("with_later_fields", [True, False])
+def test_the_ledger_of_an_earlier_agent_is_read(tmp_path: Path, with_later_fields: bool) -> None:
+    """Recorded: what agents wrote before the records' codec did, and the ones before `restored_from` and `restored_bytes`."""
+    later = ', "restored_from": [["peer", 2]], "unrestorable": false, "restored_bytes": [["peer", 4096]]'
+    recorded = (
+        '{"command_id": "c-9", "ok": true, "reason": "", "master": "n0:29400", "at": 1758000000.25, '
+        '"phases_s": [["stop", 0.5], ["fork", 0.25]], '
+        '"workers": [{"job": "gpt", "generation": 3, "rank": 0, "pid": 41, "since": 1758000000.0}, '
+        '{"job": "gpt", "generation": 3, "rank": 1, "pid": 42, "since": 0.0}]'
+        + (later if with_later_fields else "")
+        + "}"
+    )
+    with Ledger(tmp_path / "ledger"):
+        pass
+    with sqlite3.connect(tmp_path / "ledger") as database:
+        database.execute("INSERT INTO answer (command_id, answer) VALUES ('c-9', ?)", (recorded,))
+    database.close()
+    workers = (RunningWorker("gpt", 3, 0, 41, 1758000000.0), RunningWorker("gpt", 3, 1, 42))
+    phases = (("stop", 0.5), ("fork", 0.25))
+    expected = OrderDone("c-9", True, "", "n0:29400", 1758000000.25, phases, workers)
+    if with_later_fields:
+        expected = dataclasses.replace(expected, restored_from=(("peer", 2),), restored_bytes=(("peer", 4096),))
+    with Ledger(tmp_path / "ledger") as ledger:
+        assert ledger.answer("c-9") == expected
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.domain import told
+from holdfast.domain import old_evidence
 from holdfast.domain.errors import PolicyError
 from holdfast.domain.findings import FindingKind
 from holdfast.domain.incidents import Action, ActionKind, Incident
@@ -54,7 +54,7 @@ def test_the_reason_of_a_restart_is_what_the_evidence_bears_out() -> None:
     """Nothing is called healthy that the evidence blames, or that nobody has looked at."""
 
     def reason(kind: str, spares: tuple[str, ...] = (), **evidence: str) -> str:
-        fault = replace(incident(kind), evidence=evidence, attribution=told.attribution(kind, evidence))
+        fault = replace(incident(kind), evidence=evidence, attribution=old_evidence.attribution(kind, evidence))
         return default(fault, replace(sample_job(fault), unusable=(), spares=spares)).reason
 
     hardware: dict[str, Any] = {"blame": "hardware", "because": "at the same time: Xid 94"}

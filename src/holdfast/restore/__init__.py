@@ -28,18 +28,9 @@ another replica's identical state.
 Cost: linear in the copies of shards that are known, and in the shards that are restored.
 """
 
-from holdfast.restore.election import (
-    Election,
-    Holder,
-    Knowledge,
-    ObjectStore,
-    Origin,
-    Terms,
-    Trusted,
-    elect,
-    replicas_differ,
-)
+from holdfast.restore.election import elect, replicas_differ
 from holdfast.restore.lineage import Line, Segment, ancestry, branch
+from holdfast.restore.values import Election, Holder, Knowledge, ObjectStore, Origin, Terms, Trusted
 
 __all__ = [
     "Election",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import assert_never
 
 from holdfast.domain.generations import (
@@ -14,85 +13,16 @@ from holdfast.domain.generations import (
     RankRestore,
     RestorePoint,
     ShardKey,
-    ShardRecord,
     ShardSource,
     StoredStep,
     rows_of,
 )
 from holdfast.domain.mesh import Mesh
 from holdfast.restore.lineage import Line, Segment
+from holdfast.restore.values import Election, Holder, Knowledge, ObjectStore, Origin, Terms
 
 REASONS_MAX = 3
 _TIER_ORDER = {"memory": 0, "disk": 1}
-
-
-class Origin(IntEnum):
-    """Where a rank's shard comes from, nearest first."""
-
-    NOWHERE = 0  # the start from step 0
-    MEMORY = 1
-    DISK = 2
-    PEER = 3
-    STORE = 4
-
-    def __str__(self) -> str:
-        return ("nowhere", "local memory", "local disk", "another node", "the object store")[self]
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """A connected node and what it holds of the job. Shards on spares and cordoned nodes count like any other."""
-
-    node: str
-    endpoint: str
-    zone: str
-    shards: Sequence[ShardRecord]  # a digest "" is not known yet: it agrees with every other one
-
-
-@dataclass(frozen=True, slots=True)
-class ObjectStore:
-    """An object store and what is known to be complete in it."""
-
-    url: str = ""
-    steps: tuple[StoredStep, ...] = ()
-    job: str = ""  # whose steps; empty = the job's own
-
-
-@dataclass(frozen=True, slots=True)
-class Trusted:
-    """Nothing after `step` may be restored: the state is known to have gone wrong some time after it."""
-
-    step: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Knowledge:
-    """What else is known of a job's saved steps, besides who holds them."""
-
-    store: ObjectStore = field(default_factory=ObjectStore)
-    origin: ObjectStore = field(default_factory=ObjectStore)  # with another job's step that this one started from
-    sharded: bool | None = None  # over dp, as seen at a step of which every shard was known; None = never seen one
-    doubts: Mapping[tuple[int, int], str] = field(default_factory=dict)  # (attempt, step) → why not this one
-    trusted: Trusted | None = None
-    mounts: Mapping[str, str] = field(default_factory=dict)  # node → the holder whose shards it can read itself, too
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What the caller can do with a step. The defaults are those of a job whose mesh changes in its replicas only."""
-
-    any_mesh: bool = False  # the state is put together from all shards of a mesh with other dimensions
-    substitutes: bool = False  # when no step is complete: another replica's identical state for a shard that is lost
-
-
-@dataclass(frozen=True, slots=True)
-class Election:
-    restore: RestorePoint
-    mesh: Mesh | None = None  # that saved it; None = start from scratch
-    ranks: tuple[RankRestore, ...] = ()  # by rank; several of one rank are parts of its state
-    origin: Origin = Origin.NOWHERE  # the farthest that a rank has to go
-    in_parts: bool = False  # each rank puts its state together from several shards
 
 
 def elect(
@@ -430,10 +360,15 @@ def _elected(saved: _Saved, picks: list[_Pick], mesh: Mesh, refused: Sequence[st
     )
     [before] = saved.meshes()
     in_parts = len(picks) > mesh.world_size
+    same_positions = before.resized(1) == mesh.resized(1)
     if in_parts:
-        whose = "replicas" if before.resized(1) == mesh.resized(1) else "ranks"
+        whose = "replicas" if same_positions else "ranks"
         reason += f"; each rank's part is put together from those of {len(picks) // mesh.world_size} {whose}"
-    elif before.dp == mesh.dp and (lost := sum(pick.restore.shard.rank != pick.restore.rank for pick in picks)):
+    elif (
+        same_positions
+        and before.dp == mesh.dp
+        and (lost := sum(pick.restore.shard.rank != pick.restore.rank for pick in picks))
+    ):
         reason += f"; another replica's identical state stands in for {lost} {'shard' if lost == 1 else 'shards'}"
     if refused:
         reason += f" (passed over: {'; '.join(refused[:REASONS_MAX])})"

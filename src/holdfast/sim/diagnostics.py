@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from holdfast.domain import told
+from holdfast.domain import old_evidence
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.sim.agent import JOB, Agent
 from holdfast.sim.clocks import Clock
@@ -136,7 +136,7 @@ class Diagnostics:
             observed.rank,
             evidence=observed.evidence,
         )
-        return told.with_fields(found)
+        return old_evidence.with_fields(found)
 
     def _say(self, finding: Finding, delay_s: float) -> None:
         def tell(what: str, waits_s: float) -> None:

@@ -6,20 +6,23 @@ import math
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from holdfast.domain import told
-from holdfast.domain.errors import MalformedMessage
+from holdfast.domain import old_evidence
 from holdfast.domain.findings import Attribution, Finding, FindingKind, Remedy, Severity, StepRecord, blamed
 from holdfast.domain.nodes import Notice
 from holdfast.log.protocol import Entry
 from holdfast.v1 import events_pb2 as pb
 from holdfast.wire import types
+from holdfast.wire.derived import Codec, Through, check_time
 
 FINDING = "Finding"  # the entries' `type`
 STEP_RECORDS = "StepRecords"
 
-_KIND = types.EnumCodec(FindingKind, pb.FindingKind, "FINDING_KIND_")
-_SEVERITY = types.EnumCodec(Severity, pb.Severity, "SEVERITY_")
-_REMEDY = types.EnumCodec(Remedy, pb.Remedy, "REMEDY_")
+types.EnumCodec(FindingKind, pb.FindingKind, "FINDING_KIND_")
+types.EnumCodec(Severity, pb.Severity, "SEVERITY_")
+types.EnumCodec(Remedy, pb.Remedy, "REMEDY_")
+Codec(Attribution, pb.Attribution, "finding.attribution", through={"blame": Through(str, blamed)})
+Codec(Notice, pb.AnnouncedMaintenance, "finding.notice", times=["at", "starts_at"])
+_FINDING = Codec(Finding, pb.Finding, "finding", named=["id"], times=["at", "since", "waited_s"])
 
 
 def finding_entry(finding: Finding) -> Entry:
@@ -33,50 +36,7 @@ def finding_entry(finding: Finding) -> Entry:
 
 
 def encode_finding(finding: Finding) -> bytes:
-    return pb.Finding(
-        id=finding.id,
-        kind=_KIND.encode(finding.kind),
-        severity=_SEVERITY.encode(finding.severity),
-        at=finding.at,
-        since=finding.since,
-        summary=finding.summary,
-        node=finding.node,
-        job=finding.job,
-        generation=finding.generation,
-        rank=finding.rank,
-        gpu=finding.gpu,
-        confidence=finding.confidence,
-        evidence=finding.evidence,
-        supersedes=finding.supersedes,
-        contradicts=finding.contradicts,
-        verified_step=finding.verified_step,
-        attribution=_attribution(finding.attribution),
-        notice=_notice(finding.notice),
-        ladder=[_REMEDY.encode(remedy) for remedy in finding.ladder],
-        ttl_s=finding.ttl_s,
-        traceparent=finding.traceparent,
-        waited_s=finding.waited_s,
-        repeat=finding.repeat,
-    ).SerializeToString()
-
-
-def _attribution(value: Attribution) -> pb.Attribution:
-    message = pb.Attribution(
-        blame=value.blame,
-        error_class=value.error_class,
-        prior_user=value.prior_user,
-        tries=value.tries,
-        nodes=value.nodes,
-    )
-    if value.from_outside is not None:
-        message.from_outside = value.from_outside
-    return message
-
-
-def _notice(notice: Notice | None) -> pb.AnnouncedMaintenance | None:
-    if notice is None:
-        return None
-    return pb.AnnouncedMaintenance(source=notice.source, event=notice.event, starts_at=notice.starts_at, at=notice.at)
+    return _FINDING.encode(finding).SerializeToString()
 
 
 def decode_finding(raw: bytes) -> Finding:
@@ -85,52 +45,8 @@ def decode_finding(raw: bytes) -> Finding:
     Raises `MalformedMessage` for garbage, for a kind that is not known here and for a finding without an id.
     """
     message = types.parse(pb.Finding, raw)
-    if not message.id:
-        raise MalformedMessage("finding.id", "missing")
-    finding = Finding(
-        id=message.id,
-        kind=_KIND.decode(message.kind, "finding.kind"),
-        severity=_SEVERITY.decode(message.severity, "finding.severity"),
-        at=types.check_time(message.at, "finding.at"),
-        since=types.check_time(message.since, "finding.since"),
-        summary=message.summary,
-        node=message.node,
-        job=message.job,
-        generation=message.generation,
-        rank=message.rank if message.HasField("rank") else None,
-        gpu=message.gpu if message.HasField("gpu") else None,
-        confidence=message.confidence,
-        evidence=dict(message.evidence),
-        supersedes=message.supersedes,
-        contradicts=message.contradicts,
-        verified_step=message.verified_step if message.HasField("verified_step") else None,
-        attribution=_attribution_of(message.attribution),
-        notice=_notice_of(message.notice) if message.HasField("notice") else None,
-        ladder=tuple(_REMEDY.decode(remedy, "finding.ladder") for remedy in message.ladder),
-        ttl_s=message.ttl_s,
-        traceparent=message.traceparent,
-        waited_s=types.check_time(message.waited_s, "finding.waited_s"),
-        repeat=message.repeat,
-    )
-    return finding if message.HasField("attribution") else told.with_fields(finding)
-
-
-def _attribution_of(message: pb.Attribution) -> Attribution:
-    return Attribution(
-        blame=blamed(message.blame),
-        error_class=message.error_class,
-        prior_user=message.prior_user,
-        from_outside=message.from_outside if message.HasField("from_outside") else None,
-        tries=message.tries,
-        nodes=message.nodes,
-    )
-
-
-def _notice_of(message: pb.AnnouncedMaintenance) -> Notice:
-    starts_at = (
-        types.check_time(message.starts_at, "finding.notice.starts_at") if message.HasField("starts_at") else None
-    )
-    return Notice(message.source, message.event, types.check_time(message.at, "finding.notice.at"), starts_at)
+    finding = _FINDING.decode(message)
+    return finding if message.HasField("attribution") else old_evidence.with_fields(finding)
 
 
 def step_entries(records: Iterable[StepRecord]) -> list[Entry]:
@@ -183,8 +99,8 @@ def decode_steps(raw: bytes) -> list[StepRecord]:
             generation=message.generation,
             step=step,
             world_size=message.world_size,
-            started_at=types.check_time(started_at, "steps.started_at"),
-            ended_at=types.check_time(ended_at, "steps.ended_at"),
+            started_at=check_time(started_at, "steps.started_at"),
+            ended_at=check_time(ended_at, "steps.ended_at"),
             tokens=tokens,
             loss=None if math.isnan(loss) else loss,
             stall_s=stall_s,

@@ -2,51 +2,21 @@
 
 from __future__ import annotations
 
-from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.replication import EndJob, PruneSteps, SavedByAll
 from holdfast.v1 import control_pb2, replicator_pb2
-from holdfast.wire import types
+from holdfast.wire.derived import Codec
+
+_SAVED_BY_ALL = Codec(SavedByAll, control_pb2.SavedByAll, "saved_by_all", beside=["epoch"], named=["job"])
+_RETAIN = Codec(SavedByAll, replicator_pb2.RetainRequest, "retain", named=["job"])
+_END = Codec(EndJob, replicator_pb2.EndRequest, "end", named=["job"])
+_PRUNE = Codec(PruneSteps, replicator_pb2.PruneRequest, "prune", named=["job"])
+
+decode_saved_by_all = _SAVED_BY_ALL.decode
+encode_retain, decode_retain = _RETAIN.encode, _RETAIN.decode
+encode_end, decode_end = _END.encode, _END.decode
+encode_prune, decode_prune = _PRUNE.encode, _PRUNE.decode
 
 
 def encode_saved_by_all(epoch: int, saved: SavedByAll) -> control_pb2.SupervisorMessage:
     """Not numbered and not answered: the next one replaces it."""
-    word = control_pb2.SavedByAll(epoch=epoch, job=saved.job, attempt=saved.attempt, step=saved.step)
-    return control_pb2.SupervisorMessage(saved_by_all=word)
-
-
-def decode_saved_by_all(message: control_pb2.SavedByAll) -> SavedByAll:
-    return _read(message, "saved_by_all")
-
-
-def encode_retain(saved: SavedByAll) -> replicator_pb2.RetainRequest:
-    return replicator_pb2.RetainRequest(job=saved.job, attempt=saved.attempt, step=saved.step)
-
-
-def decode_retain(message: replicator_pb2.RetainRequest) -> SavedByAll:
-    return _read(message, "retain")
-
-
-def encode_end(request: EndJob) -> replicator_pb2.EndRequest:
-    return replicator_pb2.EndRequest(job=request.job, generation=request.generation)
-
-
-def decode_end(message: replicator_pb2.EndRequest) -> EndJob:
-    if not message.job:
-        raise MalformedMessage("end.job", "missing")
-    return EndJob(job=message.job, generation=message.generation)
-
-
-def encode_prune(request: PruneSteps) -> replicator_pb2.PruneRequest:
-    return replicator_pb2.PruneRequest(job=request.job, steps=types.encode_saved_steps(request.steps))
-
-
-def decode_prune(message: replicator_pb2.PruneRequest) -> PruneSteps:
-    if not message.job:
-        raise MalformedMessage("prune.job", "missing")
-    return PruneSteps(job=message.job, steps=types.decode_saved_steps(message.steps))
-
-
-def _read(message: control_pb2.SavedByAll | replicator_pb2.RetainRequest, what: str) -> SavedByAll:
-    if not message.job:
-        raise MalformedMessage(f"{what}.job", "missing")
-    return SavedByAll(job=message.job, attempt=message.attempt, step=message.step)
+    return control_pb2.SupervisorMessage(saved_by_all=_SAVED_BY_ALL.encode(saved, epoch=epoch))

@@ -41,9 +41,8 @@ from holdfast.domain.signals import (
     WorkerExited,
 )
 from holdfast.v1 import telemetry_pb2 as pb
-from holdfast.wire import types
-from holdfast.wire.checks import PREFLIGHT
-from holdfast.wire.derived import Codec, Through
+from holdfast.wire import checks, types  # noqa: F401  # with the codecs of parts
+from holdfast.wire.derived import Codec, Through, check_time
 
 _EVENTS = {event.value: event for event in KernelEvent}
 _by_time: Callable[[NodeSignal], float] = attrgetter("at")
@@ -56,26 +55,9 @@ def _decode_event(event: str) -> KernelEvent:
     return _EVENTS.get(event, KernelEvent.OTHER)
 
 
-_ERROR = Codec(
-    WorkerError,
-    pb.WorkerError,
-    "worker_exited.error",
-    through={"at": Through(float, partial(types.check_time, field="worker_exited.error.at"))},
-)
-_MESH = Through(types.encode_mesh, partial(types.decode_mesh, field="generation_started.mesh"))
-_HANG = Through(types.encode_hang, types.decode_hang)
-_DISKS = Through(
-    lambda disks: [pb.Disk(path=path, used_bytes=used, total_bytes=total) for path, used, total in disks],
-    lambda disks: tuple((disk.path, disk.used_bytes, disk.total_bytes) for disk in disks),
-)
-_LATENCY = Through(
-    lambda disks: [pb.DiskLatency(path=path, write_s=write_s) for path, write_s in disks],
-    lambda disks: tuple((disk.path, disk.write_s) for disk in disks),
-)
-_PREFLIGHT = Through(PREFLIGHT.encode, PREFLIGHT.decode)
+_ERROR = Codec(WorkerError, pb.WorkerError, "worker_exited.error", times=["at"])
 _VERDICTS = types.EnumCodec(Verdict, pb.Verdict, "VERDICT_")
 _VERDICT = Through(_VERDICTS.encode_all, partial(_VERDICTS.decode_all, field="health_checks.verdict"))
-_STARTS_AT = Through(float, partial(types.check_time, field="maintenance.starts_at"))
 
 
 def _check_members(members: tuple[str, ...]) -> tuple[str, ...]:
@@ -104,7 +86,7 @@ def _codec(domain: type[NodeSignal], message: type[Any], field: str, **options: 
 
 
 _CODECS = (
-    _codec(GenerationStarted, pb.GenerationStarted, "generation_started", through={"mesh": _MESH, "hang": _HANG}),
+    _codec(GenerationStarted, pb.GenerationStarted, "generation_started"),
     _codec(GenerationStopped, pb.GenerationStopped, "generation_stopped"),
     _codec(StepColumns, pb.StepColumns, "steps", columns=True),
     _codec(
@@ -114,14 +96,13 @@ _CODECS = (
         columns=True,
         through={"phase": Through(types.PHASE.encode_all, partial(types.PHASE.decode_all, field="progress.phase"))},
     ),
-    _codec(WorkerExited, pb.WorkerExited, "worker_exited", through={"error": Through(_ERROR.encode, _ERROR.decode)}),
+    _codec(WorkerExited, pb.WorkerExited, "worker_exited"),
     _codec(KernelLine, pb.KernelLine, "kernel_lines", through={"event": Through(str, _decode_event)}),
     _codec(
         HostSample,
         pb.HostSample,
         "host",
         renamed={"memory_used": "memory_used_bytes", "memory_total": "memory_total_bytes"},
-        through={"disks": _DISKS, "disk_latency": _LATENCY},
     ),
     _codec(GpuSample, pb.GpuSample, "gpus", columns=True, renamed={"memory_used": "memory_used_bytes"}),
     _codec(CollectorSilent, pb.CollectorSilent, "collectors_silent"),
@@ -129,13 +110,11 @@ _CODECS = (
     _codec(NicSample, pb.NicSample, "nics", columns=True),
     _codec(HealthChecks, pb.HealthChecks, "health_checks", columns=True, through={"verdict": _VERDICT}),
     _codec(Measurements, pb.Measurements, "measurements", columns=True),
-    _codec(MaintenanceNotice, pb.MaintenanceNotice, "maintenance", through={"starts_at": _STARTS_AT}),
+    _codec(MaintenanceNotice, pb.MaintenanceNotice, "maintenance", times=["starts_at"]),
     _codec(CheckpointTrouble, pb.CheckpointTrouble, "checkpoint_troubles"),
     _codec(ReplicaChecks, pb.ReplicaChecks, "replica_checks", columns=True),
-    _codec(
-        Standstill, pb.Standstill, "standstills", columns=True, through={"rows": Through(_ROWS.encode, _ROWS.decode)}
-    ),
-    _codec(NodeTested, pb.NodeTested, "node_tested", through={"preflight": _PREFLIGHT}),
+    _codec(Standstill, pb.Standstill, "standstills", columns=True),
+    _codec(NodeTested, pb.NodeTested, "node_tested"),
 )
 _BY_FIELD: Mapping[str, Codec[Any, Any]] = {codec.label: codec for codec in _CODECS}
 _BY_TYPE: Mapping[type, Codec[Any, Any]] = {codec.domain: codec for codec in _CODECS}
@@ -187,12 +166,12 @@ def decode_tick(message: pb.Tick) -> Tick:
     ]
     for signal in signals:
         if not isfinite(signal.at):
-            types.check_time(signal.at, f"{type(signal).__name__}.at")
+            check_time(signal.at, f"{type(signal).__name__}.at")
     return Tick(
         node=node,
         incarnation=message.incarnation,
         seq=message.seq,
-        at=types.check_time(message.at, "tick.at"),
+        at=check_time(message.at, "tick.at"),
         signals=tuple(sorted(signals, key=_by_time)),
         dropped=message.dropped,
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from fleet import Fleet, job, running
 
-from holdfast.domain import told
+from holdfast.domain import old_evidence
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.incidents import Incident, IncidentState
 from holdfast.domain.nodes import NodeState
@@ -30,7 +30,7 @@ def incident(kind: FindingKind, severity: str = "error", rank: int | None = None
         rank=rank,
         severity=severity,
         evidence=dict(evidence),
-        attribution=told.attribution(kind, evidence),
+        attribution=old_evidence.attribution(kind, evidence),
     )
 
 

@@ -6,16 +6,14 @@ dropped beyond `ANSWERS_MAX`; the supervisor stops repeating an order when it ha
 
 from __future__ import annotations
 
-import json
 import sqlite3
-from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from holdfast.domain.errors import HoldfastError
-from holdfast.domain.nodes import RunningWorker
 from holdfast.domain.orders import OrderDone
+from holdfast.wire import records
 
 ANSWERS_MAX = 1000
 
@@ -65,12 +63,13 @@ class Ledger:
             row = self._database.execute("SELECT answer FROM answer WHERE command_id = ?", (command_id,)).fetchone()
         except sqlite3.Error as error:
             raise self._failed(error) from error
-        return None if row is None else _load(row[0])
+        return None if row is None else records.loads(row[0].encode(), OrderDone)
 
     def remember(self, answer: OrderDone) -> None:
         """On disk when this returns."""
         self._write(
-            "INSERT OR REPLACE INTO answer (command_id, answer) VALUES (?, ?)", (answer.command_id, _dump(answer))
+            "INSERT OR REPLACE INTO answer (command_id, answer) VALUES (?, ?)",
+            (answer.command_id, records.dumps(answer, OrderDone).decode()),
         )
         self._write("DELETE FROM answer WHERE number <= (SELECT max(number) FROM answer) - ?", (ANSWERS_MAX,))
 
@@ -82,20 +81,3 @@ class Ledger:
 
     def _failed(self, error: sqlite3.Error) -> HoldfastError:
         return HoldfastError(f"the agent's memory {self._path} cannot be used: {error}; is the disk full or read-only?")
-
-
-def _dump(answer: OrderDone) -> str:
-    return json.dumps(asdict(answer))
-
-
-def _load(text: str) -> OrderDone:
-    raw = json.loads(text)
-    phases = tuple((name, seconds) for name, seconds in raw.pop("phases_s"))
-    workers = tuple(RunningWorker(**worker) for worker in raw.pop("workers"))
-    restored_from, restored_bytes = (
-        tuple((source, number) for source, number in raw.pop(name, ()))  # absent: an older agent's
-        for name in ("restored_from", "restored_bytes")
-    )
-    return OrderDone(
-        **raw, phases_s=phases, workers=workers, restored_from=restored_from, restored_bytes=restored_bytes
-    )

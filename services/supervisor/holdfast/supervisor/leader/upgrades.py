@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, fields
 from typing import Any, get_args
 
-from holdfast.domain import told
+from holdfast.domain import old_evidence
 from holdfast.supervisor.timers import Timer
 from holdfast.wire.records import TAG
 
@@ -125,7 +125,7 @@ def incident(tree: Tree) -> Tree:
     """Until format 3 the evidence said what decides."""
     if "attribution" in tree:
         return tree
-    found = told.attribution(tree["kind"], tree.get("evidence", {}))
+    found = old_evidence.attribution(tree["kind"], tree.get("evidence", {}))
     return {**tree, "attribution": asdict(found)}
 
 
