@@ -132,7 +132,7 @@ class StepRecord:
     generation: int
     step: int  # 1-based: step n is done when n optimizer steps have been applied
     world_size: int
-    started_at: float  # Unix s: earliest start over the ranks
+    started_at: float  # Unix s: `ended_at` less the longest time that a rank took for it
     ended_at: float  # Unix s: latest end over the ranks
     tokens: int  # summed over the ranks
     loss: float | None  # mean over the ranks that reported one

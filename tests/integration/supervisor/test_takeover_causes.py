@@ -95,11 +95,11 @@ async def test_a_full_redis_stops_decisions_and_nothing_else(own_server: RedisSe
             await until_phase(supervisor, "gpt", "running")
             before = [dict(agent.executed) for agent in agents]
             await redis.config_set("maxmemory", 1)
-            with pytest.raises(Unavailable, match="its memory is full"):
+            with pytest.raises(Unavailable, match="the memory of Redis at .* is full"):
                 await publish(log, crash("gpt", 1, "n1", 0))
             refused = await client.post("/v1/jobs/gpt/stop")
             assert refused.status_code == 503
-            assert "its memory is full" in refused.json()["detail"]
+            assert "is full" in refused.json()["detail"]
             assert "Training goes on" in refused.json()["detail"]
             await anyio.sleep(2 * QUICK.ttl_s)  # a lease can be renewed, and a new one cannot be taken
             assert [dict(agent.executed) for agent in agents] == before, "nothing was ordered"

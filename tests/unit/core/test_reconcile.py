@@ -13,6 +13,7 @@ from holdfast.domain.orders import Hello, OrderDone, Prepare, RanksFinished, Ran
 from holdfast.supervisor.core import check_submission
 from holdfast.supervisor.core.lifecycle import Preparing
 from holdfast.supervisor.protocol import JobPhase, JobStopRequested, LeaderStarted, Noted
+from holdfast.supervisor.requests import check
 
 KILLED = WorkerEnded(JOB, 1, 1, signal=9, ago_s=0.2)
 
@@ -129,7 +130,9 @@ def test_a_node_with_workers_of_a_run_that_this_state_has_lost_is_no_spare() -> 
     assert not fleet.orders(Stop)
     with pytest.raises(Conflict, match="are alive on n0, n1"):
         check_submission(fleet.state, job(dp=2, name="old"))
-    fleet.fold(JobStopRequested(fleet.now, "old", "asked"))
+    stop = JobStopRequested(fleet.now, "old", "asked")
+    check(fleet.state, stop)
+    fleet.fold(stop)
     assert set(fleet.orders(Stop)) == {"n0", "n1"}
     fleet.answer_orders("n2")
     for node in ("n0", "n1"):

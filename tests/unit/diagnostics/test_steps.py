@@ -28,7 +28,18 @@ def test_a_record_when_every_rank_has_finished() -> None:
     fleet.fold(replace(fleet.columns("n1", [2, 3]), loss=(4.0, math.nan)))
     (record,) = fleet.records
     assert (record.step, record.world_size, record.tokens, record.loss, record.stall_s) == (1, 4, 400, 3.0, 0.3)
-    assert (record.started_at, record.ended_at) == (T0 - 0.5, T0 + 1.0)
+    assert (record.started_at, record.ended_at) == (T0 + 0.5, T0 + 1.0)
+
+
+def test_a_step_takes_no_longer_because_two_machines_clocks_are_an_hour_apart() -> None:
+    fleet = Fleet(nodes=2)
+    fleet.start()
+    fleet.ranks[0].step = fleet.ranks[1].step = 1
+    fleet.fold(fleet.columns("n0", [0]))
+    fleet.now = 3600.0
+    fleet.fold(fleet.columns("n1", [1]))
+    (record,) = fleet.records
+    assert record.ended_at - record.started_at == 0.5
 
 
 def test_repeats_and_unknown_generations_add_nothing() -> None:

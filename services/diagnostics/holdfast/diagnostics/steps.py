@@ -28,7 +28,7 @@ class _Step:
     """Sums over the ranks that have finished the step so far."""
 
     ranks: int = 0
-    started_at: float = math.inf
+    took_s: float = 0.0  # the longest of any rank, each by its own clock: those of two machines may be an hour apart
     ended_at: float = -math.inf
     tokens: int = 0
     loss: float = 0.0
@@ -38,8 +38,9 @@ class _Step:
     def add(self, columns: StepColumns, rows: Sequence[int]) -> None:
         """Add these rows of a node's report, at least one."""
         self.ranks += len(rows)
-        self.started_at = min(self.started_at, *_pick(columns.started_at, rows))
-        self.ended_at = max(self.ended_at, *_pick(columns.ended_at, rows))
+        started_at, ended_at = _pick(columns.started_at, rows), _pick(columns.ended_at, rows)
+        self.took_s = max(self.took_s, *(end - start for start, end in zip(started_at, ended_at, strict=True)))
+        self.ended_at = max(self.ended_at, *ended_at)
         self.tokens += sum(_pick(columns.tokens, rows))
         self.stall_s = max(self.stall_s, *_pick(columns.stall_s, rows))
         losses = [loss for loss in _pick(columns.loss, rows) if loss == loss]  # NaN: not reported
@@ -130,7 +131,7 @@ def _record(columns: StepColumns, generation: _Generation, step: int) -> StepRec
         generation=columns.generation,
         step=step,
         world_size=generation.world_size,
-        started_at=sums.started_at,
+        started_at=sums.ended_at - sums.took_s,
         ended_at=sums.ended_at,
         tokens=sums.tokens,
         loss=sums.loss / sums.losses if sums.losses else None,

@@ -66,7 +66,8 @@ def check(state: State, event: OperatorEvent) -> None:
             check_submission(state, event.spec)
             check_earlier(state, event)
         case JobStopRequested():
-            _unfinished(state, event.job)
+            if event.job in state.jobs or not any(event.job in node.holds for node in state.nodes.values()):
+                _unfinished(state, event.job)  # else there are workers of a run that this state has never seen
         case CheckpointRequested():
             job = _unfinished(state, event.job)
             if job.phase is not JobPhase.RUNNING:
