@@ -95,7 +95,7 @@ async def test_a_full_redis_stops_decisions_and_nothing_else(own_server: RedisSe
             await until_phase(supervisor, "gpt", "running")
             before = [dict(agent.executed) for agent in agents]
             await redis.config_set("maxmemory", 1)
-            with pytest.raises(Unavailable, match="the memory of Redis at .* is full"):
+            with pytest.raises(Unavailable, match=r"the memory of Redis at .* is full"):
                 await publish(log, crash("gpt", 1, "n1", 0))
             refused = await client.post("/v1/jobs/gpt/stop")
             assert refused.status_code == 503
