@@ -205,6 +205,19 @@ def test_a_cordon_without_a_spare_leaves_a_healthy_run_alone_until_one_comes() -
     assert fleet.nodes() == ("n0", "n2")
 
 
+def test_a_cordon_that_waits_for_a_spare_is_carried_out_when_a_node_is_uncordoned() -> None:
+    fleet = running(job(dp=2, min_dp=2), spares=1, saved=10)
+    fleet.fold(NodeCordonRequested(fleet.now, "n2", True, "new firmware"))
+    fleet.fold(NodeCordonRequested(fleet.now, "n1", True, "new firmware"))
+    assert fleet.incident.action is not None
+    assert fleet.incident.action.kind is ActionKind.WAIT
+    fleet.train(12)
+    fleet.fold(NodeCordonRequested(fleet.now, "n2", False, "done"))
+    fleet.train(20, save=True)
+    fleet.run()
+    assert fleet.nodes() == ("n0", "n2")
+
+
 def test_checkpoint_now_reaches_every_node_at_one_step_ahead() -> None:
     """Ahead of where the ranks may be by now: at 0.1 s a step, 16 since it was told here, 6 until the order is there."""
     fleet = running(job(dp=3))

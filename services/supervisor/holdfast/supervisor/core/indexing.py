@@ -208,6 +208,7 @@ def _job_differs(old: Job, new: Job) -> bool:
         or old.generation is not new.generation
         or _stops(old) is not _stops(new)
         or old.target_dp != new.target_dp
+        or (old.awaited_nodes is None) is not (new.awaited_nodes is None)
         or old.deferred_evictions is not new.deferred_evictions
     )
 
@@ -223,7 +224,10 @@ def _of_job(job: Job | None) -> set[Entry]:
         case Preparing() | Starting():
             return entries
         case Running() if (
-            job.generation is not None and job.generation.mesh.dp == job.target_dp and not job.deferred_evictions
+            job.generation is not None
+            and job.generation.mesh.dp == job.target_dp
+            and job.awaited_nodes is None
+            and not job.deferred_evictions
         ):
             return entries
         case Deferred():
