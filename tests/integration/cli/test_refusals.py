@@ -130,7 +130,7 @@ def test_an_agent_of_another_protocol_version_says_so_and_ends(stack: LocalStack
     assert agent.returncode == 2, out + err
     line = err.strip().splitlines()[-1]
     assert line.startswith("holdfast agent: ")
-    for part in ("protocol version 99", "speaks 1", "install the same version"):
+    for part in ("this agent 99", "speaks protocol version 1", "install the same version"):
         assert part in line
     with Client(stack.api_url) as client:
         assert "stranger" not in [node["node"] for node in client.nodes()]

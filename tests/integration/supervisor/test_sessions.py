@@ -81,7 +81,7 @@ async def test_a_foreign_protocol_version_is_refused_by_name(tmp_path: Path) -> 
     [
         (encode_report(OrderDone("c", ok=True), 1), "begins with Hello"),
         (pb.AgentMessage(seq=1), "none that is known here"),
-        (pb.AgentMessage(seq=1, hello=pb.Hello()), "a node name"),
+        (pb.AgentMessage(seq=1, hello=pb.Hello()), "hello.node: missing"),
     ],
 )
 async def test_a_session_that_begins_wrongly_is_refused(tmp_path: Path, message: pb.AgentMessage, words: str) -> None:

@@ -100,7 +100,7 @@ async def test_a_full_redis_stops_decisions_and_nothing_else(own_server: RedisSe
             refused = await client.post("/v1/jobs/gpt/stop")
             assert refused.status_code == 503
             assert "is full" in refused.json()["detail"]
-            assert "Training goes on" in refused.json()["detail"]
+            assert "Training continues" in refused.json()["detail"]
             await anyio.sleep(2 * QUICK.ttl_s)  # a lease can be renewed, and a new one cannot be taken
             assert [dict(agent.executed) for agent in agents] == before, "nothing was ordered"
             await redis.config_set("maxmemory", MEMORY_MAX)
