@@ -107,9 +107,12 @@ def test_a_second_stack_in_the_same_directory(shell: Shell, stack: LocalStack) -
 
 
 INCOMPATIBLE = """
-import runpy, holdfast.domain.nodes as nodes
+import dataclasses, runpy, holdfast.domain.nodes as nodes
 nodes.PROTOCOL_VERSION = 99
-nodes.NodeFacts.__init__.__defaults__ = (*nodes.NodeFacts.__init__.__defaults__[:-1], 99)
+fields = [field.name for field in dataclasses.fields(nodes.NodeFacts)]
+given = list(nodes.NodeFacts.__init__.__defaults__)
+given[fields.index("protocol_version") - len(fields)] = 99
+nodes.NodeFacts.__init__.__defaults__ = tuple(given)
 runpy.run_module("holdfast.agent", run_name="__main__")
 """
 
@@ -130,7 +133,7 @@ def test_an_agent_of_another_protocol_version_says_so_and_ends(stack: LocalStack
     assert agent.returncode == 2, out + err
     line = err.strip().splitlines()[-1]
     assert line.startswith("holdfast agent: ")
-    for part in ("this agent 99", "speaks protocol version 1", "install the same version"):
+    for part in ("protocol version 99", "speaks 1", "install the same version"):
         assert part in line
     with Client(stack.api_url) as client:
         assert "stranger" not in [node["node"] for node in client.nodes()]
