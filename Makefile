@@ -113,7 +113,7 @@ proto: $(PROTO_INSTALLED)  ## regenerate src/holdfast/v1 from proto/
 
 proto-check: $(PROTO_INSTALLED)
 	@set -e; fresh=$$(mktemp -d); trap 'rm -rf "$$fresh"' EXIT; $(call generate,"$$fresh"); \
-	diff -r --exclude=__pycache__ --exclude=__init__.py "$$fresh/holdfast/v1" src/holdfast/v1 \
+	diff -r --exclude=__pycache__ --exclude=__init__.py --exclude=py.typed "$$fresh/holdfast/v1" src/holdfast/v1 \
 	  || { echo 'src/holdfast/v1 differs from what proto/ generates: run make proto'; exit 1; }; \
 	echo 'generated code is up to date'
 
