@@ -13,6 +13,7 @@ from benchmarks.detection.deciding import running_fleet
 from holdfast.diagnostics import detectors
 from holdfast.diagnostics.catalogue import xid
 from holdfast.diagnostics.engine import Engine
+from holdfast.domain.evolve import evolve
 from holdfast.domain.job import HangSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import Notice
@@ -27,7 +28,6 @@ from holdfast.domain.signals import (
     StepColumns,
 )
 from holdfast.supervisor.core import State, step
-from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.indexing import index_of
 from holdfast.supervisor.protocol import Event, NodeReported, StepsCompleted
 

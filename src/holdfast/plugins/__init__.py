@@ -20,6 +20,7 @@ https://packaging.python.org/en/latest/specifications/entry-points/
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -48,6 +49,7 @@ class Plugin:
     name: str
     target: str  # "module:attribute"
     package: str  # "acme-holdfast 1.2", empty when its metadata does not say
+    packages: int = 1  # how many bring this name: one, or it is refused
 
     def __str__(self) -> str:
         return f"{self.name} ({self.package or self.target})"
@@ -55,9 +57,19 @@ class Plugin:
 
 def installed(group: Group) -> tuple[Plugin, ...]:
     """All plug-ins of a group, by name. Two packages that bring the same name are both listed; `load` refuses them."""
-    return tuple(
-        sorted((_plugin(group, entry) for entry in entry_points(group=group)), key=lambda p: (p.name, p.package))
+    entries = entry_points(group=group)
+    packages = Counter(entry.name for entry in entries)
+    found = (
+        Plugin(
+            group,
+            entry.name,
+            entry.value,
+            f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "",
+            packages[entry.name],
+        )
+        for entry in entries
     )
+    return tuple(sorted(found, key=lambda plugin: (plugin.name, plugin.package)))
 
 
 def find(group: Group, name: str) -> Plugin | None:
@@ -70,9 +82,10 @@ def load(plugin: Plugin, kind: type[T]) -> T:
 
     Raises `PluginError` when it is none, when it cannot be imported, for whatever reason, or when two packages bring the name.
     """
-    rivals = [other for other in installed(plugin.group) if other.name == plugin.name]
-    if len(rivals) > 1:
-        raise PluginError(plugin.group, str(plugin), f"{len(rivals)} packages bring that name; uninstall all but one")
+    if plugin.packages > 1:
+        raise PluginError(
+            plugin.group, str(plugin), f"{plugin.packages} packages bring that name; uninstall all but one"
+        )
     try:
         found = EntryPoint(plugin.name, plugin.target, plugin.group).load()
     except Exception as error:  # it runs another's module
@@ -100,8 +113,3 @@ def build(plugin: Plugin, *arguments: object) -> Any:
         return make(*arguments)
     except Exception as error:
         raise PluginError(plugin.group, str(plugin), f"{plugin.target}(): {type(error).__name__}: {error}") from error
-
-
-def _plugin(group: Group, entry: EntryPoint) -> Plugin:
-    package = f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else ""
-    return Plugin(group, entry.name, entry.value, package)

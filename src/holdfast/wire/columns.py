@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from itertools import repeat
 from operator import attrgetter
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from cattrs import Converter
 
 from holdfast.domain.generations import ShardRecord, Shards, rows_of
+
+T = TypeVar("T")
 
 MARK = "_columns"
 ROWS_MIN = 4  # fewer stay rows
@@ -45,6 +47,11 @@ def register(converter: Converter, *kinds: type) -> None:
 
     converter.register_unstructure_hook_factory(is_table)(write)
     converter.register_structure_hook_factory(is_table)(read)
+
+
+def short(column: Sequence[T]) -> Sequence[T]:
+    """A column of equal entries as one."""
+    return column[:1] if column and column.count(column[0]) == len(column) else column
 
 
 class _Table:
@@ -137,11 +144,10 @@ class _Column:
         self._write = converter.get_unstructure_hook(hint)
         self._read = converter.get_structure_hook(hint)
 
-    def write(self, values: tuple[Any, ...]) -> Any:
+    def write(self, values: Sequence[Any]) -> Any:
         if self.record is not None:
             return self.record.write(values)
-        if values.count(values[0]) == len(values):
-            values = values[:1]
+        values = short(values)
         return list(values) if self._scalar else [self._write(value) for value in values]
 
     def length(self, tree: Any) -> int:

@@ -14,6 +14,7 @@ from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.generations import ShardRecord, Shards, rows_of
 from holdfast.domain.nodes import RunningWorker
 from holdfast.v1 import control_pb2, types_pb2
+from holdfast.wire.columns import short
 from holdfast.wire.types import TIER_NAME, TIER_WIRE, decode_mesh, encode_mesh
 
 T = TypeVar("T")
@@ -26,15 +27,15 @@ def encode_shards(records: Sequence[ShardRecord]) -> types_pb2.ShardColumns:
     owners = {owner: place for place, owner in enumerate(dict.fromkeys(owner_of))}
     return types_pb2.ShardColumns(
         ranks=ranks,
-        attempts=_short(attempts),
-        steps=_short(steps),
+        attempts=short(attempts),
+        steps=short(steps),
         meshes=[encode_mesh(mesh) for mesh in meshes],
-        mesh_of=_short([meshes[mesh] for mesh in mesh_of]),
-        tiers=_short([TIER_WIRE[tier] for tier in tiers]),
-        sizes=_short(sizes),
-        digests=_short(digests),
+        mesh_of=short([meshes[mesh] for mesh in mesh_of]),
+        tiers=short([TIER_WIRE[tier] for tier in tiers]),
+        sizes=short(sizes),
+        digests=short(digests),
         owners=list(owners),
-        owner_of=_short([owners[owner] for owner in owner_of]),
+        owner_of=short([owners[owner] for owner in owner_of]),
     )
 
 
@@ -60,10 +61,10 @@ def decode_shards(message: types_pb2.ShardColumns) -> Shards:
 def encode_workers(workers: Sequence[RunningWorker]) -> control_pb2.WorkerColumns:
     return control_pb2.WorkerColumns(
         ranks=[worker.rank for worker in workers],
-        jobs=_short([worker.job for worker in workers]),
-        generations=_short([worker.generation for worker in workers]),
-        pids=_short([worker.pid for worker in workers]),
-        since=_short([worker.since for worker in workers]),
+        jobs=short([worker.job for worker in workers]),
+        generations=short([worker.generation for worker in workers]),
+        pids=short([worker.pid for worker in workers]),
+        since=short([worker.since for worker in workers]),
     )
 
 
@@ -75,11 +76,6 @@ def decode_workers(message: control_pb2.WorkerColumns) -> tuple[RunningWorker, .
     if not all(map(math.isfinite, message.since)):
         raise MalformedMessage("worker.since", "not all are times")
     return tuple(map(RunningWorker, jobs, generations, message.ranks, pids, since))
-
-
-def _short(column: Sequence[T]) -> Sequence[T]:
-    """A column of equal entries as one."""
-    return column[:1] if column and column.count(column[0]) == len(column) else column
 
 
 def _column(values: Sequence[T], count: int, field: str) -> Iterable[T]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 from fleet import JOB, Fleet, job, running
 
+from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import FindingKind, Severity
-from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.protocol import BreakerResetRequested, JobPhase
 from holdfast.supervisor.timers import PolicyTimeout

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 import structlog.testing
 from fleet import job, running
@@ -15,6 +16,7 @@ from supervising import crash, facts, job_body
 from waiting import FREEZING_TIME, VIRTUAL_TIME, freeze
 
 from holdfast.domain.errors import Conflict, InvalidSpec, NotFound, Unavailable
+from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import FindingKind, StepRecord
 from holdfast.domain.incidents import ActionKind
 from holdfast.domain.orders import Prepare, RanksStepping
@@ -25,7 +27,6 @@ from holdfast.runtime import freeze as freezes
 from holdfast.supervisor.agents.sessions import Refused, Sessions
 from holdfast.supervisor.api.server import bind
 from holdfast.supervisor.core import Job, Node, State
-from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.leader.fold import Folder
 from holdfast.supervisor.leader.inbox import REPORTS, REPORTS_MAX, InboxWriter, gone_entry, request_entry
@@ -51,7 +52,7 @@ from holdfast.supervisor.protocol import (
 )
 from holdfast.supervisor.published import OperationDone
 from holdfast.supervisor.requests import OperatorEvent, OperatorRequest, check, fingerprint
-from holdfast.supervisor.telemetry import log_memory as room
+from holdfast.supervisor.telemetry import log_memory
 from holdfast.supervisor.timers import RetryDue
 from holdfast.wire import records
 from holdfast.wire.control import Reported, decode_reports, encode_report, encode_reports
@@ -443,19 +444,19 @@ def test_a_port_in_use_is_said_so() -> None:
 
 @virtual
 async def test_a_log_that_fills_up_is_said_once_each_time() -> None:
+    readings, said = [79, 80, 99, 50, 85], list[int]()
+
     class Filling(MemoryLog):
-        used_bytes = 0
-
         async def usage(self) -> Usage:
-            return Usage(self.used_bytes, 100)
+            said.append(len(lines))  # up to the reading before
+            if not readings:
+                tasks.cancel_scope.cancel()
+                await anyio.lowlevel.checkpoint()
+            return Usage(readings.pop(0), 100)
 
-    filling = Filling()
     with structlog.testing.capture_logs() as lines:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(room.watch, filling)
-            for filling.used_bytes, said in ((79, 0), (80, 1), (99, 1), (50, 1), (85, 2)):
-                await anyio.sleep(1.5 * room.EVERY_S)
-                assert len(lines) == said, filling.used_bytes
-            tasks.cancel_scope.cancel()
+            tasks.start_soon(log_memory.watch, Filling())
+    assert said == [0, 0, 1, 1, 1, 2]
     assert lines[0]["log_level"] == "warning"
     assert "it uses 80% of" in lines[0]["reason"]

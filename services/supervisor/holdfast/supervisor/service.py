@@ -34,7 +34,7 @@ from holdfast.supervisor.leader.term import LeaseTimes
 from holdfast.supervisor.policies.runner import PolicyRunner
 from holdfast.supervisor.published import Published
 from holdfast.supervisor.settings import SupervisorSettings
-from holdfast.supervisor.telemetry import log_memory as room
+from holdfast.supervisor.telemetry import log_memory
 from holdfast.supervisor.telemetry.meters import Meters
 from holdfast.v1.control_pb2_grpc import add_ControlServicer_to_server
 from holdfast.wire import records
@@ -100,7 +100,7 @@ async def run(settings: SupervisorSettings, event_log: FencedLog, *, times: Leas
         guarded(tasks, "freezes", partial(freeze.watch, leader.frozen))
         guarded(tasks, "history of events", follower.follow_events)
         guarded(tasks, "history of steps", follower.follow_steps)
-        guarded(tasks, "room", lambda: room.watch(event_log))
+        guarded(tasks, "room", lambda: log_memory.watch(event_log))
         if telemetry.on():
             guarded(tasks, "metrics", Meters(leader.picture, event_log, history, progress).run)
         listening = await stack.enter_async_context(

@@ -142,11 +142,9 @@ _OF_SILENCE = (
 
 def step(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
     """Fold one event. The same state and event give the same answer, always. Each order is a `Send`."""
-    turn = Turn(state, event.at)
-    _take(turn, event)
-    upkeep.reconcile(turn)
-    commands = turn.end()
-    return turn.finish(), as_sends(commands)
+    batch = Batch(state)
+    commands = batch.step(event)
+    return batch.state, as_sends(commands)
 
 
 def as_sends(commands: Iterable[Command]) -> tuple[Command, ...]:

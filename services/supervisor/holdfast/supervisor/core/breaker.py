@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from operator import itemgetter
 
+from holdfast.domain.evolve import evolve
 from holdfast.domain.incidents import Incident
-from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.state import Breaker
 from holdfast.supervisor.core.turn import Turn

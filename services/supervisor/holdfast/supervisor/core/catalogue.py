@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from holdfast.domain.evolve import evolve
 from holdfast.domain.generations import ShardRecord
 from holdfast.domain.mesh import Mesh
 from holdfast.supervisor.core.election import Line
-from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.pruning import is_needed
 from holdfast.supervisor.core.state import State
 

@@ -17,13 +17,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from holdfast.domain import spans
+from holdfast.domain.evolve import evolve
 from holdfast.domain.generations import Generation, ShardSource, runs
 from holdfast.domain.incidents import Action, Incident, IncidentState
 from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import Prepare, Stop, Warm
 from holdfast.supervisor.core import breaker, nodes, pacing, saved
 from holdfast.supervisor.core.election import Election, Origin
-from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.lifecycle import (

@@ -8,10 +8,10 @@ there already, is over at once. Its files stay on the nodes, as those of a job t
 
 from __future__ import annotations
 
+from holdfast.domain.evolve import evolve
 from holdfast.domain.orders import CheckpointNow
 from holdfast.supervisor.core import reports
 from holdfast.supervisor.core.change import stop_removed_nodes, withdraw
-from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.lifecycle import Completed, FinalUpload
 from holdfast.supervisor.core.turn import Turn

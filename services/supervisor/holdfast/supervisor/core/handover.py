@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable, Mapping
 
+from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import DATED, ESTIMATE, Finding, FindingKind, Severity
 from holdfast.domain.generations import OBJECT_STORE, Generation, Placement
 from holdfast.domain.incidents import IncidentState, NodeShare
@@ -13,7 +14,6 @@ from holdfast.domain.orders import OrderDone, Prepare, RanksStepping, Start, Sto
 from holdfast.supervisor.core import nodes, pacing, progress, reconcile, reports, saved, warmth
 from holdfast.supervisor.core.change import give_grace, prepare_timeout_s, replan, traceparent_of, wait_for_stop
 from holdfast.supervisor.core.election import branch
-from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.lifecycle import CHANGING, Cause, Change, Preparing, Running, Saving, Starting

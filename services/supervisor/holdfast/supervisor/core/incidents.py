@@ -8,11 +8,11 @@ ranks there now.
 from __future__ import annotations
 
 from holdfast.domain import tracing
+from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import DATED, ESTIMATE, Finding, FindingKind, Severity
 from holdfast.domain.incidents import MAINTENANCE, Action, ActionKind, Incident, IncidentState
 from holdfast.policy import check, default
 from holdfast.supervisor.core import breaker, change, jobs, nodes, notices, planned, progress, quarantine, saved
-from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.planner import Unplannable

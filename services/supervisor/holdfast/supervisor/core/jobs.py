@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from holdfast.domain.errors import HoldfastError
+from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import FindingKind
 from holdfast.domain.generations import StoredStep
 from holdfast.domain.incidents import IncidentState
@@ -20,7 +21,6 @@ from holdfast.supervisor.core import (
     reports,
 )
 from holdfast.supervisor.core.election import Line, Segment
-from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Checkpoints, Job, JobProgress, Numbering
 from holdfast.supervisor.core.lifecycle import Cause, Completed, Failed, Pending, Running, Saving, Stopped, Stopping

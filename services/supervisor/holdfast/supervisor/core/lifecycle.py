@@ -191,7 +191,6 @@ Doing = (
     | Failed
 )
 CHANGING = (Preparing, Starting)  # a change is in flight
-ENDING = (Saving, Stopping)  # an operator has ended it: no fault is decided any more
 
 # ---------------------------------------------------------------- the transitions
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import math
 
+from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import Finding
 from holdfast.domain.incidents import MAINTENANCE, Action, Incident, IncidentState
 from holdfast.domain.nodes import Notice
 from holdfast.supervisor.core import nodes, planned, reports
-from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import DeferredEviction, Job
 from holdfast.supervisor.core.state import Node

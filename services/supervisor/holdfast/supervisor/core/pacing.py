@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
+from holdfast.domain.evolve import evolve
 from holdfast.domain.job import CheckpointSpec
 from holdfast.domain.orders import SetInterval
 from holdfast.supervisor.core.election import Origin
-from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.interval import SAVES_BETWEEN, SAVES_FIRST, Interval, Loss, choose, differs
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.lifecycle import Running, Starting

@@ -17,9 +17,9 @@ Three counters follow, and a job is ended by any of them, in the policy:
 
 from __future__ import annotations
 
+from holdfast.domain.evolve import evolve
 from holdfast.domain.generations import Generation
 from holdfast.policy import COMMUNICATION, OUTAGES
-from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.job import Job, JobProgress
 from holdfast.supervisor.core.turn import Turn
 

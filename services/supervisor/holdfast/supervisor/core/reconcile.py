@@ -23,12 +23,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.generations import Placement
 from holdfast.domain.nodes import RunningWorker, TemplateState, WorkerEnded
 from holdfast.domain.orders import RanksFinished, StepReached, Stop
 from holdfast.supervisor.core import change, handover, incidents, jobs, nodes, progress, warmth
-from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.lifecycle import Preparing, Running, Starting

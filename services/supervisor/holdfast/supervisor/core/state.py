@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from zlib import crc32
 
+from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import Finding
 from holdfast.domain.generations import ShardRecord
 from holdfast.domain.incidents import Incident
 from holdfast.domain.nodes import NodeFacts, NodeState, Notice, Preflight, RunningWorker, TemplateState, WorkerEnded
 from holdfast.domain.numbers import Numbers
 from holdfast.policy import MAINTENANCE_LEAD_S
-from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import Index
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.offenders import Fault, Rules

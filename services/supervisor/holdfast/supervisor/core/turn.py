@@ -19,6 +19,7 @@ from hashlib import blake2s
 from typing import Any, TypeVar
 
 from holdfast.domain import tracing
+from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import Finding
 from holdfast.domain.generations import Generation, Placement, RestoreRun, ShardSource
 from holdfast.domain.incidents import Incident, IncidentState
@@ -26,7 +27,6 @@ from holdfast.domain.nodes import NodeState
 from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import Order, Prepare, Start
 from holdfast.supervisor.core import lifecycle
-from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By, Group, Memo
 from holdfast.supervisor.core.indexing import Draft, index_of
 from holdfast.supervisor.core.job import Job

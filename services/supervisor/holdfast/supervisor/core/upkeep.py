@@ -7,9 +7,9 @@ than it wants grows, a change that was given up is begun again.
 
 from __future__ import annotations
 
+from holdfast.domain.evolve import evolve
 from holdfast.domain.incidents import CORDONED, MAINTENANCE, PLANNED_KINDS, REPAIR, RESIZE, Incident, IncidentState
 from holdfast.supervisor.core import breaker, change, incidents, jobs, nodes, notices, planned, quarantine, saved
-from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.lifecycle import Deferred, Pending, Replanning, Running, Waiting

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from holdfast.domain.errors import Conflict, NotFound
+from holdfast.domain.evolve import evolve
 from holdfast.domain.incidents import Action, ActionKind, Incident
 from holdfast.domain.job import JobSpec
 from holdfast.domain.nodes import Notice
 from holdfast.policy import JobView, leaving
-from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.offenders import rate_per_day

@@ -11,10 +11,10 @@ import structlog
 
 from holdfast.domain import spans
 from holdfast.domain.errors import HoldfastError
+from holdfast.domain.evolve import evolve
 from holdfast.log.names import EVENTS, SUPERVISOR_GROUP
 from holdfast.log.protocol import Commit, Delivery, Entry
 from holdfast.supervisor.core import Batch, State
-from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.leader.intake import Input, dead_letter_entry
 from holdfast.supervisor.protocol import (
@@ -99,9 +99,10 @@ class Folder:
                     batch.published.append(OperationDone(self._at, operation, ok, reason, fingerprint(request)))
                 case _:
                     pass
+        state = batch.core.state  # made anew each time
         return Folded(
-            state=batch.core.state,
-            changed=batch.core.state is not self.state,
+            state=state,
+            changed=state is not self.state,
             commands=tuple(batch.commands),
             published=tuple(batch.published),
             dead=tuple(batch.dead),

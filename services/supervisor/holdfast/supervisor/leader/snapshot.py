@@ -14,11 +14,11 @@ from functools import partial
 from typing import Any, get_args, get_origin, get_type_hints
 
 from holdfast.domain.errors import MalformedMessage
+from holdfast.domain.evolve import evolve
 from holdfast.domain.generations import Placement, RankRestore, ShardSource
 from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import Prepare
 from holdfast.supervisor.core import Node, State
-from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.core.lifecycle import Preparing
 from holdfast.supervisor.leader import upgrades
 from holdfast.supervisor.protocol import Send

@@ -21,6 +21,7 @@ import structlog
 from anyio.abc import TaskGroup
 
 from holdfast.domain.errors import HoldfastError, StaleEpoch, Unavailable
+from holdfast.domain.evolve import evolve
 from holdfast.log.names import LEADER_LEASE, SUPERVISOR_GROUP
 from holdfast.log.protocol import FencedLog, Lease
 from holdfast.runtime.service import guarded
@@ -28,7 +29,6 @@ from holdfast.supervisor.agents import beats
 from holdfast.supervisor.agents.sessions import Reported, Sessions
 from holdfast.supervisor.agents.unanswered import Unanswered
 from holdfast.supervisor.core import State, view
-from holdfast.supervisor.core.evolve import evolve
 from holdfast.supervisor.history.protocol import History
 from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.leader.fold import Folded, Folder
