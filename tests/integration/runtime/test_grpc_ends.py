@@ -58,17 +58,6 @@ async def echo(channel: grpc.aio.Channel, tick: telemetry_pb2.Tick) -> int:
     return answer.seq
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module", autouse=True)
-async def one_loop() -> AsyncIterator[None]:
-    """For all of these tests: gRPC raises what ends after its loop was closed in whichever loop runs then."""
-    yield  # noqa: PT022 - the loop is there until then
-
-
 async def test_a_deadline_ends_a_read_that_waits_for_a_name_server() -> None:
     """And nothing but the read: the agent of a partitioned node once ended here, and its workers with it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
