@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextvars import Context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVarTuple, Unpack
 
 import hypothesis
 import pytest
@@ -22,6 +22,8 @@ import structlog
 from servers import Choice, RedisServer
 
 from holdfast.log.keys import may_stay
+
+Ts = TypeVarTuple("Ts")
 
 # Test modules are rewritten and services compiled once, not by every worker and every one of a few hundred processes.
 sys.dont_write_bytecode = False
@@ -63,7 +65,7 @@ class LoopOfOneTest(asyncio.SelectorEventLoop):
     runs then. With the call's loop closed that raised in the next test. Nobody waits for such an end."""
 
     def call_soon_threadsafe(
-        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+        self, callback: Callable[[Unpack[Ts]], object], *args: Unpack[Ts], context: Context | None = None
     ) -> asyncio.Handle:
         if self.is_closed() and getattr(callback, "__name__", "") == "_handle_callback_wrapper":
             return asyncio.Handle(callback, args, self, context)
