@@ -65,7 +65,7 @@ class LoopOfOneTest(asyncio.SelectorEventLoop):
     runs then. With the call's loop closed that raised in the next test. Nobody waits for such an end."""
 
     def call_soon_threadsafe(
-        self, callback: Callable[[Unpack[Ts]], object], *args: Unpack[Ts], context: Context | None = None
+        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
         if self.is_closed() and getattr(callback, "__name__", "") == "_handle_callback_wrapper":
             return asyncio.Handle(callback, args, self, context)
