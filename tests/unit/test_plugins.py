@@ -183,8 +183,11 @@ def test_doctor_names_those_that_work_and_those_that_do_not(site: Path) -> None:
     packages.pretend(
         site,
         "acme",
-        {"holdfast.detectors": {"drift": "acme_ok:build", "broken": "acme_broken:build"}},
-        BROKEN | {"acme_ok": "build = print\n"},
+        {
+            "holdfast.detectors": {"drift": "acme_ok:build", "broken": "acme_broken:build", "number": "acme_ok:number"},
+            "holdfast.policies": {"partial": "acme_ok:decide"},
+        },
+        BROKEN | {"acme_ok": "import functools\ndef build(): pass\nnumber = 5\ndecide = functools.partial(build)\n"},
     )
     done = CliRunner().invoke(application(), ["doctor"], env={"COLUMNS": "200"})
     assert done.exit_code == 1
@@ -193,3 +196,6 @@ def test_doctor_names_those_that_work_and_those_that_do_not(site: Path) -> None:
     assert "acme 1.0" in works
     assert "no_such_module_anywhere" in fails
     assert "left out" in fails
+    for what, problem in (("detector number", "int, not"), ("policy partial", "partial, not function")):
+        (wrong,) = (line for line in done.output.splitlines() if what in line)
+        assert problem in wrong, "as the service itself refuses it"

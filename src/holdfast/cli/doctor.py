@@ -10,7 +10,8 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from types import FunctionType
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -27,11 +28,11 @@ from holdfast.plugins import Group
 from holdfast.stores import StoreKind
 
 MEMORY_FREE_BYTES_MIN = 1 << 30
-_PLUGIN_KINDS = {
-    Group.COLLECTORS: "collector",
-    Group.DETECTORS: "detector",
-    Group.STORES: "object store",
-    Group.POLICIES: "policy",
+_PLUGIN_KINDS: dict[Group, tuple[str, Any]] = {  # what each is called, and the type that the service asks for
+    Group.COLLECTORS: ("collector", Callable),
+    Group.DETECTORS: ("detector", Callable),
+    Group.STORES: ("object store", StoreKind),
+    Group.POLICIES: ("policy", FunctionType),
 }
 
 
@@ -143,10 +144,10 @@ def _redis() -> Iterator[Check]:
 
 
 def _plugins() -> Iterator[Check]:
-    for group, kind in _PLUGIN_KINDS.items():
+    for group, (kind, required) in _PLUGIN_KINDS.items():
         for plugin in plugins.installed(group):
             try:
-                plugins.load(plugin, StoreKind if group is Group.STORES else object)
+                plugins.load(plugin, required)
             except PluginError as error:
                 advice = "it is left out; install a version that works, or uninstall it"
                 yield Check(f"{kind} {plugin.name}", "problem", error.problem, advice)
