@@ -170,13 +170,30 @@ def test_a_script_that_never_speaks_never_hangs() -> None:
 
 
 def test_a_script_that_never_speaks_can_be_stopped() -> None:
+    """The stall is dated by its stopped process: of its steps nothing is known, and nothing is claimed."""
     fleet = silent_fleet()
     fleet.run(until=100.0)
     fleet.ranks[1].state = "T"
-    fleet.run(until=100.9)
+    fleet.run(until=101.9)
     assert fleet.found == []
-    fleet.run(until=101.2)
-    assert fleet.only().rank == 1
+    fleet.run(until=103.2)
+    found = fleet.only()
+    assert found.rank == 1
+    assert T0 + 100.0 <= found.since <= T0 + 101.0
+    assert "is held up for 2." in found.summary
+    assert "step 0" not in found.summary
+    assert "step" not in found.evidence
+
+
+def test_a_script_that_never_speaks_may_be_stopped_for_a_moment() -> None:
+    fleet = silent_fleet()
+    for stopped_at in (100.0, 110.0, 120.0):
+        fleet.run(until=stopped_at)
+        fleet.ranks[1].state = "T"
+        fleet.run(until=stopped_at + 1.5)
+        fleet.ranks[1].state = "S"
+    fleet.run(until=150.0)
+    assert fleet.found == []
 
 
 def test_a_script_that_spoke_once_can_hang_in_init() -> None:

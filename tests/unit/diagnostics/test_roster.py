@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast.diagnostics.roster import Placement, Roster, RunStarted
@@ -191,6 +191,7 @@ SIGNALS = st.lists(
 
 
 @given(SIGNALS)
+@example([started("n0", 1), *(stopped("n0", number) for number in (2, 3, 4, 5))])
 def test_in_any_order(signals: list[object]) -> None:
     """The newest generation is the largest that was reported to run, and no node is placed in one that it has left."""
     roster = of(*signals)

@@ -23,7 +23,7 @@ from holdfast.domain.mesh import Mesh
 from holdfast.domain.signals import GenerationStarted, GenerationStopped, RankProgress, WorkerExited
 
 _JOBS_MAX = 16_384  # those without progress for longest are forgotten first
-_GENERATIONS_MAX = 4  # of a job; signals about older ones are not kept
+_GENERATIONS_MAX = 4  # of a job, at least 2; signals about older ones are not kept
 _NODES_MAX = 50_000
 _JOBS_PER_NODE_MAX = 64
 _NONE: Mapping[str, Placement] = {}
@@ -86,7 +86,8 @@ class _Job:
         if known is not None:
             return known
         if len(self.generations) >= _GENERATIONS_MAX:
-            oldest = min(self.generations)
+            # The one that runs is kept, whatever exits and stops of others are reported.
+            oldest = min(kept for kept in self.generations if kept != self.newest)
             if number < oldest:
                 return None
             del self.generations[oldest]

@@ -12,8 +12,9 @@ phase. The time without activity that is allowed depends on what is known:
   error. If all ranks may be computing (they use CPU time, none stands out, no recorder shows a rank that waits), it is an
   error after `init_s`, because an evaluation by all ranks looks the same.
 
-A script that does not use `holdfast.train` reports no progress that could stop: of its ranks only a stopped or dead process
-is reported. A rank that has ended with code 0 is no longer waited for.
+A script that does not use `holdfast.train` reports no progress that could stop: of its ranks only a process that stays
+stopped, dead or traced is reported, and the stall begins with its first report. A rank that has ended with code 0 is no longer
+waited for.
 
 From `baseline_s` on a *baseline* of every rank's CPU time is kept, which shows which ranks have worked since. A diagnosis
 uses the agents' reports about silent ranks (`Standstill`), and waits `evidence_s` for them beyond the allowance unless a
@@ -162,10 +163,11 @@ class Hang:
             return None
         allowance_s = max(self.stuck_s, generation.hang.factor * generation.rhythm.slow_s)
         # The checks below look at every node: return early where none of them can succeed.
-        if now < generation.prove_at or now - generation.active_at + TICK_S < allowance_s:
+        began = generation.still_since
+        if now < generation.prove_at or now - began + TICK_S < allowance_s:
             return None
-        still_s = max(now - generation.active_at, still_by_agents(generation, now))
-        if still_s < allowance_s or self._unheard(generation, now, generation.active_at + self.baseline_s):
+        still_s = max(now - began, still_by_agents(generation, now))
+        if still_s < allowance_s or self._unheard(generation, now, began + self.baseline_s):
             return None
         generation.prove_at = now + self.baseline_s
         evidence = evidence_of(generation, stall)
@@ -182,7 +184,7 @@ class Hang:
 
     def _unproven(self, generation: Watched, stall: Stall, now: float) -> Rule | None:
         """The rule of a stall that may end by itself, if its time is used up: first a warning, later an error."""
-        still_s = now - generation.active_at
+        still_s = now - generation.still_since
         allowance_s, words = self._allowance(generation, stall, now)
         if still_s < allowance_s:
             return None
@@ -192,7 +194,7 @@ class Hang:
             error_s = allowance_s
         if generation.warned and (still_s < error_s or now < generation.computes_until):
             return None
-        if self._unheard(generation, now, generation.active_at + allowance_s):
+        if self._unheard(generation, now, generation.still_since + allowance_s):
             return None
         bar_s = error_s if generation.warned else allowance_s
         if still_s < bar_s + self.evidence_s and lacks_evidence(generation):

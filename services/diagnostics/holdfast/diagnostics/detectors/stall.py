@@ -33,6 +33,8 @@ class Evidence:
     """Everything that is known of a generation's ranks, by node. `ended`: ranks that left with exit code 0."""
 
     stall: Stall
+    still_since: float  # diagnostics' clock
+    reports_progress: bool  # False: the script does not use `holdfast.train`, so its steps are not known
     latest: Mapping[str, RankProgress]
     standing: Mapping[str, Standstill]
     ended: frozenset[int]
@@ -150,6 +152,12 @@ def report(generation: Generation, evidence: Evidence, rule: Rule, now: float) -
     culprit = next((view for view in views if view.rank == diagnosis.rank), None)
     step = max(view.step for view in views)
     who = f"rank {culprit.rank} on {culprit.node}: {diagnosis.reason}" if culprit else diagnosis.reason
+    if evidence.reports_progress:
+        what = f"makes no progress for {rule.still_s:.1f} s after step {step}"
+        dated = f"{ESTIMATE}the last sign of progress of any rank"
+    else:
+        what = f"is held up for {rule.still_s:.1f} s (its steps are not known)"
+        dated = f"{ESTIMATE}the first report of its process's state"
     warning = rule.severity is Severity.WARNING
     may_end = " Nobody is provably stuck: it may be a pause that the script did not announce." if warning else ""
     return Finding(
@@ -157,8 +165,8 @@ def report(generation: Generation, evidence: Evidence, rule: Rule, now: float) -
         kind=FindingKind.HANG,
         severity=rule.severity,
         at=now,
-        since=evidence.stall.began,
-        summary=f"{job} makes no progress for {rule.still_s:.1f} s after step {step}; {who}.{may_end}",
+        since=evidence.still_since,
+        summary=f"{job} {what}; {who}.{may_end}",
         node=culprit.node if culprit else "",
         job=job,
         generation=number,
@@ -169,8 +177,8 @@ def report(generation: Generation, evidence: Evidence, rule: Rule, now: float) -
             "still_s": f"{rule.still_s:.2f}",
             "allowance_s": f"{rule.allowance_s:.2f}",
             "rule": rule.words,
-            "step": str(step),
-            DATED: f"{ESTIMATE}the last sign of progress of any rank",
+            **({"step": str(step)} if evidence.reports_progress else {}),
+            DATED: dated,
             "ranks": _table(views, diagnosis),
             **({"stack": culprit.stack} if culprit is not None and culprit.stack else {}),
         },

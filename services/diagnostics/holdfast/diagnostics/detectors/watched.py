@@ -56,6 +56,14 @@ class Watched:
     def hang(self) -> HangSpec:
         return self.generation.hang
 
+    @property
+    def still_since(self) -> float:
+        """The last progress or change of phase, by diagnostics' clock. A script that reports neither stands still from the
+        first report of a process that is stopped, dead or traced."""
+        if self.has_reported:
+            return self.active_at
+        return min((*self.signalled_at.values(), *self.traced_at.values()), default=self.active_at)
+
 
 @dataclass(slots=True)
 class HangState:
@@ -224,6 +232,8 @@ def judged(generation: Watched) -> set[str]:
 def still_by_agents(generation: Watched, now: float) -> float:
     """Seconds for which no rank had reported anything at the newest report of its agent, by the agent's clock. A report takes
     one tick at most to arrive, which limits the effect of a clock that jumped."""
+    if not generation.has_reported:
+        return 0.0
     reports = (generation.latest[node] for node in judged(generation))
     still_s = min((item.at - max(item.phase_at) for item in reports if item.phase_at), default=0.0)
     return min(still_s, now - generation.active_at + TICK_S)
@@ -231,4 +241,6 @@ def still_by_agents(generation: Watched, now: float) -> float:
 
 def evidence_of(generation: Watched, stall: Stall) -> Evidence:
     latest = {node: item for node, item in generation.latest.items() if node not in generation.lost}
-    return Evidence(stall, latest, generation.standing, frozenset(generation.ended))
+    return Evidence(
+        stall, generation.still_since, generation.has_reported, latest, generation.standing, frozenset(generation.ended)
+    )
