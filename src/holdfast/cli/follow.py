@@ -122,7 +122,10 @@ def _news(client: Client, name: str, seen: set[tuple[str, str]]) -> Iterator[str
     for incident in reversed(list(client.incidents(name))):
         if (key := (incident["id"], incident["state"])) in seen:
             continue
+        unseen = not any(identifier == incident["id"] for identifier, _ in seen)
         seen.add(key)
+        if unseen and incident["state"] != "open" and escape(incident["cause"].rstrip(".")) not in describe(incident):
+            yield describe({**incident, "state": "open"})  # what it is about: the line below has the action only
         yield describe(incident)
 
 

@@ -199,6 +199,15 @@ def test_each_state_of_an_incident_is_told_once() -> None:
     assert text.count("detected") == 1
 
 
+def test_an_incident_that_is_first_seen_while_it_is_acted_on_says_what_happened() -> None:
+    played = Played(job(), job(), job(phase="completed"))
+    played.found = [incident("preparing"), incident("resolved", id="i-2", t_first_step=11.5)]
+    _, text = played.follow()
+    assert text.count(f"detected  {NASTY}") == 1
+    assert text.index("detected") < text.index("preparing hot_swap")
+    assert text.count(f"resolved  {NASTY}") == 1
+
+
 def test_a_control_plane_that_is_away_is_waited_for() -> None:
     away = Unavailable("no Holdfast API answers [here]")
     code, text = Played(job(), away, away, job(), job(phase="completed")).follow()
