@@ -17,7 +17,7 @@ PAGES = [
     *ROOT.glob("services/*/README.md"),
 ]
 TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
-MODULE = re.compile(r"`((?:src|services)/[\w/.-]+\.py)`")
+MODULE = re.compile(r"`((?:src|services|tools)/[\w/.-]+\.py)`")
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)")
 
 

@@ -22,6 +22,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from holdfast.domain.tiers import TIERS
+
 Value = str | int | float | bool
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?", re.ASCII)
@@ -63,7 +65,7 @@ ATTRIBUTES: Mapping[str, str] = {
     "state": "of a node: spare, active, cordoned, lost",
     "stream": "name of the stream of the event log",
     "summary": "one English sentence: what the detector found",
-    "tier": "memory, disk, peer or store",
+    "tier": ", ".join(TIERS),
     "what": "kind of the dropped items: signals or steps",
 }
 

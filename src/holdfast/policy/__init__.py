@@ -14,6 +14,10 @@ from holdfast.domain.findings import FindingKind, Severity
 from holdfast.domain.incidents import Action, ActionKind, Incident
 from holdfast.domain.nodes import Notice
 from holdfast.policy.actions import (
+    ACTIONS,
+    ActionSpec,
+    Aim,
+    Effect,
     check,
     checkpoint_now,
     cordon,
@@ -30,11 +34,15 @@ from holdfast.policy.default import COMMUNICATION, MAINTENANCE_LEAD_S, OUTAGES, 
 from holdfast.policy.job import JobView
 
 __all__ = [
+    "ACTIONS",
     "COMMUNICATION",
     "MAINTENANCE_LEAD_S",
     "OUTAGES",
     "Action",
     "ActionKind",
+    "ActionSpec",
+    "Aim",
+    "Effect",
     "FindingKind",
     "Incident",
     "JobView",

@@ -1,9 +1,16 @@
-"""The actions that a policy can return, and the checks whether an action is possible."""
+"""The actions: what a policy can answer, and what each answer means.
+
+An action is declared once, in the table at the end of this file: what it does to the run (`Effect`), which generation it leads
+to (`Aim`), and when it is impossible. The checks of a policy's answer, the supervisor's plan and decision, goodput and
+`holdfast policy actions` follow from the table. A new action is a member of `ActionKind`, a function that makes it, and one
+entry.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import assert_never
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
 
 from holdfast.domain.findings import FindingKind
 from holdfast.domain.incidents import MAINTENANCE, Action, ActionKind, Incident
@@ -69,6 +76,47 @@ def notify(reason: str) -> Action:
     return Action(ActionKind.NOTIFY, reason)
 
 
+# ---------------------------------------------------------------- what an action means
+
+
+class Effect(StrEnum):
+    """What an action does to the run."""
+
+    CHANGE = "new generation"  # the workers end, and the next generation is planned
+    CONTINUE = "run continues"  # only for a run that is still healthy
+    WAIT = "run waits"  # the workers end; the policy is asked again
+    END = "job ends"
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """The generation that an action leads to: `dp` replicas, or fewer down to `dp_min`, on none of the nodes `out`."""
+
+    dp: int | None = None  # None: as many as run now, without those that have ranks on `out`
+    dp_min: int = 1
+    out: frozenset[str] = frozenset()
+
+
+def _possible(action: Action, incident: Incident, job: JobView) -> str:
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class ActionSpec:
+    """The declaration of one action. `check` returns why it is impossible, as `check` below does."""
+
+    kind: ActionKind
+    effect: Effect
+    summary: str  # one sentence for users
+    check: Callable[[Action, Incident, JobView], str] = _possible
+    aim: Callable[[Action, Incident, JobView], Aim] | None = None  # of actions with the effect CHANGE
+    removes: bool = False  # the nodes that it names (default: the incident's) leave the job
+    condemns: bool = (
+        False  # the nodes that it names are taken out of service for every job, even if this one then has to wait
+    )
+    saves: bool = False  # the run saves at its next step
+
+
 def leaving(action: Action, incident: Incident, job: JobView) -> tuple[str, ...]:
     """Return the job's nodes that `action` removes: those it names (default: the incident's) and the unusable ones."""
     named = action.nodes or ((incident.node,) if incident.node else ())
@@ -79,58 +127,27 @@ def check(action: Action, incident: Incident, job: JobView) -> str:
     """Return why `action` cannot be carried out now, in one sentence; empty if it can."""
     if not action.reason:
         return f"{action.kind} has no reason; pass a reason to every action"
-    if incident.kind == MAINTENANCE and (why_not := _check_leaving(action, incident)):
-        return why_not
-    match action.kind:
-        case ActionKind.RESTART:
-            return (
-                f"restart needs every node of the job, but {_list(job.unusable)} cannot be used" if job.unusable else ""
-            )
-        case ActionKind.HOT_SWAP:
-            return _check_swap(leaving(action, incident, job), job)
-        case ActionKind.SCALE_DOWN:
-            return _check_scale_down(action.dp, leaving(action, incident, job), job)
-        case ActionKind.SCALE_UP:
-            return _check_scale_up(action.dp, job)
-        case ActionKind.CORDON:
-            return "" if action.nodes else "cordon names no node"
-        case ActionKind.GPU_RESET:
-            return "gpu_reset is not available: agents cannot reset a GPU yet"
-        case ActionKind.CHECKPOINT_NOW | ActionKind.NOTIFY:
-            return (
-                f"{action.kind} is only for a running job, but {incident.kind} has ended the run"
-                if _struck(incident)
-                else ""
-            )
-        case ActionKind.WAIT:
-            return (
-                ""
-                if 0.0 <= action.retry_s <= RETRY_MAX_S
-                else f"wait: retry_s is {action.retry_s:g}, but must be between 0 and {RETRY_MAX_S:g}"
-            )
-        case ActionKind.STOP:
-            return ""
-    assert_never(action.kind)
+    spec = ACTIONS[action.kind]
+    if spec.effect is Effect.CONTINUE and incident.kind in STRUCK:
+        return f"{action.kind} is only for a running job, but {incident.kind} has ended the run"
+    if incident.kind == MAINTENANCE and spec.effect is Effect.CHANGE and _keeps(spec, action, incident):
+        # The policy would be asked again and again.
+        return f"{action.kind} keeps {incident.node}, whose maintenance is announced; remove the node, or return wait"
+    return spec.check(action, incident, job)
 
 
-def _check_leaving(action: Action, incident: Incident) -> str:
-    """Reject changes that keep the node, because the policy would be asked again and again."""
-    stays = f"{action.kind} keeps {incident.node}, whose maintenance is announced; remove the node, or return wait"
-    match action.kind:
-        case ActionKind.RESTART | ActionKind.SCALE_UP:
-            return stays
-        case ActionKind.HOT_SWAP | ActionKind.SCALE_DOWN | ActionKind.CORDON:
-            named = action.nodes or ((incident.node,) if action.dp is None else ())
-            return "" if incident.node in named else stays
-        case _:
-            return ""
+def _keeps(spec: ActionSpec, action: Action, incident: Incident) -> bool:
+    """Whether the incident's node would have ranks in the next generation, too."""
+    named = action.nodes or ((incident.node,) if action.dp is None else ())
+    return not spec.removes or incident.node not in named
 
 
-def _spares(count: int) -> str:
-    return "1 spare node" if count == 1 else f"{count} spare nodes"
+def _check_restart(action: Action, incident: Incident, job: JobView) -> str:
+    return f"restart needs every node of the job, but {_list(job.unusable)} cannot be used" if job.unusable else ""
 
 
-def _check_swap(out: tuple[str, ...], job: JobView) -> str:
+def _check_swap(action: Action, incident: Incident, job: JobView) -> str:
+    out = leaving(action, incident, job)
     if not out:
         return f"hot_swap names no node of {job.name}"
     if len(out) > len(job.spares):
@@ -138,9 +155,10 @@ def _check_swap(out: tuple[str, ...], job: JobView) -> str:
     return ""
 
 
-def _check_scale_down(dp: int | None, out: tuple[str, ...], job: JobView) -> str:
+def _check_scale_down(action: Action, incident: Incident, job: JobView) -> str:
+    dp = action.dp
     if dp is None:
-        if not out:
+        if not leaving(action, incident, job):
             return f"scale_down names neither a number of replicas nor a node of {job.name}"
         return f"{job.name} already runs its minimum number of replicas ({job.min_dp})" if job.dp <= job.min_dp else ""
     if not job.min_dp <= dp < job.dp:
@@ -148,7 +166,8 @@ def _check_scale_down(dp: int | None, out: tuple[str, ...], job: JobView) -> str
     return ""
 
 
-def _check_scale_up(dp: int | None, job: JobView) -> str:
+def _check_scale_up(action: Action, incident: Incident, job: JobView) -> str:
+    dp = action.dp
     if dp is not None and not job.dp < dp <= job.max_dp:
         return f"scale_up to dp {dp}: {job.name} runs dp {job.dp} and accepts at most {job.max_dp}"
     if job.reachable_dp < (dp or job.dp + 1):
@@ -156,9 +175,73 @@ def _check_scale_up(dp: int | None, job: JobView) -> str:
     return ""
 
 
-def _struck(incident: Incident) -> bool:
-    return incident.kind in STRUCK
+def _check_cordon(action: Action, incident: Incident, job: JobView) -> str:
+    return "" if action.nodes else "cordon names no node"
+
+
+def _check_gpu_reset(action: Action, incident: Incident, job: JobView) -> str:
+    return "gpu_reset is not available: agents cannot reset a GPU yet"
+
+
+def _check_wait(action: Action, incident: Incident, job: JobView) -> str:
+    if 0.0 <= action.retry_s <= RETRY_MAX_S:
+        return ""
+    return f"wait: retry_s is {action.retry_s:g}, but must be between 0 and {RETRY_MAX_S:g}"
+
+
+def _spares(count: int) -> str:
+    return "1 spare node" if count == 1 else f"{count} spare nodes"
 
 
 def _list(nodes: Iterable[str]) -> str:
     return ", ".join(nodes)
+
+
+def _same_size(action: Action, incident: Incident, job: JobView) -> Aim:
+    return Aim(job.dp, job.dp)
+
+
+def _swapped(action: Action, incident: Incident, job: JobView) -> Aim:
+    return Aim(job.dp, job.dp, frozenset(leaving(action, incident, job)))
+
+
+def _smaller(action: Action, incident: Incident, job: JobView) -> Aim:
+    if action.dp is not None:
+        return Aim(action.dp, action.dp, frozenset(action.nodes))
+    return Aim(None, job.min_dp, frozenset(leaving(action, incident, job)))
+
+
+def _larger(action: Action, incident: Incident, job: JobView) -> Aim:
+    return Aim(action.dp or job.target_dp, action.dp or job.min_dp)
+
+
+def _without(action: Action, incident: Incident, job: JobView) -> Aim:
+    return Aim(job.dp, job.min_dp, frozenset(leaving(action, incident, job)))
+
+
+# ---------------------------------------------------------------- the actions
+
+_CHANGE, _CONTINUE = Effect.CHANGE, Effect.CONTINUE
+_SPECS = (
+    ActionSpec(ActionKind.RESTART, _CHANGE, "New processes on the same nodes.", _check_restart, _same_size),
+    ActionSpec(
+        ActionKind.HOT_SWAP, _CHANGE, "Spares take over the ranks of nodes.", _check_swap, _swapped, removes=True
+    ),
+    ActionSpec(
+        ActionKind.SCALE_DOWN, _CHANGE, "The job continues with fewer replicas.", _check_scale_down, _smaller, removes=True
+    ),
+    ActionSpec(ActionKind.SCALE_UP, _CHANGE, "The job continues with more replicas.", _check_scale_up, _larger),
+    ActionSpec(ActionKind.GPU_RESET, _CHANGE, "Not available yet.", _check_gpu_reset, _same_size),
+    ActionSpec(
+        ActionKind.CORDON, _CHANGE, "Nodes are taken out of service for every job, and replaced in this one.",
+        _check_cordon, _without, removes=True, condemns=True,
+    ),
+    ActionSpec(ActionKind.CHECKPOINT_NOW, _CONTINUE, "The run saves at its next step.", saves=True),
+    ActionSpec(ActionKind.WAIT, Effect.WAIT, "The job waits for a node or for a time.", _check_wait),
+    ActionSpec(ActionKind.STOP, Effect.END, "The job ends as failed."),
+    ActionSpec(ActionKind.NOTIFY, _CONTINUE, "The operators are notified; nothing changes."),
+)  # fmt: skip
+
+ACTIONS: Mapping[ActionKind, ActionSpec] = {spec.kind: spec for spec in _SPECS}
+if missing := set(ActionKind) - ACTIONS.keys():
+    raise TypeError(f"actions that are not declared: {sorted(missing)}")

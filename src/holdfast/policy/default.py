@@ -1,13 +1,15 @@
 """The default policy, as a table:
 
-the same exception again, on two nodes                      stop the same exception again, on one node
-hot_swap; without a spare restart, then stop at the third time a file system or a service fails
-restart after a pause that doubles; stop after 8 × N no step after N restarts, or no advance after 3 × N         stop crash,
-exception, hang                                      restart; hot_swap at the second on one node, with a spare node lost, GPU
-dead, node unusable for any reason           hot_swap; without a spare scale_down; below min_dp wait wrong results without an
-error (silent corruption)         hot_swap, else scale_down, else wait; restart if no node is named node back in service while
-the job runs degraded            scale_up maintenance announced for a node                            hot_swap; without a spare
-scale_down shortly before its start, or wait"""
+the same exception again, on two nodes                      stop
+the same exception again, on one node                       hot_swap; without a spare restart, then stop at the third time
+a file system or a service fails                            restart after a pause that doubles; stop after 8 × N
+no step after N restarts, or no advance after 3 × N         stop
+crash, exception, hang                                      restart; hot_swap at the second on one node, with a spare
+node lost, GPU dead, node unusable for any reason           hot_swap; without a spare scale_down; below min_dp wait
+wrong results without an error (silent corruption)          hot_swap, else scale_down, else wait; restart if no node is named
+node back in service while the job runs degraded            scale_up
+maintenance announced for a node                            hot_swap; without a spare scale_down shortly before, or wait
+"""
 
 from __future__ import annotations
 

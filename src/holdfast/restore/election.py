@@ -18,11 +18,11 @@ from holdfast.domain.generations import (
     rows_of,
 )
 from holdfast.domain.mesh import Mesh
+from holdfast.domain.tiers import DURABLE, NEARNESS
 from holdfast.restore.lineage import Line, Segment
 from holdfast.restore.values import Election, Holder, Knowledge, ObjectStore, Origin, Terms
 
 REASONS_MAX = 3
-_TIER_ORDER = {"memory": 0, "disk": 1}
 
 
 def elect(
@@ -300,7 +300,7 @@ class _Nearest:
         for rank, copies in by_rank.items():
             position = rank % need.replica_size
             for holder, _, where, _ in copies:
-                tier = _TIER_ORDER.get(where, len(_TIER_ORDER))
+                tier = NEARNESS.get(where, len(NEARNESS))
                 self._on[position, holder.node].append((tier, rank))
                 best = (tier, holder.node, rank)
                 self._in[position, holder.zone] = min(best, self._in.get((position, holder.zone), best))
@@ -338,14 +338,14 @@ def _sources(
 
     def distance(copy: _Copy) -> tuple[bool, bool, int, str]:
         holder, _, tier, _ = copy
-        return holder.node not in own, holder.zone != zone, _TIER_ORDER.get(tier, len(_TIER_ORDER)), holder.node
+        return holder.node not in own, holder.zone != zone, NEARNESS.get(tier, len(NEARNESS)), holder.node
 
     if not copies:
         return store, Origin.STORE
     ordered = sorted(copies, key=distance)
     sources = {holder.node: ShardSource(holder.node, holder.endpoint) for holder, *_ in ordered}
     nearest, _, tier, _ = ordered[0]
-    at_hand = Origin.MEMORY if tier == "memory" else Origin.DISK
+    at_hand = Origin.DISK if tier in DURABLE else Origin.MEMORY
     origin = at_hand if nearest.node in own else Origin.PEER
     return (*sources.values(), *store), origin
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import chain
 from typing import Any, get_args
@@ -13,22 +14,15 @@ from holdfast.domain.generations import Placement, RestoreRun, ShardSource
 from holdfast.domain.job import CheckpointSpec, LaunchSpec
 from holdfast.domain.nodes import PROTOCOL_VERSION, RunningWorker, TemplateState, WorkerEnded
 from holdfast.domain.orders import (
-    CheckpointNow,
     Hello,
     Inventory,
     Order,
     OrderDone,
     Prepare,
-    Prune,
     RanksFinished,
     RanksStepping,
     Report,
-    SetInterval,
-    Start,
     StepReached,
-    Stop,
-    Tested,
-    Warm,
     WorkersChanged,
 )
 from holdfast.v1 import control_pb2 as pb
@@ -50,29 +44,30 @@ _SHARDS = Instead("columns", report_columns.decode_shards, report_columns.encode
 _WORKERS = Instead("columns", report_columns.decode_workers, report_columns.encode_workers)
 
 
+def _codecs(union: Any, special: Mapping[type, Mapping[str, Any]]) -> Mapping[type, Codec[Any, Any]]:
+    """The codec of each member of `union`. Its message has its name, and the field of the envelope that name in snake case; a
+    `traceparent` travels in the envelope. `special`: what else to tell `Codec`."""
+    codecs = {}
+    for kind in get_args(union):
+        apart = [each.name for each in fields(kind) if each.name == "traceparent"]
+        label = re.sub(r"(?<=.)([A-Z])", r"_\1", kind.__name__).lower()
+        codecs[kind] = Codec(kind, getattr(pb, kind.__name__), label, apart=apart, **special.get(kind, {}))
+    return codecs
+
+
 # ---------------------------------------------------------------- supervisor → agent
 
-_ORDERS: Mapping[type, Codec[Any, Any]] = {
-    codec.domain: codec
-    for codec in (
-        Codec(Warm, pb.Warm, "warm"),
-        Codec(
-            Prepare,
-            pb.Prepare,
-            "prepare",
-            apart=["traceparent"],  # the command carries it
-            through={
+_ORDERS = _codecs(
+    Order,
+    {
+        Prepare: {
+            "through": {
                 "launch": Through(lru_cache(_SPECS_MAX)(_LAUNCH.encode), _LAUNCH.decode),  # the same for every node
             },
-            instead={"restore": Instead("restore_runs", types.decode_runs)},  # written by `encode_slot`
-        ),
-        Codec(Start, pb.Start, "start", apart=["traceparent"]),
-        Codec(Stop, pb.Stop, "stop"),
-        Codec(CheckpointNow, pb.CheckpointNow, "checkpoint_now"),
-        Codec(SetInterval, pb.SetInterval, "set_interval"),
-        Codec(Prune, pb.Prune, "prune"),
-    )
-}
+            "instead": {"restore": Instead("restore_runs", types.decode_runs)},  # written by `encode_slot`
+        },
+    },
+)
 _ORDER_IN: Mapping[str | None, Codec[Any, Any]] = {codec.label: codec for codec in _ORDERS.values()}
 
 
@@ -151,30 +146,23 @@ def decode_order(command: pb.Command) -> Order:
 
 # ---------------------------------------------------------------- agent → supervisor
 
-_REPORTS: Mapping[type, Codec[Any, Any]] = {
-    codec.domain: codec
-    for codec in (
+_REPORTS = _codecs(
+    Report,
+    {
         # The version is not checked here: the session refuses a foreign one with a message that names both sides.
-        Codec(Hello, pb.Hello, "hello", inline=["facts"], named=["node", "incarnation"]),
-        Codec(
-            OrderDone,
-            pb.OrderDone,
-            "order_done",
-            renamed={"phases_s": "phases", "restored_from": "restored"},
-            instead={"workers": _WORKERS},
-            times=["at"],
-        ),
-        Codec(RanksStepping, pb.RanksStepping, "ranks_stepping", renamed={"phases_s": "phases"}, times=["at"]),
-        Codec(RanksFinished, pb.RanksFinished, "ranks_finished", times=["at"]),
-        Codec(Inventory, pb.Inventory, "inventory", instead={"shards": _SHARDS}),
-        Codec(WorkersChanged, pb.WorkersChanged, "workers_changed", instead={"workers": _WORKERS}),
-        Codec(Tested, pb.Tested, "tested"),
-    )
-}
+        Hello: {"inline": ["facts"], "named": ["node", "incarnation"]},
+        OrderDone: {
+            "renamed": {"phases_s": "phases", "restored_from": "restored"},
+            "instead": {"workers": _WORKERS},
+            "times": ["at"],
+        },
+        RanksStepping: {"renamed": {"phases_s": "phases"}, "times": ["at"]},
+        RanksFinished: {"times": ["at"]},
+        Inventory: {"instead": {"shards": _SHARDS}},
+        WorkersChanged: {"instead": {"workers": _WORKERS}},
+    },
+)
 _REPORT_IN: Mapping[str | None, Codec[Any, Any]] = {codec.label: codec for codec in _REPORTS.values()}
-
-if missing := {*get_args(Order), *get_args(Report)} ^ {*_ORDERS, *_REPORTS}:
-    raise TypeError(f"orders and reports without a codec: {missing}")
 
 
 def encode_beat(at: float, workers_version: int = 0, steps: Iterable[StepReached] = ()) -> pb.AgentMessage:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sized
 from enum import StrEnum
 from functools import lru_cache, partial
 from itertools import chain
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message import DecodeError, Message
@@ -25,6 +25,7 @@ from holdfast.domain.job import HangSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import PROTOCOL_VERSION
 from holdfast.domain.signals import Phase
+from holdfast.domain.tiers import NEARNESS
 from holdfast.v1 import types_pb2 as pb
 from holdfast.wire.derived import Codec, Through, register
 
@@ -69,7 +70,11 @@ class EnumCodec(Generic[E]):
 
 PHASE = EnumCodec(Phase, pb.Phase, "PHASE_")
 
-TIER_WIRE: Mapping[str, pb.Tier] = {"memory": pb.TIER_MEMORY, "disk": pb.TIER_DISK}
+TIER_WIRE: Mapping[str, Any] = {  # of `pb.Tier`, whose stub calls them numbers
+    name.removeprefix("TIER_").lower(): number for name, number in pb.Tier.items() if number != 0
+}
+if drifted := TIER_WIRE.keys() ^ NEARNESS.keys():
+    raise TypeError(f"the tiers and their proto enum differ in {sorted(drifted)}")
 TIER_NAME: Mapping[int, str] = {number: name for name, number in TIER_WIRE.items()}
 
 

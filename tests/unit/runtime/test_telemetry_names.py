@@ -17,7 +17,10 @@ from holdfast.runtime.metrics import METRICS, Metric
 
 ROOT = Path(__file__).parents[3]
 SOURCES = [
-    path for top in ("src/holdfast", "services") for path in (ROOT / top).rglob("*.py") if "v1" not in path.parts
+    path
+    for top in ("src/holdfast", "services", "tools")
+    for path in (ROOT / top).rglob("*.py")
+    if "v1" not in path.parts
 ]
 SPANS = ROOT / "src/holdfast/domain/spans.py"
 BY_CONSTANT = {name: value for name, value in vars(metrics).items() if isinstance(value, Metric)}

@@ -25,12 +25,12 @@ from holdfast.domain.generations import OBJECT_STORE
 from holdfast.domain.nodes import RunningWorker
 from holdfast.domain.orders import CheckpointNow, Order, Prepare, Prune, SetInterval, Start, Stop, Warm
 from holdfast.domain.replication import ArchiveNow, Configure, EndJob, PruneSteps, Stage, StagedShard
+from holdfast.domain.tiers import NEARNESS, PEER
 from holdfast.domain.tracing import TraceContext
 from holdfast.runtime import telemetry
 
 T = TypeVar("T")
 
-HERE = ("memory", "disk")  # sources of a shard that need no network
 STAGE_TIMEOUT_S = 600.0  # the supervisor's own deadline for `Prepare` is what counts; this only bounds the replicator
 
 
@@ -237,7 +237,7 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
 def _with_origins(staged: Sequence[StagedShard], brought: dict[str, str]) -> tuple[StagedShard, ...]:
     """A shard that is here only because an overtaken generation has fetched it still came from there: two nodes that are lost
     together are noticed one after the other, and the recovery is one. `brought` is added to."""
-    brought |= {shard.path: shard.source for shard in staged if shard.source not in HERE}
+    brought |= {shard.path: shard.source for shard in staged if shard.source not in NEARNESS}
     return tuple(replace(shard, source=brought.get(shard.path, shard.source)) for shard in staged)
 
 
@@ -251,7 +251,7 @@ def _sources(staged: Sequence[StagedShard]) -> tuple[_Counts, _Counts]:
     sizes: Counter[str] = Counter()
     seen: set[str] = set()
     for shard in staged:
-        source = shard.source if shard.source in (*HERE, OBJECT_STORE) else "peer"
+        source = shard.source if shard.source in (*NEARNESS, OBJECT_STORE) else PEER
         shards[source] += 1
         sizes[source] += 0 if shard.path in seen else shard.size
         seen.add(shard.path)

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from holdfast.domain.findings import FindingKind, Remedy, Severity
 from holdfast.domain.incidents import ActionKind, IncidentState
 from holdfast.domain.nodes import NodeState
+from holdfast.domain.tiers import NEARNESS, STORE
 from holdfast.supervisor.protocol import JobPhase
 from holdfast.wire.jobfile import JobFile
 
@@ -184,21 +185,19 @@ class Interval(Model):
     reason: str
 
 
-class Tiers(Model):
-    """Where a checkpoint is: the number of ranks whose shard some node holds, and whether the object store has it whole."""
-
-    memory: int
-    disk: int
-    store: bool
-
-
 class Checkpoint(Model):
     """One saved step, as far as connected nodes and the object store tell."""
 
     attempt: Annotated[int, Field(description="its lineage: every return to a saved step begins a new one")]
     step: int
     mesh: Annotated[dict[str, int], Field(description="of the generation that saved it, outermost dimension first")]
-    tiers: Tiers
+    tiers: Annotated[
+        dict[str, int | bool],
+        Field(
+            description=f"{', '.join(NEARNESS)}: the number of ranks whose shard some node holds there; "
+            f"{STORE}: whether the object store has all of them"
+        ),
+    ]
     complete: Annotated[bool, Field(description="every rank's shard is in reach")]
     newest: Annotated[bool, Field(description="the newest complete one of the run: a restart would begin here")]
     needed: Annotated[bool, Field(description="the job is not over and may go back to it: it cannot be deleted")]

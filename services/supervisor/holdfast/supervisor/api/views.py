@@ -9,6 +9,7 @@ from holdfast.domain.generations import Generation
 from holdfast.domain.incidents import Incident
 from holdfast.domain.nodes import Preflight
 from holdfast.domain.rules import rule_of
+from holdfast.domain.tiers import DURABLE, STORE
 from holdfast.supervisor.api import models
 from holdfast.supervisor.core import SavedStep, State, holders, saved_steps
 from holdfast.supervisor.core.job import Job
@@ -171,7 +172,7 @@ def job(picture: Picture, progress: Progress, value: Job) -> models.Job:
 def _kept(state: State, value: Job) -> models.Kept | None:
     if not value.phase.finished:
         return None
-    steps = [step for step in saved_steps(state, value.name) if step.complete and (step.disk or step.memory)]
+    steps = [step for step in saved_steps(state, value.name) if step.complete and any(step.ranks.values())]
     newest = next((step for step in steps if step.newest), steps[0] if steps else None)
     if newest is None:
         return None
@@ -181,7 +182,7 @@ def _kept(state: State, value: Job) -> models.Kept | None:
         for name in sorted(holding)
         if state.nodes[name].facts.disk_dir
     }
-    on_disk = newest.disk == newest.mesh.world_size
+    on_disk = any(newest.ranks[tier] == newest.mesh.world_size for tier in DURABLE)
     return models.Kept(attempt=newest.attempt, step=newest.step, on_disk=on_disk, directories=directories)
 
 
@@ -194,12 +195,11 @@ def _interval(value: Job) -> models.Interval | None:
 
 
 def checkpoint(step: SavedStep) -> models.Checkpoint:
-    tiers = models.Tiers(memory=step.memory, disk=step.disk, store=step.stored)
     return models.Checkpoint(
         attempt=step.attempt,
         step=step.step,
         mesh=dict(step.mesh.dims),
-        tiers=tiers,
+        tiers={**step.ranks, STORE: step.stored},
         complete=step.complete,
         newest=step.newest,
         needed=step.needed,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from holdfast.domain.evolve import evolve
 from holdfast.domain.generations import ShardRecord
 from holdfast.domain.mesh import Mesh
+from holdfast.domain.tiers import NEARNESS
 from holdfast.supervisor.core.election import Line
 from holdfast.supervisor.core.pruning import is_needed
 from holdfast.supervisor.core.state import State
@@ -16,13 +17,12 @@ from holdfast.supervisor.core.state import State
 
 @dataclass(frozen=True, slots=True)
 class SavedStep:
-    """`memory` and `disk` count the ranks whose shard some connected node holds there, its own or a peer."""
+    """`ranks` counts, for each tier of a node, the ranks whose shard some connected node holds there, its own or a peer."""
 
     attempt: int
     step: int
     mesh: Mesh
-    memory: int
-    disk: int
+    ranks: Mapping[str, int]
     stored: bool
     complete: bool
     newest: bool = False  # the newest complete one on the lineage
@@ -74,8 +74,7 @@ def _step(key: tuple[int, int], copies: _Copies) -> SavedStep:
         attempt=key[0],
         step=key[1],
         mesh=copies.mesh,
-        memory=len(copies.ranks["memory"]),
-        disk=len(copies.ranks["disk"]),
+        ranks={tier: len(copies.ranks[tier]) for tier in NEARNESS},
         stored=copies.stored,
         complete=copies.stored or len(everywhere) == copies.mesh.world_size,
     )

@@ -7,11 +7,13 @@ ranks there now.
 
 from __future__ import annotations
 
+from typing import assert_never
+
 from holdfast.domain import tracing
 from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import DATED, ESTIMATE, Finding, FindingKind, Severity
-from holdfast.domain.incidents import MAINTENANCE, Action, ActionKind, Incident, IncidentState
-from holdfast.policy import check, default
+from holdfast.domain.incidents import MAINTENANCE, Action, Incident, IncidentState
+from holdfast.policy import ACTIONS, Effect, check, default
 from holdfast.supervisor.core import breaker, change, jobs, nodes, notices, planned, progress, quarantine, saved
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
@@ -31,8 +33,6 @@ _WORKER_FAULTS = frozenset(
         FindingKind.RANKS_MISSING,
     }
 )
-_TOUCH_NOTHING = (ActionKind.NOTIFY, ActionKind.CHECKPOINT_NOW)
-_CHANGES = (ActionKind.RESTART, ActionKind.HOT_SWAP, ActionKind.SCALE_DOWN, ActionKind.SCALE_UP)
 _DEFAULT = "default policy"
 _SAME_CONCLUSION_S = 1.0  # ages are measured: of one conclusion that is delivered twice they differ by less
 
@@ -353,9 +353,10 @@ def _why_not(turn: Turn, action: Action, incident: Incident) -> str:
     job = turn.jobs[incident.job]
     if why_not := check(action, incident, job_view(turn, job)):
         return why_not
-    if action.kind in _TOUCH_NOTHING and job.phase is not JobPhase.RUNNING:
+    spec = ACTIONS[action.kind]
+    if spec.effect is Effect.CONTINUE and job.phase is not JobPhase.RUNNING:
         return "rejected: the job is not running and this action would not start it"
-    if action.kind in _CHANGES:
+    if spec.effect is Effect.CHANGE and not spec.condemns:
         outcome = plan_for(turn, job, action, incident)
         return outcome.reason if isinstance(outcome, Unplannable) else ""
     return ""
@@ -376,34 +377,35 @@ def decide(turn: Turn, incident: Incident, action: Action, decided_by: str) -> N
     incident = turn.put_incident(
         evolve(incident, state=IncidentState.DECIDED, action=action, decided_by=decided_by, t_decided=turn.at)
     )
-    name = incident.job
-    match action.kind:
-        case ActionKind.STOP:
+    name, spec = incident.job, ACTIONS[action.kind]
+    match spec.effect:
+        case Effect.END:
             jobs.fail(turn, name, action.reason)
-        case ActionKind.NOTIFY | ActionKind.CHECKPOINT_NOW | ActionKind.WAIT if incident.kind == MAINTENANCE:
+        case Effect.CONTINUE | Effect.WAIT if incident.kind == MAINTENANCE:
             notices.stay(turn, incident, action)
-        case ActionKind.NOTIFY | ActionKind.CHECKPOINT_NOW:
+        case Effect.CONTINUE:
             turn.note(name, action.reason)
-            if action.kind is ActionKind.CHECKPOINT_NOW:
+            if spec.saves:
                 planned.save_soon(turn, turn.jobs[name], to_object_store=True)
             turn.close_incident(incident.id, IncidentState.RESOLVED, action.reason)
             if incident.planned:
                 planned.postpone(turn, name)
-        case ActionKind.WAIT if incident.planned:
+        case Effect.WAIT if incident.planned:
             planned.wait(turn, name)
-        case ActionKind.WAIT:
+        case Effect.WAIT:
             _cover(turn, incident, action, decided_by)
             change.suspend_job(turn, name, action.reason, retry_s=action.retry_s)
-        case _:
-            if action.kind is ActionKind.CORDON:
-                for node in action.nodes:
-                    if node in turn.nodes:
-                        nodes.condemn(turn, node, action.reason)
+        case Effect.CHANGE:
+            for node in action.nodes if spec.condemns else ():
+                if node in turn.nodes:
+                    nodes.condemn(turn, node, action.reason)
             if incident.planned and turn.jobs[name].phase is JobPhase.RUNNING:
                 planned.schedule(turn, incident, action)
             else:
                 _cover(turn, incident, action, decided_by)
                 change.begin(turn, name, action, incident)
+        case _:
+            assert_never(spec.effect)
 
 
 def _cover(turn: Turn, incident: Incident, action: Action, decided_by: str) -> None:

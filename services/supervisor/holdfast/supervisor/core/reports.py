@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from holdfast.domain.tiers import NEARNESS
 from holdfast.supervisor.core import saved
 from holdfast.supervisor.core.job import CheckpointRequest, Job
 from holdfast.supervisor.core.turn import Turn
@@ -22,7 +23,7 @@ class Reach:
     @property
     def complete(self) -> bool:
         """Every rank's shard is somewhere: on its own node, or in the object store."""
-        return any(name in (_MEMORY, _STORE) and count == self.ranks for name, count in self.counts)
+        return any(name in (_NEAREST, _STORE) and count == self.ranks for name, count in self.counts)
 
     @property
     def all_copies(self) -> bool:
@@ -38,7 +39,8 @@ class Reach:
         return f"{'all' if count == self.ranks else count} of {self.ranks} ranks"
 
 
-_MEMORY, _DISK, _PEER, _STORE = "memory", "disk", "a peer", "the object store"
+_NEAREST, *_FARTHER = NEARNESS
+_PEER, _STORE = "a peer", "the object store"
 
 
 def reach(turn: Turn, job: Job, step: int) -> Reach:
@@ -46,14 +48,14 @@ def reach(turn: Turn, job: Job, step: int) -> Reach:
     running = job.running
     assert running is not None
     home = {rank: placement.node for placement in running.placements for rank in placement.ranks}
-    tiers: dict[str, set[int]] = {"memory": set(), "disk": set(), "peer": set()}
+    tiers: dict[str, set[int]] = {name: set() for name in (*NEARNESS, _PEER)}
     for node, record in saved.held(turn, job, running.attempt, step):
         rank = record.key.rank
-        tiers["peer" if home.get(rank) != node.name else record.tier].add(rank)
-    own = tiers["memory"] | tiers["disk"]  # memory may have gone on to a newer step by now
-    counts = [(_MEMORY, len(own)), (_DISK, len(tiers["disk"]))]
+        tiers[_PEER if home.get(rank) != node.name else record.tier].add(rank)
+    own = set[int]().union(*(tiers[name] for name in NEARNESS))  # memory may have gone on to a newer step by now
+    counts = [(_NEAREST, len(own)), *((name, len(tiers[name])) for name in _FARTHER)]
     if len(running.placements) > 1:
-        counts.append((_PEER, len(tiers["peer"])))
+        counts.append((_PEER, len(tiers[_PEER])))
     if job.spec.checkpoint.store:
         good = {(each.attempt, each.step) for each in job.checkpoints.stored if not each.damage}
         stored = (running.attempt, step) in good

@@ -14,6 +14,7 @@ from collections import defaultdict
 
 from holdfast.domain.generations import rows_of
 from holdfast.domain.replication import SavedByAll
+from holdfast.domain.tiers import DURABLE
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.turn import Turn
@@ -57,7 +58,7 @@ def newest_everywhere(turn: Turn, job: Job) -> int:
                 continue
             if not first <= rank < end:
                 elsewhere[step].add(rank)
-            elif tier == "disk":
+            elif tier in DURABLE:
                 own.setdefault(step, set()).add(rank)
         for step, ranks in own.items():
             on_disk[step] += len(ranks) == end - first

@@ -7,10 +7,10 @@ from functools import partial
 
 from holdfast.domain.errors import Conflict, NotFound
 from holdfast.domain.evolve import evolve
-from holdfast.domain.incidents import Action, ActionKind, Incident
+from holdfast.domain.incidents import Action, Incident
 from holdfast.domain.job import JobSpec
 from holdfast.domain.nodes import Notice
-from holdfast.policy import JobView, leaving
+from holdfast.policy import ACTIONS, JobView
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.offenders import rate_per_day
@@ -158,24 +158,12 @@ def _reachable(turn: Turn, job: Job, dp: int, dp_min: int, out: frozenset[str]) 
 
 def plan_for(turn: Turn, job: Job, action: Action, incident: Incident) -> Plan | Unplannable:
     """The plan that carries out `action`."""
-    current = job.generation.mesh.dp if job.generation else job.target_dp
-    least = job.spec.min_dp
-    out = frozenset(leaving(action, incident, job_view(turn, job)))
-    match action.kind:
-        case ActionKind.RESTART:
-            return reachable(turn, job, current, current)
-        case ActionKind.HOT_SWAP:
-            return reachable(turn, job, current, current, out)
-        case ActionKind.SCALE_DOWN if action.dp is not None:
-            return reachable(turn, job, action.dp, action.dp, frozenset(action.nodes))
-        case ActionKind.SCALE_DOWN:
-            return reachable(turn, job, current - _replicas_on(job, out), least, out)
-        case ActionKind.SCALE_UP:
-            return reachable(turn, job, action.dp or job.target_dp, action.dp or least)
-        case ActionKind.CORDON:
-            return reachable(turn, job, current, least, out)
-        case _:
-            return Unplannable(f"{action.kind} changes no generation")
+    spec, known = ACTIONS[action.kind], job_view(turn, job)
+    if spec.aim is None:
+        return Unplannable(f"{action.kind} changes no generation")
+    aim = spec.aim(action, incident, known)
+    dp = known.dp - _replicas_on(job, aim.out) if aim.dp is None else aim.dp
+    return reachable(turn, job, dp, aim.dp_min, aim.out)
 
 
 def _replicas_on(job: Job, nodes: frozenset[str]) -> int:

@@ -28,7 +28,8 @@ from enum import StrEnum
 from itertools import pairwise
 
 from holdfast.domain.findings import StepRecord
-from holdfast.domain.incidents import ActionKind, Incident
+from holdfast.domain.incidents import Incident
+from holdfast.policy import ACTIONS, Effect
 from holdfast.supervisor.history.booked import Booked, Gap
 from holdfast.supervisor.history.booked import Segment as SegmentSums
 
@@ -275,7 +276,7 @@ def _stage(incident: Incident, at: float) -> Class:
         return Class.DETECT
     if incident.t_decided is None or at < incident.t_decided:
         return Class.DECIDE
-    if incident.action is not None and incident.action.kind is ActionKind.WAIT:
+    if incident.action is not None and ACTIONS[incident.action.kind].effect is Effect.WAIT:
         return Class.WAIT
     return Class.RECOVER
 

@@ -16,6 +16,7 @@ import structlog
 from holdfast.domain.errors import HoldfastError
 from holdfast.domain.nodes import NodeState
 from holdfast.domain.orders import Order, OrderDone
+from holdfast.domain.tiers import STORE
 from holdfast.log.names import SUPERVISOR_GROUP
 from holdfast.log.protocol import EventLog
 from holdfast.runtime import metrics, telemetry
@@ -111,9 +112,11 @@ def _ages(state: State, name: str, run: Run, now: float) -> Iterator[Point]:
     newest: dict[str, int] = {}
     for saved in saved_steps(state, name):
         full = saved.mesh.world_size
-        for tier, there in (("memory", saved.memory == full), ("disk", saved.disk == full), ("store", saved.stored)):
-            if there:
-                newest.setdefault(tier, saved.step)
+        for tier in (
+            *(tier for tier, ranks in saved.ranks.items() if ranks == full),
+            *([STORE] if saved.stored else ()),
+        ):
+            newest.setdefault(tier, saved.step)
     for tier, step in newest.items():
         if step in finished or step > known:  # steps are told a moment after they are finished, saves at once
             yield max(0.0, now - finished.get(step, now)), {"job": name, "tier": tier}

@@ -30,6 +30,7 @@ from holdfast.cli.checkpoint_rows import Json, Stored
 from holdfast.cli.client import Client, NoApi, default_url
 from holdfast.cli.tables import Api, AsJson, console, mesh, plural, show_list, show_one, table
 from holdfast.domain.errors import HoldfastError, InvalidSpec, NotFound, Unavailable
+from holdfast.domain.tiers import NEARNESS
 from holdfast.stores import ObjectStore, open_store, transfer
 from holdfast.stores.layout import CheckpointManifest, delete_step
 
@@ -41,7 +42,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-COLUMNS = ("step", "attempt", "mesh", "memory", "disk", "store", "bytes", "saved_at", "")
+COLUMNS = ("step", "attempt", "mesh", *NEARNESS, "store", "bytes", "saved_at", "")
 notes = Console(stderr=True, highlight=False, emoji=False)
 
 Job = Annotated[str, typer.Argument(help="Job name.")]
@@ -99,13 +100,12 @@ def _held(job: str, api: str) -> tuple[list[Json], HoldfastError | None]:
 
 
 def _shown(row: Json) -> Json:
-    """Format a row for the screen: `memory` and `disk` as the number of ranks out of all ranks of the mesh."""
+    """Format a row for the screen: the tiers of nodes as the number of ranks out of all ranks of the mesh."""
     ranks = 1
     for size in row["mesh"].values():
         ranks *= size
     return row | {
-        "memory": f"{row['memory']} of {ranks}" if row["memory"] else None,
-        "disk": f"{row['disk']} of {ranks}" if row["disk"] else None,
+        **{tier: f"{row[tier]} of {ranks}" if row[tier] else None for tier in NEARNESS},
         "bytes": None if row["bytes"] is None else decimal(row["bytes"]),
         "": "newest complete" if row["newest"] else "" if row["complete"] else "incomplete",
     }

@@ -9,6 +9,7 @@ from pathlib import Path
 from holdfast.cli.client import Client, Json
 from holdfast.domain.errors import HoldfastError, NotFound, Unavailable
 from holdfast.domain.generations import ShardKey, ShardSource
+from holdfast.domain.tiers import NEARNESS
 from holdfast.replicator.sockets import OpenSockets
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.transport.client import Client as DataClient
@@ -63,7 +64,7 @@ def prunable(client: Client, job: str, keep: int) -> tuple[list[Json], list[Json
     go: list[Json] = []
     stay: list[Json] = []
     whole = 0
-    for row in (row for row in client.checkpoints(job) if row["tiers"]["memory"] or row["tiers"]["disk"]):
+    for row in (row for row in client.checkpoints(job) if any(_ranks(row))):
         if row["needed"] or whole < keep:
             stay.append(row)
         else:
@@ -72,12 +73,17 @@ def prunable(client: Client, job: str, keep: int) -> tuple[list[Json], list[Json
     return go, stay
 
 
+def _ranks(row: Json) -> list[int]:
+    """Return how many ranks' shards are in each tier of the nodes."""
+    return [row["tiers"].get(tier, 0) for tier in NEARNESS]
+
+
 def _is_whole(row: Json) -> bool:
     """Return whether a checkpoint is complete on the nodes, whatever the object store holds."""
     count = 1
     for size in row["mesh"].values():
         count *= size
-    return bool(max(row["tiers"]["memory"], row["tiers"]["disk"]) == count)
+    return bool(max(_ranks(row)) == count)
 
 
 def _fetch(data: DataClient, job: str, token: str, key: ShardKey, nodes: dict[str, str], into: FileTier) -> Path:

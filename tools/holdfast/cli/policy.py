@@ -8,9 +8,10 @@ import typer
 
 from holdfast.cli.tables import console, table
 from holdfast.domain.errors import InvalidSpec, PolicyError
+from holdfast.policy import ACTIONS
 from holdfast.supervisor.policies.script import PolicyScript, sample_incidents, sample_job, try_script
 
-app = typer.Typer(help="Policies: check.", no_args_is_help=True)
+app = typer.Typer(help="Policies: check, actions.", no_args_is_help=True)
 
 COLUMNS = ("incident", "answer", "reason", "problem")
 UNUSABLE = 2
@@ -43,6 +44,13 @@ def check(
         console.print(f"[red]{script}: for incidents with a problem, the default policy would decide[/]")
         raise typer.Exit(UNUSABLE)
     console.print(f"[green]{script}: all answers are valid[/]")
+
+
+@app.command(epilog="Example: [bold]holdfast policy actions[/]")
+def actions() -> None:
+    """List the actions that a policy can return, and what each does to the run."""
+    rows = [{"action": spec.kind, "effect": spec.effect, "": spec.summary} for spec in ACTIONS.values()]
+    console.print(table(rows, ("action", "effect", "")))
 
 
 def require_usable(script: str) -> None:

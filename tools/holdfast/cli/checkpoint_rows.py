@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.domain.errors import IncompatibleVersion, IntegrityError, NotFound
+from holdfast.domain.tiers import NEARNESS, STORE
 from holdfast.stores import ObjectStore
 from holdfast.stores.layout import CheckpointManifest, StepObjects, jobs, load, survey
 
@@ -92,9 +93,8 @@ def rows(stored: Sequence[Stored], held: Iterable[Json]) -> list[Json]:
             "step": int(item["step"]),
             "attempt": int(item["attempt"]),
             "mesh": dict(item.get("mesh") or {}),
-            "memory": tiers.get("memory", 0),
-            "disk": tiers.get("disk", 0),
-            "store": "complete" if tiers.get("store") else "",
+            **{tier: tiers.get(tier, 0) for tier in NEARNESS},
+            "store": "complete" if tiers.get(STORE) else "",
             "complete": bool(item.get("complete")),
             "bytes": None,
             "saved_at": None,
@@ -117,8 +117,7 @@ def _empty(each: Stored) -> Json:
         "step": each.objects.step,
         "attempt": each.objects.attempt,
         "mesh": {},
-        "memory": 0,
-        "disk": 0,
+        **dict.fromkeys(NEARNESS, 0),
         "store": "",
         "complete": False,
         "bytes": None,
