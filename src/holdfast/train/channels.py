@@ -18,20 +18,21 @@ from holdfast.domain.signals import Phase
 
 log = logging.getLogger("holdfast.train")
 
-# Orders taken per look; more wait for the next step. An agent that floods the channel cannot hold up training.
+# Limit of orders read per step, so that an agent that floods the channel cannot delay training. The rest are read
+# later.
 ORDERS_PER_POLL_MAX = 16
 
 WAITING_NOTES_MAX = 64  # per socket; about 10 kB
-LAST_NOTES_TIMEOUT_S = 0.25  # for a reader that is late at the very end
+LAST_NOTES_TIMEOUT_S = 0.25  # waits for a slow receiver when the worker ends
 LAST_NOTES_POLL_S = 0.002
 REASON_CHARS_MAX = 1000
 
 
 class _Outbox:
-    """Datagrams to one socket path. Sends to the path, not over a connection: a replicator that restarts is found again.
+    """Datagrams to one socket path. Sends to the path, not over a connection, so a restarted receiver gets them again.
 
-    The kernel queues few datagrams per socket (`net.unix.max_dgram_qlen`, often 10), so a reader that is a moment late
-    would cost notes that come only once. What does not fit waits here for the next note, oldest dropped first.
+    The kernel queues few datagrams per socket (`net.unix.max_dgram_qlen`, often 10), so a slow receiver would lose
+    messages that are sent only once. Messages that do not fit are sent with the next one; the oldest are dropped first.
     """
 
     def __init__(self, path: str) -> None:
@@ -47,13 +48,13 @@ class _Outbox:
         self.flush()
 
     def flush(self) -> None:
-        """Send what waits, as far as it goes at once."""
+        """Send waiting messages until the socket would block."""
         try:
             while self._waiting:
                 self._socket.sendto(self._waiting[0], socket.MSG_DONTWAIT, self._path)
                 self._waiting.popleft()
         except BlockingIOError:
-            return  # full: later
+            return  # the kernel's queue is full; the next `flush` tries again
         except OSError as error:  # no receiver
             self._drop(len(self._waiting), str(error))
             self._waiting.clear()
@@ -66,7 +67,7 @@ class _Outbox:
         self.dropped += count
 
     def close(self) -> None:
-        """No step waits here any more: what is left gets a moment."""
+        """Send what is left, waiting for the receiver for up to `LAST_NOTES_TIMEOUT_S`. Call this after the last step."""
         deadline = time.monotonic() + LAST_NOTES_TIMEOUT_S
         self.flush()
         while self._waiting and time.monotonic() < deadline:
@@ -152,13 +153,13 @@ class Notes:
 
 
 class Control:
-    """Agent → worker orders, looked at between steps. End of file means that the agent is gone: there is nothing to obey."""
+    """Orders from the agent to this worker, polled between steps. At end of file the agent has exited, and polling stops."""
 
     def __init__(self, fd: int | None) -> None:
         self._socket = None if fd is None else socket.socket(fileno=fd)
 
     def poll(self) -> list[Mapping[str, Any]]:
-        """The orders that have arrived, oldest first; never waits."""
+        """Return the orders that have arrived, oldest first. Does not block."""
         orders: list[Mapping[str, Any]] = []
         while self._socket is not None and len(orders) < ORDERS_PER_POLL_MAX:
             try:

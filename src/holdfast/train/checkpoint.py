@@ -43,7 +43,7 @@ PREPARING_NICENESS = 10
 @dataclass(frozen=True, slots=True)
 class Restored:
     step: int
-    rank: int  # the rank that saved the shard; another one than ours after a resize
+    rank: int  # the rank that saved the shard; after a resize it can differ from this rank
 
 
 class Checkpointer:
@@ -68,10 +68,10 @@ class Checkpointer:
         return bool(self._environment.images)
 
     def save(self, live: Mapping[str, Any], step: int) -> bool:
-        """Copy the state of `step` into an image; False when the save had to be skipped.
+        """Copy the state of `step` into an image. Returns False if the save was skipped.
 
-        Raises `InvalidSpec` when the state holds something that cannot be saved: a save that never works is the
-        user's to fix, one that does not work now is not.
+        Raises `InvalidSpec` if the state contains a value that can never be saved, because only the user can fix that.
+        A temporary failure skips the save.
         """
         began = time.perf_counter()
         collected = self._collect(live)
@@ -96,16 +96,16 @@ class Checkpointer:
         return state.collect(live, **also)
 
     def miss(self, step: int, reason: str) -> None:
-        """Say that a save that was due did not happen."""
+        """Count, log and report a save that was due and has been skipped."""
         self.missed += 1
         log.warning("save of step %d skipped: %s", step, reason)
         self._notes.missed(step, reason)
 
     def prepare(self, live: Mapping[str, Any]) -> None:
-        """Allocate both images in the background, once, so that no save has to: ten times the cost of a copy.
+        """Allocate both images in the background, once. In a save, the allocation would take ten times as long as the copy.
 
-        To be called when the state has all its tensors, which an optimizer's has only after a first step, and when steps
-        are under way: what it costs must not delay the first one.
+        Call this after the first step: only then does an optimizer have all its tensors, and the allocation does not delay the
+        first step.
         """
         if self._preparing is not None or self._images is not None:
             return
@@ -114,7 +114,8 @@ class Checkpointer:
         self._preparing.start()
 
     def _prepare(self, plan: Plan) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PREPARING_NICENESS)  # Linux: of this thread alone
+        # On Linux this affects only this thread.
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PREPARING_NICENESS)
         try:
             images = self._open_images()
             if reason := images.prepare(plan):
@@ -122,7 +123,7 @@ class Checkpointer:
             if (copies := self._device_copies) is not None:
                 for image in images.images:
                     copies.adopt(image)
-        except Exception:  # the first save will meet it again, and tell whoever asked for it
+        except Exception:  # the first save fails in the same way and raises to its caller
             log.exception("allocating images failed")
 
     def _finish_preparing(self) -> None:
@@ -130,7 +131,7 @@ class Checkpointer:
             self._preparing.join()
 
     def _open_images(self) -> ImageSet:
-        """Opened when steps are under way: mapping what is there must not delay the first step of a restart."""
+        """Open or create the images. Done after the first step, because mapping existing images would delay a restart."""
         if self._images is None:
             environment, target = self._environment, self._environment.restore
             self._images = ImageSet(
@@ -167,8 +168,8 @@ class Checkpointer:
     def restore(self, live: Mapping[str, Any], target: RestoreTarget) -> Restored:
         """Load the shards into the live objects and the random number generators.
 
-        Raises `IntegrityError` when a file is not the shard that was promised or the shards do not cover the state,
-        `InvalidSpec` when it does not fit `live`.
+        Raises `IntegrityError` if a file is not the expected shard or if the shards do not cover the state, and
+        `InvalidSpec` if the checkpoint does not fit `live`.
         """
         with ExitStack() as stack:
             parts = [stack.enter_context(Reader(Path(path))) for path in target.parts]
@@ -186,15 +187,16 @@ class Checkpointer:
             rng.restore(also["rng"])
         else:
             rng.derive(also["rng"]["seed"], target.step, rank)
-        if self._buckets is not None:  # on every rank alike, whoever saved its shard: setting the order is collective
+        if self._buckets is not None:
+            # On every rank, also on those whose shard another rank saved, because setting the order is collective.
             self._buckets.restored(also.get("ddp_buckets"))
         return Restored(target.step, saved_by)
 
 
 @contextmanager
 def _pages_ahead(part: Reader) -> Iterator[None]:
-    """A thread that takes the page faults of the new mapping ahead of the copy: they are a third of its time. Of a first part
-    only; of the others a resize reads what overlaps."""
+    """Start a thread that causes the page faults of the new mapping before the copy, which take a third of its time. Only for
+    the first part: of the others, a resize reads only the overlap."""
     ahead = threading.Thread(target=part.populate, name="holdfast-pages")
     ahead.start()
     try:
@@ -209,7 +211,7 @@ def _plan(collected: state.Collected) -> Plan:
 
 
 def _load(parts: Sequence[Reader], live: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Everything into the live objects; returns the plain values saved beside the state."""
+    """Load everything into the live objects. Returns the plain values that were saved with the state."""
     loading = _Loading(parts, live)
     tree, also = state.disassemble(parts[0].extra, loading.tensor)
     loading.fill_missing()
@@ -220,8 +222,8 @@ def _load(parts: Sequence[Reader], live: Mapping[str, Any]) -> Mapping[str, Any]
 
 
 class _Loading:
-    """Where the tensors of a restore come from: the first part's own memory where it holds exactly this rank's piece;
-    new memory, filled from all parts, elsewhere."""
+    """Source of each restored tensor: the memory of the first part if it holds exactly this rank's piece, otherwise new
+    memory that is filled from all parts."""
 
     def __init__(self, parts: Sequence[Reader], live: Mapping[str, Any]) -> None:
         self._parts = parts
@@ -231,7 +233,7 @@ class _Loading:
         self._places = state.Places(live) if spread else None
 
     def tensor(self, name: str, described: dict[str, Any] | None) -> torch.Tensor:
-        """This rank's tensor of that name, as it is spread over the ranks of this run."""
+        """Return this rank's tensor with that name, sharded as in this run."""
         own = self._parts[0]
         spec = own.spec(name)
         whole = spec.whole_shape
@@ -249,15 +251,15 @@ class _Loading:
 
     def fill_missing(self) -> None:
         if self._missing:
-            from holdfast.train import dcp_reader  # half a second of imports, for a resize alone
+            from holdfast.train import dcp_reader  # the import takes half a second and is needed only after a resize
 
             dcp_reader.fill(self._missing, self._parts)
 
 
 def _insist_returned(lent: list[weakref.ref[memoryview]]) -> None:
-    """Make sure that nothing in the live state still lies in the shard: a later save would change it silently.
+    """Ensure that no tensor of the live state shares memory with the shard, because a later save would overwrite it silently.
 
-    A tensor made by `torch.frombuffer` keeps the view that it was made from alive, so a view that is gone has no tensor.
+    A tensor made by `torch.frombuffer` keeps its view alive, so a view that has been collected has no tensor.
     """
     if any(view() is not None for view in lent):
         gc.collect()
@@ -270,7 +272,7 @@ def _insist_returned(lent: list[weakref.ref[memoryview]]) -> None:
 
 
 def _reserve_for(extra_bytes: int) -> int:
-    """A power of two with room to grow, so that the plan, and with it the image, stays the same from save to save."""
+    """Return a power of two with room to grow, so that the plan, and therefore the image, is the same for every save."""
     reserve = EXTRA_RESERVE_MIN
     while reserve < 2 * extra_bytes:
         reserve *= 2

@@ -28,9 +28,9 @@ from holdfast.shards import sync_directory
 
 log = logging.getLogger("holdfast.train")
 
-AFTER_STEPS: Final = 3  # of this process: by then a script has usually compiled what it will
+AFTER_STEPS: Final = 3  # of this process; by then a script has usually compiled all its graphs
 BYTES_MAX: Final = 256 << 20
-FILES_MAX: Final = 4  # per rank: other meshes, for a job that is resized back
+FILES_MAX: Final = 4  # per rank, for several meshes: a job may be resized back to an earlier one
 HEADER_BYTES_MAX: Final = 4096
 WRITE_TIMEOUT_S: Final = 30.0  # at the end of the script
 _MAGIC: Final = b"holdfast compile cache 1\n"
@@ -45,7 +45,7 @@ class Artefacts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What compiled code depends on besides the code itself, which torch checks."""
+    """Return what compiled code depends on, apart from the source code, which torch checks."""
 
     release: str  # of torch
     python: str
@@ -69,19 +69,19 @@ class Key:
 
 
 class CompileCache:
-    """One rank's artefacts in `directory`. Nothing here raises: without the cache training only starts later."""
+    """One rank's artefacts in `directory`. No method raises, because without the cache training only starts later."""
 
     def __init__(self, directory: Path, key: Key, artefacts: Artefacts) -> None:
         self._directory = directory
         self._key = key
         self._path = directory / key.file_name
         self._artefacts = artefacts
-        self._loaded: object = None  # what torch says it has taken over
+        self._loaded: object = None  # the artefacts that torch reports as loaded
         self._steps_left = AFTER_STEPS
         self._writer: threading.Thread | None = None
 
     def load(self) -> bool:
-        """Hand the artefacts of an earlier life to torch; False when there are none that fit."""
+        """Load the artefacts of an earlier process into torch. Returns False if there are none that fit."""
         try:
             raw = self._path.read_bytes()
         except FileNotFoundError:
@@ -96,7 +96,7 @@ class CompileCache:
             return False
         try:
             info = self._artefacts.load_cache_artifacts(payload)
-        except Exception as error:  # whatever torch does with bytes of another day must not end the run
+        except Exception as error:  # an exception in torch's decoder must not end the run
             log.warning("torch rejected its compile cache and compiles again: %r", error)
             return False
         if info is None:
@@ -107,16 +107,16 @@ class CompileCache:
         return True
 
     def step(self) -> None:
-        """A step has ended. After the first few, keep what has been compiled."""
+        """Count a finished step. After the first few, save what has been compiled."""
         if self._steps_left:
             self._steps_left -= 1
             if not self._steps_left:
                 self.save()
 
     def save(self) -> bool:
-        """Take the artefacts from torch and have them written; False when there is nothing new to keep."""
+        """Get the artefacts from torch and write them in the background. Returns False if there are no new ones."""
         if "torch._inductor.codecache" not in sys.modules and self._artefacts is torch.compiler:
-            return False  # nothing was compiled; asking would import the compiler
+            return False  # nothing was compiled, and the query would import the compiler
         try:
             taken = self._artefacts.save_cache_artifacts()
         except Exception as error:  # as in `load`
@@ -137,7 +137,7 @@ class CompileCache:
             self._writer.join(WRITE_TIMEOUT_S)
 
     def _write(self, payload: bytes) -> None:
-        """Atomic: a crash leaves the old file or the new one."""
+        """Write the file atomically: a crash leaves the old file or the new one."""
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.part")
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -153,7 +153,7 @@ class CompileCache:
             log.warning("the compile cache is not stored: %s", error)
 
     def _limit(self) -> None:
-        """The newest few of this rank stay, and no partial file of a process that died."""
+        """Delete all but the newest few files of this rank, and partial files of killed processes."""
         mine = self._directory.glob(f"compile-rank-{self._key.rank}-*.cache")
         by_age = sorted(mine, key=lambda path: path.stat().st_mtime_ns, reverse=True)
         for path in [*by_age[FILES_MAX:], *self._directory.glob(f".compile-rank-{self._key.rank}-*.part")]:
@@ -161,7 +161,7 @@ class CompileCache:
 
 
 def _contents(info: Any) -> object:
-    """torch's `CacheInfo` as a value to compare: the keys of each kind of artefact."""
+    """Return torch's `CacheInfo` as a comparable value: the keys of each kind of artefact."""
     return {kind: sorted(map(str, keys)) for kind, keys in info.artifacts.items()}
 
 
@@ -171,7 +171,7 @@ def _pack(payload: bytes, key: Key) -> bytes:
 
 
 def _unpack(raw: bytes, key: Key) -> tuple[bytes | None, str]:
-    """The payload, or None and why not."""
+    """Return the payload, or None and the reason why it cannot be used."""
     if not raw.startswith(_MAGIC):
         return None, "not a compile cache"
     header, newline, payload = raw[len(_MAGIC) :].partition(b"\n")

@@ -15,11 +15,12 @@ PIECE_BYTES = 32 << 20
 
 
 def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], threads: int) -> None:
-    """Copy each source to its target. With `threads` = 1 it all happens here.
+    """Copy each source to its target. With `threads` = 1 the calling thread makes all copies.
 
-    Returns when the host's part is done; copies from a device still want to be waited for.
+    Returns when the copies on the host are done; the caller must still wait for copies from a device.
     """
-    # torch would split each copy over its own threads, and wait for both halves: 6 ms per tensor when a core is busy.
+    # torch would split each copy over its own threads and wait for both halves, which takes 6 ms per tensor if a core
+    # is busy.
     torchs_own = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -38,7 +39,7 @@ def _copy_on(threads: int, pairs: Iterator[tuple[torch.Tensor, torch.Tensor]]) -
     def help_copying() -> None:
         try:
             _copy(pieces)
-        except BaseException as error:  # raised below, in the thread that asked
+        except BaseException as error:  # raised below, in the calling thread
             failed.append(error)
 
     helpers = [threading.Thread(target=help_copying, name="holdfast-copy") for _ in range(threads - 1)]
@@ -55,7 +56,7 @@ def _copy_on(threads: int, pairs: Iterator[tuple[torch.Tensor, torch.Tensor]]) -
 
 def _copy(pairs: Iterator[tuple[torch.Tensor, torch.Tensor]]) -> None:
     with torch.no_grad():
-        for target, source in pairs:  # a list's iterator gives each piece to one thread
+        for target, source in pairs:  # a list's iterator returns each piece to one thread only
             target.copy_(source, non_blocking=True)
 
 

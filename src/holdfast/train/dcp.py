@@ -27,28 +27,28 @@ from holdfast.train.dcp_reader import ShardReader, open_shards
 __all__ = ["ShardReader", "export", "metadata"]
 
 METADATA = ".metadata"
-VALUES = "__values.distcp"  # what is no tensor
-# A hard link that cannot be made where a copy can: another file system, too many links, one that knows no links.
+VALUES = "__values.distcp"  # non-tensor state
+# A hard link fails but a copy works: another file system, too many links, or a file system without links.
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS)
 
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
+Progress = Callable[[int, int], None]  # bytes done, total bytes
 
 
 def metadata(shards: Sequence[Reader]) -> Metadata:
-    """DCP's index of open shards, each under its file's name; what is no tensor is at its place in `VALUES`, which `export`
-    writes. Raises IntegrityError when the shards are of different steps, InvalidSpec when a name means two things."""
+    """Return DCP's index of open shards, each under its file's name; non-tensor values refer to `VALUES`, which `export`
+    writes. Raises IntegrityError if the shards are of different steps, and InvalidSpec if one name has two meanings."""
     return _index(Contents.of(shards), shards, [shard.path.name for shard in shards])
 
 
 def export(shards: Sequence[Path], directory: Path, *, progress: Progress | None = None) -> None:
-    """Make `directory` a plain DCP checkpoint of the shards of one step: those of every rank whose pieces are wanted.
+    """Make `directory` a plain DCP checkpoint of the shards of one step.
 
-    Files are linked where that is possible, else copied; `.metadata` comes last, and without it nothing is there. Bytes
-    are checked against the manifest beside a shard, where there is one.
+    Files are linked if possible, otherwise copied. `.metadata` is written last and commits the checkpoint. Bytes are
+    verified if there is a manifest next to the shard.
 
-    Raises Conflict when the directory already holds a checkpoint, IntegrityError when a shard is damaged or of another
-    step or when together they do not cover the state, InvalidSpec when one name means two things (pipeline stages that
-    name their layers alike), OutOfSpace. What was written is removed then.
+    Raises Conflict if the directory already contains a checkpoint; IntegrityError if a shard is damaged or of another
+    step, or if the shards do not cover the state; InvalidSpec if one name has two meanings (pipeline stages that give
+    their layers the same names); OutOfSpace. After an error, the written files are deleted.
     """
     directory.mkdir(parents=True, exist_ok=True)
     if (directory / METADATA).exists():
@@ -88,7 +88,8 @@ def _index(contents: Contents, shards: Sequence[Reader], files: Sequence[str]) -
 
 
 def _place(shard: Reader, path: Path) -> Iterator[int]:
-    """Link or copy one shard; yields the bytes that have come about. An image is copied: it will be written again."""
+    """Link or copy one shard; yields the number of bytes as they are written. An image is copied, because a later save
+    overwrites it."""
     if shard.path.suffix != ".image":
         try:
             os.link(shard.path, path)

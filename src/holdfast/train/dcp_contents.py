@@ -25,18 +25,19 @@ from holdfast.train.tensors import dtype_of, tensor_of
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Make it with `of` or `of_slots`. Of what several shards hold alike, the first one's counts."""
+    """Created by `of` or `of_slots`. If several shards hold the same piece, that of the first shard is used."""
 
     tensors: dict[str, TensorStorageMetadata] = field(default_factory=dict)
-    slots: dict[MetadataIndex, tuple[int, str]] = field(default_factory=dict)  # chunk → number of the shard, name there
-    values: dict[str, bytes] = field(default_factory=dict)  # what is no tensor, as torch.save writes it
+    # Chunk → number of the shard, name in that shard.
+    slots: dict[MetadataIndex, tuple[int, str]] = field(default_factory=dict)
+    values: dict[str, bytes] = field(default_factory=dict)  # non-tensor state, as torch.save writes it
     paths: dict[str, tuple[str | int, ...]] = field(default_factory=dict)  # name → keys in the nested dict
 
     @classmethod
     def of(cls, shards: Sequence[Reader]) -> Contents:
-        """Everything, by DCP's names.
+        """Return tensors and non-tensor state, by DCP's names.
 
-        Raises IntegrityError when the shards are not of one step, InvalidSpec when one name means two things.
+        Raises IntegrityError if the shards are not of one step, and InvalidSpec if one name has two meanings.
         """
         _require_one_step(shards)
         contents = cls()
@@ -54,7 +55,7 @@ class Contents:
 
     @classmethod
     def of_slots(cls, shards: Sequence[Reader]) -> Contents:
-        """The tensors alone, by their names in the shards; raises as `of` does."""
+        """Return only the tensors, by their names in the shards. Raises as `of` does."""
         _require_one_step(shards)
         contents = cls()
         for number, shard in enumerate(shards):
@@ -63,7 +64,7 @@ class Contents:
         return contents
 
     def require_whole(self, shards: Sequence[Reader]) -> None:
-        """Raises IntegrityError unless the pieces of every tensor make up the whole of it."""
+        """Raises IntegrityError if the pieces of a tensor do not cover it completely."""
         for name, tensor in self.tensors.items():
             elements = sum(math.prod(chunk.sizes) for chunk in tensor.chunks)
             if elements != math.prod(tensor.size) or overlapping(tensor):
@@ -82,7 +83,7 @@ class Contents:
         first = self.slots.get(index)
         if first is not None:
             _require_same(name, spec, shards[number], shards[first[0]], first[1])
-        elif 0 not in spec.shape or 0 in size:  # of a piece that is empty nobody needs to know
+        elif 0 not in spec.shape or 0 in size:  # empty pieces are left out
             known.chunks.append(ChunkStorageMetadata(torch.Size(spec.whole_offsets), torch.Size(spec.shape)))
             self.slots[index] = (number, spec.fqn)
 
@@ -96,7 +97,8 @@ def _require_one_step(shards: Sequence[Reader]) -> None:
 
 
 def _require_same(name: str, spec: TensorSpec, shard: Reader, first: Reader, first_slot: str) -> None:
-    """Two shards with the same piece. Replicas differ in nothing that counts; different stages must not be taken for one."""
+    """Check two shards that hold the same piece. Those of replicas are interchangeable, those of two pipeline stages are
+    not."""
     other = first.spec(first_slot)
     if spec.shape != other.shape:
         raise _two_things(name, f"pieces of {other.shape} and {spec.shape} at {spec.whole_offsets}")
@@ -114,7 +116,7 @@ def _two_things(name: str, what: str) -> InvalidSpec:
 
 
 def _flatten(shard: Reader) -> tuple[dict[str, str], dict[str, Any], dict[str, tuple[str | int, ...]]]:
-    """Name → slot for tensors, name → value for the rest, and name → path, as DCP's planner flattens the saved dict."""
+    """Return name → slot for tensors, name → value for the rest, and name → path, as DCP's planner flattens the saved dict."""
     slots: dict[int, str] = {}
     pieces: set[str] = set()
 
@@ -128,7 +130,7 @@ def _flatten(shard: Reader) -> tuple[dict[str, str], dict[str, Any], dict[str, t
     tree, _ = state.disassemble(shard.extra, leaf)
     try:
         flat, paths = flatten_state_dict(tree)
-    except ValueError as error:  # {"a.b": …} beside {"a": {"b": …}}
+    except ValueError as error:  # both {"a.b": …} and {"a": {"b": …}}
         raise InvalidSpec("state", str(error), "keys that make one name each") from error
     tensors = {name: slots[id(value)] for name, value in flat.items() if id(value) in slots}
     hidden = pieces - set(tensors.values())
@@ -144,7 +146,7 @@ def _saved(value: Any) -> bytes:
 
 
 def overlapping(tensor: TensorStorageMetadata) -> bool:
-    """Whether two pieces share elements: counting elements would then miss a hole."""
+    """Whether two pieces overlap. Counting elements would then miss a gap."""
     active: list[ChunkStorageMetadata] = []  # along the first dimension
     for chunk in sorted(tensor.chunks, key=lambda chunk: tuple(chunk.offsets)):
         if tensor.size:

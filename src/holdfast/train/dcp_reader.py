@@ -33,8 +33,8 @@ log = logging.getLogger("holdfast.train")
 
 @contextmanager
 def open_shards(paths: Sequence[Path], *, verify: bool) -> Iterator[list[Reader]]:
-    """The shards, locked and mapped. With `verify` every byte is checked against the manifest beside a shard, where there
-    is one and CRC-32C can be computed; it is said where not. Raises as `Reader` does, IntegrityError for damage."""
+    """Lock and map the shards. With `verify`, every byte is checked against the manifest next to the shard; a warning is
+    logged if there is no manifest or no CRC-32C library. Raises as `Reader` does, and IntegrityError for a damaged shard."""
     with ExitStack() as stack:
         shards = [stack.enter_context(Reader(path)) for path in paths]
         for shard in shards if verify else ():
@@ -49,8 +49,8 @@ def open_shards(paths: Sequence[Path], *, verify: bool) -> Iterator[list[Reader]
 class ShardReader(StorageReader):
     """`torch.distributed.checkpoint.load(state, storage_reader=ShardReader(shards))`, straight from open shards of one step.
 
-    Unlike torch's own reader it takes no pickle from anywhere, copies each byte once, and reads nothing damaged when the
-    shards were opened with `open_shards(paths, verify=True)`.
+    Unlike torch's own reader it reads no pickle and copies each byte once. It reads no damaged data if the shards were opened
+    with `open_shards(paths, verify=True)`.
     """
 
     def __init__(self, shards: Sequence[Reader], contents: Contents | None = None) -> None:
@@ -59,7 +59,7 @@ class ShardReader(StorageReader):
         self._contents = Contents.of(shards) if contents is None else contents
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """The shards are given once and for all."""
+        """Part of DCP's interface; the shards cannot be changed."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         entries: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {**self._contents.tensors}
@@ -67,7 +67,7 @@ class ShardReader(StorageReader):
         return Metadata(entries, planner_data=dict(self._contents.paths), storage_meta=StorageMeta())
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Everything is known already."""
+        """Part of DCP's interface; the metadata is already known."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return plan
@@ -93,14 +93,14 @@ class ShardReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """No path makes one of these; it is built over open shards."""
+        """Always False: this reader is created from open shards, not from a path."""
         return False
 
 
 def fill(tensors: Mapping[str, torch.Tensor], shards: Sequence[Reader]) -> None:
-    """Fill tensors, or this rank's pieces of DTensors, from whatever shards hold of them; names are those in the shards.
+    """Fill tensors, or this rank's pieces of DTensors, from the shards. Names are those in the shards.
 
-    Raises IntegrityError naming the first tensor that the shards do not cover.
+    Raises IntegrityError that names the first tensor that the shards do not cover.
     """
     reader = ShardReader(shards, Contents.of_slots(shards))
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)

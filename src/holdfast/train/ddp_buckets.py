@@ -32,19 +32,19 @@ log = logging.getLogger("holdfast.train")
 
 ONE_ORDER_RANKS_MAX = 2  # a + b is b + a
 
-# What DDP's own log calls the order: that of the buckets, and until these are built that of the last backward.
+# Keys of the order in DDP's own log: that of the buckets and, until they are built, that of the last backward pass.
 BUCKETS = "rebuilt_per_bucket_param_indices"
 LAST_BACKWARD = "prev_iteration_grad_ready_order_indices"
 
 _IMPOSSIBLE, _NOTHING_TO_DO, _POSSIBLE = range(3)
 
-# They have no state and treat each element alike; other communication hooks may keep something from call to call.
+# They have no state and treat each element in the same way; other communication hooks may keep state between calls.
 _PLAIN_HOOKS = {"allreduce_hook", "fp16_compress_hook", "bf16_compress_hook"}
 _PLAIN_HOOKS_MODULE = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
 
 
 class DDPBuckets:
-    """The DDP modules of this process, in the order of their construction, which is the same on all ranks of a group."""
+    """Return the DDP modules of this process in the order of their construction, which is the same on all ranks of a group."""
 
     def __init__(self) -> None:
         self._modules: list[weakref.ref[DistributedDataParallel]] = []
@@ -66,7 +66,7 @@ class DDPBuckets:
                 yield module
 
     def capture(self) -> list[list[int] | None]:
-        """The order of each module's parameters, by their numbers; None = there has been no backward that decides it."""
+        """Return the order of each module's parameters, by number; None if no backward pass has determined it yet."""
         return [self._order_of(module) for module in self._living()]
 
     def _order_of(self, module: DistributedDataParallel) -> list[int] | None:
@@ -74,15 +74,15 @@ class DDPBuckets:
             told = _told(module)
             if BUCKETS not in told:
                 return _numbers(told.get(LAST_BACKWARD))
-            self._orders[module] = _numbers(told[BUCKETS]) or []  # for good: DDP builds anew once
+            self._orders[module] = _numbers(told[BUCKETS]) or []  # permanently: DDP rebuilds only once
         return self._orders[module] or None
 
     def restored(self, saved: Sequence[Sequence[int] | None] | None) -> None:
-        """Take what `capture` gave when the state was saved; None = a release that knew no orders saved it."""
+        """Accept the value of `capture` from the checkpoint; None if a release without this module saved it."""
         self._saved = saved
 
     def replay(self) -> None:
-        """To be called before the first step of a restored run: collective over each module's process group."""
+        """Replay the order. Call this before the first step of a restored run. Collective over each module's process group."""
         saved, self._saved = self._saved, None
         if saved is None:
             return
@@ -116,12 +116,12 @@ def _builds_anew(module: DistributedDataParallel) -> bool:
 
 
 def _told(module: DistributedDataParallel) -> dict[str, Any]:
-    """DDP's own log, brought up to date where the buckets are not in it yet; empty where this torch keeps none."""
+    """Return DDP's own log, updated if it does not contain the buckets yet; empty if this torch has no such log."""
     private: Any = module
     try:
         told: dict[str, Any] = private._get_ddp_logging_data()
         if BUCKETS not in told:
-            private.logger.set_runtime_stats_and_log()  # DDP does it at the begin of the next forward
+            private.logger.set_runtime_stats_and_log()  # DDP does this at the beginning of the next forward pass
             told = private._get_ddp_logging_data()
     except (AttributeError, RuntimeError, TypeError):
         return {}
@@ -133,7 +133,7 @@ def _numbers(text: str | None) -> list[int] | None:
 
 
 def _why_not(module: DistributedDataParallel, order: Sequence[int] | None) -> str:
-    """Why the order cannot be set, or ""."""
+    """Return why the order cannot be set, or ""."""
     told = _told(module)
     hooks = getattr(module, "_comm_hooks", ())
     parameters = list(module.module.parameters())
@@ -161,7 +161,7 @@ def _is_plain(hook: Any) -> bool:
 
 
 def _least_and_most(module: DistributedDataParallel, can: int) -> tuple[int, int]:
-    """Of what the ranks of the module's process group can do."""
+    """Return the minimum over the ranks of the module's process group."""
     both = torch.tensor([can, -can], device=module.device)
     dist.all_reduce(both, dist.ReduceOp.MIN, group=module.process_group)
     least, most = both.tolist()
@@ -169,7 +169,7 @@ def _least_and_most(module: DistributedDataParallel, can: int) -> tuple[int, int
 
 
 class _Ready(torch.autograd.Function):
-    """The backward of a model of which nothing is left but the order in which its gradients become ready."""
+    """Run a backward pass that only reports the parameters as ready, in the given order."""
 
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, reducer: Any, order: Iterable[int]) -> torch.Tensor:

@@ -33,26 +33,26 @@ Pair = tuple[torch.Tensor, torch.Tensor]  # target, source
 
 
 class Driver(Protocol):
-    """What is asked of the CUDA runtime."""
+    """The calls of the CUDA runtime that are used."""
 
     def register(self, address: int, nbytes: int) -> str:
-        """Pin memory; "" when that is done, else why it cannot be."""
+        """Pin memory. Returns "" or the reason of the failure."""
 
     def unregister(self, address: int) -> None: ...
 
     def pinned(self, nbytes: int) -> torch.Tensor:
-        """A pinned buffer of bytes."""
+        """Return a pinned buffer of bytes."""
 
     def mark(self) -> Callable[[], None]:
-        """Where the queue is now; the answer waits until everything before it is done."""
+        """Record the present end of the queue. The returned function waits until everything before it is done."""
 
     def finish(self) -> None:
         """Wait for the device."""
 
 
 class CudaDriver:
-    """torch's binding of the runtime. Registering goes through a thread of its own: CUDA keeps a failed call's error for the
-    calling thread, and the next kernel that a training thread launches would be blamed for it."""
+    """torch's binding of the runtime. Memory is registered by a separate thread: CUDA stores the error of a failed call for
+    the calling thread, so on the training thread the next kernel launch would report the error."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -81,7 +81,7 @@ class CudaDriver:
         answers: list[T] = []
 
         def run() -> None:
-            with torch.cuda.device(self._device):  # else a context on the first GPU would be made
+            with torch.cuda.device(self._device):  # otherwise a context on the first GPU would be created
                 answers.append(call())
 
         thread = threading.Thread(target=run, name="holdfast-pin")
@@ -91,7 +91,7 @@ class CudaDriver:
 
 
 class DeviceCopies:
-    """One worker's way from its device into its images."""
+    """Copies from one worker's device into its images."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -99,7 +99,7 @@ class DeviceCopies:
         self._buffers: list[torch.Tensor] = []
 
     def adopt(self, image: Image) -> None:
-        """Pin an image, once. That takes a tenth of a second per gigabyte or more: better not on the training thread."""
+        """Pin an image, once. This takes at least 0.1 s per gigabyte, so it should not run on the training thread."""
         if image in self._pinned:
             return
         address, nbytes = torch.frombuffer(image.buffer, dtype=torch.uint8).data_ptr(), len(image.buffer)
@@ -108,18 +108,19 @@ class DeviceCopies:
         if why_not:
             log.warning("cannot pin %s (%s): saves into it use a buffer", image.path, why_not)
             return
-        # Before the mapping goes: memory that is mapped there later must not be taken for this. An image holds its mapping
-        # until after its finalizer. Not at exit, where a forked child would come by as well.
+        # Unpin before the unmapping, because other memory may be mapped at this address later. An image keeps its mapping
+        # until its finalizer has run. Not at exit, because forked children run exit handlers as well.
         weakref.finalize(image, self._driver.unregister, address).atexit = False
 
     def copy(self, image: Image, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-        """Copy each source, on the device or on the host, to its target in `image`. Returns when all of it is there."""
+        """Copy each source, on the device or on the host, to its target in `image`. Returns when all bytes are in the
+        image."""
         self.adopt(image)
         pairs = list(zip(targets, sources, strict=True))
         far = [(target, source) for target, source in pairs if source.device.type != "cpu"]
         near = [(target, source) for target, source in pairs if source.device.type == "cpu"]
         if self._pinned[image]:
-            _copy(far)  # only queued: the host's part is copied meanwhile
+            _copy(far)  # these are only queued; the copies on the host run at the same time
             _copy(near)
         else:
             _copy(near)
@@ -128,7 +129,7 @@ class DeviceCopies:
         self._driver.finish()
 
     def _through(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """One tensor by way of the pinned buffers."""
+        """Copy one tensor through the pinned buffers."""
         if not source.is_contiguous():
             target.copy_(source)
             return
@@ -148,12 +149,12 @@ class DeviceCopies:
 
 
 def _copy(pairs: Sequence[Pair]) -> None:
-    """One thread: another one would not be on the stream that the last step's kernels run on."""
+    """Copy with one thread, because another thread would not use the stream of the last step's kernels."""
     copy_all([target for target, _ in pairs], [source for _, source in pairs], 1)
 
 
 def _arrived(done: Callable[[], None], buffer: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
-    """Wait for a buffer and empty it; it is free again then."""
+    """Wait for a buffer and copy it out, which frees it."""
     done()
     there.copy_(buffer[: len(there)])
     return buffer

@@ -23,8 +23,8 @@ _LOCAL_HEADER = struct.Struct("<26xHH")  # of a zip entry: 26 bytes, then the si
 
 @lru_cache(maxsize=4096)
 def envelope(dtype: torch.dtype, shape: tuple[int, ...]) -> Envelope:
-    """Raises Conflict when this build of torch writes an archive that is not prefix, payload, suffix."""
-    # skip_data leaves a hole where the payload would be: no memory is used, however large the tensor is.
+    """Raises Conflict if this build of torch writes an archive with a layout other than prefix, payload, suffix."""
+    # skip_data leaves a hole in place of the payload, so that no memory is used for a large tensor.
     tensor = torch.empty(shape, dtype=dtype)
     with os.fdopen(os.memfd_create("envelope", os.MFD_CLOEXEC), "w+b") as file:
         with torch.serialization.skip_data():

@@ -22,7 +22,7 @@ from holdfast.domain import worker
 from holdfast.domain.errors import InvalidSpec
 from holdfast.domain.mesh import DATA_PARALLEL, Mesh
 
-COPY_THREADS_MAX = 16  # more do not make memory faster
+COPY_THREADS_MAX = 16  # more threads do not copy faster
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +44,15 @@ class World:
 
     @property
     def dp_index(self) -> int:
-        """Which replica this rank belongs to."""
+        """Index of the replica that this rank belongs to."""
         return self.mesh.replica_of(self.rank)
 
     def size(self, dim: str) -> int:
-        """Ranks along `dim`; 1 when the mesh has no such dimension."""
+        """Return the number of ranks along `dim`; 1 if the mesh has no such dimension."""
         return dict(self.mesh.dims).get(dim, 1)
 
     def index(self, dim: str) -> int:
-        """This rank's index along `dim`; 0 when the mesh has no such dimension."""
+        """Return this rank's index along `dim`; 0 if the mesh has no such dimension."""
         return self.mesh.coords(self.rank).get(dim, 0)
 
 
@@ -60,8 +60,8 @@ class World:
 class RestoreTarget:
     """The shard that this rank starts from: verified by the replicator, readable at `path`.
 
-    `paths` are all parts, `path` among them, when the state was sharded otherwise and is put together from several;
-    empty = `path` alone.
+    If the state was sharded differently, `paths` are all shards that it is assembled from, including `path`; empty =
+    only `path`.
     """
 
     step: int
@@ -71,7 +71,7 @@ class RestoreTarget:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Every shard to read from; the one that plain values and generators come from leads."""
+        """Every shard to read from. The first one provides the plain values and the random number generators."""
         return (self.path, *(path for path in self.paths if path != self.path))
 
 
@@ -81,28 +81,29 @@ class Environment:
 
     world: World
     local_rank: int = 0
-    node: str = ""  # ranks of equal `node` see the same files
+    node: str = ""  # ranks with equal `node` see the same files
     job: str = ""  # empty: not started by an agent
     attempt: int = 0
     master: tuple[str, int] | None = None  # host, port of the rendezvous; None = a world of one without a network
     previous_mesh: Mesh | None = None
     restore: RestoreTarget | None = None
-    images: str = ""  # empty: nowhere to save
-    images_on_disk: str = ""  # where images go that memory has no room for; empty: nowhere
+    images: str = ""  # empty: no saves
+    images_on_disk: str = ""  # directory for images that do not fit in memory; empty: none
     copy_threads: int = 1  # of a save
     interval_steps: int = 0  # 0: only on request
     replica_check_steps: int = 0  # 0: never
     notes: str = ""
     replicator: str = ""
-    recorder: str = ""  # where the flight recorder is served; empty: nowhere
+    recorder: str = ""  # socket of the flight recorder; empty: none
     control_fd: int | None = None
-    error_file: str = ""  # torchelastic's; written when an exception ends the script and no template does it
+    # Torchelastic's; written when an exception ends the script, unless the worker template writes it.
+    error_file: str = ""
 
     @classmethod
     def read(cls, environ: Mapping[str, str], mesh: Mapping[str, int] | None = None) -> Environment:
-        """Parse `environ`; `mesh` is the script's own layout and counts only where no agent gives one.
+        """Parse `environ`. `mesh` is the script's own layout, used only if no agent sets one.
 
-        Raises `InvalidSpec` naming the variable, its value and what would be right.
+        Raises `InvalidSpec` that names the variable, its value and the accepted values.
         """
         rank = _integer(environ, "RANK", 0)
         world_size = _integer(environ, "WORLD_SIZE", 1)
@@ -147,8 +148,8 @@ def _integer(environ: Mapping[str, str], name: str, default: int) -> int:
 
 
 def _copy_threads(environ: Mapping[str, str]) -> int:
-    """Two where every rank of the node has two cores: measured, a second one wins where a core is free (0.09 against 0.17 s
-    per gigabyte) and ties where none is."""
+    """Return 2 if the node has two cores per rank. Measured: with a free core a second thread is faster (0.09 instead of 0.17
+    s per gigabyte), without one it makes no difference."""
     cores_per_rank = len(os.sched_getaffinity(0)) // max(1, _integer(environ, "LOCAL_WORLD_SIZE", 1))
     threads = _integer(environ, worker.ENV_COPY_THREADS, 2 if cores_per_rank > 1 else 1)
     if not 1 <= threads <= COPY_THREADS_MAX:
@@ -170,7 +171,8 @@ def _json_object(environ: Mapping[str, str], name: str) -> dict[str, Any]:
 
 
 def _master(environ: Mapping[str, str]) -> tuple[str, int] | None:
-    """The rendezvous endpoint; without RANK this is a world of one, which needs none even if MASTER_ADDR lingers."""
+    """Return the rendezvous endpoint. Without RANK the world is one process and needs no endpoint, even if MASTER_ADDR
+    is set."""
     host = environ.get("MASTER_ADDR", "")
     if not host or "RANK" not in environ:
         return None
@@ -187,7 +189,7 @@ def _restore_target(raw: Mapping[str, Any]) -> RestoreTarget:
 
 
 def _layout(mesh: Mapping[str, int] | None, world_size: int) -> Mesh:
-    """The script's mesh for `world_size` ranks; one dimension may be -1 = whatever is left."""
+    """Return the script's mesh for `world_size` ranks; one dimension may be -1, which takes the remaining ranks."""
     if mesh is None:
         return Mesh.of({DATA_PARALLEL: world_size})
     fixed = math.prod(size for size in mesh.values() if size != -1)

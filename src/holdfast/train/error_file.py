@@ -17,11 +17,11 @@ ENV: Final = "TORCHELASTIC_ERROR_FILE"
 MESSAGE_CHARS_MAX: Final = 4096
 FRAMES_MAX: Final = 40
 GROUPS_MAX: Final = 64
-CALLS_MAX: Final = 8  # of each group
+CALLS_MAX: Final = 8  # per group
 
 
 def write(path: str, error: BaseException) -> None:
-    """Whole or not at all. An empty path: nobody wants it. A file that cannot be written is said on standard error."""
+    """Write the file atomically. An empty path writes nothing. A failure to write is printed to standard error."""
     if not path:
         return
     frames = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
@@ -52,9 +52,9 @@ def write(path: str, error: BaseException) -> None:
 
 
 def _collectives() -> list[tuple[str, int, str]]:
-    """The last collectives that this rank has entered: (group, number, operation and sizes), by torch's recorder.
+    """Return the last collectives that this rank has entered: (group, number, operation and sizes), from torch's recorder.
 
-    A rank that has skipped one shows by it. Nothing where torch is not there, or keeps no record of the kind.
+    They show whether this rank has skipped a collective. Empty if torch is not loaded or records no collectives.
     """
     c10d = sys.modules.get("torch._C._distributed_c10d")
     if c10d is None:
@@ -71,7 +71,8 @@ def _collectives() -> list[tuple[str, int, str]]:
                         f"{name} {entry['input_dtypes']} {entry['input_sizes']}"[:200]
                     )
         except (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError):
-            continue  # another torch may say it otherwise, and it is a script's own exception that is being told
+            # Another torch version may have another format, and the script's exception must be reported in any case.
+            continue
     return [
         (group, seq, of_group[seq])
         for group, of_group in sorted(calls.items())[:GROUPS_MAX]

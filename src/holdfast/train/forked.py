@@ -45,17 +45,17 @@ class Launch:
 
 
 def run_script(launch: Launch) -> NoReturn:
-    """Never returns: the process ends with the script."""
+    """Run the script. Never returns: the process ends with the script."""
     code = 1
     try:
         _become_worker(launch)
         control = socket.socket(fileno=launch.control)
         control.send(worker.encode("ready", pid=os.getpid()))
         os.environ.update(_wait_for_start(control))
-        control.detach()  # the trainer library opens it again, by its number
+        control.detach()  # the trainer library opens the descriptor again by its number
         _let_rank_0_open_its_store()
         code = _run(launch)
-    except BaseException:  # our own failure: there is no interpreter above that would print it
+    except BaseException:  # a failure of this module; no interpreter above would print it
         traceback.print_exc()
     finally:
         _flush()
@@ -63,12 +63,13 @@ def run_script(launch: Launch) -> NoReturn:
 
 
 def _become_worker(launch: Launch) -> None:
-    os.setsid()  # its own process group: the agent can end it with everything that it starts
+    os.setsid()  # its own process group, so that the agent can signal it together with its children
     stdin = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((stdin, 0), (launch.stdout, 1), (launch.stderr, 2)):
         os.dup2(source, target)
         os.close(source)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a killed worker's last lines are the ones that matter
+    # A killed worker loses what is still in a buffer.
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     os.environ.clear()
     os.environ.update(launch.env)
     os.environ[worker.ENV_CONTROL_FD] = str(launch.control)
@@ -80,7 +81,7 @@ def _become_worker(launch: Launch) -> None:
 
 
 def _wait_for_start(control: socket.socket) -> Mapping[str, str]:
-    """The environment that comes with `start`. End of file means that the agent is gone: there is nothing to run."""
+    """Wait for `start` and return its environment. End of file means that the agent has exited; the worker ends."""
     while raw := control.recv(worker.MESSAGE_BYTES_MAX):
         message = worker.decode(raw)
         match message.get("type"):
@@ -92,16 +93,16 @@ def _wait_for_start(control: socket.socket) -> Mapping[str, str]:
 
 
 def _let_rank_0_open_its_store() -> None:
-    """A moment's head start, so that a script that joins its process group at once finds rank 0's store listening.
+    """Wait for rank 0's store for a short time, so that a script that joins its process group immediately can connect.
 
-    One that opens its store later loses the moment and no more.
+    A script whose rank 0 opens the store later loses only this time.
     """
     if os.environ.get("RANK", "0") != "0" and "MASTER_PORT" in os.environ:
         wait_until_served(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), STORE_HEAD_START_S)
 
 
 def _run(launch: Launch) -> int:
-    """The script's exit code."""
+    """Run the script and return its exit code."""
     try:
         try:
             _execute(launch)
@@ -109,7 +110,8 @@ def _run(launch: Launch) -> int:
             code = _exit_code(exit_request)
         else:
             code = 0
-        threading._shutdown()  # type: ignore[attr-defined]  # what the interpreter does first at its end: wait for threads
+        # As the interpreter does first at its end: wait for threads.
+        threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
     except BaseException as error:
         _report(error)
@@ -123,7 +125,8 @@ def _execute(launch: Launch) -> None:
     if (directory := os.path.dirname(script)) not in sys.path[:1]:
         sys.path.insert(0, directory)
     sys.argv = [script, *launch.args]
-    # A module of its own, left in place, so that pickle and multiprocessing find the script's names in `__main__`.
+    # A new module that stays in `sys.modules`, so that pickle and multiprocessing find the script's names in
+    # `__main__`.
     main = ModuleType("__main__")
     main.__file__ = script
     main.__loader__ = SourceFileLoader("__main__", script)
@@ -133,7 +136,8 @@ def _execute(launch: Launch) -> None:
 
 
 def _exit_code(request: SystemExit) -> int:
-    """As the interpreter has it: None is success, an integer is the code, anything else is printed and means 1."""
+    """Return the exit code as the interpreter would: 0 for None, an integer as it is, 1 for anything else, which is
+    printed."""
     match request.code:
         case None:
             return 0
@@ -151,7 +155,7 @@ def _report(error: BaseException) -> None:
 
 
 def _own_frames_removed(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback from the script's first frame on. A syntax error in the script itself has none."""
+    """Return the traceback starting at the script's first frame; None for a syntax error in the script."""
     rest = trace
     while rest is not None and rest.tb_frame.f_code.co_filename == __file__:
         rest = rest.tb_next
@@ -162,5 +166,6 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError):  # a full disk, or the script closed it: nowhere left to say so
+        except (OSError, ValueError):
+            # A full disk, or the script closed the stream; there is no other place to report this.
             pass

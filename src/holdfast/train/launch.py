@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]  # re-exported without saying so
+from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]  # re-exported without `__all__`
 from torch.distributed.distributed_c10d import Store
 
 from holdfast.domain.signals import Phase
@@ -82,7 +82,7 @@ def launch(
             main(run)
         run.finish()
     except Exception as error:
-        if environment.error_file and not environment.job:  # an agent's template writes it for its own workers
+        if environment.error_file and not environment.job:  # under an agent, the worker template writes the file
             error_file.write(environment.error_file, error)
         raise
     finally:
@@ -90,9 +90,10 @@ def launch(
         recorder.close()
         notes.close()
         control.close()
-    dist.destroy_process_group()  # only now: after an error the others may hang, and the exit itself tells them
-    # A DeviceMesh that torch caches keeps gloo's threads alive. One that lets go of its last work while the interpreter ends
-    # aborts the process ("terminate called without an active exception", torch 2.13): let it have the interpreter before.
+    # Not after an error: other ranks may hang in a collective, and this rank's exit ends it.
+    dist.destroy_process_group()
+    # A DeviceMesh that torch caches keeps gloo's threads alive. If such a thread releases its last work while the interpreter
+    # shuts down, the process aborts ("terminate called without an active exception", torch 2.13), so run the threads first.
     time.sleep(LAST_WORK_S)
 
 
@@ -105,7 +106,7 @@ def _open_session(checkpoint: Checkpoints | None, environment: Environment) -> S
 
 
 def _compile_cache(directory: Path | None, environment: Environment, device: torch.device) -> CompileCache | None:
-    """Return the directory of the compile cache: that of the checkpoints or, under an agent, that of the images."""
+    """Return the directory of the compile cache: the directory of the checkpoints or, under an agent, of the images."""
     where = directory / "compile" if directory else Path(environment.images) if environment.images else None
     if where is None or not hasattr(torch.compiler, "load_cache_artifacts"):
         return None
@@ -117,7 +118,7 @@ def _compile_cache(directory: Path | None, environment: Environment, device: tor
 
 @contextlib.contextmanager
 def _ended_well(session: Session | None) -> Iterator[None]:
-    """End the session in the way that the script has ended."""
+    """End checkpoints without services according to how the script has ended."""
     try:
         yield
     except Interrupted:
@@ -147,7 +148,8 @@ def _join(environment: Environment, backend: str, timeout_s: float) -> None:
         store: Store = HashStore()
     elif environment.job:
         host, port = environment.master
-        # Rank 0 serves, the others wait until it does. Waiting for everyone here as well would only add a round trip.
+        # Rank 0 serves the store, and the others wait until it does. Waiting for all ranks here would only add a round
+        # trip.
         if world.rank != 0:
             wait_until_served(host, port, timeout_s)
         store = TCPStore(host, port, world.world_size, world.rank == 0, timeout, wait_for_workers=False)

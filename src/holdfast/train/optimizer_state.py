@@ -16,14 +16,14 @@ from holdfast.domain.errors import InvalidSpec
 
 
 class ParameterNames:
-    """The names of all parameters of the modules in a state."""
+    """Names of all parameters of the modules in a state."""
 
     def __init__(self, state: Mapping[str, Any]) -> None:
         self._modules = dict(_modules(state, ""))
 
     def of(self, optimizer: torch.optim.Optimizer) -> list[str] | None:
-        """Parallel to the optimizer's parameters: the names that the one module with all of them gives, else names with
-        the module's own path in front; None when there are parameters of no module in the state, or a name occurs twice.
+        """Return a name for each of the optimizer's parameters: the name in the one module that has all of them, otherwise the
+        name prefixed with the module's path. None if a parameter is in no module of the state, or if a name occurs twice.
         """
         parameters = parameters_of(optimizer)
         everywhere: dict[int, str] = {}
@@ -50,7 +50,7 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def is_plain(value: object) -> bool:
-    """Whether torch's own numbering is in this object's state: a subclass with a state_dict of its own keeps it."""
+    """Whether the state of this object uses torch's numbering. A subclass that overrides state_dict is left unchanged."""
     return (
         isinstance(value, torch.optim.Optimizer)
         and type(value).state_dict is torch.optim.Optimizer.state_dict
@@ -67,10 +67,11 @@ def to_names(numbered: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any
 def to_numbers(
     named: Mapping[str, Any], optimizer: torch.optim.Optimizer, names: Sequence[str | int], path: str
 ) -> dict[str, Any]:
-    """The saved state as `optimizer.load_state_dict` wants it: its groups in this optimizer's order, by its numbers.
+    """Return the saved state in the form that `optimizer.load_state_dict` expects: groups in this optimizer's order,
+    with its numbers.
 
-    `names` are the numbers themselves where parameters have no names. Raises InvalidSpec when the checkpoint's parameters
-    are others, or grouped otherwise.
+    If parameters have no names, `names` are the numbers. Raises InvalidSpec if the checkpoint has other parameters or groups
+    them differently.
     """
     saved: dict[str | int, Mapping[str, Any]] = {
         name: group for group in named["param_groups"] for name in group["params"]
@@ -102,5 +103,5 @@ def _renamed(state: Mapping[Any, Any], keys: Mapping[Any, Any]) -> dict[Any, Any
 
 
 def _at(groups: Sequence[Mapping[str, Any]], position: int) -> Mapping[str, Any]:
-    """The saved group in the place of an empty one."""
+    """Return the saved group that replaces an empty one."""
     return groups[position] if position < len(groups) else {"params": ()}

@@ -38,16 +38,17 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def fork_worker(link: socket.socket, agent: int, unneeded: tuple[int, ...]) -> None:
-    """Called in a fork of the template that is to end; returns in the worker alone.
+    """Become the reaper and fork the worker. Called in an intermediate fork of the template; returns only in the worker.
 
-    `unneeded` are the worker's descriptors, which the reaper closes. What goes wrong is said on `link`.
+    `unneeded` are the worker's descriptors, which the reaper closes. Errors are reported on `link`.
     """
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the template ignores it
-        _prctl(PR_SET_NAME, NAME)  # before it is the agent's child: that ends what is in another session and no reaper
+        # Before the agent adopts it, because the agent kills adopted processes of another session that are not reapers.
+        _prctl(PR_SET_NAME, NAME)
         if os.fork():
             os._exit(0)  # the reaper's parent is the agent now
-        os.setsid()  # or the template's end would end it with the template's process group
+        os.setsid()  # its own session, because the end of the template kills the template's process group
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
         _until_child_of(agent)
         die_with_parent(agent)
@@ -63,7 +64,8 @@ def fork_worker(link: socket.socket, agent: int, unneeded: tuple[int, ...]) -> N
         os._exit(1)
     for fd in unneeded:
         os.close(fd)
-    pidfds = [os.pidfd_open(worker), os.pidfd_open(parent)]  # before it is reaped: the pid cannot have been used again
+    # Before the worker is reaped, so its pid cannot have been reused.
+    pidfds = [os.pidfd_open(worker), os.pidfd_open(parent)]
     socket.send_fds(link, [protocol.encode("forked", pid=worker)], pidfds)
     for fd in pidfds:
         os.close(fd)
@@ -72,14 +74,14 @@ def fork_worker(link: socket.socket, agent: int, unneeded: tuple[int, ...]) -> N
 
 
 def die_with_parent(parent: int) -> None:
-    """SIGKILL for this process when its parent ends; ends it now when that has already happened."""
+    """Have the kernel kill this process when its parent exits. Exits now if the parent has already exited."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def _until_child_of(agent: int) -> None:
-    """Our first parent is about to end; whose child we are then, the kernel has decided before it says so."""
+    """Wait until the first parent has exited. The kernel assigns the new parent before it reports the exit."""
     first = os.getppid()
     if first == agent:
         return
@@ -87,7 +89,7 @@ def _until_child_of(agent: int) -> None:
         ended = os.pidfd_open(first)
     except ProcessLookupError:
         return
-    if os.getppid() == first:  # else the number may mean another process by now
+    if os.getppid() == first:  # otherwise the pid may belong to another process by now
         poll = select.poll()
         poll.register(ended, select.POLLIN)
         poll.poll()
@@ -95,13 +97,13 @@ def _until_child_of(agent: int) -> None:
 
 
 def _follow(worker: int, link: socket.socket) -> None:
-    """Until the worker has ended, and then everything that it started."""
+    """Wait until the worker and all processes that it started have ended."""
     while True:
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
         assert ended is not None  # only WNOHANG returns None
         if ended.si_pid == worker:
             break
-        os.waitid(os.P_PID, ended.si_pid, os.WEXITED)  # an orphan of the script's
+        os.waitid(os.P_PID, ended.si_pid, os.WEXITED)  # an orphan of the script
     by_exit = ended.si_code == os.CLD_EXITED
     _say(
         link,
@@ -114,9 +116,10 @@ def _follow(worker: int, link: socket.socket) -> None:
         ),
     )
     try:
-        os.killpg(worker, signal.SIGKILL)  # all of its group at once; while it is a zombie the number is nobody else's
+        # Its whole process group; the number cannot be reused while the worker is a zombie.
+        os.killpg(worker, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
-        pass  # it died before it made its own group, or what is left in it is not ours to end
+        pass  # it exited before it created its own group, or the rest of the group may not be signalled
     os.waitid(os.P_PID, worker, os.WEXITED)
     _end_children()
     _say(link, protocol.encode("cleared"))
@@ -125,12 +128,12 @@ def _follow(worker: int, link: socket.socket) -> None:
 def _end_children() -> None:
     while _reap_ended():
         if not sum(map(_kill, _children())):
-            return  # a set-user-ID program: the kernel does not let us
+            return  # a set-user-ID program: the kernel refuses the signal
         os.waitid(os.P_ALL, 0, os.WEXITED)
 
 
 def _reap_ended() -> bool:
-    """Whether a child is left, which lives."""
+    """Whether a child is left that has not exited."""
     try:
         while os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG) is not None:
             pass
@@ -148,7 +151,7 @@ def _kill(pid: int) -> bool:
 
 
 def _children() -> list[int]:
-    """Ours, living and dead."""
+    """Return the pids of this process's children, zombies included."""
     me, found = os.getpid(), []
     for name in os.listdir("/proc"):
         if name.isdecimal() and _parent(int(name)) == me:
@@ -157,10 +160,10 @@ def _children() -> list[int]:
 
 
 def _parent(pid: int) -> int:
-    """0 when there is no such process."""
+    """Return the parent's pid; 0 if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
-            return int(stat.read().rpartition(b")")[2].split()[1])  # its name may hold anything
+            return int(stat.read().rpartition(b")")[2].split()[1])  # the process name may contain any character
     except OSError:
         return 0
 
@@ -169,7 +172,7 @@ def _say(link: socket.socket, raw: bytes) -> None:
     try:
         link.send(raw)
     except OSError:
-        pass  # the agent listens no more: it has given this worker up
+        pass  # the agent has closed the link: it no longer waits for this worker
 
 
 def _prctl(option: int, value: int | bytes) -> None:

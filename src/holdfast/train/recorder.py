@@ -22,11 +22,11 @@ from holdfast.train.channels import Notes
 log = logging.getLogger("holdfast.train")
 
 SERVES_TIMEOUT_S = 1.0
-GROUPS_MAX = 256  # told of one rank; a job of four dimensions has about thirty
+GROUPS_MAX = 256  # reported per rank; a job with four mesh dimensions has about thirty
 
 
 class Recorder:
-    """Serves nothing until `open`. An empty `path` means that no agent asks."""
+    """Serves the recorder after `open`. An empty `path` means that there is no agent to query it."""
 
     def __init__(self, path: str, notes: Notes) -> None:
         self._path = path
@@ -35,12 +35,12 @@ class Recorder:
         self._server: Any = None
 
     def open(self) -> None:
-        """From the moment that the process group is joined: before that there is nothing to read."""
+        """Start to serve. Call this when the process group has been joined; before that there is nothing to read."""
         if self._path:
             self._server = _serve(self._path)
 
     def tell_groups(self) -> None:
-        """Say which ranks are in which group, if there are new ones. Called between steps: costs one comparison."""
+        """Report the members of new groups. Called between steps; costs one comparison if there are none."""
         if self._server is None or not dist.is_initialized():
             return
         try:
@@ -49,7 +49,7 @@ class Recorder:
                 self._told = count
                 self._notes.groups(_members())
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            # torch keeps these tables for itself, and another release may keep others: that is no reason to end a run.
+            # These tables are private to torch and may differ in another release, which must not end the run.
             log.warning("cannot read process groups from this torch (%r): hangs are diagnosed without them", error)
             self.close()
 
@@ -61,7 +61,7 @@ class Recorder:
 
 
 def _wait_until_it_serves(path: str) -> None:
-    """torch's server (2.13) forgets a shutdown that comes before its loop has begun, and then waits for that loop for ever."""
+    """Wait until the server's loop runs: torch (2.13) loses an earlier shutdown and then waits for the loop indefinitely."""
     with suppress(OSError), socket.socket(socket.AF_UNIX) as asking:
         asking.settimeout(SERVES_TIMEOUT_S)
         asking.connect(path)
@@ -70,7 +70,7 @@ def _wait_until_it_serves(path: str) -> None:
 
 
 def _serve(path: str) -> Any:
-    """torch's server on a Unix socket; None, said once, where it cannot be."""
+    """Start torch's server on a Unix socket. Returns None and logs the reason if that fails."""
     try:
         from torch._C._distributed_c10d import _WorkerServer
 
@@ -85,7 +85,7 @@ def _serve(path: str) -> Any:
 
 
 def _members() -> dict[str, str]:
-    """Global ranks by group name, as the recorder names groups."""
+    """Return the global ranks of each group, by the recorder's name of the group."""
     world = distributed_c10d._world
     named = [(name, world.pg_group_ranks.get(group)) for group, name in list(world.pg_names.items())[:GROUPS_MAX]]
     return {name: compact(sorted(ranks, key=ranks.__getitem__)) for name, ranks in named if ranks}

@@ -12,7 +12,8 @@ CONNECT_TIMEOUT_S: Final = 5.0
 
 
 def wait_until_served(host: str, port: int, timeout_s: float) -> None:
-    """Returns at the deadline as well: the store then says itself what it cannot reach."""
+    """Wait until the port accepts connections or the deadline has passed. torch's store then reports the endpoint in
+    its error."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         try:

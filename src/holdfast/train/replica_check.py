@@ -28,7 +28,7 @@ from holdfast.train.sharded import is_sharded
 
 WORD_BYTES = 8
 ROW_WORDS = 1024
-DEPTH_MAX = 8  # dicts inside dicts that are looked through for modules
+DEPTH_MAX = 8  # nested dicts that are searched for modules
 
 
 class ReplicaCheck:
@@ -38,16 +38,17 @@ class ReplicaCheck:
         self._every_steps = every_steps
         self._notes = notes
         self._rank = rank
-        self._looked_at = 0.0  # monotonic seconds of the last look; 0 = there was none
+        self._looked_at = 0.0  # monotonic seconds of the last check; 0 = none yet
         self._said = False
 
     def before_checkpoint(self, state: Mapping[str, Any], step: int, *, saving: bool) -> None:
-        """Look when it is time. The first look comes with the first step: it is what later ones are believed by."""
+        """Check if it is time. The first check is made at the first step, as the base for later ones."""
         if self._every_steps and (saving or not self._looked_at or step % self._every_steps == 0):
             self._look(state, step, restored=False)
 
     def after_restore(self, state: Mapping[str, Any], step: int) -> None:
-        """Whether what was restored is alike: a fault that was saved is the checkpoint's, and no node's."""
+        """Check the restored parameters: a difference at this point was saved in the checkpoint, so no node is
+        responsible for it."""
         if self._every_steps:
             self._look(state, step, restored=True)
 
@@ -61,7 +62,7 @@ class ReplicaCheck:
             self._said = True
             megabytes = sum(parameter.nbytes for parameter in parameters) / 1e6
             share = took_s / max(began - self._looked_at, 1e-9)
-            print(  # noqa: T201 - into the worker's log: who turns this on wants to know what it costs
+            print(  # noqa: T201 - into the worker's log, for the user who enables the check
                 f"holdfast: {megabytes:.1f} MB of parameters are compared across replicas every {self._every_steps} steps: "
                 f"{1e3 * took_s:.1f} ms, {share:.3%} of the time since the last comparison",
                 flush=True,
@@ -70,10 +71,10 @@ class ReplicaCheck:
 
 
 def comparable_parameters(state: Mapping[str, Any]) -> Iterator[torch.Tensor]:
-    """This rank's part of every parameter of every module in `state` that other replicas hold as well, in order.
+    """Return this rank's part of each parameter that other replicas hold as well, of every module in `state`, in order.
 
-    Not the optimizer's moments, which may be sharded over the replicas without saying so, nor buffers, in which each replica
-    may count its own batches; nor what is sharded over a data-parallel dimension.
+    Left out: an optimizer's moments, which may be sharded over the replicas without being DTensors; buffers, in which each
+    replica may count its own batches; and parameters that are sharded over a data-parallel dimension.
     """
     for module in _modules(state, 0):
         for parameter in module.parameters():
@@ -98,7 +99,7 @@ def _modules(value: Any, depth: int) -> Iterator[nn.Module]:
 
 
 def digest(tensors: list[torch.Tensor]) -> str:
-    """16 hexadecimal digits; empty when there is nothing to compare. Waits for the device."""
+    """Return 16 hexadecimal digits; empty if there are no tensors. Waits for the device."""
     with torch.no_grad():
         sums = [word_sum(tensor) for tensor in tensors if tensor.numel()]
         if not sums:
@@ -108,10 +109,10 @@ def digest(tensors: list[torch.Tensor]) -> str:
 
 
 def word_sum(tensor: torch.Tensor) -> torch.Tensor:
-    """A 64-bit sum of the tensor's bytes, on its device, in which every single bit counts."""
+    """Return a 64-bit sum of the tensor's bytes, computed on its device, that changes with every single bit."""
     raw = tensor.reshape(-1).view(torch.uint8)
     if raw.storage_offset() % WORD_BYTES:
-        raw = raw.clone()  # words must begin at the tensor's first byte on every rank alike
+        raw = raw.clone()  # words must begin at the tensor's first byte on every rank
     whole = raw.numel() // WORD_BYTES
     words = raw[: whole * WORD_BYTES].view(torch.int64)
     total = raw[whole * WORD_BYTES :].sum(dtype=torch.int64)

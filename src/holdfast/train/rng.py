@@ -11,7 +11,7 @@ import torch
 
 
 def capture() -> dict[str, Any]:
-    """States of Python's, torch's, NumPy's and the current CUDA device's generators: only builtins and bytes."""
+    """Return the states of the generators of Python, torch, NumPy and the current CUDA device, as builtins and bytes."""
     states: dict[str, Any] = {
         "seed": torch.initial_seed(),
         "python": random.getstate(),
@@ -27,9 +27,9 @@ def capture() -> dict[str, Any]:
 
 
 def restore(states: dict[str, Any]) -> None:
-    """Put every generator back to what `capture` saw."""
+    """Set every generator to its state at `capture`."""
     random.setstate(states["python"])
-    torch.default_generator.manual_seed(states["seed"])  # so that initial_seed() is the run's again
+    torch.default_generator.manual_seed(states["seed"])  # so that initial_seed() returns the run's seed
     torch.set_rng_state(_from_bytes(states["torch"]))
     if "numpy" in states:
         import numpy
@@ -41,9 +41,9 @@ def restore(states: dict[str, Any]) -> None:
 
 
 def derive(seed: int, step: int, rank: int) -> None:
-    """Seed every generator from (seed, step, rank): for a rank that has no past of its own after a resize."""
+    """Seed every generator from (seed, step, rank): for a rank that did not exist before the resize."""
     digest = hashlib.blake2b(f"{seed}:{step}:{rank}".encode(), digest_size=8).digest()
-    derived = int.from_bytes(digest, "little") >> 1  # torch wants it to fit a signed 64-bit integer
+    derived = int.from_bytes(digest, "little") >> 1  # torch requires a signed 64-bit integer
     random.seed(derived)
     torch.manual_seed(derived)
     numpy = sys.modules.get("numpy")

@@ -35,9 +35,9 @@ from holdfast.train.standalone import Session
 
 log = logging.getLogger("holdfast.train")
 
-PENDING_SAVES_MAX = 8  # checkpoint_now orders that have not come due; the earliest are kept
+PENDING_SAVES_MAX = 8  # checkpoint_now orders for future steps; the earliest are kept
 
-INTERVALS_MAX = 8  # changes of the interval that may lie ahead
+INTERVALS_MAX = 8  # pending changes of the interval
 
 OnResize = Callable[[World, World], None]
 
@@ -151,8 +151,9 @@ class Run:
         self._said_unsaved = False
         self._save_after: set[int] = set()
         self._intervals = Intervals(environment.interval_steps)
-        self._stop: bool | None = None  # None = go on; otherwise whether to save first
-        self._phases_s: dict[str, float] | None = {"process_group": process_group_s}  # None once `started` is said
+        self._stop: bool | None = None  # None = continue; otherwise whether to save before stopping
+        # None after `started` has been sent.
+        self._phases_s: dict[str, float] | None = {"process_group": process_group_s}
         self._mark = time.monotonic()
 
     @property
@@ -172,8 +173,8 @@ class Run:
     def mesh(self) -> DeviceMesh:
         """The ranks as a torch `DeviceMesh` with the job's dimensions, which always include `dp`.
 
-        Built on first use, since it makes one process group per dimension (10-40 ms for nine ranks over gloo): the first
-        use is collective, so every rank must make it.
+        Built on first use, since it makes one process group per dimension (10-40 ms for nine ranks over gloo): the first use
+        is collective, so every rank must use it.
         """
         if self._mesh is None:
             names, sizes = zip(*_with_dp(self.world.mesh).dims, strict=True)

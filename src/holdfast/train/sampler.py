@@ -1,13 +1,13 @@
 """Elastic data: which samples each replica takes at each step, for any number of replicas.
 
-The samples of a run form one endless sequence: epoch after epoch, each a permutation of `range(n_samples)` that
-depends only on the seed and the epoch's number. A global step takes the next `global_batch` of that sequence, whatever
-the number of replicas is; they are cut into micro-batches which are dealt to the replicas in turn. The position in the
-sequence is the sampler's only state. So after a resize no sample is skipped or repeated, and the global batch stays the
-same: with fewer replicas each one takes more micro-batches (gradient accumulation).
+The samples of a run form one endless sequence: epoch after epoch, each a permutation of `range(n_samples)` that depends
+only on the seed and the epoch's number. A global step takes the next `global_batch` samples of that sequence, for any
+number of replicas. They are cut into micro-batches, which are assigned to the replicas in turn. The position in the
+sequence is the sampler's only state. After a resize, therefore, no sample is skipped or repeated, and the global batch
+stays the same: with fewer replicas each one takes more micro-batches (gradient accumulation).
 
-Replicas may get different numbers of micro-batches. The gradient stays the global mean when every loss is divided by
-the *global* number of samples (`global_batch`) and gradients are summed, not averaged, over the replicas.
+Replicas may get different numbers of micro-batches. The gradient stays the global mean if every loss is divided by the
+*global* number of samples (`global_batch`) and gradients are summed, not averaged, over the replicas.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class ElasticSampler:
         seed: int = 0,
         shuffle: bool = True,
     ) -> None:
-        """`micro_batch` defaults to an equal share of `global_batch` per replica.
+        """`micro_batch` defaults to `global_batch` divided by the number of replicas.
 
-        Raises `InvalidSpec` when the micro-batches do not fill the global batch, or are too few for the replicas.
+        Raises `InvalidSpec` if the micro-batches do not fill the global batch, or if there are fewer than replicas.
         """
         if n_samples < 1:
             raise InvalidSpec("n_samples", n_samples, "at least one sample")
@@ -74,13 +74,14 @@ class ElasticSampler:
         return self
 
     def __next__(self) -> list[torch.Tensor]:
-        """This replica's micro-batches of the next global step; the sequence has no end."""
+        """Return this replica's micro-batches of the next global step. The sequence has no end."""
         micro_batches = self.peek()
         self.consumed += self.global_batch
         return micro_batches
 
     def peek(self, ahead: int = 0) -> list[torch.Tensor]:
-        """The micro-batches of the step `ahead` steps after the next one, without moving: for loaders that prefetch."""
+        """Return the micro-batches of the step `ahead` steps after the next one without advancing, for loaders that
+        prefetch."""
         batch = self._take(self.consumed + ahead * self.global_batch, self.global_batch)
         return list(batch.view(-1, self.micro_batch))[self._world.dp_index :: self._world.dp_size]
 
@@ -94,10 +95,11 @@ class ElasticSampler:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved position.
+        """Continue from a saved position.
 
-        Raises `InvalidSpec` when this sampler runs through another sequence than the saved one, `IntegrityError` when
-        it should not but does (another build of torch permutes differently): going on would skip and repeat samples.
+        Raises `InvalidSpec` if this sampler's parameters give another sequence than the saved one, and `IntegrityError`
+        if equal parameters do (another build of torch permutes differently), because training would skip and repeat
+        samples.
         """
         for name, mine in (("n_samples", self.n_samples), ("seed", self._seed), ("shuffle", self._shuffle)):
             if state[name] != mine:
@@ -111,7 +113,7 @@ class ElasticSampler:
         self.consumed = state["consumed"]
 
     def _take(self, start: int, count: int) -> torch.Tensor:
-        """`count` elements of the endless sequence from position `start`; a batch may span epochs."""
+        """Return `count` elements of the sequence from position `start`; a batch may span epochs."""
         parts = []
         while count:
             epoch, offset = divmod(start, self.n_samples)

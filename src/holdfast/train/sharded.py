@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Which part of a whole: the box at `offsets` of size `shape` in a tensor of `global_shape`."""
+    """Location of a piece: the box at `offsets` of size `shape` in a tensor of `global_shape`."""
 
     shape: tuple[int, ...]
     global_shape: tuple[int, ...]
@@ -31,17 +31,17 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """How a tensor is spread over the ranks of this run."""
+    """Placement of a tensor on the ranks of this run."""
 
     mesh: DeviceMesh
     placements: tuple[Placement, ...]
 
     def piece(self, global_shape: tuple[int, ...]) -> Piece:
-        """This rank's part; it may be empty."""
+        """Return this rank's piece, which may be empty."""
         return _piece(global_shape, self.mesh, self.placements)
 
     def assemble(self, local: torch.Tensor, global_shape: tuple[int, ...]) -> torch.Tensor:
-        """The DTensor of which `local` is this rank's part. Other ranks need not take part."""
+        """Return the DTensor of which `local` is this rank's piece. Involves no other rank."""
         from torch.distributed.tensor import DTensor
 
         shape = torch.Size(global_shape)
@@ -59,7 +59,7 @@ def _piece(global_shape: tuple[int, ...], mesh: DeviceMesh, placements: tuple[Pl
 
 
 def is_loaded() -> bool:
-    """Whether there can be a DTensor in this process."""
+    """Whether this process may have DTensors."""
     return "torch.distributed.tensor" in sys.modules
 
 
@@ -73,14 +73,14 @@ def place_of(tensor: DTensor) -> Place:
 
 
 def take_apart(tensor: DTensor, path: str) -> tuple[torch.Tensor, Piece]:
-    """This rank's part, sharing memory with the tensor, and what it is a part of.
+    """Return this rank's piece, which shares memory with the tensor, and its location in the complete tensor.
 
-    Raises InvalidSpec for a sum that is still to be made: what a rank holds of it is no part of the tensor.
+    Raises InvalidSpec for a partial placement: a rank then holds a summand, not a piece of the tensor.
     """
     if any(placement.is_partial() for placement in tensor.placements):
         raise InvalidSpec(f"state: {path}", f"a DTensor with placements {tensor.placements}", "shards or replicas")
     local = tensor.to_local().detach()
-    wait = getattr(local, "wait", None)  # a collective that is still running
+    wait = getattr(local, "wait", None)  # the result of a collective that is still running
     if wait is not None:
         local = wait()
     piece = place_of(tensor).piece(tuple(tensor.shape))
@@ -91,21 +91,22 @@ def take_apart(tensor: DTensor, path: str) -> tuple[torch.Tensor, Piece]:
     return local, piece
 
 
-# ------------------------------------------------------------ as plain values, to be saved beside the tensors
+# ------------------------------------------------------------ as plain values, to be saved with the tensors
 
 
 def describe(tensor: DTensor) -> dict[str, Any]:
-    """How the tensor is spread, by names and numbers: enough to spread its like over the ranks of another run."""
+    """Describe the placement with names and numbers, so that a tensor can be placed in the same way on the ranks of
+    another run."""
     return _describe(tensor.device_mesh, tuple(tensor.placements))
 
 
-@lru_cache(maxsize=1024)  # one object for all alike, so that a pickle holds it once
+@lru_cache(maxsize=1024)  # one object for all tensors with this placement, so that the pickle contains it once
 def _describe(mesh: DeviceMesh, placements: tuple[Placement, ...]) -> dict[str, Any]:
     return {"mesh": tuple(mesh.mesh_dim_names or ()), "placements": tuple(_encode(each) for each in placements)}
 
 
 def find_place(described: dict[str, Any], meshes: list[DeviceMesh]) -> Place | None:
-    """The same spread over the first of `meshes` with the same dimensions; None when there is none."""
+    """Return the described placement on the first of `meshes` that has the same dimensions; None if none has."""
     placements = tuple(_decode(each) for each in described["placements"])
     for mesh in meshes:
         if tuple(mesh.mesh_dim_names or ()) == described["mesh"] and mesh.ndim == len(placements):

@@ -30,8 +30,8 @@ from holdfast.train import optimizer_state
 from holdfast.train.optimizer_state import ParameterNames
 from holdfast.train.sharded import Piece, Place, describe, find_place, is_sharded, place_of, take_apart
 
-FORMAT = 2  # of the pickle; 1 counted an optimizer's parameters through
-DEPTH_MAX = 64  # containers inside containers; deeper is a cycle
+FORMAT = 2  # of the pickle; format 1 numbered an optimizer's parameters
+DEPTH_MAX = 64  # of nested containers; a deeper state is taken for a cycle
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 _TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer)
@@ -50,22 +50,22 @@ _LOADABLE = {
 
 
 class Stateful(Protocol):
-    """A model, an optimizer, a scheduler, a sampler: anything that can say and take back its state."""
+    """An object with `state_dict` and `load_state_dict`: a model, an optimizer, a scheduler, a sampler."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> Any: ...
 
 
 def is_stateful(value: object) -> TypeGuard[Stateful]:
-    """A runtime_checkable protocol would say the same, ten times slower: milliseconds of every save."""
+    """A runtime_checkable protocol would be ten times slower, which costs milliseconds in every save."""
     return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """One moment of the state: `tensors` by name still share memory with the live objects; `extra` is a copy.
+    """The state at one moment. `tensors`, by name, share memory with the live objects; `extra` is a copy.
 
-    `pieces` says of each tensor that is part of a sharded one what part it is.
+    `pieces` contains the location of each tensor that is a piece of a sharded tensor.
     """
 
     tensors: dict[str, torch.Tensor]
@@ -74,12 +74,12 @@ class Collected:
 
 
 def collect(state: Mapping[str, Any], **also: Any) -> Collected:
-    """Take the state apart; `also` are further plain values that `disassemble` gives back.
+    """Separate the state into tensors and a pickle. `also` are further plain values, which `disassemble` returns.
 
-    Raises `InvalidSpec` naming the key path and type of the first value that cannot be saved.
+    Raises `InvalidSpec` that names the key path and type of the first value that cannot be saved.
     """
     names = _Names()
-    with torch.no_grad():  # a DTensor then gives its local part without a detour through autograd
+    with torch.no_grad():  # a DTensor then returns its local part without autograd
         tree = _snapshot(dict(state), ParameterNames(state))
         names.walk(tree, "", 0)
     buffer = io.BytesIO()
@@ -87,14 +87,15 @@ def collect(state: Mapping[str, Any], **also: Any) -> Collected:
     return Collected(names.tensors, names.pieces, buffer.getvalue())
 
 
-# The tensor of a name. The second argument describes how it was spread over the ranks that saved it; None = it was not.
+# Returns the tensor of a name. The second argument describes its placement on the ranks that saved it; None = not
+# sharded.
 Leaf = Callable[[str, dict[str, Any] | None], torch.Tensor]
 
 
 def disassemble(extra: bytes, tensor: Leaf) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`collect` undone: the tree with `tensor(name, …)` in every tensor's place, and the `also` values.
+    """Return the tree of `collect` with `tensor(name, …)` in place of every tensor, and the `also` values.
 
-    Raises `IntegrityError` when the bytes are not what `collect` writes.
+    Raises `IntegrityError` if the bytes were not written by `collect`.
     """
     try:
         content = _Unpickler(io.BytesIO(extra), tensor).load()
@@ -108,13 +109,14 @@ def disassemble(extra: bytes, tensor: Leaf) -> tuple[dict[str, Any], dict[str, A
 def apply(state: Mapping[str, Any], tree: Mapping[str, Any]) -> None:
     """Load a restored tree into the live objects. Plain values are replaced in the mapping that holds them.
 
-    Raises `InvalidSpec` when the tree and the state do not have the same keys or kinds.
+    Raises `InvalidSpec` if the tree and the state have different keys or types.
     """
     _apply_mapping(state, tree, "state", ParameterNames(state))
 
 
 class Places:
-    """Where each tensor of a live state belongs, also one that does not exist yet, as the moments of a new optimizer."""
+    """Placement of each tensor of a live state, including tensors that do not exist yet, such as the moments of a new
+    optimizer."""
 
     def __init__(self, state: Mapping[str, Any]) -> None:
         names = ParameterNames(state)
@@ -126,9 +128,10 @@ class Places:
         self._meshes = list({id(leaf.device_mesh): leaf.device_mesh for leaf in spread}.values())
 
     def of(self, name: str, global_shape: tuple[int, ...], described: dict[str, Any] | None) -> Place | None:
-        """How the tensor is to be spread over this run; None = every rank has the whole.
+        """Return the tensor's placement in this run; None = not sharded.
 
-        As the live one is; a moment of the parameter's shape as the parameter; else as it was saved.
+        That of the live tensor; for a moment with the parameter's shape, that of the parameter; otherwise the saved
+        one.
         """
         live = self._live.get(name)
         if live is None:
@@ -148,7 +151,7 @@ class Places:
 
 
 def _parameters(value: Any, path: str, names: ParameterNames) -> list[tuple[str, torch.Tensor]]:
-    """The parameter behind each entry of an optimizer's state, by the name that `collect` gives the entry."""
+    """Return the parameter of each entry of an optimizer's state, by the entry's name in `collect`."""
     if optimizer_state.is_plain(value):
         parameters = optimizer_state.parameters_of(value)
         keys = names.of(value) or range(len(parameters))
@@ -169,12 +172,12 @@ def _apply_mapping(live: Mapping[str, Any], saved: Any, path: str, names: Parame
 
 def _apply(holder: Any, key: Any, live: Any, saved: Any, path: str, names: ParameterNames) -> None:
     if isinstance(live, nn.Module) and type(live).load_state_dict is nn.Module.load_state_dict:
-        live.load_state_dict(saved)  # copies into its own parameters: no need for a copy in between
+        live.load_state_dict(saved)  # copies into its own parameters, so no further copy is needed
     elif optimizer_state.is_plain(live):
         keys = names.of(live) or range(len(optimizer_state.parameters_of(live)))
         live.load_state_dict(optimizer_state.to_numbers(_cloned(saved), live, keys, path))
     elif is_stateful(live):
-        live.load_state_dict(_cloned(saved))  # may keep what it is given, as optimizers do
+        live.load_state_dict(_cloned(saved))  # may keep the given tensors, as optimizers do
     elif isinstance(live, torch.Tensor):
         if not isinstance(saved, torch.Tensor) or saved.shape != live.shape or saved.dtype != live.dtype:
             raise InvalidSpec(path, _describe(live), f"{_describe(saved)} as in the checkpoint")
@@ -194,7 +197,7 @@ def _describe(value: Any) -> str:
 
 
 def _cloned(value: Any) -> Any:
-    """The same tree in memory of its own: nothing in it refers to the shard's mapping any more."""
+    """Return a copy of the tree that does not share memory with the shard."""
     if isinstance(value, torch.Tensor):
         return value.clone()
     if isinstance(value, dict):
@@ -209,7 +212,7 @@ def _cloned(value: Any) -> Any:
 
 
 def _snapshot(value: Any, names: ParameterNames) -> Any:
-    """Stateful objects replaced by their state dicts, through plain dicts only."""
+    """Replace stateful objects in nested plain dicts by their state dicts."""
     if isinstance(value, torch.Tensor):
         return value
     if optimizer_state.is_plain(value):
@@ -223,13 +226,13 @@ def _snapshot(value: Any, names: ParameterNames) -> Any:
 
 
 class _Names:
-    """Names every tensor of a tree by its key path and refuses what cannot be saved."""
+    """Names every tensor of a tree by its key path and rejects values that cannot be saved."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         self.pieces: dict[str, Piece] = {}
         self.by_id: dict[int, tuple[Any, str]] = {}  # id of the leaf → (kind, name)
-        self.leaves: list[object] = []  # parallel to by_id; and ids are only unique among the living
+        self.leaves: list[object] = []  # parallel to by_id; keeps the objects alive, so that their ids stay unique
 
     def walk(self, value: Any, path: str, depth: int) -> None:
         if depth > DEPTH_MAX:
@@ -259,12 +262,12 @@ class _Names:
 
     def _tensor(self, tensor: torch.Tensor, path: str) -> None:
         if id(tensor) in self.by_id:
-            return  # the same object twice: saved once, restored as one
+            return  # the same object twice: saved once and restored as one object
         if is_sharded(tensor):
             local, piece = take_apart(tensor, path)
             self.pieces[self._add(describe(tensor), tensor, local, path)] = piece
             return
-        if type(tensor) not in _TENSORS:  # its data is elsewhere or means something else: a plain copy would be wrong
+        if type(tensor) not in _TENSORS:  # its data is stored elsewhere or encoded, so a plain copy would be wrong
             raise InvalidSpec(
                 f"state: {path}",
                 f"{type(tensor).__module__}.{type(tensor).__qualname__}",
@@ -286,7 +289,7 @@ class _Names:
 
     def _add(self, kind: Any, leaf: object, tensor: torch.Tensor, path: str) -> str:
         name, copies = path or "value", 1
-        while name in self.tensors:  # {"a.b": …} beside {"a": {"b": …}}
+        while name in self.tensors:  # both {"a.b": …} and {"a": {"b": …}}
             copies += 1
             name = f"{path}#{copies}"
         self.tensors[name] = tensor

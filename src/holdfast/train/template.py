@@ -29,7 +29,7 @@ from holdfast.domain import template as protocol
 from holdfast.train.forked import Launch, run_script
 from holdfast.train.reaper import fork_worker
 
-# What a training script imports sooner or later; `_dynamo` alone is half of it, paid by the first optimizer.
+# Modules that most training scripts import. Half of the time is `_dynamo`, which the first optimizer imports.
 MODULES: Final = (
     "torch",
     "torch.distributed",
@@ -49,7 +49,7 @@ FORK_DESCRIPTORS: Final = 4  # link, control, stdout, stderr
 
 
 class CannotServe(Exception):
-    """Why workers cannot be forked from here; the message goes to the agent."""
+    """The template cannot fork workers; the message is sent to the agent."""
 
 
 def main() -> None:
@@ -65,7 +65,7 @@ def main() -> None:
         channel.send(protocol.encode("failed", reason=str(error)))
         sys.exit(1)
     gc.collect()
-    gc.freeze()  # no collection in a child ever writes to the pages that all of them share
+    gc.freeze()  # a collection in a child then does not write to shared pages
     channel.send(protocol.encode("ready", pid=os.getpid(), import_s=time.monotonic() - began))
     launch = Template(channel).serve()
     if launch is not None:  # this is the child
@@ -73,9 +73,9 @@ def main() -> None:
 
 
 def prepare(preload: list[str], path: list[str]) -> None:
-    """Import everything. Raises `CannotServe` naming the module that failed, started a thread or opened a device."""
+    """Import all modules. Raises `CannotServe` that names a module that failed, started a thread or opened a device."""
     if not sys.flags.safe_path:
-        sys.path.pop(0)  # `-m` put the agent's working directory there; a script would find its own directory instead
+        sys.path.pop(0)  # `-m` inserted the agent's working directory; a script has its own directory there
     sys.path[:0] = path
     optional = [name for name in OPTIONAL_MODULES if importlib.util.find_spec(name) is not None]
     for name in (*MODULES, *optional, *preload):
@@ -105,7 +105,7 @@ def _thread_names() -> list[str]:
 
 
 def _open_devices() -> list[str]:
-    """GPU device files that this process holds open."""
+    """Return the GPU device files that this process has open."""
     found = set()
     for fd in os.listdir("/proc/self/fd"):
         try:
@@ -118,15 +118,15 @@ def _open_devices() -> list[str]:
 
 
 class Template:
-    """Forks on request. One thread, one loop; what it has forked is the agent's (`holdfast.train.reaper`)."""
+    """Forks workers on request, in one thread. The forked processes are children of the agent (`holdfast.train.reaper`)."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
         self._agent = os.getppid()
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # what is forked here ends at once, and is nobody's to wait for
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # direct children exit immediately and are not waited for
 
     def serve(self) -> Launch | None:
-        """Until told to drain, or the agent is gone: None. In a forked worker: what to run."""
+        """Serve until the agent sends drain or exits, then return None. In a forked worker, return its launch."""
         while True:
             raw, fds, _, _ = socket.recv_fds(
                 self._channel, protocol.MESSAGE_BYTES_MAX, FORK_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
@@ -138,7 +138,7 @@ class Template:
                 return launch
 
     def _fork(self, message: Mapping[str, Any], fds: list[int]) -> Launch | None:
-        """The worker's `Launch` in the worker, None in the template."""
+        """Fork a worker. Returns its `Launch` in the worker, None in the template."""
         sys.stdout.flush()
         sys.stderr.flush()
         link = socket.socket(fileno=fds[0])

@@ -35,20 +35,20 @@ def dtype_of(spec: TensorSpec) -> torch.dtype:
 
 
 def over(buffer: memoryview, spec: TensorSpec) -> torch.Tensor:
-    """A tensor over the shard's own memory: no copy. It keeps `buffer` alive."""
+    """Return a tensor that shares memory with the shard and keeps `buffer` alive."""
     if not spec.nbytes:
         return torch.empty(spec.shape, dtype=dtype_of(spec))
     return torch.frombuffer(buffer, dtype=torch.uint8).view(dtype_of(spec)).reshape(spec.shape)
 
 
 def tensor_of(shard: Reader, name: str) -> torch.Tensor:
-    """What the shard holds under `name`, in place; valid while it is locked. Raises KeyError."""
+    """Return the shard's tensor `name` without a copy, valid while the shard is locked. Raises KeyError."""
     return over(shard.view(name), shard.spec(name))
 
 
 @cache
 def checksum() -> Checksum | None:
-    """CRC-32C, where `google-crc32c` and NumPy are installed; they are no requirement of the trainer."""
+    """Return CRC-32C, or None if `google-crc32c` or NumPy is missing, which the trainer does not require."""
     try:
         google_crc32c = importlib.import_module("google_crc32c")
         numpy = importlib.import_module("numpy")

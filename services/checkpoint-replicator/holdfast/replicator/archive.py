@@ -13,32 +13,34 @@ from holdfast.shards import Manifest
 SAVES_MAX = 64
 ASKED_MAX = 8  # the newest
 SUSPECTS_MAX = 64
-TOLD_EXTRA = 4  # complete steps told beyond those that are kept: a deletion may be under way
+TOLD_EXTRA = 4  # complete checkpoints reported beyond `keep`, because a deletion may be in progress
 
 _CheckpointId = tuple[int, int]
 
 
 @dataclass(slots=True)
 class JobArchive:
-    """`stored` describes complete steps, `steps` all that were seen; what others change shows at the next survey."""
+    """`stored` describes complete checkpoints, `steps` all of the last listing. Changes by other nodes appear in the
+    next one."""
 
     saves: dict[_CheckpointId, Save] = field(default_factory=dict)
     steps: dict[_CheckpointId, Archived] = field(default_factory=dict)
     stored: dict[_CheckpointId, StoredStep] = field(default_factory=dict)
     uploaded: set[ShardKey] = field(default_factory=set)
     asked: set[_CheckpointId] = field(default_factory=set)
-    suspects: list[ShardKey] = field(default_factory=list)  # arrived damaged; to be looked at in the store
+    # Downloads that arrived damaged; the store's copies are to be checked.
+    suspects: list[ShardKey] = field(default_factory=list)
     surveyed: bool = False
 
     def saved(self, manifest: Manifest) -> None:
-        """A worker of this node has saved this step; the first rank's time counts."""
+        """Record a save of a worker of this node. The time is that of the first rank."""
         save = Save(manifest.attempt, manifest.step, manifest.created_at)
         self.saves.setdefault((save.attempt, save.step), save)
         for checkpoint_id in sorted(self.saves)[:-SAVES_MAX]:
             del self.saves[checkpoint_id]
 
     def configured(self, before: Configure | None, config: Configure) -> None:
-        """A new generation looks anew: others may have completed or discarded steps."""
+        """Require a new listing for a new generation, because other nodes may have completed or deleted checkpoints."""
         if before is not None and before.store != config.store:
             self.steps, self.stored, self.uploaded = {}, {}, set()
         self.surveyed = False
@@ -46,18 +48,19 @@ class JobArchive:
         self.asked = {checkpoint_id for checkpoint_id in self.asked if checkpoint_id[0] == config.attempt}
 
     def ask(self, attempt: int, step: int) -> None:
-        """Every node is asked alike, so that the step can become complete."""
+        """Record a requested upload. Every node receives the same request, so that the checkpoint becomes complete."""
         self.asked = set(sorted({*self.asked, (attempt, step)})[-ASKED_MAX:])
 
     def found(self, surveyed: Surveyed) -> None:
-        """A listing replaces what was known."""
+        """Replace the known checkpoints by those of a listing."""
         self.steps = {step.id: step for step in surveyed.steps}
         self.stored = dict(surveyed.stored)
-        self.uploaded |= {key for key in surveyed.uploaded if (key.attempt, key.step) in self.saves}  # ours to upload
+        # Of this node's workers.
+        self.uploaded |= {key for key in surveyed.uploaded if (key.attempt, key.step) in self.saves}
         self.surveyed = True
 
     def completed(self, step: StoredStep, *, owner: bool) -> None:
-        """`owner` decides what leaves the store now, and for that has to see all of it."""
+        """Record a complete checkpoint. The `owner` decides about deletions next, for which it needs a new listing."""
         checkpoint_id = (step.attempt, step.step)
         self.steps[checkpoint_id] = Archived(*checkpoint_id, complete=True)
         self.stored[checkpoint_id] = step
@@ -68,7 +71,7 @@ class JobArchive:
             self.suspects.append(key)
 
     def found_damaged(self, checkpoint_id: _CheckpointId, problem: str) -> None:
-        """It must not be restored from the store any more."""
+        """Mark a checkpoint as damaged, so that it is not restored from the store."""
         self.steps[checkpoint_id] = Archived(*checkpoint_id, complete=False, damaged=True)
         if checkpoint_id in self.stored:
             self.stored[checkpoint_id] = replace(self.stored[checkpoint_id], damage=problem)
@@ -81,13 +84,13 @@ class JobArchive:
         self.stored.pop(checkpoint_id, None)
 
     def told(self, keep: int) -> tuple[StoredStep, ...]:
-        """Newest first."""
+        """Return the checkpoints to report, newest first."""
         newest = sorted(self.stored, reverse=True)[: keep + TOLD_EXTRA]
         return tuple(self.stored[checkpoint_id] for checkpoint_id in newest)
 
     @property
     def newest_is_sharded(self) -> bool:
-        """Whether replicas hold different tensors, as far as the newest checkpoint in the store tells."""
+        """Whether replicas hold different tensors, according to the newest checkpoint in the store."""
         return bool(self.stored) and self.stored[max(self.stored)].sharded
 
     def view(self, config: Configure) -> Archive | None:

@@ -42,18 +42,18 @@ from holdfast.replicator.view import (
 )
 
 PACE_SAVES_MAX = (
-    9  # the latest ones: a pace is the median of their distances, so that one jump of a clock means nothing
+    9  # number of latest saves; the pace is the median of their distances, so that a single clock jump has no effect
 )
-LEVEL_MAX = 64  # of the first save of a run: it begins every slot
-LEVEL_ASKED = LEVEL_MAX + 1  # of a step that somebody asked for: it goes before all others
+LEVEL_MAX = 64  # of the first save of a run, which begins every slot
+LEVEL_ASKED = LEVEL_MAX + 1  # of a requested step, which precedes all others
 WAITING_MAX = 4  # steps that may still become complete
-ABANDONED_S = 3600.0  # without a new object, an incomplete step will not become complete any more
+ABANDONED_S = 3600.0  # an incomplete step without a new object for this long will not become complete
 
 _CheckpointId = tuple[int, int]
 
 
 def archive_steps(view: View) -> list[ArchiveStep]:
-    """Everything that is to be done with the object store now. Nothing of it depends on another step having been done."""
+    """Return the present work for the object store. The steps do not depend on each other."""
     archive = view.archive
     if archive is None or not view.attempt:
         return []
@@ -67,13 +67,14 @@ def archive_steps(view: View) -> list[ArchiveStep]:
 
 
 def level(step: int, before: int | None) -> int:
-    """The largest j for which `step` is the first save in its slot of 2^j steps, when the save before it was at `before`."""
+    """Return the largest j for which `step` is the first save in its slot of 2^j steps, if the previous save was at
+    `before`."""
     return LEVEL_MAX if before is None else (step ^ before).bit_length() - 1
 
 
 def level_wanted(saves: tuple[Save, ...], interval_s: float) -> int:
-    """The smallest j for which 2^j steps take at least the interval. 0 as long as the pace is not known: rather a step too
-    many than none."""
+    """Return the smallest j for which 2^j steps take at least the interval. 0 while the pace is unknown, because an additional
+    upload is better than none."""
     latest = saves[-PACE_SAVES_MAX:]
     paces = [
         (later.created_at - earlier.created_at) / (later.step - earlier.step)
@@ -87,7 +88,7 @@ def level_wanted(saves: tuple[Save, ...], interval_s: float) -> int:
 
 
 def chosen(view: View) -> _CheckpointId | None:
-    """The (attempt, step) that this node should be uploading now, or None. It must stay where it is until it is uploaded."""
+    """Return the (attempt, step) that this node should upload now, or None. It must not be deleted before it is uploaded."""
     archive = view.archive
     if archive is None or not view.ranks:
         return None
@@ -105,7 +106,7 @@ def chosen(view: View) -> _CheckpointId | None:
 
 
 def wanted_of(view: View, ages: Iterable[tuple[int, int]]) -> _CheckpointId | None:
-    """Of these (attempt, step), saved here and not yet on disk, the one that the object store will take from there."""
+    """Return which of these (attempt, step), saved here and not yet on disk, will be uploaded from disk."""
     archive = view.archive
     if archive is None:
         return None
@@ -121,7 +122,7 @@ def wanted_of(view: View, ages: Iterable[tuple[int, int]]) -> _CheckpointId | No
 
 
 def _level_of(view: View, archive: Archive, held: _CheckpointId) -> int:
-    """A save of the attempt that is not known counts as none: the level comes out higher then, never lower."""
+    """Return the level of a save. If an earlier save of the attempt is unknown, the level is higher, never lower."""
     if held in archive.asked:
         return LEVEL_ASKED
     before = [save.step for save in archive.saves if save.attempt == held[0] and save.step < held[1]]
@@ -174,8 +175,8 @@ def _completions(view: View, archive: Archive) -> list[ArchiveStep]:
 
 
 def _discards(view: View, archive: Archive) -> list[ArchiveStep]:
-    """Decided by the node of rank 0 alone, and only right after it has listed the bucket: what it has not seen it cannot
-    weigh."""
+    """Only the node of rank 0 deletes, and only after it has listed the bucket, because the decision requires all
+    checkpoints."""
     if 0 not in view.ranks or not archive.surveyed:
         return []
     complete = sorted(
@@ -189,10 +190,11 @@ def _discards(view: View, archive: Archive) -> list[ArchiveStep]:
 
 
 def _why_not_kept(view: View, archive: Archive, step: Archived, complete: list[_CheckpointId]) -> str:
-    """`complete` are the live ones, newest first. "" = it stays."""
+    """Return why the step may be deleted; "" = it is retained. `complete` are the complete steps of the lineage, newest
+    first."""
     keep = max(archive.keep, 1)
     if step.complete and step.id[0] < view.first_attempt:
-        return ""  # an earlier submission's: it goes when somebody asks for it
+        return ""  # of an earlier run; deleted only on request
     if step.complete and is_abandoned(view, step.id):
         mine = sum(1 for checkpoint_id in complete if checkpoint_id[0] == view.attempt)
         return f"on an abandoned lineage; {mine} newer steps are complete" if mine >= keep else ""

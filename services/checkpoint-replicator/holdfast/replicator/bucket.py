@@ -37,9 +37,9 @@ from holdfast.stores.checksum import crc32c
 from holdfast.stores.layout import CheckpointManifest, StepObjects
 from holdfast.stores.transfer import Damage
 
-READ_STREAMS = 3  # per shard that is fetched; each holds two spans, so that a fetch takes 4 × 16 MiB at most
+READ_STREAMS = 3  # per fetched shard; each buffer holds two spans, so a fetch uses at most 4 × 16 MiB
 READ_BYTES = 2 * CHUNK_BYTES
-READ_TRIES_MAX = 3  # per piece, when what arrives is damaged; the store itself repeats what fails
+READ_TRIES_MAX = 3  # per piece that arrives damaged; the store retries failed requests itself
 MANIFEST_STREAMS = 8
 PROBLEM_CHARS_MAX = 1000
 
@@ -50,7 +50,7 @@ _CheckpointId = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Surveyed:
-    """A listing: every step, the newest of the complete ones as the manifest describes them, and whose shares are there."""
+    """A listing: every checkpoint, the newest complete ones with the contents of their manifests, and the uploaded shards."""
 
     steps: tuple[Archived, ...]  # newest first
     stored: Mapping[_CheckpointId, StoredStep]
@@ -65,21 +65,22 @@ class Bucket:
     # ------------------------------------------------------------ up
 
     def another_uploads(self, manifest: Manifest) -> bool:
-        """Whether the tensors are to come from another replica that holds the same, and has not finished yet.
+        """Whether another replica, which holds the same tensors, is to upload them and has not finished yet.
 
-        Replicas of a position take turns with the step, so that over time each uploads as much as the others.
+        The replicas take turns by step, so that each uploads the same amount over time.
         """
         mesh = manifest.domain_mesh()
         position = mesh.position_of(manifest.rank)
         rank = (position + manifest.step) % mesh.dp * mesh.replica_size + position
         if rank == manifest.rank or self.store.stat(layout.tensors_key(manifest)) is not None:
             return False
-        # When its manifest is there and the tensors are not, it holds others: the state is sharded over dp.
+        # If its manifest exists and the tensors do not, it holds other tensors: the state is sharded over dp.
         finished = layout.rank_manifest_key(self.job, ShardKey(manifest.attempt, manifest.step, rank))
         return self.store.stat(finished) is None
 
     def upload(self, shard: OpenShard, pace: Pace) -> None:
-        """Raises IntegrityError when the shard is not what its manifest says, Conflict when another save has this place."""
+        """Upload a shard. Raises IntegrityError if it does not match its manifest, and Conflict if the store contains another
+        save."""
         manifest = shard.manifest
         tensors, rest = _tensors_of(shard), _rest_of(shard)
         if self.store.stat(tensors.key) is None:
@@ -88,7 +89,7 @@ class Bucket:
         self._put_once(layout.rank_manifest_key(self.job, manifest.key), manifest.encode(), MANIFEST_BYTES_MAX)
 
     def complete(self, attempt: int, step: int, world_size: int) -> CheckpointManifest | None:
-        """The checkpoint, written now if need be; None while something of it is missing.
+        """Return the checkpoint's manifest, which is written if it does not exist; None while a shard is missing.
 
         Raises IntegrityError if the ranks' shards do not belong to one checkpoint.
         """
@@ -118,7 +119,7 @@ class Bucket:
     # ------------------------------------------------------------ listing
 
     def survey(self, known: Collection[StoredStep], newest: int) -> Surveyed:
-        """From one listing. Of the `newest` complete steps the manifests are read, unless they are `known`."""
+        """List the checkpoints. Reads the manifests of the `newest` complete ones that are not `known`."""
         found = layout.survey(self.store, self.job)
         descriptions = {(step.attempt, step.step): step for step in known}
         stored: dict[_CheckpointId, StoredStep] = {}
@@ -135,7 +136,7 @@ class Bucket:
                 )
                 stored[checkpoint_id] = replace(found_step, damage=each.damage)
             except (IntegrityError, IncompatibleVersion, NotFound) as error:
-                damaged.add(checkpoint_id)  # counts as not complete
+                damaged.add(checkpoint_id)  # is treated as incomplete
                 log.warning("checkpoint skipped", job=self.job, store=self.store.url, reason=str(error))
         last = max((each.updated_at for each in found), default=0.0)
         return Surveyed(
@@ -148,14 +149,14 @@ class Bucket:
         layout.delete_step(self.store, self.job, attempt, step)
 
     def damage(self, attempt: int, step: int, ranks: Collection[int], pace: Pace) -> list[Damage]:
-        """What is wrong with the share of these ranks in a complete step, after reading all of it. Raises NotFound,
+        """Read the shards of these ranks in a complete checkpoint and return the damage found. Raises NotFound,
         IntegrityError, IncompatibleVersion, Unavailable."""
         checkpoint = layout.load(self.store, self.job, attempt, step)
         return list(transfer.verify(self.store, checkpoint, pace, ranks=ranks))
 
     def examine(self, key: ShardKey) -> list[Damage]:
-        """What is wrong in the store with a share that arrived damaged, what it has in common with replicas included; empty
-        when it was damaged on its way. Raises as `damage` does."""
+        """Read a shard that arrived damaged again, including tensors shared with replicas. Returns the damage in the store;
+        empty if the shard was damaged in transfer. Raises as `damage` does."""
         checkpoint = layout.load(self.store, self.job, key.attempt, key.step)
         tensors = checkpoint.entry(key.rank).tensors
         shared_from = next(entry.rank for entry in checkpoint.ranks if entry.tensors == tensors)
@@ -180,8 +181,8 @@ class Bucket:
         return True
 
     def repair_object(self, shard: OpenShard, damaged: str, pace: Pace) -> None:
-        """Write one object of a complete step anew. Closes the shard. Raises IntegrityError when the shard is not what the
-        checkpoint consists of, Unavailable."""
+        """Replace one object of a complete checkpoint. Closes the shard. Raises IntegrityError if the shard is not the one in
+        the checkpoint, and Unavailable."""
         with shard:
             manifest, key = shard.manifest, shard.manifest.key
             entry = layout.load(self.store, self.job, key.attempt, key.step).entry(key.rank)
@@ -196,7 +197,8 @@ class Bucket:
     # ------------------------------------------------------------ down
 
     def manifest_of(self, key: ShardKey, digest: str) -> Manifest:
-        """The manifest of one shard of a complete step. Raises NotFound, IntegrityError, IncompatibleVersion, Unavailable."""
+        """Return a shard's manifest in a complete checkpoint. Raises NotFound, IntegrityError, IncompatibleVersion,
+        Unavailable."""
         checkpoint = layout.load(self.store, self.job, key.attempt, key.step)
         manifest = layout.load_rank(self.store, checkpoint, key.rank)
         if manifest.key != key or (digest and manifest.digest != digest):
@@ -214,12 +216,12 @@ class Bucket:
         job: str = "",
         cancelled: threading.Event | None = None,
     ) -> Path:
-        """Bring a shard here, every span verified, committed in `into`; an interrupted fetch goes on where it was. `job` is
-        the one that it is to belong to here, when that is another one. Once `cancelled` is set nothing more is read: it raises
-        Unavailable, and what has arrived stays for the next try.
+        """Download a shard and commit it in `into`. Every span is verified, and an interrupted download is resumed. `job` is
+        the local job if it differs from the job of the bucket. When `cancelled` is set, it raises Unavailable, and the
+        received spans are kept for the next attempt.
 
-        What `donor`, a shard with equal tensors on this node, can give is not fetched again; with `sharing`, other nodes
-        give their part of the tensors and get ours. Raises as `FileTier.receive` and the store do.
+        Tensors of `donor`, a shard with equal tensors on this node, are not downloaded again. With `sharing`, nodes exchange
+        the tensors that each of them downloads. Raises as `FileTier.receive` and the store do.
         """
         here = job or self.job
         sharers, arrivals = sharing or (None, None)
@@ -239,7 +241,8 @@ class Bucket:
     def _read_ahead(
         self, pieces: list[_Piece], donor: OpenShard | None, sharers: Sharers | None, cancelled: threading.Event
     ) -> Generator[tuple[_Piece, memoryview], None, None]:
-        """The pieces in order, a few of them read at the same time. A content is valid until the next one is asked for."""
+        """Yield the pieces in order, reading several in parallel. A piece's content is valid until the next one is
+        requested."""
         free = [memoryview(mmap.mmap(-1, READ_BYTES)) for _ in range(min(READ_STREAMS + 1, len(pieces)))]
         coming: deque[tuple[_Piece, memoryview, Future[None]]] = deque()
         todo = iter(pieces)
@@ -272,7 +275,7 @@ class Bucket:
                     incoming.write_span(number, content[start : start + span.size])
             except (
                 IntegrityError
-            ) as error:  # on the way, or in the store? What a donor or another node gave is fetched now.
+            ) as error:  # read it from the store, in case it was damaged in transfer, in the donor or by another node
                 if tries == READ_TRIES_MAX:
                     raise IntegrityError(f"{self.store.url}: {error}") from error
                 if sharers is not None and piece.of_tensors:
@@ -284,7 +287,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class _Object:
-    """A part of a shard as it goes up."""
+    """An object to upload: a part of a shard."""
 
     key: str
     parts: tuple[memoryview | bytes, ...]
@@ -307,11 +310,11 @@ def _rest_of(shard: OpenShard) -> _Object:
 class _Piece:
     """Adjacent spans of a shard that lie in one object at `offset`. Equal tensors have equal pieces."""
 
-    number: int  # among those of the same object
-    start: int  # in the shard
+    number: int  # index within its object
+    start: int  # offset in the shard
     size: int
     first_span: int
-    end_span: int  # the first one that is not of it
+    end_span: int  # exclusive
     key: str
     offset: int
     of_tensors: bool
@@ -332,7 +335,7 @@ def _pieces(manifest: Manifest) -> list[_Piece]:
 
 
 def _place_of(manifest: Manifest, offset: int) -> tuple[str, int]:
-    """Where in the store a byte of the shard lies."""
+    """Return the object and the offset in it of a byte of the shard."""
     if PAGE <= offset < manifest.tensors_end:
         return layout.tensors_key(manifest), offset - PAGE
     return layout.rest_key(

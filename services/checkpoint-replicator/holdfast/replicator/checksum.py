@@ -14,20 +14,20 @@ from holdfast.shards import Manifest, Span, spans_of
 from holdfast.shards.crc import summarise
 from holdfast.stores.checksum import crc32c
 
-_PARALLEL_BYTES_MIN = 32 << 20  # below, threads cost more than they bring
+_PARALLEL_BYTES_MIN = 32 << 20  # smaller shards are not faster with threads
 
 
 def require_consistent(manifest: Manifest) -> None:
-    """Raises IntegrityError unless the manifest's digest and file checksum follow from its spans: the digest that a
-    supervisor names then vouches for every span of the tensors."""
+    """Raises IntegrityError if the manifest's digest and file checksum do not follow from its spans. A digest from the
+    supervisor therefore covers every span of the tensors."""
     if (manifest.digest, manifest.crc32c) != summarise(manifest.spans, manifest.span_crc32c, manifest.tensors_end):
         raise IntegrityError(f"the manifest of {manifest.key} contradicts itself: its checksums do not combine")
 
 
 class Checksummer:
-    """Computes and verifies, with `threads` threads for what is large. Call from any thread but its own.
+    """Computes and verifies checksums, with `threads` threads for large shards. Must not be called from its own threads.
 
-    `nice`: as background work, so that training feels little of it.
+    `nice`: at low priority, to slow training as little as possible.
     """
 
     def __init__(self, threads: int, *, nice: bool = False) -> None:
@@ -41,7 +41,7 @@ class Checksummer:
         return spans, self._sums(data, spans)
 
     def verify(self, manifest: Manifest, data: memoryview) -> None:
-        """Raises IntegrityError naming the first span that is not what the manifest says."""
+        """Raises IntegrityError that names the first span that does not match the manifest."""
         if len(data) != manifest.size:
             raise IntegrityError(f"{manifest.key} has {len(data)} bytes, its manifest says {manifest.size}")
         require_consistent(manifest)

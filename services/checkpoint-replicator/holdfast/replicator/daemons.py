@@ -17,7 +17,7 @@ P = ParamSpec("P")
 
 
 class DaemonPool(Executor):
-    """At most `threads` daemon threads, started as they are needed. `initializer` runs in each of them first."""
+    """At most `threads` daemon threads, started on demand. `initializer` runs first in each of them."""
 
     def __init__(self, threads: int, name: str, initializer: Callable[[], None] = lambda: None) -> None:
         self._max = threads
@@ -40,7 +40,7 @@ class DaemonPool(Executor):
             try:
                 future.set_result(fn(*args, **kwargs))
             except BaseException as error:
-                future.set_exception(error)  # whoever waits for it gets it
+                future.set_exception(error)  # raised to the caller that waits for the result
 
         with self._lock:
             if self._closed:

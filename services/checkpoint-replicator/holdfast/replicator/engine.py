@@ -37,14 +37,14 @@ from holdfast.replicator.view import Held, Store, id_of, is_kept
 from holdfast.shards import Manifest
 from holdfast.shards.opening import move_aside
 
-LOCKED_MAX_S = 120.0  # an image that is copied or pushed for longer than that costs saves
+LOCKED_MAX_S = 120.0  # an image that is locked for longer delays saves
 
 log = structlog.get_logger("holdfast.replicator")
 
 
 @dataclass(frozen=True, slots=True)
 class Tiers:
-    """The stores of this node, nearest first."""
+    """The tiers of this node, nearest first."""
 
     images: ImageTier
     staged: FileTier
@@ -65,7 +65,7 @@ class Tiers:
 
 
 class Engine:
-    """Holds the jobs. `changed` is set (and replaced) whenever anything does."""
+    """Holds the jobs. `changed` is set and replaced at every change."""
 
     def __init__(self, tiers: Tiers, disk_dir: Path, threads: Threads) -> None:
         self.tiers = tiers
@@ -79,18 +79,18 @@ class Engine:
     # ------------------------------------------------------------ subscriptions
 
     def notify(self) -> None:
-        """Something changed: wake the mover and every watcher."""
+        """Wake the mover and every watcher after a change."""
         self._changed.set()
         self._changed = anyio.Event()
 
     @property
     def changed(self) -> anyio.Event:
-        """Take it *before* looking at the state, or a change in between is missed."""
+        """The event of the next change. Get it *before* reading the state, so that no change is missed."""
         return self._changed
 
     async def watch(self, name: str) -> AsyncIterator[tuple[Inventory, tuple[Trouble, ...]]]:
-        """Inventories with what is wrong, now and at each change, never an older one after a newer; `name` "" = every job.
-        A slow reader misses intermediate states, not the last one."""
+        """Yield inventories with current problems, now and after each change, in order; `name` "" = every job. A slow reader
+        misses intermediate states but not the last one."""
         sent: dict[str, tuple[Inventory, tuple[Trouble, ...]]] = {name: (Inventory("", ()), ())} if name else {}
         while True:
             changed = self.changed
@@ -108,7 +108,7 @@ class Engine:
     # ------------------------------------------------------------ requests
 
     async def configure(self, config: Configure) -> None:
-        """Raises InvalidSpec for a name that cannot be a directory, Conflict for an older generation."""
+        """Configure a job. Raises InvalidSpec for a name that cannot be a directory, and Conflict for an older generation."""
         job = self.job(config.job)
         if job.config is not None and _is_older(config, job.config):
             raise Conflict(
@@ -120,7 +120,7 @@ class Engine:
         await self.remember(job)
 
     async def archive(self, request: ArchiveNow) -> None:
-        """Raises Conflict when another generation than the one that saves it is served here."""
+        """Request an upload. Raises Conflict if the request is not of the job's current generation on this node."""
         job = self.jobs.get(request.job)
         if job is None or job.config is None or job.config.generation != request.generation:
             raise Conflict(
@@ -131,7 +131,7 @@ class Engine:
         await self.remember(job)
 
     async def retain(self, saved: SavedByAll) -> None:
-        """Words may come twice, and late. One about a job that is not here concerns nothing that is."""
+        """Retention updates may arrive late or more than once. Updates for unknown jobs are ignored."""
         job = self.jobs.get(saved.job)
         if job is not None and (job.saved_by_all is None or job.saved_by_all < saved.age):
             job.saved_by_all = saved.age
@@ -156,8 +156,7 @@ class Engine:
             log.warning("job configuration not stored", job=job.name, reason=str(error))
 
     async def end(self, request: EndJob) -> None:
-        """The job is over. A word about an older submission than is served here, or about a job that is not here, says
-        nothing new."""
+        """Record the end of a job. A request for an older run or for an unknown job is ignored."""
         job = self.jobs.get(request.job)
         if job is not None and job.config is not None and request.generation >= job.config.generation and not job.ended:
             job.end()
@@ -165,7 +164,7 @@ class Engine:
             await self.remember(job)
 
     async def prune(self, request: PruneSteps, idle: Callable[[str], Awaitable[None]]) -> None:
-        """Delete these steps from every tier. Raises Conflict for one that a job which is not over may need."""
+        """Delete these steps from every tier. Raises Conflict for a step that a job that has not ended may need."""
         job = self.jobs.get(request.job)
         if job is None:
             return
@@ -183,8 +182,8 @@ class Engine:
             await self.forget(job.name, idle)
 
     async def free_images(self, job: Job) -> None:
-        """The workers have ended: their memory goes back to the machine."""
-        await self.refresh(job)  # the note about the last save may have been lost
+        """Free the images of an ended job's workers."""
+        await self.refresh(job)  # the message about the last save may have been lost
         async with job.refreshing:
             if not images_may_go(job.view()):
                 return  # that save is not on disk yet, or the job has been submitted again
@@ -195,7 +194,7 @@ class Engine:
         self.notify()
 
     async def forget(self, name: str, idle: Callable[[str], Awaitable[None]]) -> None:
-        """Remove everything of a job, in memory and on disk. `idle` waits until nothing of it is being moved."""
+        """Delete all data of a job, in memory and on disk. `idle` waits until none of it is being copied."""
         job = self.jobs.pop(job_name(name), Job(name))
         job.forget()
         self.notify()
@@ -206,7 +205,7 @@ class Engine:
         self.notify()
 
     def job(self, name: str) -> Job:
-        """The job, new when it was not known."""
+        """Return the job, created if it is unknown."""
         if name not in self.jobs:
             self.jobs[job_name(name)] = Job(name)
         return self.jobs[name]
@@ -254,7 +253,7 @@ class Engine:
 
     async def _set_aside_configuration(self, job: Job, error: Exception) -> None:
         path = self._disk_dir / job.name / REMEMBERED
-        aside = not isinstance(error, OSError)  # else it may be read another time
+        aside = not isinstance(error, OSError)  # otherwise it may be readable later
         try:
             if aside:
                 await self.threads.urgent(move_aside, path)
@@ -272,8 +271,7 @@ class Engine:
         return new
 
     def missed(self, name: str, generation: int, rank: int) -> None:
-        """A rank says that it could not save: so it has finished its restore, and needs nothing any more of what was handed
-        out for it."""
+        """Record that a rank could not save. It has therefore finished its restore, and its pinned shards can be released."""
         job = self.jobs.get(name)
         if job is not None and job.config is not None and job.config.generation == generation:
             job.tried.add(rank)
@@ -301,8 +299,8 @@ class Engine:
             await anyio.sleep(interval_s)
 
     async def watch_locks(self, interval_s: float) -> None:
-        """Runs for ever: name an image that somebody keeps locked although nobody restores from it. Its worker cannot save
-        into it, and when it has no other, not at all."""
+        """Report images that a process keeps locked without a restore, because their workers cannot save into them. Never
+        returns."""
         while True:
             await anyio.sleep(interval_s)
             for job in list(self.jobs.values()):
@@ -357,12 +355,12 @@ class Engine:
             new = [each for key, each in seen.items() if Held(Store.IMAGE, key) not in job.held]
             job.fresh = {each.header.stamp.key: PendingCommit(each) for each in new}
             if new:
-                self.notify()  # the way to the disk need not wait for the checksums
+                self.notify()  # the copy to disk starts before the checksums are computed
             try:
                 async with anyio.create_task_group() as tasks:
                     for fresh in job.fresh.values():
                         tasks.start_soon(self._commit, job, fresh)
-            finally:  # also of a commit that was cancelled before it began: a thread waits for its word
+            finally:  # also for a commit that was cancelled before it began, because a thread waits for its result
                 for key, fresh in job.fresh.items():
                     fresh.fail(Unavailable(f"{label(key)} could not be committed in memory"))
                 job.fresh = {}
@@ -372,7 +370,8 @@ class Engine:
                 self.notify()
 
     def _say_if_lost(self, job: Job, held: Held) -> None:
-        """What an earlier submission left in memory alone, because the disk would not take it, and a worker wrote over."""
+        """Log the loss of an earlier run's checkpoint that was only in memory, because the disk failed, and has been
+        overwritten."""
         view = job.view()
         others = [id_of(each.key) for each in job.held if each.key.rank == held.key.rank]
         newer = any(other >= id_of(held.key) and is_kept(view, other) for other in others)
@@ -380,7 +379,8 @@ class Engine:
             log.error("checkpoint of an earlier run lost: it was in memory only", job=job.name, shard=label(held.key))
 
     async def _say_unwritten(self, job: Job) -> None:
-        """A full memory costs a manifest, which is small, and not the save: disk and peers have it all the same."""
+        """Report manifests that could not be written because memory is full. The checkpoint itself is still copied to
+        disk and peers."""
         unwritten = await self.threads.urgent(self.tiers.images.unwritten, job.name)
         changed = False
         for path, why in unwritten.items():
@@ -400,10 +400,10 @@ class Engine:
             fresh.fail(Conflict(str(error)))
         except IntegrityError as error:
             await self.quarantine(job, Held(Store.IMAGE, key), str(error))
-        except HoldfastError as error:  # of another release, for example
+        except HoldfastError as error:  # for example, a format of another release
             log.warning("shard commit failed", job=job.name, shard=label(key), reason=str(error))
             fresh.fail(error)
-        except OSError as error:  # it cannot be read now: tried again at the next look
+        except OSError as error:  # cannot be read now; the next refresh tries again
             job.troubles.begin(TroubleKind.TIER_FAILS, "memory", f"{label(key)}: {error}")
         else:
             job.held[Held(Store.IMAGE, key)] = manifest
@@ -429,9 +429,9 @@ class Engine:
             self.notify()
 
     def arrived(self, name: str, manifest: Manifest, store: Store = Store.DISK) -> None:
-        """A peer's copy has been taken in."""
+        """Record a copy received from a peer."""
         job = self.jobs.get(name)
-        if job is None:  # forgotten while it was on its way
+        if job is None:  # the job was deleted during the transfer
             self.tiers[store].delete(name, manifest.key)
             return
         job.held[Held(store, manifest.key)] = manifest
@@ -439,5 +439,6 @@ class Engine:
 
 
 def _is_older(config: Configure, known: Configure) -> bool:
-    """Generations are counted from 1 again when everything but the files was lost; attempts always grow."""
+    """Compare by attempt as well: if all state except the files was lost, generations restart at 1, but attempts always
+    grow."""
     return config.generation < known.generation and config.attempt <= known.attempt

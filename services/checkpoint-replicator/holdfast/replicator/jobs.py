@@ -31,29 +31,30 @@ REMEMBERED_BYTES_MAX = 16 << 20
 
 @dataclass(slots=True)
 class Job:
-    """`pins` are shards handed out for a restore, each held open (and so locked) until training has gone on."""
+    """`pins` are shards returned for a restore. Each is kept open, and therefore locked, until training has continued."""
 
     name: str
     config: Configure | None = None
     restored: tuple[int, int] | None = None
     held: dict[Held, Manifest] = field(default_factory=dict)
-    fresh: dict[ShardKey, PendingCommit] = field(default_factory=dict)  # images that are being committed right now
-    pushed: dict[tuple[int, str], ShardKey] = field(default_factory=dict)  # (rank, peer) → the last shard it took
+    fresh: dict[ShardKey, PendingCommit] = field(default_factory=dict)  # images that are being committed
+    pushed: dict[tuple[int, str], ShardKey] = field(default_factory=dict)  # (rank, peer) → the last shard on its disk
     pins: dict[Held, OpenShard] = field(default_factory=dict)
-    wanted: Counter[ShardKey] = field(default_factory=Counter)  # being staged right now, how often: not to be deleted
-    tried: set[int] = field(default_factory=set)  # ranks here that have tried to save in this generation, and could not
+    wanted: Counter[ShardKey] = field(default_factory=Counter)  # number of stagings in progress; not to be deleted
+    tried: set[int] = field(default_factory=set)  # local ranks whose save failed in this generation
     archive: JobArchive = field(default_factory=JobArchive)
-    saved_by_all: tuple[int, int] | None = None  # the newest (attempt, step) that is known to be safe on every node
+    saved_by_all: tuple[int, int] | None = None  # the newest (attempt, step) known to be on every node
     disk_full: bool = False
-    disk_fails: bool = False  # it answers with errors
-    gone: bool = False  # forgotten
-    ended: bool = False  # over: nobody saves here any more
-    images_left: bool = False  # … and its images have not been given back yet
+    disk_fails: bool = False  # operations return errors
+    gone: bool = False  # deleted
+    ended: bool = False  # no worker of the job saves any more
+    images_left: bool = False  # the ended job's images have not been freed yet
     kept: KeptSince = field(default_factory=KeptSince)
-    turned: anyio.Event = field(default_factory=anyio.Event)  # set, and replaced, by a new configuration and by the end
+    # Set and replaced by a new configuration and when the job is deleted.
+    turned: anyio.Event = field(default_factory=anyio.Event)
     locked: dict[tuple[Path, tuple[int, ...]], float] = field(
         default_factory=dict
-    )  # images that these read, since when
+    )  # (image, processes that have it locked) → since when
     refreshing: anyio.Lock = field(default_factory=anyio.Lock)
     troubles: Troubles = field(init=False)
 
@@ -61,7 +62,7 @@ class Job:
         self.troubles = Troubles(self.name)
 
     def configure(self, config: Configure) -> None:
-        """A newer generation lets go of what the previous one was restored from."""
+        """Apply a configuration. A newer generation releases the shards from which the previous one was restored."""
         before, self.config = self.config, config
         self.ended = self.images_left = False
         self.kept.submitted(config.first_attempt)
@@ -71,19 +72,20 @@ class Job:
             self.release_pins()
             self.tried.clear()
         if before is not None and config.attempt != before.attempt:
-            self.restored = None  # until Stage says from where the new attempt starts; if it never does, from scratch
+            # Stage sets the restored step of the new attempt; without Stage it starts from scratch.
+            self.restored = None
         peers = {peer.node for peer in config.peers}
         self.pushed = {(rank, peer): key for (rank, peer), key in self.pushed.items() if peer in peers}
 
     def end(self) -> None:
-        """No worker of it will save here again, unless it is submitted again."""
+        """Record the end of the job: no worker saves here unless the job is submitted again."""
         assert self.config is not None
         self.ended = self.images_left = True
         self.kept.ended(self.config.attempt)
         self.release_pins()
 
     def forget(self) -> None:
-        """Nothing of it is to stay."""
+        """Release everything, because the job's data is deleted."""
         self.gone = True
         self.release_pins()
         self._turn()
@@ -94,11 +96,11 @@ class Job:
 
     @property
     def token(self) -> str:
-        """The job's secret; "" before anybody has told it, and then nobody is let in."""
+        """The job's secret; "" before it is configured, which refuses all peers."""
         return self.config.token if self.config else ""
 
     def needs(self, step: tuple[int, int]) -> bool:
-        """Whether a job that is not over may go back to this (attempt, step): it is on its way there."""
+        """Whether a job that has not ended may restore this (attempt, step)."""
         if self.ended or self.config is None:
             return False
         if step[0] >= self.config.attempt or step == self.restored:
@@ -107,8 +109,8 @@ class Job:
 
     @contextmanager
     def wanting(self, keys: Iterable[ShardKey]) -> Iterator[None]:
-        """Meanwhile none of these is deleted."""
-        counted = Counter(list(keys))  # of a mapping, its keys
+        """Prevent the deletion of these shards inside the block."""
+        counted = Counter(list(keys))  # the keys of a mapping
         self.wanted += counted
         try:
             yield
@@ -116,7 +118,8 @@ class Job:
             self.wanted -= counted
 
     def pin(self, shards: Mapping[Held, OpenShard]) -> None:
-        """Hold these open until training has gone on; what an earlier answer handed out for another step is let go of."""
+        """Keep these open until training has continued. Shards that an earlier request pinned for another step are
+        released."""
         for held in [held for held in self.pins if held in shards or id_of(held.key) != self.restored]:
             self.pins.pop(held).close()
         self.pins.update(shards)
@@ -131,7 +134,7 @@ class Job:
         self.pins.clear()
 
     def release_pins_if_training(self) -> None:
-        """Once every rank here has saved in this generation, or tried to, every rank here has finished its restore."""
+        """Release the pins when every local rank has saved or tried to, which shows that it has finished its restore."""
         if self.config is None or not self.pins:
             return
         saved = self.tried | {
@@ -148,11 +151,11 @@ class Job:
             pin.close()
 
     def holders(self, key: ShardKey) -> list[Held]:
-        """Where it is held here, nearest first."""
+        """Return this node's copies of a shard, nearest first."""
         return [held for store in Store if (held := Held(store, key)) in self.held]
 
     def view(self) -> View:
-        """What the plan sees."""
+        """Return the input of the plan."""
         config = self.config
         return View(
             attempt=config.attempt if config else 0,
@@ -176,7 +179,7 @@ class Job:
         )
 
     def inventory(self) -> Inventory:
-        """One line per shard and tier; an image and a staged file of one shard are one line."""
+        """Return one record per shard and tier. An image and a staged file of a shard are one record."""
         records = {
             (_TIER_NAMES[held.store], held.key): ShardRecord(
                 key=held.key,
@@ -197,20 +200,21 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """What survives this process, beside the shards: a replicator that died is started again in the middle of a generation
-    and must go on; and peers that rebuild a lost node may need shards of a job that nobody has configured here since."""
+    """The state that survives this process, apart from the shards. A replicator may be restarted during a generation and must
+    continue, and peers that replace a lost node may need shards of a job that has not been configured here since."""
 
     config: Configure
     restored: tuple[int, int] | None = None
-    # (attempt, step) that go to the object store whatever its interval says.
+    # (attempt, step) to upload to the object store regardless of its interval.
     asked: frozenset[tuple[int, int]] = frozenset()
     saved_by_all: tuple[int, int] | None = None
     ended: bool = False
     kept: tuple[tuple[int, float], ...] = ()  # as in `KeptSince`
 
     def write(self, directory: Path) -> None:
-        """Private to its owner: the configuration holds the job's secret. Atomic, but not synced: a recovery waits for this,
-        and after a power cut a lost or damaged file only means to wait for the next configuration."""
+        """Write the file atomically, readable only by its owner, because the configuration contains the job's secret. It is
+        not fsynced, because a recovery waits for it, and after a power failure the next configuration replaces a lost or
+        damaged file."""
         directory.mkdir(parents=True, exist_ok=True)
         temporary = directory / f".{REMEMBERED}.tmp"
         for place in (temporary, directory / REMEMBERED):
@@ -223,7 +227,7 @@ class Remembered:
 
     @classmethod
     def read(cls, directory: Path) -> Remembered | None:
-        """None when there is nothing. Raises MalformedMessage or IntegrityError for what is damaged, OSError."""
+        """Read the file; None if there is none. Raises MalformedMessage or IntegrityError for a damaged file, and OSError."""
         try:
             with open(open_stored(directory / REMEMBERED), "rb") as file:
                 raw = file.read(REMEMBERED_BYTES_MAX)

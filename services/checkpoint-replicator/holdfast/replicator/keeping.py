@@ -18,11 +18,11 @@ from holdfast.replicator.jobs import Job
 log = structlog.get_logger("holdfast.replicator")
 
 LOOKS = 1000  # within the retention
-LOOK_S_MAX = 600.0  # so much of what was counted a killed replicator loses, at most: things stay longer then
+LOOK_S_MAX = 600.0  # a killed replicator loses at most this much of the counted time and retains checkpoints longer
 
 
 class Keeper:
-    """Counts, and removes what has been kept for long enough. `idle`: as `Mover.idle`."""
+    """Counts the retention time and deletes expired checkpoints. `idle`: as `Mover.idle`."""
 
     def __init__(self, engine: Engine, idle: Callable[[str], Awaitable[None]], retention_s: float) -> None:
         self._engine = engine
@@ -39,7 +39,7 @@ class Keeper:
             await self.look(anyio.current_time() - before)
 
     async def look(self, elapsed_s: float) -> None:
-        """So much later."""
+        """Add `elapsed_s` to the ages of all jobs and delete what has expired."""
         for job in list(self._engine.jobs.values()):
             if not job.kept.ages_s:
                 continue
@@ -57,4 +57,4 @@ class Keeper:
         if job.ended and job.config is not None and job.config.attempt < job.kept.expired_before:
             await self._engine.forget(job.name, self._idle)
         else:
-            self._engine.notify()  # the plan decides what of it nobody needs
+            self._engine.notify()  # the plan decides which of its shards can be deleted

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-SUBMISSIONS_MAX = 64  # that ended one after the other; the oldest are counted with the one that followed them
+SUBMISSIONS_MAX = 64  # ended runs; the oldest are counted with their successor
 
 
 @dataclass(slots=True)
 class KeptSince:
-    """`ages_s`: what attempts before the key saved was left so many seconds ago. What is older than the retention is
-    `expired_before` it. A boundary is an attempt because attempts grow from submission to submission."""
+    """`ages_s`: attempt → seconds since the attempts before it ended. Attempts before `expired_before` are older than
+    the retention period. Runs are separated by attempts because attempts grow from run to run."""
 
     ages_s: dict[int, float] = field(default_factory=dict)
     expired_before: int = 0
 
     def submitted(self, first_attempt: int) -> None:
-        """A submission begins with this attempt: all that is older belongs to others. 0 = not told."""
+        """Record that a run begins with this attempt. Older attempts belong to earlier runs. 0 = unknown."""
         self._add(first_attempt)
 
     def ended(self, attempt: int) -> None:
-        """The submission that has come as far as this attempt is over."""
+        """Record the end of the run whose last attempt is `attempt`."""
         self._add(attempt + 1)
 
     def grow_older(self, seconds: float, retention_s: float) -> None:
-        """`retention_s` 0 = nothing ever expires."""
+        """Add `seconds` to all ages. `retention_s` 0 = unlimited."""
         self.ages_s = {boundary: age_s + seconds for boundary, age_s in self.ages_s.items()}
         expired = [boundary for boundary, age_s in self.ages_s.items() if retention_s and age_s >= retention_s]
         self.expired_before = max([self.expired_before, *expired])

@@ -18,7 +18,7 @@ log = structlog.get_logger("holdfast.replicator.transport")
 
 
 def bind(address: str) -> socket.socket:
-    """A listening socket. Raises InvalidSpec for what is no `host:port`, Conflict when it cannot be had."""
+    """Return a listening socket. Raises InvalidSpec if the address is not `host:port`, and Conflict if it cannot be bound."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise InvalidSpec("HOLDFAST_REPLICATOR_LISTEN", address, "host:port (port 0 takes any free one)")
@@ -32,7 +32,7 @@ def bind(address: str) -> socket.socket:
 
 
 def endpoint(listener: socket.socket, reachable_at: str) -> str:
-    """What peers are told. Raises InvalidSpec for a wildcard without an address."""
+    """Return the address that is sent to peers. Raises InvalidSpec for a wildcard without an address."""
     host, port = listener.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         if not reachable_at:
@@ -42,7 +42,7 @@ def endpoint(listener: socket.socket, reachable_at: str) -> str:
 
 
 async def accept(listener: socket.socket, serve: Callable[[socket.socket], None], connections_max: int) -> None:
-    """Runs for ever. Connections beyond the limit wait in the backlog, where their own timeout ends them."""
+    """Accept connections. Never returns. Connections beyond the limit wait in the backlog until the client's timeout."""
     free = asyncio.Semaphore(connections_max)
 
     def finished(connection: asyncio.Future[None]) -> None:
@@ -67,6 +67,6 @@ async def _next(listener: socket.socket) -> socket.socket:
         try:
             connection, _ = listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
-            continue  # the client has left again
+            continue  # the client has disconnected
         connection.setblocking(True)
         return connection

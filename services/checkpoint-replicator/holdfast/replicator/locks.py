@@ -11,7 +11,7 @@ LOCKS = Path("/proc/locks")
 
 
 def readers(paths: Iterable[Path]) -> dict[Path, tuple[int, ...]]:
-    """Of those that are locked: the processes, sorted. One of another container is 0 or below."""
+    """Return the processes that hold a lock on each locked file, sorted. A process of another container is 0 or negative."""
     inodes: dict[tuple[int, int, int], Path] = {}
     for path in paths:
         with suppress(OSError):
@@ -19,7 +19,7 @@ def readers(paths: Iterable[Path]) -> dict[Path, tuple[int, ...]]:
             inodes[os.major(found.st_dev), os.minor(found.st_dev), found.st_ino] = path
     held: dict[Path, set[int]] = {}
     for line in LOCKS.read_text().splitlines():
-        # "4: FLOCK  ADVISORY  READ 4711 00:2d:8812 0 EOF"; one that waits has "->" in the second place
+        # "4: FLOCK  ADVISORY  READ 4711 00:2d:8812 0 EOF"; a waiting process has "->" as the second field
         fields = line.split()
         if len(fields) < 6 or fields[1] != "FLOCK" or fields[3] != "READ":
             continue
@@ -30,7 +30,7 @@ def readers(paths: Iterable[Path]) -> dict[Path, tuple[int, ...]]:
 
 
 def name_of(pid: int) -> str:
-    """How a process is called in a message."""
+    """Return the name of a process for messages."""
     if pid == os.getpid():
         return f"this replicator (pid {pid})"
     try:

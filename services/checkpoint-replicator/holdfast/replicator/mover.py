@@ -46,18 +46,19 @@ from holdfast.shards import Manifest
 log = structlog.get_logger("holdfast.replicator")
 
 PAUSE_MAX_S = 5.0
-IMAGE_READ_S_MAX = 2.0  # keeping an image busy for longer than that could cost a save
-PUSH_BYTES_PER_S = 1e9  # until one has been measured
-ARCHIVE_PAUSE_MAX_S = 30.0  # its steps are minutes apart, and looking costs money
-LOST_RACE_PAUSE_S = 0.005  # bounds the rate at which a shard is looked for that stays away
+IMAGE_READ_S_MAX = 2.0  # an image that is read for longer could delay a save
+PUSH_BYTES_PER_S = 1e9  # assumed until a rate has been measured
+ARCHIVE_PAUSE_MAX_S = 30.0  # its checkpoints are minutes apart, and requests cost money
+LOST_RACE_PAUSE_S = 0.005  # limits the retry rate for a shard that does not appear
 
-_ARCHIVE = "store: "  # begins the names of the object store's lanes
-_DISK = "disk: "  # of the disk's, one for each rank: each copy runs beside the checksums of its own image
+_ARCHIVE = "store: "  # prefix of the object store's lanes
+# Prefix of the disk's lanes, one per rank, because each copy runs in parallel with the checksums of its image.
+_DISK = "disk: "
 _Lane = tuple[str, str]  # (job, "disk: <rank>" | "delete" | "peer <name>" | "store: <what>")
 
 
 class _LostRace(NotFound):
-    """What was planned from is not here any more."""
+    """The source of a planned step no longer exists."""
 
 
 class Mover:
@@ -91,7 +92,7 @@ class Mover:
                 await changed.wait()
 
     async def idle(self, name: str) -> None:
-        """Wait until nothing of this job is being moved on this node. The object store may take its time: it only reads."""
+        """Wait until no shard of this job is being copied or deleted. Uploads are not waited for, because they only read."""
         while any(lane[0] == name and not lane[1].startswith(_ARCHIVE) for lane in self._busy):
             await self._engine.changed.wait()
 
@@ -106,7 +107,7 @@ class Mover:
         try:
             await self._do(job, step)
         except _LostRace as error:
-            # Overwritten before we had it: everyday life when saves come fast. Look, and take what is newest now.
+            # The source was overwritten first, which is normal if saves are frequent. Refresh and plan with the newest.
             self._say(job, step, error)
             await anyio.sleep(LOST_RACE_PAUSE_S)
             await self._engine.refresh(job)
@@ -115,7 +116,7 @@ class Mover:
             self._say(job, step, error)
             if not job.gone:
                 with anyio.move_on_after(pause.next_s()):
-                    await job.turned.wait()  # a new configuration may name another peer: no reason to wait any longer
+                    await job.turned.wait()  # a new configuration may name another peer and ends the pause
             if lane[1].startswith(_DISK):
                 job.disk_full = job.disk_fails = False  # try again
         else:
@@ -154,7 +155,7 @@ class Mover:
             job.disk_fails = not job.disk_full
             if not job.gone:
                 job.troubles.begin(TroubleKind.TIER_FAILS, "disk", f"{label(key)}: {error}")
-            self._engine.notify()  # peers are the next tier now
+            self._engine.notify()  # peers are the next tier in this case
             raise
         job.troubles.end(TroubleKind.TIER_FAILS, "disk")
         job.held[Held(Store.DISK, key)] = manifest
@@ -186,7 +187,7 @@ class Mover:
     async def _push(self, job: Job, key: ShardKey, peer_name: str) -> None:
         peer = next((peer for peer in job.config.peers if peer.node == peer_name), None) if job.config else None
         if peer is None:
-            return  # configured away in the meantime
+            return  # removed by a newer configuration
         held, shard = await self._open(job, key, self._push_from(job, peer_name, key))
 
         def push() -> ShardKey | None:
@@ -198,7 +199,7 @@ class Mover:
 
         try:
             durable = await self._engine.threads.background(push)
-        except IntegrityError:  # the peer found a span damaged: on the way, or already here?
+        except IntegrityError:  # the peer found a damaged span: check whether the local copy is damaged
             await self._verify(job, held)
             raise
         if durable is not None:
@@ -207,14 +208,16 @@ class Mover:
             raise NotYet(f"{label(key)} is in the memory of {peer_name}, not yet on its disk")
 
     def _push_from(self, job: Job, peer: str, key: ShardKey) -> tuple[Store, ...]:
-        """From memory, where the bytes are warm, if that is quick: an image that is being read cannot be saved into."""
+        """Return the tiers to push from: memory first if the push is quick, because a worker cannot save into an image
+        being read."""
         size = _size(job, key)
         quick = size <= IMAGE_READ_S_MAX * self._push_rate.get((job.name, peer), PUSH_BYTES_PER_S)
         return (Store.IMAGE, Store.DISK, Store.STAGED) if quick else (Store.DISK, Store.IMAGE, Store.STAGED)
 
     async def _upload(self, job: Job, key: ShardKey) -> None:
         await self._store_sync.wait_for_replica(job, key)
-        stores = tuple(Store) if job.disk_takes_nothing else (Store.DISK,)  # an image that is read cannot be saved into
+        # A worker cannot save into an image that is being read.
+        stores = tuple(Store) if job.disk_takes_nothing else (Store.DISK,)
         held, shard = await self._open(job, key, stores)
         try:
             await self._store_sync.upload(job, shard)
@@ -235,13 +238,13 @@ class Mover:
 
     async def _delete(self, job: Job, held: Held) -> None:
         if held.key in job.wanted or held in job.pins:
-            return  # a restore wants it after all
+            return  # a restore needs it now
         job.drop(held)  # first, so that no reader is sent to a file that is being deleted
         self._engine.notify()
         await self._engine.threads.background(self._engine.tiers[held.store].delete, job.name, held.key)
 
     async def _open(self, job: Job, key: ShardKey, stores: tuple[Store, ...]) -> tuple[Held, OpenShard]:
-        """The shard from the first of these stores that has it. Raises _LostRace with the reasons."""
+        """Open the shard in the first of these tiers that has it. Raises _LostRace with the reasons."""
         reasons: list[str] = []
         for held in (Held(store, key) for store in stores):
             if held not in job.held:
@@ -259,13 +262,14 @@ class Mover:
 
     @staticmethod
     def _say(job: Job, step: Step, error: Exception) -> None:
-        """A superseded source or a step that others still upload is everyday life; the rest an operator should read."""
+        """Log a failed step: at debug level for a superseded source or a step that other nodes still upload, which is
+        normal."""
         say = log.debug if isinstance(error, _LostRace | NotYet) else log.warning
         say("plan step failed", job=job.name, step=type(step).__name__, what=what(step), reason=str(error))
 
 
 def _size(job: Job, key: ShardKey) -> int:
-    """Bytes; 0 when it is not held any more."""
+    """Return the size in bytes; 0 if this node no longer has the shard."""
     return next((job.held[held].size for held in job.holders(key)), 0)
 
 

@@ -13,7 +13,7 @@ _SHARD = re.compile(r"a(\d{1,12})/s(\d{1,15})/rank-(\d{1,9})\.shard")
 
 
 def job_name(name: str) -> str:
-    """`name`, when it can be a directory and nothing else. Raises InvalidSpec."""
+    """Return `name` if it is a valid directory name. Raises InvalidSpec otherwise."""
     if not is_job_name(name):
         raise InvalidSpec("job", name, "letters, digits, dot, dash and underscore, starting with a letter or digit")
     return name
@@ -24,16 +24,16 @@ def is_job_name(name: str) -> bool:
 
 
 def shard_path(key: ShardKey) -> Path:
-    """Relative to the job's directory. The attempt comes first: two lineages never share a directory."""
+    """Return the path relative to the job's directory. The attempt comes first, so two lineages never share a directory."""
     return Path(f"a{int(key.attempt)}", f"s{int(key.step)}", f"rank-{int(key.rank)}.shard")
 
 
 def parse_shard_path(relative: Path) -> ShardKey | None:
-    """The inverse; None for any other name."""
+    """Return the shard of a path; None for any other path."""
     found = _SHARD.fullmatch(relative.as_posix())
     return ShardKey(int(found[1]), int(found[2]), int(found[3])) if found else None
 
 
 def label(key: ShardKey) -> str:
-    """How a shard is called in logs and reasons."""
+    """Return the name of a shard for logs and reasons."""
     return f"step {key.step} of rank {key.rank} (attempt {key.attempt})"

@@ -14,14 +14,14 @@ from holdfast.domain.worker import decode
 
 
 async def open_notes(path: Path) -> UNIXDatagramSocket:
-    """Where workers send them, from now on."""
+    """Bind the socket to which workers send their messages."""
     return await anyio.create_unix_datagram_socket(local_path=path, local_mode=0o600)
 
 
 async def listen_to_notes(
     notes: UNIXDatagramSocket, saved: Callable[[str], None], missed: Callable[[str, int, int], None]
 ) -> None:
-    """Runs for ever. Garbage and notes of other types are ignored."""
+    """Receive messages. Never returns. Malformed messages and other types are ignored."""
     async for raw, _ in notes:
         note = decode(raw)
         job = note.get("job")

@@ -46,11 +46,11 @@ from holdfast.replicator.view import (
 KEEP_MIN = 2
 BACKLOG_STEPS_MAX = 8
 _ON_DISK = "newest on disk, not yet with this peer"
-COPY_STEPS_MAX = 2  # a copy in memory that falls further behind than that is of a node that has gone elsewhere
+COPY_STEPS_MAX = 2  # a copy in memory that is this many steps old belongs to a node that has another peer now
 
 
 def plan(view: View) -> tuple[Step, ...]:
-    """Everything that is to be done now, most urgent first. Nothing of it depends on another step having been done."""
+    """Return the present work, most urgent first. The steps do not depend on each other."""
     return (
         *_copies(view),
         *_pushes(view),
@@ -78,7 +78,7 @@ def _copies(view: View) -> list[Step]:
 
 
 def _copies_of_earlier(view: View, wanted: list[ShardKey]) -> list[Step]:
-    """What an earlier submission left in memory, whose images the new workers write over."""
+    """Copies of an earlier run's shards that are only in memory, where the new workers overwrite the images."""
     if not any(is_kept(view, id_of(held.key)) for held in view.held):
         return []
     kept = replace(
@@ -92,7 +92,7 @@ def _copies_of_earlier(view: View, wanted: list[ShardKey]) -> list[Step]:
 
 
 def _copies_for_archive(view: View, wanted: list[ShardKey]) -> list[Step]:
-    """First what the object store takes of a step that is not the newest any more: the next save may overwrite it."""
+    """Copies of shards that will be uploaded and are not the newest: the next save may overwrite them, so they come first."""
     on_disk = {held.key for held in view.held if held.store is Store.DISK}
     mine = {held.key for held in view.held if held.store is Store.IMAGE and held.key.rank in view.ranks}
     due = wanted_of(view, {id_of(key) for key in mine - on_disk})
@@ -101,7 +101,7 @@ def _copies_for_archive(view: View, wanted: list[ShardKey]) -> list[Step]:
 
 
 def _pushes(view: View) -> list[Step]:
-    """The newest shard of each of this node's ranks, once it is on disk (or the disk takes nothing)."""
+    """Push the newest shard of each local rank, once it is on disk (or if the disk is full or fails)."""
     stores = tuple(Store) if view.disk_takes_nothing else (Store.DISK,)
     newest = _newest_by_rank(view, stores)
     mine = _newest_first(newest[rank] for rank in view.ranks if rank in newest)
@@ -130,7 +130,7 @@ def _newest_first(keys: Iterable[ShardKey]) -> list[ShardKey]:
 
 def _disk_deletions(view: View) -> list[Step]:
     if not view.attempt:
-        return []  # nobody has said what is being trained: what is here may be all there is
+        return []  # the job is not configured yet, and these may be the only copies
     disk = [held.key for held in view.held if held.store is Store.DISK]
     whole = whole_steps(view, (Store.DISK,))
     on_its_way = chosen(view)
@@ -147,7 +147,7 @@ def _disk_deletions(view: View) -> list[Step]:
 
 
 def _newest_abandoned(view: View, disk: list[ShardKey]) -> set[tuple[int, int]]:
-    """What this submission gave up last: the user may know better which step was the good one."""
+    """Return the newest checkpoints that this run has abandoned, because the user may want to go back to one of them."""
     if view.disk_full:
         return set()
     mine = {id_of(key) for key in disk if id_of(key)[0] >= max(view.first_attempt, view.expired_before)}
@@ -155,10 +155,10 @@ def _newest_abandoned(view: View, disk: list[ShardKey]) -> set[tuple[int, int]]:
 
 
 def _superseded(view: View, key: ShardKey, disk: list[ShardKey], whole: list[tuple[int, int]]) -> str | None:
-    """Why the disk copy of `key` may go; None when it may not."""
+    """Return why the disk copy of `key` may be deleted; None if it must be retained."""
     keep = max(view.keep, KEEP_MIN)
     if key.rank in view.ranks or key.rank >= view.world_size:
-        counted = whole  # a rank that no longer exists is measured by this node's own progress
+        counted = whole  # for a removed rank, this node's own checkpoints count
     else:
         counted = sorted(
             {id_of(other) for other in disk if other.rank == key.rank and not is_abandoned(view, id_of(other))}
@@ -177,7 +177,7 @@ def _superseded(view: View, key: ShardKey, disk: list[ShardKey], whole: list[tup
 
 
 def _others_may_need(view: View, key: ShardKey, counted: list[tuple[int, int]]) -> bool:
-    """Whether this may be the newest step that all nodes have, or become it; `counted` are complete here, oldest first."""
+    """Whether this is or may become the newest step that all nodes have. `counted` are complete on this node, oldest first."""
     told = view.saved_by_all
     if told is not None and is_abandoned(view, told):
         told = None
@@ -204,7 +204,7 @@ def _one_tier_further(view: View, key: ShardKey) -> bool:
 
 
 def _staged_deletions(view: View) -> list[Step]:
-    """Memory is dear: what is no image and has a better place goes."""
+    """Delete shards in memory, other than images, that are also stored elsewhere, because memory is scarce."""
     if not view.attempt:
         return []
     whole = whole_steps(view, (Store.DISK,))
@@ -228,8 +228,9 @@ def _staged_deletions(view: View) -> list[Step]:
 
 
 def _superseded_copy(view: View, key: ShardKey, newer: list[tuple[int, int]]) -> str | None:
-    """Why another node's shard may leave memory; None when it may not. The newest one stays, although it is on disk, too: when
-    its node is lost, it is restored from here. `newer`: steps that are complete on this node's disk."""
+    """Return why another node's shard may be deleted from memory; None if it must be retained. The newest one is retained even
+    if it is on disk as well, because it is restored from this node if its own node is lost. `newer`: steps that are complete
+    on this node's disk."""
     of_rank = [held for held in view.held if held.key.rank == key.rank and not is_abandoned(view, id_of(held.key))]
     on_disk = any(held.store is Store.DISK and id_of(held.key) >= id_of(key) for held in of_rank)
     if not on_disk and not view.disk_takes_nothing:
@@ -246,7 +247,7 @@ def _images(view: View) -> list[Step]:
 
 
 def images_may_go(view: View) -> bool:
-    """The workers of a job that is over write no more. Their images go once nothing is lost with them."""
+    """Whether an ended job's images can be deleted: each must be on disk in the same or a newer version."""
     images = [held for held in view.held if held.store is Store.IMAGE]
     if not view.images_left or view.fresh or any(held in view.pinned for held in images):
         return False

@@ -11,13 +11,14 @@ from holdfast.domain.errors import InvalidSpec
 from holdfast.replicator.engine import Engine
 from holdfast.replicator.tiers.warm import SHARE_MAX, WarmFiles
 
-RETRY_S = 30.0  # after memory was full
+RETRY_S = 30.0  # retry interval if memory is full
 
 log = structlog.get_logger("holdfast.replicator")
 
 
 def require_room(warm: WarmFiles, shards: int, shard_bytes: int, memory_dir: Path) -> None:
-    """Raises `InvalidSpec` when so much may never be kept ready: a swap would be slow, and nobody would know why."""
+    """Raises `InvalidSpec` if the limit does not allow this much memory, because hot swaps would be slow without any
+    message."""
     most = warm.reservable(shard_bytes)
     if shards > most:
         raise InvalidSpec(
@@ -29,7 +30,7 @@ def require_room(warm: WarmFiles, shards: int, shard_bytes: int, memory_dir: Pat
 
 
 async def keep_ready(engine: Engine, warm: WarmFiles, shards: int, shard_bytes: int) -> None:
-    """Runs for ever: whenever no rank of any job is on this node, have pages for `shards` of `shard_bytes` each."""
+    """Preallocate pages for `shards` of `shard_bytes` each while no rank runs on this node. Never returns."""
     while True:
         changed = engine.changed
         limit_s = None

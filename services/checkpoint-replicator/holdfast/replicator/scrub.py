@@ -30,7 +30,7 @@ _Due = tuple[str, Held]  # job, shard
 
 
 class Scrubber:
-    """`interval_s`: how long a shard that was good is believed. `clock` counts seconds."""
+    """`interval_s`: seconds between two checks of a shard. `clock` returns seconds."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Scrubber:
         self._interval_s = interval_s
         self._pace = pace
         self._clock = clock
-        self._good_at: dict[_Due, float] = {}  # since when it is known to be good; verified when it was written
+        self._good_at: dict[_Due, float] = {}  # time of the last verification; the first is that of the write
 
     async def run(self) -> None:
         """Never returns."""
@@ -58,8 +58,8 @@ class Scrubber:
             await self._check(*due)
 
     def _next(self) -> tuple[_Due | None, float]:
-        """The shard to look at now, or how long there is nothing to do. Everything is verified when it is written, so a shard
-        that is new here counts as just seen."""
+        """Return the shard to check now, or the seconds until the next one. A shard is verified when it is written, so a new
+        shard counts as checked."""
         now = self._clock()
         here = {(job.name, held) for job in self._engine.jobs.values() for held in job.held if held.store is Store.DISK}
         self._good_at = {due: self._good_at.get(due, now) for due in here}
@@ -79,8 +79,8 @@ class Scrubber:
         try:
             await self._engine.threads.scrub(verify_on_medium, path, manifest, self._pace)
         except FileNotFoundError:
-            return  # retention was faster
-        except OSError as error:  # the medium itself fails to read: as bad as a wrong byte
+            return  # deleted by retention
+        except OSError as error:  # the medium cannot be read, which is treated like a wrong byte
             await self._replace(job, held, manifest, f"cannot be read: {error}")
         except IntegrityError as error:
             await self._replace(job, held, manifest, str(error))
@@ -101,17 +101,18 @@ class Scrubber:
 
 
 def verify_on_medium(path: Path, manifest: Manifest, pace: Callable[[int], None]) -> None:
-    """Raises IntegrityError naming the first span that is not what the manifest says, OSError, FileNotFoundError."""
+    """Raises IntegrityError that names the first span that does not match the manifest, OSError, FileNotFoundError."""
     require_consistent(manifest)
     buffer = aligned_buffer()
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # what the cache holds says nothing about the disk
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # read the disk, not the page cache
         for span, expected in zip(manifest.spans, manifest.span_crc32c, strict=True):
             pace(span.size)
             place = buffer[: span.size]
             if os.preadv(fd, [place], span.offset) != span.size or crc32c(place) != expected:
                 raise IntegrityError(f"{path} is corrupt in bytes {span.offset} to {span.offset + span.size}")
-            os.posix_fadvise(fd, span.offset, span.size, os.POSIX_FADV_DONTNEED)  # nor does training need it there
+            # Training does not need it in the page cache.
+            os.posix_fadvise(fd, span.offset, span.size, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(fd)

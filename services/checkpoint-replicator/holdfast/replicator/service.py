@@ -44,7 +44,7 @@ from holdfast.v1 import replicator_pb2_grpc as rpc
 
 URGENT_THREADS = 8
 TRANSFER_THREADS = 16
-BACKGROUND_THREADS = 16  # a copy to disk for each rank of a node, and as many to peers
+BACKGROUND_THREADS = 16  # one copy to disk per rank of a node, and as many to peers
 COMMIT_THREADS = 4
 ARCHIVE_THREADS = 4
 RETRIEVAL_THREADS = 8
@@ -55,7 +55,7 @@ log = structlog.get_logger("holdfast.replicator")
 
 async def serve(settings: ReplicatorSettings) -> None:
     """Runs until cancelled."""
-    structlog.contextvars.bind_contextvars(node=settings.node)  # in every line of this process
+    structlog.contextvars.bind_contextvars(node=settings.node)  # in every log line of this process
     for directory in (settings.memory_dir, settings.disk_dir):
         directory.mkdir(parents=True, exist_ok=True)
     warm = WarmFiles(settings.memory_dir)
@@ -130,7 +130,7 @@ async def serve(settings: ReplicatorSettings) -> None:
             log.info("serving", node=settings.node, endpoint=endpoint)
             try:
                 await anyio.sleep_forever()
-            finally:  # runs as soon as we are told to stop, so that no task waits for a thread that waits for a peer
+            finally:  # runs first at a stop, so that no task waits for a thread that waits for a peer
                 sockets.close_all()
                 for pace in (disk_pace, peer_pace, store_pace, scrub_pace, store_scrub_pace):
                     pace.stop()
@@ -154,7 +154,7 @@ def _data_server(
     takers: Executor,
     arrivals: Arrivals,
 ) -> Server:
-    """The server's threads hand news to the loop, where all state lives."""
+    """Build the data server. Its threads report events to the event loop, which owns all state."""
     loop = asyncio.get_running_loop()
 
     def arrived(name: str, manifest: Manifest, store: Store) -> None:
@@ -165,11 +165,11 @@ def _data_server(
             with engine.tiers[held.store].open(name, held.key) as shard:
                 checksummer.verify(shard.manifest, shard.data)
         except IntegrityError as error:
-            with suppress(OSError):  # it stays where it is, and out of the inventory
+            with suppress(OSError):  # the file stays in place, but is removed from the inventory
                 engine.tiers[held.store].quarantine(name, held.key)
             loop.call_soon_threadsafe(engine.lost, name, held, str(error))
         except (HoldfastError, OSError):
-            return  # overwritten or deleted since: nobody will be sent there again
+            return  # overwritten or deleted since, so no reader is directed to it
 
     return Server(
         limits=limits,

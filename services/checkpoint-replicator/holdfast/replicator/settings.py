@@ -19,7 +19,7 @@ class ReplicatorSettings(ServiceSettings):
     replicator_socket: Path  # gRPC
     replicator_notes: Path  # datagrams of the workers
     replicator_listen: str = "127.0.0.1:0"  # data plane
-    address: str = ""  # where peers reach this node, when `replicator_listen` is a wildcard
+    address: str = ""  # address for peers if `replicator_listen` is a wildcard
 
     # Workers send a datagram per save; a rescan finds saves whose datagram was lost, and incomplete images of killed workers.
     replicator_rescan_interval_s: float = Field(5.0, gt=0)
@@ -29,10 +29,10 @@ class ReplicatorSettings(ServiceSettings):
     replicator_scrub_bytes_per_s_max: int = Field(16 << 20, ge=0)
     replicator_scrub_interval_s: float = Field(6 * 3600.0, gt=0)  # for each shard on disk
     replicator_store_scrub_bytes_per_s_max: int = Field(8 << 20, ge=0)
-    replicator_store_scrub_interval_s: float = Field(24 * 3600.0, gt=0)  # for everything in the object store
+    replicator_store_scrub_interval_s: float = Field(24 * 3600.0, gt=0)  # for all objects in the object store
     replicator_connections_max: int = Field(128, ge=1, le=1024)
-    # Connections per shard to or from a peer. Not more than processors: each is a thread at both ends, and many threads of low
-    # priority slow training as much as one of normal priority.
+    # Connections per shard to or from a peer. At most the number of processors: each uses a thread at both ends, and many
+    # threads of low priority slow training as much as one of normal priority.
     replicator_lanes_max: int = Field(default_factory=lambda: min(4, len(os.sched_getaffinity(0))), ge=1, le=16)
     # On a spare: preallocated memory for the shards of a hot swap, one per rank that it would run.
     replicator_spare_shards: int = Field(0, ge=0, le=256)

@@ -18,8 +18,8 @@ from holdfast.domain.generations import ShardSource
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.tiers.incoming import Incoming
 
-ARRIVALS_MAX = 64  # remembered after they are through, for nodes that are slower than this one
-FAILED_MAX = 2  # of the other nodes: then it is the store for everything, or each would cost a timeout
+ARRIVALS_MAX = 64  # of completed downloads, for nodes that are slower than this one
+FAILED_MAX = 2  # of the other nodes; after that, every piece comes from the store, because each failure costs a timeout
 
 log = structlog.get_logger("holdfast.replicator.sharing")
 
@@ -33,17 +33,18 @@ class _Arrival:
 
 
 class Arrivals:
-    """What this node takes from the object store and other nodes want, too. Thread-safe."""
+    """Downloads of this node from the object store that other nodes need as well. Thread-safe."""
 
     def __init__(self, wait_s: float) -> None:
         """`wait_s`: how long a request waits for a piece that has not arrived yet."""
         self._wait_s = wait_s
         self._news = threading.Condition()
-        self._arrivals: dict[tuple[str, str], _Arrival] = {}  # by job and digest of the tensors
+        self._arrivals: dict[tuple[str, str], _Arrival] = {}  # (job, digest of the tensors)
 
     @contextmanager
     def announcing(self, job: str, incoming: Incoming, tier: FileTier) -> Iterator[Callable[[], None]]:
-        """While `incoming` arrives, and after it, its tensors can be read here. Yields what to call after each piece."""
+        """Let other nodes read the tensors of `incoming` while it arrives and afterwards. Yields a callback for each arrived
+        piece."""
         name = (job, incoming.manifest.digest)
         arrival = _Arrival(job, tier, incoming)
         with self._news:
@@ -59,7 +60,7 @@ class Arrivals:
                 self._news.notify_all()
 
     def read(self, job: str, digest: str, offset: int, size: int) -> bytes:
-        """A piece of the tensors, `offset` counted in the shard file. Raises NotFound when it does not come in time."""
+        """Return a piece of the tensors; `offset` is that in the shard file. Raises NotFound if it does not arrive in time."""
 
         def arrival() -> _Arrival | None:
             found = self._arrivals.get((job, digest))
@@ -68,7 +69,7 @@ class Arrivals:
         with self._news:
             found = self._news.wait_for(arrival, self._wait_s)
             if found is not None and not found.through:
-                return found.incoming.read(size, offset)  # under the lock: it is not closed meanwhile
+                return found.incoming.read(size, offset)  # under the lock, so that it is not closed
         if found is None:
             raise NotFound(f"{size} bytes of the tensors {digest} have not come here in time")
         with found.tier.open(job, found.incoming.manifest.key) as shard:
@@ -80,7 +81,8 @@ class Arrivals:
 
 
 class Sharers:
-    """Of one fetch: the nodes that share it, and which of them still help. `read(node, offset, target)` asks one of them."""
+    """The nodes that share one download, with those that have failed. `read(node, offset, target)` requests a piece from
+    one."""
 
     def __init__(
         self, nodes: tuple[ShardSource, ...], here: str, read: Callable[[ShardSource, int, memoryview], None]
@@ -91,11 +93,11 @@ class Sharers:
         self._failed: set[str] = set()
 
     def turn(self, number: int) -> int:
-        """Pieces are fetched in this order: this node's first, then those of the one behind it, and so on."""
+        """Return the order of the pieces: this node's first, then those of the next node, and so on."""
         return (number - self._place) % len(self._nodes)
 
     def read(self, number: int, offset: int, target: memoryview) -> bool:
-        """Fill `target` from the node whose piece this is. False: it has to come from the store."""
+        """Fill `target` from the node that downloads this piece. Returns False if it must be downloaded from the store."""
         owner = self._nodes[number % len(self._nodes)]
         if self.turn(number) == 0 or owner.node in self._failed or len(self._failed) >= FAILED_MAX:
             return False
@@ -107,7 +109,7 @@ class Sharers:
         return True
 
     def give_up(self, number: int, reason: str) -> None:
-        """The node whose piece this is does not help."""
+        """Record a failure of the node that downloads this piece."""
         owner = self._nodes[number % len(self._nodes)]
         if self.turn(number) and owner.node not in self._failed:
             self._failed.add(owner.node)

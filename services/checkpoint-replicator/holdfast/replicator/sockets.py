@@ -1,4 +1,4 @@
-"""Open data connections that another thread may close: all of this process, or those of one transfer."""
+"""Open data connections that another thread can close: all those of this process, or of one transfer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.domain.errors import Unavailable
 
 
 class OpenSockets:
-    """Thread-safe. After `close_all` no connection is taken in any more; `closed` says why in the error."""
+    """A set of connections. Thread-safe. After `close_all`, new connections are refused with `closed` as the reason."""
 
     def __init__(self, closed: str = "this replicator is stopping") -> None:
         self._lock = threading.Lock()
@@ -21,7 +21,7 @@ class OpenSockets:
 
     @contextmanager
     def tracking(self, sock: socket.socket) -> Iterator[None]:
-        """For as long as the block lasts, `sock` is one of them. Raises Unavailable when they have been closed."""
+        """Add `sock` for the duration of the block. Raises Unavailable after `close_all`."""
         with self._lock:
             if self._closed:
                 raise Unavailable(self._reason)
@@ -37,14 +37,14 @@ class OpenSockets:
         return self._closed
 
     def close_all(self) -> None:
-        """Wake every thread that waits on a connection: its read or write ends at once."""
+        """Shut down all connections. Threads that wait for a read or write return immediately."""
         with self._lock:
             self._closed = True
             for sock in self._open:
-                with suppress(OSError):  # the peer was faster
+                with suppress(OSError):  # the peer has closed the connection
                     sock.shutdown(socket.SHUT_RDWR)
 
 
 def of_one_transfer() -> OpenSockets:
-    """The connections of a transfer that whoever waits for it may give up."""
+    """Return the connections of one transfer, which its caller can cancel."""
     return OpenSockets("this transfer was cancelled")

@@ -30,7 +30,7 @@ from holdfast.replicator.view import Held, Store
 from holdfast.runtime import freeze, telemetry
 
 ARRIVING_POLL_S = 0.02
-AWAY_S = 12.0  # longer than a node's agent waits before it says that nothing can be had from there
+AWAY_S = 12.0  # longer than an agent waits before it reports that its replicator is unavailable
 
 log = structlog.get_logger("holdfast.replicator")
 
@@ -53,10 +53,11 @@ class Stager:
         self._node = node
 
     async def stage(self, request: Stage) -> tuple[StagedShard, ...]:
-        """All of the shards, or Unrestorable naming, for each that is missing, every place that was tried and why not.
+        """Stage all shards. Raises Unrestorable that names, for each missing shard, every source that was tried and why
+        it failed.
 
-        Raises Conflict when a newer generation has been configured meanwhile. Whatever happens, only what is handed out stays
-        locked.
+        Raises Conflict if a newer generation is configured during the call. Only the returned shards stay locked, also after
+        an error.
         """
         job = self._engine.jobs.get(request.job)
         if job is None or job.config is None:
@@ -71,7 +72,7 @@ class Stager:
                 await self._find(job, request, restores, found)
                 _require_current(job, generation)
                 answers = tuple(self._answer(restore, found[restore.shard]) for restore in request.shards)
-                # Nothing is awaited between here and the answer: nobody can be cancelled with the locks in hand.
+                # There is no await from here to the return, so a cancellation cannot leave shards locked.
                 job.pin({item.held: item.shard for item in found.values()})
                 found.clear()
                 return answers
@@ -86,7 +87,7 @@ class Stager:
         """Open every shard. Raises Unrestorable."""
         generation = job.config.generation if job.config else 0
         await self._engine.refresh(job)
-        _require_current(job, generation)  # before anything is said about where training starts from
+        _require_current(job, generation)  # before the restored step is recorded
         first = request.shards[0].shard
         job.restored = (first.attempt, first.step)
         await self._engine.threads.urgent(self._engine.tiers.staged.drop_unfinished, job.name, job.restored)
@@ -128,14 +129,14 @@ class Stager:
     async def _remote(self, job: Job, restore: RankRestore, reasons: list[str]) -> _Found | None:
         sources = [source for source in restore.sources if source.node != self._node]
         item, away = await self._from_any(job, restore, sources, 0.0, reasons)
-        if item is None and away:  # it comes back within a second or two; no step is given up for that
+        if item is None and away:  # a restart takes a second or two, which is no reason to restore an older step
             item, _ = await self._from_any(job, restore, away, AWAY_S, reasons)
         return item
 
     async def _from_any(
         self, job: Job, restore: RankRestore, sources: Sequence[ShardSource], patience_s: float, reasons: list[str]
     ) -> tuple[_Found | None, list[ShardSource]]:
-        """The shard from the first that has it; and those whose replicator is away."""
+        """Fetch the shard from the first source that has it. Also returns the sources whose replicator does not listen."""
         away: list[ShardSource] = []
         for source in sources:
             for store in (Store.STAGED, Store.DISK):
@@ -151,7 +152,7 @@ class Stager:
                     ):
                         return await self._fetch(job, restore, source, store, patience_s), away
                 except OutOfSpace as error:
-                    reasons.append(str(error))  # memory is full: the disk will do
+                    reasons.append(str(error))  # memory is full; use the disk
                 except Away as error:
                     away.append(source)
                     reasons.append(f"{source.node}: {error}")
@@ -173,7 +174,8 @@ class Stager:
                 shard = await threads.urgent(tier.open, job.name, restore.shard, discard=OpenShard.close)
                 break
             except Arriving:
-                # For a restore that has been given up, and whose thread has not ended yet; or as a peer's copy.
+                # Another transfer brings the same shard: one of a cancelled restore whose thread still runs, or a
+                # peer's copy.
                 if (arrived := await self._arrived(job, restore, tier)) is not None:
                     shard = arrived
                     break
@@ -192,7 +194,7 @@ class Stager:
         await self._engine.threads.transfer(connections.close_all, self._client.fetch, *what)
 
     async def _arrived(self, job: Job, restore: RankRestore, tier: FileTier) -> OpenShard | None:
-        """What somebody else was bringing, if it is here after a while."""
+        """Return the shard of another transfer if that has ended after a short wait."""
         await anyio.sleep(ARRIVING_POLL_S)
         try:
             return await self._engine.threads.urgent(
@@ -219,13 +221,13 @@ class Stager:
 
 
 def _require_current(job: Job, generation: int) -> None:
-    """Raises Conflict when what was staged is of a generation that is over: its locks would be held against the newer one."""
+    """Raises Conflict if the generation has been replaced, because its locks would block the newer one."""
     if job.gone or job.config is None or job.config.generation != generation:
         raise Conflict(f"generation {generation} of job {job.name} was overtaken while its shards were staged")
 
 
 def _by_shard(restores: Sequence[RankRestore]) -> dict[ShardKey, RankRestore]:
-    """Several ranks may restore from one shard, and one rank from several: each is staged once, from anybody's sources."""
+    """Merge requests by shard, with all their sources. Ranks may restore from the same shard, which is staged once."""
     merged: dict[ShardKey, RankRestore] = {}
     for restore in restores:
         known = merged.setdefault(restore.shard, restore)

@@ -27,7 +27,7 @@ log = structlog.get_logger("holdfast.replicator.scrub")
 
 
 class StoreScrubber:
-    """`interval_s`: between two looks at everything; `pace` is called with the bytes of each piece that has been read."""
+    """`interval_s`: seconds between two complete scrubs. `pace` is called with the number of bytes of each piece read."""
 
     def __init__(
         self, engine: Engine, store_sync: StoreSync, *, interval_s: float, pace: Callable[[int], None]
@@ -41,7 +41,7 @@ class StoreScrubber:
         """Never returns."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._look_at_suspects)
-            while True:  # what goes up is verified by the store itself, so the first look has time
+            while True:  # the store verifies uploads, so the first scrub is not urgent
                 await anyio.sleep(self._interval_s)
                 for job in list(self._engine.jobs.values()):
                     for checkpoint_id in sorted(job.archive.stored):
@@ -56,7 +56,7 @@ class StoreScrubber:
             await changed.wait()
 
     async def _examine(self, job: Job, key: ShardKey) -> None:
-        """Read the object again: was it corrupted in transfer, or is it corrupt in the store?"""
+        """Read the object again to find out whether it was corrupted in transfer or is corrupt in the store."""
         try:
             bucket = await self._store_sync.bucket(job)
             damage = await self._engine.threads.archive(bucket.examine, key)
@@ -76,7 +76,7 @@ class StoreScrubber:
             bucket = await self._store_sync.bucket(job)
             damage = await self._engine.threads.archive(bucket.damage, attempt, step, ranks, self._pace)
         except NotFound:
-            return  # it has left the store
+            return  # the checkpoint has been deleted
         except HoldfastError as error:
             log.warning("object store scrub failed", job=job.name, step=step, attempt=attempt, reason=str(error))
             return
@@ -89,7 +89,8 @@ class StoreScrubber:
     async def _repair(
         self, job: Job, bucket: Bucket, checkpoint_id: tuple[int, int], damage: Sequence[Damage]
     ) -> set[int]:
-        """Repair what this node has an intact copy of, mark the rest. Returns the ranks whose shard stays damaged."""
+        """Replace objects of which this node has an intact copy, and mark the others. Returns the ranks whose shard
+        stays damaged."""
         broken: set[int] = set()
         for each in damage:
             log.error("corrupt object found in the object store", job=job.name, object=each.key, reason=each.problem)

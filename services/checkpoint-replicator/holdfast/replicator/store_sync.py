@@ -31,8 +31,8 @@ from holdfast.shards import Manifest
 from holdfast.stores import ObjectStore, open_store
 from holdfast.stores.transfer import Damage
 
-# How long another replica may take before we upload the same tensors ourselves. Without its own share the step will not
-# become complete anyway, so this is for state that is sharded and not yet known to be.
+# Limit for another replica's upload of the same tensors, after which this node uploads them. If the replica has failed,
+# the checkpoint stays incomplete anyway, so this is for sharded state that is not yet known to be sharded.
 REPLICA_GRACE_S = 20.0
 REPLICA_GRACE_BYTES_PER_S = 100e6
 REPLICA_POLL_S = 0.5
@@ -41,11 +41,11 @@ log = structlog.get_logger("holdfast.replicator")
 
 
 class NotYet(NotFound):
-    """Other ranks' shares are still on their way: look again later."""
+    """Shards of other ranks are not uploaded yet; retry later."""
 
 
 class OpenStores:
-    """Every object store in use, opened once. Thread-safe."""
+    """The object stores in use, each opened once. Thread-safe."""
 
     def __init__(self, opener: Callable[[str], ObjectStore] = open_store) -> None:
         self._opener = opener
@@ -53,7 +53,7 @@ class OpenStores:
         self._stores: dict[str, ObjectStore] = {}
 
     def __getitem__(self, url: str) -> ObjectStore:
-        """Raises InvalidSpec for a URL that cannot mean anything here."""
+        """Return the store at a URL. Raises InvalidSpec for an unsupported URL."""
         with self._lock:
             if url not in self._stores:
                 self._stores[url] = self._opener(url)
@@ -67,8 +67,8 @@ class OpenStores:
 
 @dataclass(frozen=True, slots=True)
 class StoreSync:
-    """`pace` is called with the bytes of each piece before it goes up; `node` is this one, and `arrivals` what other nodes may
-    read of what comes down."""
+    """`pace` is called with the number of bytes of each piece before its upload. `node` is this node's name. Other nodes read
+    this node's downloads from `arrivals`."""
 
     engine: Engine
     stores: OpenStores
@@ -81,7 +81,7 @@ class StoreSync:
     # ------------------------------------------------------------ up
 
     async def wait_for_replica(self, job: Job, key: ShardKey) -> None:
-        """Return when the tensors of this shard are in the store, or are ours to upload."""
+        """Wait until this shard's tensors are in the store or this node is to upload them."""
         held = next(iter(job.holders(key)), None)
         if held is None or job.archive.newest_is_sharded:
             return
@@ -92,7 +92,7 @@ class StoreSync:
                 await anyio.sleep(REPLICA_POLL_S)
 
     async def upload(self, job: Job, shard: OpenShard) -> None:
-        """Closes the shard."""
+        """Upload a shard and close it."""
 
         def upload() -> None:
             with shard:
@@ -139,16 +139,16 @@ class StoreSync:
                     step=checkpoint_id[1],
                     attempt=checkpoint_id[0],
                 )
-                return  # the newest first: what is older does not count any more
+                return  # the newest comes first; older ones are superseded
         raise NotYet(f"not every rank's shard is in {bucket.store.url} yet")
 
     # ------------------------------------------------------------ down
 
     async def retrieve(self, job: Job, restore: RankRestore, source: ShardSource, into: FileTier) -> Path:
-        """Bring a shard here from the object store, verified and committed in `into`.
+        """Download a shard from the object store, verify it and commit it in `into`.
 
-        Tensors that several ranks of this node have in common come once; the others take them from the first. What other
-        nodes want as well is shared with them.
+        Tensors that several local ranks have in common are downloaded once. Tensors that other nodes need as well are shared
+        with them.
         """
         threads = self.engine.threads
         bucket = Bucket(await threads.retrieval(self.stores.__getitem__, source.endpoint), source.job or job.name)
@@ -156,7 +156,7 @@ class StoreSync:
             return await self._retrieve(job, restore, source, into, bucket)
         except (IntegrityError, NotFound):
             if (bucket.job, source.endpoint) == (job.name, job.config.store if job.config else ""):
-                job.archive.suspect(restore.shard)  # looked at by the scrubber: this restore has other sources to try
+                job.archive.suspect(restore.shard)  # the scrubber checks it later; this restore tries other sources
                 self.engine.notify()
             raise
 
@@ -180,17 +180,17 @@ class StoreSync:
     # ------------------------------------------------------------ damage
 
     async def mark(self, job: Job, bucket: Bucket, damage: Damage, checkpoint_id: tuple[int, int]) -> None:
-        """Say to everybody, in the store and by the inventory, that this step cannot be restored from there."""
+        """Mark a checkpoint as damaged, in the store and in the inventory, so that it is not restored from there."""
         try:
             if not await self.engine.threads.archive(bucket.mark, damage, *checkpoint_id):
-                return  # it has left the store
-        except HoldfastError as error:  # by the inventory alone, then
+                return  # the checkpoint has been deleted
+        except HoldfastError as error:  # the inventory still marks it
             log.warning("damage marker not written", job=job.name, reason=str(error))
         job.archive.found_damaged(checkpoint_id, damage.problem)
         self.engine.notify()
 
     async def unmark(self, job: Job, bucket: Bucket, keys: Sequence[ShardKey]) -> None:
-        """These shares are whole, whatever was said of them."""
+        """Delete the damage markers of these shards, which have been found intact."""
         for key in keys:
             try:
                 unmarked = await self.engine.threads.archive(bucket.unmark, key)
@@ -213,7 +213,7 @@ class StoreSync:
         return Sharers(restore.sharing, self.node, read), self.arrivals
 
     async def _donor(self, job: Job, manifest: Manifest) -> OpenShard | None:
-        """A shard on this node with the same tensors. What it gives is verified like everything that arrives."""
+        """Open a local shard with the same tensors. Bytes read from it are verified like downloaded ones."""
         for held, candidate in list(job.held.items()):
             if (candidate.digest, candidate.tensors_end) != (manifest.digest, manifest.tensors_end):
                 continue

@@ -29,10 +29,10 @@ T = TypeVar("T")
 
 
 class Threads:
-    """The pools. `close` does not wait: see `Pace` and `OpenSockets` for how their work is made to end.
+    """The pools. `close` does not wait; `Pace` and `OpenSockets` make running work end.
 
-    A thread cannot be cancelled. `urgent` therefore waits for it whatever happens, and gives what it returns (an open, locked
-    shard) to the caller or to `discard`; the work of the other pools must clean up after itself.
+    A thread cannot be cancelled. `urgent` therefore always waits for it and passes its result (an open, locked shard) to the
+    caller or to `discard`. Work in the other pools must clean up after itself.
     """
 
     def __init__(
@@ -47,14 +47,15 @@ class Threads:
         self._scrub = ThreadPoolExecutor(1, "scrub", initializer=be_nice)
 
     async def urgent(self, work: Callable[..., T], *args: object, discard: Callable[[T], None] | None = None) -> T:
-        """When this is cancelled, by whoever and however often, `discard` gets what the work returns."""
+        """Run `work`. If this call is cancelled, also repeatedly, `discard` receives the result of the work."""
         future = asyncio.get_running_loop().run_in_executor(self._urgent, work, *args)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             with anyio.CancelScope(shield=True):
                 while not future.done():
-                    # The shield is for scopes; a gRPC server cancels the task itself when its client gives up.
+                    # The shield covers cancel scopes; a gRPC server cancels the task itself when its client cancels the
+                    # call.
                     with suppress(asyncio.CancelledError):
                         await asyncio.wait((future,))
             if not future.cancelled() and future.exception() is None and discard is not None:
@@ -62,7 +63,8 @@ class Threads:
             raise
 
     async def transfer(self, abort: Callable[[], None], work: Callable[..., T], *args: object) -> T:
-        """When this is cancelled, `abort` makes the work end, and its end is waited for: the next one finds the place free."""
+        """Run `work`. If this call is cancelled, `abort` ends the work, and the call waits for it, so that a retry finds no
+        other writer."""
         future = asyncio.get_running_loop().run_in_executor(self._transfers, work, *args)
         try:
             return await asyncio.shield(future)
@@ -71,11 +73,12 @@ class Threads:
             with anyio.CancelScope(shield=True):
                 await asyncio.wait((future,))
             if not future.cancelled():
-                future.exception()  # looked at: it is only the echo of the abort
+                future.exception()  # consume the error that the abort caused
             raise
 
     async def retrieval(self, work: Callable[..., T], *args: object, cancelled: threading.Event | None = None) -> T:
-        """When this is cancelled, `cancelled` is set and the work is left to end by itself: a store may not answer."""
+        """Run `work`. If this call is cancelled, `cancelled` is set, and the work is not waited for, because a store
+        may not answer."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._retrievals, work, *args)
         except asyncio.CancelledError:
@@ -102,7 +105,7 @@ class Threads:
 
 
 class Pace:
-    """Lets `bytes_per_s_max` pass, on average over a second; 0 = no limit. Thread-safe. `stop` wakes every waiter."""
+    """Rate limit of `bytes_per_s_max`, averaged over one second; 0 = unlimited. Thread-safe. `stop` wakes every waiter."""
 
     def __init__(self, bytes_per_s_max: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._rate = bytes_per_s_max
@@ -115,24 +118,24 @@ class Pace:
         self._free_at = clock()
 
     def __call__(self, nbytes: int) -> None:
-        """Wait for this piece's turn. Raises Unavailable when the service stops."""
+        """Wait until a piece of this size may pass. Raises Unavailable when the service stops."""
         self._open.wait()
         if self._stopped.wait(self.reserve(nbytes)):
             raise Unavailable("the copy was cancelled because this replicator is stopping")
 
     def reserve(self, nbytes: int) -> float:
-        """Book a piece; returns how long it has to wait, in seconds."""
+        """Account for a piece. Returns its waiting time in seconds."""
         if not self._rate:
             return 0.0
         with self._lock:
             now = self._clock()
-            start = max(self._free_at, now - 1.0)  # what was not used in the last second may be caught up
+            start = max(self._free_at, now - 1.0)  # unused capacity of the last second may be used
             self._free_at = start + nbytes / self._rate
             return max(0.0, start - now)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Meanwhile nothing passes: something more urgent needs the way."""
+        """Block all pieces inside the block, in favour of more urgent work."""
         self._hold(1)
         try:
             yield
@@ -153,6 +156,6 @@ class Pace:
 
 
 def be_nice() -> None:
-    """Lower the calling thread's priority, for good."""
+    """Lower the calling thread's priority permanently."""
     # On Linux priority belongs to the thread; an executor's threads are not shared with urgent work.
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)

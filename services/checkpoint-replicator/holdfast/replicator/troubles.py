@@ -11,7 +11,7 @@ import structlog
 from holdfast.domain.replication import Trouble, TroubleKind
 from holdfast.runtime import metrics, telemetry
 
-TROUBLES_MAX = 16  # of a job
+TROUBLES_MAX = 16  # per job
 REASON_CHARS_MAX = 500
 QUIET_S = 600.0
 
@@ -19,16 +19,16 @@ log = structlog.get_logger("holdfast.replicator")
 
 
 class Troubles:
-    """Of one job. `clock` is Unix seconds."""
+    """The problems of one job. `clock` returns Unix seconds."""
 
     def __init__(self, job: str, clock: Callable[[], float] = time.time) -> None:
         self._job = job
         self._clock = clock
         self._open: dict[tuple[TroubleKind, str], Trouble] = {}
-        self._over: dict[tuple[TroubleKind, str], tuple[Trouble, float]] = {}  # and since when
+        self._over: dict[tuple[TroubleKind, str], tuple[Trouble, float]] = {}  # with the start time
 
     def begin(self, kind: TroubleKind, place: str | Path, reason: str) -> bool:
-        """Whether it is new. One that comes and goes is the same one, and said once."""
+        """Record a problem. Returns whether it is new. A problem that recurs is logged once."""
         key = (kind, str(place))
         if key in self._open:
             return False
@@ -47,7 +47,7 @@ class Troubles:
         return True
 
     def end(self, kind: TroubleKind, place: str | Path) -> bool:
-        """Whether there was such a trouble."""
+        """End a problem. Returns whether there was one."""
         trouble = self._open.pop((kind, str(place)), None)
         if trouble is not None:
             while len(self._over) >= TROUBLES_MAX:
@@ -60,5 +60,5 @@ class Troubles:
         return frozenset(place for each, place in self._open if each is kind)
 
     def all(self) -> tuple[Trouble, ...]:
-        """Oldest first."""
+        """Return the problems, oldest first."""
         return tuple(self._open.values())

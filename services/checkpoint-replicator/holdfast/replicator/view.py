@@ -11,16 +11,16 @@ from holdfast.replicator.names import label
 
 
 class Store(StrEnum):
-    """Where on this node: two of them are the memory tier."""
+    """The places of shards on this node. The first two are the memory tier."""
 
-    IMAGE = "image"  # a worker's own image
+    IMAGE = "image"  # a worker's image
     STAGED = "staged"  # a shard fetched for a restore, in memory
     DISK = "disk"
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One verified shard in one store."""
+    """One verified shard in one tier."""
 
     store: Store
     key: ShardKey
@@ -31,7 +31,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """This node's workers saved this step, at this time (Unix s, by their clock)."""
+    """A save of this node's workers, with its time (Unix seconds of their clock)."""
 
     attempt: int
     step: int
@@ -40,14 +40,14 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """One step in the object store. `idle_s`: for how long nothing had been added to it when the bucket was last listed, by
-    the store's own clock (against the newest object of the job, so rather less than more)."""
+    """One checkpoint in the object store. `idle_s`: age of its newest object at the last listing, by the store's clock. The
+    reference is the newest object of the job, so it is an underestimate."""
 
     attempt: int
     step: int
     complete: bool
     idle_s: float = 0.0
-    damaged: bool = False  # was complete, and cannot be restored any more
+    damaged: bool = False  # was complete, but cannot be restored
 
     @property
     def id(self) -> tuple[int, int]:
@@ -56,15 +56,15 @@ class Archived:
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """The object store as it is known here; `surveyed` = the bucket has been listed since the last change."""
+    """This node's knowledge of the object store. `surveyed`: the bucket has been listed since the last change."""
 
     interval_s: float
     keep: int
     surveyed: bool
     saves: tuple[Save, ...] = ()  # oldest first
     steps: tuple[Archived, ...] = ()  # newest first
-    uploaded: frozenset[ShardKey] = frozenset()  # shards of this node's ranks that are there
-    # (attempt, step) that somebody wants there whatever the interval says.
+    uploaded: frozenset[ShardKey] = frozenset()  # uploaded shards of this node's ranks
+    # (attempt, step) with a requested upload, regardless of the interval.
     asked: frozenset[tuple[int, int]] = frozenset()
 
     def is_complete(self, checkpoint_id: tuple[int, int]) -> bool:
@@ -76,28 +76,26 @@ class Archive:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """All that a plan depends on. `attempt` 0 with no `ranks` = nobody has configured this job yet."""
+    """The input of the plan. `attempt` 0 without `ranks` = the job has not been configured yet."""
 
     attempt: int
-    ranks: tuple[int, ...]  # this node's, in the current generation
+    ranks: tuple[int, ...]  # this node's ranks in the current generation
     world_size: int
     keep: int
     peers: tuple[str, ...]  # node names
     held: tuple[Held, ...]
-    restored: tuple[int, int] | None = None  # (attempt, step) that the current attempt started from
-    pushed: frozenset[tuple[ShardKey, str]] = frozenset()  # (shard, peer) known to be there
-    pinned: frozenset[Held] = frozenset()  # handed out for a restore
+    restored: tuple[int, int] | None = None  # (attempt, step) from which the current attempt started
+    pushed: frozenset[tuple[ShardKey, str]] = frozenset()  # (shard, peer) that has it on disk
+    pinned: frozenset[Held] = frozenset()  # returned for a restore
     disk_full: bool = False
-    disk_fails: bool = False  # it answers with errors: nothing is copied there, and nothing is deleted for it
+    disk_fails: bool = False  # returns errors; the plan neither copies to the disk nor relies on it
     archive: Archive | None = None  # None = the job has no object store
-    fresh: tuple[ShardKey, ...] = ()  # images that are being committed: as good as held for whoever copies them
-    saved_by_all: tuple[int, int] | None = (
-        None  # newest (attempt, step) known to be safe on every node; None = not told
-    )
-    first_attempt: int = 0  # of this submission; what older attempts saved is an earlier one's
-    expired_before: int = 0  # what attempts before it saved has been kept for as long as it was to be
-    ended: bool = False  # the job is over
-    images_left: bool = False  # … and its workers' images have not been given back yet
+    fresh: tuple[ShardKey, ...] = ()  # images that are being committed and can be copied already
+    saved_by_all: tuple[int, int] | None = None  # newest (attempt, step) on every node; None = unknown
+    first_attempt: int = 0  # of this run; older attempts belong to earlier runs
+    expired_before: int = 0  # the retention period of attempts before this one has ended
+    ended: bool = False  # the job has ended
+    images_left: bool = False  # the ended job's images have not been freed yet
 
     @property
     def disk_takes_nothing(self) -> bool:
@@ -126,21 +124,21 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class FreeImages:
-    """Give back the memory of the workers' images."""
+    """Free the memory of the workers' images."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """List what the object store holds of the job."""
+    """List the job's checkpoints in the object store."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """Have one rank's share of a step in the object store."""
+    """Upload one rank's shard."""
 
     key: ShardKey
     reason: str
@@ -148,7 +146,7 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """See whether every rank's share of these steps is there, and if so write the manifest that makes it a checkpoint."""
+    """Check whether all shards of these steps are uploaded, and if so write the checkpoint's manifest."""
 
     ages: tuple[tuple[int, int], ...]  # (attempt, step), newest first
     reason: str
@@ -156,7 +154,7 @@ class Complete:
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Remove a step from the object store."""
+    """Delete a checkpoint from the object store."""
 
     checkpoint_id: tuple[int, int]  # (attempt, step)
     reason: str
@@ -167,7 +165,7 @@ Step = CopyToDisk | Push | Delete | FreeImages | ArchiveStep
 
 
 def what(step: Step) -> str:
-    """What a step is about, for logs."""
+    """Return the object of a step, for logs."""
     match step:
         case CopyToDisk(key) | Push(key) | Delete(_, key) | Upload(key):
             return label(key)
@@ -184,25 +182,25 @@ def what(step: Step) -> str:
 
 
 def id_of(key: ShardKey) -> tuple[int, int]:
-    """Sorts shards of one rank, oldest first."""
+    """Sort key for shards of one rank, oldest first."""
     return (key.attempt, key.step)
 
 
 def is_abandoned(view: View, key: tuple[int, int]) -> bool:
-    """Whether (attempt, step) was saved by an older attempt, beyond the step that the current one started from."""
+    """Whether an older attempt saved (attempt, step) beyond the step from which the current attempt started."""
     if key[0] >= view.attempt:
         return False
     return view.restored is None or key > view.restored
 
 
 def is_kept(view: View, key: tuple[int, int]) -> bool:
-    """Whether (attempt, step) was saved by an earlier submission under this name: it is deleted when somebody asks for it, or
-    when it has been kept for as long as it was to be."""
+    """Whether (attempt, step) belongs to an earlier run of this name. It is deleted on request or after the retention
+    period."""
     return view.expired_before <= key[0] < view.first_attempt
 
 
 def whole_steps(view: View, stores: tuple[Store, ...]) -> list[tuple[int, int]]:
-    """Live steps of which every rank of this node is in these stores, oldest first."""
+    """Return the steps on the lineage for which these tiers have the shards of all local ranks, oldest first."""
     ranks_at: dict[tuple[int, int], set[int]] = {}
     for held in view.held:
         if held.store in stores and not is_abandoned(view, id_of(held.key)):

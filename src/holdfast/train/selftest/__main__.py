@@ -3,7 +3,7 @@
 {"devices": [{"device": "cuda:0", "products": [{"kind": "tf32", "made": 90, "wrong": 0, "first_wrong": ""}],
               "memory_gb_s": 1502.3}]}
 
-Ends with code 0 whatever was found: a wrong product is an answer. A device that raises says so in `"error"`.
+The exit code is 0 also for wrong products, which are a result. A device that raises is reported with `"error"`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _test(device: torch.device, budget_s: float) -> dict[str, Any]:
     try:
         products = [asdict(products) for products in multiply(device, budget_s)]
         return {"device": str(device), "products": products, "memory_gb_s": round(bandwidth_gb_s(device), 2)}
-    except RuntimeError as error:  # torch's only kind: a device that is lost, without memory, misconfigured
+    except RuntimeError as error:  # torch's only exception for a device that is lost, out of memory or misconfigured
         return {"device": str(device), "error": str(error).splitlines()[0][:500]}
 
 

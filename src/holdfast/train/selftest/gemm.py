@@ -21,13 +21,14 @@ from typing import Final
 
 import torch
 
-SIDE: Final = 512  # of a block; 512 × 127² < 2^24: sums stay whole numbers in float32
+SIDE: Final = 512  # of a block; 512 × 127² < 2^24, so sums are exact integers in float32
 GRID_CUDA: Final = 8  # blocks along each side of the product: 4096 × 512 by 512 × 4096
 SCALE: Final = 64  # 127 / 64 squared and summed 512 times stays below float16's 65504
-VARIANTS: Final = 2  # other factors, taken in turn
+VARIANTS: Final = 2  # sets of factors, used in turn
 FIRST_WRONG_CHARS_MAX: Final = 200
 
-# (type, variant) → hash of a block. Made once by `block_hash(reference(…))`; a test makes them again in integers alone.
+# (type, variant) → hash of a block. Computed by `block_hash(reference(…))`; a test computes them again with integers
+# only.
 GOLDEN: Final = {
     (torch.float32, 0): "155ff6fea9f7fa5a0b3d8849dc722654",
     (torch.float32, 1): "316e9dbcd92dcdd7addaedb8ea87494d",
@@ -40,7 +41,7 @@ GOLDEN: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """What came of one kind of arithmetic on one device. `wrong` counts products with any wrong bit."""
+    """Result of one kind of arithmetic on one device. `wrong` counts products with at least one wrong bit."""
 
     kind: str
     made: int
@@ -55,7 +56,7 @@ class _Kind:
     tf32: bool = False
 
 
-_CPU_KINDS = (_Kind("float32", torch.float32),)  # others are emulated there, and round when they like
+_CPU_KINDS = (_Kind("float32", torch.float32),)  # other types are emulated on the CPU, with different rounding
 _CUDA_KINDS = (
     _Kind("float32", torch.float32),
     _Kind("tf32", torch.float32, tf32=True),
@@ -65,13 +66,13 @@ _CUDA_KINDS = (
 
 
 def multiply(device: torch.device, budget_s: float) -> list[Products]:
-    """Multiply for `budget_s` in all, at least once per kind and variant."""
+    """Multiply for `budget_s` in total, at least once per kind and variant."""
     kinds = _CUDA_KINDS if device.type == "cuda" else _CPU_KINDS
     return [_of_kind(device, kind, budget_s / len(kinds)) for kind in kinds]
 
 
 def factors(variant: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two matrices of whole numbers in ±127, as int64."""
+    """Return two matrices of integers in ±127, as int64."""
     row, column = torch.arange(SIDE)[:, None], torch.arange(SIDE)[None, :]
 
     def numbers(salt: int) -> torch.Tensor:
@@ -82,13 +83,13 @@ def factors(variant: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def reference(variant: int, dtype: torch.dtype) -> torch.Tensor:
-    """The block as the CPU has it: in float64, where it is exact, and rounded once."""
+    """Return the block computed on the CPU: exactly in float64, then rounded once."""
     a, b = factors(variant)
     return rounded(a.double() @ b.double(), dtype)
 
 
 def rounded(product: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A product of whole numbers as `dtype` has it: exact in float32, rounded once from there."""
+    """Return a product of integers in `dtype`: exact in float32, then rounded once."""
     return (product.to(torch.float32) / SCALE**2).to(dtype)
 
 
@@ -98,7 +99,7 @@ def block_hash(block: torch.Tensor) -> str:
 
 
 def wrong_elements(product: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
-    """Where `product`, a grid of blocks, is not `block` bit for bit, as a mask of its shape."""
+    """Return a mask of the elements of `product`, a grid of blocks, that differ from `block` in any bit."""
     rows, columns = product.shape[0] // SIDE, product.shape[1] // SIDE
     bits = {2: torch.int16, 4: torch.int32}[product.element_size()]
     grid = product.view(bits).view(rows, SIDE, columns, SIDE)
@@ -143,7 +144,7 @@ def _describe(product: torch.Tensor, mask: torch.Tensor, block: torch.Tensor, nu
 
 @contextlib.contextmanager
 def _exact_arithmetic(tf32: bool) -> Iterator[None]:
-    """Sums in 32 bits: libraries may otherwise add partial sums in the type of the product."""
+    """Require sums in 32 bits; libraries may otherwise add partial sums in the type of the product."""
     matmul = torch.backends.cuda.matmul
     names = ("allow_tf32", "allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
     before = {name: getattr(matmul, name) for name in names}

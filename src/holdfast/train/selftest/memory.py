@@ -7,13 +7,13 @@ import time
 
 import torch
 
-CPU_BYTES = 64 << 20  # beyond every cache
+CPU_BYTES = 64 << 20  # larger than every cache
 CUDA_BYTES = 1 << 30
 COPIES = 5
 
 
 def bandwidth_gb_s(device: torch.device) -> float:
-    """Bytes read and written per second by the best of a few copies, in 10^9."""
+    """Return the bytes read and written per second by the fastest of a few copies, in 10^9."""
     size = CPU_BYTES
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)

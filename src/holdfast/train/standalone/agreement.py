@@ -30,7 +30,7 @@ POLL_S: Final = 0.25  # one small request per rank to the store
 POLL_PENDING_S: Final = 0.02  # while a proposal is open
 LEAD_POLLS: Final = 2
 LEAD_MAX_S: Final = 60.0
-VERDICT_TIMEOUT_S: Final = 10.0  # for a training thread that has come to a proposed step
+VERDICT_TIMEOUT_S: Final = 10.0  # for a training thread that has reached a proposed step
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Proposal:
 
 
 class Gate:
-    """Between the training thread, which calls `due`, and the watcher, which calls the rest."""
+    """Shared by the training thread, which calls `due`, and the watcher, which calls the other methods."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -49,7 +49,7 @@ class Gate:
         self._promised: Proposal | None = None
         self._agreed = False
         self._last: tuple[int, float] | None = None  # step of the latest `due`, and when
-        self.step_s = 0.0  # how long a step took last
+        self.step_s = 0.0  # duration of the last step
 
     @property
     def step(self) -> int:
@@ -57,16 +57,16 @@ class Gate:
 
     @property
     def bound(self) -> bool:
-        """Whether a promise is still to be kept."""
+        """Whether the training thread is bound to a proposal."""
         return self._promised is not None
 
     def blocks(self, step: int) -> bool:
-        """Whether `due(step)` would have to wait for a verdict now."""
+        """Whether `due(step)` would wait for the result of a proposal."""
         with self._changed:
             return self._promised is not None and self._promised.step <= step and not self._agreed
 
     def due(self, step: int, timeout_s: float = VERDICT_TIMEOUT_S) -> Proposal | None:
-        """The training thread has finished `step`: what has been agreed to do now, if anything."""
+        """Report that the training thread has finished `step`. Returns the agreed proposal for this step, if there is one."""
         with self._changed:
             now = self._clock()
             if self._last is not None and step > self._last[0]:
@@ -82,7 +82,8 @@ class Gate:
             return proposal
 
     def promise(self, proposal: Proposal) -> bool:
-        """Bind the training thread to a proposal; False when it has passed that step, or is still to keep a promise."""
+        """Bind the training thread to a proposal. Returns False if the thread has passed that step or is bound to
+        another one."""
         with self._changed:
             if proposal.step <= self.step or self._promised is not None:
                 return False
@@ -99,7 +100,7 @@ class Gate:
 
 
 class Agreement:
-    """One rank's part in it. `poll` is called by the watcher alone."""
+    """One rank's part in the agreement. Only the watcher calls `poll`."""
 
     def __init__(self, board: Board, gate: Gate, *, rank: int, world_size: int) -> None:
         self._board = board
@@ -112,24 +113,24 @@ class Agreement:
         self.poll_s = paced(POLL_S, world_size)
         self._pending_s = paced(POLL_PENDING_S, world_size)
         self._lead_s = LEAD_POLLS * self.poll_s if world_size > 1 else 0.0
-        self.awaiting = False  # a save was asked for here, and is not agreed
+        self.awaiting = False  # this rank has requested a save that is not agreed yet
         self.verdicts = 0
 
     def ask(self, *, leave: bool) -> None:
-        """This rank was told to save, and with `leave` to end."""
+        """Request a save on behalf of this rank; with `leave`, the run ends afterwards."""
         if leave:
             self._board.put("leave", "1")
         self.awaiting = True
         self._board.count("asked", 1)
 
     def poll(self) -> float:
-        """Look once, do what is to be done, and say for how long nothing more will be. Raises Unavailable."""
+        """Read the board once, vote or propose, and return the seconds until the next poll. Raises Unavailable."""
         if self._rank == 0 and self._open is None and not self._gate.bound:
             asked = self._board.count("asked")
             if asked > self._answered:
                 self._propose()
                 self._answered = asked
-        if self._open is None and self._board.count("proposals") > self._seen:  # one at a time: its verdict first
+        if self._open is None and self._board.count("proposals") > self._seen:  # one proposal at a time
             self._vote(self._seen + 1)
         if self._open is None:
             return self.poll_s
@@ -141,7 +142,7 @@ class Agreement:
         self.awaiting = self.awaiting and verdict != "save"
         self._open = None
         if verdict == "void" and self._rank == 0:
-            self._answered = 0  # propose again, further ahead
+            self._answered = 0  # propose a later step
             self._lead_s = min(2 * self._lead_s, LEAD_MAX_S)
         return self._pending_s
 
@@ -153,9 +154,9 @@ class Agreement:
         self._board.count("proposals", 1)
 
     def _vote(self, number: int) -> None:
-        """Every rank votes once on each number: yes binds it."""
+        """Vote once on each proposal. A yes binds this rank."""
         text = self._board.get(f"proposal/{number}")
-        assert text is not None  # put before it was counted
+        assert text is not None  # written before it is counted
         step, leave = text.split()
         self._seen, self._open = number, number
         if self._gate.promise(Proposal(number, int(step), leave == "1")):

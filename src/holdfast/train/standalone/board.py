@@ -14,16 +14,16 @@ from torch.distributed.distributed_c10d import Store, _get_default_store
 
 from holdfast.domain.errors import Unavailable
 
-REQUESTS_PER_S_MAX: Final = 50_000  # of all ranks together
+REQUESTS_PER_S_MAX: Final = 50_000  # by all ranks together
 
 
 def paced(poll_s: float, world_size: int) -> float:
-    """Seconds between two polls of one rank: `poll_s`, or longer when that would be too many requests of all ranks together."""
+    """Seconds between two polls of one rank: `poll_s`, or longer if all ranks together would send too many requests."""
     return max(poll_s, world_size / REQUESTS_PER_S_MAX)
 
 
 class Board:
-    """Raises Unavailable when the store is gone: rank 0 or the launcher, and with it the launch, has ended."""
+    """Values in the store. Every method raises Unavailable if the store has ended with its process, rank 0 or the launcher."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -34,14 +34,15 @@ class Board:
 
     @classmethod
     def shared(cls, launch: str) -> Board:
-        """On the process group's store; `launch` keeps a restart apart from what it finds there."""
+        """Open the process group's store. `launch` separates a restart from the values of an earlier launch."""
         store = _get_default_store()
-        if hasattr(store, "clone"):  # torch 2.8; before, a blocking call of the training thread delays ours
+        if hasattr(store, "clone"):
+            # torch 2.8 and newer; in older versions a blocking call of the training thread delays this one.
             store = store.clone()
         return cls(PrefixStore(f"holdfast/{launch}/", store))
 
     def count(self, name: str, amount: int = 0) -> int:
-        """Add, and return the sum; 0 reads it."""
+        """Add `amount` and return the sum; 0 only reads it."""
         try:
             return int(self._store.add(name, amount))
         except (RuntimeError, dist.DistError) as error:
@@ -54,7 +55,7 @@ class Board:
             raise Unavailable(f"the ranks' shared store does not answer: {error}") from error
 
     def get(self, name: str) -> str | None:
-        """None when nobody has put it yet."""
+        """Return the value; None if it has not been set yet."""
         try:
             if not self._store.check([name]):
                 return None

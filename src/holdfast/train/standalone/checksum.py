@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from holdfast.domain.errors import IncompatibleVersion, IntegrityError
 from holdfast.shards import Manifest, Span, crc
 
-PIECE_BYTES = 1 << 20  # the GIL is held while a piece is copied: short enough for a training thread not to notice
+PIECE_BYTES = 1 << 20  # the GIL is held while a piece is copied; short enough not to delay a training thread
 
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """One algorithm: `extend(value, data)` goes on from a checksum; `polynomial` is bit-reversed."""
+    """One algorithm: `extend(value, data)` continues a checksum; `polynomial` is bit-reversed."""
 
     name: str
     polynomial: int
@@ -32,7 +32,7 @@ class Checksum:
         return value
 
     def summarise(self, spans: Iterable[Span], sums: Iterable[int], tensors_end: int) -> tuple[str, int]:
-        """(digest of index and tensors, checksum of the file), combined from the checksums of the spans."""
+        """Return (digest of index and tensors, checksum of the file), combined from the checksums of the spans."""
         return crc.summarise(spans, sums, tensors_end, self.polynomial)
 
 
@@ -50,12 +50,12 @@ def _crc32c() -> Checksum | None:
 
 
 def best() -> Checksum:
-    """What this process writes."""
+    """Return the algorithm that this process uses for new manifests."""
     return _crc32c() or CRC32
 
 
 def named(name: str) -> Checksum:
-    """What a manifest was written with. Raises IncompatibleVersion when that is not to be had here."""
+    """Return the algorithm of a manifest. Raises IncompatibleVersion if it is not available in this process."""
     if name == CRC32.name:
         return CRC32
     found = _crc32c() if name == "crc32c" else None
@@ -65,7 +65,7 @@ def named(name: str) -> Checksum:
 
 
 def verify(manifest: Manifest, data: memoryview) -> None:
-    """Every byte against the manifest. Raises IntegrityError naming the first span that is wrong."""
+    """Check every byte against the manifest. Raises IntegrityError that names the first span that does not match."""
     checksum = named(manifest.checksum)
     if len(data) != manifest.size:
         raise IntegrityError(f"{manifest.key} has {len(data)} bytes, its manifest says {manifest.size}")

@@ -25,7 +25,7 @@ from holdfast.domain.generations import ShardKey
 from holdfast.shards import Manifest, Reader, spans_of, sync_directory
 from holdfast.train.standalone import checksum
 
-LOCK_WAIT_S: Final = 10.0  # for what a killed run leaves for a moment: children that hold its lock
+LOCK_WAIT_S: Final = 10.0  # children of a killed run hold its lock for a short time
 LOCK_POLL_S: Final = 0.05
 _STEP = re.compile(r"a(\d{1,12})/s(\d{1,15})")
 _SHARD = re.compile(r"a(\d{1,12})/s(\d{1,15})/rank-(\d{1,9})\.(?:shard|json)")
@@ -34,7 +34,7 @@ _locks: weakref.WeakSet[Lock] = weakref.WeakSet()
 
 
 def _close_inherited() -> None:
-    """A forked child (a data-loader worker) must not keep the directory of a trainer that was killed."""
+    """Close the lock in a forked child, so that a data-loader worker does not hold the directory of a killed trainer."""
     for lock in list(_locks):
         lock.close()
 
@@ -44,16 +44,17 @@ os.register_at_fork(after_in_child=_close_inherited)
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Which run the checkpoints in a directory belong to, and the newest attempt that was begun."""
+    """The run to which the checkpoints of a directory belong, and its newest attempt."""
 
     run: str
     attempt: int
 
 
 class Lock:
-    """The directory, for one launch: all its ranks hold it together (LOCK_SH), another launch is refused.
+    """Lock of a directory for one launch, shared by all its ranks (LOCK_SH). Another launch is refused.
 
-    `launch` is a name that the ranks have agreed on. Raises Conflict when another launch holds it or nothing can.
+    `launch` is a name that the ranks have agreed on. Raises Conflict if another launch holds the lock, or if the file
+    system has no locks.
     """
 
     def __init__(self, directory: Path, launch: str, wait_s: float = LOCK_WAIT_S) -> None:
@@ -69,13 +70,14 @@ class Lock:
         while True:
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:  # held together by the ranks of one launch: ours?
+            except BlockingIOError:  # shared by the ranks of a launch; check whether it is this launch
                 pass
             except OSError as error:
                 raise Conflict(f"{directory} cannot be locked ({error}): use a file system that has flock") from error
             else:
                 os.pwrite(self._fd, launch.encode().ljust(64), 0)
-            # From exclusive to shared the kernel lets go for a moment: whoever reads its own name afterwards has won.
+            # The change from an exclusive to a shared lock is not atomic. The launch that reads its own name afterwards
+            # holds the lock.
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 holder = os.pread(self._fd, 64, 0).decode(errors="replace").strip()
@@ -94,7 +96,7 @@ class Lock:
 
 
 class Directory:
-    """The shards of one run. Thread-safe as far as different shards are concerned."""
+    """The shards of one run. Threads may work on different shards at the same time."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
@@ -105,7 +107,8 @@ class Directory:
     # ------------------------------------------------------------ identity
 
     def identity(self) -> Identity | None:
-        """Raises IntegrityError for a run.json that nobody of us wrote."""
+        """Return the contents of run.json; None if there is no file. Raises IntegrityError if it is not a file of this
+        format."""
         try:
             fields = json.loads((self.root / "run.json").read_bytes())
             return Identity(str(fields["run"]), int(fields["attempt"]))
@@ -115,7 +118,7 @@ class Directory:
             raise IntegrityError(f"{self.root / 'run.json'} is damaged: {error!r}") from error
 
     def begin(self, identity: Identity) -> None:
-        """Make an attempt known before it saves anything: no later start may use its number again."""
+        """Record an attempt before it saves anything, so that no later start reuses its number."""
         temporary = self.root / f".run.{uuid.uuid4().hex}.part"
         with temporary.open("wb") as file:
             file.write(json.dumps({"run": identity.run, "attempt": identity.attempt}).encode())
@@ -130,7 +133,7 @@ class Directory:
         return self.root / f"a{key.attempt}" / f"s{key.step}" / f"rank-{key.rank}.shard"
 
     def manifests(self, run: str) -> Iterator[tuple[Manifest, Path]]:
-        """What is committed and belongs to `run`. Damaged manifests are none."""
+        """Return the committed shards of `run`. A shard with a damaged manifest is not committed."""
         for path in sorted(self.root.glob("a*/s*/rank-*.json")):
             key = self._key(path)
             shard = path.with_suffix(".shard")
@@ -152,7 +155,7 @@ class Directory:
     def store(self, image: Reader, *, run: str, node: str, pace: Callable[[int], None]) -> Manifest:
         """Checksum an image and write it in one pass. `pace(nbytes)` is called after each piece.
 
-        Raises OutOfSpace with nothing left behind, Conflict when the image changed in spite of its lock.
+        Raises OutOfSpace, after which no file is left, and Conflict if the image changed despite its lock.
         """
         header = image.header
         algorithm = checksum.best()
@@ -176,7 +179,7 @@ class Directory:
         return self._commit(header.stamp.key, header.size, pieces(), manifest)
 
     def receive(self, manifest: Manifest, pieces: Iterator[memoryview]) -> Path:
-        """A shard from another node, one piece per span. Raises IntegrityError when it is not what its manifest says."""
+        """Write a shard from another node, one piece per span. Raises IntegrityError if it does not match its manifest."""
 
         def verified() -> Manifest:
             with self._part(self.path(manifest.key)).open("rb") as file:
@@ -197,16 +200,16 @@ class Directory:
             fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
             try:
                 if size:
-                    os.posix_fallocate(fd, 0, size)  # full disks show here, before the first byte
+                    os.posix_fallocate(fd, 0, size)  # a full disk fails here, before the first byte is written
                 for piece in pieces:
                     _write_all(fd, piece)
                 os.fsync(fd)
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # the page cache belongs to the data loader
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # leave the page cache to the data loader
             finally:
                 os.close(fd)
             made = manifest()
             part.rename(path)
-            made.write(path.with_suffix(".json"))  # its fsync of the directory covers both renames
+            made.write(path.with_suffix(".json"))  # this fsync of the directory covers both renames
         except OSError as error:
             part.unlink(missing_ok=True)
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -215,39 +218,40 @@ class Directory:
         except HoldfastError:
             part.unlink(missing_ok=True)
             raise
-        for directory in (path.parent.parent, self.root):  # new directories are entries of theirs
+        for directory in (path.parent.parent, self.root):  # new directories are entries of their parents
             sync_directory(directory)
         return made
 
     def delete(self, key: ShardKey) -> None:
         path = self.path(key)
-        path.with_suffix(".json").unlink(missing_ok=True)  # first: a shard without a manifest is none
+        path.with_suffix(".json").unlink(missing_ok=True)  # first, because a shard without a manifest is not committed
         path.unlink(missing_ok=True)
         for directory in (path.parent, path.parent.parent):
-            with contextlib.suppress(OSError):  # not empty, or gone: another rank's
+            with contextlib.suppress(OSError):  # not empty, or another rank has removed it
                 directory.rmdir()
 
     def present(self) -> list[ShardKey]:
-        """Every shard that has a file here, whole or not."""
+        """Return every shard that has a file in the directory, committed or not."""
         found = {self._key(path) for path in self.root.glob("a*/s*/rank-*")}
         return sorted((key for key in found if key is not None), key=lambda key: (key.attempt, key.step, key.rank))
 
     def steps(self) -> list[tuple[int, int]]:
-        """(attempt, step) of everything that has files here, whole or not."""
+        """Return (attempt, step) of every checkpoint that has files in the directory, complete or not."""
         found = (_STEP.fullmatch(path.relative_to(self.root).as_posix()) for path in self.root.glob("a*/s*"))
         return sorted((int(step[1]), int(step[2])) for step in found if step is not None)
 
     def mark(self, launch: str, rank: int) -> Path:
-        """A file by which ranks find out whether they share the directory."""
+        """Return the path of a marker file, by which ranks find out whether they share the directory."""
         return self.root / f".seen-{launch}-{rank}"
 
     def marked(self, launch: str) -> int:
-        """Which directory this is: the lowest rank whose mark is here."""
+        """Return the lowest rank whose marker is in the directory, which identifies the directory."""
         prefix = f".seen-{launch}-"
         return min(int(path.name.removeprefix(prefix)) for path in self.root.glob(f"{prefix}*"))
 
     def sweep(self, launch: str = "") -> int:
-        """Remove what a crash has left: only at a start, before anybody writes. Returns the number of files."""
+        """Delete the uncommitted files of a crashed launch and return their number. Only at a start, before any rank
+        writes."""
         marks = [path for path in self.root.glob(".seen-*") if not launch or launch not in path.name]
         left = [
             *self.root.glob(".run.*.part"),

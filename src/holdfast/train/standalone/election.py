@@ -1,8 +1,8 @@
-"""Which saved step a launch restores, from what every rank says is there. Pure: every rank computes the same answer.
+"""Selects the checkpoint that a launch restores, from the reports of all ranks. Pure, so every rank computes the same result.
 
-The rule is `holdfast.restore`'s; here is what differs without services. The lineage follows from the shards: each names the
-(attempt, step) that its attempt was forked from. The mesh is what the user has started, in whatever dimensions, and nobody
-waits for a node that is away: so the terms allow any mesh, and another replica's state as the last resort.
+The rule is that of `holdfast.restore`; this module adds the differences without services. The lineage follows from the shards:
+each names the (attempt, step) from which its attempt was forked. The user may have started any mesh, and no rank waits for a
+missing node, so the terms allow any mesh and, as the last resort, another replica's state.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TERMS = restore.Terms(any_mesh=True, substitutes=True)
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Where a rank runs, and its node's checkpoint directory, which other nodes may share."""
+    """The node of a rank and the node's checkpoint directory, which other nodes may share."""
 
     node: str
     directory: str
@@ -33,7 +33,7 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """One shard somewhere. `holder` is the rank that has seen it and can send it; `digest` "" = not known yet."""
+    """A copy of a shard. `holder` is the rank that reported it and can send it; `digest` "" = not known yet."""
 
     key: ShardKey
     mesh: Mesh  # of the run that saved it
@@ -41,7 +41,7 @@ class Holding:
     digest: str
     tier: str  # "memory" | "disk"
     path: str
-    place: str  # the node in whose memory, or the directory in which it lies
+    place: str  # the node (tier memory) or the directory (tier disk) of the copy
     holder: int
 
     @property
@@ -50,30 +50,30 @@ class Holding:
 
     @property
     def copy(self) -> tuple[int, str]:
-        """Names it among all holdings: (holder, path)."""
+        """Identifies the holding: (holder, path)."""
         return self.holder, self.path
 
 
 @dataclass(frozen=True, slots=True)
 class Election:
-    """`parts[rank]` is what that rank restores from: one shard, or several to put together. Empty = from scratch."""
+    """`parts[rank]` are the shards from which that rank restores: one, or several to assemble. Empty = from scratch."""
 
     at: Step | None
     reason: str
     mesh: Mesh | None = None
     parts: tuple[tuple[Holding, ...], ...] = ()
-    complete: tuple[Step, ...] = ()  # every step on the lineage with all shards, oldest first
+    complete: tuple[Step, ...] = ()  # every complete checkpoint on the lineage, oldest first
 
     def uses(self, copies: Collection[tuple[int, str]]) -> bool:
-        """Whether a rank restores from one of these copies."""
+        """Whether a rank restores from one of `copies`."""
         return bool(copies) and any(part.copy in copies for parts in self.parts for part in parts)
 
 
 def elect(
     holdings: Iterable[Holding], mesh: Mesh, seats: Sequence[Seat], bad: Collection[tuple[int, str]] = ()
 ) -> Election:
-    """`seats[rank]` is where each rank of `mesh` runs now. Copies in `bad` did not verify: they still say what their attempt
-    was forked from, and nobody restores them."""
+    """Select a checkpoint. `seats[rank]` is where each rank of `mesh` runs now. Copies in `bad` failed verification: they are
+    not restored, but still tell from which step their attempt was forked."""
     known = sorted(holdings, key=_total_order)
     lineage = restore.ancestry({holding.key.attempt: holding.parent for holding in known})
     good = [holding for holding in known if holding.copy not in bad]
@@ -96,12 +96,13 @@ def elect(
 
 
 def attempts(holdings: Iterable[Holding]) -> int:
-    """The newest attempt that anything is known of; 0 = none."""
+    """Return the newest known attempt; 0 = none."""
     return max((holding.key.attempt for holding in holdings), default=0)
 
 
 def _total_order(holding: Holding) -> tuple[object, ...]:
-    """By every field, so that nothing is left to the order of arrival. A known digest comes before none."""
+    """Sort key of all fields, so that the result does not depend on the order of the reports. A known digest precedes
+    an unknown one."""
     key = (holding.key.attempt, holding.key.step, holding.key.rank)
     where = (holding.place, holding.path, holding.tier)
     return key, where, not holding.digest, holding.digest, holding.mesh.dims, holding.parent or (), holding.holder

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Exchange(Protocol):
-    """All ranks of one launch. Every call but `send` and `receive` is collective."""
+    """All ranks of one launch. Every call except `send` and `receive` is collective."""
 
     @property
     def rank(self) -> int: ...
@@ -20,11 +20,11 @@ class Exchange(Protocol):
     def size(self) -> int: ...
 
     def gather(self, value: T) -> list[T]:
-        """What every rank has said, by rank."""
+        """Return the value of every rank, by rank."""
         ...
 
     def send(self, data: memoryview, to: int) -> None:
-        """Bytes to one rank, which has to `receive` as many."""
+        """Send bytes to one rank, which must `receive` the same number."""
         ...
 
     def receive(self, nbytes: int, sender: int) -> memoryview: ...
@@ -47,9 +47,9 @@ class Alone:
 
 
 class Group:
-    """The process group's ranks, by a gloo group: what is sent lies in main memory. Making one is collective.
+    """Exchange over a gloo group of the process group's ranks, from main memory. The construction is collective.
 
-    With `timeout_s` it is a group of its own, for other threads than the training's; no call may wait longer.
+    With `timeout_s`, a separate group is created for use by background threads; no call waits longer.
     """
 
     def __init__(self, timeout_s: float | None = None) -> None:

@@ -29,15 +29,15 @@ log = logging.getLogger("holdfast.train")
 NICE: Final = 10
 PACE_MAX_S: Final = 0.25  # the longest pause after one piece
 SETTLE_POLL_S: Final = 0.01
-UNFINISHED_MAX: Final = 8  # own shards on disk of steps that not all ranks have finished
+UNFINISHED_MAX: Final = 8  # this rank's shards on disk of incomplete checkpoints
 
 
 class Retention:
-    """Which shards may go. Pure; steps are (attempt, step), and a newer attempt is newer whatever its steps."""
+    """Decides which shards may be deleted. Pure. Checkpoints are (attempt, step), ordered by attempt first."""
 
     def __init__(self, keep: int, complete: Sequence[Step], *, floor: int = 0) -> None:
-        """`complete` is known from before; nothing of attempts below `floor` is ever named (they could not be restored,
-        and somebody may want to know why)."""
+        """`complete` are the checkpoints complete at the start. Attempts below `floor` could not be restored and are
+        never deleted, so that a user can find out why."""
         self._keep = keep
         self._floor = floor
         self._complete = sorted(set(complete))
@@ -50,7 +50,7 @@ class Retention:
         return self._complete[-1] if self._complete else (0, 0)
 
     def victims(self, keys: Sequence[ShardKey]) -> list[ShardKey]:
-        """Everything older than the oldest complete step that is kept."""
+        """Return the shards that are older than the oldest complete checkpoint to retain."""
         if not self._complete:
             return []
         oldest = self._complete[-self._keep :][0]
@@ -59,11 +59,11 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank's shards go. `staging` takes images when memory is full; what is left there is never restored from, since a
-    disk may lose what was not synced.
+    """Where a rank's shards are stored. `staging` holds images when memory is full. These are never restored, since they are
+    not fsynced.
 
-    Old shards are removed by one rank of each node, those of the ranks that run there. The rank that speaks for a directory
-    lists it, and removes besides what nobody else does: of ranks that have left, and copies for other nodes' ranks.
+    One rank of each node deletes the old shards of all ranks on that node. The rank that represents a directory lists it, and
+    also deletes the shards that no other rank deletes: those of removed ranks, and copies for ranks of other nodes.
     """
 
     directory: Directory
@@ -72,11 +72,11 @@ class Place:
     world_size: int
     memory: Path
     staging: Path
-    prunes: tuple[int, ...] = ()  # the ranks whose old shards this rank removes
+    prunes: tuple[int, ...] = ()  # the ranks whose old shards this rank deletes
     others: frozenset[int] | None = (
-        None  # this rank speaks for the directory: those whose old shards others remove from it
+        None  # if this rank represents the directory: the ranks whose old shards other ranks delete from it
     )
-    strangers: tuple[Path, ...] = ()  # images of ranks that no longer run on this node, for this rank to remove
+    strangers: tuple[Path, ...] = ()  # images of ranks that no longer run on this node, which this rank deletes
 
 
 class Keeper:
@@ -88,22 +88,22 @@ class Keeper:
         self._changed = threading.Condition()
         self._waiting: tuple[ShardKey, Path] | None = None
         self._busy = self._closing = self._hurry = False
-        self._seen = 0  # complete steps taken from the board
+        self._seen = 0  # complete checkpoints read from the board
         self._unfinished: list[ShardKey] = []
         self.offered: ShardKey | None = None
-        self.stored: ShardKey | None = None  # the newest on disk
+        self.stored: ShardKey | None = None  # the newest checkpoint on disk
         self._thread = threading.Thread(target=self._run, name="holdfast-keeper", daemon=True)
         self._thread.start()
 
     def offer(self, key: ShardKey, image: Path) -> None:
-        """A save is whole in memory. Never waits."""
+        """Queue an image that has been committed in memory. Never waits."""
         with self._changed:
             self._waiting = (key, image)
             self.offered = key
             self._changed.notify_all()
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until nothing is left to write, at full speed; False when time ran out."""
+        """Write all waiting images without pacing. Returns False on timeout."""
         self._hurry = True
         with self._changed:
             done = self._changed.wait_for(lambda: not self._busy and self._waiting is None, timeout_s)
@@ -111,7 +111,7 @@ class Keeper:
         return done
 
     def close(self, timeout_s: float) -> bool:
-        """Finish, and end the thread; False when it is still writing (it goes when the process does)."""
+        """Finish, and end the thread. Returns False if it is still writing; it is a daemon thread."""
         self._hurry = True
         with self._changed:
             self._closing = True
@@ -122,7 +122,7 @@ class Keeper:
     # ------------------------------------------------------------ the thread
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError):  # refused by a container's policy: then with equal rights
+        with contextlib.suppress(OSError):  # a container's policy refuses it; the thread then runs at normal priority
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         while True:
             with self._changed:
@@ -137,7 +137,7 @@ class Keeper:
                 self._keep(key, image)
             except (HoldfastError, OSError) as error:
                 log.warning("step %d of rank %d not written to disk: %s", key.step, key.rank, error)
-            except Exception:  # the next save may work: a checkpoint that fails must never end the training
+            except Exception:  # a failed checkpoint must not end the training, and the next save may work
                 log.exception("step %d of rank %d not written to disk", key.step, key.rank)
 
     def _keep(self, key: ShardKey, image: Path) -> None:
@@ -146,7 +146,7 @@ class Keeper:
         def pace(nbytes: int) -> None:
             nonlocal began
             if not self._hurry:
-                time.sleep(min(time.monotonic() - began, PACE_MAX_S))  # half of the time belongs to the training
+                time.sleep(min(time.monotonic() - began, PACE_MAX_S))  # leaves half of the time to the training
             began = time.monotonic()
 
         with Reader(image, key) as reader:
@@ -160,7 +160,7 @@ class Keeper:
             self._peers.send(key, pace)
 
     def tidy(self) -> None:
-        """Take in what has become complete; remove what may go."""
+        """Read from the board which checkpoints have become complete, and delete those that may be deleted."""
         while (told := self._board.get(f"complete/{self._seen + 1}")) is not None:
             attempt, step = told.split()
             self._retention.completed((int(attempt), int(step)))
@@ -178,8 +178,8 @@ class Keeper:
         self._forget_unfinished()
 
     def _forget_unfinished(self) -> None:
-        """Steps that some rank never brought to disk must not pile up. The count is taken back first: a step that turns
-        out to be complete stays."""
+        """Delete old checkpoints that a rank never wrote to disk. This rank's count is withdrawn first; a checkpoint
+        that turns out to be complete is retained."""
         newest = self._retention.newest
         self._unfinished = [key for key in self._unfinished if (key.attempt, key.step) > newest]
         while len(self._unfinished) > UNFINISHED_MAX:
@@ -190,7 +190,7 @@ class Keeper:
                 self._place.directory.delete(key)
 
     def release_memory(self) -> None:
-        """The run has ended: its images are not needed once the newest is on disk."""
+        """Delete the images of a completed run if the newest checkpoint is on disk."""
         if self.offered is not None and self.offered == self.stored:
             for images in (self._place.memory, self._place.staging):
                 shutil.rmtree(images, ignore_errors=True)
@@ -203,7 +203,7 @@ def _counter(key: ShardKey) -> str:
 
 
 def settle(board: Board, keeper: Keeper, rank: int, world_size: int, timeout_s: float) -> None:
-    """All ranks have written: take in each other's steps once more. Rank 0, which may serve the store, goes last."""
+    """Read the board once more after all ranks have written. Rank 0, which may serve the store, leaves last."""
     deadline = time.monotonic() + timeout_s
     try:
         board.count("closed", 1)

@@ -25,14 +25,15 @@ from holdfast.train.standalone.transfer import receive_shard, send_shard
 log = logging.getLogger("holdfast.train")
 
 POLL_S: Final = 0.25
-TRANSFER_TIMEOUT_S: Final = 600.0  # for one piece, and for a partner that is busy with another one's
+TRANSFER_TIMEOUT_S: Final = 600.0  # for one piece, including the wait for a peer that is busy with another rank
 
 
 def targets(volumes: Sequence[int]) -> tuple[int | None, ...]:
-    """The rank that keeps each rank's copy; None = there is no other directory. `volumes[rank]` names its directory.
+    """Return, by rank, the rank that keeps its copy; None = there is no other directory. `volumes[rank]` identifies its
+    directory.
 
-    Directories go in pairs, which lose data in the fewest double faults; the last three of an odd number in a ring. Ranks of
-    one directory are dealt to those of the other in turn.
+    Directories form pairs, because pairs lose data in the fewest double faults; the last three of an odd number form a ring.
+    The ranks of one directory are assigned to those of the other in turn.
     """
     order = sorted(set(volumes))
     if len(order) < 2:
@@ -41,7 +42,7 @@ def targets(volumes: Sequence[int]) -> tuple[int | None, ...]:
     partner = {at: order[index ^ 1] for index, at in enumerate(order) if at not in ring}
     partner |= {at: ring[(index + 1) % 3] for index, at in enumerate(ring)}
     members: dict[int, list[int]] = {at: [] for at in order}
-    place = []  # of each rank among those of its directory
+    place = []  # index of each rank among the ranks of its directory
     for rank, at in enumerate(volumes):
         place.append(len(members[at]))
         members[at].append(rank)
@@ -50,7 +51,7 @@ def targets(volumes: Sequence[int]) -> tuple[int | None, ...]:
 
 
 class Peers:
-    """One rank's part in it. `send` is called by the keeper alone."""
+    """One rank's part in the copying. Only the keeper calls `send`."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class Peers:
         chosen: Sequence[int | None],
         copies_max: int,
     ) -> None:
-        """`copies_max` bounds what is kept for each rank when no step ever becomes complete."""
+        """`copies_max` limits the copies per rank if no checkpoint becomes complete."""
         self._exchange = exchange
         self._board = board
         self._directory = directory
@@ -76,7 +77,7 @@ class Peers:
         self._thread.start()
 
     def send(self, key: ShardKey, pace: Callable[[int], None]) -> None:
-        """A shard that has just been committed to the directory."""
+        """Send a shard that has just been committed to the directory."""
         if self._to is None or self._broken:
             return
         try:
@@ -91,7 +92,7 @@ class Peers:
             self._break(f"rank {self._to} no longer accepts copies: {error}")
 
     def close(self, timeout_s: float) -> bool:
-        """No more will be sent; wait for what others still send. False when time ran out."""
+        """End sending and wait for shards that other ranks still send. Returns False on timeout."""
         try:
             self._board.count(f"silent/{self._exchange.rank}", 1)
         except Unavailable as error:
@@ -106,7 +107,8 @@ class Peers:
         try:
             while waiting and not self._broken:
                 for source in sorted(waiting):
-                    silent = self._board.count(f"silent/{source}")  # before the offers: none comes after it
+                    # Read before the offers, because no offer follows it.
+                    silent = self._board.count(f"silent/{source}")
                     if self._board.count(f"offers/{source}") > self._taken[source]:
                         self._taken[source] += 1
                         self._receive(source)
@@ -122,7 +124,7 @@ class Peers:
             kept.append(receive_shard(self._exchange, self._directory, source, self._run))
             if len(kept) > self._copies_max:
                 self._directory.delete(kept.popleft())
-        except (HoldfastError, OSError) as error:  # what was sent has been read to its end: the next one may fit
+        except (HoldfastError, OSError) as error:  # the transfer has been read to its end; the next shard may fit
             if isinstance(error, Unavailable):
                 raise
             log.warning("copy of rank %d not stored: %s", source, error)

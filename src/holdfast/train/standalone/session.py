@@ -25,14 +25,14 @@ from holdfast.train.standalone.watcher import Watcher
 
 log = logging.getLogger("holdfast.train")
 
-FINISH_TIMEOUT_S: Final = 600.0  # to bring the last save to disk when the script has ended
+FINISH_TIMEOUT_S: Final = 600.0  # for writing the last save to disk after the script has ended
 SETTLE_TIMEOUT_S: Final = 60.0
-PEERS_TIMEOUT_S: Final = 10.0  # of the grace, for copies on other nodes
-STANDBY_TIMEOUT_S: Final = 5.0  # before an emergency save: an image has to be free
+PEERS_TIMEOUT_S: Final = 10.0  # part of the grace period, for copies on other nodes
+STANDBY_TIMEOUT_S: Final = 5.0  # before an emergency save, until an image is free
 
 
 class Journal(Notes):
-    """The notes of a run that nobody listens to, but for its saves, which the keeper takes."""
+    """Messages of a run without an agent: only the saves have a receiver, the keeper."""
 
     def __init__(self, keeper: Keeper, rank: int) -> None:
         super().__init__(agent="", replicator="", job="", generation=0, rank=rank)
@@ -45,7 +45,7 @@ class Journal(Notes):
 
 @dataclass(slots=True)
 class Session:
-    """`environment` is what `Run` and the checkpointer go by: where images are, what to restore, how often to save."""
+    """`environment` is for `Run` and the checkpointer: directory of the images, checkpoint to restore, interval."""
 
     environment: Environment
     notes: Journal
@@ -58,14 +58,14 @@ class Session:
     board: Board
 
     def due(self, step: int) -> Proposal | None:
-        """Whether all ranks have agreed to save this step now. An image will be free for it."""
+        """Whether all ranks have agreed to save this step. Waits until an image is free."""
         proposal = self.gate.due(step)
         if proposal is not None:
             self.keeper.drain(STANDBY_TIMEOUT_S)
         return proposal
 
     def finish(self) -> None:
-        """The script has ended well: everything to disk, then the memory is given back."""
+        """End after a normal end of the script: write everything to disk, then delete the images."""
         if not self.keeper.close(FINISH_TIMEOUT_S):
             log.warning("the last checkpoint was not on disk within %g s after the end", FINISH_TIMEOUT_S)
         if self.peers is not None and not self.peers.close(FINISH_TIMEOUT_S):
@@ -76,7 +76,7 @@ class Session:
         self._close()
 
     def interrupt(self) -> None:
-        """The run leaves because it was told to: its last save to disk, as far as the grace goes."""
+        """End after a stop request: write the last save to disk within the grace period."""
         deadline = self.watcher.deadline
         left_s = FINISH_TIMEOUT_S if deadline is None else deadline - time.monotonic()
         if not self.keeper.close(max(0.0, left_s)):
@@ -86,7 +86,7 @@ class Session:
         self._close()
 
     def abandon(self) -> None:
-        """The script has failed: what is in memory stays there, and nobody waits."""
+        """End after a failure of the script, without waiting. The images stay in memory."""
         self._close()
 
     def _close(self) -> None:
@@ -95,9 +95,9 @@ class Session:
 
 
 def open_session(options: Checkpoints, environment: Environment) -> Session:
-    """Agree with all other ranks on what to restore and get ready to save. Collective; the process group has been made.
+    """Select the checkpoint to restore together with all ranks, and prepare saving. Collective; requires the process group.
 
-    Raises Conflict when the directory is in use or its checkpoints belong to different runs.
+    Raises Conflict if the directory is in use or contains checkpoints of different runs.
     """
     world = environment.world
     exchange = Alone() if world.world_size == 1 else Group()
@@ -140,7 +140,7 @@ def open_session(options: Checkpoints, environment: Environment) -> Session:
 
 
 def _peers(options: Checkpoints, start: Start, board: Board, directory: Directory) -> Peers | None:
-    """Collective where there are several directories, which all ranks know."""
+    """Start copying to peers. Collective if there are several directories; all ranks know whether there are."""
     chosen = targets(start.volumes)
     if not options.peers or all(to is None for to in chosen):
         return None
@@ -149,7 +149,7 @@ def _peers(options: Checkpoints, start: Start, board: Board, directory: Director
 
 
 def _others(start: Start, rank: int, here: Iterable[int]) -> frozenset[int] | None:
-    """Ranks of other nodes that share the directory, of the rank that speaks for it; of others None."""
+    """Return the ranks of other nodes that share the directory if `rank` represents it, otherwise None."""
     if start.volumes[rank] != rank:
         return None
     return frozenset(other for other, volume in enumerate(start.volumes) if volume == rank) - frozenset(here)
@@ -168,7 +168,7 @@ def _target(start: Start, rank: int) -> RestoreTarget | None:
 
 
 def _sweep_memory(options: Checkpoints, directory: Directory, run: str) -> None:
-    """Give back the memory of runs whose directory is gone: nobody can go on with them."""
+    """Delete the images of runs whose directory no longer exists, because such runs cannot continue."""
     mine = options.memory_of(run)
     mine.mkdir(parents=True, exist_ok=True)
     (mine / "directory").write_text(str(directory.root))
@@ -177,7 +177,7 @@ def _sweep_memory(options: Checkpoints, directory: Directory, run: str) -> None:
             home = Directory(Path((other / "directory").read_text()))
             identity = home.identity()
         except (OSError, ValueError):
-            continue  # being made, or not ours to judge
+            continue  # incomplete, or written by another version
         if identity is None or identity.run != other.name:
             log.info("removed the images of run %s: %s no longer contains the run", other.name, home.root)
             shutil.rmtree(other, ignore_errors=True)

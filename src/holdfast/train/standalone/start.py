@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What a rank says first."""
+    """The first report of a rank."""
 
     launch: str
     node: str
@@ -37,22 +37,22 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What all ranks have agreed on, and this rank's part of it."""
+    """The result of the start, common to all ranks, with this rank's paths."""
 
     launch: str
     run: str
     attempt: int
     nodes: tuple[str, ...]
-    volumes: tuple[int, ...]  # by rank: the rank that speaks for its directory; equal numbers share one
-    lists: bool  # this rank speaks for its node
+    volumes: tuple[int, ...]  # by rank: the rank that represents its directory; equal numbers share a directory
+    lists: bool  # this rank represents its node
     election: Election
-    paths: tuple[Path, ...]  # of this rank's parts, verified, readable here; empty = from scratch
+    paths: tuple[Path, ...]  # verified local files of this rank's parts; empty = from scratch
     lock: Lock
 
 
 @dataclass(slots=True)
 class _Told:
-    """An answer that may be an error, as it travels."""
+    """A result or an error, in the form that is sent to other ranks."""
 
     value: Any = None
     error: str = ""
@@ -60,17 +60,18 @@ class _Told:
 
 @dataclass(slots=True)
 class Starter:
-    """`memory_of(run)` is where this node's images of a run are."""
+    """`memory_of(run)` is the directory of this node's images of a run."""
 
     exchange: Exchange
     directory: Directory
     node: str
     mesh: Mesh
     memory_of: Callable[[str], Path]
-    bad: set[tuple[int, str]] = field(default_factory=set)  # (holder, path) of holdings that did not verify
+    bad: set[tuple[int, str]] = field(default_factory=set)  # (holder, path) of holdings that failed verification
 
     def begin(self) -> Start:
-        """Raises Conflict when the directory is in use or belongs to different runs, on every rank alike."""
+        """Run the start. Raises Conflict on every rank if the directory is in use or contains checkpoints of different
+        runs."""
         hellos = self._together(self._hello)
         nodes = tuple(hello.node for hello in hellos)
         launch = hellos[0].launch
@@ -111,14 +112,13 @@ class Starter:
         return Hello(uuid.uuid4().hex, self.node, self.directory.identity())
 
     def _volumes(self, nodes: Sequence[str], launch: str, lists: bool) -> tuple[int, ...]:
-        """By rank: who speaks for its directory, the lowest rank that speaks for a node there."""
+        """Return, by rank, the rank that represents its directory: the lowest of those that represent a node with that
+        directory."""
         marked = self._together(lambda: self.directory.marked(launch) if lists else -1)
         first = {node: rank for rank, node in reversed(list(enumerate(nodes)))}
 
         def speaker(rank: int) -> int:
-            while (
-                marked[rank] != rank
-            ):  # where a shared directory is slow to show files, one may have seen less than another
+            while marked[rank] != rank:  # a shared directory may show new files late, so ranks may see different ones
                 rank = marked[rank]
             return rank
 
@@ -127,9 +127,9 @@ class Starter:
     # ------------------------------------------------------------ what is there
 
     def _listed(self, run: str, launch: str, seats: Sequence[Seat], *, lists: bool, speaks: bool) -> list[Holding]:
-        """What this rank reports of the run: committed shards for a directory, and for a node the images left in memory.
+        """Return this rank's holdings: the committed shards of the directory and the images of the node that it represents.
 
-        Each is reported once, however many nodes share the directory: the report of each is read by all ranks.
+        Each holding is reported once, even if several nodes share the directory, because all ranks read all reports.
         """
         rank = self.exchange.rank
         found: list[Holding] = []
@@ -144,7 +144,7 @@ class Starter:
             try:
                 header = peek(path)
             except (FileNotFoundError, HoldfastError):
-                continue  # of no use: the next save goes over it
+                continue  # not restorable; the next save overwrites it
             if header is not None:
                 stamp = header.stamp
                 manifest = self.directory.manifest(stamp.key, run)
@@ -159,8 +159,8 @@ class Starter:
     def _agree(
         self, holdings: Sequence[Holding], seats: tuple[Seat, ...], run: str
     ) -> tuple[Election, tuple[Path, ...]]:
-        """Elect, verify, fetch; whatever does not verify is out, and the next best is elected. Ends: every round that
-        fails takes away at least one of finitely many holdings."""
+        """Select a checkpoint, verify and fetch its shards. If a shard fails verification, exclude it and select again.
+        This terminates, because every failed round excludes at least one holding."""
         seat = seats[self.exchange.rank]
         while True:
             elected = election.elect(holdings, self.mesh, seats, self.bad)
@@ -176,7 +176,8 @@ class Starter:
                 return elected, tuple(fetched.get(it) or self._path(it) for it in mine)
 
     def _path(self, holding: Holding) -> Path:
-        """Of one that this rank can read: nodes may see the directory that they share under different names."""
+        """Return the local path of a holding that this rank can read. Nodes may mount a shared directory at different
+        paths."""
         return self.directory.path(holding.key) if holding.tier == "disk" else Path(holding.path)
 
     def _cross_out(self, mine: list[tuple[int, str]]) -> None:
@@ -184,8 +185,8 @@ class Starter:
             self.bad.update(found)
 
     def _verifies(self, holding: Holding, run: str) -> bool:
-        """Checksums where there is a manifest. An image that was never brought to disk has none: its header and index say
-        that it was completed, and memory that was lost with its node is not there at all."""
+        """Verify the checksums if there is a manifest. An image that was never written to disk has none; its header and index
+        show that it was completed, and memory does not survive the loss of its node."""
         try:
             with Reader(self._path(holding), holding.key) as reader:
                 manifest = self.directory.manifest(holding.key, run)
@@ -199,7 +200,7 @@ class Starter:
         return True
 
     def _together(self, work: Callable[[], T]) -> list[T]:
-        """Every rank's result; if one of them has failed, all raise its error."""
+        """Return the results of all ranks. If a rank has failed, all ranks raise its error."""
         try:
             told = _Told(work())
         except (HoldfastError, OSError) as error:
@@ -212,12 +213,12 @@ class Starter:
 
 
 def _name(volume: int) -> str:
-    """No node can be called so, for it has a space."""
+    """Return a value that no node name equals, because it contains a space."""
     return f"directory of rank {volume}"
 
 
 def _run_of(hellos: Sequence[Hello]) -> str:
-    """The run that the directories belong to: a new one when they are all empty."""
+    """Return the run of the directories; a new one if all of them are empty."""
     runs = {hello.identity.run: hello.node for hello in hellos if hello.identity}
     if len(runs) > 1:
         where = ", ".join(f"{run} on {node}" for run, node in sorted(runs.items()))

@@ -27,11 +27,11 @@ _LENGTH_BYTES = 8
 @dataclass(frozen=True, slots=True)
 class Transfer:
     holding: Holding
-    to: int  # the rank that receives it for its directory
+    to: int  # the rank that receives the shard for its directory
 
 
 def plan(parts: Sequence[Sequence[Holding]], seats: Sequence[Seat]) -> list[Transfer]:
-    """What has to travel: each shard once to each directory that needs it. Pure, and the same on every rank."""
+    """Return the transfers: each shard once to each directory that needs it. Pure; every rank computes the same list."""
     wanted: dict[tuple[str, Holding], Transfer] = {}
     for rank, (those, seat) in enumerate(zip(parts, seats, strict=True)):
         for holding in those:
@@ -43,7 +43,7 @@ def plan(parts: Sequence[Sequence[Holding]], seats: Sequence[Seat]) -> list[Tran
 def fetch(
     exchange: Exchange, directory: Directory, parts: Sequence[Sequence[Holding]], seats: Sequence[Seat], run: str
 ) -> tuple[dict[Holding, Path], list[tuple[int, str]]]:
-    """Carry out this rank's transfers: where fetched shards lie for this rank, and (holder, path) of those that failed."""
+    """Carry out this rank's transfers. Returns the paths of its fetched shards, and (holder, path) of failed transfers."""
     fetched: dict[Holding, Path] = {}
     lost: list[tuple[int, str]] = []
     rank = exchange.rank
@@ -63,7 +63,7 @@ def fetch(
 
 
 def _send(exchange: Exchange, directory: Directory, transfer: Transfer, run: str) -> None:
-    """An empty manifest says that nothing follows."""
+    """Send a holding; an empty manifest if it cannot be read."""
     holding = transfer.holding
     try:
         with Reader(Path(holding.path), holding.key) as reader:
@@ -75,7 +75,7 @@ def _send(exchange: Exchange, directory: Directory, transfer: Transfer, run: str
 
 
 def send_shard(exchange: Exchange, manifest: Manifest, reader: Reader, to: int, pace: Callable[[int], None]) -> None:
-    """The manifest, then every span. `pace(nbytes)` is called after each."""
+    """Send the manifest, then every span. `pace(nbytes)` is called after each span."""
     _send_short(exchange, manifest.encode(), to)
     for span in manifest.spans:
         exchange.send(reader.data[span.offset : span.offset + span.size], to)
@@ -83,7 +83,7 @@ def send_shard(exchange: Exchange, manifest: Manifest, reader: Reader, to: int, 
 
 
 def _describe(reader: Reader, run: str, node: str) -> Manifest:
-    """The manifest of an image that was never brought to disk."""
+    """Return the manifest of an image that was never written to disk."""
     algorithm, header = checksum.best(), reader.header
     spans = spans_of(header.size, header.tensors_end)
     sums = tuple(algorithm.of(reader.data[span.offset : span.offset + span.size]) for span in spans)
@@ -95,9 +95,9 @@ def _describe(reader: Reader, run: str, node: str) -> Manifest:
 def receive_shard(
     exchange: Exchange, directory: Directory, sender: int, run: str, expected: Holding | None = None
 ) -> ShardKey:
-    """What `send_shard` sends, into the directory. Raises IntegrityError when it is not whole or not what was expected; the
-    sender goes on to the end then, and so do we."""
-    manifest = Manifest.decode(bytes(_receive_short(exchange, sender)))  # raises for an empty one: nothing follows
+    """Receive a shard from `send_shard` into the directory. Raises IntegrityError if it is damaged or not the expected shard,
+    after the transfer has been read to its end."""
+    manifest = Manifest.decode(bytes(_receive_short(exchange, sender)))  # raises for an empty manifest
 
     def pieces() -> Iterator[memoryview]:
         for span in manifest.spans:

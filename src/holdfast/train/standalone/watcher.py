@@ -27,7 +27,7 @@ log = logging.getLogger("holdfast.train")
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1)
 DISCONNECTED_POLL_S: Final = 0.1
-SILENCE_POLLS_MAX: Final = 8  # every living rank's watcher answers within two
+SILENCE_POLLS_MAX: Final = 8  # the watcher of every running rank answers within two polls
 
 
 _installed: weakref.WeakSet[Watcher] = weakref.WeakSet()
@@ -37,7 +37,7 @@ _forking = threading.local()
 
 
 def _hold_signals() -> None:
-    """Until the child has handlers of its own: what comes before would wake its parent's watcher."""
+    """Block the signals until a forked child has its own handlers. An earlier signal would wake its parent's watcher."""
     if _installed:
         _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
@@ -49,7 +49,7 @@ def _release_signals() -> None:
 
 
 def _forget_in_child() -> None:
-    """A data-loader worker has to die of SIGTERM, and must not make its parent leave."""
+    """Restore the default handlers in a forked child: SIGTERM must end a data-loader worker and must not stop its parent."""
     for watcher in list(_installed):
         watcher.restore_signals()
     _release_signals()
@@ -59,7 +59,7 @@ os.register_at_fork(before=_hold_signals, after_in_parent=_release_signals, afte
 
 
 class Watcher:
-    """Install it on the main thread: elsewhere Python takes no signals, and it only follows the other ranks."""
+    """Create it on the main thread. On another thread Python handles no signals, and it only follows the other ranks."""
 
     def __init__(self, agreement: Agreement, grace_s: float, end: Callable[[int], None] = os._exit) -> None:
         self._agreement = agreement
@@ -67,11 +67,12 @@ class Watcher:
         self._end = end
         self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._closing = False
-        self._handled: Counter[int] = Counter()  # by Python's handler, late
-        self._woken: Counter[int] = Counter()  # by the wakeup descriptor, at once
+        self._handled: Counter[int] = Counter()  # counted by Python's handler, late
+        self._woken: Counter[int] = Counter()  # counted by the wakeup descriptor, immediately
         self._asked: Counter[int] = Counter()
-        self.deadline: float | None = None  # when the grace of a SIGTERM ends, by the monotonic clock
-        self._progress = (0, False)  # verdicts seen and whether one is awaited, and since when
+        self.deadline: float | None = None  # end of the grace period of a SIGTERM, monotonic
+        # Results seen and whether one is awaited; `_progress_at` is the time of the last change.
+        self._progress = (0, False)
         self._progress_at = 0.0
         self._previous: dict[int, Any] = {}
         self._previous_wakeup = -1
@@ -87,16 +88,18 @@ class Watcher:
             return
         for number in SIGNALS:
             self._previous[number] = signal.signal(number, self._handle)
-        # Written to by Python's own C handler: the handler below waits for the training thread to come back from C.
+        # Python's C handler writes to this descriptor immediately; a Python handler runs only after the training
+        # thread's present C call.
         self._previous_wakeup = signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
         _installed.add(self)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """For when another library has taken over the wakeup descriptor; both count, and no signal counts twice."""
+        """Count a signal, in case another library has replaced the wakeup descriptor. A signal that both count is
+        handled once."""
         self._handled[number] += 1
 
     def close(self) -> None:
-        """On the thread that made it."""
+        """Call this on the thread that created the watcher."""
         self.restore_signals()
         self._closing = True
         with contextlib.suppress(OSError):
@@ -139,7 +142,7 @@ class Watcher:
                 connected = False
 
     def _hopeless(self) -> str:
-        """Why nothing can come of a SIGTERM's save any more; "" = it can, or there was none."""
+        """Return why the save of a SIGTERM can no longer succeed; "" = it can, or there was no SIGTERM."""
         if self.deadline is None:
             return ""
         now = time.monotonic()
@@ -157,7 +160,7 @@ class Watcher:
         return max(self._handled[number], self._woken[number]) > self._asked[number]
 
     def _listen(self, wait_s: float) -> None:
-        """Take in the signals that have arrived, after at most `wait_s`."""
+        """Read the signals that have arrived; wait for at most `wait_s`."""
         select.select([self._wake], [], [], wait_s)
         with contextlib.suppress(BlockingIOError):
             self._woken.update(os.read(self._wake, 512))

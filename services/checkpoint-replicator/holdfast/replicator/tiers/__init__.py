@@ -16,7 +16,8 @@ from holdfast.shards.opening import ASIDE, make_way, move_aside, remove
 
 @dataclass(frozen=True, slots=True)
 class OpenShard:
-    """A shard held open: nobody overwrites it until it is closed. Structure checked, payload not yet: see `Checksummer`."""
+    """An open, locked shard. It is not overwritten until it is closed. The structure is checked; `Checksummer` checks the
+    payload."""
 
     manifest: Manifest
     reader: Reader
@@ -43,8 +44,8 @@ class OpenShard:
 
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    """What lies in a shard's place and is none. `aside`: it has been moved out of the way; else it was left where it is,
-    because another release may know it, or because it cannot be read or moved now."""
+    """A file at the path of a shard that is not a valid shard. `aside`: it has been renamed. Otherwise it is left in place,
+    because another release may read it, or because it cannot be read or renamed now."""
 
     path: Path
     reason: str
@@ -54,36 +55,36 @@ class Damaged:
 class Tier(Protocol):
     """Blocking; call from a thread. `job` has passed `names.job_name`."""
 
-    name: str  # "memory" or "disk", as the inventory says it
+    name: str  # "memory" or "disk", as in the inventory
 
     def jobs(self) -> list[str]:
-        """Jobs that have anything here."""
+        """Return the jobs that have files in this tier."""
 
     def shards(self, job: str) -> list[Manifest]:
-        """Every committed shard. What is damaged or unfinished is not listed, nor touched."""
+        """Return every committed shard. Damaged and incomplete files are neither listed nor changed."""
 
     def open(self, job: str, key: ShardKey) -> OpenShard:
-        """Raises NotFound, Conflict while it is being overwritten, IntegrityError when the file is damaged."""
+        """Open a shard. Raises NotFound, Conflict while it is being overwritten, and IntegrityError if the file is damaged."""
 
     def quarantine(self, job: str, key: ShardKey) -> None:
-        """Take a corrupt shard out of the way, kept for a post-mortem. It is not listed any more."""
+        """Rename a corrupt shard, so that it is kept for analysis but no longer listed."""
 
     def delete(self, job: str, key: ShardKey) -> None:
-        """Nothing happens when it is not there."""
+        """Delete a shard, if it exists."""
 
     def forget(self, job: str) -> None:
-        """Remove everything of the job."""
+        """Delete all files of the job."""
 
 
 def find(root: Path, pattern: str) -> list[Path]:
-    """Files below `root`, sorted. Unlike `Path.glob`, does not mind directories that vanish while it looks."""
+    """Return the files below `root`, sorted. Unlike `Path.glob`, tolerates directories that are deleted during the search."""
     return sorted(root / name for name in glob(pattern, root_dir=root, include_hidden=True))
 
 
 def set_aside(shard: Path, manifest: Path) -> None:
-    """Rename a corrupt shard; one per directory is kept, so that a bad disk cannot fill itself with evidence.
+    """Rename a corrupt shard. One per directory is kept, so that a failing disk does not fill up with them.
 
-    Raises OSError when it cannot be moved.
+    Raises OSError if it cannot be renamed.
     """
     make_way(manifest)
     for older in find(shard.parent, f"*{ASIDE}"):

@@ -28,12 +28,12 @@ from holdfast.shards import Manifest, Reader, spans_of, sync_directory
 from holdfast.shards.manifest import temporary_of
 from holdfast.shards.opening import ASIDE, make_way, open_stored, remove
 
-ASIDE_MAX = 8  # corrupt shards of a job and tier that are kept
+ASIDE_MAX = 8  # corrupt shards to keep per job and tier
 
 
 class FileTier:
-    """One root directory of shard files. `below` is put between the job and its attempts. `warm`: it is in memory, and these
-    are its files."""
+    """One root directory of shard files. `below` is a path component between the job and its attempts. `warm`: reusable files,
+    if the directory is in memory."""
 
     def __init__(self, name: str, root: Path, below: str = "", *, warm: WarmFiles | None = None) -> None:
         self.name = name
@@ -54,14 +54,14 @@ class FileTier:
         return found
 
     def look(self, job: str) -> tuple[list[Manifest], list[Damaged]]:
-        """Every committed shard, and what is damaged: that is out of the way afterwards, if it can be moved."""
+        """Return every committed shard and the damaged files, which are renamed if possible."""
         found: list[Manifest] = []
         damaged: list[Damaged] = []
         for path in self._paths(job):
             try:
                 found.append(self._committed(job, path))
             except FileNotFoundError:
-                continue  # no manifest, no checkpoint
+                continue  # not committed
             except IntegrityError as error:
                 damaged.append(self._set_aside(job, path, str(error)))
             except (HoldfastError, OSError) as error:
@@ -69,7 +69,7 @@ class FileTier:
         return found, damaged
 
     def _committed(self, job: str, path: Path) -> Manifest:
-        """Raises FileNotFoundError for what was never finished, IntegrityError, IncompatibleVersion, OSError."""
+        """Raises FileNotFoundError for an uncommitted shard, IntegrityError, IncompatibleVersion, OSError."""
         manifest = Manifest.read(manifest_path(path))
         key = parse_shard_path(path.relative_to(self._directory(job)))
         if (key, manifest.job) != (manifest.key, job):
@@ -99,7 +99,7 @@ class FileTier:
         return OpenShard(manifest, reader)
 
     def has(self, job: str, manifest: Manifest) -> bool:
-        """Whether it holds these very bytes."""
+        """Whether the tier has a shard with the same bytes."""
         try:
             with self.open(job, manifest.key) as mine:
                 return (mine.manifest.crc32c, mine.manifest.size) == (manifest.crc32c, manifest.size)
@@ -116,7 +116,8 @@ class FileTier:
             incoming.close()
 
     def incoming(self, job: str, manifest: Manifest) -> Incoming:
-        """Room for a shard, reserved: raises OutOfSpace before the first byte, Conflict when it is already arriving."""
+        """Reserve space for a shard. Raises OutOfSpace before the first byte, and Conflict if the shard is already
+        being received."""
         if manifest.job != job:
             raise IntegrityError(f"a manifest of job {manifest.job!r} offered for job {job!r}")
         require_consistent(manifest)
@@ -124,7 +125,7 @@ class FileTier:
             return Incoming(path, manifest, warm=self._warm)
 
     def put(self, job: str, source: OpenShard, pace: Callable[[int], None]) -> Path:
-        """Copy an open shard in, verifying every span on the way. `pace(nbytes)` is called before each piece."""
+        """Copy an open shard into this tier and verify every span. `pace(nbytes)` is called before each piece."""
 
         def contents(first_span: int) -> Iterator[memoryview]:
             for span in source.manifest.spans[first_span:]:
@@ -138,9 +139,9 @@ class FileTier:
             return incoming.commit()
 
     def put_fresh(self, job: str, fresh: PendingCommit, pace: Callable[[int], None]) -> Manifest:
-        """Copy an image in while its checksums are being computed; listed when both are through.
+        """Copy an image into this tier while its checksums are being computed. It is listed when both have finished.
 
-        Raises Conflict when the image has been overwritten, OutOfSpace, and why it could not be committed.
+        Raises Conflict if the image has been overwritten, OutOfSpace, and the error of a failed commit.
         """
         with fresh.seen.open() as reader:
             header = reader.header
@@ -179,7 +180,7 @@ class FileTier:
         return Damaged(path, reason, aside=True)
 
     def _bound_aside(self, job: str) -> None:
-        """The newest few of a job stay for a post-mortem, and no directories for the others."""
+        """Keep the newest corrupt shards of a job for analysis, and delete the others with their directories."""
         kept = sorted(find(self._directory(job), f"a*/s*/*{ASIDE}"), key=lambda path: path.lstat().st_ctime)
         for path in kept[:-ASIDE_MAX]:
             remove(path)
@@ -187,7 +188,7 @@ class FileTier:
 
     def delete(self, job: str, key: ShardKey) -> None:
         path = self.path(job, key)
-        make_way(manifest_path(path))  # first: a shard without a manifest is none
+        make_way(manifest_path(path))  # first, because a shard without a manifest is not committed
         if self._warm is None:
             make_way(path)
         else:
@@ -207,18 +208,19 @@ class FileTier:
             self._warm.give_back()
 
     def has_room(self, size: int) -> bool:
-        """Whether a copy that has another place, too, may come here."""
+        """Whether there is room in this tier for a copy that could also be stored elsewhere."""
         return self._warm is None or self._warm.has_room(size)
 
     def newest(self, job: str, rank: int) -> ShardKey | None:
-        """The newest shard of a rank, by the names of the manifests alone."""
+        """Return the newest shard of a rank, by the names of the manifests only."""
         directory = self._directory(job)
         paths = find(directory, f"a*/s*/rank-{rank}.json")
         keys = filter(None, (parse_shard_path(path.relative_to(directory).with_suffix(".shard")) for path in paths))
         return max(keys, key=lambda key: (key.attempt, key.step), default=None)
 
     def sweep(self, job: str) -> int:
-        """At start: remove what a crash left half-written. Returns how many files. What is no file, or not ours, stays."""
+        """Delete the incomplete files of a crash and return their number. Called at start. Other files and directories are
+        left."""
         swept = 0
         for path in find(self._directory(job), "a*/s*/*"):
             orphan = (path.suffix == ".shard" and not manifest_path(path).exists()) or (
@@ -231,7 +233,7 @@ class FileTier:
         return swept
 
     def drop_unfinished(self, job: str, older_than: tuple[int, int]) -> None:
-        """Remove transfers that nobody will resume: of steps before `older_than` (attempt, step), and not under way."""
+        """Delete incomplete transfers of steps before `older_than` (attempt, step) that are not in progress."""
         directory = self._directory(job)
         for part in find(directory, "a*/s*/.*.part"):
             final = part.with_name(part.name[1:].rsplit(".", 2)[0])
@@ -247,20 +249,20 @@ class FileTier:
 
 
 def _unlink_unclaimed(part: Path) -> bool:
-    """Whether it is gone."""
+    """Delete the file if it is unused. Returns whether it no longer exists."""
     try:
         with open(open_stored(part), "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             part.unlink(missing_ok=True)
             return True
     except (FileNotFoundError, BlockingIOError):
-        return False  # committed, or still arriving
+        return False  # committed, or still being received
     except (IntegrityError, PermissionError):
-        return False  # nobody's transfer
+        return False  # not part of a transfer
 
 
 def _make_directories(root: Path, directory: Path) -> None:
-    """Create what is missing and make it durable, or a crash could take the directory with the committed file in it."""
+    """Create missing directories and fsync them, because a crash could otherwise remove a directory with a committed file."""
     missing = [path for path in (directory, *directory.parents) if path.is_relative_to(root) and not path.exists()]
     directory.mkdir(parents=True, exist_ok=True)
     for path in reversed(missing):
@@ -268,7 +270,7 @@ def _make_directories(root: Path, directory: Path) -> None:
 
 
 def _remove_empty(directory: Path) -> bool:
-    """Whether it is gone now."""
+    """Remove the directory if it is empty. Returns whether it no longer exists."""
     try:
         directory.rmdir()
     except OSError as error:

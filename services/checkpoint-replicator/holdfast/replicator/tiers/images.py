@@ -1,6 +1,7 @@
 """The workers' memory images: `<memory>/<job>/w<local rank>/{a,b}.image`. Written by the trainers, only read here.
 
-If memory has no room, a worker creates them in `<disk>/<job>/overflow/w<local rank>/`; here they are treated alike.
+If memory has no room, a worker creates them in `<disk>/<job>/overflow/w<local rank>/`. Both are treated in the same
+way.
 
 The header describes the content of an image. The manifest next to it, written by this module, confirms that the content was
 seen complete. If the header has changed since, the manifest is stale and ignored."""
@@ -24,7 +25,7 @@ from holdfast.shards.crc import summarise
 from holdfast.shards.manifest import temporary_of
 from holdfast.shards.opening import open_stored, remove
 
-IMAGES_MAX = 256  # per job and node; the rest is ignored
+IMAGES_MAX = 256  # per job and node; further images are ignored
 
 
 class ImageTier:
@@ -38,7 +39,8 @@ class ImageTier:
         self._overflow = overflow
         self._node = node
         self._checksummer = checksummer
-        self._unwritten: dict[Path, tuple[Manifest, str]] = {}  # by image: what could not be written, and why
+        # Image → manifest that could not be written, and the reason.
+        self._unwritten: dict[Path, tuple[Manifest, str]] = {}
 
     def jobs(self) -> list[str]:
         names = {path.parent.parent.name for path in find(self._root, "*/w*/[!.]*.image")}
@@ -46,7 +48,7 @@ class ImageTier:
         return sorted(filter(is_job_name, names))
 
     def scan(self, job: str) -> list[Seen]:
-        """What is there now: a page read per image. What is damaged is not listed, nor touched."""
+        """Return the present images, reading one page of each. Damaged images are neither listed nor changed."""
         seen: list[Seen] = []
         for path in self.paths(job):
             with suppress(OSError, HoldfastError):
@@ -55,7 +57,8 @@ class ImageTier:
         return seen
 
     def look(self, job: str) -> tuple[list[Seen], list[Damaged]]:
-        """What is there now, and what is damaged: that is out of its worker's way afterwards, if it can be moved."""
+        """Return the present images and the damaged ones, which are renamed if possible, so that their workers can save
+        again."""
         seen: list[Seen] = []
         damaged: list[Damaged] = []
         for path in self.paths(job):
@@ -63,7 +66,7 @@ class ImageTier:
                 if (header := peek(path)) is not None:
                     seen.append(Seen(path, header))
             except FileNotFoundError:
-                continue  # replaced under us
+                continue  # replaced since the listing
             except IntegrityError:
                 damaged += _set_aside(path)
             except (HoldfastError, OSError) as error:
@@ -71,11 +74,11 @@ class ImageTier:
         return seen, damaged
 
     def commit(self, job: str, seen: Seen) -> Manifest:
-        """Checksum an image and write its manifest: from here on it is a checkpoint.
+        """Checksum an image and write its manifest, which commits the shard.
 
-        An existing manifest for the same save is the word of an earlier life of this process: the bytes must still match. One
-        that finds no room is kept here, see `unwritten`.
-        Raises Conflict when it is being overwritten, IntegrityError when it is damaged.
+        If an earlier process has written a manifest for the same save, the bytes are verified against it. If there is no room
+        for the manifest, it is kept in this process (see `unwritten`). Raises Conflict if the image is being
+        overwritten, and IntegrityError if it is damaged.
         """
         with seen.open() as reader:
             known = self._manifest(job, seen.path, reader.header)
@@ -91,8 +94,8 @@ class ImageTier:
             return manifest
 
     def unwritten(self, job: str) -> dict[Path, str]:
-        """Images whose manifest could not be written, and why; it is tried again now. They are checkpoints as long as this
-        process lives: the next one computes their checksums again."""
+        """Retry to write manifests, and return the images whose manifest still cannot be written, with the reason. Their
+        shards are committed only for this process; the next process computes the checksums again."""
         for path in self.paths(job) if self._unwritten else ():
             if (pending := self._unwritten.get(path)) is not None:
                 self._write(path, pending[0])
@@ -101,7 +104,7 @@ class ImageTier:
     def _write(self, image: Path, manifest: Manifest) -> None:
         place = _manifest_path(image)
         try:
-            # What is there is of a save that is no more: its room is the new one's.
+            # An existing manifest is of an overwritten save; reuse its space.
             if not temporary_of(place).exists() and place.is_file():
                 place.rename(temporary_of(place))
             manifest.write(place)
@@ -131,7 +134,7 @@ class ImageTier:
         set_aside(path, _manifest_path(path))
 
     def delete(self, job: str, key: ShardKey) -> None:
-        """It takes no memory with it: the file is its worker's, who writes over it."""
+        """Delete the image and its manifest. The memory is freed when the worker no longer has the image open."""
         try:
             path = self._path(job, key)
         except NotFound:
@@ -141,14 +144,14 @@ class ImageTier:
 
     def forget(self, job: str) -> None:
         for directory in (*find(self._root, f"{job}/w*"), *find(self._overflow, f"{job}/overflow")):
-            # At once: workers of a new submission may make theirs meanwhile.
+            # Rename first, because workers of a new run may create their directories during the deletion.
             directory.rename(directory.with_name(f".{directory.name}.gone"))
         for directory in (*find(self._root, f"{job}/.w*.gone"), *find(self._overflow, f"{job}/.overflow.gone")):
             remove(directory)
         self._unwritten = {path: kept for path, kept in self._unwritten.items() if kept[0].job != job}
 
     def paths(self, job: str) -> list[Path]:
-        """Every image, whatever is in it."""
+        """Return the paths of all images."""
         paths = find(self._root, f"{job}/w*/[!.]*.image")
         paths += find(self._overflow, f"{job}/overflow/w*/[!.]*.image")
         return paths[:IMAGES_MAX]
@@ -160,7 +163,7 @@ class ImageTier:
         raise NotFound(f"{label(key)} is not in memory")
 
     def _manifest(self, job: str, path: Path, header: Header) -> Manifest | None:
-        """The manifest, when it is of exactly this save."""
+        """Return the manifest of this save, if there is one."""
         known: list[Manifest] = []
         with suppress(OSError, HoldfastError):
             known.append(Manifest.read(_manifest_path(path)))
@@ -170,17 +173,17 @@ class ImageTier:
 
 
 def _set_aside(path: Path) -> list[Damaged]:
-    """Move a damaged image out of the way, unless somebody uses it by now."""
+    """Rename a damaged image, unless it is in use by now."""
     try:
         with _for_ourselves(path):
             try:
                 peek(path)
             except IntegrityError as error:
                 return [_moved(path, str(error))]
-    except IntegrityError as error:  # no file at all
+    except IntegrityError as error:  # not a regular file
         return [_moved(path, str(error))]
     except (BlockingIOError, FileNotFoundError):
-        return []  # it is being written, read or replaced: by somebody who will find out
+        return []  # it is being written, read or replaced
     except (HoldfastError, OSError) as error:
         return [Damaged(path, str(error), aside=False)]
     return []
@@ -196,7 +199,7 @@ def _moved(path: Path, reason: str) -> Damaged:
 
 @contextmanager
 def _for_ourselves(path: Path) -> Iterator[None]:
-    """Raises BlockingIOError when another holds it, and as `open_stored` does."""
+    """Lock the file exclusively. Raises BlockingIOError if it is locked, and as `open_stored` does."""
     fd = open_stored(path)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

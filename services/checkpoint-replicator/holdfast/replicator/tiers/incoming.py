@@ -23,19 +23,19 @@ from holdfast.replicator.tiers.warm import WarmFiles
 from holdfast.shards import Manifest
 from holdfast.stores.checksum import crc32c
 
-WRITES_AHEAD = 2  # spans checked and not yet written
-PIECE_BYTES = 1 << 20  # received and checked at a time
+WRITES_AHEAD = 2  # spans that are checked but not yet written
+PIECE_BYTES = 1 << 20  # bytes that are received and checked at a time
 
 
 class Incoming:
-    """A shard on its way in: spans are verified as they arrive, in any order, and only a whole one can be committed.
+    """A shard that is being received. Spans arrive in any order and are verified; only a complete shard can be committed.
 
-    Spans that an interrupted transfer of the same bytes left are found, verified and kept. For `warm` see `Part`.
+    Spans of an interrupted transfer of the same bytes are found, verified and kept. For `warm` see `Part`.
     """
 
     def __init__(self, path: Path, manifest: Manifest, *, warm: WarmFiles | None = None) -> None:
         self.manifest = manifest
-        # The checksum in the name: only a transfer of the same bytes may go on with what it finds.
+        # The name contains the checksum, because only a transfer of the same bytes may resume.
         tag = f"{manifest.crc32c:08x}"
         self._part = Part(path, manifest.size, tag, what=label(manifest.key), warm=warm)
         self.spans = manifest.spans
@@ -52,17 +52,17 @@ class Incoming:
 
     @property
     def next_span(self) -> int:
-        """The first one that is missing."""
+        """The number of the first missing span."""
         return self._next
 
     @property
     def whole(self) -> bool:
-        """Whether it can be committed."""
+        """Whether all spans have arrived."""
         return self._next == len(self.spans)
 
     @property
     def arrived(self) -> int:
-        """Spans that are here."""
+        """Number of verified spans."""
         return len(self._done)
 
     @property
@@ -70,8 +70,8 @@ class Incoming:
         return self.manifest.size - sum(self.spans[number].size for number in self._done)
 
     def claim(self, lane: int, lanes: int) -> list[int]:
-        """The missing spans that one of `lanes` connections is to bring: nobody else gets them. A lane that fails leaves them
-        to another transfer."""
+        """Assign missing spans to one of `lanes` connections exclusively. If the connection fails, another transfer receives
+        them."""
         with self._lock:
             taken = self._done | self._claimed
             mine = [number for number in range(lane, len(self.spans), lanes) if number not in taken]
@@ -79,7 +79,7 @@ class Incoming:
         return mine
 
     def arrive(self, number: int, receive: Callable[[memoryview], None]) -> None:
-        """Bring a claimed span: `receive` fills what it is given. Raises as `write` does, and what `receive` raises."""
+        """Receive a claimed span. `receive` fills the buffer that it is given. Raises as `write` and `receive` do."""
         span, checksum = self.spans[number], 0
         with self._part.place(span) as place:
             for at in range(0, span.size, PIECE_BYTES):
@@ -90,11 +90,11 @@ class Incoming:
         self._count(number)
 
     def has(self, first: int, end: int) -> bool:
-        """Whether the spans from `first` to before `end` are here."""
+        """Whether the spans from `first` to `end` (exclusive) have arrived."""
         return self._done.issuperset(range(first, end))
 
     def covers(self, offset: int, size: int) -> bool:
-        """Whether these bytes of the file are here, verified."""
+        """Whether these bytes of the file have arrived and are verified."""
         first, end = (bisect_left(self.spans, at, key=lambda span: span.offset) for at in (offset, offset + size))
         return self.has(first, end)
 
@@ -102,21 +102,22 @@ class Incoming:
         return self._part.read(size, offset)
 
     def write(self, data: memoryview) -> None:
-        """The next span. Raises IntegrityError when it is not what the manifest says; it is not counted then."""
+        """Write the next span. Raises IntegrityError if it does not match the manifest; the span is then not counted."""
         self.write_span(self.next_span, data)
 
     def write_span(self, number: int, data: memoryview) -> None:
-        """Raises as `write` does."""
+        """Write a span. Raises as `write` does."""
         self._check(number, data)
         self._store_span(number, data)
 
     def write_all(self, contents: Iterable[memoryview]) -> None:
-        """The next spans, one after the other; raises as `write` does, and what was good before stays counted.
+        """Write the next spans. Raises as `write` does; the spans before the failed one stay counted.
 
-        A content has to stay as it is until `WRITES_AHEAD` + 1 later ones have been asked for.
+        Each buffer must stay unchanged until `WRITES_AHEAD` + 1 later ones have been requested.
         """
         waiting: deque[Future[None]] = deque()
-        with ThreadPoolExecutor(WRITERS, "write") as writer:  # they have the priority of the thread that starts them
+        with ThreadPoolExecutor(WRITERS, "write") as writer:
+            # Threads inherit the priority of the thread that starts them.
             for number, data in enumerate(contents, self.next_span):
                 self._check(number, data)
                 if len(waiting) == WRITES_AHEAD:
@@ -126,13 +127,13 @@ class Incoming:
                 write.result()
 
     def commit(self) -> Path:
-        """fsync → rename → manifest. From here on the shard is listed."""
+        """Commit: fsync, rename, manifest. The shard is listed from now on."""
         if not self.whole:
             raise Conflict(f"{label(self.manifest.key)} is not complete: commit() came too early")
         return self._part.publish(self.manifest)
 
     def close(self) -> None:
-        """Keeps what has arrived, for a resumption; a committed shard stays committed."""
+        """Close the file. An incomplete one is kept for a resumption; a committed shard stays committed."""
         self._part.close()
 
     def _check(self, number: int, data: memoryview) -> None:
@@ -156,7 +157,7 @@ class Incoming:
                 self._next += 1
 
     def _find_verified(self) -> None:
-        """What an interrupted transfer has left here, checked byte by byte."""
+        """Verify the spans that an interrupted transfer has left."""
         for number, (span, expected) in enumerate(zip(self.spans, self.manifest.span_crc32c, strict=True)):
             if crc32c(self._part.read(span.size, span.offset)) == expected:
                 self._count(number)

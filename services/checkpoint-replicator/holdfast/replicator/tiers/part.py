@@ -18,32 +18,32 @@ from holdfast.shards.manifest import temporary_of
 from holdfast.shards.opening import move_aside
 
 PAGE = 4096
-# O_DIRECT is about 6× as fast as buffered writing and fsync for bulk, and does not flush the page cache of the training
-# job; small files are better off with the cache: whoever restores them next finds them there.
+# O_DIRECT is about 6× as fast as buffered writes with fsync for large files, and does not displace the training job's
+# page cache. Small files use the cache, from which a restore reads them.
 DIRECT_BYTES_MIN = 16 << 20
-WRITERS = 2  # a disk that has one write waiting behind the other is never idle in between
+WRITERS = 2  # a second write in the queue keeps the disk busy
 
 
 class Arriving(Conflict):
-    """Somebody else is bringing the same file in."""
+    """Another transfer is writing the same file."""
 
 
 class Part:
-    """Space for `size` bytes that will be the file `path`; `store` and `place` may be called by several threads.
+    """Space for `size` bytes that will become the file `path`. `store` and `place` may be called from several threads.
 
-    `tag` tells apart what may go on with what it finds; `found` says whether there was something. `warm`: in memory, in a file
-    of these if one fits. Space is taken at once; in memory that takes as long as half the transfer, so there it is only looked
-    at whether there is enough, and taken piece by piece. The manifest's is taken at once everywhere. Raises OutOfSpace before
-    the first byte, Arriving when another is at it.
+    A transfer resumes only a file with the same `tag`; `found` is whether there was one. `warm`: the file is in memory, and a
+    reusable file is taken if one fits. On disk, space is allocated first. In memory, the allocation would take half as long as
+    the transfer, so the free space is checked first and allocated piece by piece. The manifest's space is always allocated
+    first. Raises OutOfSpace before the first byte, and Arriving if another transfer is writing the file.
     """
 
     def __init__(self, path: Path, size: int, tag: str, *, what: str, warm: WarmFiles | None = None) -> None:
         self.path = path
         self.size = size
-        self._what = what  # for errors
+        self._what = what  # for messages
         self._warm = warm
         self._pages: Pages | None = None
-        self._buffers: list[memoryview] = []  # of a disk's, free to be used again
+        self._buffers: list[memoryview] = []  # reusable buffers for a file on disk
         self._part = path.with_name(f".{path.name}.{tag}.part")
         self._direct = -1
         again = warm is not None and warm.reuse(self._part, size)
@@ -65,18 +65,18 @@ class Part:
         return os.pread(self._fd, size, offset)
 
     def store(self, data: memoryview, offset: int) -> None:
-        """Raises OutOfSpace, OSError."""
+        """Write `data`. Raises OutOfSpace, OSError."""
         try:
             if self._pages is not None and not self._pages.touched:
-                os.posix_fallocate(self._fd, offset, len(data))  # a third faster than letting the write find new pages
+                os.posix_fallocate(self._fd, offset, len(data))  # a third faster than page faults in the write
             self._write(data, offset)
         except OSError as error:
             raise out_of_space(error, self.path, self.size) from error
 
     @contextmanager
     def place(self, span: Span) -> Iterator[memoryview]:
-        """Where to put these bytes; they are stored when that has gone well. In memory that is where they stay, and no copy.
-        Raises as `store` does."""
+        """Yield a buffer for a span, which is stored at the end of the block. In memory it is the file's mapping, without a
+        copy. Raises as `store` does."""
         if self._pages is None:
             try:
                 buffer = self._buffers.pop()
@@ -93,13 +93,14 @@ class Part:
         yield view
 
     def store_all(self, data: memoryview, spans: Iterable[Span], pace: Callable[[int], None]) -> None:
-        """All of these pieces of `data`, each at its place. `pace(nbytes)` is called before each."""
+        """Store the given spans of `data`. `pace(nbytes)` is called before each."""
 
         def one(span: Span) -> None:
             pace(span.size)
             self.store(data[span.offset : span.offset + span.size], span.offset)
 
-        with ThreadPoolExecutor(WRITERS, "write") as writers:  # they have the priority of the thread that starts them
+        with ThreadPoolExecutor(WRITERS, "write") as writers:
+            # Threads inherit the priority of the thread that starts them.
             stored = [writers.submit(one, span) for span in spans]
             try:
                 for each in stored:
@@ -108,27 +109,27 @@ class Part:
                 writers.shutdown(cancel_futures=True)
 
     def publish(self, manifest: Manifest) -> Path:
-        """fsync → rename → manifest. From here on the shard is listed."""
+        """Commit: fsync, rename, manifest. The shard is listed from now on."""
         try:
             os.fsync(self._fd)
-            if self.path.is_dir():  # whoever made it: a rename cannot take its place
+            if self.path.is_dir():  # a rename cannot replace a directory
                 move_aside(self.path)
             self._part.rename(self.path)
-            fcntl.flock(self._fd, fcntl.LOCK_UN)  # before it is listed: whoever finds it may open it at once
+            fcntl.flock(self._fd, fcntl.LOCK_UN)  # before it is listed, so that readers can open it immediately
             if self._pages is not None:
                 self._pages.touched = True
-            manifest.write(manifest_path(self.path))  # its directory fsync covers both renames
+            manifest.write(manifest_path(self.path))  # this fsync of the directory covers both renames
         except OSError as error:
             raise out_of_space(error, self.path, self.size) from error
         return self.path
 
     def discard(self) -> None:
-        """Nobody can go on with it."""
+        """Delete the file, so that it cannot be resumed."""
         self._part.unlink(missing_ok=True)
         temporary_of(manifest_path(self.path)).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Keeps what is there; what has been published stays published."""
+        """Close the descriptors. The file is kept."""
         for fd in (self._fd, self._direct):
             if fd >= 0:
                 os.close(fd)
@@ -157,7 +158,7 @@ class Part:
         os.ftruncate(self._fd, self.size)
 
     def _missing(self) -> int:
-        """Bytes that the file system is short of; none when not above 0."""
+        """Return how many bytes the file system lacks; 0 or less if there is enough space."""
         found, free = os.fstat(self._fd), os.fstatvfs(self._fd)
         return self.size - found.st_blocks * 512 - free.f_bavail * free.f_frsize
 
@@ -167,14 +168,15 @@ class Part:
                 _write_all(self._direct, data, offset)
                 return
             except OSError as error:
-                if error.errno != errno.EINVAL:  # a device with larger blocks than a page: go on without
+                if error.errno != errno.EINVAL:
+                    # A device whose blocks are larger than a page: continue without O_DIRECT.
                     raise
-                self._direct_works = False  # the descriptor stays open: another thread may be using it
+                self._direct_works = False  # the descriptor stays open, because another thread may use it
         _write_all(self._fd, data, offset)
 
 
 def aligned_buffer() -> memoryview:
-    """A page-aligned buffer of one span, as O_DIRECT wants it."""
+    """Return a page-aligned buffer of one span, as O_DIRECT requires."""
     return memoryview(mmap.mmap(-1, CHUNK_BYTES))
 
 
@@ -183,7 +185,7 @@ def manifest_path(shard: Path) -> Path:
 
 
 def _open_part(path: Path) -> int:
-    """The file, new if there is none; what is no file is moved aside. Raises OSError."""
+    """Open or create the file. An object of another type is renamed. Raises OSError."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         move_aside(path)
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -194,13 +196,13 @@ def _allocate(fd: int, path: Path, size: int) -> None:
         os.posix_fallocate(fd, 0, size)
         os.ftruncate(fd, size)
     except OSError as error:
-        # A file system without fallocate answers EOPNOTSUPP: writing will tell.
+        # A file system without fallocate returns EOPNOTSUPP; the write then fails if there is no space.
         if error.errno != errno.EOPNOTSUPP:
             raise out_of_space(error, path, size) from error
 
 
 def _open_direct(path: Path) -> int:
-    """A second descriptor that bypasses the page cache; -1 where the file system does not know how."""
+    """Open a second descriptor that bypasses the page cache; -1 if the file system does not support it."""
     try:
         return os.open(path, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
     except OSError as error:
@@ -216,7 +218,7 @@ def _write_all(fd: int, data: memoryview, offset: int) -> None:
 
 
 def out_of_space(error: OSError, path: Path, size: int) -> Exception:
-    """`error`, or OutOfSpace with numbers when that is what it is."""
+    """Return OutOfSpace with the sizes if `error` means that; otherwise `error`."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return error
     directory = next(parent for parent in path.parents if parent.exists())

@@ -16,14 +16,14 @@ from holdfast.shards import Header, Manifest, Reader
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """An image that holds something whole, as its header says without any lock."""
+    """An image whose header, read without a lock, describes a complete save."""
 
     path: Path
     header: Header
 
     def open(self) -> Reader:
-        """The image, locked. Raises Conflict when it holds something else by now, which is everyday life when saves come fast;
-        IntegrityError when it is damaged."""
+        """Open and lock the image. Raises Conflict if it contains another save by now, which is normal if saves are frequent,
+        and IntegrityError if it is damaged."""
         try:
             reader = Reader(self.path)
         except FileNotFoundError as error:
@@ -36,19 +36,20 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class PendingCommit:
-    """`promised` is kept by whoever computes the checksums: a manifest, or the reason why there is none."""
+    """A save whose checksums are being computed. `promised` receives the manifest or the error."""
 
     seen: Seen
     promised: Future[Manifest] = field(default_factory=Future)
 
     def manifest_of(self, reader: Reader) -> Manifest:
-        """Waits for the checksums. Raises Conflict when they are not of what `reader` has open, and why there are none."""
+        """Wait for the checksums. Raises Conflict if they are not those of the save that `reader` has open, and the error of a
+        failed computation."""
         manifest = self.promised.result()
         if not manifest.describes(reader.header) or not reader.still_whole():
             raise Conflict(f"{self.seen.path} was overwritten in spite of its lock")
         return manifest
 
     def fail(self, error: HoldfastError) -> None:
-        """Nobody has to wait any more; nothing happens when the promise has been kept."""
+        """End the wait with an error, unless there is a result already."""
         if not self.promised.done():
             self.promised.set_exception(error)

@@ -22,50 +22,50 @@ from pathlib import Path
 from holdfast.shards.pages import populate
 
 DIRECTORY = ".warm"
-SLACK_BYTES = 1 << 20  # what is no tensor grows and shrinks by a few bytes from save to save
-LOSS_MAX = 2  # a file that is more than so many times too large is left for others
-# Of the memory file system. The workers' own images need the rest: two for each rank.
-SHARE_MAX = 0.25  # in files here
-FREE_MIN = 0.25  # left after a copy that could as well go to the disk
+SLACK_BYTES = 1 << 20  # the size of non-tensor state changes by a few bytes from save to save
+LOSS_MAX = 2  # a larger file than this factor is not used
+# Maximum part of the memory file system. The workers' images, two per rank, need the rest.
+SHARE_MAX = 0.25  # part used by these files
+FREE_MIN = 0.25  # part to leave free if a copy could also be stored on disk
 
 
 @dataclass(slots=True)
 class Pages:
-    """A file, mapped for writing. `mapping` may be longer than the file; `touched`: every page up to its end is there."""
+    """A file, mapped for writing. `mapping` may be longer than the file. `touched`: all its pages are allocated."""
 
-    fd: int  # of its own, and never locked: tells whether the file still has a name
+    fd: int  # a separate descriptor without a lock; shows whether the file still has a name
     mapping: mmap.mmap
     touched: bool = False
 
     def view(self, offset: int, size: int) -> memoryview:
-        """To write to. Raises OSError (ENOSPC) when memory is full."""
+        """Return a writable view. Raises OSError (ENOSPC) if memory is full."""
         if not self.touched:
             start = offset // mmap.PAGESIZE * mmap.PAGESIZE
             try:
                 if not populate(self.mapping, start, offset + size - start):
                     os.posix_fallocate(self.fd, offset, size)
             except OSError as error:
-                if error.errno == errno.EFAULT:  # what would have been a SIGBUS
+                if error.errno == errno.EFAULT:  # without populate, this would be a SIGBUS
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
                 raise
         return memoryview(self.mapping)[offset : offset + size]
 
 
 class WarmFiles:
-    """Of one memory file system; `root` is the memory tier's directory. Thread-safe."""
+    """The reusable files of a memory file system. `root` is the memory tier's directory. Thread-safe."""
 
     def __init__(self, root: Path) -> None:
         self._directory = root / DIRECTORY
         self._lock = threading.Lock()
-        self._pages: dict[int, Pages] = {}  # by inode: which stays theirs for as long as their descriptor is open
+        self._pages: dict[int, Pages] = {}  # by inode, which is not reused while the descriptor is open
         self._kept: dict[int, Path] = {}
 
     def sweep(self) -> None:
-        """At start: an earlier life's mappings are gone."""
+        """Delete the files of an earlier process, whose mappings no longer exist. Called at start."""
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def pages(self, fd: int, size: int) -> Pages:
-        """Those of an open file, which has `size` bytes from now on. Raises OSError."""
+        """Return the pages of an open file, which is extended to `size` bytes. Raises OSError."""
         with self._lock:
             self._forget_unlinked()
             inode = os.fstat(fd).st_ino
@@ -74,7 +74,8 @@ class WarmFiles:
             return self._pages[inode]
 
     def reuse(self, path: Path, size: int) -> bool:
-        """Make a kept file the file `path`, `size` bytes of anything; False when there is none that fits, or `path` exists."""
+        """Turn a kept file into the file `path` with `size` bytes of any content. Returns False if none fits or if `path`
+        exists."""
         with self._lock:
             fitting = [inode for inode in self._kept if self._fits(inode, size)]
             if not fitting:
@@ -82,14 +83,14 @@ class WarmFiles:
             inode = min(fitting, key=lambda inode: len(self._pages[inode].mapping))
             try:
                 _resize(self._pages[inode].fd, size)
-                os.link(self._kept[inode], path)  # unlike a rename it never takes the place of another's
-            except OSError:  # no memory for the last page, or somebody else was first
+                os.link(self._kept[inode], path)  # unlike a rename, does not replace an existing file
+            except OSError:  # no memory for the last page, or the path exists
                 return False
             self._kept.pop(inode).unlink()
             return True
 
     def keep(self, path: Path) -> None:
-        """Take a file away; its pages stay here when they can be used again."""
+        """Remove a file, keeping its pages if they can be reused."""
         with self._lock:
             self._forget_unlinked()
             with suppress(FileNotFoundError):
@@ -97,7 +98,7 @@ class WarmFiles:
                     path.unlink()
 
     def reserve(self, count: int, size: int) -> None:
-        """Have `count` files of `size` bytes ready, as far as the share of memory goes. Raises OSError when memory is full."""
+        """Preallocate `count` files of `size` bytes, up to the memory limit. Raises OSError if memory is full."""
         for _ in range(count):
             with self._lock:
                 ready = sum(self._fits(inode, size) for inode in self._kept)
@@ -121,18 +122,18 @@ class WarmFiles:
             os.close(fd)
 
     def reservable(self, size: int) -> int:
-        """How many files of `size` bytes the share of memory can hold, however much of it is free now."""
+        """Return how many files of `size` bytes the memory limit allows, regardless of the memory that is free now."""
         whole, _ = self._space()
         return int(SHARE_MAX * whole) // _mapped(size)
 
     def has_room(self, size: int) -> bool:
-        """Whether a copy that could as well go to the disk may come here."""
+        """Whether there is room for a copy that could also be stored on disk."""
         with self._lock:
             self._forget_unlinked()
             return any(self._fits(inode, size) for inode in self._kept) or self._may_take(size)
 
     def give_back(self) -> None:
-        """To the system, what is kept."""
+        """Free the kept files."""
         with self._lock:
             while self._kept:
                 _, path = self._kept.popitem()
@@ -148,12 +149,12 @@ class WarmFiles:
         return used + size <= SHARE_MAX * whole and free - size >= FREE_MIN * whole
 
     def _space(self) -> tuple[int, int]:
-        """Bytes of the memory file system: all, and free."""
+        """Return (total, free) bytes of the memory file system."""
         stat = os.statvfs(self._directory.parent)
         return stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
 
     def _keep(self, path: Path) -> bool:
-        """Whether it has gone to the kept ones. Raises FileNotFoundError."""
+        """Move a file to the kept ones. Returns False if it cannot be reused. Raises FileNotFoundError."""
         inode = path.stat().st_ino
         pages = self._pages.get(inode)
         if pages is None or not pages.touched:
@@ -162,30 +163,31 @@ class WarmFiles:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                return False  # somebody reads it: they keep the pages, and nobody else gets them
+                return False  # a process reads it, so its pages cannot be reused
             self._directory.mkdir(parents=True, exist_ok=True)
             self._kept[inode] = self._directory / str(inode)
             path.rename(self._kept[inode])
         return True
 
     def _forget_unlinked(self) -> None:
-        """A mapping would keep the memory of a file that has no name any more."""
+        """Drop the mappings of deleted files, because a mapping keeps their memory allocated."""
         for inode, pages in list(self._pages.items()):
             if not os.fstat(pages.fd).st_nlink:
                 os.close(pages.fd)
-                del self._pages[inode]  # the mapping goes with the last view of it
+                del self._pages[inode]  # the last view releases the mapping
 
 
 def _mapped(size: int) -> int:
-    """What a file of `size` bytes counts for: its mapping has room to grow."""
+    """Return the mapped bytes of a file of `size` bytes, which include room to grow."""
     return -(-(size + SLACK_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def _map(fd: int, size: int) -> Pages:
-    other = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)  # the lock is another description's
+    # The lock must be of another open file description.
+    other = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
     try:
         room = _mapped(size)
-        os.ftruncate(other, room)  # for as long as it takes to map it
+        os.ftruncate(other, room)  # only until it is mapped
         mapping = mmap.mmap(other, room)
         os.ftruncate(other, size)
     except BaseException:
@@ -195,7 +197,8 @@ def _map(fd: int, size: int) -> Pages:
 
 
 def _resize(fd: int, size: int) -> None:
-    """To exactly `size` bytes, all of them there: a write to a hole of a full file system is an end by SIGBUS."""
+    """Resize to exactly `size` bytes and allocate all of them, because a write to a hole of a full file system causes
+    SIGBUS."""
     before = os.fstat(fd).st_size
     if size > before:
         os.posix_fallocate(fd, before, size - before)

@@ -27,10 +27,10 @@ from holdfast.shards import Manifest
 
 log = structlog.get_logger("holdfast.replicator.transport")
 
-ATTEMPTS_MAX = 3  # per source, each going on where the one before broke off
+ATTEMPTS_MAX = 3  # per source; each attempt resumes the previous one
 AWAY_POLL_S = 0.1
 
-# What a peer's refusal means here; the reason travels as text.
+# Error codes of a peer's refusal; the reason is text.
 _REFUSALS: dict[str, type[HoldfastError]] = {
     "not_found": NotFound,
     "busy": Conflict,
@@ -40,13 +40,13 @@ _REFUSALS: dict[str, type[HoldfastError]] = {
 
 
 class Away(Unavailable):
-    """Nobody listens at the source, although its machine answers."""
+    """The source's machine answers, but no replicator listens on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
     limits: Limits
-    sockets: OpenSockets  # all of them are closed when the service stops: no thread stays behind in a read
+    sockets: OpenSockets  # closed when the service stops, so that no thread stays in a read
 
     def fetch(
         self,
@@ -59,11 +59,11 @@ class Client:
         connections: OpenSockets | None = None,
         patience_s: float = 0.0,
     ) -> Path:
-        """Bring a shard here, verified and committed in `into`; whoever closes `connections` ends it before that.
+        """Fetch a shard, verify it and commit it in `into`. Closing `connections` cancels the transfer.
 
-        `patience_s`: how long a source is waited for whose machine is there and whose replicator is not: it is being started
-        again. Raises NotFound, Conflict, IntegrityError, OutOfSpace, Away, or Unavailable when the source does not answer or
-        breaks off `ATTEMPTS_MAX` times.
+        `patience_s`: seconds to wait for a source whose replicator is restarting, so that its machine refuses connections.
+        Raises NotFound, Conflict, IntegrityError, OutOfSpace, Away, or Unavailable if the source does not answer or fails
+        `ATTEMPTS_MAX` times.
         """
         connections = connections or of_one_transfer()
         attempts = 0
@@ -85,8 +85,8 @@ class Client:
     def push(
         self, peer: ShardSource, job: str, token: str, shard: OpenShard, pace: Callable[[int], None]
     ) -> ShardKey | None:
-        """Have a copy at `peer`; returns when it is whole there, on its disk or in its memory. The answer: the newest shard of
-        this rank that is on its disk by now. Raises as `fetch` does."""
+        """Copy a shard to `peer`. Returns when the copy is complete on its disk or in its memory, with the newest shard of
+        this rank on the peer's disk. Raises as `fetch` does."""
         manifest = shard.manifest
         try:
             with ExitStack() as stack:
@@ -96,7 +96,7 @@ class Client:
                     return _push_lane(line, job, token, shard, pace, number, len(lines))
 
                 told = side_by_side(lines, work)
-                # Only now: one connection may be through long before another.
+                # After all lanes: one connection may finish long before another.
                 receipts = [have or line.accepted(token) for have, line in zip(told, lines, strict=True)]
                 return manifest.key if lines[0].version == 1 else _durable(receipts)
         except OSError as error:
@@ -105,9 +105,9 @@ class Client:
     def read_piece(
         self, source: ShardSource, job: str, token: str, digest: str, offset: int, target: memoryview
     ) -> None:
-        """Fill `target` with a piece of the tensors that `source` is taking from the object store; not verified.
+        """Fill `target` with a piece of the tensors that `source` downloads from the object store. Not verified.
 
-        Raises NotFound when it does not have it in time, Unavailable.
+        Raises NotFound if the source does not have the piece in time, and Unavailable.
         """
         try:
             with self._connected(source) as line:
@@ -148,7 +148,7 @@ class Client:
             return incoming.commit()
 
     def _lines(self, stack: ExitStack, peer: ShardSource, nbytes: int, first: _Line | None = None) -> list[_Line]:
-        """As many connections as `nbytes` are worth, and as the peer takes: at least one."""
+        """Open the connections for `nbytes`, fewer if the peer refuses more: at least one."""
         lines = [first or stack.enter_context(self._connected(peer))]
         lanes = lanes_for(nbytes, self.limits.lanes_max) if lines[0].version > 1 else 1
         try:
@@ -176,7 +176,7 @@ class Client:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A connection that has been greeted, with what is needed to sign what is said on it."""
+    """A connection after the greeting, with the values for signing messages."""
 
     peer: ShardSource
     sock: socket.socket
@@ -188,12 +188,13 @@ class _Line:
         frames.send(self.sock, message, token=token, challenge=self.challenge)
 
     def ask(self, op: str, job: str, token: str, **fields: object) -> Mapping[str, Any]:
-        """Begin a request; the fields of the answer. Raises as `accepted` does."""
+        """Send a request and return the fields of the answer. Raises as `accepted` does."""
         self.say({"op": op, "job": job, **fields, "nonce": self.nonce}, token)
         return self.accepted(token)
 
     def accepted(self, token: str) -> Mapping[str, Any]:
-        """The fields of a yes. A refusal needs no signature, a yes does: nobody but a holder of the token can feed us."""
+        """Return the fields of a positive answer. It must be signed, so that only a holder of the token can send shards. A
+        refusal needs no signature."""
         answer = frames.receive(self.sock)
         name = f"{self.peer.node} ({self.peer.endpoint})"
         if not answer.fields.get("ok"):
@@ -205,7 +206,7 @@ class _Line:
 
 
 def _asked(line: _Line, job: str, token: str, key: ShardKey) -> Manifest:
-    """Ask for a shard; its manifest, as the other end has it."""
+    """Request a shard and return the peer's manifest of it."""
     answer = line.ask("get", job, token, **frames.encode_key(key))
     return Manifest.decode(str(answer.get("manifest")).encode())
 
@@ -217,7 +218,7 @@ def _fetch_lane(line: _Line, token: str, incoming: Incoming, claimed: list[int])
     try:
         receive_spans(line.sock, incoming, coming, claimed)
     except IntegrityError:
-        frames.send(line.sock, {"ok": False, "error": "corrupt"})  # so that its holder looks, too
+        frames.send(line.sock, {"ok": False, "error": "corrupt"})  # so that the sender verifies its copy
         raise
     frames.send(line.sock, {"ok": True})
 
@@ -225,7 +226,8 @@ def _fetch_lane(line: _Line, token: str, incoming: Incoming, claimed: list[int])
 def _push_lane(
     line: _Line, job: str, token: str, shard: OpenShard, pace: Callable[[int], None], lane: int, lanes: int
 ) -> Mapping[str, Any] | None:
-    """Bring what the peer wants on this connection of `lanes`; its receipt, if it had all of it already."""
+    """Send the spans that the peer requests on this one of `lanes` connections. Returns its receipt if it already has
+    the shard."""
     manifest = shard.manifest
     answer = line.ask("put", job, token, manifest=manifest.encode().decode(), lane=lane, lanes=lanes)
     if answer.get("have"):
@@ -238,6 +240,6 @@ def _push_lane(
 
 
 def _durable(receipts: Sequence[Mapping[str, Any]]) -> ShardKey | None:
-    """What the peer has on its disk, as it said it last."""
+    """Return the newest shard on the peer's disk, from its last receipt."""
     told = receipts[-1].get("durable")
     return frames.decode_key(told) if isinstance(told, dict) else None

@@ -16,19 +16,19 @@ from holdfast.domain.errors import IncompatibleVersion, MalformedMessage, Unavai
 from holdfast.domain.generations import ShardKey
 from holdfast.shards.manifest import MANIFEST_BYTES_MAX
 
-PROTOCOL_VERSION = 2  # 1: one connection for each transfer; both are understood
-MESSAGE_BYTES_MAX = 2 * MANIFEST_BYTES_MAX  # a manifest travels as a JSON string inside a message
+PROTOCOL_VERSION = 2  # version 1 has one connection per transfer; both versions are supported
+MESSAGE_BYTES_MAX = 2 * MANIFEST_BYTES_MAX  # a manifest is a JSON string in a message
 _PREFIX = struct.Struct("!4sI")
 _MAGIC = b"HFD1"
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Waiting has an end: `io_timeout_s` for each read or write, `connect_timeout_s` for a connection and its greeting."""
+    """Timeouts: `io_timeout_s` for each read or write, `connect_timeout_s` for a connection and its greeting."""
 
     connect_timeout_s: float = 3.0
     io_timeout_s: float = 10.0
-    lanes_max: int = 4  # connections for each transfer: one alone fills neither a fast network nor the processors
+    lanes_max: int = 4  # connections per transfer; a single one saturates neither a fast network nor the processors
 
 
 def nonce() -> str:
@@ -36,7 +36,7 @@ def nonce() -> str:
 
 
 def send(sock: socket.socket, message: Mapping[str, Any], *, token: str = "", challenge: str = "") -> None:
-    """Send one message, signed when a token is given. `challenge` is the nonce that the receiver made."""
+    """Send one message, signed if a token is given. `challenge` is the receiver's nonce."""
     body = json.dumps(message, sort_keys=True, separators=(",", ":")).encode()
     signature = _sign(token, challenge, body) if token else b""
     envelope = signature.hex().encode().ljust(64, b"-") + body
@@ -50,13 +50,13 @@ class Received:
     fields: Mapping[str, Any]
 
     def signed_by(self, token: str, challenge: str) -> bool:
-        """False also for an empty token: a job without a secret has no friends."""
+        """Whether the signature is valid. False also for an empty token, because a job without a secret accepts no peers."""
         expected = _sign(token, challenge, self.body).hex()
         return bool(token) and hmac.compare_digest(self.signature, expected)
 
 
 def receive(sock: socket.socket) -> Received:
-    """Raises MalformedMessage for what is no message, Unavailable when the peer hangs up, TimeoutError."""
+    """Receive one message. Raises MalformedMessage, Unavailable if the peer closes the connection, and TimeoutError."""
     magic, size = _PREFIX.unpack(_exactly(sock, _PREFIX.size))
     if magic != _MAGIC:
         raise IncompatibleVersion(f"the peer speaks another data protocol than {_MAGIC.decode()}")
@@ -77,7 +77,7 @@ def encode_key(key: ShardKey) -> dict[str, int]:
 
 
 def decode_key(fields: Mapping[str, Any]) -> ShardKey:
-    """Raises MalformedMessage unless it is three numbers: nothing else ever becomes a path."""
+    """Raises MalformedMessage unless the key consists of three numbers, because it becomes part of a path."""
     values = tuple(fields.get(name) for name in ("attempt", "step", "rank"))
     if not all(type(value) is int and value >= 0 for value in values):
         raise MalformedMessage("data plane key", f"{values!r}; three whole numbers are expected")
@@ -85,7 +85,7 @@ def decode_key(fields: Mapping[str, Any]) -> ShardKey:
 
 
 def whole_number(fields: Mapping[str, Any], name: str) -> int:
-    """Raises MalformedMessage."""
+    """Return a non-negative integer field. Raises MalformedMessage."""
     value = fields.get(name)
     if type(value) is not int or value < 0:
         raise MalformedMessage(f"data plane field {name!r}", f"{value!r}; a whole number is expected")
@@ -93,8 +93,8 @@ def whole_number(fields: Mapping[str, Any], name: str) -> int:
 
 
 def wanted_spans(fields: Mapping[str, Any], count: int) -> Sequence[int]:
-    """Which of `count` spans the other end wants, in this order. Raises MalformedMessage."""
-    if (wanted := fields.get("spans")) is None:  # version 1: everything from one on
+    """Return which of `count` spans the other side requests, in this order. Raises MalformedMessage."""
+    if (wanted := fields.get("spans")) is None:  # version 1: all spans from a number on
         return range(whole_number(fields, "from"), count)
     if not isinstance(wanted, list) or not all(type(number) is int and 0 <= number < count for number in wanted):
         raise MalformedMessage("data plane spans", f"a list of numbers below {count} is expected")
@@ -102,13 +102,13 @@ def wanted_spans(fields: Mapping[str, Any], count: int) -> Sequence[int]:
 
 
 def wanted(spans: Sequence[int], count: int) -> dict[str, Any]:
-    """The inverse. Who speaks version 1 reads "from" alone."""
+    """Return the fields that request these spans. A peer of version 1 reads only "from"."""
     return {"from": spans[0] if spans else count, "spans": list(spans)}
 
 
 def block(sock: socket.socket, timeout_s: float) -> None:
-    """Have reads and writes wait in the kernel, at most `timeout_s` for anything to move. A socket with a timeout of Python's
-    wakes up for every packet instead: a tenth of the cost of a transfer."""
+    """Let reads and writes wait in the kernel, for at most `timeout_s` without progress. A socket with Python's timeout wakes
+    up for every packet, which is a tenth of the cost of a transfer."""
     sock.settimeout(None)
     limit = struct.pack("@ll", int(timeout_s), int(timeout_s % 1 * 1e6))
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
@@ -116,7 +116,7 @@ def block(sock: socket.socket, timeout_s: float) -> None:
 
 
 def pour(sock: socket.socket, data: memoryview | bytes) -> None:
-    """Send all of it. Raises TimeoutError, OSError."""
+    """Send all of `data`. Raises TimeoutError, OSError."""
     try:
         sock.sendall(data)
     except BlockingIOError as error:
@@ -124,7 +124,7 @@ def pour(sock: socket.socket, data: memoryview | bytes) -> None:
 
 
 def fill(sock: socket.socket, buffer: memoryview) -> None:
-    """Receive exactly `buffer`. Raises Unavailable when the peer hangs up, TimeoutError."""
+    """Fill `buffer`. Raises Unavailable if the peer closes the connection, and TimeoutError."""
     while buffer:
         try:
             received = sock.recv_into(buffer, 0, socket.MSG_WAITALL)

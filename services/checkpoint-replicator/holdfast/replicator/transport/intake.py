@@ -23,18 +23,19 @@ _Name = tuple[str, ShardKey, int]  # job, shard, checksum of the file
 
 
 class Taking:
-    """One copy on its way in. Of the connections that bring it the last one commits it, and the others wait for that."""
+    """One copy that is being received. The last of its connections commits it, and the others wait for the commit."""
 
     def __init__(self, store: Store, incoming: Incoming) -> None:
         self.store = store
         self.incoming = incoming
-        self.over = False  # committed, or a connection has failed
+        self.over = False  # committed or failed
         self._committed = False
         self._news = threading.Condition()
 
     def finish(self, patience_s: float) -> bool:
-        """Called by a connection that has brought its part; returns when the copy is committed: True for the one that did it.
-        Raises Unavailable when another connection has failed, or nothing has come for `patience_s`."""
+        """Called by a connection that has delivered its spans. Returns when the copy is committed, with True for the
+        connection that committed it. Raises Unavailable if another connection has failed, or after `patience_s` without
+        progress."""
         what = label(self.incoming.manifest.key)
         with self._news:
             if self.incoming.whole and not self.over:
@@ -74,20 +75,20 @@ class Intake:
     _entries: dict[_Name, _Entry] = field(default_factory=dict)
 
     def held(self, job: str, manifest: Manifest) -> Store | None:
-        """Where this very copy is already, the disk before memory."""
+        """Return the tier that already has this copy; disk is preferred to memory."""
         places = ((Store.DISK, self.disk), (Store.STAGED, self.memory))
         return next((store for store, tier in places if tier.has(job, manifest)), None)
 
     @contextmanager
     def taking(self, job: str, manifest: Manifest, *, memory: bool) -> Iterator[Taking]:
-        """The copy that this connection and others like it bring. Raises Conflict when it is arriving in another way,
-        OutOfSpace, IntegrityError for a manifest that contradicts itself."""
+        """Join or start the reception of a copy. Raises Conflict if another transfer brings the shard, OutOfSpace, and
+        IntegrityError for an inconsistent manifest."""
         name = (job, manifest.key, manifest.crc32c)
         with self._lock:
             entry = self._entries.setdefault(name, _Entry())
             entry.users += 1
         try:
-            # What an earlier transfer has left is verified first: the other connections wait for it.
+            # The first connection verifies the spans of an earlier transfer; the others wait for it.
             with entry.opening:
                 if entry.taking is None:
                     entry.taking = self._open(job, manifest, memory=memory)
@@ -104,14 +105,14 @@ class Intake:
             try:
                 return Taking(Store.STAGED, self.memory.incoming(job, manifest))
             except OutOfSpace:
-                pass  # somebody else was faster: the disk will do
+                pass  # another transfer has taken the space; use the disk
         return Taking(Store.DISK, self.disk.incoming(job, manifest))
 
     def _leave(self, name: _Name, entry: _Entry) -> None:
         with self._lock:
             entry.users -= 1
             if self._entries.get(name) is entry and (not entry.users or (entry.taking and entry.taking.over)):
-                del self._entries[name]  # who comes now begins anew
+                del self._entries[name]  # a later connection starts a new reception
             last = not entry.users
         if last and entry.taking is not None:
             entry.taking.incoming.close()

@@ -12,23 +12,23 @@ from holdfast.replicator.tiers.incoming import Incoming
 from holdfast.replicator.transport.frames import fill
 from holdfast.shards import CHUNK_BYTES
 
-LANE_BYTES_MIN = 8 * CHUNK_BYTES  # below, another connection costs more than it brings
+LANE_BYTES_MIN = 8 * CHUNK_BYTES  # per connection; for fewer bytes, another connection is not faster
 
 L = TypeVar("L")
 T = TypeVar("T")
 
 
 def lanes_for(nbytes: int, lanes_max: int) -> int:
-    """How many connections a transfer of so many bytes is worth."""
+    """Return the number of connections for a transfer of `nbytes`."""
     return max(1, min(lanes_max, nbytes // LANE_BYTES_MIN))
 
 
 def side_by_side(lanes: Sequence[L], work: Callable[[int, L], T]) -> list[T]:
-    """`work(number, lane)` for each, the first one here, the others in threads of their own; each goes on to its end, whatever
-    becomes of the others. Raises what the first failed with; damage before everything else."""
+    """Run `work(number, lane)` for each lane: the first in this thread, the others in new threads. All run to their end, even
+    if one fails. Raises the first error, but an IntegrityError in preference to others."""
     if len(lanes) == 1:
         return [work(0, lanes[0])]
-    with ThreadPoolExecutor(len(lanes), "lane") as pool:  # they have the priority of the thread that starts them
+    with ThreadPoolExecutor(len(lanes), "lane") as pool:  # threads inherit the priority of the thread that starts them
         running = [pool.submit(work, number, lane) for number, lane in enumerate(lanes)]
         wait(running)
     errors = [error for each in running if (error := each.exception()) is not None]
@@ -38,8 +38,8 @@ def side_by_side(lanes: Sequence[L], work: Callable[[int, L], T]) -> list[T]:
 
 
 def receive_spans(sock: socket.socket, incoming: Incoming, coming: Iterable[int], claimed: Iterable[int]) -> None:
-    """Receive the spans that are coming. What is not among the `claimed` (an older peer sends more than it is asked for) is
-    read and thrown away. Raises IntegrityError, OutOfSpace, Unavailable when the peer hangs up, TimeoutError."""
+    """Receive the `coming` spans. Those that are not `claimed` (an older peer sends more than requested) are read and
+    discarded. Raises IntegrityError, OutOfSpace, Unavailable if the peer closes the connection, and TimeoutError."""
     mine = set(claimed)
     for number in coming:
         if number in mine:

@@ -32,7 +32,7 @@ from holdfast.replicator.transport.lanes import receive_spans
 from holdfast.replicator.view import Held, Store
 from holdfast.shards import Manifest
 
-PIECE_BYTES_MAX = 64 << 20  # in memory at a time, for each connection
+PIECE_BYTES_MAX = 64 << 20  # in memory at a time, per connection
 
 log = structlog.get_logger("holdfast.replicator.transport")
 
@@ -46,10 +46,10 @@ _ERRORS: tuple[tuple[type[HoldfastError], str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """`tiers` are asked in order, `arrivals` for what is only on its way here. Copies go to `intake`, by the niced threads of
-    `takers`: a peer's copy can wait for our own training, what a peer restores from us cannot. `token_of` answers "" for an
-    unknown job. In the connection's thread, `arrived` is called for each copy taken in, `suspect` for a shard that a peer
-    found damaged or did not take to its end."""
+    """Shards are read from `tiers` in order, and pieces of running downloads from `arrivals`. Copies are written to `intake`
+    in the niced threads of `takers`, because a peer's copy can wait for local training, but a peer's restore cannot.
+    `token_of` returns "" for an unknown job. In the connection's thread, `arrived` is called for each received copy, and
+    `suspect` for a shard that a peer found damaged or did not read to its end."""
 
     limits: Limits
     sockets: OpenSockets
@@ -62,7 +62,7 @@ class Server:
     suspect: Callable[[str, Held], None]
 
     def serve(self, sock: socket.socket) -> None:
-        """One connection, one request. Never raises for what a peer does: that is logged, and the connection closed."""
+        """Serve one connection with one request. Errors caused by the peer are logged, and the connection is closed."""
         with sock:
             try:
                 with self.sockets.tracking(sock):
@@ -127,7 +127,7 @@ class Server:
         return store is Store.DISK or (store is not None and "lanes" in fields)
 
     def _take_in(self, exchange: _Exchange, job: str, manifest: Manifest, fields: Mapping[str, Any]) -> None:
-        # 0: from a peer that knows the disk only.
+        # 0: from a peer that supports only the disk as destination.
         lanes = frames.whole_number(fields, "lanes") if "lanes" in fields else 0
         lane = frames.whole_number(fields, "lane") if lanes else 0
         with self.intake.taking(job, manifest, memory=lanes > 0) as taking:
@@ -140,7 +140,7 @@ class Server:
                 self.arrived(job, manifest, taking.store)
 
     def _durable(self, job: str, manifest: Manifest) -> dict[str, Any]:
-        """What its sender may rely on: memory does not outlive this machine."""
+        """Return the newest shard of this rank on disk. The sender does not rely on copies in memory."""
         newest = self.intake.disk.newest(job, manifest.rank)
         return {} if newest is None else {"durable": frames.encode_key(newest)}
 
@@ -156,7 +156,7 @@ class Server:
 
 
 def _send_shard(exchange: _Exchange, shard: OpenShard) -> bool:
-    """Send what is asked for; False when the peer did not want it to the end: perhaps because it is damaged."""
+    """Send the requested spans. Returns False if the peer did not confirm the transfer; the shard may be damaged."""
     exchange.answer(ok=True, manifest=shard.manifest.encode().decode())
     wanted = exchange.wanted(len(shard.manifest.spans))
     try:
@@ -169,7 +169,7 @@ def _send_shard(exchange: _Exchange, shard: OpenShard) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Exchange:
-    """One request's socket with what is needed to sign the answers."""
+    """The socket of one request, with the values for signing the answers."""
 
     sock: socket.socket
     token: str
@@ -180,7 +180,7 @@ class _Exchange:
         frames.send(self.sock, fields, token=self.token, challenge=self.peer_nonce)
 
     def wanted(self, count: int) -> Sequence[int]:
-        """Which of `count` spans the peer wants: it knows only after it has seen the manifest."""
+        """Receive which of `count` spans the peer requests after it has read the manifest."""
         message = frames.receive(self.sock)
         if not message.signed_by(self.token, self.challenge):
             raise MalformedMessage("data plane resumption", "not signed")
