@@ -73,6 +73,22 @@ import threading, time
 threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
 """
 
+STEPS = """
+import os, socket, time
+from holdfast.domain.worker import encode
+recorder = socket.socket(socket.AF_UNIX)
+recorder.bind(os.environ["HOLDFAST_RECORDER"])
+agent = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+who = {"job": os.environ["HOLDFAST_JOB"], "generation": int(os.environ["HOLDFAST_GENERATION"]), "rank": int(os.environ["RANK"])}
+values = {"data_s": 0.0, "stall_s": 0.0, "tokens": 1, "loss": 1.0, "grad_norm": 1.0}
+step = 0
+while True:
+    step, at = step + 1, time.time()
+    times = {"started_at": at, "ended_at": at, "ended_uptime_s": time.monotonic()}
+    agent.sendto(encode("step", **who, step=step, **times, **values), os.environ["HOLDFAST_NOTES"])
+    time.sleep(0.05)
+"""
+
 REAPER = "holdfast-reaper"
 
 UNTIL_TOLD = """
@@ -434,6 +450,26 @@ def test_a_stopped_reaper_does_not_hold_up_a_stop(agent: Agent, tmp_path: Path) 
     os.kill(psutil.Process(prepared.workers[0].pid).ppid(), signal.SIGSTOP)
     assert agent.plane.ask(Stop("stopped", 1)).ok
     assert gone(prepared.workers[0].pid)
+
+
+def test_an_agent_that_was_frozen_with_its_ranks_counts_their_silence_from_then_on(
+    agent: Agent, tmp_path: Path
+) -> None:
+    hang = HangSpec(floor_s=3.0)  # a standstill is reported after a third of it
+    order = replace(prepare_order("frozen", script(tmp_path, "steps", STEPS)), hang=hang)
+    pids = [start_job(agent.plane, order).workers[0].pid, agent.process.pid]
+    agent.plane.wait_for_signal(StepColumns, lambda steps: steps.job == "frozen")
+    try:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(2.0)  # the length of the freeze
+        resumed_at = time.time()
+    finally:
+        os.kill(agent.process.pid, signal.SIGCONT)
+    standstill = agent.plane.wait_for_signal(Standstill, lambda still: still.job == "frozen")
+    assert standstill.at - resumed_at >= hang.floor_s / 3
+    assert "process was frozen" in agent.log()
+    assert agent.plane.ask(Stop("frozen", 1)).ok
 
 
 def test_no_socket_of_a_flight_recorder_is_left(tmp_path: Path) -> None:

@@ -66,15 +66,16 @@ async def test_a_replicator_that_is_being_restarted_is_not_away(
 @freezing
 async def test_a_source_is_not_silent_because_nobody_listened() -> None:
     said: list[NodeSignal] = []
-    asked = anyio.Event()
+    asked, answered = anyio.Event(), anyio.Event()
 
     class Slow:
-        done = False
+        @property
+        def done(self) -> bool:
+            return answered.is_set()
 
         async def wait(self) -> None:
             asked.set()
-            await anyio.sleep(4.0)
-            self.done = True
+            await answered.wait()
 
         def take(self) -> tuple[NodeSignal, ...]:
             return ()
@@ -87,5 +88,7 @@ async def test_a_source_is_not_silent_because_nobody_listened() -> None:
             await asked.wait()
             await anyio.sleep(1.0)
             freeze(30.0)
+            await anyio.sleep(0.1)  # its thread goes on when this process does, and answers a moment later
+            answered.set()
             await anyio.sleep(5.0)
     assert said == []
