@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import os
 import threading
@@ -13,8 +14,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from holdfast.domain.errors import Conflict, Unrestorable
-from holdfast.domain.generations import RankRestore, ShardKey
+from holdfast.domain.errors import Conflict, HoldfastError, Unavailable, Unrestorable
+from holdfast.domain.generations import RankRestore, ShardKey, ShardSource
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.replication import Configure, Stage, TroubleKind
 from holdfast.replicator import engine as engine_module
@@ -198,6 +199,35 @@ async def test_a_restore_that_fails_keeps_nothing_locked(tmp_path: Path) -> None
         with pytest.raises(Unrestorable):
             await node.stage(NEW, ShardKey(1, 20, 7))
         assert node.locked() == []
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (errno.EMFILE, Unavailable),
+        (errno.EROFS, Unavailable),
+        (errno.ECONNRESET, Unrestorable),
+        (errno.EIO, Unrestorable),
+    ],
+)
+async def test_a_node_that_cannot_restore_anything_does_not_blame_the_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[HoldfastError]
+) -> None:
+    """Seen in a soak: a node without descriptors had the job passed over eleven good steps, one after the other."""
+
+    def fetch(*_: object) -> Path:
+        try:
+            raise OSError(number, os.strerror(number))
+        except OSError as error:
+            raise Unavailable(f"b: {error}") from error
+
+    async with a_node(tmp_path) as node:
+        monkeypatch.setattr(Client, "fetch", fetch)
+        key = ShardKey(1, 20, 7)
+        restore = RankRestore(7, key, "", (ShardSource("b", "127.0.0.1:1", ""),))
+        with pytest.raises(Unavailable, match=os.strerror(number)) as raised:
+            await node.stager.stage(Stage(JOB, (restore,), 60.0))
+        assert type(raised.value) is kind
 
 
 async def test_a_second_answer_lets_go_of_the_step_of_the_first(tmp_path: Path) -> None:

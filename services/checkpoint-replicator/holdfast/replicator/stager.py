@@ -6,14 +6,23 @@ written. The lock is kept until training has continued, so that the bytes do not
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import anyio
 import structlog
 
 from holdfast.domain import tracing
-from holdfast.domain.errors import Conflict, HoldfastError, IntegrityError, NotFound, OutOfSpace, Unrestorable
+from holdfast.domain.errors import (
+    Conflict,
+    HoldfastError,
+    IntegrityError,
+    NotFound,
+    OutOfSpace,
+    Unavailable,
+    Unrestorable,
+)
 from holdfast.domain.generations import OBJECT_STORE, RankRestore, ShardKey, ShardSource
 from holdfast.domain.replication import Stage, StagedShard
 from holdfast.replicator.checksum import Checksummer
@@ -32,6 +41,10 @@ from holdfast.runtime import freeze, telemetry
 ARRIVING_POLL_S = 0.02
 AWAY_S = 12.0  # longer than an agent waits before it reports that its replicator is unavailable
 
+# No descriptor or memory left, a read-only file system: this node cannot restore any step, and the copies may be intact. A full
+# file system is not among them, because an older step that is held here needs no space.
+_OF_THIS_NODE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EROFS})
+
 log = structlog.get_logger("holdfast.replicator")
 
 
@@ -40,6 +53,21 @@ class _Found:
     held: Held
     shard: OpenShard
     source: str
+
+
+@dataclass(slots=True)
+class _Failures:
+    """Every source that was tried for one shard, and why it failed."""
+
+    reasons: list[str] = field(default_factory=list)
+    of_this_node: bool = False
+
+    def add(self, source: str, error: BaseException) -> None:
+        self.reasons.append(f"{source}: {error}")
+        cause: BaseException | None = error
+        while cause is not None:
+            self.of_this_node |= isinstance(cause, OSError) and cause.errno in _OF_THIS_NODE
+            cause = cause.__cause__
 
 
 class Stager:
@@ -54,7 +82,7 @@ class Stager:
 
     async def stage(self, request: Stage) -> tuple[StagedShard, ...]:
         """Stage all shards. Raises Unrestorable that names, for each missing shard, every source that was tried and why
-        it failed.
+        it failed; Unavailable if this node was the reason, because it has no descriptor or memory left.
 
         Raises Conflict if a newer generation is configured during the call. Only the returned shards stay locked, also after
         an error.
@@ -84,31 +112,30 @@ class Stager:
     async def _find(
         self, job: Job, request: Stage, restores: Mapping[ShardKey, RankRestore], found: dict[ShardKey, _Found]
     ) -> None:
-        """Open every shard. Raises Unrestorable."""
+        """Open every shard. Raises Unrestorable, Unavailable."""
         generation = job.config.generation if job.config else 0
         await self._engine.refresh(job)
         _require_current(job, generation)  # before the restored step is recorded
         first = request.shards[0].shard
         job.restored = (first.attempt, first.step)
         await self._engine.threads.urgent(self._engine.tiers.staged.drop_unfinished, job.name, job.restored)
-        missing: dict[ShardKey, list[str]] = {key: [] for key in restores}
+        missing = {key: _Failures() for key in restores}
         with self._store_sync.pace.held(), freeze.patience(request.timeout_s) as limit:
             async with anyio.create_task_group() as tasks:
                 for key, restore in restores.items():
                     tasks.start_soon(self._one, job, restore, found, missing[key])
         if len(found) < len(restores):
             late = f" (timed out after {request.timeout_s:g} s)" if limit.cancelled_caught else ""
-            raise Unrestorable(
-                "; ".join(_why(restores[key], missing[key]) for key in restores if key not in found) + late
-            )
+            kind = Unavailable if any(failures.of_this_node for failures in missing.values()) else Unrestorable
+            raise kind("; ".join(_why(restores[key], missing[key]) for key in restores if key not in found) + late)
         await self._engine.remember(job)
 
-    async def _one(self, job: Job, restore: RankRestore, found: dict[ShardKey, _Found], reasons: list[str]) -> None:
-        item = await self._local(job, restore, reasons) or await self._remote(job, restore, reasons)
+    async def _one(self, job: Job, restore: RankRestore, found: dict[ShardKey, _Found], failures: _Failures) -> None:
+        item = await self._local(job, restore, failures) or await self._remote(job, restore, failures)
         if item is not None:
             found[restore.shard] = item
 
-    async def _local(self, job: Job, restore: RankRestore, reasons: list[str]) -> _Found | None:
+    async def _local(self, job: Job, restore: RankRestore, failures: _Failures) -> _Found | None:
         for held in job.holders(restore.shard):
             tier = self._engine.tiers[held.store]
             try:
@@ -117,24 +144,24 @@ class Stager:
                 )
             except IntegrityError as error:
                 await self._engine.quarantine(job, held, str(error))
-                reasons.append(f"{held.store.value} here: {error}")
+                failures.add(f"{held.store.value} here", error)
             except (HoldfastError, OSError) as error:
-                reasons.append(f"{held.store.value} here: {error}")
+                failures.add(f"{held.store.value} here", error)
             else:
                 return _Found(held, shard, tier.name)
-        if not reasons:
-            reasons.append("not held here")
+        if not failures.reasons:
+            failures.reasons.append("not held here")
         return None
 
-    async def _remote(self, job: Job, restore: RankRestore, reasons: list[str]) -> _Found | None:
+    async def _remote(self, job: Job, restore: RankRestore, failures: _Failures) -> _Found | None:
         sources = [source for source in restore.sources if source.node != self._node]
-        item, away = await self._from_any(job, restore, sources, 0.0, reasons)
+        item, away = await self._from_any(job, restore, sources, 0.0, failures)
         if item is None and away:  # a restart takes a second or two, which is no reason to restore an older step
-            item, _ = await self._from_any(job, restore, away, AWAY_S, reasons)
+            item, _ = await self._from_any(job, restore, away, AWAY_S, failures)
         return item
 
     async def _from_any(
-        self, job: Job, restore: RankRestore, sources: Sequence[ShardSource], patience_s: float, reasons: list[str]
+        self, job: Job, restore: RankRestore, sources: Sequence[ShardSource], patience_s: float, failures: _Failures
     ) -> tuple[_Found | None, list[ShardSource]]:
         """Fetch the shard from the first source that has it. Also returns the sources whose replicator does not listen."""
         away: list[ShardSource] = []
@@ -152,13 +179,13 @@ class Stager:
                     ):
                         return await self._fetch(job, restore, source, store, patience_s), away
                 except OutOfSpace as error:
-                    reasons.append(str(error))  # memory is full; use the disk
+                    failures.reasons.append(str(error))  # memory is full; use the disk
                 except Away as error:
                     away.append(source)
-                    reasons.append(f"{source.node}: {error}")
+                    failures.add(source.node, error)
                     break
                 except (HoldfastError, OSError) as error:
-                    reasons.append(f"{source.node}: {error}")
+                    failures.add(source.node, error)
                     break
         return None, away
 
@@ -236,7 +263,7 @@ def _by_shard(restores: Sequence[RankRestore]) -> dict[ShardKey, RankRestore]:
     return merged
 
 
-def _why(restore: RankRestore, reasons: Sequence[str]) -> str:
+def _why(restore: RankRestore, failures: _Failures) -> str:
     return f"rank {restore.rank} cannot restore {label(restore.shard)}: " + (
-        "; ".join(reasons) or "nothing was tried in time"
+        "; ".join(failures.reasons) or "nothing was tried in time"
     )
