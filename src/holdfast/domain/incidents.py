@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from holdfast.domain.findings import Attribution
+from holdfast.domain.findings import Attribution, Remedy
 
 REPAIR = "repair"  # capacity came back while the job runs degraded
 RESIZE = "resize"  # an operator asked for another number of replicas
@@ -87,6 +87,7 @@ class Incident:
     severity: str = ""  # of the root finding; empty for planned changes
     evidence: Mapping[str, str] = field(default_factory=dict)  # of the root finding, for people
     attribution: Attribution = field(default_factory=Attribution)  # of the root finding, for decisions
+    ladder: tuple[Remedy, ...] = ()  # what its detector recommends, mildest first
     outcome: str = ""  # one English sentence, once it is closed
     # Seconds that the slowest node or rank took: stop, fork, stage (overlapping, inside prepare); process_group, build,
     # restore, first_step (one after the other, after START). A script without the library reports none of the latter.

@@ -3,7 +3,7 @@
 Two channels, both inherited or named by environment:
 
 * **notes** (worker → agent), one datagram each on the Unix socket `HOLDFAST_NOTES`, sent without blocking and dropped when
-  the buffer is full: `step`, `phase`, `saved`, `error`. A sick agent can never slow a step.
+  the buffer is full (`domain.notes`). A sick agent can never slow a step.
 * **control** (both ways), a `SOCK_SEQPACKET` pair whose worker end is the file descriptor `HOLDFAST_CONTROL_FD`. Before the
   user's script runs, the forked child says `ready` and waits for `start`; later the library looks at it between steps
   without blocking: `checkpoint_now`, `stop`. End of file means that the agent is gone.
@@ -59,19 +59,7 @@ def decode(raw: bytes) -> Mapping[str, Any]:
     return message if isinstance(message, dict) and isinstance(message.get("type"), str) else {}
 
 
-# The messages. Every note carries "job", "generation", "rank".
-#
-#   step      step:int started_at:float ended_at:float data_s:float stall_s:float tokens:int
-#             ended_uptime_s:float                            `ended_at` by the monotonic clock; may be left out
-#             loss:float|null grad_norm:float|null            (JSON NaN/Infinity are allowed, as Python writes them)
-#             comm_wait_s:float|null                          of the step, waited for other ranks; may be left out
-#             local_grad_norm:float|null                      of this rank alone, before the reduce; may be left out
-#   replica_check  step:int digest:str took_s:float restored:bool    checksum of the parameters that replicas share
-#   phase     phase:str(domain.signals.Phase) at:float step:int
-#   started   phases_s:{name: seconds}                        how long process_group, restore, first_step took
-#   saved     step:int attempt:int image:str stall_s:float    a shard image is complete; also sent to the replicator
-#   groups    members:{name: ranks}                           of process groups, as `domain.collectives.compact` has them
-#   missed    step:int reason:str                             a save that was due did not happen
+# The messages of the control channel.
 #
 #   ready     (worker → agent, control)  pid:int
 #   start     (agent → worker, control)  env:{name: value}    applied before the script runs: MASTER_ADDR, MASTER_PORT,

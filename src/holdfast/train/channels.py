@@ -7,6 +7,7 @@ dropped and counted. The first drop is logged.
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import time
 from collections import deque
@@ -14,6 +15,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.domain import worker
+from holdfast.domain.notes import (
+    GroupsNote,
+    MissedNote,
+    Note,
+    PhaseNote,
+    ReplicaCheckNote,
+    SavedNote,
+    Sender,
+    StartedNote,
+    StepNote,
+    encode,
+    reported,
+)
 from holdfast.domain.signals import Phase
 
 log = logging.getLogger("holdfast.train")
@@ -81,7 +95,7 @@ class Notes:
     receiver."""
 
     def __init__(self, *, agent: str, replicator: str, job: str, generation: int, rank: int) -> None:
-        self._whose: dict[str, Any] = {"job": job, "generation": generation, "rank": rank}
+        self._sender = Sender(job, generation, rank)
         self._agent = _Outbox(agent) if agent else None
         self._replicator = _Outbox(replicator) if replicator else None
 
@@ -105,45 +119,44 @@ class Notes:
         grad_norm: float | None,
         local_grad_norm: float | None = None,
     ) -> None:
-        self._send(
-            self._agent,
-            "step",
+        note = StepNote(
+            self._sender,
             step=step,
             started_at=started_at,
             ended_at=ended_at,
             ended_uptime_s=ended_uptime_s,
             data_s=data_s,
             stall_s=stall_s,
-            comm_wait_s=comm_wait_s,
+            comm_wait_s=math.nan if comm_wait_s is None else comm_wait_s,
             tokens=tokens,
-            loss=loss,
-            grad_norm=grad_norm,
-            local_grad_norm=local_grad_norm,
+            loss=reported(loss),
+            grad_norm=reported(grad_norm),
+            local_grad_norm=reported(local_grad_norm),
         )
+        self._send(note, self._agent)
 
     def phase(self, phase: Phase, at: float, step: int) -> None:
-        self._send(self._agent, "phase", phase=phase.value, at=at, step=step)
+        self._send(PhaseNote(self._sender, phase, at, step), self._agent)
 
     def started(self, phases_s: Mapping[str, float]) -> None:
-        self._send(self._agent, "started", phases_s=dict(phases_s))
+        self._send(StartedNote(self._sender, tuple(phases_s.items())), self._agent)
 
     def saved(self, *, step: int, attempt: int, image: str, stall_s: float) -> None:
-        for target in (self._replicator, self._agent):
-            self._send(target, "saved", step=step, attempt=attempt, image=image, stall_s=stall_s)
+        self._send(SavedNote(self._sender, step, attempt, image, stall_s), self._replicator, self._agent)
 
     def groups(self, members: Mapping[str, str]) -> None:
-        self._send(self._agent, "groups", members=dict(members))
+        self._send(GroupsNote(self._sender, tuple(members.items())), self._agent)
 
     def replica_check(self, *, step: int, digest: str, took_s: float, restored: bool) -> None:
-        self._send(self._agent, "replica_check", step=step, digest=digest, took_s=took_s, restored=restored)
+        self._send(ReplicaCheckNote(self._sender, step, digest, took_s, restored), self._agent)
 
     def missed(self, step: int, reason: str) -> None:
-        for target in (self._replicator, self._agent):
-            self._send(target, "missed", step=step, reason=reason[:REASON_CHARS_MAX])
+        self._send(MissedNote(self._sender, step, reason[:REASON_CHARS_MAX]), self._replicator, self._agent)
 
-    def _send(self, outbox: _Outbox | None, kind: str, **fields: object) -> None:
-        if outbox is not None:
-            outbox.send(worker.encode(kind, **self._whose, **fields))
+    def _send(self, note: Note, *targets: _Outbox | None) -> None:
+        for outbox in targets:
+            if outbox is not None:
+                outbox.send(encode(note))
 
     def close(self) -> None:
         for outbox in (self._agent, self._replicator):

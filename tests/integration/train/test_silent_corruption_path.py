@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 import holdfast.train as hf
-from holdfast.agent.workers.notes import Note, parse
 from holdfast.agent.workers.progress import Progress
 from holdfast.diagnostics import detectors
 from holdfast.diagnostics.catalogue import xid
@@ -20,6 +19,7 @@ from holdfast.diagnostics.engine import Engine
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.job import HangSpec
 from holdfast.domain.mesh import Mesh
+from holdfast.domain.notes import Note, parse
 from holdfast.domain.signals import GenerationStarted, Tick
 from holdfast.train.channels import Control, Notes
 from holdfast.train.environment import Environment

@@ -12,8 +12,8 @@ from waiting import FREEZING_TIME, freeze
 
 from holdfast.agent.collectors.protocol import Probe
 from holdfast.agent.replicator import AWAY_S, LocalReplicator, ReplicatorPlaces
-from holdfast.agent.workers.notes import Sender, StepNote
 from holdfast.agent.workers.progress import Progress
+from holdfast.domain.notes import Sender, StepNote
 from holdfast.domain.orders import Inventory
 from holdfast.domain.signals import NodeSignal
 from holdfast.runtime import freeze as freezes

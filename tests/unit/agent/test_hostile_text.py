@@ -20,8 +20,8 @@ from holdfast.agent.collectors.kernel_log import KernelLog, gpu_of
 from holdfast.agent.collectors.maintenance import parse as parse_notice
 from holdfast.agent.collectors.nvml import NvmlCollector
 from holdfast.agent.collectors.nvrx import NvrxCollector
-from holdfast.agent.workers import notes
 from holdfast.agent.workers.errors import read_error_file
+from holdfast.domain import notes
 from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.signals import KernelLine, NodeSignal, Tick, WorkerExited
 from holdfast.wire.flight_recorder import parse_json

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.agent.workers.misses import Misses
-from holdfast.agent.workers.notes import MissedNote, Note, PhaseNote, SavedNote, Sender, StartedNote, StepNote, parse
 from holdfast.agent.workers.progress import ROWS_MAX, ProcessFacts, Progress
 from holdfast.diagnostics.detectors.alone import Alone
 from holdfast.diagnostics.detectors.hang import Hang
@@ -20,6 +19,19 @@ from holdfast.domain import worker
 from holdfast.domain.findings import Finding, FindingKind
 from holdfast.domain.job import HangSpec
 from holdfast.domain.mesh import Mesh
+from holdfast.domain.notes import (
+    GroupsNote,
+    MissedNote,
+    Note,
+    PhaseNote,
+    ReplicaCheckNote,
+    SavedNote,
+    Sender,
+    StartedNote,
+    StepNote,
+    encode,
+    parse,
+)
 from holdfast.domain.signals import ClockTick, GenerationStarted, Phase, Signal
 
 WHO = {"job": "gpt", "generation": 2, "rank": 4}
@@ -50,6 +62,26 @@ def test_every_kind_is_understood() -> None:
     assert isinstance(note("missed", step=50, reason="both images are being read"), MissedNote)
     assert isinstance(note("saved", step=50, attempt=1, image="/x", stall_s=0.1), SavedNote)
     assert note("of the future") is None
+
+
+SENDER = Sender("gpt", 2, 4)
+NOTES: dict[type, Note] = {
+    type(each): each
+    for each in (
+        StepNote(SENDER, 7, 10.0, 11.5, 0.1, 0.0, 64, math.nan, math.inf, 0.25, math.nan, 3.5),
+        PhaseNote(SENDER, Phase.RESTORE, 3.0, 0),
+        StartedNote(SENDER, (("process_group", 0.5), ("first_step", 0.25))),
+        SavedNote(SENDER, 50, 1, "/dev/shm/x/a.image", 0.01),
+        MissedNote(SENDER, 50, "both images are being read"),
+        GroupsNote(SENDER, (("0", "0-1"), ("3", "1-9:4"))),
+        ReplicaCheckNote(SENDER, 7, "cafe", 0.02, restored=True),
+    )
+}
+
+
+@pytest.mark.parametrize("kind", get_args(Note), ids=lambda kind: kind.__name__)
+def test_the_agent_reads_what_the_trainer_writes(kind: type) -> None:
+    assert repr(parse(encode(NOTES[kind]))) == repr(NOTES[kind]), "a NaN differs from itself"
 
 
 def test_a_wait_for_others_is_taken_when_it_is_measured() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.agent.workers.notes import DIGEST_CHARS_MAX, ReplicaCheckNote, StepNote, parse
 from holdfast.agent.workers.progress import Progress
 from holdfast.domain import worker
+from holdfast.domain.notes import DIGEST_CHARS_MAX, ReplicaCheckNote, StepNote, parse
 from holdfast.domain.signals import ReplicaChecks
 
 WHO = {"job": "gpt", "generation": 2, "rank": 4}

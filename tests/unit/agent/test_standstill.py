@@ -7,11 +7,11 @@ from pathlib import Path
 import anyio
 import pytest
 
-from holdfast.agent.workers.notes import GroupsNote, Note, PhaseNote, Sender, StepNote, parse
 from holdfast.agent.workers.progress import ProcessFacts, Progress
 from holdfast.agent.workers.recorders import post
 from holdfast.agent.workers.stacks import FRAMES_MAX, of_faulthandler, of_pyspy
 from holdfast.domain import worker
+from holdfast.domain.notes import GroupsNote, Note, PhaseNote, Sender, StepNote, parse
 from holdfast.domain.signals import Phase
 
 T0 = 1_700_000_000.0

@@ -1,5 +1,11 @@
 """The agent's composition root: builds and connects all parts. The environment is read only here.
 
+What happens on the node goes up, orders come down:
+
+    collectors, pool, preflights ── signals ──► emit ──► outbox ── uplink ──► diagnostics
+    pool, replicator, preflights, executor ── reports ──► report ── session ──► supervisor
+    supervisor ── session ── orders ──► executor ──► carry_out ──► node ──► pool, replicator
+
 The loops, and what their end means:
 
     session    ─┐                      reports to the supervisor, orders from it
@@ -16,7 +22,6 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Mapping
 from functools import partial
 
 import anyio
@@ -39,13 +44,12 @@ from holdfast.agent.settings import AgentSettings
 from holdfast.agent.uplink import Uplink
 from holdfast.agent.workers.environment import Site, inherited_environment
 from holdfast.agent.workers.pool import WorkerPool
-from holdfast.domain.nodes import NodeFacts
+from holdfast.domain.nodes import Check, NodeFacts
 from holdfast.domain.orders import Hello, Order, Prepare, Report, Warm
 from holdfast.domain.replication import Trouble
 from holdfast.domain.signals import CheckpointTrouble, NodeSignal
 from holdfast.runtime import freeze, metrics, ready, telemetry
 from holdfast.runtime.service import guarded
-from holdfast.v1.control_pb2 import AgentMessage
 from holdfast.wire.control import encode_beat
 
 
@@ -58,119 +62,129 @@ async def serve(settings: AgentSettings) -> None:
         Ledger(settings.agent_dir / "agent.db") as ledger,
     ):
         async with anyio.create_task_group() as tasks:
-            await _run(settings, ledger, descriptors, tasks)
+            await Agent(settings, ledger, descriptors, tasks).run()
 
 
-async def _run(settings: AgentSettings, ledger: Ledger, descriptors: Descriptors, tasks: TaskGroup) -> None:
-    incarnation = uuid.uuid4().hex
-    inherited = {**inherited_environment(os.environ), MARK: str(settings.agent_dir)}
-    workers_ended = anyio.Event()
+class Agent:
+    """The parts of one node, made in the order in which signals pass them, then orders. `tasks` has their loops."""
 
-    # What happens here, on its way out; the two ends are made below, since each needs to ask the parts between.
-    def emit(signal: NodeSignal) -> None:
-        preflights.watch(signal)
-        uplink.emit(tracing.begun(signal))
+    def __init__(self, settings: AgentSettings, ledger: Ledger, descriptors: Descriptors, tasks: TaskGroup) -> None:
+        self._settings, self._descriptors, self._tasks = settings, descriptors, tasks
+        self._incarnation = uuid.uuid4().hex
+        marked = {MARK: str(settings.agent_dir)}
+        places = _places(settings)
+        workers_ended = anyio.Event()
 
-    def report(what: Report) -> None:
-        session.report(what)
+        self._pool = WorkerPool(
+            node=settings.node,
+            address=settings.address,
+            site=_site(settings, places),
+            inherited={**inherited_environment(os.environ), **marked},
+            emit=self._emit,
+            report=self._report,
+            ended=workers_ended,
+            blind_start_s=settings.blind_start_s,
+        )
+        self._replicator: Replicator = NoReplicator()
+        if settings.replicator:  # its own settings are in the environment as well, and pass through
+            self._replicator = LocalReplicator(places, {**os.environ, **marked}, self._report, self._in_trouble)
+        self._collectors = build_all(_surroundings(settings, descriptors))
+        self._preflights = preflight.Preflights(
+            node=settings.node,
+            every_s=settings.preflight_every_s,
+            gpus=settings.gpus,
+            watches_gpus=any(collector.name == nvml.NvmlCollector.name for collector in self._collectors),
+            test_devices=self._pool.test_devices,
+            test_disk=self._test_disk,
+            is_idle=lambda: not self._pool.running(),
+            emit=self._emit,
+            report=self._report,
+            path=settings.agent_dir / preflight.FILE,
+        )
+        self._outbox = Outbox(settings.node, self._incarnation)
+        self._uplink = Uplink(
+            self._outbox,
+            standing=self._pool.standing,
+            sample=self._pool.sample,
+            lost=lambda: self._pool.notes_lost,
+            last_words=workers_ended,
+            tls=settings.tls,
+        )
 
-    def in_trouble(job: str, what: Trouble) -> None:
-        emit(CheckpointTrouble(settings.node, what.since, job, what.kind.value, what.place, what.reason))
+        self._node = Node(self._pool, self._replicator, self._pool.site, self_test=self._preflights.on_suspicion)
+        executor = Executor(tasks=tasks, ledger=ledger, carry_out=self._carry_out, report=self._report)
+        self._session = Session(
+            endpoints=settings.endpoints,
+            hello=self._hello,
+            inventories=lambda: self._replicator.inventories,
+            executor=executor,
+            reports=Reports(),
+            on_diagnostics=self._uplink.use,
+            on_peers=self._preflights.know_peers,
+            on_saved_by_all=self._replicator.retain,
+            beat=lambda: encode_beat(time.time(), self._pool.worker_set.version, self._pool.steps()),
+            tls=settings.tls,
+        )
 
-    def hello() -> Hello:
-        tested = preflights.newest if settings.preflight_every_s else None
-        workers = pool.worker_set
-        facts = _facts(settings, incarnation, replicator.endpoint)
-        return Hello(facts, pool.running(), tested, workers.version, workers.ended, workers.template)
+    # ------------------------------------------------------------------ on the way up
 
-    def beat() -> AgentMessage:
-        return encode_beat(time.time(), pool.worker_set.version, pool.steps())
+    def _emit(self, signal: NodeSignal) -> None:
+        self._preflights.watch(signal)
+        self._uplink.emit(tracing.begun(signal))
 
-    async def carry_out(order: Order) -> Outcome:
+    def _report(self, report: Report) -> None:
+        self._session.report(report)
+
+    def _in_trouble(self, job: str, trouble: Trouble) -> None:
+        kind, at = trouble.kind.value, trouble.since
+        self._emit(CheckpointTrouble(self._settings.node, at, job, kind, trouble.place, trouble.reason))
+
+    def _hello(self) -> Hello:
+        tested = self._preflights.newest if self._settings.preflight_every_s else None
+        workers = self._pool.worker_set
+        facts = _facts(self._settings, self._incarnation, self._replicator.endpoint)
+        return Hello(facts, self._pool.running(), tested, workers.version, workers.ended, workers.template)
+
+    # ------------------------------------------------------------------ on the way down
+
+    async def _carry_out(self, order: Order) -> Outcome:
         if isinstance(order, Prepare | Warm):
-            descriptors.require()
+            self._descriptors.require()
         if isinstance(order, Prepare):
-            preflights.make_way()
-            preflights.know_peers(peer.endpoint for peer in order.peers)
-        return await node.carry_out(order)
+            self._preflights.make_way()
+            self._preflights.know_peers(peer.endpoint for peer in order.peers)
+        return await self._node.carry_out(order)
 
-    places = _places(settings)
-    pool = WorkerPool(
-        node=settings.node,
-        address=settings.address,
-        site=Site(
-            agent_dir=settings.agent_dir,
-            memory_dir=settings.memory_dir,
-            disk_dir=settings.disk_dir,
-            notes=settings.agent_dir / "notes.sock",
-            replicator_notes=str(places.notes) if settings.replicator else "",
-        ),
-        inherited=inherited,
-        emit=emit,
-        report=report,
-        ended=workers_ended,
-        blind_start_s=settings.blind_start_s,
-    )
-    replicator: Replicator = NoReplicator()
-    if settings.replicator:  # its own settings are in the environment as well, and pass through
-        replicator = LocalReplicator(places, {**os.environ, MARK: str(settings.agent_dir)}, report, in_trouble)
-    collectors = build_all(_surroundings(settings, descriptors))
-    directories = (settings.agent_dir, settings.disk_dir, settings.memory_dir)
-    preflights = preflight.Preflights(
-        node=settings.node,
-        every_s=settings.preflight_every_s,
-        gpus=settings.gpus,
-        watches_gpus=any(collector.name == nvml.NvmlCollector.name for collector in collectors),
-        test_devices=pool.test_devices,
-        test_disk=partial(anyio.to_thread.run_sync, preflight_checks.disk, directories, abandon_on_cancel=True),
-        is_idle=lambda: not pool.running(),
-        emit=emit,
-        report=report,
-        path=settings.agent_dir / preflight.FILE,
-    )
-    node = Node(pool, replicator, pool.site, self_test=preflights.on_suspicion)
-    executor = Executor(
-        tasks=tasks,
-        ledger=ledger,
-        carry_out=carry_out,
-        report=report,
-    )
-    outbox = Outbox(settings.node, incarnation)
-    telemetry.observe(metrics.TELEMETRY_DROPPED, lambda: outbox.dropped + pool.notes_lost, what="signals")
-    uplink = Uplink(
-        outbox,
-        standing=pool.standing,
-        sample=pool.sample,
-        lost=lambda: pool.notes_lost,
-        last_words=workers_ended,
-        tls=settings.tls,
-    )
-    session = Session(
-        endpoints=settings.endpoints,
-        hello=hello,
-        inventories=lambda: replicator.inventories,
-        executor=executor,
-        reports=Reports(),
-        on_diagnostics=uplink.use,
-        on_peers=preflights.know_peers,
-        on_saved_by_all=replicator.retain,
-        beat=beat,
-        tls=settings.tls,
-    )
-    guarded(tasks, "freezes", partial(freeze.watch, lambda _: pool.unheard(time.time())))
-    guarded(tasks, "file descriptors", descriptors.run)
-    guarded(tasks, "workers", pool.run)
-    guarded(tasks, "telemetry", uplink.run)
-    if settings.preflight_every_s:
-        guarded(tasks, "pre-flight", preflights.run)
-    for collector in collectors:
-        guarded(tasks, f"collector {collector.name}", partial(keep_collecting, collector, settings.node, emit))
-    if isinstance(replicator, LocalReplicator):
-        await tasks.start(replicator.run, name="checkpoint-replicator")
-        guarded(tasks, "replicator away", replicator.withdraw_when_away)
-    guarded(tasks, "control session", session.run)
-    ready.announce(settings.ready_file, _announcement(settings, incarnation, replicator))
-    await anyio.sleep_forever()
+    # ------------------------------------------------------------------ loops
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        settings, tasks = self._settings, self._tasks
+        telemetry.observe(
+            metrics.TELEMETRY_DROPPED, lambda: self._outbox.dropped + self._pool.notes_lost, what="signals"
+        )
+        guarded(tasks, "freezes", partial(freeze.watch, lambda _: self._pool.unheard(time.time())))
+        guarded(tasks, "file descriptors", self._descriptors.run)
+        guarded(tasks, "workers", self._pool.run)
+        guarded(tasks, "telemetry", self._uplink.run)
+        if settings.preflight_every_s:
+            guarded(tasks, "pre-flight", self._preflights.run)
+        for collector in self._collectors:
+            collect = partial(keep_collecting, collector, settings.node, self._emit)
+            guarded(tasks, f"collector {collector.name}", collect)
+        if isinstance(self._replicator, LocalReplicator):
+            await tasks.start(self._replicator.run, name="checkpoint-replicator")
+            guarded(tasks, "replicator away", self._replicator.withdraw_when_away)
+        guarded(tasks, "control session", self._session.run)
+        endpoint = self._replicator.endpoint
+        ready.announce(
+            settings.ready_file, {"node": settings.node, "incarnation": self._incarnation, "replicator": endpoint}
+        )
+        await anyio.sleep_forever()
+
+    async def _test_disk(self) -> Check:
+        directories = (self._settings.agent_dir, self._settings.disk_dir, self._settings.memory_dir)
+        return await anyio.to_thread.run_sync(preflight_checks.disk, directories, abandon_on_cancel=True)
 
 
 def _facts(settings: AgentSettings, incarnation: str, replicator_endpoint: str) -> NodeFacts:
@@ -191,8 +205,14 @@ def _facts(settings: AgentSettings, incarnation: str, replicator_endpoint: str) 
     )
 
 
-def _announcement(settings: AgentSettings, incarnation: str, replicator: Replicator) -> Mapping[str, str]:
-    return {"node": settings.node, "incarnation": incarnation, "replicator": replicator.endpoint}
+def _site(settings: AgentSettings, places: ReplicatorPlaces) -> Site:
+    return Site(
+        agent_dir=settings.agent_dir,
+        memory_dir=settings.memory_dir,
+        disk_dir=settings.disk_dir,
+        notes=settings.agent_dir / "notes.sock",
+        replicator_notes=str(places.notes) if settings.replicator else "",
+    )
 
 
 def _places(settings: AgentSettings) -> ReplicatorPlaces:

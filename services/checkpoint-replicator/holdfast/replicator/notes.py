@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 from anyio.abc import UNIXDatagramSocket
 
-from holdfast.domain.worker import decode
+from holdfast.domain.notes import MissedNote, SavedNote, parse
 
 
 async def open_notes(path: Path) -> UNIXDatagramSocket:
@@ -23,13 +23,10 @@ async def listen_to_notes(
 ) -> None:
     """Receive messages. Never returns. Malformed messages and other types are ignored."""
     async for raw, _ in notes:
-        note = decode(raw)
-        job = note.get("job")
-        if not isinstance(job, str):
-            continue
-        if note.get("type") == "saved":
-            saved(job)
-        elif note.get("type") == "missed":
-            generation, rank = note.get("generation"), note.get("rank")
-            if type(generation) is int and type(rank) is int:
-                missed(job, generation, rank)
+        match parse(raw):
+            case SavedNote(sender=sender):
+                saved(sender.job)
+            case MissedNote(sender=sender):
+                missed(sender.job, sender.generation, sender.rank)
+            case _:
+                pass

@@ -10,10 +10,10 @@ from pathlib import Path
 from holdfast.agent.workers.errors import read_error_file
 from holdfast.agent.workers.logs import tail
 from holdfast.agent.workers.misses import Misses
-from holdfast.agent.workers.notes import Note
 from holdfast.agent.workers.procfs import process_facts
 from holdfast.agent.workers.progress import Progress
 from holdfast.agent.workers.worker import Exit, Worker
+from holdfast.domain.notes import Note
 from holdfast.domain.orders import Prepare, RanksFinished, RanksStepping
 from holdfast.domain.replication import TroubleKind
 from holdfast.domain.signals import CheckpointTrouble, GenerationStarted, GenerationStopped, NodeSignal, WorkerExited

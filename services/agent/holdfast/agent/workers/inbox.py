@@ -9,8 +9,8 @@ from pathlib import Path
 import anyio
 import anyio.lowlevel
 
-from holdfast.agent.workers.notes import Note, parse
 from holdfast.domain.errors import HoldfastError
+from holdfast.domain.notes import Note, parse
 from holdfast.domain.worker import MESSAGE_BYTES_MAX
 
 BUFFER_BYTES = 4 << 20

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.agent.workers.notes import MissedNote, Note, SavedNote
+from holdfast.domain.notes import MissedNote, Note, SavedNote
 
 MISSES_MAX = 3
 

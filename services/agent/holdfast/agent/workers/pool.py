@@ -20,7 +20,6 @@ from holdfast.agent.workers.generation import LocalGeneration, reserve_port
 from holdfast.agent.workers.inbox import NotesInbox
 from holdfast.agent.workers.keeper import TemplateKeeper
 from holdfast.agent.workers.logs import WorkerLogs, open_log
-from holdfast.agent.workers.notes import MissedNote, Note
 from holdfast.agent.workers.orphans import become_subreaper
 from holdfast.agent.workers.standstill import StandstillWatch
 from holdfast.agent.workers.subprocess import run_subprocess
@@ -31,6 +30,7 @@ from holdfast.domain import worker as worker_protocol
 from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, NotFound, Unavailable
 from holdfast.domain.job import LaunchSpec
 from holdfast.domain.nodes import RunningWorker, TemplateState
+from holdfast.domain.notes import MissedNote, Note
 from holdfast.domain.orders import Prepare, Report, StepReached
 from holdfast.domain.replication import StagedShard
 from holdfast.domain.signals import NodeSignal

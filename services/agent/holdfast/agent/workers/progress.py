@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from holdfast.agent.workers.notes import (
+from holdfast.domain.notes import (
     GroupsNote,
     MissedNote,
     Note,

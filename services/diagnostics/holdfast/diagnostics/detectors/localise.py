@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from holdfast.diagnostics.detectors.waiting import Standing, Waiting
+from holdfast.domain.findings import STOPPED
 from holdfast.domain.signals import Phase
 
 _BUSY = 0.5  # share of one CPU over the window
@@ -68,6 +69,7 @@ class Diagnosis:
     reason: str
     confidence: float
     suspects: tuple[int, ...] = ()
+    stopped: bool = False  # by SIGSTOP or a debugger: somebody did it
 
 
 def localise(ranks: Sequence[RankView], waiting: Waiting | None = None) -> Diagnosis:
@@ -116,16 +118,17 @@ def _by_process(ranks: Sequence[RankView]) -> Diagnosis:
 
 
 def _dead_or_stopped(ranks: Sequence[RankView]) -> Diagnosis | None:
-    for letters, what in ((GONE, "its process is gone"), (_STOPPED, "its process is stopped")):
+    for letters, what in ((GONE, "its process is gone"), (_STOPPED, f"its {STOPPED}")):
         found = [view for view in ranks if view.state in letters]
+        stopped = letters is _STOPPED
         if len(found) == 1:
-            return Diagnosis(found[0].rank, what, 0.99)
+            return Diagnosis(found[0].rank, what, 0.99, stopped=stopped)
         if found and len(found) * 2 <= len(ranks):
             others = f"; so are ranks {_list(found[1:])}"
-            return Diagnosis(found[0].rank, what + others, 0.9, tuple(view.rank for view in found))
+            return Diagnosis(found[0].rank, what + others, 0.9, tuple(view.rank for view in found), stopped)
         if found:
             reason = f"{len(found)} of {len(ranks)} ranks: {what.replace('its process is', 'their processes are')}"
-            return Diagnosis(None, reason, 0.9, tuple(view.rank for view in found))
+            return Diagnosis(None, reason, 0.9, tuple(view.rank for view in found), stopped)
     return None
 
 

@@ -11,7 +11,7 @@ from holdfast.diagnostics.detectors.proof import never_ends, signalled
 from holdfast.diagnostics.detectors.waiting import Waiting, find_blocking_ranks
 from holdfast.diagnostics.roster import Generation
 from holdfast.domain.collectives import CollectiveRows, Standstill
-from holdfast.domain.findings import DATED, ESTIMATE, STOPPED, Attribution, Finding, FindingKind, Remedy, Severity
+from holdfast.domain.findings import DATED, ESTIMATE, Attribution, Finding, FindingKind, Remedy, Severity
 from holdfast.domain.signals import RankProgress
 
 _RANKS_IN_EVIDENCE_MAX = 32
@@ -182,7 +182,7 @@ def report(generation: Generation, evidence: Evidence, rule: Rule, now: float) -
             "ranks": _table(views, diagnosis),
             **({"stack": culprit.stack} if culprit is not None and culprit.stack else {}),
         },
-        attribution=Attribution(from_outside=STOPPED in diagnosis.reason),
+        attribution=Attribution(from_outside=diagnosis.stopped),
         ladder=(Remedy.WATCH,) if warning else (Remedy.RESTART_PROCESS, Remedy.REPLACE_NODE),
     )
 

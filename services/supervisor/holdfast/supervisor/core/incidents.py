@@ -243,6 +243,7 @@ def _open(turn: Turn, job: Job, finding: Finding) -> None:
         severity=finding.severity,
         evidence=evidence,
         attribution=finding.attribution,
+        ladder=finding.ladder,
     )
     turn.put_incident(incident)
     turn.judge(finding, f"opened {identifier}", identifier)
@@ -299,6 +300,7 @@ def _extend(turn: Turn, job: Job, incident: Incident, finding: Finding) -> None:
         severity=finding.severity,
         evidence={**incident.evidence, **finding.evidence, **_origin(incident)},
         attribution=incident.attribution.refined(finding.attribution),
+        ladder=finding.ladder or incident.ladder,
         t_fault=min(incident.t_fault, finding.since),
     )
     again = (incident.action is not None and not names_culprit) and (

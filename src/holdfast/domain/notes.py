@@ -1,11 +1,13 @@
-"""Messages of workers, as values. A worker can write anything to the socket. Malformed messages are rejected here, so that no
-NaN time or negative step reaches a detector."""
+"""Notes: what a worker tells its agent, as values. Standard library only, as the rest of what runs in the user's process.
+
+`encode` makes the datagram (`domain.worker` describes the channel), `parse` reads it. A worker can write anything to the
+socket: malformed messages are rejected here, so that no NaN time or negative step reaches a detector."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from holdfast.domain import worker
@@ -16,6 +18,7 @@ INTEGER_MAX = 2**63 - 1
 PHASES_MAX = 16
 DIGEST_CHARS_MAX = 64
 NAME_CHARS_MAX = 256
+PATH_CHARS_MAX = 4096
 GROUPS_MAX = 256  # process groups of one rank
 MEMBERS_MAX = 2_000_000  # of all of them together
 
@@ -31,6 +34,8 @@ class Sender:
 
 @dataclass(frozen=True, slots=True)
 class StepNote:
+    """A finished step."""
+
     sender: Sender
     step: int
     started_at: float
@@ -58,6 +63,8 @@ class ReplicaCheckNote:
 
 @dataclass(frozen=True, slots=True)
 class PhaseNote:
+    """What the worker does from now on."""
+
     sender: Sender
     phase: Phase
     at: float
@@ -66,21 +73,26 @@ class PhaseNote:
 
 @dataclass(frozen=True, slots=True)
 class StartedNote:
+    """How long each part of the start took, once the first step is finished: process group, build, restore, first step."""
+
     sender: Sender
     phases_s: tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SavedNote:
-    """A save is whole in this node's memory."""
+    """A save is whole in this node's memory. Also sent to the replicator."""
 
     sender: Sender
     step: int
+    attempt: int = 0
+    image: str = ""  # path
+    stall_s: float = 0.0  # how long it held up training
 
 
 @dataclass(frozen=True, slots=True)
 class MissedNote:
-    """A save that was due did not happen."""
+    """A save that was due did not happen. Also sent to the replicator."""
 
     sender: Sender
     step: int
@@ -97,9 +109,40 @@ class GroupsNote:
 
 Note = StepNote | PhaseNote | StartedNote | SavedNote | MissedNote | GroupsNote | ReplicaCheckNote
 
+_KINDS: Mapping[type, str] = {
+    StepNote: "step",
+    PhaseNote: "phase",
+    StartedNote: "started",
+    SavedNote: "saved",
+    MissedNote: "missed",
+    GroupsNote: "groups",
+    ReplicaCheckNote: "replica_check",
+}
+_FIELDS = {kind: tuple(each.name for each in fields(kind) if each.name != "sender") for kind in _KINDS}
+_MAPPINGS = ("phases_s", "members")
+_OPTIONAL = ("loss", "grad_norm", "local_grad_norm", "comm_wait_s")
+
+
+def reported(value: float | None) -> float:
+    """As notes have a number that may be absent (NaN) and may itself be none (+inf)."""
+    return math.nan if value is None else math.inf if math.isnan(value) else float(value)
+
+
+def encode(note: Note) -> bytes:
+    """One datagram. Raises ValueError when it would not fit."""
+    said: dict[str, object] = {name: getattr(note, name) for name in _FIELDS[type(note)]}
+    for name in _MAPPINGS:
+        if name in said:
+            said[name] = dict(getattr(note, name))
+    for name in _OPTIONAL:
+        if name in said and math.isnan(getattr(note, name)):
+            said[name] = None
+    sender = note.sender
+    return worker.encode(_KINDS[type(note)], job=sender.job, generation=sender.generation, rank=sender.rank, **said)
+
 
 def parse(raw: bytes) -> Note | None:
-    """The note, or None when it is garbage, incomplete or of a kind that the agent has no use for."""
+    """The note, or None when it is garbage, incomplete or of a kind that is not known here."""
     message = worker.decode(raw)
     try:
         sender = Sender(str(message["job"]), _integer(message, "generation"), _integer(message, "rank"))
@@ -133,7 +176,11 @@ def parse(raw: bytes) -> Note | None:
                 phases = list(message["phases_s"].items())[:PHASES_MAX]
                 return StartedNote(sender, tuple((_text(name), _number(seconds)) for name, seconds in phases))
             case "saved":
-                return SavedNote(sender, _integer(message, "step"))
+                attempt = _integer({"attempt": 0, **message}, "attempt")
+                image = _text(message.get("image", ""), PATH_CHARS_MAX)
+                return SavedNote(
+                    sender, _integer(message, "step"), attempt, image, _number(message.get("stall_s", 0.0))
+                )
             case "missed":
                 return MissedNote(sender, _integer(message, "step"), _text(message["reason"]))
             case "groups":
@@ -181,8 +228,6 @@ def _number(value: object) -> float:
 def _reported(message: Mapping[str, Any], name: str) -> float:
     """NaN for an absent value; a NaN that the worker did report becomes +inf, so that the two stay apart."""
     value = message.get(name)
-    if value is None:
-        return math.nan
-    if type(value) not in (int, float):
+    if value is not None and type(value) not in (int, float):
         raise ValueError(name)
-    return math.inf if math.isnan(value) else float(value)
+    return reported(value)
