@@ -80,7 +80,7 @@ class Preflights:
         self._busy_until = 0.0  # of the event loop
         self._was_busy = False
         self._tested_at = 0.0  # event loop's time; 0 = never
-        self.newest = Preflight()  # of a running test
+        self.newest = Preflight()  # empty until the first result
 
     # ------------------------------------------------------------------ inputs
 

@@ -109,7 +109,7 @@ async def _run(settings: AgentSettings, ledger: Ledger, descriptors: Descriptors
         emit=emit,
         report=report,
         ended=workers_ended,
-        blind_start_s=settings.blind_start_s,
+        assume_started_after_s=settings.assume_started_after_s,
     )
     replicator: Replicator = NoReplicator()
     if settings.replicator:  # its own settings are in the environment as well, and pass through

@@ -39,7 +39,7 @@ class AgentSettings(ServiceSettings):
     # Seconds between pre-flight tests of an idle node; 0 = no tests, also not at the start.
     preflight_every_s: float = Field(default=1800.0, ge=0)
     # Seconds after which an unmodified script counts as having made a step.
-    blind_start_s: float = Field(default=5.0, gt=0)
+    assume_started_after_s: float = Field(default=5.0, gt=0)
 
     @property
     def endpoints(self) -> tuple[str, ...]:
