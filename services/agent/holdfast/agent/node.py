@@ -24,7 +24,7 @@ from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.domain.generations import OBJECT_STORE
 from holdfast.domain.nodes import RunningWorker
 from holdfast.domain.orders import CheckpointNow, Order, Prepare, Prune, SetInterval, Start, Stop, Warm
-from holdfast.domain.replication import ArchiveNow, Configure, EndJob, PruneSteps, Stage, StagedShard
+from holdfast.domain.replication import UploadNow, Configure, EndJob, PruneSteps, Stage, StagedShard
 from holdfast.domain.tracing import TraceContext
 from holdfast.runtime import telemetry
 
@@ -85,7 +85,7 @@ class Node:
             case CheckpointNow():
                 self._refuse_older(order.job, order.generation)
                 if order.far:
-                    await self._replicator.archive(ArchiveNow(order.job, order.generation, order.at_step))
+                    await self._replicator.archive(UploadNow(order.job, order.generation, order.at_step))
                 if not order.far or order.generation in self._pool.generations(order.job):
                     # Otherwise it has been saved.
                     self._pool.checkpoint_now(order.job, order.generation, order.at_step)

@@ -18,7 +18,7 @@ from holdfast.agent.workers.logs import open_log, tail
 from holdfast.domain.errors import HoldfastError, NotFound, Unavailable, Unrestorable
 from holdfast.domain.orders import Inventory
 from holdfast.domain.replication import (
-    ArchiveNow,
+    UploadNow,
     Configure,
     EndJob,
     PruneSteps,
@@ -63,7 +63,7 @@ class Replicator(Protocol):
 
     async def stage(self, request: Stage) -> tuple[StagedShard, ...]: ...
 
-    async def archive(self, request: ArchiveNow) -> None: ...
+    async def archive(self, request: UploadNow) -> None: ...
 
     def retain(self, saved: SavedByAll) -> None:
         """Forward a retention update. The newest counts, and a restarted replicator receives it again."""
@@ -87,7 +87,7 @@ class NoReplicator:
     async def stage(self, request: Stage) -> tuple[StagedShard, ...]:
         raise NotFound(f"this node runs without a replicator and cannot restore {request.job}")
 
-    async def archive(self, request: ArchiveNow) -> None:
+    async def archive(self, request: UploadNow) -> None:
         raise NotFound(f"this node runs without a replicator: step {request.step} of {request.job} goes nowhere")
 
     def retain(self, saved: SavedByAll) -> None:
@@ -215,7 +215,7 @@ class LocalReplicator:
         answer = await self._call_again(self._stub.Stage, wire.encode_stage(request), timeout_s)
         return wire.decode_staged(answer)
 
-    async def archive(self, request: ArchiveNow) -> None:
+    async def archive(self, request: UploadNow) -> None:
         await self._call(self._stub.Archive, wire.encode_archive(request), CALL_TIMEOUT_S)
 
     def retain(self, saved: SavedByAll) -> None:
