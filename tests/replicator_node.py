@@ -22,7 +22,7 @@ from holdfast.domain.generations import OBJECT_STORE, RankRestore, ShardKey, Sha
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.orders import Inventory
 from holdfast.domain.replication import (
-    ArchiveNow,
+    UploadNow,
     Configure,
     EndJob,
     PruneSteps,
@@ -146,7 +146,7 @@ class Node:
         return self._stub.Stage.future(request, timeout=timeout_s + TIMEOUT_S)
 
     def archive(self, step: int, *, generation: int = 1) -> None:
-        request = ArchiveNow(JOB, generation, step)
+        request = UploadNow(JOB, generation, step)
         self._stub.Archive(wire.encode_archive(request), timeout=TIMEOUT_S)
 
     def retain(self, step: int, *, attempt: int = 1) -> None:

@@ -38,7 +38,10 @@ SHARD_OVERHEAD_MAX = 0.02  # of a shard beyond the state
 
 def measure(request: Request, place: Scratch) -> Measured:
     """One round. Raises TrialFailed."""
-    ready = {"SPARE_SHARDS": "1", "SPARE_SHARD_BYTES": str(int(request.nbytes * (1 + SHARD_OVERHEAD_MAX)))}
+    ready = {
+        "PREALLOCATED_SHARDS": "1",
+        "PREALLOCATED_SHARD_BYTES": str(int(request.nbytes * (1 + SHARD_OVERHEAD_MAX))),
+    }
     with (
         Replicator("a", place, unlimited=True) as holder,
         Replicator("b", place, unlimited=True) as other,

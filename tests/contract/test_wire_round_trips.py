@@ -20,7 +20,7 @@ from holdfast.domain.generations import RankRestore, ShardKey, ShardSource, runs
 from holdfast.domain.nodes import RunningWorker
 from holdfast.domain.orders import Hello, Inventory, Order, OrderDone, Prepare, Report, Start, StepReached
 from holdfast.domain.replication import (
-    ArchiveNow,
+    UploadNow,
     Configure,
     EndJob,
     PruneSteps,
@@ -123,7 +123,7 @@ def test_steps(record: StepRecord, steps: list[int]) -> None:
 REQUESTS: dict[type, tuple[Any, Any, Any]] = {
     Configure: (shards.encode_configure, shards.decode_configure, replicator_pb2.ConfigureRequest),
     Stage: (shards.encode_stage, shards.decode_stage, replicator_pb2.StageRequest),
-    ArchiveNow: (shards.encode_archive, shards.decode_archive, replicator_pb2.ArchiveRequest),
+    UploadNow: (shards.encode_archive, shards.decode_archive, replicator_pb2.ArchiveRequest),
     SavedByAll: (retention.encode_retain, retention.decode_retain, replicator_pb2.RetainRequest),
     EndJob: (retention.encode_end, retention.decode_end, replicator_pb2.EndRequest),
     PruneSteps: (retention.encode_prune, retention.decode_prune, replicator_pb2.PruneRequest),

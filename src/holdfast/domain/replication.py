@@ -37,7 +37,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class ArchiveNow:
+class UploadNow:
     """Take this step of the running generation to the object store, if the job has one, whatever its interval says."""
 
     job: str

@@ -33,7 +33,7 @@ ENV_ATTEMPT = "HOLDFAST_ATTEMPT"
 ENV_MESH = "HOLDFAST_MESH"  # JSON object, outermost dimension first: {"dp": 3, "pp": 3}
 ENV_PREVIOUS_MESH = "HOLDFAST_PREVIOUS_MESH"  # of the generation that saved the restored step; for on_resize
 ENV_IMAGES = "HOLDFAST_IMAGES"  # directory on /dev/shm for this worker's shard images
-ENV_IMAGES_ON_DISK = "HOLDFAST_IMAGES_ON_DISK"  # optional: directory for images that /dev/shm has no room for
+ENV_IMAGE_FALLBACK_DIR = "HOLDFAST_IMAGE_FALLBACK_DIR"  # optional: directory for images that /dev/shm has no room for
 ENV_COPY_THREADS = "HOLDFAST_COPY_THREADS"  # optional: threads that copy a save, the training's own included
 ENV_INTERVAL_STEPS = "HOLDFAST_CHECKPOINT_INTERVAL_STEPS"
 ENV_REPLICA_CHECK_STEPS = "HOLDFAST_REPLICA_CHECK_STEPS"  # parameters are compared across replicas so often; 0 = never

@@ -11,7 +11,7 @@ ADVICE = "start Redis with --appendonly yes --appendfsync everysec (a hosted one
 
 ROOM_ADVICE = "raise Redis' maxmemory, or delete other data from this Redis"
 
-CROWDED = 0.8  # fraction of maxmemory; the alert rule HoldfastEventLogFull uses the same value
+CROWDED = 0.8  # fraction of maxmemory, as in the alert rule HoldfastEventLogFull
 
 
 def crowded(usage: Usage) -> str:

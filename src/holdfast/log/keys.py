@@ -1,14 +1,14 @@
-"""The keys that Holdfast keeps in Redis: all of them, with what bounds each.
+"""All keys of Holdfast in Redis, each with its limit.
 
     holdfast:{<fleet>}:stream:<name>         bounded: about `stream_length_max` entries
-    holdfast:{<fleet>}:stream:<name>.dead    bounded likewise: what could not be handled
-    holdfast:{<fleet>}:lease:<name>          TTL: who leads, as "<epoch> <holder>"
+    holdfast:{<fleet>}:stream:<name>.dead    bounded likewise: the dead-letter stream
+    holdfast:{<fleet>}:lease:<name>          TTL: the leader, as "<epoch> <holder>"
     holdfast:{<fleet>}:commit:<name>         permanent: token of the last commit, which the next one names
     holdfast:{<fleet>}:epoch:<name>          permanent: one integer per lease; fences must outlive every holder
     holdfast:{<fleet>}:parts:<name>          permanent: one hash per lease, whose fields each commit replaces or removes
-    holdfast:{<fleet>}:snapshot:<name>       what an earlier version kept instead; removed by the first commit of parts
+    holdfast:{<fleet>}:snapshot:<name>       format of an earlier version; removed by the first commit of parts
 
-The braces are a hash tag: on a Redis Cluster all keys of a fleet share a slot, so that one script may touch them together.
+The braces are a hash tag: on a Redis Cluster all keys of a fleet share a slot, so that one script can access all of them.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Keys:
         return self._key("snapshot", name)
 
     def stream_name(self, key: str) -> str:
-        """The stream's name, from its key."""
+        """Return the stream's name from its key."""
         return key.removeprefix(self._key("stream", ""))
 
     def _key(self, kind: str, name: str) -> str:

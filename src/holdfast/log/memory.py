@@ -1,8 +1,8 @@
-"""The event log in this process's memory: the same promises as on Redis, for tests and simulation.
+"""The event log in this process's memory, with the same guarantees as on Redis, for tests and simulation.
 
-It passes the same contract suite as `RedisLog`. Its time is the event loop's, so under a virtual clock a lease expires and
-an entry is reclaimed without anybody waiting. Everything between two awaits is atomic, which is what Lua is for there.
-`delete_stream` and `flush` do to it what an operator or a fault does to Redis.
+It passes the same contract suite as `RedisLog`. Its time is the event loop's, so under a virtual clock a lease expires and an
+entry is reclaimed without real time. Code between two awaits is atomic, as a Lua script is on Redis. `delete_stream` and
+`flush` simulate an operator or a fault.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class _Group:
 
 @dataclass(slots=True)
 class _Stream:
-    numbers: list[int] = field(default_factory=list)  # sorted; the position "7-0" is number 7
+    numbers: list[int] = field(default_factory=list)  # ascending; the position "7-0" is number 7
     entries: dict[int, Entry] = field(default_factory=dict)
-    since_s: dict[int, float] = field(default_factory=dict)  # when each was appended
+    since_s: dict[int, float] = field(default_factory=dict)  # time of each append
     groups: dict[str, _Group] = field(default_factory=dict)
     size_bytes: int = 0
 
@@ -81,7 +81,7 @@ class _Held:
 
 
 class MemoryLog:
-    """A `FencedLog` without a server. Share one instance between all that should see the same streams."""
+    """A `FencedLog` without a server. All users of the same streams share one instance."""
 
     def __init__(
         self,

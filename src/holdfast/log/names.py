@@ -1,11 +1,11 @@
-"""The streams. One place, so that a reader sees all of them."""
+"""The names of all streams."""
 
 FINDINGS = "findings"  # diagnostics → supervisor: domain.findings.Finding
 STEPS = "steps"  # diagnostics → supervisor: batches of domain.findings.StepRecord, for goodput and progress
 INBOX = "inbox"  # supervisor shell → supervisor core: agents' reports, operators' requests
-EVENTS = "events"  # supervisor core → history, SSE: what changed, as domain values
+EVENTS = "events"  # supervisor core → history, SSE: changes, as domain values
 
-# Nobody reads these but groups: an entry that every group has acknowledged is removed.
+# Streams that only groups read: an entry that every group has acknowledged is removed.
 CONSUMED = frozenset({FINDINGS, INBOX})
 
 SUPERVISOR_GROUP = "supervisor"

@@ -1,4 +1,4 @@
-"""The event log: what every implementation promises, and the two traps that each must survive.
+"""The event log: the guarantees of every implementation.
 
 A *stream* is an ordered, bounded list of entries. A *group* of consumers shares a stream: each entry is delivered to one
 consumer at a time, stays *pending* until acknowledged, is taken over when its consumer has been silent for
@@ -6,8 +6,8 @@ consumer at a time, stays *pending* until acknowledged, is taken over when its c
 idempotent on `Entry.id`.
 
 The supervisor's writes go through `FencedLog.commit`: in one atomic step it checks that the caller still holds the lease
-under its epoch, stores the changed parts of the snapshot, appends entries and acknowledges input. A crash anywhere leaves
-either all or nothing.
+under its epoch, stores the changed parts of the snapshot, appends entries and acknowledges input. A crash at any point leaves
+either all of this or none.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is written. `id` makes it idempotent; `type` and `traceparent` stay plain fields, readable in redis-cli."""
+    """An entry to append. `id` makes it idempotent; `type` and `traceparent` are plain fields, readable in redis-cli."""
 
     id: str
     type: str
@@ -32,15 +32,15 @@ class Delivery:
     """An entry with its position and its number of deliveries."""
 
     stream: str
-    position: str  # the stream's own id, e.g. "1700000000000-0"
+    position: str  # the id in the stream, e.g. "1700000000000-0"
     entry: Entry
     deliveries: int = 1
-    age_s: float = 0.0  # since it was appended, by the log's own clock; of subscriptions only
+    age_s: float = 0.0  # seconds since it was appended, by the log's clock; only of subscriptions
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Leadership: `epoch` grows with every change of holder and fences everything that the holder writes."""
+    """Leadership. `epoch` grows with every change of holder and fences all writes of the holder."""
 
     name: str
     holder: str
@@ -66,7 +66,7 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the log takes of the memory that it may take."""
+    """The memory in use and its limit."""
 
     used_bytes: int = 0
     limit_bytes: int = 0  # 0 = no limit
@@ -76,7 +76,8 @@ class EventLog(Protocol):
     """Streams with consumer groups."""
 
     async def append(self, stream: str, *entries: Entry) -> list[str]:
-        """Append in order; returns the positions. The stream keeps about `stream_length_max` entries of `stream_bytes_max`."""
+        """Append in order; returns the positions. The stream is trimmed to about `stream_length_max` entries and
+        `stream_bytes_max`."""
 
     def subscribe(
         self, *streams: str, group: str, consumer: str, batch_max: int = 256, start: str = "0"
@@ -91,7 +92,8 @@ class EventLog(Protocol):
         running."""
 
     async def acknowledge(self, stream: str, group: str, *positions: str) -> None:
-        """Done with these. Of a stream that only groups read (`names.CONSUMED`) goes what all of them are done with."""
+        """Acknowledge entries. In a stream that only groups read (`names.CONSUMED`), entries that all groups have
+        acknowledged are removed."""
 
     async def read(
         self, stream: str, *, after: str = "0", count: int = 1000, block_s: float | None = None
@@ -99,7 +101,7 @@ class EventLog(Protocol):
         """Plain read without a group, e.g. for projections and SSE. `after` "$" with `block_s` waits for new entries."""
 
     async def last_position(self, stream: str) -> str:
-        """Position of the newest entry; "0" when the stream is empty."""
+        """Return the position of the newest entry; "0" if the stream is empty."""
 
     async def backlog(self, stream: str, group: str) -> Backlog:
         """Return the backlog of the group; empty if the stream or group does not exist yet."""
@@ -108,7 +110,7 @@ class EventLog(Protocol):
         """Return the memory use of the log, for all clients."""
 
     async def ping(self) -> None:
-        """Raise `Unavailable`, naming the address, when the log cannot be reached."""
+        """Raise `Unavailable` with the address if the log cannot be reached."""
 
     async def aclose(self) -> None: ...
 
@@ -117,23 +119,23 @@ class FencedLog(EventLog, Protocol):
     """An event log that can elect one leader and fence its writes."""
 
     async def acquire(self, name: str, holder: str, ttl_s: float) -> Lease | None:
-        """Take the lease when it is free or expired (a new epoch) or already held by `holder` (same epoch, extended).
+        """Take the lease if it is free or expired (a new epoch) or already held by `holder` (same epoch, extended).
 
         `holder` identifies one lifetime of one process; two processes with the same name would share the lease. Epochs only
         grow, with gaps."""
 
     async def renew(self, lease: Lease, ttl_s: float) -> bool:
-        """Extend; False when it has been lost: stop acting at once."""
+        """Extend the lease. Returns False if it has been lost; the holder must then stop acting immediately."""
 
     async def release(self, lease: Lease) -> None:
-        """Give it back, so that a standby need not wait."""
+        """Release the lease, so that a standby does not have to wait for its expiry."""
 
     async def commit(self, lease: Lease, commit: Commit) -> None:
         """Commit atomically. Raises `StaleEpoch` if the lease is no longer held, or if the log has lost this holder's previous
         commit, because commits are differences."""
 
     async def snapshot(self, name: str) -> Mapping[str, bytes]:
-        """All parts that stand committed under the lease `name`; empty when there are none.
+        """Return all committed parts of the lease `name`; empty if there are none.
 
-        An earlier version kept one value for everything: until a commit writes parts, it is the part named "".
+        An earlier version stored a single value. Until a commit writes parts, that value is the part named "".
         """

@@ -1,6 +1,6 @@
 """The event log on Redis Streams (>= 6.2): consumer groups, a lease with an epoch, and the fenced commit.
 
-Every change that must not be torn is one Lua script (see `scripts`); failures and retries are `connection`'s.
+Every change that must be atomic is one Lua script (see `scripts`). `connection` handles failures and retries.
 Under plain asyncio on Python 3.11, redis-py 8 can swallow a task's cancellation; anyio delivers it again, so callers live in
 anyio task groups.
 """
@@ -30,7 +30,7 @@ MEMORY_SHARE = 16  # a stream takes at most this part of a limited memory: there
 STREAM_BYTES_MIN = (
     4 * 2**20
 )  # lower bound of the limit, so that unread entries are not dropped for a limit of a few bytes
-LIMIT_GOOD_S = 60.0  # how long the server's memory limit is taken for known
+LIMIT_GOOD_S = 60.0  # seconds for which the server's memory limit is cached
 APPENDED_SHARE = 64  # the size of a stream is checked after each such part of its limit
 
 T = TypeVar("T")
@@ -39,8 +39,8 @@ _POSITION = re.compile(r"[0-9]{1,19}-[0-9]{1,19}")
 
 
 class RedisLog:
-    """A `FencedLog`. `block_s` is how long a subscription waits before it yields an empty batch; a new entry wakes it at
-    once."""
+    """A `FencedLog`. `block_s`: seconds that a subscription waits before it yields an empty batch; a new entry wakes it
+    immediately."""
 
     def __init__(
         self,
@@ -58,8 +58,8 @@ class RedisLog:
         self._keys = Keys(fleet)
         self._consumed = frozenset(consumed)
         self._stream_bytes_max = stream_bytes_max
-        self._limit: tuple[float, int] = (-LIMIT_GOOD_S, 0)  # when it was asked for, the server's memory limit in bytes
-        self._appended_bytes: dict[str, int] = {}  # by stream, since its size was looked at
+        self._limit: tuple[float, int] = (-LIMIT_GOOD_S, 0)  # (time of the query, the server's memory limit in bytes)
+        self._appended_bytes: dict[str, int] = {}  # by stream: bytes appended since its size was checked
         self._limits = Limits(
             stream_length_max=stream_length_max,
             reclaim_after_s=reclaim_after_s,
@@ -75,13 +75,13 @@ class RedisLog:
         self._commit = self._redis.register_script(scripts.COMMIT)
         self._backlog = self._redis.register_script(scripts.BACKLOG)
         self._trim = self._redis.register_script(scripts.TRIM)
-        self._committed: dict[Lease, str] = {}  # the token of the last commit, under the lease that made it
+        self._committed: dict[Lease, str] = {}  # lease → token of its last commit
 
     # ------------------------------------------------------------------ streams
 
     async def append(self, stream: str, *entries: Entry) -> list[str]:
         if not entries:
-            await checkpoint()  # so that a caller's loop can be cancelled here too
+            await checkpoint()  # so that a caller's loop can be cancelled here
             return []
         key = self._keys.stream(stream)
 
@@ -124,17 +124,17 @@ class RedisLog:
         self, stream: str, *, after: str = "0", count: int = 1000, block_s: float | None = None
     ) -> list[Delivery]:
         key = self._keys.stream(stream)
-        if after == "$":  # pinned once: between two waits an entry may arrive
+        if after == "$":  # resolved once, because an entry may arrive between two waits
             after = await self.last_position(stream)
         deadline = anyio.current_time() + (block_s or 0.0)
         while True:
             wait_s = min(self._limits.block_s, deadline - anyio.current_time())
-            block_ms = max(1, round(wait_s * 1000)) if wait_s > 0 else None  # 0 would mean for ever
+            block_ms = max(1, round(wait_s * 1000)) if wait_s > 0 else None  # 0 would block indefinitely
             answer = await self._read_once(key, after, count, block_ms)
             deliveries = [each for position, fields in answer if (each := decode(stream, position, fields, 1))]
             if deliveries or (not answer and block_ms is None):
                 return deliveries
-            if answer:  # nothing but garbage: look beyond it
+            if answer:  # only undecodable entries; continue after them
                 after = answer[-1][0].decode()
 
     async def _read_once(
@@ -142,7 +142,7 @@ class RedisLog:
     ) -> list[tuple[bytes, Mapping[bytes, bytes]]]:
         try:
             answer: Any = await self._call(lambda: self._redis.xread({key: after}, count=count, block=block_ms))
-        except GroupGone:  # the stream was deleted while we waited: there is nothing to read
+        except GroupGone:  # the stream was deleted during the wait, so there are no entries
             return []
         return answer[0][1] if answer else []
 
@@ -217,7 +217,7 @@ class RedisLog:
         return Usage(int(memory.get("used_memory", 0)), int(memory.get("maxmemory", 0)))
 
     async def _bytes_max(self) -> int:
-        """What a stream may take of this server."""
+        """Return the memory limit of one stream."""
         asked_at_s, limit_bytes = self._limit
         if anyio.current_time() - asked_at_s >= LIMIT_GOOD_S:
             limit_bytes = (await self.usage()).limit_bytes
@@ -227,7 +227,7 @@ class RedisLog:
         return min(self._stream_bytes_max, max(STREAM_BYTES_MIN, limit_bytes // MEMORY_SHARE))
 
     async def _bound(self, stream: str, appended_bytes: int) -> None:
-        """Look at the size of a stream once much has been appended to it."""
+        """Check the size of a stream after a large amount has been appended to it."""
         appended_bytes += self._appended_bytes.get(stream, 0)
         self._appended_bytes[stream] = appended_bytes
         if appended_bytes >= await self._bytes_max() // APPENDED_SHARE:
@@ -235,7 +235,7 @@ class RedisLog:
             self._appended_bytes[stream] = 0
 
     async def _trim_streams(self, *streams: str) -> int:
-        """Hold them to their bounds; how many entries went."""
+        """Trim streams to their limits. Returns the number of removed entries."""
         keys = [self._keys.stream(stream) for stream in streams]
         args = [await self._bytes_max(), *(int(stream in self._consumed) for stream in streams)]
         gone, unread = await self._call(lambda: self._trim(keys=keys, args=args))
@@ -246,7 +246,7 @@ class RedisLog:
         return int(gone)
 
     async def _growing(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """A command that a full memory refuses. What is acknowledged makes room for it, if there is any."""
+        """Run a command that Redis rejects if its memory is full. Acknowledged entries are then removed to make room."""
         try:
             return await self._call(attempt)
         except Full:
@@ -260,7 +260,7 @@ class RedisLog:
         await self._call(self._redis.ping, delays_s=())
 
     async def risk(self) -> str:
-        """What a restart of this Redis would cost; empty when nothing."""
+        """Describe the data that a restart of this Redis would lose; empty if none."""
         return durability.risk(await self._call(lambda: self._redis.info("persistence")))
 
     async def aclose(self) -> None:
@@ -280,7 +280,7 @@ def _milliseconds(ttl_s: float) -> int:
 
 
 def _checked(positions: Sequence[str]) -> Sequence[str]:
-    """A malformed position would fail an acknowledgement half-way through a commit, so it is refused before."""
+    """Raises for a malformed position, which would otherwise fail an acknowledgement in the middle of a commit."""
     for position in positions:
         if _POSITION.fullmatch(position) is None:
             raise InvalidSpec("position", position, "a stream position such as '1700000000000-0'")

@@ -1,14 +1,14 @@
 """The Lua scripts of the Redis log: each is one atomic step of the server, run on Redis 6.2 and later.
 
-A script that fails half-way keeps what it wrote before, so each one checks everything that can be wrong before its first
-write. Running out of memory is such a check too: Redis refuses the first write that grows, and the growing ones come first.
-A lease is stored as "<epoch> <holder>", which makes "still mine, under this epoch" one comparison.
+A script that fails after a write does not undo it, so each script makes all checks before its first write. Running out of
+memory is such a check too: Redis refuses the first write that grows, and the growing ones come first. A lease is stored as
+"<epoch> <holder>", so that holder and epoch are checked by one comparison.
 """
 
-# KEYS: lease, epoch. ARGV: holder, TTL in ms. Returns the epoch as text, or nil when another holds the lease.
+# KEYS: lease, epoch. ARGV: holder, TTL in ms. Returns the epoch as text, or nil if another holder has the lease.
 #
 # The epoch follows the server's clock in seconds: a Redis that has lost its data (or a failover that lost the last writes)
-# must not hand out an epoch that agents have already seen, for they would refuse the new leader for good.
+# must not issue an epoch that agents have already seen, because they would refuse the new leader permanently.
 ACQUIRE = """
 local held = redis.call('GET', KEYS[1])
 if held then
@@ -24,25 +24,26 @@ redis.call('SET', KEYS[1], epoch .. ' ' .. ARGV[1], 'PX', ARGV[2])
 return epoch
 """
 
-# KEYS: lease. ARGV: "<epoch> <holder>", TTL in ms. Returns 1, or 0 when the lease is no longer held.
+# KEYS: lease. ARGV: "<epoch> <holder>", TTL in ms. Returns 1, or 0 if the lease is no longer held.
 RENEW = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 return redis.call('PEXPIRE', KEYS[1], ARGV[2])
 """
 
-# KEYS: lease. ARGV: "<epoch> <holder>". Returns 1, or 0 when it was not held.
+# KEYS: lease. ARGV: "<epoch> <holder>". Returns 1, or 0 if it was not held.
 RELEASE = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 return redis.call('DEL', KEYS[1])
 """
 
-# Two bounds that a stream is held to after each commit, as functions for the scripts below.
+# Functions for the scripts below that trim a stream after each commit.
 #
-# `trim_consumed` removes what every group has acknowledged: all before the lowest entry that is pending with any group or has
-# not been handed out by it. A stream without groups keeps everything: nobody has read it yet.
-# `trim_bytes` removes the oldest entries of a stream that takes more memory than it may, read or not: of one that is consumed
-# only when it is appended to, since whoever commits is about to read the rest.
-# Both trim whole nodes of the stream ("~"), which is cheap and leaves a few entries more; a full memory allows it.
+# `trim_consumed` removes what every group has acknowledged: all before the lowest entry that is pending with a group or has
+# not been delivered by it. A stream without groups is not trimmed, because its entries have not been read yet.
+# `trim_bytes` removes the oldest entries of a stream that takes more memory than it may, read or not: a consumed stream only
+# after an append to it, because the committing process is about to read the rest.
+# Both trim complete nodes of the stream ("~"), which is cheap and leaves a few entries more. Redis allows it if its memory is
+# full.
 _TRIM = """
 local function before(a, b)
   local a_ms, a_seq = string.match(a, '^(%d+)-(%d+)$')
@@ -75,8 +76,8 @@ local function trim_bytes(stream, bytes_max)
 end
 """
 
-# KEYS: streams. ARGV: bytes that each may take; then for each stream 1 = consumed, or 0. Returns how many entries went, and
-# how many of them some group had not read.
+# KEYS: streams. ARGV: the limit of each in bytes; then for each stream 1 = consumed, or 0. Returns the number of removed
+# entries, and how many of them a group had not read.
 TRIM = (
     _TRIM
     + """
@@ -91,17 +92,17 @@ return {gone, unread}
 """
 )
 
-# KEYS: lease, parts of the snapshot, marker, what an earlier version kept instead of parts, then each stream once.
+# KEYS: lease, parts of the snapshot, marker, the key of an earlier version's snapshot, then each stream once.
 # ARGV: "<epoch> <holder>", this commit's token, the token of the commit before it ('' = not known), stream length, bytes that a
 #       stream may take, which streams are consumed (1 or 0 for each, as one word), number of parts, number of appends,
 #       per part: name, 1 = write it or 0 = remove it, value;
 #       per append: index into KEYS, id, type, traceparent, data;
 #       per acknowledgement: index into KEYS, group, position.
-# Returns 1; or, when nothing was written, who holds the lease ('' = nobody), or 0: the commit before it is not there.
+# Returns 1; or, if nothing was written, the holder of the lease ('' = none), or 0 if the previous commit is missing.
 #
-# The marker holds the token of the last commit. One that is repeated because its answer got lost has been done already. One
-# whose predecessor is not the last commit was computed from a state that the server has lost (a restart from an append-only
-# file without its last second): its differences would make a mix of two states.
+# The marker contains the token of the last commit. A commit that is repeated after a lost answer has been made already. A
+# commit whose predecessor is not the last commit was computed from a state that the server has lost (a restart from an
+# append-only file without its last second): its differences would result in a mix of two states.
 COMMIT = (
     _TRIM
     + """
@@ -144,13 +145,14 @@ return 1
 """
 )
 
-# Hands pending entries out again. What has been trimmed from the stream is acknowledged and skipped; what has been handed
-# out too often goes to the dead stream. Both in the same step as the claim, so that nothing is lost or buried twice.
+# Delivers pending entries again. Trimmed entries are acknowledged and skipped; entries with too many deliveries are moved to
+# the dead-letter stream. This is one step with the claim, so that no entry is lost or moved twice.
 #
-# KEYS: stream, dead stream. ARGV: group, consumer, mode, cursor, count, deliveries allowed, dead stream length, idle in ms.
-# Mode 'own' takes what this consumer left pending, beyond the cursor ('-' at first); mode 'idle' takes what has been
-# idle for too long with any consumer, this one included: its handler failed. There the cursor is XAUTOCLAIM's ('0-0').
-# Returns the next cursor ('' = reached the end), the number buried, and [position, deliveries, fields] for each entry.
+# KEYS: stream, dead-letter stream. ARGV: group, consumer, mode, cursor, count, deliveries allowed, dead-letter stream length,
+# idle in ms.
+# Mode 'own' takes this consumer's pending entries, beyond the cursor ('-' at first). Mode 'idle' takes entries of any
+# consumer that have been idle for too long, also of this one, whose handler then failed; its cursor is XAUTOCLAIM's ('0-0').
+# Returns the next cursor ('' = reached the end), the number of dead letters, and [position, deliveries, fields] of each.
 TAKE_PENDING = """
 local stream, dead = KEYS[1], KEYS[2]
 local group, consumer, mode, from, count, deliveries_max, dead_length, idle_ms = unpack(ARGV)
@@ -185,8 +187,8 @@ end
 return {cursor, buried, answer}
 """
 
-# Forgets consumers that left nothing pending and have been silent for long: each restart may bring a new name.
-# KEYS: stream. ARGV: group, silence in ms. Returns how many.
+# Deletes consumers without pending entries that have been idle for long, because a restart may use a new name.
+# KEYS: stream. ARGV: group, silence in ms. Returns their number.
 RETIRE_CONSUMERS = """
 local retired = 0
 for _, fields in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
@@ -200,8 +202,8 @@ end
 return retired
 """
 
-# KEYS: stream. ARGV: group. Returns what is pending, the position of the oldest entry that has not been handed out ('' = none),
-# and the server's clock in ms. XINFO itself counts such entries only since Redis 7.
+# KEYS: stream. ARGV: group. Returns the pending entries, the position of the oldest undelivered entry ('' = none), and the
+# server's clock in ms. XINFO itself counts such entries only since Redis 7.
 BACKLOG = """
 local now = redis.call('TIME')
 local now_ms = now[1] * 1000 + math.floor(now[2] / 1000)

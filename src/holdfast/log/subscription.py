@@ -7,8 +7,9 @@ Each request for a batch does, in this order:
 3. deliver entries that have been pending for `reclaim_after_s`, of a dead consumer or because a handler here failed;
 4. deliver new entries; waits for them for up to `block_s`.
 
-A lost connection starts over at 1, after a pause that grows and jitters. So does a stream or group that vanished; it is
-created again from the beginning of the stream, since skipping an unread entry is worse than reading one twice.
+After a lost connection it starts over at 1, after a pause that grows and jitters. The same applies to a deleted stream
+or group, which is created again from the beginning of the stream, because skipping an unread entry is worse than
+reading one twice.
 
 Every delivery counts, including one whose answer was lost and one to a process that crashed. After `deliveries_max` deliveries,
 an entry is moved to the dead-letter stream.
@@ -118,7 +119,7 @@ class Subscription:
         try:
             await self._call(lambda: self._redis.xgroup_create(key, self._group, id=self._start, mkstream=True))
         except HoldfastError as error:
-            if "BUSYGROUP" not in str(error):  # it exists already, which is as good
+            if "BUSYGROUP" not in str(error):  # it exists already
                 raise
 
     async def _retire(self, key: str) -> None:
@@ -137,7 +138,7 @@ class Subscription:
     async def _new(self) -> list[Delivery]:
         wait_s = min(self._limits.block_s, self._reclaim_at_s - anyio.current_time())
         streams: dict[Any, Any] = {self._keys.stream(stream): ">" for stream in self._streams}
-        # Tried once: after a lost answer the entries are pending here, and only step 2 finds them soon.
+        # Without retry: after a lost answer the entries are pending here, and only step 2 finds them soon.
         answer: Any = await self._call(
             lambda: self._redis.xreadgroup(
                 self._group, self._consumer, streams, count=self._count, block=max(1, round(wait_s * 1000))
@@ -226,7 +227,7 @@ class Subscription:
 
 
 def decode(stream: str, position: bytes, fields: Mapping[bytes, bytes], deliveries: int) -> Delivery | None:
-    """None for an entry that Holdfast did not write: a field is missing or not text."""
+    """Decode an entry; None if Holdfast did not write it, because a field is missing or is not text."""
     try:
         entry = Entry(
             id=fields[b"id"].decode(),

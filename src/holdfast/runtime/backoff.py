@@ -27,7 +27,7 @@ class Backoff:
         self._ceiling_s = first_s
 
     def next_s(self) -> float:
-        """How long to wait before the next try."""
+        """Return the seconds to wait before the next attempt."""
         ceiling_s = self._ceiling_s
         self._ceiling_s = min(ceiling_s * self._factor, self._max_s)
         return self._chance.uniform(ceiling_s / 2, ceiling_s)

@@ -28,8 +28,8 @@ from holdfast.domain.errors import NotFound
 
 STOP_GRACE_S = 5.0
 
-# argv: our pid, the program, its arguments. 1 is PR_SET_PDEATHSIG, 9 SIGKILL. A parent that died before the call left no
-# signal behind: it is noticed by its pid. Costs 20 ms of start-up.
+# argv: this process's pid, the program, its arguments. 1 is PR_SET_PDEATHSIG, 9 SIGKILL. A parent that exited before the call
+# is detected by its pid. Costs 20 ms of start-up.
 _TIE = """\
 import ctypes, os, sys
 if ctypes.CDLL(None).prctl(1, 9, 0, 0, 0):
@@ -41,9 +41,10 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 
 def tied(command: Sequence[str], *, thread_lasts: bool = False) -> list[str]:
-    """The command line that runs `command` so that it gets SIGKILL when we die. To be started from the main thread.
+    """Return the command line that runs `command` so that it gets SIGKILL when this process exits. Start it from the
+    main thread.
 
-    `thread_lasts` is the caller's word that the present thread will outlive the child.
+    `thread_lasts`: the caller guarantees that the present thread outlives the child.
     """
     if not thread_lasts and threading.current_thread() is not threading.main_thread():
         raise RuntimeError(
@@ -65,26 +66,26 @@ class Child:
 
     @property
     def returncode(self) -> int | None:
-        """The exit code, negative for a signal; None until `wait` has seen the end."""
+        """The exit code, negative for a signal; None until `wait` has returned."""
         return self._process.returncode
 
     async def wait(self) -> int:
-        """Its exit code, as soon as the kernel knows it. What is left of its process group is killed."""
+        """Wait for the exit and return the exit code. The remaining processes of its group are killed."""
         while self._process.returncode is None:
-            if self._waited_for is not None:  # one waiter per descriptor is all that the event loop allows
+            if self._waited_for is not None:  # the event loop allows only one waiter per descriptor
                 await self._waited_for.wait()
                 continue
             self._waited_for = anyio.Event()
             try:
                 await anyio.wait_readable(self._pidfd)
                 self._reap()
-            finally:  # also when this waiter is cancelled: then another one takes its place
+            finally:  # also when this waiter is cancelled; another one then takes its place
                 waited_for, self._waited_for = self._waited_for, None
                 waited_for.set()
         return self._process.returncode
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> int:
-        """SIGTERM, `grace_s` to leave, then SIGKILL. Returns the exit code. Also finishes when it is cancelled."""
+        """Send SIGTERM and, after `grace_s`, SIGKILL. Returns the exit code. A cancellation does not interrupt it."""
         try:
             self._signal(signal.SIGTERM)
             with anyio.move_on_after(grace_s):
@@ -100,14 +101,15 @@ class Child:
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process.returncode is not None:
-            return  # reaped: the number of its group may be another's by now
+            return  # reaped, so the number of its group may have been reused
         try:
             os.killpg(self.pid, number)
         except ProcessLookupError:
-            pass  # it has left and left nobody; wait() reaps it
+            pass  # no process is left in the group; wait() reaps the child
 
     def _reap(self) -> None:
-        # While the leader is a zombie its group's number stays taken: the moment to end stragglers without a race.
+        # While the leader is a zombie, its group's number is not reused, so the rest of the group can be killed without
+        # a race.
         self._signal(signal.SIGKILL)
         self._process.wait()
         os.close(self._pidfd)
@@ -122,9 +124,10 @@ def spawn(
     output: IO[bytes] | int | None = None,
     pass_fds: Sequence[int] = (),
 ) -> Child:
-    """Start `command` in its own process group; it dies with us. `output` takes its stdout and stderr; None = ours.
+    """Start `command` in its own process group, tied to this process. `output` receives its stdout and stderr; None =
+    inherited.
 
-    Blocks for the milliseconds of fork and exec. Raises `NotFound` when the program does not exist.
+    Blocks for the milliseconds of fork and exec. Raises `NotFound` if the program does not exist.
     """
     if shutil.which(command[0], path=(env or os.environ).get("PATH")) is None:
         raise NotFound(f"cannot start {name}: there is no program {command[0]!r}")
@@ -136,14 +139,14 @@ def spawn(
         stdout=output,
         stderr=None if output is None else subprocess.STDOUT,
         pass_fds=pass_fds,
-        process_group=0,  # Ctrl-C in a terminal reaches us alone; we end the children in order
+        process_group=0,  # Ctrl-C in a terminal reaches only this process, which ends its children in order
     )
     return Child(name, process)
 
 
 @asynccontextmanager
 async def running(child: Child, *, stop_grace_s: float = STOP_GRACE_S) -> AsyncIterator[Child]:
-    """Stop the child when the block is left, in whatever way."""
+    """Stop the child at the end of the block, also after an exception."""
     try:
         yield child
     finally:

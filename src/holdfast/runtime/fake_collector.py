@@ -1,7 +1,7 @@
 """A fake OpenTelemetry Collector in this process: receives spans and metrics by OTLP over gRPC and stores them.
 
     with collecting() as collector:                     # for processes of this machine
-    with collecting(host="0.0.0.0") as collector:       # for containers: they reach it at endpoint_at(GATEWAY OF THEIR NETWORK)
+    with collecting(host="0.0.0.0") as collector:       # for containers, which use endpoint_at(GATEWAY OF THEIR NETWORK)
 
 For tests and benchmarks. Needs the `otel` extra.
 """
@@ -40,7 +40,8 @@ class Received:
 
 @dataclass(slots=True)
 class FakeCollector:
-    """`endpoint` is what OTEL_EXPORTER_OTLP_ENDPOINT is to be; `metrics` holds the latest points, name → attributes → value."""
+    """`endpoint` is the value for OTEL_EXPORTER_OTLP_ENDPOINT. `metrics` contains the latest points, name → attributes →
+    value."""
 
     host: str
     port: int = 0
@@ -52,17 +53,17 @@ class FakeCollector:
         return self.endpoint_at(self.host)
 
     def endpoint_at(self, host: str) -> str:
-        """The same for somebody who knows this machine by another address."""
+        """Return the endpoint for clients that reach this machine at `host`."""
         return f"http://{host}:{self.port}"
 
     def trace(self, trace_id: str) -> list[Received]:
-        """What has come of one trace so far, in the order of its coming."""
+        """Return the spans received of one trace, in order of arrival."""
         return [span for span in tuple(self.spans) if span.trace_id == trace_id]
 
 
 @contextmanager
 def collecting(port: int = 0, host: str = "127.0.0.1") -> Iterator[FakeCollector]:
-    """A collector on `host`; port 0 is a free one."""
+    """Run a collector on `host`; port 0 = any free port."""
     collector = FakeCollector(host)
     server = grpc.server(ThreadPoolExecutor(THREADS), options=(("grpc.so_reuseport", 0),))
     trace_grpc.add_TraceServiceServicer_to_server(_Traces(collector), server)  # type: ignore[no-untyped-call]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Nobody ever reads half of it. Not synced: for what a power cut may take. Raises OSError."""
+    """Write a file atomically. Not fsynced, so for data that may be lost in a power failure. Raises OSError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_bytes(content)
     temporary.replace(path)

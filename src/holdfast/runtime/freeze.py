@@ -26,7 +26,7 @@ import structlog
 from holdfast.runtime import metrics, telemetry
 
 LOOK_S = 0.5
-FROZEN_S = 1.0  # later than this is not just a busy machine; as diagnostics' detectors judge it
+FROZEN_S = 1.0  # a longer delay is not caused by a busy machine; same value as in diagnostics' detectors
 LAP_S_MAX = 1.0
 
 log = structlog.get_logger("holdfast.freeze")
@@ -51,22 +51,22 @@ class _Patience:
 
 
 def patience(limit_s: float, *, shield: bool = False) -> _Patience:
-    """As `anyio.move_on_after`, of time in which this process runs."""
+    """As `anyio.move_on_after`, but counts only time in which this process runs."""
     return _Patience(anyio.move_on_after(limit_s, shield=shield))
 
 
 def frozen_s() -> float:
-    """Seconds in which this process did not run, since `watch` began."""
+    """Return the seconds in which this process did not run, since `watch` began."""
     return _total_s
 
 
 def awake() -> float:
-    """The loop's time without them."""
+    """Return the loop's time without freezes."""
     return anyio.current_time() - _total_s
 
 
 class Laps:
-    """`patience` for a thread that asks again and again: no lap counts for more than `LAP_S_MAX`."""
+    """`patience` for a thread that polls: each iteration counts for at most `LAP_S_MAX`."""
 
     def __init__(self, elapsed: Callable[[], float] = time.monotonic) -> None:
         self._elapsed = elapsed
@@ -74,7 +74,7 @@ class Laps:
         self._spent_s = 0.0
 
     def spent_s(self) -> float:
-        """Call once in every lap."""
+        """Return the seconds counted so far. Call it once per iteration."""
         now = self._elapsed()
         self._spent_s += min(now - self._at, LAP_S_MAX)
         self._at = now
@@ -125,7 +125,7 @@ class _Looker:
         if length_s >= FROZEN_S:
             try:
                 self._over(length_s, max(late_s, 0.0))
-            except Exception as error:  # a timer's exceptions go nowhere: `watch` raises it
+            except Exception as error:  # an exception in a timer would be lost; `watch` raises it
                 self.failure = error
                 self.ended.set()
                 return
@@ -141,7 +141,7 @@ class _Looker:
             seconds=round(length_s, 1),
             cpu_s=round(
                 time.process_time() - self._worked_s, 1
-            ),  # close to `seconds`: the process was not stopped, its own work took as long
+            ),  # close to `seconds` if the process was not stopped but its own work took that long
             effect="messages missing in this time are not counted as failures",
         )
         telemetry.record(metrics.FROZEN, length_s)

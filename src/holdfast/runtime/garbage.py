@@ -9,6 +9,6 @@ import gc
 
 
 def collect_seldom() -> None:
-    """What there is at the start is never looked at again, the rest after many more new objects than by default."""
+    """Exclude the present objects from collection, and collect the others only after many more new objects than by default."""
     gc.freeze()
     gc.set_threshold(50_000, 50, 100)

@@ -20,14 +20,14 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 500),  # also the time that one attempt to connect may take
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    ("grpc.enable_retries", 0),  # who retries is our decision: an order must not be sent twice by a library
+    ("grpc.enable_retries", 0),  # the library must not retry, because an order must not be sent twice
     ("grpc.enable_http_proxy", 0),  # peers are inside the cluster; a user's http_proxy must not reroute them
-    ("grpc.use_local_subchannel_pool", 1),  # a new channel must not inherit another one's back-off
+    ("grpc.use_local_subchannel_pool", 1),  # a new channel must not inherit the back-off of another
 )
 
 
 def open_channel(endpoint: str, tls: Tls | None = None) -> grpc.aio.Channel:
-    """A channel to `host:port` or `unix:/path`; connects on first use. Use it as an async context manager."""
+    """Return a channel to `host:port` or `unix:/path`, which connects on first use. Use it as an async context manager."""
     interceptors = [SendContext()]
     if tls is None:
         return grpc.aio.insecure_channel(endpoint, options=OPTIONS, interceptors=interceptors)
@@ -35,13 +35,13 @@ def open_channel(endpoint: str, tls: Tls | None = None) -> grpc.aio.Channel:
 
 
 async def cancellable(call: Awaitable[Answer]) -> Answer:
-    """Await a call, or one read of a stream, inside a cancel scope that may end it.
+    """Await a call, or one read of a stream, inside a cancel scope that can cancel it.
 
-    A gRPC call swallows the cancellation that it is waiting through and raises one of its own, unmarked. No scope takes that
-    for its own: it would pass every deadline and end the task group, and with it the service, without a word.
+    A gRPC call that is cancelled raises its own, unmarked CancelledError. No scope recognises it, so it would pass every
+    deadline and end the task group, and therefore the service, without a message.
     """
     try:
         return await call
     except asyncio.CancelledError:
-        await anyio.lowlevel.checkpoint_if_cancelled()  # raises the scope's own, when it was a scope
+        await anyio.lowlevel.checkpoint_if_cancelled()  # raises the scope's cancellation, if a scope cancelled the call
         raise

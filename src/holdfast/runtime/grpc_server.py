@@ -20,19 +20,19 @@ from holdfast.runtime.grpc_tracing import TakeContext
 from holdfast.runtime.tls import Tls
 
 STOP_GRACE_S = 0.5
-# Calls that wait for this process to look at them: a whole fleet that comes back at once, after a restart, and a few over.
+# Calls that wait to be accepted: all agents of a fleet, which reconnect at the same time after a restart, and a few more.
 PENDING_CALLS_MAX = 65_536
 
 OPTIONS: tuple[tuple[str, int], ...] = (
     *COMMON,
-    # Without this two processes can listen on one port and share its connections without noticing.
+    # Without this, two processes can listen on one port and share its connections unnoticed.
     ("grpc.so_reuseport", 0),
-    # By default a client that pings more often than every five minutes is thrown out for it.
+    # By default, a client that pings more often than every five minutes is disconnected.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", PING_INTERVAL_MS // 4),
-    # Nor for pings that measure bandwidth, which a client sends of itself on a busy stream and the server counts as well: an
-    # idle-looking connection was ended with "too many pings" (seen with 1.85 on the replicator's inventory stream).
+    # A client also sends pings to measure bandwidth on a busy stream, which the server counts as well: a connection was ended
+    # with "too many pings" (seen with 1.85 on the replicator's inventory stream).
     ("grpc.http2.max_ping_strikes", 0),
-    # From 1,000 on gRPC ends some at random, from 3,000 on all, with a bare CANCELLED that names nobody (seen with 1.85).
+    # From 1,000 waiting calls on, gRPC ends some at random, from 3,000 on all, with CANCELLED and no message (seen with 1.85).
     ("grpc.server.max_pending_requests", PENDING_CALLS_MAX),
     ("grpc.server.max_pending_requests_hard_limit", PENDING_CALLS_MAX),
 )
@@ -59,10 +59,10 @@ async def listen(
     tls: Tls | None = None,
     stop_grace_s: float = STOP_GRACE_S,
 ) -> AsyncIterator[Listening]:
-    """Serve on `address` (`host:port`, port 0 = any, or `unix:/path`) until the block is left.
+    """Serve on `address` (`host:port`, port 0 = any, or `unix:/path`) for the duration of the block.
 
     `register` adds the servicers; `services` are their full names (`holdfast.v1.Telemetry`), for health and reflection.
-    Raises `Conflict` when the address cannot be had, saying why. On leaving, health turns NOT_SERVING and calls get
+    Raises `Conflict` with the reason if the address cannot be bound. At the end, health turns NOT_SERVING and calls get
     `stop_grace_s` to end.
     """
     server = grpc.aio.server(interceptors=[TakeContext()], options=OPTIONS)
@@ -83,11 +83,12 @@ async def listen(
 
 
 async def write_whole(context: grpc.aio.ServicerContext[Request, Response], message: Response) -> None:
-    """Write on a stream, to the end even when cancelled meanwhile; as long as the peer reads, that is a moment.
+    """Write a message to a stream, and complete the write even if cancelled. This is quick if the peer reads.
 
-    When the first write of a call is cancelled, grpc.aio forgets that it has sent the initial metadata, sends them again with
-    the status, and the core refuses both (`GRPC_CALL_ERROR_TOO_MANY_OPERATIONS`, seen with 1.85): the peer would wait for ever
-    on a call that nobody serves. A peer that never reads holds the caller until its connection breaks or the server stops.
+    If the first write of a call is cancelled, grpc.aio does not record that it has sent the initial metadata, sends it again
+    with the status, and the core rejects both (`GRPC_CALL_ERROR_TOO_MANY_OPERATIONS`, seen with 1.85). The peer would wait
+    indefinitely on an abandoned call. A peer that never reads blocks the caller until its connection breaks or the server
+    stops.
     """
     await anyio.lowlevel.checkpoint_if_cancelled()
     with anyio.CancelScope(shield=True):
@@ -108,7 +109,7 @@ def _bind(server: grpc.aio.Server, address: str, tls: Tls | None) -> int:
 
 
 def _probe(address: str) -> None:
-    """Bind once ourselves: the core reports a failure without its reason."""
+    """Bind the address once before the core does, because the core reports a failure without its reason."""
     if address.startswith("unix:"):
         return
     host, _, port = address.rpartition(":")

@@ -19,7 +19,7 @@ KEY = "traceparent"
 
 
 class SendContext(grpc.aio.UnaryUnaryClientInterceptor):
-    """Sends the current span along with a call."""
+    """Adds the current span to the metadata of a call."""
 
     async def intercept_unary_unary(
         self, continuation: Callable[..., Awaitable[Any]], client_call_details: Any, request: Any
@@ -32,7 +32,7 @@ class SendContext(grpc.aio.UnaryUnaryClientInterceptor):
 
 
 class TakeContext(grpc.aio.ServerInterceptor):
-    """Makes the caller's span the current one while its call is handled."""
+    """Makes the caller's span the current span during the call."""
 
     async def intercept_service(
         self,
@@ -57,12 +57,12 @@ def _single(method: Callable[..., Awaitable[Any]], traceparent: str) -> Callable
 
 
 def _streaming(method: Callable[..., Any], traceparent: str) -> Callable[..., Any]:
-    """A method that streams its answers is a generator, or a coroutine that writes them to its context."""
+    """Handles a method with streamed responses, which is a generator or a coroutine that writes to its context."""
 
     async def generate(request: Any, context: Any) -> AsyncIterator[Any]:
         async with aclosing(method(request, context)) as answers:
             while True:
-                with telemetry.within(traceparent):  # not across a yield: whoever consumes has a context of its own
+                with telemetry.within(traceparent):  # not across a yield, because the consumer has its own context
                     try:
                         answer = await anext(answers)
                     except StopAsyncIteration:

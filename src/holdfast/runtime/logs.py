@@ -46,7 +46,7 @@ def configure(service: str, *, level: str = "info", form: Literal["auto", "json"
 
 
 def _add_trace(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """The trace that the line belongs to, when it was written inside of one and does not say."""
+    """Add the current trace to a line that does not name one."""
     if "trace_id" not in event and (context := telemetry.current()) is not None:
         event["trace_id"] = context.trace_id
     return event
@@ -56,6 +56,7 @@ def _renderers(*, as_json: bool) -> list[Processor]:
     strip = structlog.stdlib.ProcessorFormatter.remove_processors_meta
     if as_json:
         return [strip, structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
-    # Plain tracebacks: the pretty ones show every local variable, secrets among them, and take the event loop seconds.
+    # Plain tracebacks: the formatted ones show every local variable, including secrets, and block the event loop for
+    # seconds.
     plain = structlog.dev.plain_traceback
     return [strip, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Ts = TypeVarTuple("Ts")
 
-_BYTES_MAX = 4096  # more than a socket's buffer holds of single bytes
+_BYTES_MAX = 4096  # more single bytes than a socket's buffer holds
 
 
 class ServiceLoop(asyncio.SelectorEventLoop):
@@ -33,14 +33,14 @@ class ServiceLoop(asyncio.SelectorEventLoop):
 
 
 def _is_of_completions(callback: Callable[..., Any]) -> bool:
-    """By name, because gRPC does not say otherwise: under another name its reader is left as it is."""
+    """Whether `callback` is gRPC's reader, by its name. A reader with another name is left unchanged."""
     owner = getattr(getattr(callback, "func", callback), "__self__", None)
     return type(owner).__name__ == "PollerCompletionQueue"
 
 
 def _once_per_burst(wakeups: socket.socket, handle: Callable[..., Any], *args: Any) -> None:
-    """Read all bytes but one, which `handle` reads. Each was written after its completion had been queued, so none that is
-    read here is of a completion that `handle` does not find."""
+    """Read all bytes but one, which `handle` reads. A byte is written after its completion has been queued, so `handle` finds
+    the completions of all bytes read here."""
     unread = len(wakeups.recv(_BYTES_MAX, socket.MSG_PEEK | socket.MSG_DONTWAIT))
     if unread > 1:
         wakeups.recv(unread - 1)

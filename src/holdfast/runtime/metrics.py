@@ -32,7 +32,7 @@ class Metric:
 
     @property
     def prometheus_name(self) -> str:
-        """Of a histogram, the stem that `_bucket`, `_sum` and `_count` are appended to."""
+        """Name in a Prometheus exporter; for a histogram without `_bucket`, `_sum` and `_count`."""
         stem = self.name.replace(".", "_") + _UNITS.get(self.unit, "")
         return f"{stem}_total" if self.kind == "counter" else stem
 

@@ -32,7 +32,7 @@ from holdfast.domain.tracing import ATTRIBUTE_PREFIX, Span, TraceContext, Value
 from holdfast.runtime.metrics import Metric
 
 SCOPE = "holdfast"
-EXPORT_TIMEOUT_S = 2  # retries included; a collector that is away must not hold up a service that was told to stop
+EXPORT_TIMEOUT_S = 2  # including retries; an unavailable Collector must not delay the stop of a service
 SPANS_EVERY_MS = 1_000
 METRICS_EVERY_MS = 10_000
 ENV_METRICS_EVERY_MS = "OTEL_METRIC_EXPORT_INTERVAL"
@@ -42,10 +42,10 @@ log = structlog.get_logger("holdfast.telemetry")
 
 
 class OtlpSink:
-    """A `telemetry.Sink`. What has not been sent when the process ends is sent then, for `EXPORT_TIMEOUT_S` at most."""
+    """A `telemetry.Sink`. Data that is unsent at the end of the process is sent then, for at most `EXPORT_TIMEOUT_S`."""
 
     def __init__(self, service: str, endpoint: str) -> None:
-        # Its own words for a collector that is away come with every batch; ours once.
+        # The SDK logs an unavailable Collector with every batch; this module logs it once.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         collector = Collector(endpoint)
         resource = Resource.create(
@@ -128,7 +128,7 @@ class OtlpSink:
 
 
 class Collector:
-    """Whether the collector answers, as far as exports tell. Says so when that changes."""
+    """Record whether exports reach the Collector, and log each change."""
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
@@ -162,7 +162,7 @@ class _SpanExporter(SpanExporter):
 
 
 class _MetricExporter(OTLPMetricExporter):
-    """Derived, not wrapped: the reader asks its exporter for more than the interface says."""
+    """Derived, not wrapped, because the reader uses more of its exporter than the interface."""
 
     def __init__(self, collector: Collector) -> None:
         super().__init__(timeout=EXPORT_TIMEOUT_S)
@@ -175,7 +175,7 @@ class _MetricExporter(OTLPMetricExporter):
 
 
 class _GivenIds(IdGenerator):
-    """Spans get the ids that they were given: they are known before the span is written, and to other processes."""
+    """Assigns given ids to spans, because ids are known before a span is exported, also to other processes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -183,7 +183,7 @@ class _GivenIds(IdGenerator):
 
     @contextmanager
     def being(self, context: TraceContext) -> Iterator[None]:
-        """The next span is this one."""
+        """Set the ids of the next span."""
         with self._lock:
             self._context = context
             yield

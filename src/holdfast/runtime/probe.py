@@ -28,7 +28,7 @@ def known(target: str) -> bool:
 
 
 def probe(target: str, timeout_s: float = TIMEOUT_S, tls: Tls | None = None) -> str:
-    """What is wrong with the service at `target`, one of `SCHEMES`; empty when it serves. `tls`: for `grpc://`."""
+    """Return the problem of the service at `target`, one of `SCHEMES`; empty if it serves. `tls`: for `grpc://`."""
     if target.startswith(("http://", "https://")):
         return _http(target, timeout_s)
     if target.startswith("unix:"):
@@ -37,7 +37,7 @@ def probe(target: str, timeout_s: float = TIMEOUT_S, tls: Tls | None = None) -> 
 
 
 def _http(url: str, timeout_s: float) -> str:
-    # Never through a proxy: what is asked is this very service.
+    # Never through a proxy, because the check is for this service.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=timeout_s):
@@ -68,7 +68,7 @@ def _grpc(endpoint: str, timeout_s: float, tls: Tls | None) -> str:
 
 
 def main(arguments: list[str], environ: Mapping[str, str]) -> int:
-    """The exit code: 0 it serves, 1 it does not, 2 nothing was asked."""
+    """Return the exit code: 0 if the target serves, 1 if not, 2 without a target."""
     match arguments:
         case [target] if known(target):
             pass

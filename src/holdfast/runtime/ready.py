@@ -10,6 +10,6 @@ from holdfast.runtime.files import write_whole
 
 
 def announce(path: Path | None, endpoints: Mapping[str, str]) -> None:
-    """Write `endpoints` as JSON, whole or not at all. Nothing happens without a path: nobody asked."""
+    """Write `endpoints` as JSON, atomically. Does nothing without a path."""
     if path is not None:
         write_whole(path, json.dumps(dict(endpoints)).encode())

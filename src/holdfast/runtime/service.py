@@ -24,9 +24,9 @@ from holdfast.runtime.loop import ServiceLoop
 from holdfast.runtime.settings import ServiceSettings, read_settings
 
 EXIT_OK = 0
-EXIT_CRASH = 1  # a bug: an exception that nobody expected, or a service that ended by itself
-EXIT_USAGE = 2  # what the operator can put right: a wrong setting, a port in use, a Redis that does not answer
-EXIT_STUCK = 3  # told to stop and did not in time
+EXIT_CRASH = 1  # a bug: an unexpected exception, or a service that ended by itself
+EXIT_USAGE = 2  # an error that the operator can fix: a wrong setting, a port in use, a Redis that does not answer
+EXIT_STUCK = 3  # did not stop in time
 SHUTDOWN_TIMEOUT_S = 10.0
 
 S = TypeVar("S", bound=ServiceSettings)
@@ -34,7 +34,7 @@ log = structlog.get_logger("holdfast.service")
 
 
 class LoopEnded(RuntimeError):
-    """A loop that should run for ever returned: a bug, never a reason to go on without it."""
+    """A loop that must not end has returned, which is a bug; the service does not continue without the loop."""
 
 
 def main(
@@ -44,7 +44,7 @@ def main(
     *,
     shutdown_timeout_s: float = SHUTDOWN_TIMEOUT_S,
 ) -> NoReturn:
-    """The whole `__main__` of the service `name`."""
+    """Run `__main__` of the service `name`."""
     try:
         config = read_settings(settings)
     except HoldfastError as error:
@@ -58,7 +58,7 @@ def main(
 def run_service(
     name: str, serve: Callable[[], Awaitable[object]], *, shutdown_timeout_s: float = SHUTDOWN_TIMEOUT_S
 ) -> int:
-    """Run `serve` to its end and return the exit code. Must be called from the main thread: signals arrive there."""
+    """Run `serve` to its end and return the exit code. Must be called from the main thread, which receives signals."""
     watchdog = _Watchdog(name, shutdown_timeout_s)
     try:
         anyio.run(_until_signal, name, serve, watchdog, backend_options={"loop_factory": ServiceLoop})
@@ -72,8 +72,8 @@ def run_service(
 def guarded(tasks: TaskGroup, name: str, loop: Callable[[], Awaitable[object]]) -> None:
     """Start a loop that must not end: its return raises `LoopEnded`, its exceptions carry its name.
 
-    So does a cancellation that no scope has ordered, which a library has let escape: a task group would take it for its own and
-    end everything without a word.
+    A cancellation that no scope has requested, raised by a library, is treated in the same way: a task group would take it for
+    its own and end without a message.
     """
 
     async def run() -> None:
@@ -98,12 +98,12 @@ async def _until_signal(name: str, serve: Callable[[], Awaitable[object]], watch
                 log.info("stopping", service=name, reason=f"received {received.name}")
                 watchdog.arm()
                 tasks.cancel_scope.cancel()
-                # Our receiver goes with the scope: from here on a second signal ends the process at once.
+                # The receiver ends with the scope, so a second signal ends the process immediately.
                 break
 
 
 class _Watchdog:
-    """Ends the process when a shutdown takes too long: a stuck `finally` must not keep a node's hardware."""
+    """Ends the process if a shutdown takes too long, because a blocked `finally` must not occupy a node's hardware."""
 
     def __init__(self, name: str, timeout_s: float) -> None:
         self._name = name
@@ -123,7 +123,7 @@ class _Watchdog:
 
 
 def _report(name: str, error: BaseException) -> int:
-    """Say why the service ended: a line for what the operator can put right, a traceback for a bug."""
+    """Report why the service ended: one line for an error that the operator can fix, a traceback for a bug."""
     leaves = _leaves(error)
     if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
         return EXIT_OK

@@ -15,11 +15,11 @@ ENV_PREFIX = "HOLDFAST_"
 
 
 class ServiceSettings(BaseSettings):
-    """What every service understands; a service adds its own fields. `redis_url` is read from `HOLDFAST_REDIS_URL`."""
+    """Settings of every service; a service adds its own fields. `redis_url` is read from `HOLDFAST_REDIS_URL`."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="ignore", env_ignore_empty=True)
 
-    ready_file: Path | None = None  # written when the service serves; names its endpoints
+    ready_file: Path | None = None  # file that is written when the service is serving, with its endpoints
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "json", "console"] = "auto"  # auto: console on a terminal, JSON otherwise
     tls_cert: Path | None = None  # mutual TLS: all three or none
@@ -28,7 +28,7 @@ class ServiceSettings(BaseSettings):
 
     @property
     def tls(self) -> Tls | None:
-        """Reads the three files. None when TLS is not configured; raises `InvalidSpec` for a file that cannot be read."""
+        """Read the three files; None if TLS is not configured. Raises `InvalidSpec` for a file that cannot be read."""
         return Tls.load(cert=self.tls_cert, key=self.tls_key, ca=self.tls_ca)
 
     @model_validator(mode="after")
@@ -41,7 +41,7 @@ S = TypeVar("S", bound=BaseSettings)
 
 
 def read_settings(kind: type[S]) -> S:
-    """Read the environment. Raises `InvalidSpecs` with every variable that is missing or wrong."""
+    """Read the environment. Raises `InvalidSpecs` with every missing or invalid variable."""
     try:
         return kind()
     except ValidationError as error:
@@ -56,9 +56,9 @@ def _problem(detail: Any) -> InvalidSpec:
 
 
 def _expected(message: str) -> str:
-    """pydantic says "Input should be a valid integer"; our messages say "expected a valid integer"."""
+    """Convert pydantic's "Input should be a valid integer" to "expected a valid integer"."""
     return message.removeprefix("Value error, ").removeprefix("Input should be ")
 
 
 def _variable(field: str) -> str:
-    return field if field.isupper() else ENV_PREFIX + field.upper()  # an alias is a whole name already
+    return field if field.isupper() else ENV_PREFIX + field.upper()  # an alias is the complete name of a variable

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Final
 
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-UNKNOWN_EXIT: Final = 256  # no exit code: of a process that is not our child nobody tells us how it ended
+UNKNOWN_EXIT: Final = 256  # the exit code of a process that is not a child is unknown
 _START_FIELD: Final = 19  # of /proc/PID/stat behind the name: start time in clock ticks since boot (proc(5), field 22)
 
-# argv: the pid file, the program, its arguments. A disk that is full must not keep the program from starting.
+# argv: the pid file, the program, its arguments. A full disk must not prevent the start of the program.
 _NOTE = f"""\
 import os, sys
 path = sys.argv[1]
@@ -40,20 +40,20 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 
 def noted(command: Sequence[str], pid_file: Path) -> list[str]:
-    """The command line that runs `command` so that it outlives us and is found by `find(pid_file)`."""
+    """Return the command line that runs `command` so that it outlives this process and is found by `find(pid_file)`."""
     return [sys.executable, "-I", "-S", "-c", _NOTE, os.fspath(pid_file), *command]
 
 
 def find(pid_file: Path) -> Survivor | None:
-    """The process that wrote `pid_file`, if it still runs."""
+    """Return the process that wrote `pid_file`, if it still runs."""
     try:
         pid, started, boot = pid_file.read_text().split()
         if boot != BOOT_ID.read_text().strip():
             return None
         survivor = Survivor(int(pid))
-    except (OSError, ValueError):  # no file, none of ours, or no such process
+    except (OSError, ValueError):  # no file, not a pid file, or no such process
         return None
-    # Looked at through the pidfd: from here on the number cannot come to mean another process unnoticed.
+    # Check it after opening the pidfd, so that the pid cannot be reused unnoticed.
     if _started(survivor.pid) != started or survivor.poll() is not None:
         survivor.close()
         return None
@@ -61,22 +61,22 @@ def find(pid_file: Path) -> Survivor | None:
 
 
 class Survivor:
-    """A running process that is not our child, with what is needed of `subprocess.Popen`. Its exit code stays unknown."""
+    """A running process that is not a child, with the needed part of `subprocess.Popen`. Its exit code stays unknown."""
 
     def __init__(self, pid: int) -> None:
-        """Raises `ProcessLookupError` when there is no such process."""
+        """Raises `ProcessLookupError` if there is no such process."""
         self.pid = pid
         self.returncode: int | None = None
         self._pidfd = os.pidfd_open(pid)
 
     def poll(self) -> int | None:
-        """`UNKNOWN_EXIT` once it has ended, else None."""
+        """Return `UNKNOWN_EXIT` if it has exited, else None."""
         if self.returncode is None and select.select([self._pidfd], [], [], 0)[0]:
             self.close()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Raises `subprocess.TimeoutExpired`."""
+        """Wait for the exit. Raises `subprocess.TimeoutExpired`."""
         if self.returncode is None:
             if not select.select([self._pidfd], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
@@ -90,7 +90,7 @@ class Survivor:
         self._signal(signal.SIGKILL)
 
     def close(self) -> None:
-        """Watch it no more."""
+        """Close the pidfd."""
         if self.returncode is None:
             self.returncode = UNKNOWN_EXIT
             os.close(self._pidfd)
@@ -100,11 +100,11 @@ class Survivor:
             try:
                 signal.pidfd_send_signal(self._pidfd, number)
             except ProcessLookupError:
-                pass  # it has just ended
+                pass  # it has just exited
 
 
 def _started(pid: int) -> str:
-    """Empty when there is no such process."""
+    """Return the process's start time; empty if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[_START_FIELD]
     except OSError:

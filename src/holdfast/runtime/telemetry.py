@@ -2,8 +2,7 @@
 
 A trace's context travels as a W3C `traceparent`: in stream entries, in orders and signals, in gRPC metadata
 (`grpc_tracing`), and inside a process in a context variable. It travels with or without a collector, so that every record and
-every log line of an incident can name its trace. Which spans there are, and their ids, is `domain.tracing`'s business; which
-metrics, `metrics`'.
+every log line of an incident can name its trace. `domain.tracing` defines the spans and their ids, `metrics` the metrics.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ log = structlog.get_logger("holdfast.telemetry")
 
 
 class Sink(Protocol):
-    """Where spans and measurements go. Nothing here may block or raise: it is called from event loops."""
+    """Receives spans and measurements. Methods must not block or raise, because event loops call them."""
 
     def write(self, span: Span) -> None: ...
 
@@ -48,7 +47,7 @@ _current: ContextVar[TraceContext | None] = ContextVar("holdfast_trace", default
 
 
 def configure(service: str) -> None:
-    """Turn on export when the environment asks for it; says so in the log when it asks in vain."""
+    """Enable export if it is configured in the environment. Logs a warning if it cannot be enabled."""
     global _sink, _service
     _service = service
     if not os.environ.get(ENV_ENDPOINT):
@@ -68,12 +67,12 @@ def configure(service: str) -> None:
 
 
 def on() -> bool:
-    """Whether anybody collects: for what is worth computing only then."""
+    """Whether export is enabled, for values that are expensive to compute."""
     return _sink is not None
 
 
 def service() -> str:
-    """The name that this process writes its spans under."""
+    """The service name of this process's spans."""
     return _service
 
 
@@ -84,10 +83,10 @@ def service() -> str:
 def span(
     name: str, parent: str = "", *, key: tuple[object, ...] = (), **attributes: Value | None
 ) -> Iterator[TraceContext | None]:
-    """A span around a block, below the traceparent `parent`, or below the current span when there is none.
+    """A span around a block, below the traceparent `parent`, or below the current span without one.
 
-    `key` tells it from others of this name below the same parent. Without anything to be below there is no span: what belongs
-    to no incident is not traced.
+    `key` distinguishes spans of the same name below the same parent. Without a parent there is no span, because only incidents
+    are traced.
     """
     above = tracing.parse(parent) or _current.get()
     if above is None:
@@ -107,14 +106,14 @@ def span(
 
 
 def write(finished: Span | None) -> None:
-    """Export a span whose start and end are known; None is what belongs to no trace."""
+    """Export a span whose start and end are known; None belongs to no trace."""
     if _sink is not None and finished is not None:
         _sink.write(finished)
 
 
 @contextmanager
 def within(traceparent: str) -> Iterator[None]:
-    """Make a span of somebody else's the current one: of the caller, for the length of a call."""
+    """Make a span of another process the current one, such as the caller's span during a call."""
     token = _current.set(tracing.parse(traceparent))
     try:
         yield
@@ -136,13 +135,13 @@ def record(metric: Metric, value: float, **attributes: Value | None) -> None:
 
 
 def show(metric: Metric, points: Iterable[Point]) -> None:
-    """What a gauge shows from now on, all of it: a series that is not among `points` ends."""
+    """Set all series of a gauge; a series that is not in `points` ends."""
     if _sink is not None:
         _sink.show(metric, points)
 
 
 def observe(metric: Metric, read: Callable[[], float], **attributes: Value | None) -> None:
-    """A counter that is kept elsewhere: `read` is called in the exporter's thread whenever it exports."""
+    """Register a counter whose value `read` returns; it is called in the exporter's thread at each export."""
     if _sink is not None:
         _sink.observe(metric, read, _given(attributes))
 

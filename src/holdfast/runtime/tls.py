@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.domain.errors import InvalidSpec
 
-if TYPE_CHECKING:  # a health check imports this module every few seconds, and mostly does without
+if TYPE_CHECKING:  # imported on demand: a health check imports this module every few seconds, usually without TLS
     import grpc
 
 CERT, KEY, CA = "HOLDFAST_TLS_CERT", "HOLDFAST_TLS_KEY", "HOLDFAST_TLS_CA"
@@ -24,7 +24,7 @@ class Tls:
 
     @classmethod
     def load(cls, *, cert: Path | None, key: Path | None, ca: Path | None) -> Tls | None:
-        """None when no file is named. Raises `InvalidSpec` naming the one that is missing or cannot be read."""
+        """Read the files; None if none is named. Raises `InvalidSpec` that names a file that is missing or cannot be read."""
         require_whole(cert=cert, key=key, ca=ca)
         if cert is None or key is None or ca is None:
             return None
@@ -44,7 +44,7 @@ class Tls:
 
 
 def require_whole(*, cert: Path | None, key: Path | None, ca: Path | None) -> None:
-    """Raises `InvalidSpec` naming the first file that is missing when only some of the three are given."""
+    """Raises `InvalidSpec` that names the first missing file if only some of the three are given."""
     files = {CERT: cert, KEY: key, CA: ca}
     missing = [variable for variable, path in files.items() if path is None]
     if 0 < len(missing) < len(files):

@@ -41,10 +41,10 @@ _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+)")
 
 @dataclass(slots=True)
 class HttpFault:
-    """What goes wrong with the next `times` requests that match.
+    """A fault of the next `times` requests that match.
 
-    `status`: this answer instead of the right one. Otherwise the connection is closed: after `after_bytes` of the body, sent
-    or received, or with `answer_lost` when all has been done and before the answer. `stall_s`: wait so long first.
+    `status`: status of the answer. Without it, the connection is closed: after `after_bytes` of the body, sent or received, or
+    with `answer_lost` after the operation and before the answer. `stall_s`: wait first.
     """
 
     method: str = ""
@@ -73,9 +73,9 @@ class Session:
     name: str
     precondition: str | None
     resource: dict[str, Any]
-    content: bytearray = field(default_factory=bytearray)  # of the object's size, once that is known
+    content: bytearray = field(default_factory=bytearray)  # of the object's size, if that is known
     received: int = 0
-    finished: dict[str, Any] | None = None  # the resource that it became
+    finished: dict[str, Any] | None = None  # the resource of the finished object
 
 
 class Refused(Exception):
@@ -87,11 +87,11 @@ class Refused(Exception):
 
 
 class Broken(Exception):
-    """The connection is closed without an answer, as ordered."""
+    """Close the connection without an answer, as an injected fault."""
 
 
 class FakeGcs:
-    """The server, in threads of its own. `requests` records (method, path with query)."""
+    """The server, in its own threads. `requests` records (method, path with query)."""
 
     def __init__(self, port: int = 0, host: str = "127.0.0.1") -> None:
         self.objects: dict[tuple[str, str], StoredObject] = {}
@@ -108,7 +108,7 @@ class FakeGcs:
 
     @property
     def endpoint(self) -> str:
-        """For STORAGE_EMULATOR_HOST."""
+        """The value for STORAGE_EMULATOR_HOST."""
         host, port = self._server.server_address[:2]
         return f"http://{host!s}:{port}"
 
@@ -124,7 +124,7 @@ class FakeGcs:
         self._server.server_close()
 
     def fault(self, **what: Any) -> None:
-        """Order a fault, see `HttpFault`."""
+        """Inject a fault, see `HttpFault`."""
         with self.lock:
             self.faults.append(HttpFault(**what))
 
@@ -144,7 +144,7 @@ class FakeGcs:
     def store(
         self, bucket: str, name: str, content: bytearray, resource: Mapping[str, Any], precondition: str | None
     ) -> dict[str, Any]:
-        """Finish an upload. Raises Refused: 412 when the precondition fails, 400 when the checksum is wrong."""
+        """Finish an upload. Raises Refused: 412 if the precondition fails, 400 if the checksum is wrong."""
         value = crc32c(memoryview(content))
         claimed = resource.get("crc32c")
         if claimed is not None and claimed != encode_crc(value):
@@ -184,7 +184,7 @@ class FakeGcs:
 
 
 def encode_crc(value: int) -> str:
-    """As the JSON API has it: base64 of the big-endian bytes."""
+    """Return a checksum as in the JSON API: base64 of the big-endian bytes."""
     return base64.b64encode(value.to_bytes(4, "big")).decode()
 
 
@@ -211,7 +211,7 @@ class _Server(ThreadingHTTPServer):
 
     def close_connections(self) -> None:
         for connection in list(self._connections):
-            with suppress(OSError):  # its thread is closing it at this moment
+            with suppress(OSError):  # its thread is closing it
                 connection.shutdown(socket.SHUT_RDWR)
 
 
@@ -234,7 +234,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_POST = do_PUT = do_DELETE = do_GET  # noqa: N815
 
     def log_message(self, *_: object) -> None:
-        """Quiet."""
+        """Log nothing."""
 
     def _serve(self) -> None:
         self._fault = self.gcs.take_fault(self.command, self.path)
@@ -367,7 +367,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(308, None, **persisted)
 
     def _finish(self, session: Session) -> None:
-        """Also for a client that asks again because the answer was lost: the same upload is not stored twice."""
+        """Answer for a finished upload, also if a client repeats the request after a lost answer, so that nothing is
+        stored twice."""
         if session.finished is None:
             session.finished = self.gcs.store(
                 session.bucket, session.name, session.content, session.resource, session.precondition
@@ -386,7 +387,7 @@ class _Handler(BaseHTTPRequestHandler):
         return content
 
     def _receive(self, target: memoryview) -> Iterator[int]:
-        """Read the request's body straight into `target`; yields the bytes of each piece, up to an ordered break."""
+        """Read the request's body straight into `target`; yields the bytes of each piece, up to an injected fault."""
         expected = min(self._unread, len(target))
         broken_at = self._fault.after_bytes if self._fault else None
         yield from self._read(target[: expected if broken_at is None else min(broken_at, expected)])
@@ -426,7 +427,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _split(content_type: str, body: bytearray) -> tuple[dict[str, Any], bytearray]:
-    """The two parts of multipart/related: the object's resource and its content."""
+    """Return the two parts of multipart/related: the object's resource and its content."""
     found = re.search(r'boundary="?([^";]+)"?', content_type)
     if found is None:
         raise Refused(400, "multipart without a boundary")

@@ -28,9 +28,9 @@ from holdfast.stores.checksum import crc32c as checksum
 from holdfast.stores.protocol import ObjectInfo, Pace, check_key, unpaced
 
 WRITE_BYTES = 8 << 20  # checksummed, paced and written at a time
-DIRTY_BYTES_MAX = 64 << 20  # more unwritten pages than that would stall what else the node writes
+DIRTY_BYTES_MAX = 64 << 20  # more unwritten pages would delay other writes of the node
 ABANDONED_S = 3600.0  # by the file system's own clock
-LINK_TRIES = 3  # against deletions that take the directory away
+LINK_TRIES = 3  # retries after a concurrent deletion of the directory
 INCOMING = ".incoming"
 
 _FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
@@ -39,8 +39,8 @@ _ABSENT = frozenset((errno.ENOENT, errno.ENOTDIR))
 
 
 class FileStore:
-    """Objects as files below `root`. `root` is made at the first write, its parent is not: a file system that is not mounted
-    shows as an error and not as checkpoints on the wrong disk."""
+    """Objects as files below `root`. `root` is created at the first write, but its parent is not, so that a missing mount is
+    an error and does not lead to checkpoints on the wrong disk."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -102,7 +102,7 @@ class FileStore:
             check_key(directory)
         with self._errors(prefix):
             if not self._root.exists():
-                self._root.parent.stat()  # not mounted is not the same as empty
+                self._root.parent.stat()  # a missing mount is not an empty store
             yield from self._walk(self._root / directory, f"{directory}/" if directory else "", prefix)
 
     def delete(self, key: str) -> None:
@@ -115,12 +115,12 @@ class FileStore:
         self._remove_empty(path.parent)
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """No-op: there are no connections."""
 
     # ------------------------------------------------------------ writing
 
     def _temporary(self) -> Path:
-        """A fresh, empty temporary. Sweeps what dead writers have left, once."""
+        """Create an empty temporary file. The first call deletes the files of crashed writers."""
         incoming = self._root / INCOMING
         if not incoming.is_dir():
             self._root.mkdir(exist_ok=True)
@@ -130,7 +130,7 @@ class FileStore:
         with self._lock:
             sweep, self._swept = not self._swept, True
         if sweep:
-            _sweep(incoming, now=temporary.stat().st_mtime)  # the file system's clock, not ours
+            _sweep(incoming, now=temporary.stat().st_mtime)  # by the file system's clock
         return temporary
 
     def _place(self, temporary: Path, path: Path, *, if_absent: bool) -> bool:
@@ -142,7 +142,8 @@ class FileStore:
                 else:
                     temporary.rename(path)
             except FileExistsError:
-                # A link whose answer was lost on the way is sent again by an NFS client and meets itself.
+                # An NFS client repeats a link whose answer was lost, and the repetition fails on the link that exists
+                # already.
                 return path.samefile(temporary)
             except FileNotFoundError:  # a concurrent deletion removed the empty directory
                 continue
@@ -153,7 +154,7 @@ class FileStore:
         )
 
     def _make_directories(self, directory: Path) -> None:
-        """As `mkdir -p`, durable: an fsynced file in a directory that a crash forgets is lost all the same."""
+        """As `mkdir -p`, with fsync, because a crash could otherwise remove the directory together with an fsynced file."""
         missing = []
         while not directory.is_dir():
             missing.append(directory)
@@ -166,7 +167,7 @@ class FileStore:
         while directory != self._root:
             try:
                 directory.rmdir()
-            except OSError:  # not empty, or gone: either way nothing to tidy up
+            except OSError:  # not empty, or already removed
                 return
             directory = directory.parent
 
@@ -212,7 +213,7 @@ class FileStore:
 
 
 def _write(path: Path, parts: Sequence[memoryview | bytes], pace: Pace) -> int:
-    """Durable when it returns. Gives the checksum of what went to the kernel."""
+    """Write and fsync the parts. Returns the checksum of the bytes passed to the kernel."""
     value = dirty = 0
     with path.open("r+b", buffering=0) as file:
         for part in parts:
@@ -236,7 +237,7 @@ def _sweep(incoming: Path, now: float) -> None:
         try:
             if now - left.stat().st_mtime > ABANDONED_S:
                 left.unlink()
-        except FileNotFoundError:  # its writer has finished, or another process sweeps too
+        except FileNotFoundError:  # its writer has finished, or another process deletes it
             continue
 
 
@@ -251,7 +252,7 @@ def _sync(directory: Path) -> None:
 def _entry_info(key: str, entry: os.DirEntry[str]) -> ObjectInfo | None:
     try:
         found = entry.stat(follow_symlinks=False)
-    except FileNotFoundError:  # deleted while we list
+    except FileNotFoundError:  # deleted during the listing
         return None
     return _info(key, found) if stat.S_ISREG(found.st_mode) else None
 

@@ -42,8 +42,8 @@ except ImportError as error:
     raise InvalidSpec("store", "gs://…", "the extra that it needs: pip install 'holdfast[gcs]'") from error
 
 _SCOPES = ("https://www.googleapis.com/auth/devstorage.read_write",)
-TOKEN = "holdfast-writer"  # in an object's metadata
-EMULATOR = "STORAGE_EMULATOR_HOST"  # as the library has it
+TOKEN = "holdfast-writer"  # key in an object's metadata
+EMULATOR = "STORAGE_EMULATOR_HOST"  # the library's default
 
 _RETRIED_BY_LIBRARY = (
     answers.RetryError,
@@ -57,11 +57,11 @@ _REFUSALS = (answers.Forbidden, answers.Unauthorized, auth_errors.GoogleAuthErro
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GcsOptions:
-    """`timeout_s`: without a byte on a connection. `deadline_s`: of an operation that fails again and again."""
+    """`timeout_s`: seconds without a byte on a connection. `deadline_s`: limit for an operation that fails repeatedly."""
 
     timeout_s: float = 20.0
     deadline_s: float = 120.0
-    streams: int = 4  # for large downloads, and as many for large uploads
+    streams: int = 4  # for large downloads, and the same number for large uploads
     range_bytes: int = 64 << 20  # larger objects are read in parallel ranges
     small_bytes: int = 4 << 20  # smaller objects are stored by the library, in one request
     composed_bytes: int = (
@@ -184,14 +184,14 @@ class GcsStore:
             for each in done:
                 each.result()
         finally:
-            # Nobody may write to the target any more when this returns, however it returns.
+            # No thread may write to the target after the return, also not after an error.
             stop.set()
             for each in ranges:
                 each.cancel()
             wait(ranges)
 
     def _read_range(self, key: str, target: memoryview, offset: int, stop: Event) -> None:
-        """One connection at a time, going on where it broke."""
+        """Read a range over one connection at a time; a new connection resumes after a failure."""
         patience = self._patience()
         done = 0
         while done < len(target) and not stop.is_set():
@@ -269,7 +269,7 @@ class GcsStore:
 
     @contextmanager
     def _errors(self, key: str) -> Iterator[None]:
-        """The library's and the server's refusals as ours. PreconditionFailed and Transient pass: they are the caller's."""
+        """Convert errors of the library and the server to Holdfast's. PreconditionFailed and Transient pass to the caller."""
         try:
             yield
         except answers.PreconditionFailed:
@@ -299,7 +299,7 @@ class GcsStore:
 
 
 def _sign_in() -> tuple[Any, Authorize]:
-    """The library's client, and what signs requests of our own with the same credentials."""
+    """Return the library's client, and a function that signs this module's requests with the same credentials."""
     if os.environ.get(EMULATOR):
         client = storage.Client(project="emulated")
         return client, lambda method, url, headers: None

@@ -21,16 +21,16 @@ from holdfast.stores.gcs_upload import Upload, encode_crc, upload
 from holdfast.stores.patience import Patience, Transient
 from holdfast.stores.protocol import Pace
 
-PARTS_MAX = 32  # that one compose takes
+PARTS_MAX = 32  # parts that one compose request accepts
 PART_BYTES_MIN = 64 << 20
 
 
 class Stopped(Exception):
-    """Another part has failed: this one is not needed any more."""
+    """Another part has failed, so this one is cancelled."""
 
 
 class Composer:
-    """Uploads in parts with `streams` threads of its own."""
+    """Uploads in parts with `streams` threads."""
 
     def __init__(
         self, http: Connections, *, streams: int, deadline_s: float, part_bytes_min: int = PART_BYTES_MIN
@@ -58,9 +58,10 @@ class Composer:
             self._clear_away(parts)
 
     def _upload_parts(self, parts: Sequence[Upload], pace: Pace) -> list[tuple[int, int]]:
-        """(checksum, bytes) of each. Nobody reads the parts' memory any more when this returns, however it returns."""
+        """Upload the parts and return (checksum, bytes) of each. No thread reads the parts' memory after the return,
+        also not after an error."""
         stop = Event()
-        one_at_a_time = Lock()  # a pace need not be made for threads
+        one_at_a_time = Lock()  # a pace function need not be thread-safe
 
         def paced(nbytes: int) -> None:
             with one_at_a_time:
@@ -106,7 +107,7 @@ class Composer:
                 raise
 
     def _clear_away(self, parts: Sequence[Upload]) -> None:
-        """Once, and no further than the first that fails: what stays goes with its checkpoint."""
+        """Delete the parts, up to the first failure. Remaining parts are deleted with their checkpoint."""
         for part in parts:
             try:
                 self._http.send("DELETE", f"/storage/v1/b/{part.bucket}/o/{quote(part.name, safe='')}", {})
@@ -135,7 +136,7 @@ def split(parts: Sequence[memoryview], part_bytes_min: int) -> list[tuple[memory
 
 
 def _raise_first(done: Iterable[Future[tuple[int, int]]]) -> None:
-    """The failure that stopped the others, not one of those that it stopped."""
+    """Raise the first failure, ignoring the cancellations that it caused."""
     errors = [error for each in done if (error := each.exception()) is not None]
     for error in sorted(errors, key=lambda error: isinstance(error, Stopped)):
         raise error

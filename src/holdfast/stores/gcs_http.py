@@ -27,7 +27,7 @@ RETRY_AFTER_S_MAX = 30.0
 RETRIED = frozenset((408, 429, 500, 502, 503, 504))
 _REFUSED = frozenset((401, 403))
 
-Authorize = Callable[[str, str, dict[str, str]], None]  # method, URL, headers to add to
+Authorize = Callable[[str, str, dict[str, str]], None]  # method, URL, headers to extend
 
 
 class Status(Exception):
@@ -45,7 +45,7 @@ class Answer:
 
 
 class Connections:
-    """Connections to one endpoint, kept alive, used by any number of threads."""
+    """Persistent connections to one endpoint, for use by any number of threads."""
 
     def __init__(self, endpoint: str, authorize: Authorize, *, timeout_s: float) -> None:
         parts = urlsplit(endpoint)
@@ -77,14 +77,14 @@ class Connections:
         body: Iterable[memoryview | bytes] = (),
         nbytes: int = 0,
     ) -> Answer:
-        """A request with a body of `nbytes`, whose answer's body is of no interest. Raises Transient, Status."""
+        """Send a request with a body of `nbytes` and discard the answer's body. Raises Transient, Status."""
         with self._exchange(method, path, {**headers, "Content-Length": str(nbytes)}, body) as response:
             response.read()
             return Answer(response.status, dict(response.getheaders()))
 
     @contextmanager
     def receive(self, path: str, headers: Mapping[str, str]) -> Iterator[http.client.HTTPResponse]:
-        """A GET; the response is to be read with `fill`. Raises Transient, Status."""
+        """Send a GET; read the response with `fill`. Raises Transient, Status."""
         with self._exchange("GET", path, headers, ()) as response:
             yield response
 
@@ -124,7 +124,8 @@ class Connections:
                 connection.send(piece)
             whole = True
         except (BrokenPipeError, ConnectionResetError):
-            pass  # an answer that came before the whole body did says why; that there is none says `getresponse`
+            # The server may have answered before the end of the body with the reason; otherwise `getresponse` raises.
+            pass
         response = connection.getresponse()
         if response.status >= 400:
             raise _refusal(response)
@@ -167,7 +168,7 @@ class Connections:
 
 
 def fill(response: http.client.HTTPResponse, target: memoryview) -> Iterator[int]:
-    """Read the response's body straight into `target`; yields the bytes of each piece. Raises Transient when it ends early."""
+    """Read the response's body directly into `target`; yields the bytes of each piece. Raises Transient if it ends early."""
     done = 0
     try:
         while done < len(target):
@@ -192,7 +193,7 @@ def _refusal(response: http.client.HTTPResponse) -> Exception:
 
 
 def _proxy(scheme: str, host: str) -> tuple[str, int | None] | None:
-    """As the environment names it (HTTPS_PROXY, NO_PROXY), which the library's own requests go by as well."""
+    """Return the proxy from the environment (HTTPS_PROXY, NO_PROXY), as the library does for its requests."""
     address = getproxies().get(scheme)
     if not address or proxy_bypass(host):
         return None

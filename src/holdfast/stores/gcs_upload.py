@@ -27,7 +27,7 @@ _ABSENT = frozenset((404, 410))
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """`name` and `crc32c` as the API has them."""
+    """`name` and `crc32c` in the form of the API."""
 
     bucket: str
     name: str
@@ -65,12 +65,12 @@ def upload(http: Connections, what: Upload, patience: Patience, pace: Pace) -> b
                 return False
             if error.status not in _ABSENT or not session:
                 raise
-            session = ""  # the server has forgotten the session: from the start
+            session = ""  # the server no longer knows the session; restart the upload
             patience.failed(Transient(str(error)), doing)
 
 
 def _begin(http: Connections, what: Upload) -> str:
-    """The session's path on the server."""
+    """Open an upload session and return its path on the server."""
     query = {"uploadType": "resumable", "name": what.name}
     if what.if_absent:
         query["ifGenerationMatch"] = "0"
@@ -90,7 +90,7 @@ def _begin(http: Connections, what: Upload) -> str:
 
 
 def _ask(http: Connections, session: str, what: Upload) -> int | None:
-    """How many bytes the server has; None = the object is finished."""
+    """Return how many bytes the server has; None = the object is finished."""
     answer = http.send("PUT", session, {"Content-Range": f"bytes */{what.size}"})
     if answer.status != _INCOMPLETE:
         return None
@@ -106,7 +106,7 @@ def _send(http: Connections, session: str, what: Upload, start: int, pace: Pace)
 
 
 def _pieces(parts: tuple[memoryview, ...], start: int, pace: Pace) -> Iterator[memoryview]:
-    """From byte `start` on, in pieces that are paced."""
+    """Yield the bytes from `start` on, in paced pieces."""
     for part in parts:
         for at in range(min(start, len(part)), len(part), SEND_BYTES):
             piece = part[at : at + SEND_BYTES]
@@ -120,5 +120,5 @@ def _header(answer: Answer, name: str) -> str:
 
 
 def encode_crc(value: int) -> str:
-    """As the API has it: base64 of the big-endian bytes."""
+    """Return a checksum in the form of the API: base64 of the big-endian bytes."""
     return base64.b64encode(value.to_bytes(4, "big")).decode()

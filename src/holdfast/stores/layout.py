@@ -48,7 +48,7 @@ _DIGEST = re.compile(r"([0-9a-f]{8})-([0-9a-f]{1,16})", re.ASCII)
 
 
 def step_prefix(job: str, attempt: int, step: int) -> str:
-    """Of every object of one checkpoint; ends with a slash."""
+    """Return the prefix of all objects of one checkpoint, with a slash at the end."""
     return f"{job}/a{attempt:012d}-s{step:012d}/"
 
 
@@ -57,7 +57,7 @@ def manifest_key(job: str, attempt: int, step: int) -> str:
 
 
 def tensors_key(manifest: Manifest) -> str:
-    """Where index and tensors of this shard lie, and those of every replica that holds the same."""
+    """Return the key of the index and tensors of this shard, and of every replica with equal tensors."""
     position = manifest.domain_mesh().position_of(manifest.rank)
     return f"{step_prefix(manifest.job, manifest.attempt, manifest.step)}p{position}-{manifest.digest}.tensors"
 
@@ -75,26 +75,27 @@ def damaged_key(job: str, key: ShardKey) -> str:
 
 
 def rank_of(key: str, name: re.Pattern[str] = _RANK_MANIFEST) -> int | None:
-    """The rank whose manifest lies at `key`; None for any other object."""
+    """Return the rank whose manifest has this key; None for any other object."""
     found = name.fullmatch(key.rpartition("/")[2])
     return int(found[1]) if found else None
 
 
-# ---------------------------------------------------------------- how a shard is taken apart
+# ---------------------------------------------------------------- the parts of a shard
 
 
 def tensors_part(shard: memoryview, manifest: Manifest) -> memoryview:
-    """What goes under `tensors_key`, as a view into the mapped shard file."""
+    """Return the content of the object `tensors_key`, as a view into the mapped shard file."""
     return shard[PAGE : manifest.tensors_end]
 
 
 def rest_parts(shard: memoryview, manifest: Manifest) -> tuple[memoryview, memoryview]:
-    """What goes under `rest_key`, in this order: header page, extra."""
+    """Return the content of the object `rest_key`, in this order: header page, extra."""
     return shard[:PAGE], shard[manifest.tensors_end : manifest.size]
 
 
 def tensors_crc32c(manifest: Manifest) -> int:
-    """Of the object under `tensors_key`, as the manifest's spans have it: a wrong byte on our side shows as well."""
+    """Return the checksum of the object `tensors_key` from the manifest's spans, so that a byte corrupted locally is
+    detected too."""
     return _checksum_of_spans(manifest, tensors=True)
 
 
@@ -121,7 +122,7 @@ class RankEntry:
     tensors: str  # key
     rest: str  # key
     manifest: str  # key
-    manifest_crc32c: int  # of the bytes under `manifest`
+    manifest_crc32c: int  # of the object `manifest`
 
     @property
     def tensors_size(self) -> int:
@@ -134,25 +135,25 @@ class RankEntry:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointManifest:
-    """A complete checkpoint in the store. Made of the ranks' manifests and of nothing else: whoever makes it, at whatever
-    time, makes the same bytes."""
+    """A complete checkpoint in the store. It is computed from the ranks' manifests only, so every node computes the same
+    bytes."""
 
     job: str
     attempt: int
     step: int
-    parent: tuple[int, int] | None  # (attempt, step) that the lineage started from
+    parent: tuple[int, int] | None  # (attempt, step) from which the attempt started
     mesh: tuple[tuple[str, int], ...]
-    sharded: bool  # replicas hold different tensors at some position
-    created_at: float  # Unix s, when the last rank had saved
-    ranks: tuple[RankEntry, ...]  # by rank, every one of the mesh
+    sharded: bool  # replicas hold different tensors at some model-parallel index
+    created_at: float  # Unix seconds, of the last rank's save
+    ranks: tuple[RankEntry, ...]  # by rank, all ranks of the mesh
     schema: int = SCHEMA_VERSION
 
     @classmethod
     def of(cls, rank_manifests: Iterable[bytes]) -> CheckpointManifest:
-        """From the bytes of every rank's manifest, in any order.
+        """Create it from the bytes of every rank's manifest, in any order.
 
-        Raises IntegrityError when they do not belong together or a rank is missing or twice, IncompatibleVersion for a
-        newer one.
+        Raises IntegrityError if they are of different checkpoints, or if a rank is missing or duplicated;
+        IncompatibleVersion for a newer one.
         """
         shards = sorted(((Manifest.decode(raw), raw) for raw in rank_manifests), key=lambda shard: shard[0].rank)
         if not shards:
@@ -186,13 +187,13 @@ class CheckpointManifest:
         return manifest_key(self.job, self.attempt, self.step)
 
     def entry(self, rank: int) -> RankEntry:
-        """Raises NotFound for a rank that the mesh does not have."""
+        """Return the entry of a rank. Raises NotFound for a rank outside of the mesh."""
         if not 0 <= rank < len(self.ranks):
             raise NotFound(f"the checkpoint of step {self.step} has ranks 0 to {len(self.ranks) - 1}, no rank {rank}")
         return self.ranks[rank]
 
     def rank_manifest(self, rank: int, raw: bytes) -> Manifest:
-        """A rank's manifest from the bytes under its key. Raises IntegrityError when it is not the one that was vouched for."""
+        """Decode a rank's manifest. Raises IntegrityError if its checksum is not that in the checkpoint's manifest."""
         entry = self.entry(rank)
         if crc32c(raw) != entry.manifest_crc32c:
             raise IntegrityError(f"{entry.manifest} does not match {self.key}: its checksum differs")
@@ -208,7 +209,8 @@ class CheckpointManifest:
 
     @classmethod
     def decode(cls, raw: bytes) -> CheckpointManifest:
-        """Raises IntegrityError for anything that `encode` did not write, IncompatibleVersion for a newer schema."""
+        """Decode a manifest. Raises IntegrityError if `encode` did not write it, and IncompatibleVersion for a newer
+        schema."""
         fields = unseal("checkpoint", raw, schema=SCHEMA_VERSION, what="checkpoint manifest")
         try:
             ranks = tuple(RankEntry(**entry) for entry in fields["ranks"])
@@ -219,7 +221,7 @@ class CheckpointManifest:
         return checkpoint
 
     def _check(self) -> None:
-        """What it names before it is used: numbers as amounts of memory, keys as places to read."""
+        """Validate the values before use, because numbers become memory sizes and keys become paths."""
         if [entry.rank for entry in self.ranks] != list(range(world := self.domain_mesh().world_size)):
             raise IntegrityError(f"the checkpoint of step {self.step} does not have each of its {world} ranks once")
         prefix = step_prefix(self.job, self.attempt, self.step)
@@ -233,7 +235,7 @@ class CheckpointManifest:
 
 
 def _identity(manifest: Manifest) -> tuple[Any, ...]:
-    """What all ranks of one checkpoint have in common."""
+    """Return the values that all ranks of a checkpoint have in common."""
     return manifest.job, manifest.attempt, manifest.step, manifest.parent, manifest.mesh
 
 
@@ -273,7 +275,7 @@ class StepObjects:
     attempt: int
     step: int
     complete: bool
-    ranks: tuple[int, ...]  # whose manifests are there
+    ranks: tuple[int, ...]  # ranks whose manifests exist
     objects: int
     size: int  # bytes
     updated_at: float  # Unix s, by the store's clock
@@ -292,7 +294,7 @@ class StepObjects:
 
 
 def survey(store: ObjectStore, job: str) -> list[StepObjects]:
-    """Every step that has any object, newest first, from one listing. Raises Unavailable."""
+    """Return every step that has an object, newest first, from one listing. Raises Unavailable."""
     found = [
         _step_objects(attempt, step, list(objects))
         for (attempt, step), objects in groupby(_objects_of(store, job), key=lambda item: item[0])
@@ -301,7 +303,7 @@ def survey(store: ObjectStore, job: str) -> list[StepObjects]:
 
 
 def steps(store: ObjectStore, job: str) -> list[tuple[int, int]]:
-    """(attempt, step) of every checkpoint that can be restored, newest first, from a listing alone. Raises Unavailable."""
+    """Return (attempt, step) of every restorable checkpoint, newest first, from a listing only. Raises Unavailable."""
     return [(found.attempt, found.step) for found in survey(store, job) if found.restorable]
 
 
@@ -316,7 +318,7 @@ def load(store: ObjectStore, job: str, attempt: int, step: int) -> CheckpointMan
 
 
 def load_rank(store: ObjectStore, checkpoint: CheckpointManifest, rank: int) -> Manifest:
-    """The manifest of one rank's shard. Raises NotFound, IntegrityError, IncompatibleVersion, Unavailable."""
+    """Load the manifest of one rank's shard. Raises NotFound, IntegrityError, IncompatibleVersion, Unavailable."""
     return checkpoint.rank_manifest(rank, store.read(checkpoint.entry(rank).manifest, MANIFEST_BYTES_MAX))
 
 
@@ -324,8 +326,8 @@ def delete_step(store: ObjectStore, job: str, attempt: int, step: int) -> None:
     """Delete all objects of one step, the manifest first, so that an interrupted deletion leaves no checkpoint. Raises
     Unavailable.
 
-    The ranks' manifests go next, so that nobody can find the set whole and complete it again, and the manifest once more at
-    the end, for somebody who had found it whole just before.
+    The ranks' manifests are deleted next, so that no node can complete the checkpoint again. The checkpoint's manifest is
+    deleted again at the end, in case a node completed it just before.
     """
     store.delete(manifest_key(job, attempt, step))
     found = [info.key for info in store.list(step_prefix(job, attempt, step))]

@@ -17,11 +17,11 @@ PIECE_BYTES = 1 << 20  # unit of the rate limit
 
 @dataclass(slots=True)
 class Fault:
-    """What goes wrong, with which calls, and how often. `answer_lost`: it is carried out, and fails for the caller only."""
+    """A fault: the calls that fail, how, and how often. `answer_lost`: the call is executed, and only its answer is lost."""
 
     error: HoldfastError
     operation: str = ""  # "put", "read_into", "read", "stat", "list", "delete"; "" = any
-    key_part: str = ""  # in the key
+    key_part: str = ""  # substring of the key
     times: int = 1
     answer_lost: bool = False
 
@@ -32,8 +32,8 @@ class Fault:
 
 @dataclass(slots=True)
 class InMemory:
-    """`capacity_bytes`: beyond it, OutOfSpace. `down`: nothing answers. `before`: called with every call's operation and key
-    before anything happens; it may block or raise. `calls` records them."""
+    """`capacity_bytes`: limit, beyond which OutOfSpace is raised. `down`: every call fails. `before`: called first with the
+    operation and key of each call; it may block or raise. `calls` records the calls."""
 
     url: str = "memory://store"
     capacity_bytes: int | None = None
@@ -107,10 +107,10 @@ class InMemory:
     def close(self) -> None:
         """No-op: stored objects remain."""
 
-    # ------------------------------------------------------------ what goes wrong
+    # ------------------------------------------------------------ faults
 
     def fail(self, error: HoldfastError | None = None, **which: object) -> None:
-        """Order a fault: `store.fail(operation="put", key_part=".tensors", times=3)`; see `Fault`."""
+        """Inject a fault: `store.fail(operation="put", key_part=".tensors", times=3)`; see `Fault`."""
         self.faults.append(Fault(error or Unavailable("HTTP 503: try again later"), **which))  # type: ignore[arg-type]
 
     def rot(self, key: str, offset: int) -> None:

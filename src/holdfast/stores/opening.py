@@ -38,17 +38,17 @@ KINDS: Mapping[str, StoreKind] = {
 
 
 def open_store(url: str) -> ObjectStore:
-    """`gs://bucket/prefix`, `file:///dir` or a URL of a plug-in's scheme. Nothing is read or written yet, so an unreachable
-    store shows at its first use.
+    """Open `gs://bucket/prefix`, `file:///dir` or a URL of a plug-in's scheme. Opening does no I/O, so an unreachable store
+    fails at its first use.
 
-    Raises InvalidSpec for another URL, or when a package that the store needs is not installed.
+    Raises InvalidSpec for another URL, or if a package that the store needs is not installed.
     """
     parsed = parse_url(url)
     return _kind(parsed.scheme, url).open(parsed)
 
 
 def parse_url(url: str) -> StoreUrl:
-    """Raises InvalidSpec for what is no store's URL. Looks at the text only."""
+    """Parse a URL, without I/O. Raises InvalidSpec if it is not a store's URL."""
     parts = urlsplit(url)
     path = unquote(parts.path)
     kind = _kind(parts.scheme, url)
@@ -62,7 +62,7 @@ def parse_url(url: str) -> StoreUrl:
 
 
 def _kind(scheme: str, url: str) -> StoreKind:
-    """Raises InvalidSpec for a scheme that neither Holdfast nor an installed plug-in has."""
+    """Return the kind of a URL. Raises InvalidSpec for a scheme that neither Holdfast nor an installed plug-in supports."""
     if (own := KINDS.get(scheme)) is not None:
         return own
     plugin = plugins.find(Group.STORES, scheme)

@@ -21,10 +21,10 @@ class Transient(Exception):
 
 
 class Patience:
-    """For one operation: waits between tries, exponentially and with jitter, until it has failed for `deadline_s`.
+    """Retries of one operation: waits between attempts, with exponential back-off and jitter, until `deadline_s` of failures.
 
-    The time runs from the first failure on, and not from the start: a transfer may take as long as it takes. `progressed`
-    ends it: one that breaks now and then gets on all the same.
+    The time is counted from the first failure, because the duration of a transfer is not limited. `progressed` resets it,
+    because a transfer with occasional failures still advances.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Patience:
         self._ceiling_s = FIRST_S
 
     def failed(self, error: Transient, what: str) -> None:
-        """Returns when it is time to try again. Raises Unavailable when that would be too late."""
+        """Wait for the next attempt. Raises Unavailable if that would exceed the deadline."""
         delay_s = max(self._chance.uniform(self._ceiling_s / 2, self._ceiling_s), error.retry_after_s)
         self._ceiling_s = min(self._ceiling_s * 2, DELAY_S_MAX)
         now = self._clock()

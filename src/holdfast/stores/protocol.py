@@ -21,18 +21,19 @@ from holdfast.domain.errors import InvalidSpec
 
 KEY_BYTES_MAX = 1024  # of Google Cloud Storage
 
-_SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=-]{0,254}", re.ASCII)  # a leading dot is a store's own: temporaries
+# Keys with a leading dot are reserved for a store's temporary files.
+_SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=-]{0,254}", re.ASCII)
 
-Pace = Callable[[int], None]  # called with the bytes that are to be sent next; returns when they may be
+Pace = Callable[[int], None]  # called with the number of bytes to send next; returns when they may be sent
 
 
 def unpaced(_nbytes: int) -> None:
-    """No limit."""
+    """A pace without a limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """One object. `crc32c` is None where the store does not keep one."""
+    """One object. `crc32c` is None if the store does not record it."""
 
     key: str
     size: int
@@ -43,7 +44,7 @@ class ObjectInfo:
 class ObjectStore(Protocol):
     @property
     def url(self) -> str:
-        """As `open_store` takes it."""
+        """URL for `open_store`."""
 
     def put(
         self,
@@ -60,31 +61,31 @@ class ObjectStore(Protocol):
         True. Raises IntegrityError if the parts do not match `crc32c`, OutOfSpace, Unavailable."""
 
     def read_into(self, key: str, target: memoryview, offset: int = 0) -> None:
-        """Fill `target` with the object's bytes from `offset` on, straight into it.
+        """Read the object's bytes from `offset` on directly into `target`.
 
-        The content is what came over the wire: the caller verifies it. Raises NotFound, IntegrityError when the object is
-        shorter than that, Unavailable.
+        The bytes are not verified; the caller does that. Raises NotFound, IntegrityError if the object is too short,
+        Unavailable.
         """
 
     def read(self, key: str, size_max: int) -> bytes:
         """Read a small object. Raises NotFound, IntegrityError if it is larger than `size_max`, Unavailable."""
 
     def stat(self, key: str) -> ObjectInfo | None:
-        """None = no such object. Raises Unavailable."""
+        """Return information about an object; None if it does not exist. Raises Unavailable."""
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """Every object whose key starts with `prefix`, in the order of keys. Raises Unavailable."""
+        """Return every object whose key starts with `prefix`, sorted by key. Raises Unavailable."""
 
     def delete(self, key: str) -> None:
         """Delete the object if it exists. Raises Unavailable."""
 
     def close(self) -> None:
-        """Give up connections. Safe to call twice."""
+        """Close connections. Safe to call twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreUrl:
-    """A store's address, taken apart. `file`: no bucket, the prefix is a directory; else the prefix is "" or without slashes
+    """The parts of a store's URL. `file`: no bucket, and the prefix is a directory. Otherwise the prefix is "" or has no slash
     at its ends."""
 
     scheme: str
@@ -97,18 +98,18 @@ class StoreUrl:
 
 @dataclass(frozen=True, slots=True)
 class StoreKind:
-    """One kind of object store: how its URLs look and how one is opened. All that the rest of Holdfast knows of it.
+    """One kind of object store: the form of its URLs and how to open one. Other code does not depend on the kind.
 
-    `open` reads and writes nothing yet; it raises `InvalidSpec` when a package that it needs is not installed.
+    `open` does no I/O. It raises `InvalidSpec` if a package that it needs is not installed.
     """
 
     example: str  # "gs://bucket/prefix", for messages
-    is_valid: Callable[[StoreUrl], bool]  # looks at the text only
+    is_valid: Callable[[StoreUrl], bool]  # checks only the text
     open: Callable[[StoreUrl], ObjectStore]
 
 
 def check_key(key: str) -> str:
-    """`key` itself. Raises InvalidSpec for one that could lead outside of the store or collide with its temporaries."""
+    """Return `key`. Raises InvalidSpec if it could lead outside of the store or collide with its temporary files."""
     if len(key) > KEY_BYTES_MAX or not all(map(_SEGMENT.fullmatch, key.split("/"))):
         raise InvalidSpec("key", key, "segments of letters, digits and ._=- separated by single slashes")
     return key

@@ -22,15 +22,13 @@ from holdfast.stores.layout import CheckpointManifest, RankEntry, load_rank
 from holdfast.stores.protocol import ObjectStore
 
 PIECE_BYTES = 64 << 20  # in memory at a time while verifying
-TRIES_MAX = (
-    3  # of a piece that arrives damaged: what rots on the wire is right the next time, what rots in the store is not
-)
+TRIES_MAX = 3  # reads of a piece that arrives damaged; damage in transfer does not recur, damage in the store does
 
-Progress = Callable[[int], None]  # bytes more that are done
+Progress = Callable[[int], None]  # called with the number of further bytes done
 
 
 def quiet(_nbytes: int) -> None:
-    """No progress is shown."""
+    """A progress function that shows nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +36,8 @@ class Piece:
     """A few adjacent spans with their checksums: bytes [`offset`, `offset` + `size`) of an object."""
 
     key: str
-    offset: int  # in the object
-    at: int  # in the shard file
+    offset: int  # offset in the object
+    at: int  # offset in the shard file
     size: int
     spans: tuple[tuple[Span, int], ...]
 
@@ -59,7 +57,7 @@ class Damage:
 
     key: str
     problem: str
-    rank: int  # whose shard contains it
+    rank: int  # rank whose shard contains the object
 
 
 def pieces(entry: RankEntry, manifest: Manifest) -> Iterator[Piece]:
@@ -74,7 +72,7 @@ def pieces(entry: RankEntry, manifest: Manifest) -> Iterator[Piece]:
 
 
 def _pieces(key: str, spans: Sequence[tuple[Span, int]], moved: int) -> Iterator[Piece]:
-    """`moved`: what is added to a place in the file to get the place in the object."""
+    """`moved`: difference between an offset in the object and the offset in the file."""
     together: list[tuple[Span, int]] = []
     for each in (*spans, None):
         size = sum(span.size for span, _ in together)
@@ -132,7 +130,7 @@ def verify(
 
 
 def _read(store: ObjectStore, piece: Piece, target: memoryview) -> None:
-    """Raises IntegrityError when the piece arrives damaged again and again, NotFound, Unavailable."""
+    """Read a piece. Raises IntegrityError if it repeatedly arrives damaged, NotFound, Unavailable."""
     tries = 1
     while True:
         store.read_into(piece.key, target, piece.offset)
@@ -150,7 +148,7 @@ def _read(store: ObjectStore, piece: Piece, target: memoryview) -> None:
 
 
 def shard_path(directory: Path, checkpoint: CheckpointManifest, rank: int) -> Path:
-    """As the disk tier and a directory of checkpoints have it."""
+    """Return the path of a shard, as in the disk tier and in a directory of checkpoints."""
     return directory / f"a{checkpoint.attempt}" / f"s{checkpoint.step}" / f"rank-{rank}.shard"
 
 
@@ -163,8 +161,8 @@ def fetch(
 ) -> list[Path]:
     """Download these ranks' shards as files below `directory`, each with its manifest, verified and durable.
 
-    Objects that replicas have in common are downloaded once. Raises NotFound, IntegrityError, OutOfSpace, Unavailable; a shard
-    is there whole or not at all then."""
+    Objects that replicas have in common are downloaded once. Raises NotFound, IntegrityError, OutOfSpace, Unavailable; no
+    incomplete shard remains."""
     paths: list[Path] = []
     at_home: dict[str, Path] = {}
     for rank in ranks:
@@ -202,7 +200,8 @@ def _fetch_one(
 
 
 def _copied(twin: Path, piece: Piece, target: memoryview) -> bool:
-    """Copy a piece from a shard that was just fetched. Returns False if it has changed; then the store has it."""
+    """Copy a piece from a shard that was just fetched. Returns False if it has changed; the piece is then read from the
+    store."""
     with twin.open("rb", buffering=0) as file:
         file.seek(piece.at)
         if file.readinto(target) != piece.size:

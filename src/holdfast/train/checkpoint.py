@@ -138,7 +138,7 @@ class Checkpointer:
                 Path(environment.images),
                 restored=(target.attempt, target.step) if target else None,
                 producer=f"torch {torch.__version__}",
-                fallback=Path(environment.images_on_disk) if environment.images_on_disk else None,
+                fallback=Path(environment.image_fallback_dir) if environment.image_fallback_dir else None,
             )
         return self._images
 

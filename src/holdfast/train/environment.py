@@ -88,7 +88,7 @@ class Environment:
     previous_mesh: Mesh | None = None
     restore: RestoreTarget | None = None
     images: str = ""  # empty: no saves
-    images_on_disk: str = ""  # directory for images that do not fit in memory; empty: none
+    image_fallback_dir: str = ""  # directory for images that do not fit in memory; empty: none
     copy_threads: int = 1  # of a save
     interval_steps: int = 0  # 0: only on request
     replica_check_steps: int = 0  # 0: never
@@ -126,7 +126,7 @@ class Environment:
             restore=_restore_target(restore) if restore else None,
             images=environ.get(worker.ENV_IMAGES, ""),
             copy_threads=_copy_threads(environ),
-            images_on_disk=environ.get(worker.ENV_IMAGES_ON_DISK, ""),
+            image_fallback_dir=environ.get(worker.ENV_IMAGE_FALLBACK_DIR, ""),
             interval_steps=_integer(environ, worker.ENV_INTERVAL_STEPS, 0),
             replica_check_steps=_integer(environ, worker.ENV_REPLICA_CHECK_STEPS, 0),
             notes=environ.get(worker.ENV_NOTES, ""),

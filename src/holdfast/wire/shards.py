@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from holdfast.domain.orders import Inventory
-from holdfast.domain.replication import ArchiveNow, Configure, Stage, StagedShard, Trouble, TroubleKind
+from holdfast.domain.replication import UploadNow, Configure, Stage, StagedShard, Trouble, TroubleKind
 from holdfast.v1 import replicator_pb2 as pb
 from holdfast.wire import types
 from holdfast.wire.derived import Codec, Through
 
 _CONFIGURE = Codec(Configure, pb.ConfigureRequest, "configure", named=["job"], times=["store_interval_s"])
 _STAGE = Codec(Stage, pb.StageRequest, "stage", named=["job"], times=["timeout_s"])
-_ARCHIVE = Codec(ArchiveNow, pb.ArchiveRequest, "archive", named=["job"])
+_ARCHIVE = Codec(UploadNow, pb.ArchiveRequest, "archive", named=["job"])
 _STAGED = Codec(StagedShard, pb.StagedShard, "staged")
 _TROUBLE = Codec(Trouble, pb.Trouble, "trouble", times=["since"], through={"kind": Through(str, TroubleKind)})
 

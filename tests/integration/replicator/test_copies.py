@@ -110,7 +110,10 @@ def test_a_copy_that_rots_in_memory_is_found_on_its_way_to_the_disk(tmp_path: Pa
 
 
 def test_a_spare_receives_into_memory_that_it_has_kept_ready(tmp_path: Path) -> None:
-    ready = {"HOLDFAST_REPLICATOR_SPARE_SHARDS": "2", "HOLDFAST_REPLICATOR_SPARE_SHARD_BYTES": str(7 << 20)}
+    ready = {
+        "HOLDFAST_REPLICATOR_PREALLOCATED_SHARDS": "2",
+        "HOLDFAST_REPLICATOR_PREALLOCATED_SHARD_BYTES": str(7 << 20),
+    }
     with nodes(tmp_path, "a") as (a,), nodes(tmp_path, "spare", **ready) as (spare,):
         a.configure()
         key = a.save(a.images(), 10)

@@ -132,7 +132,7 @@ def test_a_worker_has_torchruns_environment_and_ours() -> None:
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "TORCHELASTIC_ERROR_FILE": "/agent/e.json", "OMP_NUM_THREADS": "1",
         "MINE": "1", "PATH": "/bin", "HOLDFAST_MESH": '{"dp": 2, "pp": 2}', "HOLDFAST_IMAGES": "/dev/shm/n/gpt/w1",
         "HOLDFAST_ATTEMPT": "3", "HOLDFAST_CHECKPOINT_INTERVAL_STEPS": "20",
-        "HOLDFAST_IMAGES_ON_DISK": "/disk/gpt/overflow/w1",
+        "HOLDFAST_IMAGE_FALLBACK_DIR": "/disk/gpt/overflow/w1",
     }  # fmt: skip
     assert expected.items() <= environment.items()
     assert "HOLDFAST_PREVIOUS_MESH" not in environment

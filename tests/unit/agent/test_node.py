@@ -21,7 +21,7 @@ from holdfast.domain.job import CheckpointSpec, HangSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import RunningWorker
 from holdfast.domain.orders import CheckpointNow, Prepare, Prune, Start, Stop
-from holdfast.domain.replication import ArchiveNow, Configure, EndJob, PruneSteps, SavedByAll, Stage, StagedShard
+from holdfast.domain.replication import UploadNow, Configure, EndJob, PruneSteps, SavedByAll, Stage, StagedShard
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", [VIRTUAL_TIME], ids=["virtual"])]
 
@@ -122,7 +122,7 @@ class FakeReplicator:
             return (self.brought[key],)
         return (replace(self.brought[key], source="memory"),)
 
-    async def archive(self, request: ArchiveNow) -> None:
+    async def archive(self, request: UploadNow) -> None:
         self.archived.append(request.step)
 
     def retain(self, saved: SavedByAll) -> None:

@@ -39,6 +39,8 @@ def test_what_could_never_be_kept_is_refused_with_what_could(
     with pytest.raises(InvalidSpec) as refused:
         require_room(warm, shards, shard_bytes, tmp_path)
     text = str(refused.value)
-    assert text.startswith(f"HOLDFAST_REPLICATOR_SPARE_SHARDS: {shards} is not valid; expected at most {most} of ")
-    assert "HOLDFAST_REPLICATOR_SPARE_SHARD_BYTES" in text
-    assert f"25% of the memory behind {tmp_path}" in text
+    assert text.startswith(
+        f"HOLDFAST_REPLICATOR_PREALLOCATED_SHARDS: {shards} is not valid; expected at most {most} of "
+    )
+    assert "HOLDFAST_REPLICATOR_PREALLOCATED_SHARD_BYTES" in text
+    assert f"25% of the memory of {tmp_path}" in text

@@ -1,14 +1,14 @@
-"""Rows and fields laid out so that nothing is cut: on a terminal of any width, and on a pipe.
+"""Layout of tables that never truncates text, on a terminal of any width and on a pipe.
 
-Names, ids and numbers are never broken: one copies them. When a terminal is too narrow for all columns, those that do not
-fit stand below their row, indented, and so does prose that would get a column too thin to read:
+Names, ids and numbers are never broken, so that they can be copied. If a terminal is too narrow for all columns, those that do
+not fit are printed below their row, indented. So is prose whose column would be too narrow to read:
 
     id               job            kind          state     node    rank  action
         generation · cause
     i-1a2009b9af8-1  gpt-two-nodes  worker_crash  resolved  node-2  1     restart
         generation 1 · Rank 1 on node-2 was killed by SIGKILL after step 59.
 
-On a pipe a row is one line, however long: what reads it there is grep.
+On a pipe a row is one line of any length, which suits grep.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from rich.segment import Segment
 from rich.text import Text
 
 PIPE_WIDTH = 1_000_000
-PROSE_MIN = 30  # columns: below that a sentence is a tower of words
+PROSE_MIN = 30  # minimum width of a column with sentences
 GAP = "  "
 INDENT = "    "
 EMPTY = "–"
-# Columns whose text speaks for itself below a row; the value of any other has its name before it.
+# Columns that are printed below a row without their name; the value of any other column has its name before it.
 PROSE = frozenset({"", "reason", "cause", "verdict", "detail", "problem"})
 
 
 def screen() -> Console:
-    """For standard output. Names and messages are shown as they are: `:100:` is a line number."""
+    """Console for standard output. Names and messages are shown unchanged: `:100:` is a line number, not an emoji."""
     console = Console(highlight=False, emoji=False)
     if not console.is_terminal:
         console.width = PIPE_WIDTH
@@ -41,7 +41,7 @@ def screen() -> Console:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A table. Every row has one cell for each of `columns`; the last column is the one that may be broken."""
+    """A table. Every row has one cell for each of `columns`; only the last column may be wrapped."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Text, ...], ...]
@@ -70,7 +70,7 @@ class Listing:
         return [max([cell_len(name), *map(_width, column)]) for name, column in zip(self.columns, cells, strict=True)]
 
     def _below(self, row: Sequence[Text], shown: int) -> list[Text]:
-        """What a row says in the columns that have no place, without what says nothing."""
+        """Return the non-empty cells of a row in the columns that do not fit."""
         left = [(name, cell) for name, cell in zip(self.columns, row, strict=True)][shown:]
         said = [(name, cell) for name, cell in left if cell.plain not in ("", EMPTY)]
         return [cell if name in PROSE else Text.assemble((f"{name} ", "dim"), cell) for name, cell in said]
@@ -78,7 +78,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """One thing: a name and a value on each line, the value beside the name however many lines it takes."""
+    """One object: a name and a value on each line. A long value is wrapped next to its name."""
 
     fields: tuple[tuple[str, RenderableType], ...]
 
@@ -95,7 +95,7 @@ class Fields:
 
 
 def _leading(widths: Sequence[int], room: int) -> int:
-    """How many columns stand on a row's first line: all, when the last one gets enough to be read; one at least."""
+    """Return how many columns fit on a row's first line: all if the last one is wide enough to be read; at least one."""
     *fixed, last = widths
     if _joined([*fixed, min(last, PROSE_MIN)]) <= room:
         return len(widths)
@@ -111,7 +111,7 @@ def _width(cell: Text) -> int:
 
 
 def _in_place(row: Sequence[Text], widths: Sequence[int], console: Console, options: ConsoleOptions) -> Iterable[Text]:
-    """A row whose last cell takes as many lines as it needs, all in its column."""
+    """Return the lines of a row whose last cell is wrapped inside its column."""
     margin = _joined([*widths[:-1], 0])
     first, *more = row[-1].wrap(console, max(1, options.max_width - margin)) or [Text()]
     yield _line([*row[:-1], first], widths)
@@ -131,7 +131,7 @@ def _indented(margin: str, lines: Iterable[Text]) -> Iterable[Text]:
 
 
 def _line(cells: Sequence[Text], widths: Sequence[int]) -> Text:
-    """The cells side by side. Only a first column that is alone can be wider than the terminal: it folds."""
+    """Return the cells as one line. Only a single column can be wider than the terminal and is wrapped."""
     padded = []
     for cell, width in zip(cells, widths, strict=False):
         padded.append(cell := Text(" ").join(cell.split("\n")))

@@ -38,7 +38,7 @@ SignalsToHandle = Annotated[str, typer.Option("--signals-to-handle", hidden=True
 
 
 def spelling(flag: str) -> str:
-    """torchrun takes `--nproc-per-node` and `--nproc_per_node` alike."""
+    """Normalise options: torchrun accepts `--nproc-per-node` and `--nproc_per_node`."""
     return flag.replace("_", "-")
 
 
@@ -64,14 +64,14 @@ def body(
     policy: str,
     spares: int,
 ) -> dict[str, Any]:
-    """The job body. Raises `InvalidSpec` naming the flag."""
+    """Return the job body. Raises `InvalidSpec` that names the flag."""
     fewest, most = _nodes(nnodes)
     workers = _workers(nproc_per_node)
     result: dict[str, Any] = {
         "name": name or job_name(script),
         "script": script,
         "args": arguments,
-        "cwd": os.getcwd(),  # as torchrun: the script sees the directory that the command was typed in
+        "cwd": os.getcwd(),  # as torchrun: the script runs in the current directory
         "nodes": most,
         "nproc_per_node": workers,
         "mesh": {"dp": most * workers},
@@ -86,12 +86,13 @@ def body(
 
 
 def job_name(script: str) -> str:
-    """A valid job name from a script's file name."""
+    """Return a valid job name for a script's file name."""
     return re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower())[:NAME_CHARS_MAX].strip("-") or "job"
 
 
 def shown_ranks(show_ranks: str, tee: str) -> Ranks:
-    """Whose output is shown: `--show-ranks all` or `0,7`; else torchrun's `--tee`, whose numbers are streams and not ranks."""
+    """Return the ranks whose output is shown: `--show-ranks all` or `0,7`; otherwise torchrun's `--tee`, whose numbers are
+    streams."""
     if not show_ranks and tee:
         return _teed(tee)
     if show_ranks == "all":
@@ -103,7 +104,7 @@ def shown_ranks(show_ranks: str, tee: str) -> Ranks:
 
 
 def _teed(tee: str) -> Ranks:
-    """`3` tees both streams of every rank, `0:1,1:3` those of ranks 0 and 1. The streams are one here."""
+    """Parse `--tee`: `3` shows both streams of every rank, `0:1,1:3` those of ranks 0 and 1. Holdfast merges the streams."""
     if re.fullmatch(r"[0-3]", tee):
         return frozenset() if tee == "0" else ALL_RANKS
     if not re.fullmatch(r"[0-9]+:[0-3](,[0-9]+:[0-3])*", tee, re.ASCII):

@@ -8,7 +8,7 @@ from typing import Any
 from rich.text import Text
 from rich.tree import Tree
 
-SIBLINGS_MAX = 12  # of one name: only the slowest of many ranks are shown
+SIBLINGS_MAX = 12  # spans of the same name that are shown: those of the slowest ranks
 PREFIX = "holdfast."
 # Attributes shown at the end of a line, in this order; `--json` has all.
 SAID = ("cause", "summary", "reason", "source", "outcome")
@@ -43,7 +43,7 @@ def _grow(above: Tree, span: Span, spans: Sequence[Span], zero: float) -> None:
 
 
 def _slowest(children: Sequence[Span]) -> tuple[list[Span], dict[str, int]]:
-    """Those to show, in order of time, and how many of which name are left out."""
+    """Return the spans to show, in order of time, and how many spans of each name are left out."""
     kept: set[str] = set()
     left_out: dict[str, int] = {}
     for name in dict.fromkeys(child["name"] for child in children):

@@ -72,7 +72,7 @@ def up(
         diagnostics_port=diagnostics_port,
         stays=True,
     )
-    left = survivors(options.directory)  # parts of a killed stack: their ports are in use by themselves
+    left = survivors(options.directory)  # the parts of a killed stack already use these ports
     ports = {"--port": port, "--control-port": control_port} if "supervisor" not in left else {}
     require_ports(host, ports | ({"--diagnostics-port": diagnostics_port} if "diagnostics" not in left else {}))
     stopped = threading.Event()

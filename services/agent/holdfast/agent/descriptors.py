@@ -18,13 +18,13 @@ from holdfast.domain.errors import Unavailable
 
 log = structlog.get_logger("holdfast.agent.descriptors")
 
-RESERVE: Final = 64  # the loops of an agent need a few at a time, a restart of the replicator or the template some more
+RESERVE: Final = 64  # the agent's loops need a few, a restart of the replicator or the template some more
 LOW: Final = 16
 LOOK_S: Final = 0.5
 
 
 class Descriptors:
-    """Made before anything else: the numbers kept back are then low ones, which a limit that is lowered later leaves usable."""
+    """Created first, so that the reserved numbers are low and stay usable if the limit is lowered later."""
 
     def __init__(self, reserve: int = RESERVE, low: int = LOW) -> None:
         self._size, self._low = reserve, low
@@ -39,16 +39,16 @@ class Descriptors:
 
     @property
     def short(self) -> bool:
-        """The reserve is in use."""
+        """Whether the reserve is in use."""
         return not self._held
 
     def left(self) -> tuple[int, int]:
-        """Descriptors left for new work, 0 while the reserve is in use, and the limit."""
+        """Return the descriptors left for new work (0 while the reserve is in use) and the limit."""
         free, limit = _free()
         return 0 if self.short else free, limit
 
     def look(self) -> None:
-        """Give the reserve free, or take it back, as things stand."""
+        """Release or acquire the reserve, depending on the free descriptors."""
         free, limit = _free()
         if not self.short and free < self._low:
             self._give()
@@ -58,7 +58,7 @@ class Descriptors:
             log.info("file descriptors available again", left=free - self._size, limit=limit)
 
     def require(self) -> None:
-        """Raises `Unavailable` naming the cause when new work cannot be taken."""
+        """Raises `Unavailable` with the cause if new work cannot be accepted."""
         self.look()
         if self.short:
             free, limit = _free()
@@ -72,7 +72,7 @@ class Descriptors:
             while len(self._held) < self._size:
                 self._held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
         except OSError:
-            self._give()  # a limit that has no room for it: then this node takes no work, and says why
+            self._give()  # the limit is too low for the reserve: refuse new work with this reason
 
     def _give(self) -> None:
         while self._held:
@@ -80,7 +80,7 @@ class Descriptors:
 
 
 def _free() -> tuple[int, int]:
-    """Numbers below the limit that are not in use, and the limit."""
+    """Return the number of free descriptors below the limit, and the limit."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         used = sum(int(name) < limit for name in os.listdir("/proc/self/fd")) - 1  # the listing's own
@@ -90,7 +90,7 @@ def _free() -> tuple[int, int]:
 
 
 def _kinds() -> str:
-    """What the descriptors are of: "61 sockets, 12 files …"; the answer to who has taken them."""
+    """Describe the open descriptors by kind: "61 sockets, 12 files …"."""
     counts = {"sockets": 0, "pipes": 0, "files": 0, "others": 0}
     try:
         for name in os.listdir("/proc/self/fd"):

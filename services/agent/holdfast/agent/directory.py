@@ -27,7 +27,7 @@ KILL_TIMEOUT_S = 10.0
 
 @contextmanager
 def claimed(agent_dir: Path, memory_dir: Path, disk_dir: Path) -> Iterator[None]:
-    """Make the directories and hold the agent's own. Raises `Conflict` when another agent has it."""
+    """Create the directories and lock the agent's. Raises `Conflict` if another agent holds the lock."""
     for path in (agent_dir, memory_dir, disk_dir):
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def claimed(agent_dir: Path, memory_dir: Path, disk_dir: Path) -> Iterator[None]
 
 
 def end_leftovers(agent_dir: Path) -> list[int]:
-    """SIGKILL every process that a former agent of this directory left; returns their pids when all are gone."""
+    """SIGKILL every process of an earlier agent of this directory. Returns their pids when all have exited."""
     mark = f"{MARK}={agent_dir}".encode()
     pids = [pid for pid in _own_processes() if mark in _environment(pid)]
     for pid in pids:
@@ -58,11 +58,11 @@ def end_leftovers(agent_dir: Path) -> list[int]:
 
 
 def remove_images(memory_dir: Path, job: str) -> None:
-    """Drop a job's shared memory. Raises `HoldfastError` when something of it stays."""
+    """Delete a job's shared memory. Raises `HoldfastError` if a part of it cannot be deleted."""
     try:
         shutil.rmtree(memory_dir / job)
     except FileNotFoundError:
-        pass  # it never saved anything here
+        pass  # the job has not saved on this node
     except OSError as error:
         raise HoldfastError(f"the images of {job} cannot be removed: {error}") from error
 
@@ -74,7 +74,7 @@ def _own_processes() -> Iterator[int]:
 
 
 def _environment(pid: int) -> list[bytes]:
-    """Its environment as it was at its last exec; empty for processes of others, and for those that have gone."""
+    """Return a process's environment at its last exec; empty if it cannot be read or has exited."""
     try:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except (PermissionError, FileNotFoundError, ProcessLookupError):
@@ -82,7 +82,7 @@ def _environment(pid: int) -> list[bytes]:
 
 
 def _end(pid: int) -> None:
-    """Kill it through a pidfd and wait until it is gone."""
+    """Kill a process through a pidfd and wait for its exit."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -25,11 +25,12 @@ from holdfast.runtime import telemetry
 
 log = structlog.get_logger("holdfast.agent.orders")
 
-ORDERS_MAX = 64  # under way at once
+ORDERS_MAX = 64  # orders in progress
 
 
 class Executor:
-    """`carry_out` does the work, `report` sends the answer; orders run in `tasks`, so that a slow one delays no other."""
+    """`carry_out` executes an order, `report` sends the answer. Orders run in `tasks`, so that a slow one does not delay
+    others."""
 
     def __init__(
         self,
@@ -52,11 +53,11 @@ class Executor:
         return self._ledger.epoch
 
     def raise_epoch(self, epoch: int) -> None:
-        """A leader has introduced itself under `epoch`."""
+        """Record the epoch of a leader's greeting."""
         self._ledger.raise_epoch(epoch)
 
     def submit(self, epoch: int, command_id: str, order: Order) -> None:
-        """Execute, repeat the answer, or refuse. Never raises for what the order is or does: that is the answer."""
+        """Execute an order, repeat its answer, or refuse it. Errors of the order are part of the answer and are not raised."""
         name = type(order).__name__
         if epoch < self._ledger.epoch:
             self._refuse(

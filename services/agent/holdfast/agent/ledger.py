@@ -25,7 +25,7 @@ INSERT OR IGNORE INTO epoch VALUES (1, 0);
 
 
 class Ledger:
-    """Use it as a context manager. Every method raises `HoldfastError` naming the file when the disk does not take it."""
+    """Use it as a context manager. Every method raises `HoldfastError` that names the file if the disk rejects the write."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -52,13 +52,13 @@ class Ledger:
         return int(self._epoch)
 
     def raise_epoch(self, epoch: int) -> None:
-        """Remember a higher epoch; a lower one changes nothing."""
+        """Store a higher epoch; a lower one is ignored."""
         if epoch > self._epoch:
             self._write("UPDATE epoch SET epoch = ?", (epoch,))
             self._epoch = epoch
 
     def answer(self, command_id: str) -> OrderDone | None:
-        """The answer given to this command, if it has been executed."""
+        """Return the answer to this order, if it has been executed."""
         try:
             row = self._database.execute("SELECT answer FROM answer WHERE command_id = ?", (command_id,)).fetchone()
         except sqlite3.Error as error:
@@ -66,7 +66,7 @@ class Ledger:
         return None if row is None else records.loads(row[0].encode(), OrderDone)
 
     def remember(self, answer: OrderDone) -> None:
-        """On disk when this returns."""
+        """Store an answer. It is on disk when this returns."""
         self._write(
             "INSERT OR REPLACE INTO answer (command_id, answer) VALUES (?, ?)",
             (answer.command_id, records.dumps(answer, OrderDone).decode()),

@@ -24,19 +24,19 @@ from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.domain.generations import OBJECT_STORE
 from holdfast.domain.nodes import RunningWorker
 from holdfast.domain.orders import CheckpointNow, Order, Prepare, Prune, SetInterval, Start, Stop, Warm
-from holdfast.domain.replication import ArchiveNow, Configure, EndJob, PruneSteps, Stage, StagedShard
+from holdfast.domain.replication import Configure, EndJob, PruneSteps, Stage, StagedShard, UploadNow
 from holdfast.domain.tiers import NEARNESS, PEER
 from holdfast.domain.tracing import TraceContext
 from holdfast.runtime import telemetry
 
 T = TypeVar("T")
 
-STAGE_TIMEOUT_S = 600.0  # the supervisor's own deadline for `Prepare` is what counts; this only bounds the replicator
+STAGE_TIMEOUT_S = 600.0  # the supervisor's deadline for `Prepare` applies; this only limits the replicator
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What carrying out an order gave; the fields of `OrderDone` that an order can fill."""
+    """The result of an order: the fields of `OrderDone` that an order can fill."""
 
     master: str = ""
     phases_s: tuple[tuple[str, float], ...] = ()
@@ -47,23 +47,24 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Job:
-    """What this node is doing for one job."""
+    """This node's state of one job."""
 
-    token: str = ""  # of the submission: the same name submitted again counts its generations from 1
-    generation: int = 0  # the newest that was prepared or is being prepared
+    token: str = ""  # identifies the run; another run of the same name counts its generations from 1
+    generation: int = 0  # the newest prepared one, or the one being prepared
     preparing: anyio.CancelScope | None = None
     staged: tuple[StagedShard, ...] = ()
-    brought: dict[str, str] = field(default_factory=dict)  # path → from where, since a generation last started
+    # Path → source, of shards fetched since a generation last started.
+    brought: dict[str, str] = field(default_factory=dict)
     lock: anyio.Lock = field(default_factory=anyio.Lock)
 
 
 class Node:
-    """The orders' meaning. Each raises `HoldfastError` with the reason when it cannot be carried out."""
+    """Executes orders. Raises `HoldfastError` with the reason if an order cannot be executed."""
 
     def __init__(
         self, pool: WorkerPool, replicator: Replicator, site: Site, *, self_test: Callable[[], Awaitable[None]]
     ) -> None:
-        """`self_test` raises `HoldfastError` when this node's devices compute wrongly."""
+        """`self_test` raises `HoldfastError` if this node's devices compute wrong results."""
         self._pool = pool
         self._replicator = replicator
         self._site = site
@@ -84,8 +85,9 @@ class Node:
             case CheckpointNow():
                 self._refuse_older(order.job, order.generation)
                 if order.far:
-                    await self._replicator.archive(ArchiveNow(order.job, order.generation, order.at_step))
-                if not order.far or order.generation in self._pool.generations(order.job):  # else it has been saved
+                    await self._replicator.archive(UploadNow(order.job, order.generation, order.at_step))
+                if not order.far or order.generation in self._pool.generations(order.job):
+                    # Otherwise it has been saved.
                     self._pool.checkpoint_now(order.job, order.generation, order.at_step)
                 return Outcome()
             case SetInterval():
@@ -110,7 +112,7 @@ class Node:
         )
 
     def _admit(self, order: Prepare) -> _Job:
-        """Take note of the generation and cut short the preparation of an older one."""
+        """Record the generation and cancel the preparation of an older one."""
         job = self._jobs.setdefault(order.job, _Job())
         if job.token == order.token:
             self._refuse_older(order.job, order.generation)
@@ -120,7 +122,7 @@ class Node:
         return job
 
     async def _change_generation(self, job: _Job, order: Prepare) -> Outcome:
-        if order.generation in self._pool.generations(order.job):  # of an earlier submission under this name
+        if order.generation in self._pool.generations(order.job):  # of an earlier run of this name
             await self._pool.stop(order.job, order.generation)
         phases = _Phases(order)
         forked: tuple[RunningWorker, ...] = ()
@@ -144,7 +146,7 @@ class Node:
                 await self._pool.stop(order.job, order.generation)
             raise _first(group) from group
         finally:
-            if job.generation == order.generation:  # else a newer one is being prepared, and the scope is its own
+            if job.generation == order.generation:  # otherwise the scope belongs to a newer generation
                 job.preparing = None
         master = self._pool.master_of(order.job, order.generation)
         shards, sizes = _sources(job.staged)
@@ -171,7 +173,7 @@ class Node:
             return ()
         return await self._replicator.stage(Stage(order.job, order.restore, STAGE_TIMEOUT_S))
 
-    # ------------------------------------------------------------------ the others
+    # ------------------------------------------------------------------ other orders
 
     def _start(self, order: Start) -> Outcome:
         self._refuse_older(order.job, order.generation)
@@ -209,7 +211,7 @@ def _span(
 
 
 class _Phases:
-    """How long the parts of an order took."""
+    """The durations of the parts of an order."""
 
     def __init__(self, order: Prepare) -> None:
         self._order = order
@@ -229,14 +231,14 @@ class _Phases:
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The exception that ended the group; a second one is only its echo."""
+    """Return the exception that ended the group. Further ones are its consequences."""
     error = group.exceptions[0]
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 def _with_origins(staged: Sequence[StagedShard], brought: dict[str, str]) -> tuple[StagedShard, ...]:
-    """A shard that is here only because an overtaken generation has fetched it still came from there: two nodes that are lost
-    together are noticed one after the other, and the recovery is one. `brought` is added to."""
+    """Set the source of shards that a replaced generation of the same recovery has fetched, because two nodes that are lost
+    together are detected one after the other. Extends `brought`."""
     brought |= {shard.path: shard.source for shard in staged if shard.source not in NEARNESS}
     return tuple(replace(shard, source=brought.get(shard.path, shard.source)) for shard in staged)
 
@@ -245,8 +247,8 @@ _Counts = tuple[tuple[str, int], ...]
 
 
 def _sources(staged: Sequence[StagedShard]) -> tuple[_Counts, _Counts]:
-    """How many shards, and how many bytes, came from where; every node that is not this one is a peer. A shard that several
-    ranks restore from is counted for each of them, and comes once."""
+    """Return the number of shards and of bytes by source; every other node is a "peer". A shard that several ranks restore
+    counts once per rank, but its bytes count once."""
     shards: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     seen: set[str] = set()

@@ -18,13 +18,14 @@ from holdfast.domain.signals import RELIABLE, KernelLine, NodeSignal, Tick
 
 DROPPABLE_MAX = 2048
 KERNEL_LINES_MAX = 1024
-ACK_EVERY = 8  # ticks, half of `IN_FLIGHT_MAX`; asking for each one would cost diagnostics as much as reading them
+# Ticks, half of `IN_FLIGHT_MAX`; an acknowledgement of each tick would cost diagnostics as much as reading it.
+ACK_EVERY = 8
 IN_FLIGHT_MAX = 16
 UNACKNOWLEDGED_MAX = 256  # ticks with reliable signals; beyond it, signals gather until an acknowledgement comes
 
 
 class Outbox:
-    """Composes ticks. `dropped` counts signals lost for want of room since the start."""
+    """Composes ticks. `dropped` counts signals that were dropped since the start because the queue was full."""
 
     def __init__(self, node: str, incarnation: str) -> None:
         self._node, self._incarnation = node, incarnation
@@ -37,17 +38,17 @@ class Outbox:
 
     @property
     def urgent(self) -> bool:
-        """Something reliable waits for its first tick."""
+        """Whether a reliable signal has not been sent yet."""
         return bool(self._reliable)
 
     @property
     def settled(self) -> bool:
-        """Every reliable signal has been acknowledged."""
+        """Whether every reliable signal has been acknowledged."""
         return not self._reliable and not self._unacknowledged
 
     @property
     def wants_ack(self) -> bool:
-        """The last acknowledgement is so far back that the tick just composed should ask for one.
+        """Whether the tick just composed should request an acknowledgement.
 
         Every `ACK_EVERY`th tick requests an acknowledgement, also while none arrives, so that a slow receiver is not asked
         more often."""
@@ -79,9 +80,9 @@ class Outbox:
         queue.append(signal)
 
     def compose(self, at: float, fresh: Iterable[NodeSignal] = (), *, lost: int = 0) -> Tick:
-        """The next tick: everything that waits and may go, and `fresh`. Its number has not been used before.
+        """Compose the next tick from the queued signals that may be sent and `fresh`. Its number is new.
 
-        `lost` counts what was dropped before it came here, since the start.
+        `lost` counts signals that were dropped before the queue, since the start.
         """
         telemetry = () if self.stalled else tuple(self._droppable)
         self._seq += 1
@@ -112,5 +113,5 @@ class Outbox:
 
     def again(self) -> tuple[Tick, ...]:
         """Return the unacknowledged ticks, in order and with their numbers, for a new stream."""
-        self._heard_of = self._seq + 1 - ACK_EVERY  # nothing is on the way, and its first word is to be acknowledged
+        self._heard_of = self._seq + 1 - ACK_EVERY  # no tick is in flight; the first one requests an acknowledgement
         return tuple(self._unacknowledged.values())

@@ -30,23 +30,24 @@ from holdfast.wire import records
 log = structlog.get_logger("holdfast.agent.preflight")
 
 LOOK_S = 1.0
-IDLE_S = 5.0  # without ranks for so long: a restart's gap is not idleness
-AGAIN_S = 60.0  # after a failure: what was full may be empty again
+IDLE_S = 5.0  # without ranks; the gap during a restart does not count as idle
+AGAIN_S = 60.0  # retry interval after a failure, which may be temporary, such as a full disk
 GPU_READING_S = 15.0  # for NVML's first reading after the agent's start
 DEVICES_TIMEOUT_S = 60.0
 DEVICE_BUDGET_S = 0.5
-SUSPICION_BUDGET_S = 5.0  # one pass proves little: a device that is suspected is asked for longer
+SUSPICION_BUDGET_S = 5.0  # a suspected device is tested for longer, because one pass proves little
 PEER_TIMEOUT_S = 2.0
 PEERS_MAX = 8
 FILE = "preflight.json"
 
-TestDevices = Callable[[float, float], Awaitable[str]]  # (budget, timeout in seconds) → what the self-test printed
+TestDevices = Callable[[float, float], Awaitable[str]]  # (budget, timeout in seconds) → output of the self-test
 
 
 class Preflights:
-    """`run` is a loop of the agent's; `every_s` is the time between tests of a node that stays idle.
+    """`run` is a loop of the agent. `every_s` is the time between tests of an idle node.
 
-    `path` holds the newest result, for start-up scripts and health checks of containers. A new agent's node is untested.
+    `path` is a file with the newest result, for start-up scripts and health checks of containers. After an agent restart the
+    node counts as untested.
     """
 
     def __init__(
@@ -78,13 +79,13 @@ class Preflights:
         self._under_way: anyio.CancelScope | None = None
         self._busy_until = 0.0  # of the event loop
         self._was_busy = False
-        self._tested_at = 0.0  # of the event loop; 0 = never
-        self.newest = Preflight()  # under way, until there is one
+        self._tested_at = 0.0  # event loop's time; 0 = never
+        self.newest = Preflight()  # empty until the first result
 
     # ------------------------------------------------------------------ inputs
 
     def watch(self, signal: NodeSignal) -> None:
-        """Keep the GPUs' last readings."""
+        """Store the GPUs' last readings."""
         match signal:
             case GpuSample():
                 self._sample = signal
@@ -95,7 +96,7 @@ class Preflights:
                 pass
 
     def know_peers(self, endpoints: Iterable[str]) -> None:
-        """Replicators of other nodes, to test the network with."""
+        """Set the replicators of other nodes, with which the network is tested."""
         for endpoint in endpoints:
             self._peers[endpoint] = None
             self._peers.move_to_end(endpoint)
@@ -108,14 +109,14 @@ class Preflights:
         self._was_busy = True
         if self._under_way is not None:
             self._under_way.cancel()
-        # A member that has come back: it serves, and is not tested before it is idle. Once: a recovery waits for this.
+        # A node that has returned to its job is in use, and is tested when it is idle.
         if not self._tested_at and not self._path.exists():
             self._keep(self.newest)
 
     # ------------------------------------------------------------------ tests
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
             if self._is_due():
                 with anyio.CancelScope() as scope:
@@ -125,7 +126,7 @@ class Preflights:
             await anyio.sleep(self._look_s)
 
     async def on_suspicion(self) -> None:
-        """Test the devices now. Raises `Conflict` when a product is wrong; a test that cannot be made says nothing."""
+        """Test the devices now. Raises `Conflict` if a product is wrong. A test that cannot run is ignored."""
         checks = await self._devices(SUSPICION_BUDGET_S)
         wrong = [check for check in checks if check.ok is False and check.name == "products"]
         if not wrong:
@@ -180,7 +181,7 @@ class Preflights:
         except (
             HoldfastError,
             OSError,
-        ) as error:  # no template, so no workers either; or a device that does not come back
+        ) as error:  # no worker template, or a device that does not answer
             return [Check("devices", False, f"cannot be tested: {error}"[: preflight_checks.DETAIL_CHARS_MAX])]
 
     async def _peer_check(self) -> Check:

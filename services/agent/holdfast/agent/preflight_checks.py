@@ -15,17 +15,15 @@ from holdfast.agent.collectors.host import write_latency
 from holdfast.domain.nodes import Check
 from holdfast.domain.signals import GpuHealth, GpuSample
 
-DISK_FULL_SHARE = 0.95  # as diagnostics' host_pressure has it
-WRITE_S_MAX = 5.0  # of one small fsynced write; diagnostics warns from 1 s on
-SLOW_SHARE = (
-    0.7  # of the fastest sibling's memory: NVRx calls a rank below 0.75 a straggler, and this is one device alone
-)
-SILENT_PEERS_MIN = 2  # so many that do not answer, and none that does: then it is this node's network
+DISK_FULL_SHARE = 0.95  # as in diagnostics' host_pressure
+WRITE_S_MAX = 5.0  # for one small fsynced write; diagnostics warns from 1 s on
+SLOW_SHARE = 0.7  # fraction of the fastest device's bandwidth; in NVRx a rank below 0.75 is a straggler
+SILENT_PEERS_MIN = 2  # if this many peers do not answer and none does, this node's network has failed
 DETAIL_CHARS_MAX = 500
 
 
 def gpus(sample: GpuSample | None, health: GpuHealth | None, *, watched: bool, expected: int) -> Check:
-    """Device count, recovery action, ECC and row remapping, by NVML's last readings. `watched`: there is a driver to ask."""
+    """Check device count, recovery action, ECC and row remapping in NVML's last readings. `watched`: there is a driver."""
     if not watched:
         ok = False if expected else None
         return Check("gpus", ok, f"{expected} expected, and no driver is here" if expected else "none here")
@@ -57,7 +55,7 @@ def _of_health(health: GpuHealth) -> Iterator[str]:
 
 
 def devices(report: str) -> list[Check]:
-    """`products` and `memory`, from what `holdfast.train.selftest` printed."""
+    """Evaluate `products` and `memory` from the output of `holdfast.train.selftest`."""
     try:
         tested: list[Mapping[str, Any]] = json.loads(report.strip().splitlines()[-1])["devices"]
         broken = [f"{each['device']}: {each['error']}" for each in tested if "error" in each]
@@ -78,7 +76,7 @@ def devices(report: str) -> list[Check]:
 
 
 def _memory(speeds: Mapping[str, float]) -> Check:
-    """Siblings on one node are alike; a single device is measured and not judged."""
+    """Compare the devices of a node with each other. A single device is measured but not judged."""
     best = max(speeds.values(), default=0.0)
     slow = [f"{name} copies {speed:g} GB/s" for name, speed in speeds.items() if speed < SLOW_SHARE * best]
     shown = ", ".join(f"{name} {speed:g} GB/s" for name, speed in speeds.items())
@@ -86,7 +84,7 @@ def _memory(speeds: Mapping[str, float]) -> Check:
 
 
 def disk(directories: Sequence[Path]) -> Check:
-    """Space, and one small write, in every directory that checkpoints and logs need."""
+    """Check free space and one small write in every directory of checkpoints and logs."""
     wrong, shown = [], []
     for directory in dict.fromkeys(directories):
         try:
@@ -105,7 +103,7 @@ def disk(directories: Sequence[Path]) -> Check:
 
 
 def peers(reached: Sequence[str], silent: Sequence[str]) -> Check:
-    """A peer that does not answer may be gone; when several do not and none does, it is this node."""
+    """A single peer may be down. If several do not answer and none does, this node's network has failed."""
     if not reached and not silent:
         return Check("peers", None, "no other node is known yet")
     words = f"{len(reached)} of {len(reached) + len(silent)} replicators of other nodes answer"

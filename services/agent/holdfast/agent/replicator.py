@@ -18,7 +18,7 @@ from holdfast.agent.workers.logs import open_log, tail
 from holdfast.domain.errors import HoldfastError, NotFound, Unavailable, Unrestorable
 from holdfast.domain.orders import Inventory
 from holdfast.domain.replication import (
-    ArchiveNow,
+    UploadNow,
     Configure,
     EndJob,
     PruneSteps,
@@ -39,21 +39,21 @@ from holdfast.wire.retention import encode_end, encode_prune, encode_retain
 log = structlog.get_logger("holdfast.agent.replicator")
 
 CALL_TIMEOUT_S = 5.0
-PRUNE_TIMEOUT_S = 60.0  # it waits until nothing of the job is being moved
-START_TIMEOUT_S = 120.0  # it takes seconds, but a busy machine must not lose the node for that
+PRUNE_TIMEOUT_S = 60.0  # includes the wait for copies of the job in progress
+START_TIMEOUT_S = 120.0  # the start takes seconds; a busy machine must not fail the node
 READY_POLL_S = 0.01
-# A replicator that died comes back within a second or two. After this long its shards cannot be had, and whoever plans has to
-# know; shorter than others wait for them (AWAY_S of the replicator).
+# A restart of the replicator takes a second or two. After this time its shards are unavailable, and the supervisor must know.
+# Shorter than the wait of other nodes (AWAY_S of the replicator).
 AWAY_S = 8.0
 AGAIN_S = 0.05
 
 
 class Replicator(Protocol):
-    """What the agent needs of a replicator. Every call raises `HoldfastError` with the reason when it fails."""
+    """The agent's interface to a replicator. Every call raises `HoldfastError` with the reason if it fails."""
 
     @property
     def endpoint(self) -> str:
-        """`host:port` of its data plane; empty when this node has none."""
+        """`host:port` of its data plane; empty if this node has none."""
 
     @property
     def inventories(self) -> tuple[Inventory, ...]:
@@ -63,7 +63,7 @@ class Replicator(Protocol):
 
     async def stage(self, request: Stage) -> tuple[StagedShard, ...]: ...
 
-    async def archive(self, request: ArchiveNow) -> None: ...
+    async def archive(self, request: UploadNow) -> None: ...
 
     def retain(self, saved: SavedByAll) -> None:
         """Forward a retention update. The newest counts, and a restarted replicator receives it again."""
@@ -82,16 +82,16 @@ class NoReplicator:
     inventories: tuple[Inventory, ...] = ()
 
     async def configure(self, request: Configure) -> None:
-        pass  # nothing is copied; the node has reported this with its empty endpoint
+        pass  # there are no copies; the node reports this with its empty endpoint
 
     async def stage(self, request: Stage) -> tuple[StagedShard, ...]:
         raise NotFound(f"this node runs without a replicator and cannot restore {request.job}")
 
-    async def archive(self, request: ArchiveNow) -> None:
+    async def archive(self, request: UploadNow) -> None:
         raise NotFound(f"this node runs without a replicator: step {request.step} of {request.job} goes nowhere")
 
     def retain(self, saved: SavedByAll) -> None:
-        pass  # nothing is kept here
+        pass  # this node has no checkpoints
 
     async def end(self, request: EndJob) -> None:
         pass
@@ -105,7 +105,7 @@ class NoReplicator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicatorPlaces:
-    """Where one replicator works. `listen` is its data plane's `host:port`."""
+    """Paths and addresses of one replicator. `listen` is its data plane's `host:port`."""
 
     node: str
     agent_dir: Path
@@ -123,11 +123,11 @@ class ReplicatorPlaces:
 
 
 class _Died(Unavailable):
-    """The connection broke."""
+    """The connection failed."""
 
 
 class _Late(Unavailable):
-    """No answer within the time for it."""
+    """No answer within the timeout."""
 
 
 _KINDS: Mapping[grpc.StatusCode, type[Unavailable]] = {
@@ -147,7 +147,7 @@ class LocalReplicator:
         on_inventory: Callable[[Inventory], None],
         on_trouble: Callable[[str, Trouble], None],
     ) -> None:
-        """`on_trouble` is called with the job, once for each."""
+        """`on_trouble` is called once per problem, with the job."""
         self._places = places
         self._environment = environment
         self._on_inventory = on_inventory
@@ -159,8 +159,8 @@ class LocalReplicator:
         self._listen = places.listen
         self._endpoint = ""
         self._held: dict[str, Inventory] = {}  # by job
-        self._troubles: dict[str, tuple[Trouble, ...]] = {}  # by job, as last heard of
-        self._retained: dict[str, SavedByAll] = {}  # by job, the newest; gone with the job
+        self._troubles: dict[str, tuple[Trouble, ...]] = {}  # by job, as last reported
+        self._retained: dict[str, SavedByAll] = {}  # by job, the newest; dropped with the job
         self._retain_changed = anyio.Event()
         self._died, self._serves = anyio.Event(), anyio.Event()
 
@@ -173,14 +173,14 @@ class LocalReplicator:
         return tuple(self._held.values())
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Until cancelled. Reports `started` when the first process serves; raises `Unavailable` when that one does not."""
+        """Run until cancelled. Reports `started` when the first process serves. Raises `Unavailable` if it does not."""
         backoff = Backoff(first_s=0.1, max_s=5.0)
         first = True
         async with self._channel:
             while True:
                 try:
                     spawned = self._spawn()
-                except (HoldfastError, OSError) as error:  # no process, or no descriptor, to be had now
+                except (HoldfastError, OSError) as error:  # no process or descriptor available now
                     if first:
                         raise
                     log.error("replicator restart failed", reason=str(error))
@@ -215,7 +215,7 @@ class LocalReplicator:
         answer = await self._call_again(self._stub.Stage, wire.encode_stage(request), timeout_s)
         return wire.decode_staged(answer)
 
-    async def archive(self, request: ArchiveNow) -> None:
+    async def archive(self, request: UploadNow) -> None:
         await self._call(self._stub.Archive, wire.encode_archive(request), CALL_TIMEOUT_S)
 
     def retain(self, saved: SavedByAll) -> None:
@@ -258,7 +258,7 @@ class LocalReplicator:
             os.close(output)
 
     async def _serve(self, child: Child) -> bool:
-        """Wait until it serves; False when it ended or took too long (then it is ended)."""
+        """Wait until the process serves. Returns False if it exited, or if it was killed after the timeout."""
         served = False
 
         async def until_gone() -> None:
@@ -275,7 +275,7 @@ class LocalReplicator:
         return served
 
     async def _wait_ready(self) -> bool:
-        while not self._ready_path.exists():  # noqa: ASYNC110 - written by another process: nothing here could set an event
+        while not self._ready_path.exists():  # noqa: ASYNC110 - another process writes it
             await anyio.sleep(READY_POLL_S)
         try:
             described: pb.DescribeResponse = await self._call(
@@ -284,11 +284,11 @@ class LocalReplicator:
         except Unavailable as error:
             log.error("replicator not reachable", reason=str(error))
             return False
-        self._endpoint = self._listen = described.endpoint  # a successor takes the same port: peers know it
+        self._endpoint = self._listen = described.endpoint  # a restarted process uses the same port, which peers know
         return True
 
     async def _follow(self, child: Child) -> None:
-        """Pass on what it holds until it ends."""
+        """Forward its inventory and retention updates until the process exits."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._watch_inventory)
             tasks.start_soon(self._pass_on_retained)
@@ -317,7 +317,7 @@ class LocalReplicator:
                     continue
                 try:
                     await self._call(self._stub.Retain, encode_retain(saved), CALL_TIMEOUT_S)
-                except Unavailable as error:  # until then it retains more
+                except Unavailable as error:  # it retains more checkpoints until the next update
                     log.warning("retention update not delivered", job=job, reason=str(error))
                 sent[job] = saved
             sent = {job: saved for job, saved in sent.items() if job in self._retained}
@@ -340,8 +340,8 @@ class LocalReplicator:
         self._on_inventory(inventory)
 
     async def _call_again(self, method: Any, request: Any, timeout_s: float) -> Any:
-        """As `_call`; asked again, for a while, of the successor of a replicator that died under it, and of one whose answer
-        came while this process did not run."""
+        """As `_call`, but repeated for a while if the replicator exited during the call, or if this process was frozen during
+        the call."""
         deadline = freeze.awake() + AWAY_S
         while True:
             frozen_s = freeze.frozen_s()
@@ -369,8 +369,8 @@ class LocalReplicator:
                     self._on_inventory(Inventory(job, ()))
 
     async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
-        """One call, which waits for a replicator that is being restarted; its failure as `Unavailable`
-        (`Unrestorable` when it has tried every source of a shard), in its own words."""
+        """Call the replicator; waits for one that is restarting. Raises `Unavailable` with its message, or
+        `Unrestorable` if it has tried every source of a shard."""
         try:
             return await cancellable(method(request, timeout=timeout_s, wait_for_ready=True))
         except grpc.aio.AioRpcError as error:

@@ -25,13 +25,14 @@ class Numbered:
 class Reports:
     """A queue of reports. Inventories replace each other; other reports are kept until acknowledged.
 
-    On one session reports arrive in order and none is left out, so an inventory may say what has changed since the session's
-    last one of its job, once `differences` are welcome. The first one is complete.
+    On one session reports arrive in order and completely. If the supervisor accepts `differences`, an inventory contains the
+    changes since the session's last one of the job. The first one is complete.
     """
 
     def __init__(self) -> None:
-        self.differences = False  # whether the supervisor of this session takes them
-        self._told: dict[str, tuple[int, Inventory]] = {}  # by job, its last on this session: number, complete
+        self.differences = False  # whether the supervisor of this session accepts them
+        # Job → the last one on this session: number, complete inventory.
+        self._told: dict[str, tuple[int, Inventory]] = {}
         self._seq = 0
         self._waiting: deque[Report] = deque()  # not sent on this session
         self._sent: deque[Numbered] = deque()  # sent, not acknowledged
@@ -55,24 +56,24 @@ class Reports:
         self._seq += 1
         numbered = Numbered(self._seq, self._waiting.popleft())
         self._sent.append(numbered)
-        if isinstance(numbered.report, Inventory):  # what is sent again on another session is complete
+        if isinstance(numbered.report, Inventory):  # an inventory that is sent again on another session is complete
             return Numbered(self._seq, self._since_last(numbered.report))
         return numbered
 
     def _since_last(self, inventory: Inventory) -> Inventory:
-        """As short as it can be said on this session."""
+        """Return the shortest form of a report that this session accepts."""
         last = self._told.get(inventory.job)
         self._told[inventory.job] = (self._seq, inventory)
         return difference(last[1], inventory, base=last[0]) if last and self.differences else inventory
 
     def acknowledge(self, seq: int) -> None:
-        """The supervisor has this one and all before it."""
+        """Record the acknowledgement of this report and all before it."""
         while self._sent and self._sent[0].seq <= seq:
             self._sent.popleft()
 
     def greet(self, hello: Hello, inventories: Iterable[Inventory] = ()) -> None:
-        """A new session: `hello` first, then everything that was not acknowledged, in order, then what is held here."""
-        # Hello carries the workers as they are now: an older set, sent after it, would be taken for a newer one.
+        """Begin a session: `hello` first, then the unacknowledged reports in order, then the inventories."""
+        # Hello contains the present workers. An older report of workers, sent after it, would be taken for a newer one.
         again = [each.report for each in self._sent if not isinstance(each.report, Hello | WorkersChanged)]
         self._sent.clear()
         self._told.clear()

@@ -83,7 +83,7 @@ class Agent:
             emit=self._emit,
             report=self._report,
             ended=workers_ended,
-            blind_start_s=settings.blind_start_s,
+            assume_started_after_s=settings.assume_started_after_s,
         )
         self._replicator: Replicator = NoReplicator()
         if settings.replicator:  # its own settings are in the environment as well, and pass through

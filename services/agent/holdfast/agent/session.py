@@ -32,18 +32,19 @@ log = structlog.get_logger("holdfast.agent.session")
 
 BEAT_S = 0.5
 RETRY_S_MAX = 1.0  # recovery waits until a new leader knows the connected nodes
-UNANSWERED_BEATS_MAX = 40  # beats, not seconds: an agent that was frozen has sent none
-WELCOME_TIMEOUT_S = 3.0  # a leader welcomes at once; a supervisor that does not is as good as none
-OTHER_VERSION = "speaks protocol version"  # in the words of a supervisor that refuses ours: a status has no other place
+UNANSWERED_BEATS_MAX = 40  # counted in heartbeats, because a frozen agent sends none
+WELCOME_TIMEOUT_S = 3.0  # a leader answers immediately; otherwise the next endpoint is tried
+# Part of a supervisor's refusal message; a gRPC status has no other field for it.
+OTHER_VERSION = "speaks protocol version"
 
 _Call = grpc.aio.StreamStreamCall[pb.AgentMessage, pb.SupervisorMessage]
 
 
 class Session:
-    """`hello` and `inventories` are asked at the start of every session, `beat` twice a second; `on_diagnostics` hears where
-    telemetry goes, `on_peers` where some other nodes' replicators are, `on_saved_by_all` which step every node has.
+    """`hello` and `inventories` are called at the start of every session, `beat` twice a second. `on_diagnostics` receives the
+    endpoints for telemetry, `on_peers` replicators of other nodes, and `on_saved_by_all` the newest step that every node has.
 
-    What this node holds is told to every leader anew: what the last one knew may be hundreds of steps old.
+    Inventories are sent to every leader again, because those of the previous leader may be hundreds of steps old.
     """
 
     def __init__(
@@ -72,17 +73,17 @@ class Session:
         self._tls = tls
         self._news = anyio.Event()
         self._welcomed = False
-        self._columns = False  # whether the supervisor of this session takes reports in columns
+        self._columns = False  # whether the supervisor of this session accepts reports in columns
         self._unanswered_beats = 0
-        self._incompatible: set[str] = set()  # endpoints that refused our protocol version when last asked
+        self._incompatible: set[str] = set()  # endpoints whose last answer refused this protocol version
 
     def report(self, report: Report) -> None:
-        """Send a report to the supervisor, now or when it is connected."""
+        """Send a report to the supervisor, now or when a session is open."""
         self._reports.add(report)
         self._news.set()
 
     async def run(self) -> None:
-        """Until cancelled. Raises `IncompatibleVersion` when no supervisor has ever spoken our version, and none does."""
+        """Run until cancelled. Raises `IncompatibleVersion` if no supervisor has ever accepted this agent's version."""
         backoff = Backoff(max_s=RETRY_S_MAX)
         turn = 0
         while True:
@@ -117,7 +118,7 @@ class Session:
             raise IncompatibleVersion(f"supervisor {endpoint}: {incompatible}")
 
     async def _converse(self, call: _Call, backoff: Backoff) -> None:
-        """One session, until it breaks; the reason is raised, in a group."""
+        """Run one session until it fails. Raises the reason in an exception group."""
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._speak, call)
@@ -131,9 +132,9 @@ class Session:
             call.cancel()
 
     async def _speak(self, call: _Call) -> None:
-        """Hello, then every report as it comes, and a beat every `BEAT_S`: it says more than that the agent lives."""
+        """Send Hello, then every report, and a heartbeat every `BEAT_S`, which also contains the newest steps."""
         self._reports.greet(self._hello(), self._inventories())
-        self._columns = False  # until this supervisor says so
+        self._columns = False  # until this supervisor accepts them
         beat_at = anyio.current_time() + BEAT_S
         while True:
             while (numbered := self._reports.take()) is not None:

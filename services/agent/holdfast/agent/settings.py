@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 
 from holdfast.runtime.settings import ServiceSettings
 
-SOCKET_PATH_BYTES_MAX = 90  # of the 107 that a Unix socket's path may have; the rest is for our file names
+SOCKET_PATH_BYTES_MAX = 90  # of the 107 bytes of a Unix socket's path; the rest is for file names
 
 
 class AgentSettings(ServiceSettings):
@@ -17,27 +17,29 @@ class AgentSettings(ServiceSettings):
 
     supervisor: str  # control endpoints, host:port, comma-separated; tried in turn
     node: str = Field(default_factory=socket.gethostname, min_length=1)
-    agent_dir: Path  # logs, remembered answers, sockets
+    agent_dir: Path  # logs, stored answers, sockets
     memory_dir: Path  # the memory tier, on a tmpfs
     disk_dir: Path
-    capacity: int = Field(default=1, ge=1)  # workers that fit
-    zone: str = ""  # failure domain; empty = the node is one by itself
-    address: str = "127.0.0.1"  # where the workers and replicators of other nodes reach this one
+    capacity: int = Field(default=1, ge=1)  # maximum number of workers
+    zone: str = ""  # failure domain; empty = a separate one for this node
+    address: str = "127.0.0.1"  # address of this node for workers and replicators of other nodes
     kernel_log: Path = Path("/dev/kmsg")
-    gpus: int = Field(default=0, ge=0)  # that this node should have; 0 = as many as were ever seen
+    gpus: int = Field(default=0, ge=0)  # number of GPUs of this node; 0 = the highest number seen
     nvml_replay: Path | None = None  # a file of recorded NVML answers, read instead of a driver
     infiniband: Path = Path("/sys/class/infiniband")
-    # mlx5 ports to leave alone, shell patterns, comma-separated: reading counters of restricted functions floods the kernel log
+    # mlx5 ports that are not read (shell patterns, comma-separated), because restricted functions log each read
     nic_exclude: str = ""
-    # Directory of nvidia-resiliency-ext and what it needs, when it is not in this environment: its pynvml shadows ours
+    # Directory of nvidia-resiliency-ext and its dependencies, if not in this environment, where its pynvml would shadow
+    # the agent's
     nvrx_path: Path | None = None
-    maintenance_file: Path | None = None  # its presence announces that this machine will be taken
+    maintenance_file: Path | None = None  # if this file exists, maintenance of this machine is announced
     maintenance_url: str = ""  # GCE: http://metadata.google.internal/computeMetadata/v1/instance/maintenance-event
     replicator: bool = True  # false: a node without checkpoints
-    replicator_port: int = Field(default=0, ge=0, le=65535)  # of the shard data plane; 0 = any free one
-    # An idle node tests itself so often; 0 = never, not at its start.
+    replicator_port: int = Field(default=0, ge=0, le=65535)  # port of the shard data plane; 0 = any free port
+    # Seconds between pre-flight tests of an idle node; 0 = no tests, also not at the start.
     preflight_every_s: float = Field(default=1800.0, ge=0)
-    blind_start_s: float = Field(default=5.0, gt=0)  # an unmodified script counts as stepping after this long
+    # Seconds after which an unmodified script counts as having made a step.
+    assume_started_after_s: float = Field(default=5.0, gt=0)
 
     @property
     def endpoints(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Common code of the two gRPC streams: a failed stream is one exception with a reason, on whichever side it is noticed."""
+"""Common code of the two gRPC streams: a failed stream raises one exception with a reason, both for reads and for writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Response = TypeVar("Response")
 
 
 async def write(call: grpc.aio.StreamStreamCall[Request, Response], message: Request) -> None:
-    """Send one message, waiting for flow control. Raises `AioRpcError` when the stream has ended."""
+    """Send one message; waits for flow control. Raises `AioRpcError` if the stream has ended."""
     try:
         await call.write(message)
     except asyncio.InvalidStateError:
@@ -22,7 +22,7 @@ async def write(call: grpc.aio.StreamStreamCall[Request, Response], message: Req
 
 
 async def read(call: grpc.aio.StreamStreamCall[Request, Response], kind: type[Response]) -> Response:
-    """The next message. Raises `AioRpcError` when there will be none."""
+    """Return the next message. Raises `AioRpcError` if the stream has ended."""
     message = await cancellable(call.read())
     if isinstance(message, kind):
         return message
@@ -30,12 +30,12 @@ async def read(call: grpc.aio.StreamStreamCall[Request, Response], kind: type[Re
 
 
 async def broken(call: grpc.aio.StreamStreamCall[Request, Response]) -> grpc.aio.AioRpcError:
-    """Why the stream ended, to be raised."""
+    """Return the error of an ended stream."""
     details = await call.details() or "the stream ended"
     return grpc.aio.AioRpcError(await call.code(), grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)
 
 
 def first_error(group: BaseExceptionGroup[grpc.aio.AioRpcError]) -> grpc.aio.AioRpcError:
-    """The break itself; reader and writer may both have noticed it."""
+    """Return the error of the stream from a group; reader and writer may both have raised it."""
     error = group.exceptions[0]
     return first_error(error) if isinstance(error, BaseExceptionGroup) else error

@@ -15,7 +15,7 @@ from holdfast.runtime import telemetry
 
 
 def begun(signal: NodeSignal) -> NodeSignal:
-    """The signal as it is sent. One that says that something broke begins a trace, in which everything that follows is."""
+    """Return the signal to send. A signal of a fault begins a trace, which all later spans of the incident join."""
     match signal:
         case WorkerExited(expected=False) if signal.signal is not None or signal.exit_code != 0:
             traced: WorkerExited | KernelLine = replace(signal, traceparent=spans.trace_of_signal(signal))
@@ -28,7 +28,7 @@ def begun(signal: NodeSignal) -> NodeSignal:
 
 
 def stepped(generation: LocalGeneration, at: float) -> None:
-    """Every rank of this node has finished its first step; `at` stands for those of a script that tells nothing."""
+    """Record that every rank of this node has finished its first step. `at` is used for scripts that report no steps."""
     if not telemetry.on() or generation.progress is None or generation.started_at is None:
         return
     order = generation.order

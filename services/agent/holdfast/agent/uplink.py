@@ -1,4 +1,4 @@
-"""The telemetry stream to diagnostics: a tick every `TICK_S`, and at once for reliable signals. Never blocks other work.
+"""The telemetry stream to diagnostics: a tick every `TICK_S`, and immediately for reliable signals. Never blocks other work.
 
 The stream may fail, block or be refused for any time: signals are queued in the bounded `Outbox`, training continues, and
 endpoints are tried in turn with jittered back-off. An agent that is not connected to the first endpoint returns to an earlier
@@ -32,17 +32,17 @@ log = structlog.get_logger("holdfast.agent.uplink")
 TICK_S = 1.0
 GOODBYE_TIMEOUT_S = 1.0
 LAST_WORDS_TIMEOUT_S = 3.0
-RETURN_S = 5.0  # how often a better endpoint is looked for, about: the agents of a fleet do not all come at once
+RETURN_S = 5.0  # average interval of the search for an earlier endpoint, with jitter to spread the agents of a fleet
 REACH_TIMEOUT_S = 1.0
 
 _Call = grpc.aio.StreamStreamCall[pb.Tick, pb.TickAck]
 
 
 class Uplink:
-    """`sample(at)` is asked at every tick for signals that are only worth taking when they are about to be sent.
+    """`sample(at)` is called at every tick for signals that are taken only when they are sent.
 
-    `standing()` is asked at the start of every stream for what holds on: diagnostics may have been restarted, and must know
-    what runs to find a hang in it. One that knows already takes it as a repeat.
+    `standing()` is called at the start of every stream for lasting conditions, because a restarted diagnostics must know the
+    running workers to detect a hang. Diagnostics ignores repetitions.
     """
 
     def __init__(
@@ -55,9 +55,10 @@ class Uplink:
         last_words: anyio.Event,
         tls: Tls | None = None,
     ) -> None:
-        """`lost` tells how many steps never became a signal, since the start.
+        """`lost` returns how many steps were dropped before they became a signal, since the start.
 
-        `last_words` is set when the workers are gone at the agent's end: what they left is sent before the goodbye.
+        `last_words` is set when the workers have exited at the agent's end; their last signals are sent before the
+        goodbye.
         """
         self._outbox = outbox
         self._standing = standing
@@ -72,17 +73,18 @@ class Uplink:
         self._left = anyio.Event()
         self._streaming = False
         self._closing = False
-        self._moving = False  # to a better endpoint
+        self._moving = False  # to an earlier endpoint
         self._refused_in_a_row = 0
 
     def emit(self, signal: NodeSignal) -> None:
-        """Queue a signal; one that is reliable leaves at once."""
+        """Queue a signal. A reliable one is sent immediately."""
         self._outbox.add(signal)
         if self._outbox.urgent:
             self._wake.set()
 
     def use(self, endpoints: Sequence[str]) -> None:
-        """Where diagnostics is, best first. All agents of a fleet have the same order, so that they meet."""
+        """Set the endpoints of diagnostics, best first. All agents of a fleet have the same order, so that they use the
+        same one."""
         if endpoints:
             self._endpoints = tuple(endpoints)
             self._endpoints_known.set()
@@ -108,7 +110,7 @@ class Uplink:
         self._shield.cancel()
 
     async def _talk_shielded(self) -> None:
-        # A cancelled read or write cancels its stream, and there would be none left to say goodbye on.
+        # A cancelled read or write cancels its stream, on which the goodbye could then not be sent.
         with self._shield:
             await self._talk()
         self._left.set()
@@ -136,7 +138,7 @@ class Uplink:
             turn += 1
 
     async def _stream(self, call: _Call, backoff: Backoff, endpoint: str) -> None:
-        """One stream, until it breaks (`AioRpcError` in a group), the agent leaves or a better endpoint serves."""
+        """Run one stream until it fails (`AioRpcError` in a group), the agent stops, or an earlier endpoint serves."""
         try:
             async with anyio.create_task_group() as tasks:
                 ended = anyio.Event()
@@ -166,7 +168,7 @@ class Uplink:
         await self._write(call, tick, goodbye=goodbye)
 
     async def _write(self, call: _Call, tick: Tick, *, goodbye: bool = False) -> None:
-        """The tick that has just been composed."""
+        """Send the tick that has just been composed."""
         await write(call, encode_tick(tick, goodbye=goodbye, wants_ack=self._outbox.wants_ack))
 
     async def _pause(self) -> None:
@@ -177,7 +179,7 @@ class Uplink:
             self._wake.set()
 
     async def _look_for_better(self, endpoint: str) -> None:
-        """Wait until an earlier endpoint in the list is reachable; returns at once if there is none."""
+        """Wait until an earlier endpoint in the list is reachable. Returns immediately if there is none."""
         while better := [*itertools.takewhile(lambda each: each != endpoint, self._endpoints)]:
             await anyio.sleep(RETURN_S * random.uniform(0.8, 1.2))
             for each in better:

@@ -23,7 +23,7 @@ from holdfast.domain.errors import (
     Unavailable,
 )
 from holdfast.domain.orders import Inventory
-from holdfast.domain.replication import ArchiveNow, Configure, EndJob, PruneSteps, SavedByAll, Trouble, TroubleKind
+from holdfast.domain.replication import UploadNow, Configure, EndJob, PruneSteps, SavedByAll, Trouble, TroubleKind
 from holdfast.replicator.jobs import REMEMBERED, Job, Remembered, held_of
 from holdfast.replicator.locks import name_of, readers
 from holdfast.replicator.names import job_name, label
@@ -119,7 +119,7 @@ class Engine:
         self.notify()
         await self.remember(job)
 
-    async def archive(self, request: ArchiveNow) -> None:
+    async def archive(self, request: UploadNow) -> None:
         """Request an upload. Raises Conflict if the request is not of the job's current generation on this node."""
         job = self.jobs.get(request.job)
         if job is None or job.config is None or job.config.generation != request.generation:

@@ -22,10 +22,10 @@ def require_room(warm: WarmFiles, shards: int, shard_bytes: int, memory_dir: Pat
     most = warm.reservable(shard_bytes)
     if shards > most:
         raise InvalidSpec(
-            "HOLDFAST_REPLICATOR_SPARE_SHARDS",
+            "HOLDFAST_REPLICATOR_PREALLOCATED_SHARDS",
             shards,
-            f"at most {most} of {shard_bytes} bytes each (HOLDFAST_REPLICATOR_SPARE_SHARD_BYTES): what is kept ready may "
-            f"take {SHARE_MAX:.0%} of the memory behind {memory_dir}",
+            f"at most {most} of {shard_bytes} bytes each (HOLDFAST_REPLICATOR_PREALLOCATED_SHARD_BYTES): preallocated "
+            f"memory may take {SHARE_MAX:.0%} of the memory of {memory_dir}",
         )
 
 

@@ -59,7 +59,7 @@ async def serve(settings: ReplicatorSettings) -> None:
     for directory in (settings.memory_dir, settings.disk_dir):
         directory.mkdir(parents=True, exist_ok=True)
     warm = WarmFiles(settings.memory_dir)
-    spare = (settings.replicator_spare_shards, settings.replicator_spare_shard_bytes)
+    spare = (settings.replicator_preallocated_shards, settings.replicator_preallocated_shard_bytes)
     require_room(warm, *spare, settings.memory_dir)
     threads = Threads(
         urgent=URGENT_THREADS,
@@ -85,7 +85,9 @@ async def serve(settings: ReplicatorSettings) -> None:
         disk=FileTier("disk", settings.disk_dir),
     )
     limits = Limits(
-        settings.replicator_connect_timeout_s, settings.replicator_io_timeout_s, settings.replicator_lanes_max
+        settings.replicator_connect_timeout_s,
+        settings.replicator_io_timeout_s,
+        settings.replicator_streams_per_shard_max,
     )
     client = Client(limits, sockets)
     engine = Engine(tiers, settings.disk_dir, threads)

@@ -33,10 +33,12 @@ class ReplicatorSettings(ServiceSettings):
     replicator_connections_max: int = Field(128, ge=1, le=1024)
     # Connections per shard to or from a peer. At most the number of processors: each uses a thread at both ends, and many
     # threads of low priority slow training as much as one of normal priority.
-    replicator_lanes_max: int = Field(default_factory=lambda: min(4, len(os.sched_getaffinity(0))), ge=1, le=16)
+    replicator_streams_per_shard_max: int = Field(
+        default_factory=lambda: min(4, len(os.sched_getaffinity(0))), ge=1, le=16
+    )
     # On a spare: preallocated memory for the shards of a hot swap, one per rank that it would run.
-    replicator_spare_shards: int = Field(0, ge=0, le=256)
-    replicator_spare_shard_bytes: int = Field(1 << 30, ge=1)
+    replicator_preallocated_shards: int = Field(0, ge=0, le=256)
+    replicator_preallocated_shard_bytes: int = Field(1 << 30, ge=1)
     # How long checkpoints of finished jobs are retained, counted while the replicator runs; 0 = unlimited.
     replicator_retention_s: float = Field(7 * 86400.0, ge=0)
     replicator_checksum_threads: int = Field(4, ge=1, le=64)

@@ -1,4 +1,4 @@
-"""Ticks that have been read and not folded yet: the overload behaviour of this service.
+"""Ticks that have been read but not folded yet: the overload behaviour of this service.
 
 Reading a tick is cheap and continues while others are folded, in time slices, because an unread tick may be urgent. Without
 overload a tick waits for microseconds. Under overload:
@@ -74,7 +74,7 @@ class Backlog:
         self._queue(line, urgent=reliable)
 
     def close(self, line: Line) -> None:
-        """The stream has ended: `ended` is called after its waiting ticks have been folded."""
+        """Record the end of the stream: `ended` is called after its waiting ticks have been folded."""
         if not line.closed:
             line.closed = True
             self._queue(line, urgent=True)

@@ -142,7 +142,7 @@ class Engine:
         return route
 
     def _report(self, finding: Finding) -> Finding | None:
-        """The finding as it leaves; None if it has been reported before."""
+        """Return the finding to publish; None if it has been reported before."""
         earlier = self._reported.get(finding.id)
         if earlier is not None and 0.0 <= finding.at - earlier.at <= finding.ttl_s:
             return None
@@ -150,7 +150,7 @@ class Engine:
         finding = _traced(finding)
         self._reported[finding.id] = finding
         if finding.kind in _WORKER_KINDS:
-            # By generation: in a storm of thousands of faults each lost node looks for the worker failures of its own.
+            # By generation: in a storm of thousands of faults each lost node looks for its own worker failures.
             key = (finding.job, finding.generation)
             self._worker_faults.get_or_add(key, lambda: deque(maxlen=_FAULTS_MAX)).append(finding)
         self._holding.reported(finding)

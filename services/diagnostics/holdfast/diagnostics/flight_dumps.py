@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def describe(dumps: Dumps) -> str:
-    """The diagnosis in words."""
+    """Return the diagnosis as text."""
     diagnosis = dumps.diagnosis()
     missing = dumps.missing()
     without = f", {len(missing)} without a dump ({compact(missing)})" if missing else ""

@@ -1,7 +1,7 @@
 """Findings that still hold are published again, so that a lost entry of the event log is not final. Pure.
 
 Theory of operation. A finding of a generation that calls for an action holds until the generation is stopped, replaced, or
-has finished a step on every rank. A lost node holds until its agent is heard again. Any finding holds until a better root
+has finished a step on every rank. A lost node holds until its agent reconnects. Any finding holds until a better root
 supersedes it. While a finding holds it is repeated after 30 s and then at intervals that double, up to 8 minutes. A repeat
 has the same id and the same `at`, by which the supervisor recognises it, and counts `repeat` up.
 """

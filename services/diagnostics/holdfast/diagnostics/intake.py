@@ -1,7 +1,7 @@
 """Intake: passes what arrives from agents to the engine, in order. The transport is in `ingest`.
 
 A tick is folded once per (node, incarnation, seq), however often it is sent. The opening of a stream, each tick and the end
-of a stream become signals of their own, from which liveness is concluded. `Receipt` tells when a tick may be acknowledged.
+of a stream become signals of their own, from which liveness is concluded. `Receipt` states when a tick may be acknowledged.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class SeqWindow:
     bits: int = 0
 
     def add(self, seq: int) -> bool:
-        """Add `seq`. Returns False if it is known. A number older than the window counts as new: folding a tick twice is safer
-        than not at all."""
+        """Add `seq`. Returns False if it is known. A number older than the window counts as new, because folding a tick twice
+        is safer than losing it."""
         if seq > self.newest:
             self.bits = ((self.bits << min(seq - self.newest, _WINDOW)) | 1) & ((1 << _WINDOW) - 1)
             self.newest = seq
@@ -141,13 +141,14 @@ class Intake:
         return Receipt(tick.seq, must_hold, SETTLE_S if failed else 0.0)
 
     def heard(self, stream: NodeStream) -> None:
-        """A tick has arrived that is folded later: its node is not silent."""
+        """Record the arrival of a tick that is folded later, so that its node does not count as silent."""
         if stream.node and self._streams.get(stream.node) is stream:
             now = self._clock()
             self._fold(NodeBeat(stream.node, now), now)
 
     def close(self, stream: NodeStream, *, clean: bool) -> None:
-        """The stream has ended. `clean`: after a goodbye, or because this side refused it; neither is a fault of the node."""
+        """Record the end of a stream. `clean`: after a goodbye, or because this side refused it. Neither is a fault of the
+        node."""
         if stream.node and self._streams.get(stream.node) is stream:
             self._closed[stream.node] = self._streams.pop(stream.node)
             now = self._clock()
@@ -222,7 +223,7 @@ class Intake:
 
 
 def _check(stream: NodeStream, tick: Tick) -> None:
-    """Check what decoding cannot: that all ticks of a stream are from one node, and that sizes are within limits."""
+    """Check that all ticks of a stream are from one node, and that sizes are within limits."""
     if stream.node and (tick.node, tick.incarnation) != (stream.node, stream.incarnation):
         raise MalformedMessage(
             "tick.node",

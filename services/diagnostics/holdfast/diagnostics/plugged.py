@@ -19,8 +19,8 @@ from holdfast.domain.errors import PluginError
 from holdfast.domain.findings import Finding
 from holdfast.plugins import Group, Plugin
 
-FAILURES_MAX = 8  # after as many it observes nothing more in this process
-EVIDENCE = "plugin"  # names who found it
+FAILURES_MAX = 8  # after this many exceptions it is left out until the process restarts
+EVIDENCE = "plugin"  # evidence key with the plug-in's name
 
 log = structlog.get_logger("holdfast.diagnostics.plugins")
 
@@ -54,7 +54,7 @@ class Plugged:
             return state, tuple(
                 replace(finding, evidence={**finding.evidence, EVIDENCE: self.name}) for finding in found
             )
-        except Exception as error:  # another's code: whatever it raises must not end diagnostics
+        except Exception as error:  # foreign code: no exception of it may end diagnostics
             state.failures += 1
             log.error(
                 "detector of a plug-in failed; it starts again without memory"
@@ -70,12 +70,12 @@ class Plugged:
 
 
 def plugged() -> Iterator[Plugged]:
-    """All that are installed. One that cannot be built is logged and left out."""
+    """Return all installed detectors. One that cannot be built is logged and left out."""
     for plugin, detector in plugins.build_all(Group.DETECTORS, left_out=_left_out):
         try:
             guarded = Plugged(plugin.name, detector, tuple(detector.reads))
             guarded.initial()
-        except Exception as error:  # another's code
+        except Exception as error:  # foreign code
             _left_out(plugin, PluginError(plugin.group, str(plugin), f"{type(error).__name__}: {error}"))
             continue
         log.info("detector of a plug-in", plugin=str(plugin), reads=[kind.__name__ for kind in guarded.reads])

@@ -1,4 +1,4 @@
-"""Writes findings to the event log at once and finished steps in small batches.
+"""Writes findings to the event log immediately and finished steps in small batches.
 
 Findings are never dropped. While the event log is not available they wait here: `wait_published` delays the acknowledgements
 of the ticks that they came from, and while `findings_max` of them wait, `wait_for_room` delays reading of further ticks.

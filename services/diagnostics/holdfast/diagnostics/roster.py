@@ -1,13 +1,13 @@
-"""Who runs what: the generations of each job and the ranks of each node, folded once for all detectors. Pure.
+"""The generations of each job and the ranks of each node, folded once for all detectors. Pure.
 
 Agents report it in pieces. A node reports the start of its ranks, once a second how far they are, each exit, and that it has
 stopped them. From these follow
 
-* the *newest* generation of a job, by its starts and its progress; what older ones still report is history;
+* the *newest* generation of a job, by its starts and its progress; reports of older ones are ignored;
 * the *placement* of a generation's ranks on nodes, also for a process that started after the generation did;
 * which nodes have *left* a generation, and whether the generation is *over*: one node that stops it on purpose is enough,
   because the supervisor then stops all of them;
-* a new *run*: the same job name, submitted again. Everything known of the job before is forgotten.
+* a new *run*: the same job name, submitted again. All earlier data of the job is dropped.
 
 The engine folds each signal here before the detectors see it. Detectors read the roster and never change it.
 """
@@ -22,7 +22,7 @@ from holdfast.domain.job import HangSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.signals import GenerationStarted, GenerationStopped, RankProgress, WorkerExited
 
-_JOBS_MAX = 16_384  # those without progress for longest are forgotten first
+_JOBS_MAX = 16_384  # the jobs without progress for longest are dropped first
 _GENERATIONS_MAX = 4  # of a job, at least 2; signals about older ones are not kept
 _NODES_MAX = 50_000
 _JOBS_PER_NODE_MAX = 64
@@ -31,7 +31,7 @@ _NONE: Mapping[str, Placement] = {}
 
 @dataclass(frozen=True, slots=True)
 class RunStarted:
-    """A job name that is already known was submitted again: what detectors remember of the job is about an earlier run."""
+    """A known job name was submitted again. The state of detectors about the job is of an earlier run."""
 
     job: str
 
@@ -62,7 +62,7 @@ class Generation:
 
     @property
     def world_size(self) -> int:
-        """0 = not known."""
+        """Number of ranks; 0 = not known."""
         return 0 if self.mesh is None else self.mesh.world_size
 
     def place(self, node: str, ranks: Iterable[int]) -> None:
@@ -81,7 +81,7 @@ class _Job:
     began_at: float | None = None  # the earliest start of the run, agents' clocks
 
     def generation(self, job: str, number: int) -> Generation | None:
-        """The generation `number`, made when it is new; None when it is older than those that are kept."""
+        """Return the generation `number`, created if it is new; None if it is older than those that are kept."""
         known = self.generations.get(number)
         if known is not None:
             return known
@@ -102,7 +102,7 @@ class _Node:
 
 
 class Roster:
-    """`observe` folds; everything else answers. Tables are updated in place."""
+    """`observe` folds; all other methods are queries. Tables are updated in place."""
 
     def __init__(self) -> None:
         self._jobs: Bounded[str, _Job] = Bounded(_JOBS_MAX)
@@ -155,7 +155,7 @@ class Roster:
     # ---------------------------------------------------------------- the fold
 
     def observe(self, item: object) -> None:
-        """Fold one item; types that say nothing of placements are ignored."""
+        """Fold one item; types without information about placements are ignored."""
         match item:
             case RankProgress():
                 self._progress(item)
@@ -213,7 +213,7 @@ class Roster:
             del node.jobs[item.job]
 
     def _place(self, name: str, job_name: str, number: int, ranks: tuple[int, ...]) -> None:
-        """Unless it is late: the node has left this generation, or runs a newer one."""
+        """Record a start, unless it is late: the node has left this generation, or runs a newer one."""
         job, node = self._job(job_name), self._nodes.get_or_add(name, _Node)
         generation = job.generation(job_name, number)
         if generation is None:

@@ -1,4 +1,4 @@
-"""The composition root of diagnostics: makes and wires all parts, and runs them until the service is cancelled."""
+"""The composition root of diagnostics: creates and wires all parts, and runs them until the service is cancelled."""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ class _Step:
     """Sums over the ranks that have finished the step so far."""
 
     ranks: int = 0
-    took_s: float = 0.0  # the longest of any rank, each by its own clock: those of two machines may be an hour apart
+    # The longest duration of any rank by its own clock, because the clocks of two machines may differ by an hour.
+    took_s: float = 0.0
     ended_at: float = -math.inf
     tokens: int = 0
     loss: float = 0.0
@@ -57,7 +58,7 @@ class _Generation:
     open: Bounded[int, _Step] = field(default_factory=lambda: Bounded(_OPEN_STEPS_MAX))
 
     def advance(self, rank: int, step: int) -> None:
-        """`rank` has finished `step`, which is later than what it had finished."""
+        """Record that `rank` has finished `step`, a later step than before."""
         before, self.finished[rank] = self.finished[rank], step
         self.ranks_at[step] = self.ranks_at.get(step, 0) + 1
         self.ranks_at[before] -= 1

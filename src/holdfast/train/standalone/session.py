@@ -130,7 +130,7 @@ def open_session(options: Checkpoints, environment: Environment) -> Session:
         environment,
         attempt=start.attempt,
         images=str(place.memory),
-        images_on_disk=str(place.staging),
+        image_fallback_dir=str(place.staging),
         interval_steps=options.interval_steps,
         restore=_target(start, world.rank),
         previous_mesh=elected.mesh,

@@ -11,11 +11,11 @@ from holdfast.domain.errors import Unavailable
 FIGURE_INCHES = (11.0, 5.2)
 DPI = 130
 LABEL_ROWS = 5
-LABEL_STEP = 0.055  # of the height
+LABEL_STEP = 0.055  # fraction of the height
 
 
 def require_matplotlib() -> None:
-    """Raises `Unavailable` when it is not installed."""
+    """Raises `Unavailable` if matplotlib is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
         raise Unavailable("the demo needs matplotlib: pip install 'holdfast[demo]'")
 
@@ -47,7 +47,7 @@ def draw(report: Report, path: Path) -> None:
                     incident["t_fault_s"], incident["t_first_step_s"], color="#c1121f", alpha=0.12, linewidth=0
                 )
         label = f" {incident['kind'].replace('_', ' ')} → {str(incident['action']).replace('_', ' ')}"
-        height = ceiling * (1 - LABEL_STEP * (number % LABEL_ROWS))  # neighbours must not print over each other
+        height = ceiling * (1 - LABEL_STEP * (number % LABEL_ROWS))  # labels of adjacent incidents must not overlap
         rate.text(incident["t_fault_s"], height, label, fontsize=8, verticalalignment="top", color="#780000")
     for axis in (rate, world):
         axis.spines[["top", "right"]].set_visible(False)

@@ -98,7 +98,7 @@ class Outcome:
 
 
 def examples() -> Path:
-    """The example trainers: in the source tree, or packed into the wheel."""
+    """Return the directory of the example trainers, in the source tree or in the wheel."""
     for root in (Path(__file__).parents[4] / "examples", Path(__file__).parents[2] / "examples"):
         if (root / "gpt" / "train.py").exists():
             return root
@@ -121,7 +121,7 @@ class Scenario:
         self._display: JobDisplay = JobDisplay(console)
 
     def run(self) -> Outcome:
-        """Both jobs, all faults. Faults that went wrong are listed in the outcome, not raised."""
+        """Run the jobs with all faults. A fault with an unexpected result is listed in the outcome, not raised."""
         with JobDisplay(self._console, target_step=self._steps) as self._display:
             self._client.submit(self._main_job())
             self._display.say("training starts: data parallel 3 × pipeline parallel 3 on nine nodes, one spare")
@@ -146,7 +146,7 @@ class Scenario:
         )
 
     def _last_steps_counted(self) -> View:
-        """The workers' ends and their last steps come by different ways; the steps may be a moment later."""
+        """Wait for the last steps of the workers, which can arrive after their exits."""
         deadline = time.monotonic() + LAST_STEPS_TIMEOUT_S
         while (job := self._client.job(JOB))["step"] < self._steps and time.monotonic() < deadline:
             time.sleep(POLL_S)
@@ -213,12 +213,12 @@ class Scenario:
                 self._display.say(f"[red]{escape(failure)}[/]")
 
     def _settle(self, step: int = 0) -> None:
-        """Wait until the job has made some steps since now, and has a checkpoint to go back to."""
+        """Wait until the job has made some steps from now on, and has a checkpoint to restore."""
         target = step or (self._client.job(JOB)["step"] or 0) + STEPS_BETWEEN_FAULTS
         self._until(f"step {target}", lambda job: job["phase"] == "running" and (job["step"] or 0) >= target)
 
     def _until(self, what: str, condition: Callable[[View], bool]) -> View:
-        """Poll the job until `condition`; raises when neither steps nor incidents move for a while."""
+        """Poll the job until `condition`. Raises if there is no new step or incident for a while."""
         last: tuple[object, ...] = ()
         deadline = time.monotonic() + PROGRESS_TIMEOUT_S
         while True:
@@ -265,7 +265,7 @@ class Scenario:
         }
 
     def _both_copies_lost(self) -> tuple[View, list[View]]:
-        """The two nodes that hold all copies of a rank's shards are lost at once: only the object store has it now."""
+        """Power off both nodes that hold copies of a rank's shards, so that only the object store has them."""
         self._console.print("[dim]starting a second job, which loses two nodes at once …[/]")
         out = self._out / "bereft"
         out.mkdir(parents=True, exist_ok=True)
@@ -314,7 +314,7 @@ class Scenario:
         return job, incidents
 
     def _wait_for(self, name: str, what: str, condition: Callable[[View], bool]) -> View:
-        """Raises when it does not come to pass in time, or when the job ends before."""
+        """Wait for a condition. Raises after the timeout, or if the job ends first."""
         deadline = time.monotonic() + PROGRESS_TIMEOUT_S
         while not condition(job := self._client.job(name)):
             if time.monotonic() > deadline or job["phase"] in ENDED:
@@ -326,7 +326,7 @@ class Scenario:
         return any(each["tiers"]["store"] for each in self._client.checkpoints(name))
 
     def _holders(self, name: str, rank: int) -> list[str]:
-        """Every node that holds a shard of `rank`."""
+        """Return every node that holds a shard of `rank`."""
         steps = [(each["attempt"], each["step"]) for each in self._client.checkpoints(name)]
         held = (self._client.checkpoint_holders(name, *step).get(rank, []) for step in steps)
         return sorted({node for nodes in held for node in nodes})
@@ -356,7 +356,7 @@ class Scenario:
 
 
 def reference_losses(out: Path, steps: int) -> dict[int, float]:
-    """Loss per step of the same training without faults: plain `python train.py` on one process."""
+    """Return the loss per step of the same training without faults: plain `python train.py` in one process."""
     directory = out / "reference"
     directory.mkdir(parents=True, exist_ok=True)
     for old in directory.glob("*.jsonl"):

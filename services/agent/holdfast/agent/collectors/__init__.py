@@ -18,6 +18,6 @@ BUILDERS = (
 
 
 def build_all(surroundings: Surroundings) -> list[Collector]:
-    """Those that have something to watch on this node."""
+    """Return the collectors whose source exists on this node."""
     built: list[Collector | None] = [build(surroundings) for build in BUILDERS]
     return [*(collector for collector in built if collector is not None), *plugged(surroundings)]

@@ -27,7 +27,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class _Timex(ctypes.Structure):
-    """The head of struct timex (adjtimex(2)), and room for the rest."""
+    """The first fields of struct timex (adjtimex(2)), padded to its size."""
 
     _fields_ = (
         ("modes", ctypes.c_uint),
@@ -64,7 +64,7 @@ class Host:
 
 
 def sample(node: str, disks: tuple[Path, ...], *, slow: bool = False) -> HostSample:
-    """`slow`: also disk latency, blocked tasks and the clock. Raises OSError naming the path when a disk is not there."""
+    """`slow`: also disk latency, blocked tasks and the clock. Raises OSError that names the path of a missing disk."""
     memory = psutil.virtual_memory()
     usages = [(path, psutil.disk_usage(str(path))) for path in disks]
     return HostSample(
@@ -87,13 +87,13 @@ def _latencies(disks: tuple[Path, ...]) -> tuple[tuple[str, float], ...]:
 
 
 def write_latency(directory: Path) -> float | None:
-    """Seconds for one small write that is on the disk; inf when it cannot be written to (full, read-only, gone).
+    """Return the seconds for one small fsynced write; inf if the disk is not writable (full, read-only, missing).
 
-    None where a file without a name cannot be made, as on most network file systems: not measured is not broken.
+    Returns None if unnamed files are not supported, as on most network file systems.
     """
     started = time.monotonic()
     try:
-        # It never has a name for others to find.
+        # An unnamed file, so that other processes cannot find it.
         fd = os.open(directory, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     except OSError as error:
         return None if error.errno in (errno.EOPNOTSUPP, errno.EISDIR) else math.inf
@@ -108,7 +108,7 @@ def write_latency(directory: Path) -> float | None:
 
 
 def blocked_tasks(proc: Path = PROC) -> int:
-    """Processes in uninterruptible sleep: they wait for a disk, a network file system or a driver."""
+    """Return the number of processes in uninterruptible sleep, which wait for a disk, a network file system or a driver."""
     return sum(_is_blocked(entry) for entry in proc.iterdir() if entry.name.isdecimal())
 
 
@@ -116,12 +116,12 @@ def _is_blocked(process: Path) -> bool:
     try:
         stat = (process / "stat").read_bytes()
     except OSError:
-        return False  # it ended while we looked
-    return stat.rpartition(b")")[2].split(None, 1)[:1] == [b"D"]  # its name may hold spaces and parentheses
+        return False  # it has exited since the listing
+    return stat.rpartition(b")")[2].split(None, 1)[:1] == [b"D"]  # the process name may contain spaces and parentheses
 
 
 def clock_offset_s() -> float | None:
-    """What the kernel still has to correct, from adjtimex(2); None when nothing disciplines the clock."""
+    """Return the clock's remaining offset from adjtimex(2); None if the clock is not synchronised."""
     timex = _Timex()
     if _libc.adjtimex(ctypes.byref(timex)) < 0 or timex.status & _STA_UNSYNC:
         return None

@@ -48,7 +48,7 @@ class _Port:
 
 
 def build(surroundings: Surroundings) -> Probe | None:
-    """None where there is no such device."""
+    """Build the collector; None if there is no such device."""
     if not surroundings.infiniband.is_dir():
         return None
     ports = Ports(surroundings.node, surroundings.infiniband, surroundings.nic_exclude)
@@ -58,14 +58,14 @@ def build(surroundings: Surroundings) -> Probe | None:
 
 
 class Ports:
-    """All ports below `root`. What cannot be read is counted in `rejections` and logged, once per file at powers of two."""
+    """All ports below `root`. Unreadable files are counted in `rejections`, and logged at powers of two per file."""
 
     def __init__(self, node: str, root: Path, exclude: Sequence[str] = ()) -> None:
         self._node, self._root, self._exclude = node, root, tuple(exclude)
         self.rejections: Counter[str] = Counter()
 
     def sample(self) -> NicSample:
-        """Raises OSError when the root itself cannot be listed."""
+        """Read the counters. Raises OSError if the root cannot be listed."""
         ports = [
             found
             for device in sorted(self._root.iterdir())
@@ -89,7 +89,7 @@ class Ports:
         try:
             names = [entry.name for entry in (device / "ports").iterdir()]
         except OSError:
-            return []  # it left while we looked: its absence from the sample says so
+            return []  # removed since the listing; the sample does not contain it
         return sorted(int(name) for name in names if name.isdecimal() and len(name) < 6)
 
     def _port(self, device: Path, number: int) -> _Port | None:
@@ -124,7 +124,7 @@ class Ports:
         try:
             return path.read_bytes()[:256].decode(errors="replace").strip()
         except FileNotFoundError:
-            return None  # this kind of device does not count that
+            return None  # this kind of device has no such counter
         except OSError as error:
             self._reject(path, str(error))
             return None

@@ -12,17 +12,17 @@ from typing import Self
 import anyio
 
 _IN_MODIFY, _IN_ATTRIB, _IN_DELETE_SELF, _IN_MOVE_SELF = 0x002, 0x004, 0x400, 0x800
-_MASK = _IN_MODIFY | _IN_ATTRIB | _IN_DELETE_SELF | _IN_MOVE_SELF  # IN_ATTRIB: its last name was removed
+_MASK = _IN_MODIFY | _IN_ATTRIB | _IN_DELETE_SELF | _IN_MOVE_SELF  # IN_ATTRIB: the file's last name was removed
 _EVENTS_BYTES_MAX = 16 << 10
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class FileWatch:
-    """One file, by inode. What happened since the watch was made, or since the last `changed`, is never missed."""
+    """A watch of one file, by inode. No change since the start of the watch, or since the last `changed`, is missed."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError naming the path."""
+        """Raises OSError that names the path."""
         self._fd = _checked(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC), path)
         try:
             _checked(_libc.inotify_add_watch(self._fd, os.fsencode(path), _MASK), path)
@@ -39,7 +39,8 @@ class FileWatch:
         os.close(self._fd)
 
     async def changed(self, timeout_s: float) -> None:
-        """Wait for a change, at most `timeout_s`: a network file system tells inotify nothing of other machines' writes."""
+        """Wait for a change, at most `timeout_s`, because inotify does not report writes of other machines to a network file
+        system."""
         with anyio.move_on_after(timeout_s):
             await anyio.wait_readable(self._fd)
             os.read(self._fd, _EVENTS_BYTES_MAX)

@@ -17,7 +17,7 @@ FALLEN_OFF_THE_BUS = 79
 # Link 08 (0x004505c6 …)", which some drivers write without the comma.
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)[^)]{0,32}\).*?: (?P<xid>[0-9]{1,4})(?:,|\s|$)")
 _XID_MARK = "NVRM: Xid"
-# The driver also says it without a code: "NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.", or on lines of their own:
+# The driver also logs this without a code: "NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.", or on lines of their own:
 # "NVRM: The NVIDIA GPU 0000:18:00.0", "NVRM: (PCI ID: 10de:2330) installed in this system has", "NVRM: fallen off the bus …".
 _FALLEN = re.compile(r"NVRM:.*fallen off the bus")
 _NAMED = re.compile(r"NVRM: The NVIDIA GPU (?P<pci>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.\d)?)")
@@ -40,7 +40,7 @@ _OTHERS: tuple[tuple[KernelEvent, re.Pattern[str]], ...] = (
     (KernelEvent.NCCL_SEGFAULT, re.compile(r"segfault at .* in libnccl")),
 )
 # /dev/kmsg: "priority,sequence,microseconds,flags[,…];text", then indented lines that repeat structured fields.
-# The kernel's numbers are of 64 bits: a longer one is text that only looks like a record.
+# The kernel's numbers have 64 bits; text with a longer number is not a record.
 _RECORD = re.compile(r"^[0-9]{1,20},(?P<sequence>[0-9]{1,20}),[0-9]{1,20},[^;]{0,256};(?P<text>.*)", re.DOTALL)
 _NO_NUMBER = re.compile(r"[0-9]{21}")
 
@@ -55,14 +55,14 @@ class Recognised:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One line, and its number in the kernel's own log when it has one."""
+    """One line, with its number in the kernel's log if it has one."""
 
     text: str
     sequence: int | None = None
 
 
 def parse_record(raw: str) -> Record:
-    """A raw kmsg record or bare text: local stacks and syslog files have either."""
+    """Parse a kmsg record or plain text; files of local stacks and of syslog contain either."""
     first = raw.split("\n", 1)[0]
     if (match := _RECORD.match(first)) is None:
         return Record(first)
@@ -70,15 +70,15 @@ def parse_record(raw: str) -> Record:
 
 
 def gpu_named(text: str) -> str:
-    """The PCI address in a line that names a GPU for the lines that follow it; else empty."""
+    """Return the PCI address if the line names the GPU of the following lines; otherwise ""."""
     match = _NAMED.search(text[:TEXT_CHARS_MAX])
     return match["pci"] if match else ""
 
 
 def recognise(text: str, named: str = "") -> Recognised | None:
-    """What the line says of this node's health; None for the thousands that say nothing of it.
+    """Return the health event in the line; None for all other lines.
 
-    `named`: the GPU that the lines just before it were about.
+    `named`: the GPU named by the preceding lines.
     """
     text = text[:TEXT_CHARS_MAX]
     if match := _XID.search(text):
@@ -93,7 +93,7 @@ def recognise(text: str, named: str = "") -> Recognised | None:
 
 
 def is_garbled(text: str) -> bool:
-    """It claims to be what must not be missed, or is no text at all: to be counted, never passed over in silence."""
+    """Whether an unrecognised line looks like a relevant one, or is not text. Such lines are counted and logged."""
     text = text[:TEXT_CHARS_MAX]
     if _NO_NUMBER.match(text) or "\x00" in text or "\ufffd" in text:
         return True

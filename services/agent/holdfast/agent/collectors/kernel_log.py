@@ -28,10 +28,10 @@ from holdfast.runtime.files import write_whole
 log = structlog.get_logger("holdfast.agent.kernel_log")
 
 RECORD_BYTES_MAX = 8192  # the kernel's own limit for one kmsg record
-LOOK_INTERVAL_S = 1.0  # of a plain file that does not seem to change
+LOOK_INTERVAL_S = 1.0  # of a plain file without reported changes
 ROTATION_POLL_S = 0.02
-READ_BYTES_MAX = 1 << 20  # per look at a plain file; the rest waits for the next
-SENTENCE_LINES = 3  # a sentence of the driver that is spread over lines
+READ_BYTES_MAX = 1 << 20  # per read of a plain file; the rest is read next time
+SENTENCE_LINES = 3  # a message of the driver that spans several lines
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 GPUS = Path("/proc/driver/nvidia/gpus")
 _MINOR = re.compile(r"^Device Minor:\s*(?P<minor>[0-9]{1,4})\s*$", re.MULTILINE)
@@ -47,7 +47,7 @@ class KernelLog:
     def __init__(self, node: str, path: Path, position: Path) -> None:
         self._node, self._path = node, path
         self._position = position
-        self.garbled = 0  # lines that nobody can read, since the start
+        self.garbled = 0  # unreadable lines since the start
 
     async def run(self, emit: Emit) -> None:
         device = stat.S_ISCHR(os.stat(self._path).st_mode)
@@ -60,11 +60,11 @@ class KernelLog:
                 emit(KernelLine(self._node, time.time(), found.text, found.xid, found.pci, gpu, found.event))
             elif is_garbled(text):
                 self.garbled += 1
-                if self.garbled.bit_count() == 1:  # the 1st, 2nd, 4th, 8th …: a flood of garbage must not become ours
+                if self.garbled.bit_count() == 1:  # the 1st, 2nd, 4th, 8th …, to limit the log
                     log.warning("kernel line not parsed", text=text[:200], so_far=self.garbled)
 
     async def _device(self) -> AsyncIterator[str]:
-        """Records of /dev/kmsg: each read gives one whole record."""
+        """Yield records of /dev/kmsg; each read returns one complete record."""
         boot = _boot_id()
         seen = self._load(boot)
         fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -77,7 +77,7 @@ class KernelLog:
                 except BlockingIOError:
                     await anyio.wait_readable(fd)
                     continue
-                # Records were overwritten before we came to them; reading goes on with the oldest left.
+                # Records were overwritten before they were read. Reading continues with the oldest remaining one.
                 except BrokenPipeError:
                     log.warning("kernel log overrun: lines lost")
                     continue
@@ -86,18 +86,19 @@ class KernelLog:
                     continue
                 yield record.text
                 seen = record.sequence
-                if recognise(record.text) is not None:  # the only ones whose repetition would matter
+                if recognise(record.text) is not None:  # only these must not be reported twice
                     self._save(boot, seen)
         finally:
             os.close(fd)
 
     async def _file(self) -> AsyncIterator[str]:
-        """Lines of a plain file. A rotated one is read to its end before its successor, a truncated one from its start."""
+        """Yield lines of a plain file. A rotated file is read to its end before its successor, a truncated one from its
+        start."""
         first = True
         while True:
             try:
                 file = self._path.open("rb")
-            except FileNotFoundError:  # between the two halves of a rotation
+            except FileNotFoundError:  # during a rotation
                 await anyio.sleep(ROTATION_POLL_S)
                 continue
             with file, FileWatch(Path(f"/proc/self/fd/{file.fileno()}")) as watch:
@@ -107,7 +108,8 @@ class KernelLog:
                 self._save(str(inode), offset)
                 replaced = False
                 while not replaced:
-                    replaced = _inode(self._path) != inode  # asked before reading: what came until then is read below
+                    # Checked before reading, so that all earlier lines are read below.
+                    replaced = _inode(self._path) != inode
                     if os.fstat(file.fileno()).st_size < offset:
                         offset = 0
                         self._save(str(inode), offset)
@@ -121,7 +123,8 @@ class KernelLog:
                         await watch.changed(LOOK_INTERVAL_S)
 
     def _offset_in(self, file: IO[bytes], inode: int) -> int:
-        """Where this directory's last agent stopped in this very file; else the end."""
+        """Return the position at which this directory's last agent stopped reading this file; otherwise the end of the
+        file."""
         size, saved = os.fstat(file.fileno()).st_size, self._load(str(inode))
         return saved if saved is not None and saved <= size else size
 
@@ -131,14 +134,14 @@ class KernelLog:
             position = saved["position"]
             return position if saved["place"] == place and type(position) is int and position >= 0 else None
         except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
-            return None  # never written, or torn by a crash: then from the end
+            return None  # missing or damaged by a crash: start at the end
 
     def _save(self, place: str, position: int) -> None:
         write_whole(self._position, json.dumps({"place": place, "position": position}).encode())
 
 
 def gpu_of(pci: str, gpus: Path = GPUS) -> int | None:
-    """The GPU's index (its device minor) by its PCI address, as the driver lists it; None when it does not say so."""
+    """Return the index (device minor) of the GPU with a PCI address, from the driver's files; None if it is not there."""
     if not pci:
         return None
     try:
@@ -146,7 +149,7 @@ def gpu_of(pci: str, gpus: Path = GPUS) -> int | None:
             if directory.name.lower().startswith(pci.lower().removesuffix(".0")):
                 match = _MINOR.search((directory / "information").read_text(errors="replace"))
                 return int(match["minor"]) if match else None
-    except OSError as error:  # a driver that is falling apart: the line that says so counts without it
+    except OSError as error:  # the driver is failing; its error line counts without an index
         log.warning("GPU index unknown", pci=pci, reason=str(error))
     return None
 
@@ -160,7 +163,7 @@ def _entries(directory: Path) -> Iterator[Path]:
 
 
 def _inode(path: Path) -> int:
-    """0 when there is no such file, which is no inode's number."""
+    """Return the file's inode; 0 if there is no file."""
     try:
         return os.stat(path).st_ino
     except FileNotFoundError:
@@ -168,12 +171,12 @@ def _inode(path: Path) -> int:
 
 
 def _read_lines(file: IO[bytes], offset: int) -> tuple[list[str], int]:
-    """Whole lines from `offset`, and where the next one begins. A line that is still being written is left for later."""
+    """Return the complete lines from `offset`, and the offset of the next one. An incomplete line is read later."""
     file.seek(offset)
     raw = file.read(READ_BYTES_MAX)
     end = raw.rfind(b"\n") + 1
     if end == 0:
         if len(raw) < RECORD_BYTES_MAX:
             return [], offset
-        end = len(raw)  # no writer makes such a line: pass over it
+        end = len(raw)  # longer than any real line: skip it
     return raw[:end].decode(errors="replace").splitlines(), offset + end

@@ -46,14 +46,15 @@ def _probe(name: str, node: str, source: str, read: Callable[[], _Notice]) -> Pr
 
 
 class Watch:
-    """Tells a notice when it comes, changes or goes; at first, too, that there is none: the machine may be back from one."""
+    """Emits a notice when it appears, changes or is withdrawn. The first reading is emitted also if there is no notice,
+    because the machine may have returned from maintenance."""
 
     def __init__(self, node: str, source: str, read: Callable[[], _Notice]) -> None:
         self._node, self._source, self._read = node, source, read
         self._last: _Notice | None = None
 
     def ask(self) -> Sequence[MaintenanceNotice]:
-        """Raises OSError when the source cannot be read; what was announced then still holds."""
+        """Read the source. Raises OSError if it cannot be read; the last notice then stays valid."""
         notice = self._read()
         if notice == self._last:
             return ()
@@ -73,14 +74,14 @@ def read_file(path: Path) -> _Notice:
 
 
 def parse(text: str) -> _Notice:
-    """Anything at all is a notice: one that cannot be read must not be lost for that."""
+    """Parse the file. Any content is a notice, so that a malformed one is not lost."""
     try:
         record = json.loads(text)
     except (ValueError, RecursionError):
         record = None
     if not isinstance(record, dict):
         return " ".join(text.split())[:EVENT_CHARS_MAX] or "maintenance", None
-    # JSON can hold half a character.
+    # JSON can contain a lone surrogate.
     event = str(record.get("event") or "maintenance").encode(errors="replace").decode()
     return " ".join(event.split())[:EVENT_CHARS_MAX], _time(record.get("starts_at"))
 
@@ -90,7 +91,7 @@ def _time(value: object) -> float | None:
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
             return float(value)
     except OverflowError:
-        pass  # an integer beyond any time
+        pass  # an integer outside of the range of times
     if value is not None:
         log.warning("maintenance notice with invalid start time", starts_at=repr(value)[:100])
     return None
@@ -98,12 +99,12 @@ def _time(value: object) -> float | None:
 
 def read_url(url: str) -> _Notice:
     """Google Cloud's `maintenance-event`: NONE, MIGRATE_ON_HOST_MAINTENANCE or TERMINATE_ON_HOST_MAINTENANCE."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the metadata server is on this very machine
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the metadata server is local
     try:
         request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
         with opener.open(request, timeout=DEADLINE_S / 2) as answer:
             text = answer.read(EVENT_CHARS_MAX).decode(errors="replace")
-    except (http.client.HTTPException, ValueError) as error:  # an answer that is no HTTP, a URL that is none
+    except (http.client.HTTPException, ValueError) as error:  # an answer that is not HTTP, or an invalid URL
         raise OSError(f"{url}: {error!r}") from error
     event = " ".join(text.split())
     return ("", None) if event.upper() in NONE else (event, None)

@@ -13,16 +13,17 @@ from holdfast.agent.collectors.protocol import Surroundings
 from holdfast.agent.collectors.reader_process import ReaderProcess, within, word
 from holdfast.domain.signals import CollectorSilent, GpuHealth, GpuSample, KernelEvent, KernelLine, NodeSignal
 
-INTERVAL_S = 5.0  # of what changes fast; what changes slowly is read every sixth time. NVML is never polled below 1 s
-CALL_DEADLINE_S = 4.0  # for one GPU's reading: then its thread is named and left alone
-DEADLINE_S = 3 * INTERVAL_S  # without any line: then the process itself is stuck (NVSentinel: three polls)
+# For fast values; slow ones are read every sixth time. NVML is not polled more often than once per second.
+INTERVAL_S = 5.0
+CALL_DEADLINE_S = 4.0  # for one GPU's reading; after that its pending call is reported and it is not queried again
+DEADLINE_S = 3 * INTERVAL_S  # without any line, after which the process counts as hung (NVSentinel: three polls)
 GPUS_MAX = 256
 DRIVER = Path("/proc/driver/nvidia/version")
 UNKNOWN = -1
 
 
 def build(surroundings: Surroundings) -> NvmlCollector | None:
-    """None where there is no driver, or no `pynvml` (the extra `nvml`), and nothing recorded to read instead."""
+    """Build the collector; None without a driver or without `pynvml` (the extra `nvml`), unless there is a replay file."""
     replay = surroundings.nvml_replay
     if replay is None and (not DRIVER.exists() or importlib.util.find_spec("pynvml") is None):
         return None
@@ -30,7 +31,7 @@ def build(surroundings: Surroundings) -> NvmlCollector | None:
 
 
 class NvmlCollector(ReaderProcess):
-    """`rejections` counts "call code" for what NVML refused, and "garbage"."""
+    """`rejections` counts "call code" for calls that NVML refused, and "garbage"."""
 
     name = "nvml"
 
@@ -44,7 +45,7 @@ class NvmlCollector(ReaderProcess):
         deadline_s: float = DEADLINE_S,
         call_deadline_s: float = CALL_DEADLINE_S,
     ) -> None:
-        """`expected`: GPUs that this node should have; 0 = as many as were ever seen."""
+        """`expected`: number of GPUs of this node; 0 = the highest number seen."""
         super().__init__(node, deadline_s=deadline_s)
         self._expected, self._replay = expected, replay
         self._interval_s, self._call_deadline_s = interval_s, call_deadline_s
@@ -84,7 +85,8 @@ class NvmlCollector(ReaderProcess):
 
 
 def _event(node: str, record: Mapping[str, Any]) -> KernelLine:
-    """As if the kernel log had said it; where both do, the two are one fault. `NVML event` marks the source."""
+    """Return the event as a kernel-log line. If the kernel log has the line as well, the two are one fault. `NVML
+    event` marks the source."""
     event = record["event"]
     xid, gpu, pci = _index(event["data"]), _index(event["gpu"]), word(event["pci"])
     text = f"NVML event: Xid {xid} on GPU {gpu} ({pci})"

@@ -37,7 +37,7 @@ DRIVER_GONE_CODES = frozenset(
 
 # Read every time.
 FAST = ("temperature_c", "power_w", "memory_used", "ecc_uncorrected", "recovery_action")
-# Read every sixth time: what changes slowly, or costs a link each.
+# Read every sixth time: slow values, and values that need a call per link.
 SLOW = (
     "ecc_corrected", "ecc_uncorrected_ever", "remapped", "nvlinks", "nvlink_errors", "pcie_replays", "pcie_width",
     "pcie_width_max", "pcie_gen", "pcie_gen_max", "utilization", "thermal_slowdown_ns", "power_brake_ns", "margin_c",
@@ -48,7 +48,7 @@ FIELD_RECOVERY_ACTION = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
 FIELD_SW_THERMAL_NS, FIELD_HW_THERMAL_NS, FIELD_POWER_BRAKE_NS = 269, 270, 271
 NVLINKS_MAX = 18
 NVLINK_COUNTERS = (0, 1, 2)  # data link: replay, recovery, CRC flit
-# Xid, GPU unavailable, recovery action changed; a driver that does not know one of them refuses only that one.
+# Xid, GPU unavailable, recovery action changed; a driver refuses only those that it does not know.
 EVENT_XID, EVENT_UNAVAILABLE, EVENT_RECOVERY = 0x8, 0x4000, 0x8000
 EVENT_WAIT_MS = 1000
 
@@ -64,17 +64,17 @@ class NvmlRefused(Exception):
 
 
 class Answers(Protocol):
-    """One method for questions (they may block), one for events (it blocks for about a second)."""
+    """Answers calls, which may block, and waits for events for about a second."""
 
     def ask(self, call: str, gpu: int) -> Any:
         """Raises `NvmlRefused`."""
 
     def events(self) -> list[Event]:
-        """What happened since the last call. Raises `NvmlRefused` when there is nothing to wait on."""
+        """Return the events since the last call. Raises `NvmlRefused` if the driver has no events."""
 
 
 class Replay:
-    """Answers from a file. Raises ValueError naming the line that cannot be read."""
+    """Answers from a file. Raises ValueError that names a malformed line."""
 
     def __init__(self, path: Path) -> None:
         self._lines: dict[tuple[str, int], list[Any]] = {}
@@ -114,7 +114,7 @@ class Replay:
 
 
 class Driver:
-    """Answers from the NVIDIA driver. Raises `NvmlRefused` when it cannot be opened."""
+    """Answers from the NVIDIA driver. Raises `NvmlRefused` if it cannot be opened."""
 
     def __init__(self) -> None:
         if pynvml is None:
@@ -162,7 +162,7 @@ class Driver:
             raise NvmlRefused(call, int(error.value)) from error
 
 
-# ---------------------------------------------------------------- how the driver is asked
+# ---------------------------------------------------------------- queries of the driver
 
 
 def _field(handle: Any, field: int) -> int:
@@ -174,7 +174,7 @@ def _field(handle: Any, field: int) -> int:
 
 
 def _nvlinks(handle: Any) -> tuple[int, int]:
-    """(up, down). A board with fewer links refuses the numbers beyond them."""
+    """Return the number of links that are (up, down). A board refuses numbers of links that it does not have."""
     states = []
     for link in range(NVLINKS_MAX):
         try:
@@ -196,7 +196,7 @@ def _nvlink_errors(handle: Any) -> int:
 
 
 def _fabric(handle: Any) -> tuple[int, int]:
-    """(state, health mask)."""
+    """Return (state, health mask)."""
     info = pynvml.c_nvmlGpuFabricInfo_v2_t()
     info.version = pynvml.nvmlGpuFabricInfo_v2
     pynvml.nvmlDeviceGetGpuFabricInfoV(handle, pynvml.byref(info))

@@ -41,13 +41,13 @@ from holdfast.agent.collectors.nvml_calls import (
 
 NO_GPUS = 3
 SLOW_EVERY = 6
-UNKNOWN_READINGS_MAX = 2  # "unknown error" is said in passing as well; in a row it is how a dead GPU answers
+UNKNOWN_READINGS_MAX = 2  # a single "unknown error" can be transient; several in a row are the answer of a lost GPU
 _ACTION_RESET = 1
 
 
 @dataclass(slots=True)
 class Reading:
-    """One GPU, once. What is not in `values` was refused or is not supported."""
+    """One reading of one GPU. Values that are missing in `values` were refused or are not supported."""
 
     gpu: int
     uuid: str
@@ -56,15 +56,15 @@ class Reading:
     lost: bool = False
     driver_gone: int = 0
     slow: bool = False
-    number: int = 0  # of the request that it answers
+    number: int = 0  # number of the answered request
 
 
 class Gpu:
-    """One GPU and the thread that asks about it."""
+    """One GPU with the thread that queries it."""
 
     def __init__(self, index: int, answers: Answers) -> None:
         self.index = index
-        self.asking = ""  # the call under way, "" when idle
+        self.asking = ""  # the pending call, "" if idle
         self._answers = answers
         self._uuid = f"gpu-{index}"
         self._unknown_in_a_row = 0
@@ -74,14 +74,14 @@ class Gpu:
         threading.Thread(target=self._work, daemon=True, name=f"gpu-{index}").start()
 
     def request(self, *, slow: bool) -> None:
-        """Ask for a reading, unless the last one has not come back."""
+        """Request a reading, unless the last one is still pending."""
         if not self.asking:
             self.asking = "uuid"
             self._number += 1
             self._requests.put((self._number, slow))
 
     def take(self, deadline: float) -> Reading | None:
-        """The answer to the last request, until the monotonic time `deadline`; answers that came too late are dropped."""
+        """Return the answer to the last request; waits until the monotonic time `deadline`. Late answers are dropped."""
         while True:
             try:
                 reading = self._readings.get(timeout=max(0.001, deadline - time.monotonic()))
@@ -91,7 +91,7 @@ class Gpu:
                 return reading
 
     def nothing(self, *, slow: bool) -> Reading:
-        """Stands for a GPU that does not answer: it is there, and nothing is known of it."""
+        """Return the reading of a GPU that does not answer: present, without values."""
         return Reading(self.index, self._uuid, slow=slow)
 
     def _work(self) -> None:
@@ -185,7 +185,7 @@ def _row(reading: Reading, calls: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _watch_events(answers: Answers, wake: threading.Event) -> None:
-    """An Xid is passed on at once; any event is a reason to read now."""
+    """Print an Xid immediately. Any event triggers a reading."""
     while True:
         try:
             events = answers.events()

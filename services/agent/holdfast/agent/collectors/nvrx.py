@@ -22,15 +22,15 @@ from holdfast.domain.signals import HealthChecks, NodeSignal, Verdict
 log = structlog.get_logger("holdfast.agent.nvrx")
 
 PACKAGE = "nvidia_resiliency_ext"
-INTERVAL_S = 60.0  # NVRx's own
+INTERVAL_S = 60.0  # interval of NVRx
 DEADLINE_S = 2.5 * INTERVAL_S
 CHECKS_MAX = 1024
 GPU_MAX = 1 << 16
-NODE = -1  # in the column `gpu`: the check is about the whole node
+NODE = -1  # in the column `gpu`: the check covers the node
 
 
 def build(surroundings: Surroundings) -> NvrxCollector | None:
-    """None where it is not installed, or where there is neither a driver nor a port that it could look at."""
+    """Build the collector; None if NVRx is not installed, or if there is neither a driver nor a port to check."""
     if not DRIVER.exists() and not surroundings.infiniband.is_dir():
         return None
     if surroundings.nvrx_path is None and importlib.util.find_spec(PACKAGE) is None:
@@ -44,10 +44,10 @@ class NvrxCollector(ReaderProcess):
     def __init__(
         self, node: str, *, path: Path | None = None, interval_s: float = INTERVAL_S, deadline_s: float = DEADLINE_S
     ) -> None:
-        """`path`: a directory that holds the package and what it needs, when it is not in this environment."""
+        """`path`: directory with the package and its dependencies, if they are not installed in this environment."""
         super().__init__(node, deadline_s=deadline_s)
         self._path, self._interval_s = path, interval_s
-        self.tool = ""  # name and version that were found; empty before its first word
+        self.tool = ""  # name and version; empty before the first output
 
     def signals(self, record: Mapping[str, Any]) -> list[NodeSignal]:
         checks = list(record["checks"])[:CHECKS_MAX]

@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 
 DISTRIBUTION = "nvidia-resiliency-ext"
 MODULE = "nvidia_resiliency_ext.shared_utils.health_check"
-# Our name of a check → its class.
+# Holdfast's name of a check → its class.
 CHECKS = {
     "gpu": "GPUHealthCheck",
     "nvlink": "NVLHealthCheck",
@@ -46,7 +46,7 @@ _REASON_CHARS_MAX = 300
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One instance of a check. `gpu` is None for one that looks at the whole node."""
+    """One instance of a check. `gpu` is None for a check of the node."""
 
     name: str
     gpu: int | None
@@ -54,13 +54,13 @@ class Check:
 
     @property
     def blind(self) -> bool:
-        """Whether it says itself that it cannot look."""
+        """Whether the check reports that it cannot run."""
         enabled = getattr(self.run, "enabled", True) and getattr(self.run, "pynvml_available", True)
         return not enabled or getattr(self.run, "nic_name", "") is None
 
 
 class Heard(logging.Handler):
-    """What a check logs is the only place where it says why it failed."""
+    """Captures the log of a check, which is the only place with the reason of a failure."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -75,7 +75,7 @@ class Heard(logging.Handler):
 
 
 def build(module: Any, gpus: int) -> Iterator[Check]:
-    """The checks that this version has, one per GPU where it lets us choose."""
+    """Return the checks of this version, one per GPU if the check accepts an index."""
     for name, kind in CHECKS.items():
         make = getattr(module, kind, None)
         if make is None:
@@ -92,7 +92,7 @@ def build(module: Any, gpus: int) -> Iterator[Check]:
 
 
 def look(check: Check, heard: Heard) -> dict[str, object]:
-    """One check, once. Whatever it raises is its failure to look, not the hardware's."""
+    """Run one check. An exception is a failure of the check, not of the hardware."""
     heard.take()
     try:
         verdict = "skipped" if check.blind else "ok" if check.run() is True else "failed"
@@ -109,7 +109,7 @@ def main() -> None:
     try:
         version = importlib.metadata.version(DISTRIBUTION)
         checks = list(build(importlib.import_module(MODULE), _count_gpus()))
-    except Exception as error:  # a dependency that is missing, a class that wants other arguments
+    except Exception as error:  # a missing dependency, or a class with other arguments
         _leave(f"{DISTRIBUTION} cannot be used: {type(error).__name__}: {error}")
     if not checks:
         _leave(f"{DISTRIBUTION} {version} has none of the checks {', '.join(CHECKS.values())}")
@@ -121,7 +121,7 @@ def main() -> None:
 
 
 def _count_gpus() -> int:
-    """As NVML counts them; 0 without a driver."""
+    """Return NVML's number of GPUs; 0 without a driver."""
     import pynvml
 
     try:

@@ -1,4 +1,4 @@
-"""Collectors of other packages (`holdfast.plugins`). What they emit is checked: a mistake in one stops only that one."""
+"""Collectors of other packages (`holdfast.plugins`). Their output is checked, so a bug in one stops only that one."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Plugged:
     inner: Collector
 
     async def run(self, emit: Emit) -> None:
-        """As `Collector.run`. Raises TypeError or ValueError out of the collector's own call of `emit` for what is no signal of
-        this node: it is then reported and started again like one that failed."""
+        """As `Collector.run`. The collector's call of `emit` raises TypeError or ValueError for a value that is not a signal
+        of this node. The collector is then reported and restarted, as after any failure."""
 
         def checked(signal: NodeSignal) -> None:
             if not isinstance(signal, NodeSignal):
@@ -39,7 +39,7 @@ class Plugged:
 
 
 def plugged(surroundings: Surroundings) -> Iterator[Collector]:
-    """Those that have something to watch on this node. One that cannot be built is logged and left out."""
+    """Return the collectors whose source exists on this node. One that cannot be built is logged and left out."""
     for plugin, built in plugins.build_all(Group.COLLECTORS, surroundings, left_out=_left_out):
         if built is None:
             continue

@@ -26,40 +26,39 @@ from holdfast.runtime.backoff import Backoff
 log = structlog.get_logger("holdfast.agent.collectors")
 
 Emit = Callable[[NodeSignal], None]
-SETTLED_S = 60.0  # a collector that ran for as long has recovered: its next failure is a first one
+SETTLED_S = 60.0  # after this time a collector has recovered, and its next failure counts as the first
 REASON_CHARS_MAX = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What collectors may need to know."""
+    """Configuration of the collectors."""
 
     node: str
     agent_dir: Path
     memory_dir: Path
     disk_dir: Path
     kernel_log: Path
-    gpus: int = 0  # that this node should have; 0 = nobody said
+    gpus: int = 0  # number of GPUs of this node; 0 = not configured
     nvml_replay: Path | None = None  # recorded answers instead of a driver
     infiniband: Path = Path("/sys/class/infiniband")
     nic_exclude: tuple[str, ...] = ()  # devices that are not read, as shell patterns
-    nvrx_path: Path | None = None  # where nvidia-resiliency-ext is, when it is not in this environment
+    nvrx_path: Path | None = None  # directory of nvidia-resiliency-ext, if it is not installed in this environment
     maintenance_file: Path | None = None
     maintenance_url: str = ""
-    files_left: Callable[[], tuple[int, int]] | None = (
-        None  # file descriptors left to the agent for new work, and its limit
-    )
+    files_left: Callable[[], tuple[int, int]] | None = None  # file descriptors left for new work, and the limit
 
 
 class Collector(Protocol):
     name: str
 
     async def run(self, emit: Emit) -> None:
-        """Until cancelled. Raises `OSError` when what it watches cannot be watched; anything else it raises is a bug in it."""
+        """Run until cancelled. Raises `OSError` if the source cannot be read. Any other exception is a bug of the
+        collector."""
 
 
 async def keep_collecting(collector: Collector, node: str, emit: Emit) -> None:
-    """Run a collector for ever; one that fails, in whatever way, is reported and started again. It never ends the agent."""
+    """Run a collector. Never returns: a collector that fails is reported and restarted, and never ends the agent."""
     backoff, misses = Backoff(first_s=1.0, max_s=SETTLED_S), 0
     explained = set[str]()
     while True:
@@ -69,7 +68,8 @@ async def keep_collecting(collector: Collector, node: str, emit: Emit) -> None:
             reason = "it ended by itself"
         except OSError as error:
             reason = str(error)
-        except Exception as error:  # a bug in it, or in what it reads with: the others, and training, go on
+        except Exception as error:
+            # A bug in the collector or its library, which must not affect other collectors or training.
             reason = _described(error)
             if (where := _origin(error)) not in explained:
                 explained.add(where)
@@ -84,12 +84,12 @@ async def keep_collecting(collector: Collector, node: str, emit: Emit) -> None:
 
 
 def _described(error: Exception) -> str:
-    """Its kind and its words; of a group, those of its first."""
+    """Return type and message of an exception; of a group, those of the first."""
     return _described(error.exceptions[0]) if isinstance(error, ExceptionGroup) else f"{type(error).__name__}: {error}"
 
 
 def _origin(error: Exception) -> str:
-    """Kind and place: what is raised in one place again and again, with other words each time, is explained once."""
+    """Return type and location of an exception, so that one that recurs with varying messages is logged once."""
     if isinstance(error, ExceptionGroup):
         return _origin(error.exceptions[0])
     frame = traceback.extract_tb(error.__traceback__)[-1]
@@ -97,10 +97,10 @@ def _origin(error: Exception) -> str:
 
 
 class Probe:
-    """A collector that asks something every `interval_s` and expects the answer within `deadline_s`.
+    """A collector that calls `ask` every `interval_s` and expects the answer within `deadline_s`.
 
-    `ask` blocks, so it runs in a daemon thread of its own: one that never comes back holds up neither the agent nor its
-    end. While it hangs no second one is started; each further interval counts as a miss.
+    `ask` may block, so it runs in a daemon thread, which cannot delay the agent or its exit. While it hangs, it is not
+    called again, and each further interval counts as a miss.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Probe:
 
 
 class _Answer:
-    """One question under way in its own thread."""
+    """A call of `ask` in its own thread."""
 
     def __init__(self, ask: Callable[[], Sequence[NodeSignal]]) -> None:
         self._signals: Sequence[NodeSignal] = ()
@@ -151,7 +151,7 @@ class _Answer:
         await self._event.wait()
 
     def take(self) -> Sequence[NodeSignal]:
-        """Raises what the question raised."""
+        """Return the answer. Raises the exception of `ask`."""
         if self._error is not None:
             raise self._error
         return self._signals
@@ -161,9 +161,9 @@ class _Answer:
             self._signals = ask()
         except Exception as error:
             self._error = error
-        except BaseException as error:  # a library that calls `sys.exit`: not for the agent to obey
+        except BaseException as error:  # a library that calls `sys.exit` must not end the agent
             self._error = RuntimeError(f"{type(error).__name__}: {error}")
         try:
             anyio.from_thread.run_sync(self._event.set, token=self._token)
         except RuntimeError:
-            pass  # the event loop has ended meanwhile: nobody is waiting
+            pass  # the event loop has ended, so no task waits for the answer

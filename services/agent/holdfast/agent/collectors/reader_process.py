@@ -25,34 +25,34 @@ log = structlog.get_logger("holdfast.agent.reader")
 
 MISSES_MAX = 4
 LINE_BYTES_MAX = 256 << 10
-# What a record of the wrong shape raises while it is read.
+# Exceptions of reading a malformed record.
 _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
 
 
 class ReaderProcess(ABC):
-    """`rejections`: what was passed over, and how often."""
+    """`rejections`: counts of skipped lines by reason."""
 
     name: str
 
     def __init__(self, node: str, *, deadline_s: float) -> None:
         self._node, self._deadline_s = node, deadline_s
-        self._unread = b""  # the newest line that was no record: a process that ends says why in such a one
+        self._unread = b""  # the newest line that is not a record; contains the reason if the process exits
         self.rejections: Counter[str] = Counter()
 
     @abstractmethod
     def command(self) -> Sequence[str]:
-        """What to run."""
+        """Return the command line."""
 
     @abstractmethod
     def signals(self, record: Mapping[str, Any]) -> list[NodeSignal]:
-        """What one record says. May raise what reading a record of the wrong shape raises."""
+        """Convert one record to signals. May raise the exceptions of a malformed record."""
 
     def environment(self) -> Mapping[str, str] | None:
-        """Of the process; None = ours."""
+        """Environment of the process; None = inherited."""
         return None
 
     async def run(self, emit: Emit) -> None:
-        """Raises `OSError` when the process ends or has to be replaced."""
+        """Read the process's output. Raises `OSError` if it exits or must be replaced."""
         ours, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         with os.fdopen(ours, "rb", buffering=0) as pipe:
             try:
@@ -87,7 +87,7 @@ class ReaderProcess(ABC):
         raise OSError(f"the {self.name} reader (pid {child.pid}) missed {misses} deadlines in a row and is replaced")
 
     def take(self, line: bytes) -> list[NodeSignal]:
-        """What one line says. A line that cannot be read is counted, logged and passed over."""
+        """Parse one line. A malformed line is counted, logged and skipped."""
         try:
             return self.signals(json.loads(line))
         except _UNREADABLE as error:
@@ -96,7 +96,7 @@ class ReaderProcess(ABC):
             return []
 
     def reject(self, what: str, **details: object) -> None:
-        """Count it, and log the 1st, 2nd, 4th, 8th …"""
+        """Count a rejection, and log the 1st, 2nd, 4th, 8th …"""
         self.rejections[what] += 1
         if self.rejections[what].bit_count() == 1:
             log.warning("answer rejected", reader=self.name, what=what, so_far=self.rejections[what], **details)
@@ -106,12 +106,12 @@ class ReaderProcess(ABC):
 
 
 def word(value: Any, chars_max: int = 96) -> str:
-    """Text that can travel: JSON can hold half a character, a message cannot."""
+    """Return text that protobuf accepts; JSON can contain lone surrogates."""
     return str(value)[:chars_max].encode(errors="replace").decode()
 
 
 def within(value: Any, low: int, high: int) -> int:
-    """Raises ValueError for a number that would not travel: what a driver answers is not to be trusted to be sane."""
+    """Raises ValueError for a number that a message cannot contain, because a driver's answers are not trusted."""
     number = int(value)
     if not low <= number < high:
         raise ValueError(f"{number} is out of range")

@@ -80,7 +80,7 @@ def worker_environment(
         worker.ENV_ATTEMPT: str(order.attempt),
         worker.ENV_MESH: _mesh(order.mesh),
         worker.ENV_IMAGES: str(site.images(order.job, local_rank)),
-        worker.ENV_IMAGES_ON_DISK: str(site.overflow(order.job, local_rank)),
+        worker.ENV_IMAGE_FALLBACK_DIR: str(site.overflow(order.job, local_rank)),
         worker.ENV_INTERVAL_STEPS: str(order.checkpoint.interval_steps),
         worker.ENV_REPLICA_CHECK_STEPS: str(order.checks.replica_every_steps),
     }

@@ -104,18 +104,18 @@ class LocalGeneration:
         """How long its ranks have said nothing, when that is unusual; else 0.0."""
         return 0.0 if self.progress is None or self.stopping else self.progress.silent_s(at)
 
-    def stepping(self, at: float, blind_start_s: float) -> RanksStepping | None:
+    def stepping(self, at: float, assume_started_after_s: float) -> RanksStepping | None:
         """The report that every rank has finished a first step, once.
 
         An unmodified script sends no notes. Its ranks count as stepping when all of them have lived for
-        `blind_start_s`, with step 0: that they live is all that can be known of them.
+        `assume_started_after_s`, with step 0: that they live is all that can be known of them.
         """
         if self.stepping_reported or self.progress is None or self.started_at is None or not self.complete:
             return None
         since = self.progress.stepping_since
         if since is not None and (self.progress.all_start_phases_known or at - since > STARTED_NOTE_GRACE_S):
             step, phases_s = self.progress.newest_common_step, self.progress.slowest_start()
-        elif self.progress.silent and at - max(self.started_at, self._unheard_until) >= blind_start_s:
+        elif self.progress.silent and at - max(self.started_at, self._unheard_until) >= assume_started_after_s:
             since, step, phases_s = at, 0, ()
         else:
             return None

@@ -62,14 +62,14 @@ class WorkerPool:
         emit: Callable[[NodeSignal], None],
         report: Callable[[Report], None],
         ended: anyio.Event,
-        blind_start_s: float = 5.0,
+        assume_started_after_s: float = 5.0,
     ) -> None:
         """`ended` is set when `run` has been left and no worker is alive."""
         self._node, self._address, self.site = node, address, site
         self._inherited = inherited
         self._emit, self._report = emit, report
         self._ended = ended
-        self._blind_start_s = blind_start_s
+        self._assume_started_after_s = assume_started_after_s
         self._logs = WorkerLogs(site.agent_dir / "logs")
         self._inbox = NotesInbox(site.notes, self._take_note)
         self._standstill = StandstillWatch(node=node, generations=lambda: list(self._generations.values()), emit=emit)
@@ -281,7 +281,7 @@ class WorkerPool:
         self._report_stepping(generation)
 
     def _report_stepping(self, generation: LocalGeneration) -> None:
-        if (stepping := generation.stepping(time.time(), self._blind_start_s)) is not None:
+        if (stepping := generation.stepping(time.time(), self._assume_started_after_s)) is not None:
             self._report(stepping)
             tracing.stepped(generation, stepping.at)
 

@@ -1,8 +1,8 @@
 """The Xid catalogue: what an NVIDIA driver error means and what to do. Data, with operators' overrides on top.
 
 Three tables, documented in `ORIGIN.md`: `xid.csv` (each code, its class and first action), `rules.csv` (bursts and
-escalations) and `nvlink5.csv` (sub-codes whose line says less than is known). Sources disagree on many codes, so the table
-can be corrected without a release: rows of the file named by `HOLDFAST_XID_OVERRIDES` replace rows of ours.
+escalations) and `nvlink5.csv` (sub-codes with more information than their log line). Sources disagree on many codes, so the
+table can be corrected without a release: rows of the file named by `HOLDFAST_XID_OVERRIDES` replace the shipped rows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class FirstAction(StrEnum):
     DIAG = "DIAG"  # run a diagnostic when the node is free
     RESTART_PROCESS = "RESTART_PROCESS"
     GPU_RESET = "GPU_RESET"
-    DRAIN_THEN_GPU_RESET = "DRAIN_THEN_GPU_RESET"  # the job may go on; reset at its next boundary
+    DRAIN_THEN_GPU_RESET = "DRAIN_THEN_GPU_RESET"  # the job may continue; reset the GPU at its next boundary
     NODE_REBOOT = "NODE_REBOOT"
     REPLACE_NODE = "REPLACE_NODE"
     BY_SUBCODE = "BY_SUBCODE"  # NVLink 5: the line contains fatal or nonfatal
@@ -93,14 +93,14 @@ class XidRow:
 
     @property
     def is_hardware(self) -> bool:
-        """Whether it indicates a fault of the machine or its firmware, not of the program."""
+        """Whether the code indicates a fault of the machine or its firmware, not of the program."""
         return self.role in (Role.HARDWARE, Role.VERDICT)
 
 
 @dataclass(frozen=True, slots=True)
 class LinkRule:
     xid: int
-    unit: str  # how the unit's name begins
+    unit: str  # prefix of the unit's name
     subcodes: range
     first_action: FirstAction
     blame: str
@@ -140,7 +140,7 @@ class Catalogue(Mapping[int, XidRow]):
 
 @dataclass(slots=True)
 class _Rules:
-    """Of one code, or of all codes of a role."""
+    """A rule for one code, or for all codes of a role."""
 
     role: Role | None = None
     burst_s: float | None = None
@@ -148,7 +148,8 @@ class _Rules:
 
 
 def load(overrides: Path | None = None) -> Catalogue:
-    """The shipped tables with the operator's rows on top. Raises `InvalidSpec` naming file, line and value."""
+    """Load the shipped tables and the operator's rows, which replace them. Raises `InvalidSpec` that names file, line
+    and value."""
     text = _shipped("xid.csv")
     rows = {row.xid: row for row in _parse(text, "xid.csv")}
     version = found[1] if (found := _VERSION.match(text)) else "unversioned"
@@ -199,7 +200,7 @@ def _shipped(name: str) -> str:
 
 
 def _table(text: str, origin: str, *required: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """(where, cells) of each row; lines that begin with # are comments. Every cell is a stripped string."""
+    """Yield (location, cells) of each row. Lines that begin with # are comments. Every cell is a stripped string."""
     lines = text.splitlines()
     skipped = next((index for index, line in enumerate(lines) if not line.startswith("#")), len(lines))
     reader = csv.DictReader(lines[skipped:])

@@ -1,4 +1,4 @@
-"""One detector without the engine, for tests and benchmarks: its state, its roster, and its findings as they are."""
+"""One detector without the engine, for tests and benchmarks: its state, its roster, and its unmodified findings."""
 
 from __future__ import annotations
 

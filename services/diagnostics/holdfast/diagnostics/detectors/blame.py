@@ -44,7 +44,7 @@ FROM_OUTSIDE = (
     signal.SIGTERM,
     signal.SIGINT,
     signal.SIGHUP,
-)  # sent to a process by an operator or another program
+)  # signals that an operator or another program sends to a process
 _USER_EVENTS, _USER_MEAN_S = 1890, 144.0
 _MACHINE_EVENTS, _MACHINE_MEAN_S = 281, 1303 * 60.0
 
@@ -66,7 +66,8 @@ class Context:
     host_oom: bool = False  # the kernel killed for memory on this node within a minute
     tries: int = 1  # how often this exception was seen at this place
     nodes: int = 1  # on how many nodes
-    other_jobs: int = 0  # that failed on this node as a broken node makes them, and on no other of theirs, within a day
+    # Other jobs that, within a day, failed on this node as a broken node causes it, and on no other of their nodes.
+    other_jobs: int = 0
     after_s: float = 0.0  # since the job's first generation started
     before_first_step: bool = False
     early: bool = False  # soon after the start

@@ -1,4 +1,4 @@
-"""Compares one number per rank and step: columnar arithmetic, and nothing else.
+"""Compares one number per rank and step. Columnar arithmetic only.
 
 Ranks are compared with their *group*, the ranks of the same pipeline stage: they hold the same layers, while stages
 legitimately differ. A rank's *excess* in a step is its own work over the median of its group without itself, minus one: 0.2
@@ -115,7 +115,7 @@ class Outliers:
     adjusted: Floats
     bar: Floats
     is_slow: NDArray[np.bool_]  # by itself
-    is_loaded: NDArray[np.bool_]  # by its data: slow, and not slow without what the data explains
+    is_loaded: NDArray[np.bool_]  # because of its data: slow, but not after subtracting the effect of the data
     explained: float  # share of all ranks' variation that the data explains
 
 

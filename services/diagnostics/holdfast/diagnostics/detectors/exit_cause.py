@@ -59,7 +59,7 @@ def is_clean(exit_: WorkerExited) -> bool:
 
 
 def cause_of(exit_: WorkerExited) -> Cause:
-    """Tell a failure of the rank itself from a cascading one."""
+    """Distinguish a failure of the rank itself from a cascading one."""
     if exit_.error is not None:
         name = exit_.error.type.rpartition(".")[2]
         if name in _COLLECTIVE_TYPES:

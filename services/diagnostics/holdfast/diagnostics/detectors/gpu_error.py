@@ -1,9 +1,9 @@
 """GPU errors: Xid lines judged by the catalogue, and requests of the driver (NVML's recovery action, a lost GPU).
 
 One finding per physical fault. A fault produces many lines: a burst of the same code, other codes of the same GPU as it
-fails, 43 and 45 afterwards, 154 on all eight GPUs of a node after one 79. Within a burst a line of the same GPU that asks for
-no more than is known is ignored; one that asks for more replaces the finding (`supersedes`). Killing a process that uses a
-GPU also produces a 45.
+fails, 43 and 45 afterwards, 154 on all eight GPUs of a node after one 79. Within a burst, a line of the same GPU that does not
+require a stronger action is ignored; one that does replaces the finding (`supersedes`). Killing a process that uses a GPU also
+produces a 45.
 
 Errors of the application class never count against a node, however often they come in one job: a bug hits the same rank, and
 so the same GPU, each time. They count against a GPU if they come there in *several* jobs, each of which had them on no other
@@ -152,7 +152,7 @@ class GpuError:
         superseded = max(same, key=lambda fault: RANK[fault.severity], default=None)
         request_first = superseded is not None and superseded.role is Role.VERDICT and row.role is Role.HARDWARE
         if superseded is not None and RANK[judged.severity] <= RANK[superseded.severity] and not request_first:
-            return ()  # the same fault, whose finding asks for as much
+            return ()  # the same fault, whose finding already requires this action
         earlier = sum(known.xid == xid and known.gpu == gpu for known in node.faults)
         id_ = f"xid:{line.node}:{gpu}:{xid}:{line.at:.0f}"
         node.faults.append(_Fault(xid, row.role, gpu, line.at, judged.severity, id_, job, details.link, details.unit))
@@ -209,7 +209,7 @@ class GpuError:
                 action = rule.then
                 worse, ladder = JUDGEMENTS[action]
                 if row.first_action in JOB_GOES_ON and row.role is Role.HARDWARE:
-                    worse = Severity.WARNING  # the job goes on: act at its next boundary
+                    worse = Severity.WARNING  # the job continues; act at its next boundary
                 scope = {Scope.JOBS: "job with it on this GPU alone"}.get(
                     rule.scope, f"time on this {rule.scope.value}"
                 )
@@ -289,7 +289,8 @@ class GpuError:
     # ---------------------------------------------------------------- requests of the driver
 
     def _sample(self, node: _Node, sample: GpuSample, now: float, job: str) -> tuple[Finding, ...]:
-        """At most one finding: a fault changes the recovery action of every GPU of its node, and the worst one is its place."""
+        """Return at most one finding, at the GPU with the worst action, because a fault changes the recovery action of every
+        GPU of its node."""
         requests = list[Request]()
         lost = frozenset(uuid for uuid, gone in zip(sample.uuid, sample.lost, strict=True) if gone)
         for gpu, uuid, code in zip(sample.gpu, sample.uuid, sample.recovery_action, strict=True):

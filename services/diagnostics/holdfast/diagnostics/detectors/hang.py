@@ -18,12 +18,12 @@ waited for.
 
 From `baseline_s` on a *baseline* of every rank's CPU time is kept, which shows which ranks have worked since. A diagnosis
 uses the agents' reports about silent ranks (`Standstill`), and waits `evidence_s` for them beyond the allowance unless a
-process is dead or stopped. It needs a report of every node from after the allowance: a node that is not heard is a matter of
-`liveness`, and a diagnostics process that did not run itself reports nothing. Each stall leads to at most one warning and one
+process is dead or stopped. It needs a report of every node from after the allowance: `liveness` handles a node without
+contact, and a diagnostics process that was itself suspended makes no report. Each stall leads to at most one warning and one
 error; progress ends the stall.
 
 A lost node explains a stall for `explained_s`. If the generation is neither stopped nor makes progress in that time, or the
-node is heard again, the stall is judged after all, without the node.
+node reconnects, the stall is judged after all, without the node.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ class _Meaning:
     severity: Severity
     words: str
     ladder: tuple[Remedy, ...]
-    subject: re.Pattern[str] | None = None  # its first group distinguishes faults of one node
+    # The pattern's first group is the subject, which distinguishes faults of one node.
+    subject: re.Pattern[str] | None = None
 
 
 _NODE = (Remedy.REBOOT_NODE, Remedy.REPLACE_NODE)

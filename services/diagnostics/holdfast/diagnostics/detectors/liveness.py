@@ -11,13 +11,13 @@ or it has been silent for `silence_s`) or *gone* (said goodbye, or reported lost
 If the same incarnation reconnects before that, nothing is reported. If it reconnects later, the finding is withdrawn by
 another one of the same kind and severity info. Only nodes that this process has itself been connected to are ever lost.
 
-The other nodes of its generations are a third witness. A step needs every rank, so while they finish steps, a node that is
-not heard still trains, and only its agent or its connection is broken. The doubt then waits for as long as the next step may
+The other nodes of its generations are a third witness. A step needs every rank, so while they finish steps, a node without
+contact still trains, and only its agent or its connection has failed. The doubt then waits for as long as the next step may
 take at the present step time; while steps continue, only a warning is reported. Failing collectives outweigh this.
 
 If many nodes become doubtful within one second, this process has more likely lost its own network. That is one HOST_PRESSURE
 finding, and doubts without a second witness wait for `mass_grace_s`, in which every running agent reconnects. A node that is
-still missing then, while others are heard, is reported with low confidence, because a whole rack can fail.
+still missing then, while others are connected, is reported with low confidence, because a complete rack can fail.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ class _Node:
     # Jobs that the roster still places here, although their workers are gone: this agent has not reported them since it
     # started, said goodbye or was reported lost.
     absent: set[str] = field(default_factory=set)
-    lost: tuple[Finding, ...] = ()  # the findings about its loss, until it is heard again
+    lost: tuple[Finding, ...] = ()  # the findings about its loss, until it reconnects
 
 
 @dataclass(slots=True)
 class _Pace:
-    """The step time of a generation, from the nodes that are heard."""
+    """The step time of a generation, from the connected nodes."""
 
     step: int = -1
     at: float = 0.0  # diagnostics' clock: when `step` was first reported
@@ -81,7 +81,7 @@ class _Doubt:
     why: str
     broken: bool = False  # otherwise the stream is open and silent
     suspended_until: float = 0.0  # part of a mass event
-    excused: bool = False  # reported as a node that is not heard and still trains
+    excused: bool = False  # reported as a node without contact that still trains
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ class LivenessState:
 
 @dataclass(frozen=True, slots=True)
 class Liveness:
-    """NODE_LOST, and one HOST_PRESSURE when it is diagnostics itself that lost sight."""
+    """NODE_LOST, and one HOST_PRESSURE if diagnostics has lost its own network."""
 
     reconnect_grace_s: float = RECONNECT_GRACE_S
     corroborated_s: float = 0.05
@@ -119,7 +119,7 @@ class Liveness:
     next_step: float = 1.25  # steps continue if the next one comes within this many times the slowest recent one,
     report_s: float = 1.5  # and the time that an agent may need to report it
     next_step_s_max: float = 60.0  # the longest wait for a step
-    excuse_s: float = 10.0  # a node that is not heard while steps continue is a warning after this
+    excuse_s: float = 10.0  # a node without contact is a warning after this time if steps continue
 
     @property
     def reads(self) -> tuple[type[Observed], ...]:
@@ -216,7 +216,7 @@ class Liveness:
                 witnesses, count = self._witnesses(state, running, name, now)
                 why = f"{why}, and ranks on {_some(witnesses, count)} fail in their collectives"
             elif doubt.suspended_until > now or (doubt.suspended_until and not state.connected):
-                continue  # suspended in this very pass; or no node is heard, so that silence proves nothing
+                continue  # suspended in this pass; or no node is connected, so that silence proves nothing
             elif not doubt.suspended_until and (together := self._mass(state, doubt)):
                 findings.append(self._suspend(state, together, now))
                 continue
@@ -248,7 +248,7 @@ class Liveness:
     def _excuse(
         self, state: LivenessState, name: str, doubt: _Doubt, running: Mapping[str, Placement], now: float
     ) -> tuple[Finding, ...]:
-        """Report once that a node that is not heard still trains."""
+        """Report once that a node without contact still trains."""
         if doubt.excused or now - doubt.began < self.excuse_s:
             return ()
         doubt.excused = True
@@ -361,7 +361,7 @@ def _beat(state: LivenessState, name: str, now: float) -> tuple[Finding, ...]:
 
 
 def _withdraw(node: _Node, now: float) -> tuple[Finding, ...]:
-    """Withdraw the loss of a node whose agent is heard again."""
+    """Withdraw the loss of a node whose agent has reconnected."""
     reported, node.lost = node.lost, ()
     return tuple(
         Finding(
@@ -382,7 +382,8 @@ def _withdraw(node: _Node, now: float) -> tuple[Finding, ...]:
 
 
 def _advance(state: LivenessState, item: RankProgress, now: float) -> None:
-    """The rank with the most steps counts: it could finish them only together with all others."""
+    """Record the steps of a node. The rank with the most steps counts, because it can finish them only together with
+    all others."""
     key, step = (item.job, item.generation), max(item.step, default=-1)
     pace = state.paces.get(key)
     if pace is None:
@@ -393,14 +394,14 @@ def _advance(state: LivenessState, item: RankProgress, now: float) -> None:
 
 
 def _present(state: LivenessState, item: RankProgress | GenerationStarted) -> None:
-    """The node reports ranks of this job: they run."""
+    """Record that the node reports running ranks of this job."""
     node = state.nodes.get(item.node) or state.gone.get(item.node)
     if node is not None and node.absent:
         node.absent.discard(item.job)
 
 
 def _running(node: _Node, name: str, roster: Roster) -> Mapping[str, Placement]:
-    """The ranks that the node still has: those of the roster, without what its agent has not reported since it is known."""
+    """Return the node's ranks: those of the roster, without the jobs that its agent has not reported since it started."""
     placed = roster.on(name)
     if not node.absent:
         return placed
@@ -420,7 +421,7 @@ def _note_collective_error(state: LivenessState, exit_: WorkerExited, now: float
 
 
 def _leave(state: LivenessState, name: str, roster: Roster) -> None:
-    """The node has said goodbye or is reported lost, and its ranks with it."""
+    """Drop the ranks of a node that has said goodbye or is reported lost."""
     state.connected.pop(name, None)
     state.doubts.pop(name, None)
     node = state.gone[name] = state.nodes.pop(name)

@@ -1,8 +1,7 @@
 """Names the rank that the others wait for. A pure function over what `/proc` and the trainer report of each rank.
 
-In synchronous training every rank stops when one does, so that a rank does nothing is no evidence: the way in which it waits
-is. The rules are tried from the hardest evidence to the softest. Rules about progress narrow the suspects, the others name
-one:
+In synchronous training every rank stops when one does, so an idle rank is not evidence, but the way in which it waits is. The
+rules are tried from the hardest evidence to the softest. Rules about progress narrow the suspects, the others name one:
 
 1. a process that is dead or stopped (SIGSTOP, a debugger); 2. the result of the flight recorders (`waiting`): the rank that
 the others wait for, or that no rank is to be named; 3. the only rank whose interpreter's lock is held by one of its threads,
@@ -11,7 +10,8 @@ is in another phase than the others (a checkpoint, an evaluation that does not e
 time: storage, a mount or the kernel; 7. the only one that uses CPU while the others sleep (a loop, a held interpreter lock),
 or sleeps while the others spin.
 
-The reason also tells what the named process does: it holds its interpreter's lock, computes, or waits for storage.
+The reason also states the activity of the named process: it holds its interpreter's lock, computes, or waits for
+storage.
 
 If no rank stands out, none is named: the cause is the network, storage, or a deadlock in the script.
 """

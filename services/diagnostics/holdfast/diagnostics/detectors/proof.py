@@ -6,7 +6,7 @@ ends. Proven is only a stall that cannot end without help from outside:
 * a process is dead, or stopped by a signal (state T), and most of the others are not;
 * members of a group are in different collectives at the same place, or wait for each other in different groups;
 * a rank is inside a collective that the other members have finished;
-* the others wait in collectives for a rank that has ended, or for one that has not entered them and does nothing: it uses no
+* the others wait in collectives for a rank that has ended, or for one that has not entered them and is idle: it uses no
   CPU time, and it does not wait for a disk, a socket or a pipe, on which another process could wake it.
 """
 

@@ -4,8 +4,8 @@ A new detector is one file here and one line in `detectors/__init__.py`. Its rul
 
 * `observe` depends on its arguments only. `now` is diagnostics' clock, Unix seconds, when the item was folded. `item.at` is
   the agent's clock: it is trusted for order and for reports, never for deadlines.
-* Which generation is the newest, where its ranks are and who has stopped is in `roster`. Detectors read it and never change
-  it.
+* `roster` contains the newest generation of each job, the nodes of its ranks, and the nodes that have stopped. Detectors read
+  it and never change it.
 * State is used linearly: `observe` may reuse the tables of the state that it was given, so the caller keeps only the state
   that was returned. (Copying a table of 12,500 nodes for each heartbeat would cost more than everything else together.)
 * Silence is concluded from `ClockTick`, and only about what this process has itself observed: unknown never means faulty.

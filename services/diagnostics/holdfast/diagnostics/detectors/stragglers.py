@@ -2,14 +2,14 @@
 
 Theory of operation, per (job, generation). A rank's *own work* in a step is the duration of the step without the time for
 which it waited for other ranks (`comm_wait_s`). In synchronous training all ranks' steps take equally long. Where that wait
-is not measured, only the time for which a rank waited for its data can be told apart: own work is then that time, on top of
+is not measured, only the time for which a rank waited for its data can be distinguished: own work is then that time, on top of
 the shortest remainder.
 
 When every rank has finished a step, the step is laid out by pipeline stage and compared (`comparison`). A window of steps
 shows
 
 * a rank slower than the others whatever its data: STRAGGLER, with the excess, its first step, and what the job would gain
-  without its node; slow data loading is told from slow work;
+  without its node; slow data loading is distinguished from slow work;
 * ranks that are slow as their data explains, or a stage that is longer than the others: IMBALANCE, which names no rank;
 * a wait that has grown even on the rank that waits least: SLOW_COLLECTIVE, the network.
 

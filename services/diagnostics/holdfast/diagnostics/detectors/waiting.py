@@ -110,7 +110,7 @@ def find_blocking_ranks(
 ) -> Waiting | None:
     """Evaluate the wait-for graph. None if no rank is inside an operation: then collectives explain nothing.
 
-    `unreachable`: ranks whose recorders did not answer, with what is known of them ("it has ended"). `messaging`: ranks that
+    `unreachable`: ranks whose recorders did not answer, with the known state ("it has ended"). `messaging`: ranks that
     may be waiting for a message which their recorder does not show; they are not to be named for being outside of collectives.
     `missing`: ranks without a dump, of which nothing is known: they are not named, even if others may wait for them.
     `heard`: ranks whose nodes send telemetry, if that is known; other members of a group are on nodes that are not heard.
