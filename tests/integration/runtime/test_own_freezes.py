@@ -25,6 +25,7 @@ from holdfast.replicator.settings import ReplicatorSettings
 from holdfast.runtime import freeze
 from holdfast.supervisor.leader.timers import Timers
 
+
 async def supervisor(tasks: anyio.abc.TaskGroup, directory: Path) -> None:
     await start_supervisor(tasks, directory, MemoryLog())
 
@@ -37,9 +38,7 @@ async def its_replicator(tasks: anyio.abc.TaskGroup, directory: Path) -> None:
 
 
 async def its_diagnostics(tasks: anyio.abc.TaskGroup, directory: Path) -> None:
-    settings = DiagnosticsSettings(
-        redis_url="memory", diagnostics_listen="127.0.0.1:0", ready_file=directory / "ready"
-    )
+    settings = DiagnosticsSettings(redis_url="memory", diagnostics_listen="127.0.0.1:0", ready_file=directory / "ready")
     tasks.start_soon(diagnostics.run, settings, MemoryLog())
     await wait_until_async((directory / "ready").exists, description="diagnostics to serve")
 
