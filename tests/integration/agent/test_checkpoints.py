@@ -9,7 +9,6 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from agent_harness import Agent, prepare_order, read_json, running_agent, script, start_job

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,13 +41,13 @@ class Api:
 
 
 @pytest.fixture
-def api(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Api]:
+def api(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Api:
     api = Api()
     for module in (run, jobs):
         monkeypatch.setattr(module, "Client", partial(Client, transport=httpx.MockTransport(api), sleep=lambda _: None))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
-    yield api
+    return api
 
 
 def holdfast(*arguments: str) -> Result:
