@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 STEPS = 240
+# A stopped rank is proof: 2 s, and what a busy machine adds. Without proof it is given `floor_s`, 10 s.
+HANG_DETECTED_S_MAX = 5.0
 CLASSES = {"startup", "detect", "decide", "recover", "rework", "stall", "wait", "degraded", "other"}
 
 
@@ -40,6 +42,7 @@ def test_every_fault_got_its_remediation_and_the_right_culprit(report: dict[str,
     ]
     crash, lost, hang, xid, repair = report["incidents"]
     assert (crash["rank"], hang["rank"]) == (4, 2)
+    assert hang["t_detected_s"] - hang["t_fault_s"] <= HANG_DETECTED_S_MAX
     assert lost["node"]
     assert xid["node"]
     assert crash["restored_from"] == {"memory": 9}

@@ -9,7 +9,6 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from agent_harness import Agent, prepare_order, read_json, running_agent, script, start_job
@@ -20,6 +19,7 @@ from holdfast.domain.generations import RankRestore, ShardKey, ShardRecord, Shar
 from holdfast.domain.orders import CheckpointNow, Inventory, RanksStepping, Stop
 from holdfast.domain.replication import SavedByAll
 from holdfast.domain.signals import RankProgress, WorkerExited
+from holdfast.shards import peek
 
 TRAIN = """
 import torch, holdfast.train as hf
@@ -63,8 +63,17 @@ def common_step(agent: Agent, job: str, ranks: set[int], at_least: int = 1) -> d
     return wait_until(newest, description=f"a complete step of {job}")
 
 
-def test_a_killed_rank_comes_back_from_shared_memory(agent: Agent, tmp_path: Path) -> None:
-    order = prepare_order("train", script(tmp_path, "train", TRAIN), nproc=2)
+def newest_in_memory(agent: Agent, job: str, ranks: int) -> int:
+    """The newest step of which every rank has a complete image."""
+    steps = []
+    for rank in range(ranks):
+        headers = [peek(path) for path in (agent.memory / job / f"w{rank}").glob("*.image")]
+        steps.append({header.stamp.key.step for header in headers if header is not None and header.stamp is not None})
+    return max(set.intersection(*steps))
+
+
+def test_a_killed_rank_comes_back_from_shared_memory(agent: Agent) -> None:
+    order = prepare_order("train", script(agent.root, "train", TRAIN), nproc=2)
     first = start_job(agent.plane, order)
     shards = common_step(agent, "train", {0, 1})
     os.kill(first.workers[1].pid, signal.SIGKILL)
@@ -137,8 +146,28 @@ def test_training_survives_the_replicators_death(agent: Agent) -> None:
     assert not [e for e in agent.plane.signals(WorkerExited) if e.job == "train" and e.generation == 2]
 
 
+def test_an_agent_that_is_told_to_end_leaves_every_checkpoint_whole(agent: Agent) -> None:
+    """Amid training: what was saved last is there when the agent is back, and can be restored."""
+    order = prepare_order("train", str(agent.root / "train.py"), nproc=2)
+    reported = common_step(agent, "train", {0, 1})[0].key.step
+    agent.process.terminate()
+    assert agent.process.wait(60) == 0, agent.log()
+    saved = newest_in_memory(agent, "train", 2)
+    assert saved >= reported
+    agent.plane.reports.clear()
+    endpoint = ShardSource("node-0", agent.restart().facts.replicator_endpoint)
+    shards = common_step(agent, "train", {0, 1}, at_least=saved)
+    key = shards[0].key
+    restore = tuple(RankRestore(rank, shard.key, shard.digest, (endpoint,)) for rank, shard in sorted(shards.items()))
+    again = replace(order, generation=3, attempt=3, restore_step=key.step, restore=restore, restore_mesh=order.mesh)
+    start_job(agent.plane, again)
+    agent.plane.wait_for(RanksStepping, lambda stepping: stepping.generation == 3)
+    for rank in (0, 1):
+        assert f"from step {key.step}" in agent.worker_log("train", 3, rank)
+
+
 def test_forget_leaves_nothing_in_shared_memory(agent: Agent) -> None:
     assert (agent.memory / "train").exists()
-    answer = agent.plane.ask(Stop("train", 2, grace_s=5.0, forget=True))
+    answer = agent.plane.ask(Stop("train", 3, grace_s=5.0, forget=True))
     assert answer.ok, answer.reason
     assert not (agent.memory / "train").exists()

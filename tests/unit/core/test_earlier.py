@@ -190,6 +190,16 @@ def test_a_supervisor_that_has_forgotten_the_job_goes_by_what_the_nodes_hold() -
     assert {(order.restore_step, order.attempt > attempt) for order in prepares(fleet)} == {(20, True)}
 
 
+def test_a_supervisor_that_has_forgotten_the_job_starts_beside_what_the_nodes_hold() -> None:
+    """Its clock is behind: the time alone would name the attempt of files that are there already."""
+    fleet = stopped()
+    attempt = fleet.job.numbering.attempt_base + fleet.job.number
+    fleet.state = replace(fleet.state, jobs={}, outbox={}).indexed(None)  # type: ignore[arg-type]
+    fleet.now = 5.0
+    again(fleet, StartFrom.SCRATCH)
+    assert {(order.restore_step, order.attempt > attempt) for order in prepares(fleet)} == {(0, True)}
+
+
 def test_nothing_tells_a_node_to_delete_anything() -> None:
     fleet = stopped()
     for start in (StartFrom.CHECKPOINT, StartFrom.SCRATCH):

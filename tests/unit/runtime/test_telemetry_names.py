@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from holdfast.domain import tracing
+from holdfast.log import durability
 from holdfast.runtime import metrics
 from holdfast.runtime.metrics import METRICS, Metric
 
@@ -158,3 +159,11 @@ def test_the_alerts_ask_for_what_there_is() -> None:
         assert set(rule["annotations"]) == {"summary", "action"}
         assert rule["labels"]["severity"] in ("info", "warning", "critical")
         check(" ".join(rule["annotations"].values()))
+
+
+def test_the_alert_for_the_memory_of_redis_and_the_supervisor_s_warning_have_one_threshold() -> None:
+    [group] = yaml.safe_load((ROOT / "deploy/grafana/alerts.yml").read_text())["groups"]
+    [rule] = [rule for rule in group["rules"] if rule["alert"] == "HoldfastEventLogFull"]
+    used, limit = metrics.LOG_MEMORY.prometheus_name, metrics.LOG_MEMORY_LIMIT.prometheus_name
+    assert rule["expr"] == f"{used} / {limit} > {durability.CROWDED:g}"
+    assert rule["annotations"]["action"] == durability.ROOM_ADVICE

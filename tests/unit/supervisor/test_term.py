@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -83,7 +83,9 @@ def storm(jobs: int) -> State:
 
 
 @asynccontextmanager
-async def leading(state: State, log: MemoryLog, policies: PolicyRunner, directory: Path) -> AsyncIterator[None]:
+async def leading(
+    state: State, log: MemoryLog, policies: PolicyRunner, directory: Path, clock: Callable[[], float] = lambda: AT
+) -> AsyncIterator[Term]:
     """A leader that takes over from one which left `state`. No timer is due: nobody decides but the policies."""
     history, times = await SqliteHistory.open(directory / "history.sqlite"), LeaseTimes(ttl_s=600.0)
     leased_at_s = anyio.current_time()
@@ -97,13 +99,13 @@ async def leading(state: State, log: MemoryLog, policies: PolicyRunner, director
         times=times,
         history=history,
         policies=policies,
-        clock=lambda: AT,
+        clock=clock,
         supervisor="sup",
         api="",
     )
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(term.run)
-        yield
+        yield term
         tasks.cancel_scope.cancel()
     await policies.aclose()
     await history.aclose()
@@ -123,3 +125,17 @@ async def test_policies_that_do_not_answer_keep_no_question_waiting(tmp_path: Pa
     async with leading(storm(MANY), MemoryLog(), policies, tmp_path):
         await wait_until_async(lambda: len(policies.asked) >= MANY, description="every question to be asked")
     assert len(set(policies.asked)) == len(policies.asked) == MANY
+
+
+async def test_a_leaders_time_does_not_jump_with_its_machines_clock(tmp_path: Path) -> None:
+    set_by_s = [0.0]
+    clock = lambda: AT + set_by_s[0]  # noqa: E731
+    async with leading(State(), MemoryLog(), PolicyRunner(), tmp_path, clock) as term:
+        await wait_until_async(lambda: term.picture, description="the first picture")
+        for jump_s in (3600.0, -3600.0):
+            before = term.picture
+            set_by_s[0] += jump_s
+            after = term.picture
+            assert before is not None
+            assert after is not None
+            assert abs(after.at - before.at) < 60.0
