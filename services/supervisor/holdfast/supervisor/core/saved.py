@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2s
 
 from holdfast.domain.findings import Finding, FindingKind
-from holdfast.domain.generations import OBJECT_STORE, Generation, Placement, RestorePoint, ShardRecord, rows_of
+from holdfast.domain.generations import OBJECT_STORE, Generation, Placement, RestorePoint, ShardRecord
 from holdfast.domain.incidents import Incident
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import Inventory, Prepare
+from holdfast.domain.runs import shard_runs
 from holdfast.supervisor.core.election import (
     Election,
     Holder,
@@ -158,8 +159,8 @@ def learn_sharding(turn: Turn, name: str, generation: Generation, step: int) -> 
     if generation.mesh.dp > 1 and not job.checkpoints.sharded:
         age = generation.attempt, step
         inventories = (turn.nodes[node].inventory[name] for node in turn.found(By.KEEPS, name))
-        rows = (row for shards in inventories for row in rows_of(shards) if row[:2] == age)
-        sharded = replicas_differ((rank, mesh, digest) for _, _, rank, mesh, _, _, digest, _ in rows)
+        runs = (run for shards in inventories for run in shard_runs(shards) if run[:2] == age)
+        sharded = replicas_differ(runs)
         if sharded is not job.checkpoints.sharded:
             turn.put_checkpoints(name, sharded=sharded)
 
@@ -167,9 +168,9 @@ def learn_sharding(turn: Turn, name: str, generation: Generation, step: int) -> 
 def held(turn: Turn, job: Job, attempt: int, step: int) -> Iterator[tuple[Node, ShardRecord]]:
     """Every copy of a shard of this step that a known node has, connected or not."""
     for node in map(turn.nodes.__getitem__, turn.found(By.KEEPS, job.name)):
-        for record in node.inventory.get(job.name, ()):
-            if record.key.attempt == attempt and record.key.step == step:
-                yield node, record
+        for run in shard_runs(node.inventory.get(job.name, ())):
+            if run.attempt == attempt and run.step == step:
+                yield from ((node, record) for record in run.records())
 
 
 def newest_at_home(turn: Turn, name: str, node: Node) -> int:
@@ -197,9 +198,9 @@ def _own_steps(shards: Iterable[ShardRecord], attempt: int, placement: Placement
     """Steps of which the shard of every rank of `placement` is among these."""
     first, end = placement.first_rank, placement.first_rank + placement.nproc
     ranks_at: dict[int, set[int]] = {}
-    for of, step, rank, *_ in rows_of(shards):
-        if of == attempt and first <= rank < end:
-            ranks_at.setdefault(step, set()).add(rank)
+    for run in shard_runs(shards):
+        if run.attempt == attempt and run.rank < end and first < run.end:
+            ranks_at.setdefault(run.step, set()).update(range(max(first, run.rank), min(end, run.end)))
     return {step for step, ranks in ranks_at.items() if len(ranks) == placement.nproc}
 
 
