@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2s
 
@@ -173,23 +174,26 @@ def held(turn: Turn, job: Job, attempt: int, step: int) -> Iterator[tuple[Node, 
                 yield from ((node, record) for record in run.records())
 
 
-def newest_at_home(turn: Turn, name: str, node: Node) -> int:
-    """`node` has said what it holds: the newest step of the running attempt, beyond the newest known, of which every rank's own
-    node holds its shard; 0 = none. Looks at this node only: of the others the job knows how far they are."""
+def newest_at_home(turn: Turn, name: str, nodes: Iterable[Node]) -> int:
+    """`nodes` have said what they hold: the newest step of the running attempt, beyond the newest known, of which every rank's
+    own node holds its shard; 0 = none. Looks at these nodes only: of the others the job knows how far they are."""
     job = turn.jobs[name]
     running = job.running
-    placement = running.placement_of(node.name) if running is not None else None
-    if running is None or placement is None:
+    if running is None:
         return 0
-    mine = Numbers((placement.slot,))
-    own = _own_steps(node.inventory.get(name, ()), running.attempt, placement)
-    at_home: dict[int, Numbers] = {}
-    for step in sorted({*job.checkpoints.at_home, *own}):
-        slots = job.checkpoints.at_home.get(step, _NONE)
-        slots = slots | mine if step in own else slots - mine
+    told: list[int] = []  # slots
+    own: dict[int, list[int]] = defaultdict(list)  # step → slots
+    for node in nodes:
+        if (placement := running.placement_of(node.name)) is not None:
+            told.append(placement.slot)
+            for step in _own_steps(node.inventory.get(name, ()), running.attempt, placement):
+                own[step].append(placement.slot)
+    before, at_home, known = job.checkpoints.at_home, {}, Numbers(told)
+    for step in sorted({*before, *own}):
+        slots = before.get(step, _NONE) - known | Numbers(own.get(step, ()))
         if slots and step > job.checkpoints.step:
             at_home[step] = slots
-    if at_home != job.checkpoints.at_home:
+    if at_home != before:
         turn.put_checkpoints(name, at_home=at_home)
     return max((step for step, slots in at_home.items() if len(slots) == len(running.placements)), default=0)
 

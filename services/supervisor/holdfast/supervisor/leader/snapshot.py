@@ -9,10 +9,10 @@ All parts together are one state because a commit writes them in one atomic step
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, make_dataclass
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, is_not
 from typing import Any, get_args, get_origin, get_type_hints
 
 from holdfast.domain.errors import MalformedMessage
@@ -60,15 +60,18 @@ class _Group:
         if not self._one:
             records.omit_defaults(self.kind)
         self._hint = _ROWS[table][names[0]]
-        self.values = attrgetter(*names)
+        self.values: Callable[[Any], tuple[Any, ...]] = attrgetter(*names) if len(names) > 1 else self._only
         self.absent = self.values(self.kind())
 
     @property
     def hint(self) -> Any:
         return self._hint if self._one else self.kind
 
-    def dumps(self, values: Any) -> bytes:
-        return records.dumps(values if self._one else self.kind(*values), self.hint)
+    def _only(self, row: Any) -> tuple[Any, ...]:
+        return (getattr(row, self._one),)
+
+    def dumps(self, values: tuple[Any, ...]) -> bytes:
+        return records.dumps(values[0] if self._one else self.kind(*values), self.hint)
 
     def loads(self, raw: bytes) -> dict[str, Any]:
         value = records.loads(raw, self.hint)
@@ -177,7 +180,7 @@ def _row(name: str, key: str, was: Any, value: Any) -> Iterator[tuple[str, bytes
     for part, group in row.groups.items():
         known = group.absent if was is None else group.values(was)
         found = group.absent if value is None else group.values(value)
-        if found != known:
+        if any(map(is_not, found, known)):
             yield f"{name}/{key}:{part}", None if found == group.absent else group.dumps(found)
     if value is None:
         yield f"{name}/{key}", None
