@@ -35,7 +35,7 @@ import anyio
 import redis
 
 from holdfast.domain.findings import Finding, FindingKind, Severity, StepRecord
-from holdfast.domain.generations import Generation, Placement, ShardKey, ShardRecord, Shards, rows_of
+from holdfast.domain.generations import Generation, Placement, ShardKey, ShardRecord
 from holdfast.domain.incidents import IncidentState
 from holdfast.domain.inventories import difference
 from holdfast.domain.job import CheckpointSpec, JobSpec, LaunchSpec
@@ -51,6 +51,7 @@ from holdfast.domain.orders import (
     StepReached,
     WorkersChanged,
 )
+from holdfast.domain.runs import Shards, Workers, shard_runs, worker_runs
 from holdfast.log.embedded import EmbeddedRedis
 from holdfast.log.memory import MemoryLog
 from holdfast.log.names import FINDINGS, INBOX, LEADER_LEASE, STEPS, SUPERVISOR_GROUP
@@ -165,10 +166,10 @@ def _node(
     return Node(
         facts, True, NodeState.ACTIVE if mine else NodeState.SPARE, 1, _T0, last_seq=1, inventoried=True, known_since=_T0,
         holds={JOB: (generation.number,)} if mine else {},
-        inventory={JOB: Shards(rows_of(held))} if held else {},
+        inventory={JOB: Shards(shard_runs(held))} if held else {},
         inventory_from={JOB: 1} if held else {},
         warmed=() if mine else (JOB,),
-        workers=_workers(generation.number, placement.ranks) if placement is not None else (),
+        workers=Workers(worker_runs(_workers(generation.number, placement.ranks))) if placement is not None else (),
         workers_version=1, workers_at=_T0,
     )  # fmt: skip
 

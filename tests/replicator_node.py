@@ -22,13 +22,13 @@ from holdfast.domain.generations import OBJECT_STORE, RankRestore, ShardKey, Sha
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.orders import Inventory
 from holdfast.domain.replication import (
-    UploadNow,
     Configure,
     EndJob,
     PruneSteps,
     SavedByAll,
     Stage,
     StagedShard,
+    UploadNow,
 )
 from holdfast.domain.worker import encode
 from holdfast.shards import Image, ImageSet, Plan, Staged, TensorSpec

@@ -90,6 +90,8 @@ def value_of(hint: Any, name: str = "") -> st.SearchStrategy[Any]:
     """A strategy for one annotation; `name` is the field's."""
     if name == "tier":
         return st.sampled_from(["memory", "disk"])
+    if name == "digest":
+        return text.filter(lambda digest: "," not in digest)
     if name == "members":
         return st.sampled_from(["", "0-3", "1-9:4,12"])
     if hint in _SPECIAL:

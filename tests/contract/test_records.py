@@ -18,7 +18,7 @@ from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import NodeFacts, RunningWorker
 from holdfast.domain.orders import Inventory, OrderDone, Prepare, Report, WorkersChanged
 from holdfast.supervisor.protocol import Event, NodeRepaired, NodeReported, Record, Send
-from holdfast.wire.columns import MARK
+from holdfast.wire.columns import MARK, RUNS
 from holdfast.wire.records import dumps, entry, loads
 
 DATA = Path(__file__).parent / "data"
@@ -217,19 +217,39 @@ def test_a_snapshot_of_a_thousand_nodes_survives() -> None:
 # ---------------------------------------------------------------- columns
 
 
-def test_many_values_travel_as_columns_and_rows_are_still_read() -> None:
+def test_shards_travel_in_runs_and_columns_and_rows_are_still_read() -> None:
     mesh = Mesh.of({"dp": 8})
     shards = tuple(ShardRecord(ShardKey(7, 50, rank), mesh, "disk", 9, f"d{rank}") for rank in range(8))
     whole = Inventory("job", shards)
     tree = json.loads(dumps(whole, Inventory))
-    assert tree["shards"]["key"] == {"attempt": [7], "step": [50], "rank": list(range(8))}
-    assert tree["shards"]["tier"] == ["disk"]
+    [run] = tree["shards"][RUNS]
+    assert (run["rank"], run["width"], run["sizes"]) == (0, 8, [9])
+    assert run["digests"] == "d0,d1,d2,d3,d4,d5,d6,d7"
     assert loads(dumps(whole, Inventory), Inventory) == whole
-    rows = tree | {"shards": _rows(tree["shards"], tree["shards"].pop(MARK))}
-    assert loads(json.dumps(rows).encode(), Inventory) == whole
-    for few in (whole.shards[:3], (shards[0],) * 9):  # too few for columns, and nothing but repetitions
-        assert isinstance(json.loads(dumps(Inventory("job", few), Inventory))["shards"], list)
-        assert loads(dumps(Inventory("job", few), Inventory), Inventory) == Inventory("job", few)
+    columns = {
+        "key": {"attempt": [7], "step": [50], "rank": list(range(8))},
+        "mesh": [run["mesh"]],
+        "tier": ["disk"],
+        "size": [9],
+        "digest": [f"d{rank}" for rank in range(8)],
+    }
+    for shards_as in ({MARK: 8, **columns}, _rows(columns, 8)):
+        assert loads(json.dumps(tree | {"shards": shards_as}).encode(), Inventory) == whole
+    few = Inventory("job", whole.shards[:3])
+    assert isinstance(json.loads(dumps(few, Inventory))["shards"], list)
+    assert loads(dumps(few, Inventory), Inventory) == few
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"width": 7}, {"width": 9}, {"sizes": [9, 9]}, {"sizes": []}, {"sizes": ["x"]}, {"digests": "d0"}, {"rank": True}],
+)
+def test_runs_that_do_not_fit_are_refused(change: dict[str, Any]) -> None:
+    shards = tuple(ShardRecord(ShardKey(7, 50, rank), Mesh.of({"dp": 8}), "disk", 9, f"d{rank}") for rank in range(8))
+    tree = json.loads(dumps(Inventory("job", shards), Inventory))
+    tree["shards"][RUNS][0] |= change
+    with pytest.raises(MalformedMessage):
+        loads(json.dumps(tree).encode(), Inventory)
 
 
 def test_a_column_that_a_newer_release_added_or_an_older_one_lacked() -> None:

@@ -121,14 +121,20 @@ def test_a_message_without_a_report(message: control_pb2.AgentMessage) -> None:
         control.decode_report(message)
 
 
+ONE_SHARD: dict[str, Any] = {
+    "ranks": [0], "attempts": [1], "steps": [1], "meshes": [{"dims": [{"name": "dp", "size": 1}]}], "mesh_of": [0],
+    "tiers": [1], "sizes": [1], "digests": [""], "owners": ["n"], "owner_of": [0],
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("report", "why"),
     [
         ({"inventory": {"columns": {"ranks": [0, 1], "attempts": [1, 2, 3]}}}, "shards: 3 entries for 2"),
-        ({"inventory": {"columns": {"ranks": [0], "tiers": [9]}}}, r"shards\.tiers: 9 is not a tier known here"),
+        ({"inventory": {"columns": ONE_SHARD | {"tiers": [9]}}}, r"shards\.tiers: 9 is not a tier known here"),
         (
-            {"inventory": {"columns": {"ranks": [0], "attempts": [1], "steps": [1], "mesh_of": [4]}}},
-            "shards: 4 is not a place among 0",
+            {"inventory": {"columns": ONE_SHARD | {"mesh_of": [4]}}},
+            "shards: 4 is not a place among 1",
         ),
         ({"workers_changed": {"columns": {"ranks": [0]}}}, "workers: 0 entries for 1"),
         (

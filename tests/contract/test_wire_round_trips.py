@@ -16,11 +16,10 @@ from values import value_of
 from holdfast.agent.ledger import Ledger
 from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.findings import Finding, StepRecord
-from holdfast.domain.generations import RankRestore, ShardKey, ShardSource, runs
+from holdfast.domain.generations import RankRestore, RestoreRun, ShardKey, ShardSource, joined
 from holdfast.domain.nodes import RunningWorker
 from holdfast.domain.orders import Hello, Inventory, Order, OrderDone, Prepare, Report, Start, StepReached
 from holdfast.domain.replication import (
-    UploadNow,
     Configure,
     EndJob,
     PruneSteps,
@@ -28,6 +27,7 @@ from holdfast.domain.replication import (
     Stage,
     StagedShard,
     Trouble,
+    UploadNow,
 )
 from holdfast.domain.signals import Tick
 from holdfast.supervisor.protocol import Command, Event, Record
@@ -53,12 +53,16 @@ def test_order(kind: type, data: st.DataObject, epoch: int) -> None:
     assert control.decode_order(command) == order
 
 
+def alone(each: RankRestore) -> RestoreRun:
+    return RestoreRun(each.rank, each.shard, (each.digest,), each.sources, each.sharing)
+
+
 @given(order=value_of(Prepare), epoch=st.integers(0, 2**63 - 1), in_runs=st.booleans(), width=st.integers(1, 3))
 @quick
 def test_order_of_a_slot(order: Prepare, epoch: int, in_runs: bool, width: int) -> None:
     """What all slots share and what one has of its own are its order; `in_runs` to agents that take them."""
     shared = control.encode_order(epoch, "", dataclasses.replace(order, restore=(), peers=()), "00-trace")
-    restore = runs(order.restore, width)
+    restore = joined(map(alone, order.restore), width)
     message = control.encode_slot(shared, "c-1/7", order.placement, restore, order.peers, in_runs=in_runs)
     raw = message.SerializeToString()
     assert raw == message.SerializeToString(), "what is shared stays as it is"
@@ -71,7 +75,7 @@ def test_order_of_a_slot(order: Prepare, epoch: int, in_runs: bool, width: int) 
 def test_runs_are_as_long_as_ranks_restore_alike_and_none_is_of_two_nodes() -> None:
     here, there = (ShardSource(node, f"{node}:1") for node in ("n0", "n1"))
     ranks = [RankRestore(rank, ShardKey(7, 50, rank), f"d{rank}", (here if rank < 6 else there,)) for rank in range(8)]
-    found = runs(ranks, 4)
+    found = joined(map(alone, ranks), 4)
     assert [(run.rank, len(run.digests), run.sources) for run in found] == [
         (0, 4, (here,)),
         (4, 2, (here,)),

@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.agent.reports import Numbered, Reports
-from holdfast.domain.generations import ShardKey, ShardRecord, Shards, StoredStep, rows_of
+from holdfast.domain.generations import ShardKey, ShardRecord, StoredStep
 from holdfast.domain.inventories import changed, difference
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import NodeFacts
 from holdfast.domain.orders import Hello, Inventory
+from holdfast.domain.runs import Shards, shard_runs
 from holdfast.supervisor.protocol import Command, NodeReported, RenewSession
 
 MESH = Mesh.of({"dp": 4})
@@ -103,9 +104,9 @@ def test_a_difference_that_was_lost_is_noticed_and_one_that_comes_twice_is_harml
 
 def test_an_inventory_in_rows_is_what_its_records_are() -> None:
     records = holding(1, 2, 3).shards
-    shards = Shards(rows_of(records))
+    shards = Shards(shard_runs(records))
     assert shards == records
-    assert records == shards == Shards(rows_of(shards))
-    assert shards != Shards(rows_of(records[1:]))
+    assert records == shards == Shards(shard_runs(shards))
+    assert shards != Shards(shard_runs(records[1:]))
     assert (len(shards), shards[0], shards[1:], hash(shards)) == (len(records), records[0], records[1:], hash(records))
     assert Inventory("gpt", shards) == Inventory("gpt", records)

@@ -8,9 +8,8 @@ exit. The *attempt* is the lineage of checkpoints: it is bumped whenever trainin
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import overload
 
 from holdfast.domain.mesh import Mesh
 
@@ -48,61 +47,6 @@ class ShardRecord:
     size: int  # bytes of the shard file
     digest: str  # checksum of the tensor bytes: equal digests at equal positions = identical state
     owner: str = ""  # the node whose worker saved it; differs from the holder for a peer's copy
-
-
-# A `ShardRecord` as it stands in columns: attempt, step, rank, mesh, tier, size, digest, owner.
-ShardRow = tuple[int, int, int, Mesh, str, int, str, str]
-
-
-class Shards(Sequence[ShardRecord]):
-    """An inventory as rows: 12,500 nodes report 300,000 shards with each save, and hardly anybody looks at one of them. The
-    records are made when they are asked for. Equal to any sequence of the same records."""
-
-    __slots__ = ("_records", "rows")
-
-    def __init__(self, rows: Iterable[ShardRow]) -> None:
-        self.rows = tuple(rows)
-        self._records: tuple[ShardRecord, ...] | None = None
-
-    @property
-    def records(self) -> tuple[ShardRecord, ...]:
-        if self._records is None:
-            self._records = tuple([ShardRecord(ShardKey(*row[:3]), *row[3:]) for row in self.rows])
-        return self._records
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @overload
-    def __getitem__(self, place: int) -> ShardRecord: ...
-    @overload
-    def __getitem__(self, place: slice) -> tuple[ShardRecord, ...]: ...
-    def __getitem__(self, place: int | slice) -> ShardRecord | tuple[ShardRecord, ...]:
-        return self.records[place]
-
-    def __iter__(self) -> Iterator[ShardRecord]:
-        return iter(self.records)
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, Shards):
-            return self.rows == other.rows
-        return isinstance(other, tuple) and self.records == other
-
-    def __hash__(self) -> int:
-        return hash(self.records)
-
-    def __repr__(self) -> str:
-        return repr(self.records)
-
-
-def rows_of(shards: Iterable[ShardRecord]) -> Iterable[ShardRow]:
-    """Without making records."""
-    if isinstance(shards, Shards):
-        return shards.rows
-    return [
-        (each.key.attempt, each.key.step, each.key.rank, each.mesh, each.tier, each.size, each.digest, each.owner)
-        for each in shards
-    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,27 +114,23 @@ class RestoreRun:
             yield RankRestore(self.rank + place, key, digest, self.sources, self.sharing)
 
 
-def runs(restores: Iterable[RankRestore], width: int) -> tuple[RestoreRun, ...]:
-    """The same in runs, none of which crosses a multiple of `width`."""
-    found: list[list[RankRestore]] = []
-    last: RankRestore | None = None
+def joined(restores: Iterable[RestoreRun], width: int) -> tuple[RestoreRun, ...]:
+    """The same in runs as long as possible, none of which crosses a multiple of `width`, if none of these does."""
+    found: list[RestoreRun] = []
     for each in restores:
-        if last is not None and each.rank % width and _follows(last, each):
-            found[-1].append(each)
+        if found and each.rank % width and _follows(found[-1], each):
+            last = found[-1]
+            found[-1] = RestoreRun(last.rank, last.shard, last.digests + each.digests, last.sources, last.sharing)
         else:
-            found.append([each])
-        last = each
-    return tuple(
-        RestoreRun(run[0].rank, run[0].shard, tuple([each.digest for each in run]), run[0].sources, run[0].sharing)
-        for run in found
-    )
+            found.append(each)
+    return tuple(found)
 
 
-def _follows(last: RankRestore, each: RankRestore) -> bool:
-    before, after = last.shard, each.shard
+def _follows(last: RestoreRun, each: RestoreRun) -> bool:
+    before, after, count = last.shard, each.shard, len(last.digests)
     return (
-        each.rank == last.rank + 1
-        and after.rank == before.rank + 1
+        each.rank == last.rank + count
+        and after.rank == before.rank + count
         and (after.step, after.attempt) == (before.step, before.attempt)
         and (each.sources is last.sources or each.sources == last.sources)
         and (each.sharing is last.sharing or each.sharing == last.sharing)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from holdfast.domain.generations import ShardPlace, ShardRecord, Shards, rows_of
+from holdfast.domain.generations import ShardPlace, ShardRecord
 from holdfast.domain.orders import Inventory
+from holdfast.domain.runs import ShardRun, Shards, shard_runs
 
 
 def difference(old: Inventory, new: Inventory, base: int) -> Inventory:
@@ -29,11 +30,21 @@ def difference(old: Inventory, new: Inventory, base: int) -> Inventory:
 def changed(held: Iterable[ShardRecord], difference: Inventory) -> Inventory:
     """The complete inventory, from the shards of the report that `difference` is based on. What the object store has is
     only named where it has changed."""
-    places = {(row[0], row[1], row[2], row[4]): row for row in rows_of(held)}  # by attempt, step, rank, tier
+    gone = {(place.key.attempt, place.key.step, place.tier) for place in difference.gone}
+    concerned = gone | {_step_in(run) for run in shard_runs(difference.shards)}
+    stays: list[ShardRun] = []
+    others: list[ShardRun] = []
+    for run in shard_runs(held):
+        (others if _step_in(run) in concerned else stays).append(run)
+    places = _by_place(Shards(others))
     for place in difference.gone:
-        places.pop((place.key.attempt, place.key.step, place.key.rank, place.tier), None)
-    places |= {(row[0], row[1], row[2], row[4]): row for row in rows_of(difference.shards)}
-    return Inventory(difference.job, Shards(places.values()), difference.stored)
+        places.pop(place, None)
+    places |= _by_place(difference.shards)
+    return Inventory(difference.job, Shards((*stays, *shard_runs(places.values()))), difference.stored)
+
+
+def _step_in(run: ShardRun) -> tuple[int, int, str]:
+    return run.attempt, run.step, run.tier
 
 
 def _by_place(shards: Iterable[ShardRecord]) -> dict[ShardPlace, ShardRecord]:

@@ -119,7 +119,7 @@ class Hello:
     """First on every session."""
 
     facts: NodeFacts
-    running: tuple[RunningWorker, ...] = ()
+    running: Sequence[RunningWorker] = field(default=())
     preflight: Preflight | None = None  # the newest; None = this node does not test itself
     workers_version: int = 0  # of `running`, as in `WorkersChanged`; 0 = this agent does not report changes
     ended: tuple[WorkerEnded, ...] = ()  # of the generations that still have workers here, and of the last one that had
@@ -135,7 +135,7 @@ class WorkersChanged:
     """
 
     version: int  # grows with every change, per incarnation
-    workers: tuple[RunningWorker, ...] = ()
+    workers: Sequence[RunningWorker] = field(default=())
     ended: tuple[WorkerEnded, ...] = ()  # as in `Hello`
     template: TemplateState | None = None  # as in `Hello`; a change of it is a change of the set
 
@@ -150,7 +150,7 @@ class OrderDone:
     master: str = ""
     at: float = 0.0
     phases_s: tuple[tuple[str, float], ...] = ()  # for Prepare: ("stop", s), ("fork", s), ("stage", s)
-    workers: tuple[RunningWorker, ...] = ()  # for Prepare: the processes that it forked
+    workers: Sequence[RunningWorker] = field(default=())  # for Prepare: the processes that it forked
     # For Prepare: how many shards came from "memory", "disk", "peer", "object store".
     restored_from: tuple[tuple[str, int], ...] = ()
     unrestorable: bool = False  # for Prepare: no source hands out what was to be restored; nothing is said of the node

@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import assert_never
 
 from holdfast.domain.generations import (
     OBJECT_STORE,
     Placement,
-    RankRestore,
     RestorePoint,
+    RestoreRun,
     ShardKey,
     ShardSource,
     StoredStep,
-    rows_of,
 )
 from holdfast.domain.mesh import Mesh
-from holdfast.domain.tiers import DURABLE, NEARNESS
+from holdfast.domain.runs import ShardRun, shard_runs
+from holdfast.domain.tiers import NEARNESS
 from holdfast.restore.lineage import Line, Segment
 from holdfast.restore.values import Election, Holder, Knowledge, ObjectStore, Origin, Terms
 
@@ -58,7 +59,8 @@ def elect(
 # ---------------------------------------------------------------- what was saved
 
 
-_Copy = tuple[Holder, Mesh, str, str]  # (who holds it, mesh that saved it, tier, digest)
+_Copy = tuple[Holder, str, str]  # (who holds it, tier, digests by rank)
+_Blocks = dict[int, list[_Copy]]  # by first rank: all copies of consecutive ranks, each of all of these ranks
 
 
 @dataclass(slots=True)
@@ -71,29 +73,42 @@ class _Saved:
     holders: list[Holder] = field(default_factory=list)  # in the order of their nodes' names
     stored: StoredStep | None = None
     store: tuple[ShardSource, ...] = ()  # where all of its shards are; empty = in no store, or damaged there
-    _by_rank: dict[int, list[_Copy]] | None = None
+    _held: list[tuple[Holder, ShardRun]] | None = None
 
     @property
-    def by_rank(self) -> dict[int, list[_Copy]]:
-        if self._by_rank is None:
-            self._by_rank = defaultdict(list)
-            for holder in self.holders:
-                for attempt, step, rank, mesh, tier, _, digest, _ in rows_of(holder.shards):
-                    if step == self.step and attempt == self.attempt:
-                        self._by_rank[rank].append((holder, mesh, tier, digest))
-        return self._by_rank
+    def held(self) -> list[tuple[Holder, ShardRun]]:
+        if self._held is None:
+            at = (self.attempt, self.step)
+            self._held = [(each, run) for each in self.holders for run in shard_runs(each.shards) if run[:2] == at]
+        return self._held
 
-    def shards(self) -> Iterator[tuple[int, Mesh, str]]:
-        """Every copy: rank, mesh, digest."""
-        return ((rank, mesh, digest) for rank, copies in self.by_rank.items() for _, mesh, _, digest in copies)
+    @property
+    def runs(self) -> Iterator[ShardRun]:
+        return (run for _, run in self.held)
+
+    def blocks(self, cuts: Iterable[int] | None = None) -> _Blocks:
+        """The copies, with runs cut at these ranks and wherever another run begins or ends; None = each rank by itself."""
+        ends = set() if cuts is None else set(cuts)
+        for run in self.runs:
+            ends.update(range(run.rank, run.end + 1) if cuts is None else (run.rank, run.end))
+        bounds = sorted(ends)
+        following = dict(pairwise(bounds))
+        blocks: _Blocks = defaultdict(list)
+        for holder, run in self.held:
+            begin = run.rank
+            while begin < run.end:
+                end = following[begin]
+                blocks[begin].append((holder, run.tier, run.part(begin, end)))
+                begin = end
+        return blocks
 
     def meshes(self) -> list[Mesh]:
         """That saved it: one, unless something is wrong."""
         found = {self.stored.mesh: None} if self.stored else {}
         last: Mesh | None = None
-        for _, mesh, _ in self.shards():
-            if mesh is not last:
-                last = mesh
+        for run in self.runs:
+            if run.mesh is not last:
+                last = run.mesh
                 found[last] = None
         return list(found)
 
@@ -104,7 +119,7 @@ def _on_lineage(
     line = Line(lineage)
     steps: dict[tuple[int, int], _Saved] = {}
     for holder in holders:
-        for age in {row[:2] for row in rows_of(holder.shards)}:
+        for age in {run[:2] for run in shard_runs(holder.shards)}:
             if line.holds(*age):
                 steps.setdefault(age, _Saved(*age)).holders.append(holder)
     for store in stores:
@@ -117,26 +132,31 @@ def _on_lineage(
     return steps
 
 
-def replicas_differ(shards: Iterable[tuple[int, Mesh, str]]) -> bool:
-    """Whether these shards of one step (rank, mesh, digest) show that its state is sharded over dp: equal positions, different
-    tensors."""
-    return _seen_sharded(shards) is True
+def replicas_differ(runs: Iterable[ShardRun]) -> bool:
+    """Whether these shards of one step show that its state is sharded over dp: equal positions, different tensors."""
+    return _seen_sharded(runs) is True
 
 
-def _seen_sharded(shards: Iterable[tuple[int, Mesh, str]]) -> bool | None:
+def _seen_sharded(runs: Iterable[ShardRun]) -> bool | None:
     """Whether the replicas of one step hold different tensors at a position; None = no two can be compared."""
     seen: dict[int, tuple[str, int]] = {}  # by position: a digest, and the rank that has it
+    known: dict[tuple[int, str], int] = {}  # of runs that were looked at: position and digests → first rank
     last, replica_size = None, 1
     alike = None
-    for rank, mesh, found in shards:
-        if not found:
-            continue
-        if mesh is not last:
-            last, replica_size = mesh, mesh.replica_size
-        digest, other = seen.setdefault(rank % replica_size, (found, rank))
-        if digest != found:
-            return True
-        if other != rank:
+    for run in runs:
+        if run.mesh is not last:
+            last, replica_size = run.mesh, run.mesh.replica_size
+        first = known.setdefault((run.rank % replica_size, run.digests), run.rank)
+        if first == run.rank or not run.digests.strip(","):
+            for rank, found in enumerate(run.digests.split(","), run.rank):
+                if not found:
+                    continue
+                digest, other = seen.setdefault(rank % replica_size, (found, rank))
+                if digest != found:
+                    return True
+                if other != rank:
+                    alike = False
+        else:  # the same as a run of another replica
             alike = False
     return alike
 
@@ -217,13 +237,13 @@ def _need(
 
 def _sharded(saved: _Saved, known: Knowledge, steps: Iterable[_Saved]) -> bool | None:
     """Over dp. What the step itself shows comes first; a script may have changed between two attempts, but not within one."""
-    seen = _seen_sharded(saved.shards())
+    seen = _seen_sharded(saved.runs)
     if known.sharded or (saved.stored is not None and saved.stored.sharded) or seen:
         return True
     if seen is False or known.sharded is False or saved.stored is not None:
         return False
     same = [other for other in steps if other.attempt == saved.attempt and other is not saved]
-    found = {_seen_sharded(other.shards()) for other in same}
+    found = {_seen_sharded(other.runs) for other in same}
     return True if True in found else False if False in found else None
 
 
@@ -232,7 +252,7 @@ def _sharded(saved: _Saved, known: Knowledge, steps: Iterable[_Saved]) -> bool |
 
 @dataclass(frozen=True, slots=True)
 class _Pick:
-    restore: RankRestore
+    restore: RestoreRun
     origin: Origin
 
 
@@ -243,42 +263,58 @@ _Patterns = dict[tuple[str, tuple[tuple[str, str], ...]], tuple[tuple[ShardSourc
 def _cover(
     saved: _Saved, need: _Need, placements: Sequence[Placement], zones: Mapping[str, str], mounts: Mapping[str, str]
 ) -> list[_Pick] | str:
-    """What every rank restores, or why that cannot be."""
-    by_rank = saved.by_rank
-    wanted_by = _chooser(need, by_rank, zones, mounts)
+    """What every rank restores, or why that cannot be. Ranks that have their own shards back are looked at in runs."""
+    bounds = (bound for place in placements for bound in (place.first_rank, place.first_rank + place.nproc))
+    blocks = saved.blocks(bounds if isinstance(need, _Own) else None)
+    wanted_by = _chooser(need, blocks, zones, mounts)
     picks: list[_Pick] = []
     patterns: _Patterns = {}
     for placement in placements:
-        node = placement.node
-        for rank in placement.ranks:
+        node, rank = placement.node, placement.first_rank
+        while rank in placement.ranks:
+            count = 1
             for wanted in wanted_by(rank, node):
-                copies = by_rank.get(wanted, ())
+                copies = blocks.get(wanted, ())
                 if not copies and not saved.store:
                     return _missing(saved, need, wanted)
-                digests = {digest for _, _, _, digest in copies}
-                if len(digests) > 1:
-                    digests.discard("")
-                    if len(digests) > 1:
-                        return f"{len(digests)} different shards claim to be that of rank {wanted}"
-                pattern = node, tuple([(holder.node, tier) for holder, _, tier, _ in copies])
+                digests = _digests(copies, wanted)
+                if isinstance(digests, str):
+                    return digests
+                pattern = node, tuple([(holder.node, tier) for holder, tier, _ in copies])
                 if pattern not in patterns:
                     own = _own(node, mounts)
                     patterns[pattern] = _sources(copies, own, zones.get(node, ""), saved.store)
                 sources, origin = patterns[pattern]
                 key = ShardKey(saved.attempt, saved.step, wanted)
-                picks.append(_Pick(RankRestore(rank, key, digests.pop() if digests else "", sources), origin))
+                picks.append(_Pick(RestoreRun(rank, key, digests, sources), origin))
+                count = len(digests)
+            rank += count
     return sorted(picks, key=lambda pick: (pick.restore.rank, pick.restore.shard.rank))
 
 
+def _digests(copies: Sequence[_Copy], first: int) -> tuple[str, ...] | str:
+    """By rank from `first` on; "" = not known. Or why these copies cannot be of the same shards."""
+    known = {digests for _, _, digests in copies}
+    if len(known) == 1:
+        return tuple(known.pop().split(","))
+    agreed = []
+    for rank, found in enumerate(zip(*[each.split(",") for each in known], strict=True), first):
+        several = set(found) - {""}
+        if len(several) > 1:
+            return f"{len(several)} different shards claim to be that of rank {rank}"
+        agreed.append(several.pop() if several else "")
+    return tuple(agreed) or ("",)
+
+
 def _chooser(
-    need: _Need, by_rank: Mapping[int, Sequence[_Copy]], zones: Mapping[str, str], mounts: Mapping[str, str]
+    need: _Need, blocks: Mapping[int, Sequence[_Copy]], zones: Mapping[str, str], mounts: Mapping[str, str]
 ) -> Callable[[int, str], Sequence[int]]:
     """Of a rank and the node that it runs on: whose shards it is given."""
     match need:
         case _Own():
             return lambda rank, _: (rank,)
         case _Any():
-            return _Nearest(by_rank, need, zones, mounts).to
+            return _Nearest(blocks, need, zones, mounts).to
         case _Parts(size, world_size):
             return lambda rank, _: range(rank % size, world_size, size)
         case _All(world_size):
@@ -299,7 +335,7 @@ class _Nearest:
         self._anywhere: dict[int, tuple[int, str, int]] = {}
         for rank, copies in by_rank.items():
             position = rank % need.replica_size
-            for holder, _, where, _ in copies:
+            for holder, where, _ in copies:
                 tier = NEARNESS.get(where, len(NEARNESS))
                 self._on[position, holder.node].append((tier, rank))
                 best = (tier, holder.node, rank)
@@ -337,14 +373,14 @@ def _sources(
     """All sources of one shard: the own node first (memory before disk), then its failure domain, the rest, the store."""
 
     def distance(copy: _Copy) -> tuple[bool, bool, int, str]:
-        holder, _, tier, _ = copy
+        holder, tier, _ = copy
         return holder.node not in own, holder.zone != zone, NEARNESS.get(tier, len(NEARNESS)), holder.node
 
     if not copies:
         return store, Origin.STORE
     ordered = sorted(copies, key=distance)
     sources = {holder.node: ShardSource(holder.node, holder.endpoint) for holder, *_ in ordered}
-    nearest, _, tier, _ = ordered[0]
+    nearest, tier, _ = ordered[0]
     at_hand = Origin.DISK if tier in DURABLE else Origin.MEMORY
     origin = at_hand if nearest.node in own else Origin.PEER
     return (*sources.values(), *store), origin
@@ -359,11 +395,12 @@ def _elected(saved: _Saved, picks: list[_Pick], mesh: Mesh, refused: Sequence[st
         f"{_where_from(picks)}"
     )
     [before] = saved.meshes()
-    in_parts = len(picks) > mesh.world_size
+    restored = sum(len(pick.restore.digests) for pick in picks)
+    in_parts = restored > mesh.world_size
     same_positions = before.resized(1) == mesh.resized(1)
     if in_parts:
         whose = "replicas" if same_positions else "ranks"
-        reason += f"; each rank's part is put together from those of {len(picks) // mesh.world_size} {whose}"
+        reason += f"; each rank's part is put together from those of {restored // mesh.world_size} {whose}"
     elif (
         same_positions
         and before.dp == mesh.dp
@@ -382,7 +419,9 @@ def _elected(saved: _Saved, picks: list[_Pick], mesh: Mesh, refused: Sequence[st
 
 
 def _where_from(picks: Sequence[_Pick]) -> str:
-    numbers = Counter(pick.origin for pick in picks)
+    numbers: Counter[Origin] = Counter()
+    for pick in picks:
+        numbers[pick.origin] += len(pick.restore.digests)
     if len(numbers) == 1:
-        return f"each from {picks[0].origin}" if len(picks) > 1 else f"from {picks[0].origin}"
+        return f"each from {picks[0].origin}" if numbers.total() > 1 else f"from {picks[0].origin}"
     return ", ".join(f"{numbers[origin]} from {origin}" for origin in sorted(numbers))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import chain
 
-from holdfast.domain.generations import RankRestore, RestorePoint, ShardRecord, StoredStep
+from holdfast.domain.generations import RankRestore, RestorePoint, RestoreRun, ShardRecord, StoredStep
 from holdfast.domain.mesh import Mesh
 
 
@@ -74,6 +75,10 @@ class Terms:
 class Election:
     restore: RestorePoint
     mesh: Mesh | None = None  # that saved it; None = start from scratch
-    ranks: tuple[RankRestore, ...] = ()  # by rank; several of one rank are parts of its state
+    runs: tuple[RestoreRun, ...] = ()  # by rank; several of one rank are parts of its state
     origin: Origin = Origin.NOWHERE  # the farthest that a rank has to go
     in_parts: bool = False  # each rank puts its state together from several shards
+
+    @property
+    def ranks(self) -> tuple[RankRestore, ...]:
+        return tuple(chain.from_iterable(self.runs))

@@ -7,37 +7,48 @@ most of the bytes, and of the time, would be names and repetitions:
 
 A column of one entry holds for all rows. Fields that are themselves plain records (`ShardKey`) are columns within. Few values
 stand in rows, and so does what earlier versions wrote.
+
+Shards and workers are runs of ranks (`domain.runs`), and what is one value in a run is written once:
+
+    [ShardRun(…, rank=8, width=2, digests="a,b")]  →  {"_runs": [{…, "rank": 8, "width": 2, "digests": "a,b"}]}
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import partial
 from itertools import repeat
 from operator import attrgetter
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from cattrs import Converter
 
-from holdfast.domain.generations import ShardRecord, Shards, rows_of
+from holdfast.domain.generations import ShardRecord
+from holdfast.domain.nodes import RunningWorker
+from holdfast.domain.runs import ShardRun, Shards, WorkerRun, Workers, shard_runs, worker_runs
 
 T = TypeVar("T")
 
-MARK = "_columns"
+MARK, RUNS = "_columns", "_runs"
 ROWS_MIN = 4  # fewer stay rows
 _SCALARS = (int, str, float, bool)
 
 
 def register(converter: Converter, *kinds: type) -> None:
-    """Let tuples of these dataclasses travel as columns."""
+    """Let tuples of these dataclasses travel as columns, and shards and workers as runs."""
+    in_runs: dict[Any, Callable[[Converter], _Table]] = {
+        Sequence[ShardRecord]: partial(_Runs, ShardRecord, ShardRun, shard_runs, Shards),
+        Sequence[RunningWorker]: partial(_Runs, RunningWorker, WorkerRun, worker_runs, Workers),
+    }
 
     def is_table(kind: Any) -> bool:
-        if kind == Sequence[ShardRecord]:
-            return True
-        return get_origin(kind) is tuple and get_args(kind)[0] in kinds and get_args(kind)[1:] == (Ellipsis,)
+        return kind in in_runs or (
+            get_origin(kind) is tuple and get_args(kind)[0] in kinds and get_args(kind)[1:] == (Ellipsis,)
+        )
 
     def table(kind: Any, converter: Converter) -> _Table:
-        return (_Shards if kind == Sequence[ShardRecord] else _Table)(get_args(kind)[0], converter)
+        return in_runs[kind](converter) if kind in in_runs else _Table(get_args(kind)[0], converter)
 
     def write(kind: Any, converter: Converter) -> Callable[[Any], Any]:
         return table(kind, converter).write
@@ -63,7 +74,7 @@ class _Table:
 
     def write(self, values: Sequence[Any]) -> Any:
         if len(values) >= ROWS_MIN:
-            tree = self._write_columns(values)
+            tree = self.columns.write(values)
             if self.columns.longest(tree) == len(
                 values
             ):  # else all are equal, and nothing would say how many there are
@@ -77,23 +88,70 @@ class _Table:
             return tuple(self._read_row(row, self._kind) for row in tree)
         if self.columns.longest(tree) != tree.get(MARK):
             raise ValueError(f"the columns of {self._kind.__name__} are not as long as they say")
-        return self._read_columns(tree, tree[MARK])
-
-    def _write_columns(self, values: Sequence[Any]) -> dict[str, Any]:
-        return self.columns.write(values)
-
-    def _read_columns(self, tree: dict[str, Any], count: int) -> Sequence[Any]:
-        return tuple(self.columns.read(tree, count))
+        return tuple(self.columns.read(tree, tree[MARK]))
 
 
-class _Shards(_Table):
-    """An inventory: from rows and into rows, without a record of any shard."""
+class _Runs(_Table):
+    """Records in runs, without a record of any of them. Rows and columns, as earlier versions wrote them, are read."""
 
-    def _write_columns(self, values: Sequence[ShardRecord]) -> dict[str, Any]:
-        return self.columns.write_each(zip(*rows_of(values), strict=True))
+    def __init__(
+        self,
+        kind: type,
+        run: type[Any],
+        runs_of: Callable[[Iterable[Any]], Sequence[Any]],
+        made: Callable[[Iterable[Any]], Sequence[Any]],
+        converter: Converter,
+    ) -> None:
+        super().__init__(kind, converter)
+        self._run, self._runs_of, self._made = run, runs_of, made
+        self._parts = [_Part(name, hint, converter) for name, hint in get_type_hints(run).items()]
 
-    def _read_columns(self, tree: dict[str, Any], count: int) -> Shards:
-        return Shards(zip(*self.columns.read_each(tree, count), strict=True))
+    def write(self, values: Sequence[Any]) -> Any:
+        runs = self._runs_of(values)
+        if sum([run.width for run in runs]) < ROWS_MIN:
+            return super().write(values)
+        parts = self._parts
+        return {RUNS: [{part.name: part.write(value) for part, value in zip(parts, run, strict=True)} for run in runs]}
+
+    def read(self, tree: Any, kind: Any) -> Sequence[Any]:
+        if not isinstance(tree, dict) or RUNS not in tree:
+            return self._made(self._runs_of(super().read(tree, kind)))
+        return self._made([self._read_run(run) for run in tree[RUNS]])
+
+    def _read_run(self, tree: Any) -> Any:
+        run = self._run(*[part.read(tree[part.name]) for part in self._parts])
+        for part, value in zip(self._parts, run, strict=True):
+            if part.column and len(value) not in (1, run.width):
+                raise ValueError(f"{part.name} is not as long as the run")
+        if len(list(run.records())) != run.width:
+            raise ValueError(f"a run of {run.width} ranks has not as many digests")
+        return run
+
+
+class _Part:
+    """One value of a run, or one for each of its ranks."""
+
+    def __init__(self, name: str, hint: Any, converter: Converter) -> None:
+        self.name = name
+        self.column = get_origin(hint) is tuple
+        self._hint = get_args(hint)[0] if self.column else hint
+        self._read = converter.get_structure_hook(self._hint)
+        unstructure = converter.get_unstructure_hook(self._hint)
+        if self.column:
+            self.write: Callable[[Any], Any] = _as_it_is
+        else:
+            self.write = unstructure if self._hint not in _SCALARS else _as_it_is
+
+    def read(self, tree: Any) -> Any:
+        if not self.column:
+            return self._read(tree, self._hint)
+        if self._hint is float or set(map(type, tree)) != {self._hint}:
+            tree = [self._read(value, self._hint) for value in tree]
+        return tuple(tree)
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
 
 
 class _Columns:
@@ -107,22 +165,6 @@ class _Columns:
     def write(self, values: Sequence[Any]) -> dict[str, Any]:
         columns = zip(*map(self._row, values), strict=True)
         return {field.name: column.write(found) for (field, column), found in zip(self._each, columns, strict=True)}
-
-    def write_each(self, columns: Iterator[tuple[Any, ...]]) -> dict[str, Any]:
-        """The same from the columns of all fields, those of records within among them, in order."""
-        return {
-            field.name: column.write(next(columns)) if column.record is None else column.record.write_each(columns)
-            for field, column in self._each
-        }
-
-    def read_each(self, tree: Any, count: int) -> Iterator[Iterable[Any]]:
-        """The columns of all fields, those of records within among them, in order."""
-        for field, column in self._each:
-            found = tree.get(field.name)
-            if column.record is not None and isinstance(found, dict):
-                yield from column.record.read_each(found, count)
-            else:
-                yield column.read(found, count)
 
     def read(self, tree: Any, count: int) -> Iterable[Any]:
         if not isinstance(tree, dict):

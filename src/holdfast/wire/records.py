@@ -22,8 +22,7 @@ from cattrs.gen import make_dict_unstructure_fn
 from pydantic_core import from_json, to_json
 
 from holdfast.domain.errors import HoldfastError, MalformedMessage
-from holdfast.domain.generations import Placement, RankRestore, RestoreRun, ShardPlace, ShardRecord
-from holdfast.domain.nodes import RunningWorker
+from holdfast.domain.generations import Placement, RankRestore, RestoreRun, ShardPlace
 from holdfast.domain.numbers import Numbers
 from holdfast.log.protocol import Entry
 from holdfast.wire import columns
@@ -258,7 +257,7 @@ def _converter(*, detailed: bool) -> Converter:
     converter.register_structure_hook_factory(_is_mapping)(_read_mapping)
     converter.register_unstructure_hook_factory(_is_mapping)(_write_mapping)
     converter.register_unstructure_hook_factory(_is_set)(_write_set)
-    columns.register(converter, ShardRecord, ShardPlace, RunningWorker, Placement, RankRestore, RestoreRun)
+    columns.register(converter, ShardPlace, Placement, RankRestore, RestoreRun)
     converter.register_structure_hook_factory(_is_tagged)(_read_tagged)
     converter.register_unstructure_hook_factory(_is_tagged)(_write_tagged)
     return converter

@@ -1,4 +1,4 @@
-"""Shards and workers in columns, as thousands of nodes report them at the same time ↔ `ShardColumns` and `WorkerColumns`.
+"""Shards and workers, as thousands of nodes report them at the same time: runs of ranks ↔ `ShardColumns` and `WorkerColumns`.
 
 A column has one entry for each row, or a single one that holds for all of them.
 """
@@ -6,23 +6,24 @@ A column has one entry for each row, or a single one that holds for all of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from itertools import repeat
-from typing import TypeVar
+from collections.abc import Iterable, Sequence, Sized
 
 from holdfast.domain.errors import MalformedMessage
-from holdfast.domain.generations import ShardRecord, Shards, rows_of
+from holdfast.domain.generations import ShardRecord
 from holdfast.domain.nodes import RunningWorker
+from holdfast.domain.runs import ShardRun, Shards, WorkerRun, Workers
 from holdfast.v1 import control_pb2, types_pb2
 from holdfast.wire.columns import short
 from holdfast.wire.types import TIER_NAME, TIER_WIRE, decode_mesh, encode_mesh
 
-T = TypeVar("T")
-
 
 def encode_shards(records: Sequence[ShardRecord]) -> types_pb2.ShardColumns:
     """There is at least one."""
-    attempts, steps, ranks, mesh_of, tiers, sizes, digests, owner_of = zip(*rows_of(records), strict=True)
+    rows = (
+        (each.key.attempt, each.key.step, each.key.rank, each.mesh, each.tier, each.size, each.digest, each.owner)
+        for each in records
+    )
+    attempts, steps, ranks, mesh_of, tiers, sizes, digests, owner_of = zip(*rows, strict=True)
     meshes = {mesh: place for place, mesh in enumerate(dict.fromkeys(mesh_of))}
     owners = {owner: place for place, owner in enumerate(dict.fromkeys(owner_of))}
     return types_pb2.ShardColumns(
@@ -40,22 +41,33 @@ def encode_shards(records: Sequence[ShardRecord]) -> types_pb2.ShardColumns:
 
 
 def decode_shards(message: types_pb2.ShardColumns) -> Shards:
-    """Raises `MalformedMessage` for columns of other lengths, and for a mesh and a tier that are none."""
-    count, field = len(message.ranks), "shards"
-    if unknown := set(message.tiers) - TIER_NAME.keys():
-        raise MalformedMessage("shards.tiers", f"{min(unknown)} is not a tier known here ({', '.join(TIER_WIRE)})")
-    rows = zip(
-        _column(message.attempts, count, field),
-        _column(message.steps, count, field),
-        message.ranks,
-        _of(message.mesh_of, [decode_mesh(mesh, "shards.meshes") for mesh in message.meshes], count, field),
-        _column([TIER_NAME[tier] for tier in message.tiers], count, field),
-        _column(message.sizes, count, field),
-        _column(message.digests, count, field),
-        _of(message.owner_of, message.owners, count, field),
-        strict=False,  # columns of one entry go on for ever
+    """Raises `MalformedMessage` for columns of other lengths, for a digest with a comma, and for a mesh and a tier that are
+    none."""
+    ranks, sizes, digests = message.ranks[:], tuple(message.sizes[:]), message.digests[:]
+    columns = (
+        message.attempts[:],
+        message.steps[:],
+        message.mesh_of[:],
+        message.tiers[:],
+        message.owner_of[:],
     )
-    return Shards(rows)
+    count = len(ranks)
+    _check_lengths("shards", count, *columns, sizes, digests)
+    meshes, owners = [decode_mesh(mesh, "shards.meshes") for mesh in message.meshes], message.owners[:]
+    runs = []
+    for begin, end in _runs(ranks, columns):
+        a, s, m, t, o = [column[begin] if len(column) > 1 else column[0] for column in columns]
+        if t not in TIER_NAME:
+            raise MalformedMessage("shards.tiers", f"{t} is not a tier known here ({', '.join(TIER_WIRE)})")
+        for place, values in ((m, meshes), (o, owners)):
+            if place >= len(values):
+                raise MalformedMessage("shards", f"{place} is not a place among {len(values)}")
+        size = sizes if len(sizes) == 1 else sizes[begin:end]
+        digest = ",".join(digests[begin:end] if len(digests) == count else digests * (end - begin))
+        if digest.count(",") >= end - begin:
+            raise MalformedMessage("shards.digests", f"{digest!r} cannot be told apart")
+        runs.append(ShardRun(a, s, meshes[m], TIER_NAME[t], owners[o], ranks[begin], end - begin, size, digest))
+    return Shards(runs)
 
 
 def encode_workers(workers: Sequence[RunningWorker]) -> control_pb2.WorkerColumns:
@@ -68,26 +80,34 @@ def encode_workers(workers: Sequence[RunningWorker]) -> control_pb2.WorkerColumn
     )
 
 
-def decode_workers(message: control_pb2.WorkerColumns) -> tuple[RunningWorker, ...]:
+def decode_workers(message: control_pb2.WorkerColumns) -> Workers:
     """Raises `MalformedMessage` for columns of other lengths, and for what is no time."""
-    count, field = len(message.ranks), "workers"
-    jobs, generations = _column(message.jobs, count, field), _column(message.generations, count, field)
-    pids, since = _column(message.pids, count, field), _column(message.since, count, field)
-    if not all(map(math.isfinite, message.since)):
+    ranks, pids, since = message.ranks[:], tuple(message.pids[:]), tuple(message.since[:])
+    jobs, generations = message.jobs[:], message.generations[:]
+    count = len(ranks)
+    _check_lengths("workers", count, jobs, generations, pids, since)
+    if not all(map(math.isfinite, since)):
         raise MalformedMessage("worker.since", "not all are times")
-    return tuple(map(RunningWorker, jobs, generations, message.ranks, pids, since))
+    pids = pids if len(pids) == count else pids * count
+    runs = []
+    for begin, end in _runs(ranks, (jobs, generations)):
+        job, generation = jobs[begin % len(jobs)], generations[begin % len(generations)]
+        at = since if len(since) == 1 else since[begin:end]
+        runs.append(WorkerRun(job, generation, ranks[begin], end - begin, pids[begin:end], at))
+    return Workers(runs)
 
 
-def _column(values: Sequence[T], count: int, field: str) -> Iterable[T]:
-    """The entries of a column. Raises `MalformedMessage` unless it has one for all, or one for each."""
-    if len(values) == count:
-        return values
-    if len(values) == 1:
-        return repeat(values[0], count)
-    raise MalformedMessage(field, f"{len(values)} entries for {count}")
+def _check_lengths(field: str, count: int, *columns: Sized) -> None:
+    """Raises `MalformedMessage` unless each column has one entry for all rows, or one for each."""
+    for column in columns:
+        if (length := len(column)) != count and not (length == 1 and count):
+            raise MalformedMessage(field, f"{length} entries for {count}")
 
 
-def _of(places: Sequence[int], values: Sequence[T], count: int, field: str) -> Iterable[T]:
-    if places and max(places) >= len(values):
-        raise MalformedMessage(field, f"{max(places)} is not a place among {len(values)}")
-    return _column([values[place] for place in places], count, field)
+def _runs(ranks: Sequence[int], columns: Iterable[Sequence[object]]) -> list[tuple[int, int]]:
+    """Where each run begins and ends: ranks that follow each other, with equal values in all columns."""
+    varying = [column for column in columns if len(column) > 1]
+    rows = list(zip(*varying, strict=True)) if varying else [()] * len(ranks)
+    pairs = zip(ranks, ranks[1:], rows, rows[1:], strict=False)
+    begins = [place for place, (rank, follower, had, has) in enumerate(pairs, 1) if rank + 1 != follower or had != has]
+    return list(zip([0, *begins], [*begins, len(ranks)], strict=True)) if ranks else []

@@ -113,13 +113,13 @@ def encode_mesh(mesh: Mesh) -> pb.Mesh:
 
 
 @lru_cache(_MESHES_MAX)
-def _mesh(dims: tuple[tuple[str, int], ...]) -> Mesh:
-    return Mesh(dims)
+def _mesh(raw: bytes) -> Mesh:
+    return Mesh(tuple([(dim.name, dim.size) for dim in pb.Mesh.FromString(raw).dims]))
 
 
 def decode_mesh(message: pb.Mesh, field: str) -> Mesh:
     try:
-        return _mesh(tuple([(dim.name, dim.size) for dim in message.dims]))
+        return _mesh(message.SerializeToString())
     except InvalidSpec as error:
         raise MalformedMessage(field, str(error)) from error
 

@@ -21,7 +21,7 @@ from holdfast.domain.job import CheckpointSpec, HangSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import RunningWorker
 from holdfast.domain.orders import CheckpointNow, Prepare, Prune, Start, Stop
-from holdfast.domain.replication import UploadNow, Configure, EndJob, PruneSteps, SavedByAll, Stage, StagedShard
+from holdfast.domain.replication import Configure, EndJob, PruneSteps, SavedByAll, Stage, StagedShard, UploadNow
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", [VIRTUAL_TIME], ids=["virtual"])]
 

@@ -18,7 +18,6 @@ from holdfast.agent.workers.logs import open_log, tail
 from holdfast.domain.errors import HoldfastError, NotFound, Unavailable, Unrestorable
 from holdfast.domain.orders import Inventory
 from holdfast.domain.replication import (
-    UploadNow,
     Configure,
     EndJob,
     PruneSteps,
@@ -26,6 +25,7 @@ from holdfast.domain.replication import (
     Stage,
     StagedShard,
     Trouble,
+    UploadNow,
 )
 from holdfast.runtime import freeze
 from holdfast.runtime.backoff import Backoff

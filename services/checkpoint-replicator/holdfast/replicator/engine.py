@@ -23,7 +23,7 @@ from holdfast.domain.errors import (
     Unavailable,
 )
 from holdfast.domain.orders import Inventory
-from holdfast.domain.replication import UploadNow, Configure, EndJob, PruneSteps, SavedByAll, Trouble, TroubleKind
+from holdfast.domain.replication import Configure, EndJob, PruneSteps, SavedByAll, Trouble, TroubleKind, UploadNow
 from holdfast.replicator.jobs import REMEMBERED, Job, Remembered, held_of
 from holdfast.replicator.locks import name_of, readers
 from holdfast.replicator.names import job_name, label

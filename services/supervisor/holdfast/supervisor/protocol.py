@@ -282,14 +282,12 @@ class Broadcast:
         end = bisect_left(self.restore, place.first_rank + place.nproc, lo=begin, key=_first_rank)
         return self.restore[begin:end], self.peers[slot] if self.peers else ()
 
-    def send(self, slot: int, *, whole: bool = True) -> Send:
-        """The order of one slot; `whole`: with what it restores, and its peers."""
+    def send(self, slot: int) -> Send:
+        """The order of one slot."""
         place, order = self.placements[slot], self.order
         if isinstance(order, Prepare):
-            order = evolve(order, placement=place)
-            if whole:
-                restore, peers = self.of(slot)
-                order = evolve(order, restore=tuple(chain.from_iterable(restore)), peers=peers)
+            restore, peers = self.of(slot)
+            order = evolve(order, placement=place, restore=tuple(chain.from_iterable(restore)), peers=peers)
         return Send(place.node, self.id_of(slot), order)
 
 

@@ -158,7 +158,7 @@ class Batch:
     def __init__(self, state: State) -> None:
         self._before = state
         self._turn = Turn(state, state.folded_at)
-        self._folded: list[tuple[float, Sequence[Event]]] = []
+        self._folded: list[tuple[float, Event | Sequence[NodeReported]]] = []
 
     @property
     def state(self) -> State:
@@ -171,30 +171,35 @@ class Batch:
         return self._turn.written
 
     def step(self, event: Event) -> tuple[Command, ...]:
-        return self.reports(event.at, (event,))
+        return self._fold(event.at, event)
 
-    def reports(self, at: float, events: Sequence[Event]) -> tuple[Command, ...]:
+    def reports(self, at: float, events: Sequence[NodeReported]) -> tuple[Command, ...]:
         """Several that come at the same time: what they make possible is looked for once, after the last."""
+        return self._fold(at, events)
+
+    def _fold(self, at: float, said: Event | Sequence[NodeReported]) -> tuple[Command, ...]:
         try:
-            commands = self._step(at, events)
+            commands = self._step(at, said)
         except Exception:
             self._again()
             raise
-        self._folded.append((at, events))
+        self._folded.append((at, said))
         return commands
 
-    def _step(self, at: float, events: Iterable[Event]) -> tuple[Command, ...]:
+    def _step(self, at: float, said: Event | Sequence[NodeReported]) -> tuple[Command, ...]:
         self._turn.begin(at)
-        for event in events:
-            _take(self._turn, event)
+        if isinstance(said, Sequence):
+            sessions.on_reports(self._turn, said)
+        else:
+            _take(self._turn, said)
         upkeep.reconcile(self._turn)
         return self._turn.end()
 
     def _again(self) -> None:
         """Half an event may stand in the turn: make another."""
         self._turn = Turn(self._before, self._before.folded_at)
-        for at, events in self._folded:
-            self._step(at, events)
+        for at, said in self._folded:
+            self._step(at, said)
 
 
 def _take(turn: Turn, event: Event) -> None:
@@ -216,7 +221,7 @@ def _take(turn: Turn, event: Event) -> None:
         case NodeRepaired():
             upkeep.repaired(turn, event)
         case NodeReported():
-            sessions.on_report(turn, event)
+            sessions.on_reports(turn, (event,))
         case NodeGone():
             sessions.on_gone(turn, event)
         case StepsCompleted():

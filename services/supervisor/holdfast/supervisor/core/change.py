@@ -18,7 +18,7 @@ from collections.abc import Iterable
 
 from holdfast.domain import spans
 from holdfast.domain.evolve import evolve
-from holdfast.domain.generations import Generation, ShardSource, runs
+from holdfast.domain.generations import Generation, ShardSource, joined
 from holdfast.domain.incidents import Action, Incident, IncidentState
 from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import Prepare, Stop, Warm
@@ -187,7 +187,7 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
         tuple(ShardSource(other, endpoints[other]) for other in copies[node] if endpoints[other])
         for node in chosen.nodes
     )
-    turn.broadcast(shared, chosen.placements, runs(election.ranks, job.spec.nproc_per_node), peers_of)
+    turn.broadcast(shared, chosen.placements, joined(election.runs, job.spec.nproc_per_node), peers_of)
     for name in chosen.nodes:
         holds = turn.nodes[name].holds
         turn.put_node(name, holds={**holds, job.name: (*holds.get(job.name, ()), number)})

@@ -17,6 +17,7 @@ from holdfast.domain.errors import Conflict, InvalidSpec, NotFound
 from holdfast.domain.generations import ShardRecord, StoredStep
 from holdfast.domain.job import JobSpec
 from holdfast.domain.mesh import Mesh
+from holdfast.domain.runs import shard_runs
 from holdfast.supervisor.core.election import Line, Segment, replicas_differ
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.state import Node
@@ -58,7 +59,7 @@ class _Step:
         if self.stored is not None:
             return self.stored
         [mesh] = self.meshes
-        return StoredStep(*age, mesh, replicas_differ((each.key.rank, each.mesh, each.digest) for each in self.records))
+        return StoredStep(*age, mesh, replicas_differ(shard_runs(self.records)))
 
 
 def check(state: Tables, event: JobSubmitted) -> None:

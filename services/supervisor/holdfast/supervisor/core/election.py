@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from holdfast import restore
-from holdfast.domain.generations import OBJECT_STORE, Placement, RankRestore, ShardSource, StoredStep
+from holdfast.domain.generations import OBJECT_STORE, Placement, RankRestore, RestoreRun, ShardSource, StoredStep
 from holdfast.domain.mesh import Mesh
 from holdfast.restore import (
     Election,
@@ -58,12 +58,12 @@ def elect(
     at = elected.restore.attempt, elected.restore.step
     stores = [store for store in (known.origin, known.store) if store.url]
     stored = {(each.attempt, each.step): each for store in stores for each in store.steps}[at]
-    return replace(elected, ranks=_share_downloads(elected.ranks, stored, holders, placements))
+    return replace(elected, runs=_share_downloads(elected.ranks, stored, holders, placements))
 
 
 def _share_downloads(
     ranks: Sequence[RankRestore], stored: StoredStep, holders: Iterable[Holder], placements: Iterable[Placement]
-) -> tuple[RankRestore, ...]:
+) -> tuple[RestoreRun, ...]:
     """Nodes that take the same tensors from the store are told of each other, at most `SHARING_MAX` at a time."""
     nodes = {holder.node: ShardSource(holder.node, holder.endpoint) for holder in holders}
     node_of = {rank: placement.node for placement in placements for rank in placement.ranks}
@@ -83,8 +83,14 @@ def _share_downloads(
             sources = tuple(nodes[name] for name in group)
             sharing.update({(which, name): sources for name in group if len(group) > 1})
     return tuple(
-        replace(wanted, sharing=sharing.get((tensors(wanted), node_of[wanted.rank]), ()))
-        if wanted.sources[0].node == OBJECT_STORE
-        else wanted
+        RestoreRun(
+            wanted.rank,
+            wanted.shard,
+            (wanted.digest,),
+            wanted.sources,
+            sharing.get((tensors(wanted), node_of[wanted.rank]), ())
+            if wanted.sources[0].node == OBJECT_STORE
+            else wanted.sharing,
+        )
         for wanted in ranks
     )

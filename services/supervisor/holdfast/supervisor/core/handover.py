@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Iterable, Mapping
+import heapq
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import TypeVar
 
 from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import DATED, ESTIMATE, Finding, FindingKind, Severity
@@ -23,13 +27,15 @@ from holdfast.supervisor.core.wording import listed
 from holdfast.supervisor.protocol import GenerationChanged, GenerationStage, Send
 from holdfast.supervisor.timers import FenceOver, FirstStepsDue, FirstStepTimeout, PrepareTimeout, ReconnectTimeout
 
+T = TypeVar("T")
+
 SHARES_MAX = 16  # nodes that are remembered of each half of a change
 
 # ---------------------------------------------------------------- answers
 
 
 def on_order_done(turn: Turn, send: Send, done: OrderDone) -> None:
-    """An answer to Prepare, Stop or Start; the order has left the outbox."""
+    """An answer to one order; it has left the outbox."""
     job = turn.jobs.get(send.order.job)
     if job is None or not isinstance(job.doing, CHANGING):
         return
@@ -39,34 +45,50 @@ def on_order_done(turn: Turn, send: Send, done: OrderDone) -> None:
             replan(turn, job.name, f"{send.node} could not start: {done.reason}", exclude=send.node, refused=True)
         case Prepare() if not done.ok:
             _not_prepared(turn, job, send.node, send.order, done)
-        case Prepare() if isinstance(doing, Preparing):
-            _prepared(turn, job, doing, send.order.placement, done)
+        case Prepare():
+            on_prepared(turn, job.name, [(send.order.placement, done)])
         case Stop() if isinstance(doing, Preparing) and send.command_id in doing.stops:
             if not done.ok:
                 nodes.condemn(turn, send.node, f"could not stop its workers of {job.name}: {done.reason}")
             stops = {k: v for k, v in doing.stops.items() if k != send.command_id}
-            phases_s = _slowest(doing.change.phases_s, done.phases_s)
+            phases_s = _slowest(doing.change.phases_s, [done.phases_s])
             turn.update(job.name, stops=stops, change=evolve(doing.change, phases_s=phases_s))
             start_when_ready(turn, job.name)
         case _:
             pass
 
 
-def _prepared(turn: Turn, job: Job, preparing: Preparing, placement: Placement, done: OrderDone) -> None:
-    """One more node has its workers: whoever abandons a change withdraws its orders, so this answers the newest one's."""
-    share = NodeShare(placement.node, done.at, (), dict(done.phases_s), dict(done.restored_from))
-    change, unprepared = preparing.change, preparing.unprepared.without(placement.slot)
+def on_prepared(turn: Turn, name: str, answers: Sequence[tuple[Placement, OrderDone]]) -> None:
+    """More nodes have their workers: whoever abandons a change withdraws its orders, so these answer the newest one's."""
+    job = turn.jobs.get(name)
+    if job is None or not isinstance(job.doing, Preparing):
+        return
+    preparing, change, master = job.doing, job.doing.change, job.doing.master
+    restored_from, restored_bytes = Counter(change.restored_from), Counter(change.restored_bytes)
+    for placement, done in answers:
+        for source, count in done.restored_from:
+            restored_from[source] += count
+        for source, size in done.restored_bytes:
+            restored_bytes[source] += size
+        if placement.first_rank == 0:
+            master = done.master
     change = evolve(
         change,
-        phases_s=_slowest(change.phases_s, done.phases_s),
-        restored_from=_added(change.restored_from, done.restored_from),
-        restored_bytes=_added(change.restored_bytes, done.restored_bytes),
-        shares=_latest(change.shares, share),
+        phases_s=_slowest(change.phases_s, (done.phases_s for _, done in answers)),
+        restored_from=dict(restored_from),
+        restored_bytes=dict(restored_bytes),
+        shares=_latest(
+            change.shares,
+            [
+                NodeShare(placement.node, done.at, (), dict(done.phases_s), dict(done.restored_from))
+                for placement, done in _last(answers, lambda answer: (answer[1].at, answer[0].node))
+            ],
+        ),
     )
-    master = done.master if placement.first_rank == 0 else preparing.master
-    turn.update(job.name, change=change, unprepared=unprepared, master=master)
+    unprepared = preparing.unprepared - Numbers(placement.slot for placement, _ in answers)
+    turn.update(name, change=change, unprepared=unprepared, master=master)
     if not unprepared:
-        start_when_ready(turn, job.name)
+        start_when_ready(turn, name)
 
 
 def _not_prepared(turn: Turn, job: Job, node: str, order: Prepare, done: OrderDone) -> None:
@@ -79,29 +101,29 @@ def _not_prepared(turn: Turn, job: Job, node: str, order: Prepare, done: OrderDo
         replan(turn, job.name, f"{node} could not prepare: {done.reason}", exclude=node, refused=True)
 
 
-def _added(known: Mapping[str, int], reported: Iterable[tuple[str, int]]) -> dict[str, int]:
-    total = dict(known)
-    for name, count in reported:
-        total[name] = total.get(name, 0) + count
-    return total
+Phases = Iterable[tuple[str, float]]
 
 
-def _slowest(known: Mapping[str, float], reported: Iterable[tuple[str, float]]) -> Mapping[str, float]:
+def _slowest(known: Mapping[str, float], reported: Iterable[Phases]) -> Mapping[str, float]:
     """The longest that anybody has taken for each phase."""
-    slower = {name: seconds for name, seconds in reported if name not in known or seconds > known[name]}
-    return {**known, **slower} if slower else known
+    slowest = dict(known)
+    for phases in reported:
+        for name, seconds in phases:
+            if seconds > slowest.get(name, -math.inf):
+                slowest[name] = seconds
+    return slowest
 
 
-def _latest(known: tuple[NodeShare, ...], share: NodeShare) -> tuple[NodeShare, ...]:
+def _last(reports: Iterable[T], when: Callable[[T], tuple[float, str]]) -> list[T]:
+    return heapq.nlargest(SHARES_MAX, reports, key=when)
+
+
+def _latest(known: tuple[NodeShare, ...], shares: Iterable[NodeShare]) -> tuple[NodeShare, ...]:
     """The shares of those that the others waited for: the last to prepare, and the last to step."""
-    prepared = [each for each in known if not each.ranks]
-    stepped = [each for each in known if each.ranks]
-    alike = stepped if share.ranks else prepared
-    if len(alike) == SHARES_MAX and _when(share) < _when(alike[0]):
-        return known
-    insort(alike, share, key=_when)
-    del alike[:-SHARES_MAX]
-    return (*prepared, *stepped)
+    both = sorted((*known, *shares), key=_when)
+    prepared = [each for each in both if not each.ranks]
+    stepped = [each for each in both if each.ranks]
+    return (*prepared[-SHARES_MAX:], *stepped[-SHARES_MAX:])
 
 
 def _when(share: NodeShare) -> tuple[float, str]:
@@ -195,33 +217,46 @@ def _start(turn: Turn, job: Job, preparing: Preparing) -> None:
     reconcile.review_generation(turn, job.name)
 
 
-def on_ranks_stepping(turn: Turn, node: str, report: RanksStepping) -> None:
-    job = turn.jobs.get(report.job)
-    if job is None or not isinstance(job.doing, Starting) or report.generation != job.number:
+def on_ranks_stepping(turn: Turn, name: str, reports: Sequence[tuple[str, RanksStepping]]) -> None:
+    job = turn.jobs.get(name)
+    if job is None or not isinstance(job.doing, Starting):
         return
-    starting = job.doing
-    assert job.generation is not None
-    placement = job.generation.placement_of(node)
-    if placement is None or not set(report.ranks) <= set(placement.ranks):
-        turn.note(node, f"its report about ranks of {job.name} that it does not run is ignored: {report.ranks}")
+    starting, generation = job.doing, job.generation
+    assert generation is not None
+    taken = []
+    for node, report in reports:
+        placement = generation.placement_of(node)
+        if report.generation != generation.number:
+            continue
+        if placement is None or not set(report.ranks).issubset(placement.ranks):
+            turn.note(node, f"its report about ranks of {name} that it does not run is ignored: {report.ranks}")
+        else:
+            taken.append((node, report))
+    if not taken:
         return
-    share = NodeShare(node, report.at, report.ranks, dict(report.phases_s))
     change = evolve(
         starting.change,
-        phases_s=_slowest(starting.change.phases_s, report.phases_s),
-        shares=_latest(starting.change.shares, share),
+        phases_s=_slowest(starting.change.phases_s, (report.phases_s for _, report in taken)),
+        shares=_latest(
+            starting.change.shares,
+            [
+                NodeShare(node, report.at, report.ranks, dict(report.phases_s))
+                for node, report in _last(taken, lambda each: (each[1].at, each[0]))
+            ],
+        ),
     )
+    steps = [report.step for _, report in taken]
     starting = evolve(
         starting,
         change=change,
-        stepping=starting.stepping.with_(report.ranks),
-        stepped_at=max(starting.stepped_at, report.at),
-        stepped_to=min(starting.stepped_to or report.step, report.step),
+        stepping=starting.stepping.with_(chain.from_iterable(report.ranks for _, report in taken)),
+        stepped_at=max(starting.stepped_at, *(report.at for _, report in taken)),
+        stepped_to=min(starting.stepped_to or steps[0], *steps),
     )
-    turn.put_job(job.name, doing=starting)
-    if report.step == 0 and not job.progress.reports_no_steps:
-        turn.put_progress(job.name, reports_no_steps=True)
-    if len(starting.stepping) == job.generation.mesh.world_size:
+    turn.put_job(name, doing=starting)
+    if 0 in steps and not job.progress.reports_no_steps:
+        turn.put_progress(name, reports_no_steps=True)
+    if len(starting.stepping) == generation.mesh.world_size:
         _complete(turn, job, starting)
 
 

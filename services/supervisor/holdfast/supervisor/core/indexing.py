@@ -44,8 +44,10 @@ class Draft:
         self.version = 0  # grows with every change of nodes or jobs that matters here
 
     def get(self, what: By, key: str = "") -> Group:
-        table = self._groups.get(what)
-        return (self._base.groups[what] if table is None else table).get(key, EMPTY)
+        return self.table(what).get(key, EMPTY)
+
+    def table(self, what: By) -> Mapping[str, Group]:
+        return self._groups.get(what, self._base.groups[what])
 
     @property
     def memo(self) -> Memo:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 
 from holdfast.domain.nodes import NodeState
+from holdfast.domain.runs import worker_runs
 from holdfast.supervisor.core import breaker
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
@@ -28,7 +29,7 @@ def refresh(turn: Turn, name: str, reason: str) -> None:
 
 def unknown_job(node: Node, jobs: Container[str]) -> str:
     """A job that has workers on the node and is not in this state, which may have been lost and begun anew; "" = none."""
-    return min((worker.job for worker in node.workers if worker.job not in jobs), default="")
+    return min((run.job for run in worker_runs(node.workers) if run.job not in jobs), default="")
 
 
 def _state(node: Node, busy_with: str) -> NodeState:

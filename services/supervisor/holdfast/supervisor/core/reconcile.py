@@ -21,13 +21,14 @@ on it takes part in them, whatever its sessions do.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.generations import Placement
 from holdfast.domain.nodes import RunningWorker, TemplateState, WorkerEnded
 from holdfast.domain.orders import RanksFinished, StepReached, Stop
+from holdfast.domain.runs import Workers, worker_runs
 from holdfast.supervisor.core import change, handover, incidents, jobs, nodes, progress, warmth
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
@@ -47,7 +48,7 @@ def on_workers(
     turn: Turn,
     name: str,
     version: int,
-    workers: tuple[RunningWorker, ...],
+    workers: Sequence[RunningWorker],
     ended: tuple[WorkerEnded, ...],
     template: TemplateState | None = None,
 ) -> None:
@@ -74,12 +75,13 @@ def _finished(turn: Turn, name: str, ended: tuple[WorkerEnded, ...]) -> None:
         jobs.on_ranks_finished(turn, name, RanksFinished(job_name, generation, tuple(sorted(ranks)), turn.at))
 
 
-def on_forked(turn: Turn, name: str, job: str, generation: int, workers: tuple[RunningWorker, ...]) -> None:
+def on_forked(turn: Turn, name: str, job: str, generation: int, workers: Sequence[RunningWorker]) -> None:
     """The node has prepared a generation with these workers, and has none of an older one; the whole set is reported a moment
     later."""
     node = turn.nodes[name]
-    others = [each for each in node.workers if each.job != job]
-    turn.put_node(name, workers=(*others, *workers), holds=nodes.holds_after(node, job, generation - 1))
+    others = [run for run in worker_runs(node.workers) if run.job != job]
+    both = Workers((*others, *worker_runs(workers)))
+    turn.put_node(name, workers=both, holds=nodes.holds_after(node, job, generation - 1))
 
 
 def on_step_reached(turn: Turn, reached: StepReached) -> None:
@@ -95,8 +97,8 @@ def on_step_reached(turn: Turn, reached: StepReached) -> None:
 def stop_orphaned(turn: Turn, name: str, workers: Iterable[RunningWorker]) -> None:
     """Workers that are not part of any run: of a job that has ended, or of a generation that was given up."""
     newest: dict[str, int] = {}
-    for worker in workers:
-        newest[worker.job] = max(worker.generation, newest.get(worker.job, 0))
+    for run in worker_runs(workers):
+        newest[run.job] = max(run.generation, newest.get(run.job, 0))
     for job, generation in sorted(newest.items()):
         known = turn.jobs.get(job)
         if known is not None and generation > max(known.number, known.numbering.seen):
@@ -162,7 +164,7 @@ def _lacks(node: Node, job: Job) -> bool:
         return False
     assert job.running is not None
     mine = (job.name, job.running.number)
-    living = sum((each.job, each.generation) == mine for each in node.workers)
+    living = sum(run.width for run in worker_runs(node.workers) if run[:2] == mine)
     well = sum((each.job, each.generation) == mine and each.well for each in node.ended)
     return living + well < job.spec.nproc_per_node
 
@@ -183,7 +185,7 @@ def _missing(turn: Turn, job: Job) -> dict[str, tuple[int, ...]]:
 def _missing_on(node: Node, job: Job, placement: Placement) -> tuple[int, ...]:
     assert job.running is not None
     mine = (job.name, job.running.number)
-    there = {each.rank for each in node.workers if (each.job, each.generation) == mine}
+    there = {rank for run in worker_runs(node.workers) if run[:2] == mine for rank in range(run.rank, run.end)}
     there |= {each.rank for each in node.ended if (each.job, each.generation) == mine and each.well}
     return tuple(rank for rank in placement.ranks if rank not in there and rank not in job.membership.finished)
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from holdfast.domain.generations import rows_of
 from holdfast.domain.replication import SavedByAll
+from holdfast.domain.runs import shard_runs
 from holdfast.domain.tiers import DURABLE
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
@@ -53,15 +53,18 @@ def newest_everywhere(turn: Turn, job: Job) -> int:
         placement = running.placement_of(name)
         first, end = (placement.first_rank, placement.first_rank + placement.nproc) if placement is not None else (0, 0)
         own: dict[int, set[int]] = {}
-        for attempt, step, rank, _, tier, *_ in rows_of(turn.nodes[name].inventory[job.name]):
-            if attempt != running.attempt:
+        for run in shard_runs(turn.nodes[name].inventory[job.name]):
+            if run.attempt != running.attempt:
                 continue
-            if not first <= rank < end:
-                elsewhere[step].add(rank)
-            elif tier in DURABLE:
-                own.setdefault(step, set()).add(rank)
-        for step, ranks in own.items():
-            on_disk[step] += len(ranks) == end - first
+            ranks = range(run.rank, run.end)
+            if run.end <= first or end <= run.rank:
+                elsewhere[run.step].update(ranks)
+                continue
+            elsewhere[run.step].update(rank for rank in ranks if not first <= rank < end)
+            if run.tier in DURABLE:
+                own.setdefault(run.step, set()).update(rank for rank in ranks if first <= rank < end)
+        for step, mine in own.items():
+            on_disk[step] += len(mine) == end - first
     alone = len(running.placements) < 2
     everywhere = (
         step

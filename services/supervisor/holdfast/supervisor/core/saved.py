@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2s
 
 from holdfast.domain.findings import Finding, FindingKind
-from holdfast.domain.generations import OBJECT_STORE, Generation, Placement, RestorePoint, ShardRecord, rows_of
+from holdfast.domain.generations import OBJECT_STORE, Generation, Placement, RestorePoint, ShardRecord
 from holdfast.domain.incidents import Incident
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import Inventory, Prepare
+from holdfast.domain.runs import shard_runs
 from holdfast.supervisor.core.election import (
     Election,
     Holder,
@@ -158,8 +160,8 @@ def learn_sharding(turn: Turn, name: str, generation: Generation, step: int) -> 
     if generation.mesh.dp > 1 and not job.checkpoints.sharded:
         age = generation.attempt, step
         inventories = (turn.nodes[node].inventory[name] for node in turn.found(By.KEEPS, name))
-        rows = (row for shards in inventories for row in rows_of(shards) if row[:2] == age)
-        sharded = replicas_differ((rank, mesh, digest) for _, _, rank, mesh, _, _, digest, _ in rows)
+        runs = (run for shards in inventories for run in shard_runs(shards) if run[:2] == age)
+        sharded = replicas_differ(runs)
         if sharded is not job.checkpoints.sharded:
             turn.put_checkpoints(name, sharded=sharded)
 
@@ -167,28 +169,31 @@ def learn_sharding(turn: Turn, name: str, generation: Generation, step: int) -> 
 def held(turn: Turn, job: Job, attempt: int, step: int) -> Iterator[tuple[Node, ShardRecord]]:
     """Every copy of a shard of this step that a known node has, connected or not."""
     for node in map(turn.nodes.__getitem__, turn.found(By.KEEPS, job.name)):
-        for record in node.inventory.get(job.name, ()):
-            if record.key.attempt == attempt and record.key.step == step:
-                yield node, record
+        for run in shard_runs(node.inventory.get(job.name, ())):
+            if run.attempt == attempt and run.step == step:
+                yield from ((node, record) for record in run.records())
 
 
-def newest_at_home(turn: Turn, name: str, node: Node) -> int:
-    """`node` has said what it holds: the newest step of the running attempt, beyond the newest known, of which every rank's own
-    node holds its shard; 0 = none. Looks at this node only: of the others the job knows how far they are."""
+def newest_at_home(turn: Turn, name: str, nodes: Iterable[Node]) -> int:
+    """`nodes` have said what they hold: the newest step of the running attempt, beyond the newest known, of which every rank's
+    own node holds its shard; 0 = none. Looks at these nodes only: of the others the job knows how far they are."""
     job = turn.jobs[name]
     running = job.running
-    placement = running.placement_of(node.name) if running is not None else None
-    if running is None or placement is None:
+    if running is None:
         return 0
-    mine = Numbers((placement.slot,))
-    own = _own_steps(node.inventory.get(name, ()), running.attempt, placement)
-    at_home: dict[int, Numbers] = {}
-    for step in sorted({*job.checkpoints.at_home, *own}):
-        slots = job.checkpoints.at_home.get(step, _NONE)
-        slots = slots | mine if step in own else slots - mine
+    told: list[int] = []  # slots
+    own: dict[int, list[int]] = defaultdict(list)  # step → slots
+    for node in nodes:
+        if (placement := running.placement_of(node.name)) is not None:
+            told.append(placement.slot)
+            for step in _own_steps(node.inventory.get(name, ()), running.attempt, placement):
+                own[step].append(placement.slot)
+    before, at_home, known = job.checkpoints.at_home, {}, Numbers(told)
+    for step in sorted({*before, *own}):
+        slots = before.get(step, _NONE) - known | Numbers(own.get(step, ()))
         if slots and step > job.checkpoints.step:
             at_home[step] = slots
-    if at_home != job.checkpoints.at_home:
+    if at_home != before:
         turn.put_checkpoints(name, at_home=at_home)
     return max((step for step, slots in at_home.items() if len(slots) == len(running.placements)), default=0)
 
@@ -197,9 +202,9 @@ def _own_steps(shards: Iterable[ShardRecord], attempt: int, placement: Placement
     """Steps of which the shard of every rank of `placement` is among these."""
     first, end = placement.first_rank, placement.first_rank + placement.nproc
     ranks_at: dict[int, set[int]] = {}
-    for of, step, rank, *_ in rows_of(shards):
-        if of == attempt and first <= rank < end:
-            ranks_at.setdefault(step, set()).add(rank)
+    for run in shard_runs(shards):
+        if run.attempt == attempt and run.rank < end and first < run.end:
+            ranks_at.setdefault(run.step, set()).update(range(max(first, run.rank), min(end, run.end)))
     return {step for step, ranks in ranks_at.items() if len(ranks) == placement.nproc}
 
 

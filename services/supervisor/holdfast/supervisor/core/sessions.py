@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar, get_args
+
 from holdfast.domain import inventories
 from holdfast.domain.findings import DATED, ESTIMATE, Finding, FindingKind, Severity
 from holdfast.domain.nodes import NodeFacts, NodeState, Preflight
@@ -14,6 +18,7 @@ from holdfast.domain.orders import (
     Prune,
     RanksFinished,
     RanksStepping,
+    Report,
     Stop,
     Tested,
     Warm,
@@ -41,29 +46,44 @@ from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.protocol import JobPhase, NodeChanged, NodeGone, NodeReported, RenewSession
 from holdfast.supervisor.timers import LostTimeout, WitnessTimeout
 
+R = TypeVar("R", bound=Report)
+Told = tuple[str, R, NodeReported]  # a node, what it says, and the whole of it
 
-def on_report(turn: Turn, event: NodeReported) -> None:
+
+def on_reports(turn: Turn, events: Iterable[NodeReported]) -> None:
+    """Reports that come at the same time, in any order of the nodes. What one node says is folded in its order; what several
+    nodes say of one kind is folded together, so that what they change in common (their job) is made anew once."""
+    for wave in _waves(events):
+        told: dict[type[Report], list[Any]] = defaultdict(list)
+        for event in wave:
+            if isinstance(event.report, Hello):
+                _hello(turn, event, event.report)
+            elif _says_something(turn, event):
+                told[type(event.report)].append((event.node, event.report, event))
+        for kind, same in told.items():
+            _FOLDED_BY[kind](turn, same)
+
+
+def _waves(events: Iterable[NodeReported]) -> list[list[NodeReported]]:
+    """The first report of each node, the second of those that have one …"""
+    waves: list[list[NodeReported]] = []
+    said: dict[str, int] = {}
+    for event in events:
+        place = said.get(event.node, 0)
+        said[event.node] = place + 1
+        if place == len(waves):
+            waves.append([])
+        waves[place].append(event)
+    return waves
+
+
+def _says_something(turn: Turn, event: NodeReported) -> bool:
     """Reports are numbered per incarnation: one that was seen says nothing, and one from an ended life says nothing."""
     node = turn.nodes.get(event.node)
-    if isinstance(event.report, Hello):
-        _hello(turn, event, event.report)
-        return
     if node is None or node.facts.incarnation != event.incarnation or event.seq <= turn.last_seq(node):
-        return
+        return False
     turn.heard(node.name, event.seq)
-    match event.report:
-        case OrderDone():
-            _order_done(turn, event.node, event.report)
-        case WorkersChanged(version=version, workers=workers, ended=ended, template=template):
-            reconcile.on_workers(turn, event.node, version, workers, ended, template)
-        case RanksStepping():
-            handover.on_ranks_stepping(turn, event.node, event.report)
-        case RanksFinished():
-            jobs.on_ranks_finished(turn, event.node, event.report)
-        case Inventory():
-            _inventory(turn, node, event, event.report)
-        case Tested():
-            _tested(turn, node, event.report)
+    return True
 
 
 # ---------------------------------------------------------------- sessions
@@ -169,7 +189,7 @@ def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts, pr
         template=None,
     )
     if job is not None:
-        saved.newest_at_home(turn, job.name, turn.nodes[node.name])
+        saved.newest_at_home(turn, job.name, [turn.nodes[node.name]])
     turn.cancel_timer(LostTimeout(node.name))
     turn.cancel_timer(WitnessTimeout(node.name))
     nodes.refresh(turn, node.name, "its agent started again")
@@ -272,8 +292,31 @@ def on_sessions_timer(turn: Turn, epoch: int, known_before: float) -> None:
 # ---------------------------------------------------------------- reports
 
 
+def _orders_done(turn: Turn, told: Sequence[Told[OrderDone]]) -> None:
+    """Slots that have done what a broadcast asked for are taken together, other answers one by one."""
+    of_slots: dict[str, dict[int, OrderDone]] = defaultdict(dict)
+    others = []
+    for node, done, _ in told:
+        asked = turn.slot_asked(node, done.command_id) if done.ok else None
+        if asked is None:
+            others.append((node, done))
+        else:
+            job, slot = asked
+            of_slots[job][slot] = done
+    for job, answers in of_slots.items():
+        broadcast = turn.broadcasts[job]
+        turn.answered(job, answers)
+        if isinstance(broadcast.order, Prepare):
+            for slot, done in answers.items():
+                node = broadcast.placements[slot].node
+                reconcile.on_forked(turn, node, job, broadcast.order.generation, done.workers)
+            handover.on_prepared(turn, job, [(broadcast.placements[slot], done) for slot, done in answers.items()])
+    for node, done in others:
+        _order_done(turn, node, done)
+
+
 def _order_done(turn: Turn, node: str, done: OrderDone) -> None:
-    send = turn.asked(node, done.command_id, whole=not done.ok)
+    send = turn.asked(node, done.command_id)
     if send is None:
         return  # answered before, or withdrawn
     if send.node != node:
@@ -281,7 +324,7 @@ def _order_done(turn: Turn, node: str, done: OrderDone) -> None:
         return
     turn.forget_order(send)
     match send.order:
-        case Prepare() if done.ok:
+        case Prepare() if done.ok:  # of an earlier version, which wrote each order of a broadcast down
             reconcile.on_forked(turn, node, send.order.job, send.order.generation, done.workers)
         case Stop() if done.ok:
             nodes.release_holds(turn, node, send.order.job, send.order.generation)
@@ -299,6 +342,29 @@ def _order_done(turn: Turn, node: str, done: OrderDone) -> None:
     jobs.on_stop_answered(turn, done.command_id, send.order.job)
 
 
+def _workers_changed(turn: Turn, told: Sequence[Told[WorkersChanged]]) -> None:
+    for node, report, _ in told:
+        reconcile.on_workers(turn, node, report.version, report.workers, report.ended, report.template)
+
+
+def _ranks_stepping(turn: Turn, told: Sequence[Told[RanksStepping]]) -> None:
+    by_job: dict[str, list[tuple[str, RanksStepping]]] = defaultdict(list)
+    for node, report, _ in told:
+        by_job[report.job].append((node, report))
+    for job, reports_of in by_job.items():
+        handover.on_ranks_stepping(turn, job, reports_of)
+
+
+def _ranks_finished(turn: Turn, told: Sequence[Told[RanksFinished]]) -> None:
+    for node, report, _ in told:
+        jobs.on_ranks_finished(turn, node, report)
+
+
+def _all_tested(turn: Turn, told: Sequence[Told[Tested]]) -> None:
+    for node, report, _ in told:
+        _tested(turn, turn.nodes[node], report)
+
+
 def _tested(turn: Turn, node: Node, tested: Tested) -> None:
     """What a node found out about itself; while it is idle, whether it may get ranks follows from it."""
     turn.put_node(node.name, preflight=tested.preflight)
@@ -307,13 +373,41 @@ def _tested(turn: Turn, node: Node, tested: Tested) -> None:
     warmth.review(turn, node.name)
 
 
-def _inventory(turn: Turn, node: Node, event: NodeReported, inventory: Inventory) -> None:
+def _inventories(turn: Turn, told: Sequence[Told[Inventory]]) -> None:
+    by_job: dict[str, list[Inventory]] = defaultdict(list)
+    holders: dict[str, list[Node]] = defaultdict(list)
+    for node, report, event in told:
+        if (inventory := _inventory(turn, turn.nodes[node], event, report)) is not None:
+            by_job[inventory.job].append(inventory)
+            holders[inventory.job].append(turn.nodes[node])
+    for name, inventories_of in by_job.items():
+        job = turn.jobs.get(name)
+        if job is None or job.running is None:
+            continue
+        step = saved.newest_at_home(turn, name, holders[name])
+        if step > job.checkpoints.step:
+            newer = {each: slots for each, slots in turn.jobs[name].checkpoints.at_home.items() if each > step}
+            turn.put_checkpoints(name, step=step, ever_saved=True, saved_at=turn.at, at_home=newer)
+            progress.reached(turn, name, step)
+            saved.learn_sharding(turn, name, job.running, step)
+            retention.expect(turn, name)
+        for inventory in inventories_of:
+            saved.learn(turn, name, inventory)
+        if step > job.checkpoints.step:
+            planned.on_saved(turn, name)
+            jobs.on_saved(turn, name)
+        reports.review(turn, name)
+        final_upload.review(turn, name)
+
+
+def _inventory(turn: Turn, node: Node, event: NodeReported, inventory: Inventory) -> Inventory | None:
+    """The node's complete inventory, which it has from now on; None when it changes one that is not known."""
     name = inventory.job
     if inventory.base:
         if node.inventory_from.get(name) != inventory.base:
             reason = f"an inventory of {node.name} changes one that did not arrive: a new session carries all of it"
             turn.commands.append(RenewSession(node.name, event.session, reason))
-            return
+            return None
         inventory = inventories.changed(node.inventory.get(name, ()), inventory)
     held, of = {**node.inventory, name: inventory.shards}, {**node.inventory_from, name: event.seq}
     if not inventory.shards:
@@ -322,19 +416,16 @@ def _inventory(turn: Turn, node: Node, event: NodeReported, inventory: Inventory
     late = event.session and event.session == node.stale_session
     stale_until = node.stale_until if late else 0.0
     turn.put_node(node.name, inventory=held, inventory_from=of, inventoried=True, stale_until=stale_until)
-    job = turn.jobs.get(inventory.job)
-    if job is None or job.running is None:
-        return
-    step = saved.newest_at_home(turn, job.name, turn.nodes[node.name])
-    if step > job.checkpoints.step:
-        newer = {each: slots for each, slots in turn.jobs[job.name].checkpoints.at_home.items() if each > step}
-        turn.put_checkpoints(job.name, step=step, ever_saved=True, saved_at=turn.at, at_home=newer)
-        progress.reached(turn, job.name, step)
-        saved.learn_sharding(turn, job.name, job.running, step)
-        retention.expect(turn, job.name)
-    saved.learn(turn, job.name, inventory)
-    if step > job.checkpoints.step:
-        planned.on_saved(turn, job.name)
-        jobs.on_saved(turn, job.name)
-    reports.review(turn, job.name)
-    final_upload.review(turn, job.name)
+    return inventory
+
+
+_FOLDED_BY: Mapping[type[Report], Callable[[Turn, Sequence[Any]], None]] = {
+    OrderDone: _orders_done,
+    WorkersChanged: _workers_changed,
+    RanksStepping: _ranks_stepping,
+    RanksFinished: _ranks_finished,
+    Inventory: _inventories,
+    Tested: _all_tested,
+}
+if missing := {*get_args(Report)} - {Hello, *_FOLDED_BY}:
+    raise TypeError(f"reports that nothing folds: {missing}")

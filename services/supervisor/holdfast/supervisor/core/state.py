@@ -101,7 +101,7 @@ class Node:
     faults: tuple[Fault, ...] = ()  # incidents that count against it, oldest first
     quarantined: bool = False  # condemned for its faults, and not by anybody's word
     notices: tuple[Notice, ...] = ()  # the newest of each source, withdrawals too
-    workers: tuple[RunningWorker, ...] = ()  # every living worker, as the node reported last
+    workers: Sequence[RunningWorker] = field(default=())  # every living worker, as the node reported last
     workers_version: int = 0  # of that report; 0 = it does not report its workers: nothing is known of them
     workers_at: float = 0.0  # when that report was folded
     template: TemplateState | None = None  # its worker template, likewise; None = it does not say

@@ -211,15 +211,24 @@ class Turn:
                 found += [broadcast.send(slot) for slot in slots if node in ("", broadcast.placements[slot].node)]
         return sorted(found, key=_age)
 
-    def asked(self, node: str, command_id: str, *, whole: bool = True) -> Send | None:
-        """The unanswered order of this id, `whole` as in `Broadcast.send`; of a broadcast only if `node` is among its nodes."""
+    def asked(self, node: str, command_id: str) -> Send | None:
+        """The unanswered order of this id; of a broadcast only if `node` is among its nodes."""
         if (send := self.outbox.get(command_id)) is not None:
             return send
         for job in self._index.get(By.CLAIM, node):
             broadcast = self.broadcasts.get(job)
             slot = None if broadcast is None else broadcast.slot_of(command_id)
             if broadcast is not None and slot is not None and slot in self.unanswered[job]:
-                return broadcast.send(slot, whole=whole)
+                return broadcast.send(slot)
+        return None
+
+    def slot_asked(self, node: str, command_id: str) -> tuple[str, int] | None:
+        """(job, slot) of the node's order of this id, if it is of a broadcast and not answered."""
+        for job in self._index.get(By.CLAIM, node):
+            broadcast = self.broadcasts.get(job)
+            slot = None if broadcast is None else broadcast.slot_of(command_id)
+            if broadcast is not None and slot is not None and slot in self.unanswered[job]:
+                return (job, slot) if broadcast.placements[slot].node == node else None
         return None
 
     def pooled(self, key: Hashable, make: Callable[[], T], *of: object) -> T:
@@ -245,10 +254,11 @@ class Turn:
     def _touch_users(self) -> None:
         """Of the nodes that are others now: the jobs that have something there, or want something of them."""
         nodes, touched = self.nodes, self._touched
+        claims, concerns = self._index.table(By.CLAIM), self._index.table(By.CONCERN)
         for name in self._touched_nodes:
             if (node := nodes.get(name)) is not None:
                 touched.update(node.holds, node.inventory)
-            touched.update(self._index.get(By.CLAIM, name), self._index.get(By.CONCERN, name))
+            touched.update(claims.get(name, ()), concerns.get(name, ()))
         self._touched_nodes = set()
 
     def touched(self) -> list[str]:
@@ -455,11 +465,15 @@ class Turn:
         job = send.order.job
         broadcast = self.broadcasts.get(job)
         if broadcast is not None and (slot := broadcast.slot_of(send.command_id)) is not None:
-            left = self.unanswered[job].without(slot)
-            if left:
-                self._write("unanswered", job)[job] = left
-            else:
-                self.withdraw_broadcast(job)
+            self.answered(job, (slot,))
+
+    def answered(self, job: str, slots: Iterable[int]) -> None:
+        """These slots have answered the job's broadcast."""
+        left = self.unanswered[job] - Numbers(slots)
+        if left:
+            self._write("unanswered", job)[job] = left
+        else:
+            self.withdraw_broadcast(job)
 
     def withdraw_broadcast(self, job: str) -> None:
         if job in self.broadcasts:

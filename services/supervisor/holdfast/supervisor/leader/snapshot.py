@@ -8,9 +8,11 @@ All parts together are one state because a commit writes them in one atomic step
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, make_dataclass
 from functools import partial
+from operator import attrgetter, is_not
 from typing import Any, get_args, get_origin, get_type_hints
 
 from holdfast.domain.errors import MalformedMessage
@@ -32,17 +34,81 @@ _TABLES = {
     for name in _FIELDS
     if isinstance(get_origin(_HINTS[name]), type) and issubclass(get_origin(_HINTS[name]), Mapping)
 }
-# Large fields of a row that seldom change: `nodes/n17:inventory`.
-_APART: dict[str, dict[str, Any]] = {
-    "nodes": {"inventory": {}, "workers": ()},
-    "jobs": {"generation": None, "running": None},
+# Fields of a row that change together, and apart from the rest: `nodes/n17:held`. Each group is a part of its own.
+_GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
+    "nodes": {
+        "held": ("inventory", "inventory_from"),
+        "live": ("workers", "workers_version", "workers_at", "ended"),
+        "holds": ("holds",),
+    },
+    "jobs": {"generation": ("generation",), "running": ("running",)},
 }
-_ROWS = {name: get_type_hints(_TABLES[name], include_extras=True) for name in _APART}
+_EARLIER = {"nodes": ("inventory", "workers")}  # groups of one field, of format 4
+_ROWS = {name: get_type_hints(_TABLES[name], include_extras=True) for name in _GROUPS}
 records.omit_defaults(Node)
+
+
+class _Group:
+    """Some fields of a row; of several the part is an object, of one its value."""
+
+    def __init__(self, table: str, names: tuple[str, ...]) -> None:
+        known = {each.name: each for each in fields(_TABLES[table])}
+        self._names = names
+        self._one = names[0] if len(names) == 1 else ""
+        copies = [(name, _ROWS[table][name], _with_default_of(known[name])) for name in names]
+        self.kind: Any = make_dataclass(f"{table}_{names[0]}", copies, frozen=True, slots=True)
+        if not self._one:
+            records.omit_defaults(self.kind)
+        self._hint = _ROWS[table][names[0]]
+        self.values: Callable[[Any], tuple[Any, ...]] = attrgetter(*names) if len(names) > 1 else self._only
+        self.absent = self.values(self.kind())
+
+    @property
+    def hint(self) -> Any:
+        return self._hint if self._one else self.kind
+
+    def _only(self, row: Any) -> tuple[Any, ...]:
+        return (getattr(row, self._one),)
+
+    def dumps(self, values: tuple[Any, ...]) -> bytes:
+        return records.dumps(values[0] if self._one else self.kind(*values), self.hint)
+
+    def loads(self, raw: bytes) -> dict[str, Any]:
+        value = records.loads(raw, self.hint)
+        return {self._one: value} if self._one else dict(zip(self._names, self.values(value), strict=True))
+
+
+def _with_default_of(known: Field[Any]) -> Any:
+    return (
+        field(default=known.default)
+        if known.default_factory is MISSING
+        else field(default_factory=known.default_factory)
+    )
+
+
+class _Row:
+    """How the rows of a table are taken apart."""
+
+    def __init__(self, table: str) -> None:
+        self.groups = {name: _Group(table, names) for name, names in _GROUPS[table].items()}
+        self._apart: dict[str, Any] = {}
+        for group in self.groups.values():
+            empty = group.kind()
+            self._apart |= {each.name: getattr(empty, each.name) for each in fields(group.kind)}
+        self.rest = attrgetter(
+            *(each.name for each in fields(_TABLES[table]) if each.init and each.name not in self._apart)
+        )
+
+    def without_groups(self, row: Any) -> Any:
+        return evolve(row, **self._apart)
+
+
+_APART = {name: _Row(name) for name in _GROUPS}
 WHOLE = ""  # the one part of a snapshot that an early version wrote
 # 2: what `_APART` names stands apart, and what orders have in common. 3: so do a node's workers and what it was heard to say.
 # 4: the fields of a job are grouped, what it does is one value, and timers are values (`upgrades`).
-_FORMAT, _NOW = "format", b"4"
+# 5: the fields of a node that change together are parts of their own, and shards and workers are runs.
+_FORMAT, _NOW = "format", b"5"
 _UPGRADES = {"jobs": upgrades.job, "incidents": upgrades.incident}
 
 _SLOT, _PREPARE = "slot", "prepare"
@@ -65,7 +131,7 @@ class _Slot:
 def prepare() -> None:
     """What writing and reading the first snapshot would have to do before it."""
     records.prepare(*(_TABLES.get(name, _HINTS[name]) for name in _FIELDS), _TIMER)
-    records.prepare(*(_ROWS[name][each] for name, apart in _APART.items() for each in apart))
+    records.prepare(*(group.hint for row in _APART.values() for group in row.groups.values()))
 
 
 def is_current(parts: Mapping[str, bytes]) -> bool:
@@ -107,17 +173,19 @@ def _changes(
 
 
 def _row(name: str, key: str, was: Any, value: Any) -> Iterator[tuple[str, bytes | None]]:
-    apart = _APART.get(name, {})
-    for field in apart:
-        known, found = getattr(was, field, None), getattr(value, field, None)
-        if found and found is not known:
-            yield f"{name}/{key}:{field}", records.dumps(found, _ROWS[name][field])
-        elif known and not found:
-            yield f"{name}/{key}:{field}", None
+    row = _APART.get(name)
+    if row is None:
+        yield f"{name}/{key}", None if value is None else records.dumps(value, _TABLES[name])
+        return
+    for part, group in row.groups.items():
+        known = group.absent if was is None else group.values(was)
+        found = group.absent if value is None else group.values(value)
+        if any(map(is_not, found, known)):
+            yield f"{name}/{key}:{part}", None if found == group.absent else group.dumps(found)
     if value is None:
         yield f"{name}/{key}", None
-    else:
-        yield f"{name}/{key}", records.dumps(evolve(value, **apart) if apart else value, _TABLES[name])
+    elif was is None or row.rest(was) != row.rest(value):
+        yield f"{name}/{key}", records.dumps(row.without_groups(value), _TABLES[name])
 
 
 def _timers(changed: Iterable[tuple[Timer, float | None, float | None]]) -> Iterator[tuple[str, bytes | None]]:
@@ -130,34 +198,36 @@ def load(parts: Mapping[str, bytes]) -> State:
     if WHOLE in parts:
         return _upgraded(records.loads(parts[WHOLE], State, upgrades.state))
     values: dict[str, Any] = {name: {} for name in _TABLES}
-    apart: list[tuple[str, str, str, Any]] = []
+    apart: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)  # (table, row): its fields
     shared: dict[str, Prepare] = {}
     slots: dict[str, _Slot] = {}
     current = is_current(parts)
     for part, raw in parts.items():
         name, table, key = part.partition("/")
-        row, colon, field = key.rpartition(":")
+        row, colon, group = key.rpartition(":")
         try:
             if table and name == "timers":
                 timer, due = records.loads(raw, _TIMER, partial(upgrades.timer, key))
                 values[name][timer] = due
             elif not colon and table and name in _TABLES:
                 values[name][key] = _read_row(name, raw, current)
-            elif name == "jobs" and field == _PREPARE:
+            elif name == "jobs" and group == _PREPARE:
                 shared[row] = records.loads(raw, Prepare)
-            elif name == "outbox" and field == _SLOT:
+            elif name == "outbox" and group == _SLOT:
                 slots[row] = records.loads(raw, _Slot)
-            elif field and field in _APART.get(name, ()):
-                apart.append((name, row, field, records.loads(raw, _ROWS[name][field])))
+            elif name in _APART and group in _APART[name].groups:
+                apart[name, row] |= _APART[name].groups[group].loads(raw)
+            elif group in _EARLIER.get(name, ()):
+                apart[name, row][group] = records.loads(raw, _ROWS[name][group])
             elif table and name in _TABLES:
                 values[name][key] = _read_row(name, raw, current)
             elif name in _FIELDS:
                 values[name] = records.loads(raw, _HINTS[name])
         except MalformedMessage as error:
             raise MalformedMessage(f"snapshot.{part}", error.problem) from error
-    for name, row, field, value in apart:
+    for (name, row), changes in apart.items():
         if row in values[name]:
-            values[name][row] = evolve(values[name][row], **{field: value})
+            values[name][row] = evolve(values[name][row], **changes)
     for command, slot in slots.items():
         values["outbox"][command] = _send(command, slot, shared.get(slot.job))
     return _upgraded(State(**values))

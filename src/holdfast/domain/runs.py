@@ -1,0 +1,191 @@
+"""Shards and workers of consecutive ranks as one value.
+
+12,500 nodes report 300,000 shards with each save. They are reported, stored, compared and elected in runs, three of a node, and
+hardly anybody looks at one shard. Whoever does gets a record that is made when it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Generic, NamedTuple, Protocol, TypeVar, overload
+
+from holdfast.domain.generations import ShardKey, ShardRecord
+from holdfast.domain.mesh import Mesh
+from holdfast.domain.nodes import RunningWorker
+
+R_co = TypeVar("R_co", covariant=True)
+
+
+class _Run(Protocol[R_co]):
+    def records(self) -> Iterator[R_co]: ...
+
+
+class _InRuns(Sequence[R_co], Generic[R_co]):
+    """Records in runs. Equal to any sequence of the same records."""
+
+    __slots__ = ("_records", "runs")
+
+    def __init__(self, runs: Iterable[_Run[R_co]]) -> None:
+        self.runs = tuple(runs)
+        self._records: tuple[R_co, ...] | None = None
+
+    @property
+    def records(self) -> tuple[R_co, ...]:
+        if self._records is None:
+            self._records = tuple(chain.from_iterable(run.records() for run in self.runs))
+        return self._records
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __bool__(self) -> bool:
+        return bool(self.runs)
+
+    @overload
+    def __getitem__(self, place: int) -> R_co: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[R_co, ...]: ...
+    def __getitem__(self, place: int | slice) -> R_co | tuple[R_co, ...]:
+        return self.records[place]
+
+    def __iter__(self) -> Iterator[R_co]:
+        return iter(self.records)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, _InRuns):
+            if self.runs == other.runs or not (self.runs and other.runs):
+                return self.runs == other.runs
+            if next(self.runs[0].records()) != next(other.runs[0].records()):
+                return False  # as nearly always
+        return isinstance(other, _InRuns | tuple) and self.records == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self.records)
+
+    def __repr__(self) -> str:
+        return repr(self.records)
+
+
+# ---------------------------------------------------------------- shards
+
+
+class ShardRun(NamedTuple):
+    """Shards of consecutive ranks in one tier of a node, of one step and one owner."""
+
+    attempt: int
+    step: int
+    mesh: Mesh
+    tier: str
+    owner: str
+    rank: int  # the first
+    width: int
+    sizes: tuple[int, ...]  # by rank; a single one is that of all
+    digests: str  # by rank, separated by commas: most are only stored and compared
+
+    @property
+    def end(self) -> int:
+        """The first rank behind it."""
+        return self.rank + self.width
+
+    def part(self, begin: int, end: int) -> str:
+        """The digests of ranks `begin … end - 1`."""
+        if begin == self.rank and end == self.end:
+            return self.digests
+        return ",".join(self.digests.split(",")[begin - self.rank : end - self.rank])
+
+    def records(self) -> Iterator[ShardRecord]:
+        sizes = self.sizes * (self.width if len(self.sizes) == 1 else 1)
+        for rank, (size, digest) in enumerate(zip(sizes, self.digests.split(","), strict=True), self.rank):
+            yield ShardRecord(ShardKey(self.attempt, self.step, rank), self.mesh, self.tier, size, digest, self.owner)
+
+
+class Shards(_InRuns[ShardRecord]):
+    """An inventory."""
+
+    __slots__ = ()
+    runs: tuple[ShardRun, ...]
+
+
+def shard_runs(shards: Iterable[ShardRecord]) -> tuple[ShardRun, ...]:
+    """The same in runs that are as long as possible, in the same order. Raises ValueError for a digest with a comma."""
+    if isinstance(shards, Shards):
+        return shards.runs
+    together: list[list[ShardRecord]] = []
+    for each in shards:
+        if together and _follows(together[-1][-1], each):
+            together[-1].append(each)
+        else:
+            together.append([each])
+    return tuple(map(_shard_run, together))
+
+
+def _follows(last: ShardRecord, each: ShardRecord) -> bool:
+    before, after = last.key, each.key
+    return (
+        (before.attempt, before.step, before.rank + 1) == (after.attempt, after.step, after.rank)
+        and (last.tier, last.owner) == (each.tier, each.owner)
+        and last.mesh == each.mesh
+    )
+
+
+def _shard_run(shards: Sequence[ShardRecord]) -> ShardRun:
+    first, sizes = shards[0], tuple([each.size for each in shards])
+    digests = ",".join([each.digest for each in shards])
+    if digests.count(",") >= len(shards):
+        raise ValueError(f"the digests {digests!r} cannot be told apart")
+    sizes = sizes[:1] if len(set(sizes)) == 1 else sizes
+    key = first.key
+    return ShardRun(key.attempt, key.step, first.mesh, first.tier, first.owner, key.rank, len(shards), sizes, digests)
+
+
+# ---------------------------------------------------------------- workers
+
+
+class WorkerRun(NamedTuple):
+    """Workers of consecutive ranks of one generation."""
+
+    job: str
+    generation: int
+    rank: int  # the first
+    width: int
+    pids: tuple[int, ...]  # by rank
+    since: tuple[float, ...]  # by rank; a single one is that of all
+
+    @property
+    def end(self) -> int:
+        """The first rank behind it."""
+        return self.rank + self.width
+
+    def records(self) -> Iterator[RunningWorker]:
+        times = self.since * (self.width if len(self.since) == 1 else 1)
+        for rank, (pid, since) in enumerate(zip(self.pids, times, strict=True), self.rank):
+            yield RunningWorker(self.job, self.generation, rank, pid, since)
+
+
+class Workers(_InRuns[RunningWorker]):
+    """Workers of a node."""
+
+    __slots__ = ()
+    runs: tuple[WorkerRun, ...]
+
+
+def worker_runs(workers: Iterable[RunningWorker]) -> tuple[WorkerRun, ...]:
+    """The same in runs that are as long as possible, in the same order."""
+    if isinstance(workers, Workers):
+        return workers.runs
+    together: list[list[RunningWorker]] = []
+    for each in workers:
+        last = together[-1][-1] if together else None
+        if last is not None and (last.job, last.generation, last.rank + 1) == (each.job, each.generation, each.rank):
+            together[-1].append(each)
+        else:
+            together.append([each])
+    return tuple(map(_worker_run, together))
+
+
+def _worker_run(workers: Sequence[RunningWorker]) -> WorkerRun:
+    first, since = workers[0], tuple([each.since for each in workers])
+    since = since[:1] if len(set(since)) == 1 else since
+    pids = tuple([each.pid for each in workers])
+    return WorkerRun(first.job, first.generation, first.rank, len(workers), pids, since)
