@@ -19,7 +19,7 @@ from holdfast.domain.generations import (
 )
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.runs import ShardRun, shard_runs
-from holdfast.domain.tiers import NEARNESS
+from holdfast.domain.tiers import DURABLE, NEARNESS
 from holdfast.restore.lineage import Line, Segment
 from holdfast.restore.values import Election, Holder, Knowledge, ObjectStore, Origin, Terms
 
