@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import overload
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.mesh import Mesh
 
 
@@ -36,6 +37,10 @@ class ShardKey:
     attempt: int
     step: int
     rank: int
+
+    @property
+    def checkpoint(self) -> CheckpointId:
+        return CheckpointId(self.attempt, self.step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +127,10 @@ class StoredStep:
     mesh: Mesh  # of the generation that saved it
     sharded: bool  # over dp: replicas hold different tensors, so that a resize needs the shards of all of them
     damage: str = ""  # what was found wrong with it since; empty = nothing is known
+
+    @property
+    def id(self) -> CheckpointId:
+        return CheckpointId(self.attempt, self.step)
 
 
 OBJECT_STORE = "object store"  # as the node of a ShardSource: no node can be called so, for it has a space

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import Any
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import IntegrityError, NotFound
 from holdfast.domain.generations import ShardKey, StoredStep
 from holdfast.domain.mesh import Mesh
@@ -140,7 +141,7 @@ class CheckpointManifest:
     job: str
     attempt: int
     step: int
-    parent: tuple[int, int] | None  # (attempt, step) that the lineage started from
+    parent: CheckpointId | None  # (attempt, step) that the lineage started from
     mesh: tuple[tuple[str, int], ...]
     sharded: bool  # replicas hold different tensors at some position
     created_at: float  # Unix s, when the last rank had saved
@@ -300,9 +301,9 @@ def survey(store: ObjectStore, job: str) -> list[StepObjects]:
     return sorted(found, key=lambda objects: (objects.attempt, objects.step), reverse=True)
 
 
-def steps(store: ObjectStore, job: str) -> list[tuple[int, int]]:
+def steps(store: ObjectStore, job: str) -> list[CheckpointId]:
     """(attempt, step) of every checkpoint that can be restored, newest first, from a listing alone. Raises Unavailable."""
-    return [(found.attempt, found.step) for found in survey(store, job) if found.restorable]
+    return [CheckpointId(found.attempt, found.step) for found in survey(store, job) if found.restorable]
 
 
 def load(store: ObjectStore, job: str, attempt: int, step: int) -> CheckpointManifest:
@@ -339,18 +340,18 @@ def jobs(store: ObjectStore) -> list[str]:
     return sorted({found.key.split("/")[0] for found in store.list("") if _STEP.fullmatch(_directory(found.key))})
 
 
-def _objects_of(store: ObjectStore, job: str) -> Iterator[tuple[tuple[int, int], ObjectInfo]]:
+def _objects_of(store: ObjectStore, job: str) -> Iterator[tuple[CheckpointId, ObjectInfo]]:
     for found in store.list(f"{job}/"):
         directory = _STEP.fullmatch(_directory(found.key))
         if directory and found.key.count("/") == 2:  # other objects in the bucket are ignored
-            yield (int(directory[1]), int(directory[2])), found
+            yield CheckpointId(int(directory[1]), int(directory[2])), found
 
 
 def _directory(key: str) -> str:
     return key.rpartition("/")[0].rpartition("/")[2]
 
 
-def _step_objects(attempt: int, step: int, items: list[tuple[tuple[int, int], ObjectInfo]]) -> StepObjects:
+def _step_objects(attempt: int, step: int, items: list[tuple[CheckpointId, ObjectInfo]]) -> StepObjects:
     objects = [info for _, info in items]
     return StepObjects(
         attempt=attempt,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.generations import ShardKey, StoredStep
 from holdfast.domain.replication import Configure
 from holdfast.replicator.bucket import Surveyed
@@ -15,25 +16,23 @@ ASKED_MAX = 8  # the newest
 SUSPECTS_MAX = 64
 TOLD_EXTRA = 4  # complete steps told beyond those that are kept: a deletion may be under way
 
-_CheckpointId = tuple[int, int]
-
 
 @dataclass(slots=True)
 class JobArchive:
     """`stored` describes complete steps, `steps` all that were seen; what others change shows at the next survey."""
 
-    saves: dict[_CheckpointId, Save] = field(default_factory=dict)
-    steps: dict[_CheckpointId, Archived] = field(default_factory=dict)
-    stored: dict[_CheckpointId, StoredStep] = field(default_factory=dict)
+    saves: dict[CheckpointId, Save] = field(default_factory=dict)
+    steps: dict[CheckpointId, Archived] = field(default_factory=dict)
+    stored: dict[CheckpointId, StoredStep] = field(default_factory=dict)
     uploaded: set[ShardKey] = field(default_factory=set)
-    asked: set[_CheckpointId] = field(default_factory=set)
+    asked: set[CheckpointId] = field(default_factory=set)
     suspects: list[ShardKey] = field(default_factory=list)  # arrived damaged; to be looked at in the store
     surveyed: bool = False
 
     def saved(self, manifest: Manifest) -> None:
         """A worker of this node has saved this step; the first rank's time counts."""
         save = Save(manifest.attempt, manifest.step, manifest.created_at)
-        self.saves.setdefault((save.attempt, save.step), save)
+        self.saves.setdefault(CheckpointId(save.attempt, save.step), save)
         for checkpoint_id in sorted(self.saves)[:-SAVES_MAX]:
             del self.saves[checkpoint_id]
 
@@ -43,22 +42,22 @@ class JobArchive:
             self.steps, self.stored, self.uploaded = {}, {}, set()
         self.surveyed = False
         self.uploaded = {key for key in self.uploaded if key.attempt == config.attempt}
-        self.asked = {checkpoint_id for checkpoint_id in self.asked if checkpoint_id[0] == config.attempt}
+        self.asked = {checkpoint_id for checkpoint_id in self.asked if checkpoint_id.attempt == config.attempt}
 
     def ask(self, attempt: int, step: int) -> None:
         """Every node is asked alike, so that the step can become complete."""
-        self.asked = set(sorted({*self.asked, (attempt, step)})[-ASKED_MAX:])
+        self.asked = set(sorted({*self.asked, CheckpointId(attempt, step)})[-ASKED_MAX:])
 
     def found(self, surveyed: Surveyed) -> None:
         """A listing replaces what was known."""
         self.steps = {step.id: step for step in surveyed.steps}
         self.stored = dict(surveyed.stored)
-        self.uploaded |= {key for key in surveyed.uploaded if (key.attempt, key.step) in self.saves}  # ours to upload
+        self.uploaded |= {key for key in surveyed.uploaded if key.checkpoint in self.saves}  # ours to upload
         self.surveyed = True
 
     def completed(self, step: StoredStep, *, owner: bool) -> None:
         """`owner` decides what leaves the store now, and for that has to see all of it."""
-        checkpoint_id = (step.attempt, step.step)
+        checkpoint_id = step.id
         self.steps[checkpoint_id] = Archived(*checkpoint_id, complete=True)
         self.stored[checkpoint_id] = step
         self.surveyed = self.surveyed and not owner
@@ -67,16 +66,16 @@ class JobArchive:
         if key not in self.suspects and len(self.suspects) < SUSPECTS_MAX:
             self.suspects.append(key)
 
-    def found_damaged(self, checkpoint_id: _CheckpointId, problem: str) -> None:
+    def found_damaged(self, checkpoint_id: CheckpointId, problem: str) -> None:
         """It must not be restored from the store any more."""
         self.steps[checkpoint_id] = Archived(*checkpoint_id, complete=False, damaged=True)
         if checkpoint_id in self.stored:
             self.stored[checkpoint_id] = replace(self.stored[checkpoint_id], damage=problem)
 
-    def is_damaged(self, checkpoint_id: _CheckpointId) -> bool:
+    def is_damaged(self, checkpoint_id: CheckpointId) -> bool:
         return checkpoint_id in self.steps and self.steps[checkpoint_id].damaged
 
-    def discarded(self, checkpoint_id: _CheckpointId) -> None:
+    def discarded(self, checkpoint_id: CheckpointId) -> None:
         self.steps.pop(checkpoint_id, None)
         self.stored.pop(checkpoint_id, None)
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import structlog
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import Conflict, IncompatibleVersion, IntegrityError, NotFound, Unavailable
 from holdfast.domain.generations import ShardKey, StoredStep
 from holdfast.replicator.daemons import DaemonPool
@@ -45,15 +46,13 @@ PROBLEM_CHARS_MAX = 1000
 
 log = structlog.get_logger("holdfast.replicator.bucket")
 
-_CheckpointId = tuple[int, int]
-
 
 @dataclass(frozen=True, slots=True)
 class Surveyed:
     """A listing: every step, the newest of the complete ones as the manifest describes them, and whose shares are there."""
 
     steps: tuple[Archived, ...]  # newest first
-    stored: Mapping[_CheckpointId, StoredStep]
+    stored: Mapping[CheckpointId, StoredStep]
     uploaded: frozenset[ShardKey]
 
 
@@ -120,11 +119,11 @@ class Bucket:
     def survey(self, known: Collection[StoredStep], newest: int) -> Surveyed:
         """From one listing. Of the `newest` complete steps the manifests are read, unless they are `known`."""
         found = layout.survey(self.store, self.job)
-        descriptions = {(step.attempt, step.step): step for step in known}
-        stored: dict[_CheckpointId, StoredStep] = {}
-        damaged: set[_CheckpointId] = set()
+        descriptions = {step.id: step for step in known}
+        stored: dict[CheckpointId, StoredStep] = {}
+        damaged: set[CheckpointId] = set()
         for each in found:
-            checkpoint_id = (each.attempt, each.step)
+            checkpoint_id = CheckpointId(each.attempt, each.step)
             if not each.complete or len(stored) == newest:
                 continue
             if each.damaged:
@@ -340,7 +339,7 @@ def _place_of(manifest: Manifest, offset: int) -> tuple[str, int]:
     ), offset if offset < PAGE else PAGE + offset - manifest.tensors_end
 
 
-def _archived(found: StepObjects, last: float, damaged: set[_CheckpointId]) -> Archived:
+def _archived(found: StepObjects, last: float, damaged: set[CheckpointId]) -> Archived:
     checkpoint_id = (found.attempt, found.step)
     whole = checkpoint_id not in damaged
     idle_s = max(0.0, last - found.updated_at)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.generations import ShardKey
 from holdfast.replicator.names import label
 
@@ -50,8 +51,8 @@ class Archived:
     damaged: bool = False  # was complete, and cannot be restored any more
 
     @property
-    def id(self) -> tuple[int, int]:
-        return (self.attempt, self.step)
+    def id(self) -> CheckpointId:
+        return CheckpointId(self.attempt, self.step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +66,9 @@ class Archive:
     steps: tuple[Archived, ...] = ()  # newest first
     uploaded: frozenset[ShardKey] = frozenset()  # shards of this node's ranks that are there
     # (attempt, step) that somebody wants there whatever the interval says.
-    asked: frozenset[tuple[int, int]] = frozenset()
+    asked: frozenset[CheckpointId] = frozenset()
 
-    def is_complete(self, checkpoint_id: tuple[int, int]) -> bool:
+    def is_complete(self, checkpoint_id: CheckpointId) -> bool:
         return any(step.complete and step.id == checkpoint_id for step in self.steps)
 
 
@@ -84,16 +85,14 @@ class View:
     keep: int
     peers: tuple[str, ...]  # node names
     held: tuple[Held, ...]
-    restored: tuple[int, int] | None = None  # (attempt, step) that the current attempt started from
+    restored: CheckpointId | None = None  # (attempt, step) that the current attempt started from
     pushed: frozenset[tuple[ShardKey, str]] = frozenset()  # (shard, peer) known to be there
     pinned: frozenset[Held] = frozenset()  # handed out for a restore
     disk_full: bool = False
     disk_fails: bool = False  # it answers with errors: nothing is copied there, and nothing is deleted for it
     archive: Archive | None = None  # None = the job has no object store
     fresh: tuple[ShardKey, ...] = ()  # images that are being committed: as good as held for whoever copies them
-    saved_by_all: tuple[int, int] | None = (
-        None  # newest (attempt, step) known to be safe on every node; None = not told
-    )
+    saved_by_all: CheckpointId | None = None  # newest (attempt, step) known to be safe on every node; None = not told
     first_attempt: int = 0  # of this submission; what older attempts saved is an earlier one's
     expired_before: int = 0  # what attempts before it saved has been kept for as long as it was to be
     ended: bool = False  # the job is over
@@ -150,7 +149,7 @@ class Upload:
 class Complete:
     """See whether every rank's share of these steps is there, and if so write the manifest that makes it a checkpoint."""
 
-    ages: tuple[tuple[int, int], ...]  # (attempt, step), newest first
+    ages: tuple[CheckpointId, ...]  # (attempt, step), newest first
     reason: str
 
 
@@ -158,7 +157,7 @@ class Complete:
 class Discard:
     """Remove a step from the object store."""
 
-    checkpoint_id: tuple[int, int]  # (attempt, step)
+    checkpoint_id: CheckpointId  # (attempt, step)
     reason: str
 
 
@@ -173,8 +172,8 @@ def what(step: Step) -> str:
             return label(key)
         case Complete(ages):
             return ", ".join(f"step {number} (attempt {attempt})" for attempt, number in ages)
-        case Discard((attempt, number)):
-            return f"step {number} (attempt {attempt})"
+        case Discard(checkpoint_id):
+            return f"step {checkpoint_id.step} (attempt {checkpoint_id.attempt})"
         case Survey():
             return "all steps"
         case FreeImages():
@@ -183,27 +182,27 @@ def what(step: Step) -> str:
             assert_never(step)
 
 
-def id_of(key: ShardKey) -> tuple[int, int]:
+def id_of(key: ShardKey) -> CheckpointId:
     """Sorts shards of one rank, oldest first."""
-    return (key.attempt, key.step)
+    return key.checkpoint
 
 
-def is_abandoned(view: View, key: tuple[int, int]) -> bool:
+def is_abandoned(view: View, key: CheckpointId) -> bool:
     """Whether (attempt, step) was saved by an older attempt, beyond the step that the current one started from."""
-    if key[0] >= view.attempt:
+    if key.attempt >= view.attempt:
         return False
     return view.restored is None or key > view.restored
 
 
-def is_kept(view: View, key: tuple[int, int]) -> bool:
+def is_kept(view: View, key: CheckpointId) -> bool:
     """Whether (attempt, step) was saved by an earlier submission under this name: it is deleted when somebody asks for it, or
     when it has been kept for as long as it was to be."""
-    return view.expired_before <= key[0] < view.first_attempt
+    return view.expired_before <= key.attempt < view.first_attempt
 
 
-def whole_steps(view: View, stores: tuple[Store, ...]) -> list[tuple[int, int]]:
+def whole_steps(view: View, stores: tuple[Store, ...]) -> list[CheckpointId]:
     """Live steps of which every rank of this node is in these stores, oldest first."""
-    ranks_at: dict[tuple[int, int], set[int]] = {}
+    ranks_at: dict[CheckpointId, set[int]] = {}
     for held in view.held:
         if held.store in stores and not is_abandoned(view, id_of(held.key)):
             ranks_at.setdefault(id_of(held.key), set()).add(held.key.rank)
