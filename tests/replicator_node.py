@@ -18,6 +18,7 @@ import pytest
 from waiting import TIMEOUT_S, wait_until
 from warm_processes import WarmProcess, warm
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.generations import OBJECT_STORE, RankRestore, ShardKey, ShardRecord, ShardSource, StoredStep
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.orders import Inventory
@@ -156,7 +157,7 @@ class Node:
         self._stub.End(encode_end(EndJob(JOB, generation)), timeout=TIMEOUT_S)
 
     def prune(self, *steps: tuple[int, int]) -> None:
-        self._stub.Prune(encode_prune(PruneSteps(JOB, steps)), timeout=TIMEOUT_S)
+        self._stub.Prune(encode_prune(PruneSteps(JOB, tuple(CheckpointId(*step) for step in steps))), timeout=TIMEOUT_S)
 
     def forget(self, job: str = JOB) -> None:
         self._stub.Forget(pb.ForgetRequest(job=job), timeout=TIMEOUT_S)

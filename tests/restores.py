@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from holdfast import restore
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.generations import Placement, RankRestore, RestorePoint, ShardKey, ShardRecord
 from holdfast.domain.mesh import Mesh
 from holdfast.supervisor.core import election as supervisor
@@ -64,6 +65,10 @@ class Elector(Protocol):
     def __call__(self, asked: Asked) -> Answer: ...
 
 
+def _fork(asked: Asked, attempt: int) -> CheckpointId | None:
+    return CheckpointId(*asked.forks[attempt]) if attempt in asked.forks else None
+
+
 def by_supervisor(asked: Asked) -> Answer:
     """With the lineage as the supervisor records it: a branch at each start of a generation."""
     newest = max([copy.attempt for copy in asked.copies] + [1])
@@ -77,7 +82,7 @@ def by_supervisor(asked: Asked) -> Answer:
 def by_launch(asked: Asked) -> Answer:
     """With the lineage as the shards name it. What only the supervisor knows is put to the rule on the launch's terms."""
     if asked.known is not None:
-        lineage = restore.ancestry({copy.attempt: asked.forks.get(copy.attempt) for copy in asked.copies} or {1: None})
+        lineage = restore.ancestry({copy.attempt: _fork(asked, copy.attempt) for copy in asked.copies} or {1: None})
         elected = restore.elect(lineage, _holders(asked), asked.mesh, _placements(asked), asked.known, standalone.TERMS)
         return _answer(elected, asked)
     seats = [standalone.Seat(node, f"disk of {node}") for node in asked.nodes]
@@ -91,7 +96,7 @@ def _holding(asked: Asked, copy: Copy) -> standalone.Holding:
     record = asked.record(copy)
     path = f"/{copy.node}/{copy.tier}/a{copy.attempt}/s{copy.step}/{copy.rank}-{copy.digest}"
     place = copy.node if copy.tier == "memory" else f"disk of {copy.node}"
-    fork = asked.forks.get(copy.attempt)
+    fork = _fork(asked, copy.attempt)
     return standalone.Holding(record.key, record.mesh, fork, record.digest, copy.tier, path, place, holder=0)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.generations import ShardKey
 from holdfast.domain.mesh import Mesh
 from holdfast.shards import ImageSet, Plan, Reader, Staged, TensorSpec
@@ -114,7 +115,7 @@ def end(starts: Sequence[Start]) -> None:
         start.lock.close()
 
 
-def stage(where: Path, attempt: int, step: int, rank: int, mesh: Mesh, parent: tuple[int, int] | None = None) -> Staged:
+def stage(where: Path, attempt: int, step: int, rank: int, mesh: Mesh, parent: CheckpointId | None = None) -> Staged:
     """An image of one tensor that depends on nothing but the step: replicas agree."""
     images = ImageSet(where, restored=parent)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 from fleet import JOB, job, running
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.generations import Generation, ShardKey, ShardRecord
 from holdfast.domain.orders import Inventory
 from holdfast.domain.replication import SavedByAll
@@ -33,7 +34,7 @@ class Node:
     disk: set[ShardKey] = field(default_factory=set)
     pushed: set[tuple[ShardKey, str]] = field(default_factory=set)
     copying: tuple[ShardKey, int] | None = None  # ticks left
-    told: tuple[int, int] | None = None
+    told: CheckpointId | None = None
 
     def view(self, attempt: int) -> View:
         assert self.peer is not None
@@ -107,7 +108,7 @@ def _deliver(chance: random.Random, said: list[Tell], nodes: list[Node]) -> None
     for tell in chance.sample(said, min(len(said), 6)):
         node = next(node for node in nodes if node.name == tell.node)
         assert isinstance(tell.word, SavedByAll)
-        node.told = max(node.told or (0, 0), tell.word.age)
+        node.told = max(node.told or CheckpointId(0, 0), tell.word.age)
 
 
 @pytest.mark.parametrize("seed", range(3))

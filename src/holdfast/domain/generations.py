@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.mesh import Mesh
 
 
@@ -35,6 +36,10 @@ class ShardKey:
     attempt: int
     step: int
     rank: int
+
+    @property
+    def checkpoint(self) -> CheckpointId:
+        return CheckpointId(self.attempt, self.step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,10 @@ class StoredStep:
     mesh: Mesh  # of the generation that saved it
     sharded: bool  # over dp: replicas hold different tensors, so that a resize needs the shards of all of them
     damage: str = ""  # what was found wrong with it since; empty = nothing is known
+
+    @property
+    def id(self) -> CheckpointId:
+        return CheckpointId(self.attempt, self.step)
 
 
 OBJECT_STORE = "object store"  # as the node of a ShardSource: no node can be called so, for it has a space

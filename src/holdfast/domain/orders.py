@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.generations import Placement, RankRestore, ShardPlace, ShardRecord, ShardSource, StoredStep
 from holdfast.domain.job import CheckpointSpec, ChecksSpec, HangSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
@@ -105,7 +106,7 @@ class Prune:
     """Delete these saved steps, (attempt, step), of a job: somebody asked for it. What a running job needs is refused."""
 
     job: str
-    steps: tuple[tuple[int, int], ...]
+    steps: tuple[CheckpointId, ...]
 
 
 Order = Warm | Prepare | Start | Stop | CheckpointNow | SetInterval | Prune

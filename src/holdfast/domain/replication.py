@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.generations import RankRestore, ShardKey, ShardSource
 from holdfast.domain.mesh import Mesh
 
@@ -55,8 +56,8 @@ class SavedByAll:
     step: int
 
     @property
-    def age(self) -> tuple[int, int]:
-        return (self.attempt, self.step)
+    def age(self) -> CheckpointId:
+        return CheckpointId(self.attempt, self.step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class PruneSteps:
     """Delete these saved steps, (attempt, step): somebody asked for it."""
 
     job: str
-    steps: tuple[tuple[int, int], ...]
+    steps: tuple[CheckpointId, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.generations import RestorePoint
 
 
@@ -43,7 +44,7 @@ def branch(lineage: Sequence[Segment], attempt: int, restore: RestorePoint, leng
     return (Segment(attempt), *cut)[:length_max]
 
 
-def ancestry(parents: Mapping[int, tuple[int, int] | None]) -> tuple[Segment, ...]:
+def ancestry(parents: Mapping[int, CheckpointId | None]) -> tuple[Segment, ...]:
     """The lineage of the newest attempt. `parents`: attempt → the (attempt, step) that it was forked from, None = from step 0.
 
     An attempt of which only a fork is known ends the chain, up to that fork.
@@ -53,7 +54,7 @@ def ancestry(parents: Mapping[int, tuple[int, int] | None]) -> tuple[Segment, ..
     while attempt > 0:
         chain.append(Segment(attempt, until))
         parent = parents.get(attempt)
-        if parent is None or parent[0] >= attempt:  # the root, or a shard that cannot be right
+        if parent is None or parent.attempt >= attempt:  # the root, or a shard that cannot be right
             break
         attempt, until = parent
     return tuple(chain)

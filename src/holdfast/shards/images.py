@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import IncompatibleVersion, IntegrityError, OutOfSpace
 from holdfast.domain.generations import ShardKey
 from holdfast.domain.mesh import Mesh
@@ -58,7 +59,7 @@ class ImageSet:
         self,
         directory: Path,
         *,
-        restored: tuple[int, int] | None = None,
+        restored: CheckpointId | None = None,
         producer: str = "",
         fallback: Path | None = None,
     ) -> None:

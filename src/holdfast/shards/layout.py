@@ -29,6 +29,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import IncompatibleVersion, IntegrityError, InvalidSpec
 from holdfast.domain.generations import ShardKey
 from holdfast.domain.mesh import Mesh
@@ -62,7 +63,7 @@ class Stamp:
 
     key: ShardKey
     mesh: Mesh
-    parent: tuple[int, int] | None = None  # (attempt, step) that this lineage started from; None = from scratch
+    parent: CheckpointId | None = None  # (attempt, step) that this lineage started from; None = from scratch
     created_at: float = 0.0  # Unix s
     producer: str = ""  # e.g. "torch 2.13.0"
 
@@ -90,7 +91,7 @@ class Stamp:
             stamp = cls(
                 key=ShardKey(int(fields["attempt"]), int(fields["step"]), int(fields["rank"])),
                 mesh=Mesh(tuple((str(name), int(size)) for name, size in fields["mesh"])),
-                parent=None if parent is None else (int(parent[0]), int(parent[1])),
+                parent=None if parent is None else CheckpointId(int(parent[0]), int(parent[1])),
                 created_at=float(fields["created_at"]),
                 producer=str(fields["producer"]),
             )

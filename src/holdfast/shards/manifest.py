@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import IncompatibleVersion, IntegrityError
 from holdfast.domain.generations import ShardKey
 from holdfast.domain.mesh import Mesh
@@ -55,7 +56,7 @@ class Manifest:
     step: int
     rank: int
     mesh: tuple[tuple[str, int], ...]
-    parent: tuple[int, int] | None  # (attempt, step) that the lineage started from
+    parent: CheckpointId | None  # (attempt, step) that the lineage started from
     size: int
     tensors_end: int
     digest: str

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import IncompatibleVersion, IntegrityError, InvalidSpec
 
 # What reading JSON of an unknown writer into values can raise: a number of 5,000 digits, a list where a name should be.
@@ -46,7 +47,7 @@ def lineage_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     parent = fields["parent"]
     return {
         "mesh": tuple((str(name), int(size)) for name, size in fields["mesh"]),
-        "parent": None if parent is None else (int(parent[0]), int(parent[1])),
+        "parent": None if parent is None else CheckpointId(int(parent[0]), int(parent[1])),
     }
 
 

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import Any
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import IntegrityError, NotFound
 from holdfast.domain.generations import ShardKey, StoredStep
 from holdfast.domain.mesh import Mesh
@@ -141,7 +142,7 @@ class CheckpointManifest:
     job: str
     attempt: int
     step: int
-    parent: tuple[int, int] | None  # (attempt, step) from which the attempt started
+    parent: CheckpointId | None  # (attempt, step) from which the attempt started
     mesh: tuple[tuple[str, int], ...]
     sharded: bool  # replicas hold different tensors at some model-parallel index
     created_at: float  # Unix seconds, of the last rank's save
@@ -302,9 +303,9 @@ def survey(store: ObjectStore, job: str) -> list[StepObjects]:
     return sorted(found, key=lambda objects: (objects.attempt, objects.step), reverse=True)
 
 
-def steps(store: ObjectStore, job: str) -> list[tuple[int, int]]:
+def steps(store: ObjectStore, job: str) -> list[CheckpointId]:
     """Return (attempt, step) of every restorable checkpoint, newest first, from a listing only. Raises Unavailable."""
-    return [(found.attempt, found.step) for found in survey(store, job) if found.restorable]
+    return [CheckpointId(found.attempt, found.step) for found in survey(store, job) if found.restorable]
 
 
 def load(store: ObjectStore, job: str, attempt: int, step: int) -> CheckpointManifest:
@@ -341,18 +342,18 @@ def jobs(store: ObjectStore) -> list[str]:
     return sorted({found.key.split("/")[0] for found in store.list("") if _STEP.fullmatch(_directory(found.key))})
 
 
-def _objects_of(store: ObjectStore, job: str) -> Iterator[tuple[tuple[int, int], ObjectInfo]]:
+def _objects_of(store: ObjectStore, job: str) -> Iterator[tuple[CheckpointId, ObjectInfo]]:
     for found in store.list(f"{job}/"):
         directory = _STEP.fullmatch(_directory(found.key))
         if directory and found.key.count("/") == 2:  # other objects in the bucket are ignored
-            yield (int(directory[1]), int(directory[2])), found
+            yield CheckpointId(int(directory[1]), int(directory[2])), found
 
 
 def _directory(key: str) -> str:
     return key.rpartition("/")[0].rpartition("/")[2]
 
 
-def _step_objects(attempt: int, step: int, items: list[tuple[tuple[int, int], ObjectInfo]]) -> StepObjects:
+def _step_objects(attempt: int, step: int, items: list[tuple[CheckpointId, ObjectInfo]]) -> StepObjects:
     objects = [info for _, info in items]
     return StepObjects(
         attempt=attempt,

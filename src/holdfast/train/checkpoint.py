@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import IntegrityError, InvalidSpec
 from holdfast.shards import Image, ImageSet, Plan, Reader, Skipped, Staged
 from holdfast.train import rng, state
@@ -136,7 +137,7 @@ class Checkpointer:
             environment, target = self._environment, self._environment.restore
             self._images = ImageSet(
                 Path(environment.images),
-                restored=(target.attempt, target.step) if target else None,
+                restored=CheckpointId(target.attempt, target.step) if target else None,
                 producer=f"torch {torch.__version__}",
                 fallback=Path(environment.image_fallback_dir) if environment.image_fallback_dir else None,
             )

@@ -6,7 +6,7 @@ travels follows from its annotation:
 * a plain value as it is; `X | None` is a field whose absence is None; a mapping is a map;
 * `tuple[X, ...]` and `Sequence[X]` are a repeated field. With `columns`, all of them have one length; one with the default `()`
   may be absent;
-* `tuple[tuple[X, Y], ...]` is a repeated message of as many fields, in their order;
+* `tuple[tuple[X, Y], ...]` is a repeated message of as many fields, in their order, and so is a tuple of named tuples;
 * a dataclass is a message, whose codec was made before; it is required unless the annotation says `| None` or it has a default.
 
 What differs is said once, in the codec. As in `dataclasses`, the two functions are written out as source and compiled when the
@@ -236,17 +236,18 @@ class Codec(Generic[D, M]):
         return f"{other._name(self._message)}({arguments})"
 
     def _repeated(self, item: Any, value: str, read: str, label: str, on_wire: Any) -> tuple[str, str]:
-        if get_origin(item) is not tuple:
+        named = getattr(item, "_fields", None)  # of a NamedTuple
+        if get_origin(item) is not tuple and named is None:
             encoded, decoded = self._single(item, "x", "x", label)
             if decoded == "x":
                 return value, f"tuple({read}[:])"  # of a slice: twice as fast as of the container
         else:
-            parts = [part.name for part in on_wire.message_type.fields]
-            if len(parts) != len(get_args(item)):
+            parts = tuple([part.name for part in on_wire.message_type.fields])
+            if parts != named if named else len(parts) != len(get_args(item)):
                 raise TypeError(f"{on_wire.full_name} has the fields {parts} for {item}")
             made = self._name(GetMessageClass(on_wire.message_type))
             encoded = f"{made}({', '.join(f'{part}=x[{place}]' for place, part in enumerate(parts))})"
-            decoded = f"({', '.join(f'x.{part}' for part in parts)})"
+            decoded = f"{self._name(item) if named else ''}({', '.join(f'x.{part}' for part in parts)})"
         return f"[{encoded} for x in {value}]", f"tuple([{decoded} for x in {read}])"
 
     # ------------------------------------------------------------ columns

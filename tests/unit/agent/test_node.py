@@ -15,6 +15,7 @@ from waiting import VIRTUAL_TIME
 from holdfast.agent.node import Node, Outcome
 from holdfast.agent.workers.environment import Site
 from holdfast.agent.workers.pool import WorkerPool
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import Conflict, InvalidSpec, Unavailable
 from holdfast.domain.generations import Placement, RankRestore, ShardKey
 from holdfast.domain.job import CheckpointSpec, HangSpec, LaunchSpec
@@ -272,8 +273,8 @@ async def test_a_job_that_is_over_keeps_its_files_until_somebody_deletes_them() 
         await subject.carry_out(ORDER)
         await subject.carry_out(Stop("gpt", 2, ended=True))
         assert (pool.alive, replicator.ended, replicator.forgotten) == (set(), [EndJob("gpt", 2)], [])
-        await subject.carry_out(Prune("gpt", ((1, 10), (1, 20))))
-        assert replicator.pruned == [PruneSteps("gpt", ((1, 10), (1, 20)))]
+        await subject.carry_out(Prune("gpt", (CheckpointId(1, 10), CheckpointId(1, 20))))
+        assert replicator.pruned == [PruneSteps("gpt", (CheckpointId(1, 10), CheckpointId(1, 20)))]
 
 
 async def test_start_wants_an_address() -> None:

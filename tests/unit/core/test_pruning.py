@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from fleet import JOB, Fleet, job, running
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import Conflict, NotFound
 from holdfast.domain.orders import Prune
 from holdfast.supervisor.core import check_pruning, saved_steps
@@ -27,7 +28,7 @@ def attempt(fleet: Fleet) -> int:
 
 
 def ask(fleet: Fleet, *steps: tuple[int, int]) -> dict[str, tuple[tuple[int, int], ...]]:
-    event = PruneRequested(fleet.now, JOB, steps)
+    event = PruneRequested(fleet.now, JOB, tuple(CheckpointId(*step) for step in steps))
     check_pruning(fleet.state, event)
     fleet.fold(event)
     return {node: order.steps for node, order in fleet.orders(Prune).items() if isinstance(order, Prune)}

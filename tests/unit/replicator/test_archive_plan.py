@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.generations import ShardKey
 from holdfast.replicator.archive_plan import ABANDONED_S, LEVEL_MAX, archive_steps, chosen, level, level_wanted
 from holdfast.replicator.plan import BACKLOG_STEPS_MAX, KEEP_MIN, plan
@@ -28,7 +29,7 @@ from holdfast.replicator.view import (
     View,
 )
 
-Age = tuple[int, int]
+Age = CheckpointId
 
 
 def saves(steps: Sequence[int], *, every_s: float = 1.0, attempt: int = 1, start: float = 1e9) -> tuple[Save, ...]:
@@ -38,7 +39,7 @@ def saves(steps: Sequence[int], *, every_s: float = 1.0, attempt: int = 1, start
 
 def view(*held: int, archive: Archive, attempt: int = 1, ranks: tuple[int, ...] = (0,), **changes: object) -> View:
     disk = tuple(Held(Store.DISK, ShardKey(attempt, step, rank)) for step in held for rank in ranks)
-    others = (9, 0)  # every node is said to have something newer than anything here
+    others = CheckpointId(9, 0)  # every node is said to have something newer than anything here
     base = View(attempt, ranks, world_size=2, keep=2, peers=(), held=disk, archive=archive, saved_by_all=others)
     return replace(base, **changes)  # type: ignore[arg-type]
 
@@ -84,7 +85,7 @@ def test_the_first_save_of_a_run_goes_at_once_and_that_of_a_restart_only_when_it
     known = saves([40, 50], attempt=1)
     for step, expected in ((60, None), (70, (2, 70))):  # the slot of 64 begins in between
         seen = archive(saves=(*known, Save(2, step, 2e9)), steps=())
-        assert chosen(view(step, archive=seen, attempt=2, restored=(1, 50))) == expected
+        assert chosen(view(step, archive=seen, attempt=2, restored=CheckpointId(1, 50))) == expected
 
 
 @settings(max_examples=50, deadline=None)
@@ -144,19 +145,19 @@ def test_without_a_pace_rather_a_step_too_many() -> None:
 
 def test_what_all_have_chosen_goes_before_what_is_newer() -> None:
     slow = archive(interval_s=1.0, saves=saves(range(60, 71)))  # a clock gone wrong: every step is due here
-    assert chosen(view(*range(61, 71), archive=slow, restored=(0, 60))) == (1, 64)
+    assert chosen(view(*range(61, 71), archive=slow, restored=CheckpointId(0, 60))) == (1, 64)
 
 
 def test_a_step_that_somebody_has_begun_is_joined() -> None:
     begun = archive(saves=saves(range(1, 8)), steps=(Archived(1, 5, complete=False),))
-    assert chosen(view(5, 6, 7, archive=begun, restored=(0, 0))) == (1, 5)
-    assert chosen(view(6, 7, archive=begun, restored=(0, 0))) is None  # not here any more
+    assert chosen(view(5, 6, 7, archive=begun, restored=CheckpointId(0, 0))) == (1, 5)
+    assert chosen(view(6, 7, archive=begun, restored=CheckpointId(0, 0))) is None  # not here any more
 
 
 def test_nothing_older_than_the_newest_complete_step_goes_up() -> None:
     seen = archive(saves=saves([64, 128, 192]), steps=done(128))
-    assert chosen(view(64, 128, archive=seen, restored=(0, 0))) is None
-    assert chosen(view(64, 128, 192, archive=seen, restored=(0, 0))) == (1, 192)
+    assert chosen(view(64, 128, archive=seen, restored=CheckpointId(0, 0))) is None
+    assert chosen(view(64, 128, 192, archive=seen, restored=CheckpointId(0, 0))) == (1, 192)
 
 
 def test_a_step_goes_up_when_all_ranks_of_the_node_are_on_disk() -> None:
@@ -188,7 +189,7 @@ def test_a_new_generation_looks_first_and_a_job_without_store_or_configuration_d
 
 def test_the_step_on_its_way_to_the_store_stays_on_disk() -> None:
     held = tuple(range(64, 80))
-    going = view(*held, archive=archive(saves=saves(held)), peers=("b",), restored=(0, 0))
+    going = view(*held, archive=archive(saves=saves(held)), peers=("b",), restored=CheckpointId(0, 0))
     pushed = frozenset({(ShardKey(1, 79, 0), "b")})
     gone = {step.key.step for step in plan(replace(going, pushed=pushed)) if isinstance(step, Delete)}
     assert gone == set(range(65, 78))
@@ -196,7 +197,7 @@ def test_the_step_on_its_way_to_the_store_stays_on_disk() -> None:
 
 def test_without_peers_the_store_is_the_next_tier() -> None:
     held = tuple(range(129, 129 + KEEP_MIN + 3))
-    lone = view(*held, archive=archive(saves=saves(held)), restored=(0, 128))
+    lone = view(*held, archive=archive(saves=saves(held)), restored=CheckpointId(0, 128))
 
     def deleted(given_view: View) -> set[int]:
         return {step.key.step for step in plan(given_view) if isinstance(step, Delete)}
@@ -204,12 +205,12 @@ def test_without_peers_the_store_is_the_next_tier() -> None:
     assert deleted(lone) == set()
     assert deleted(replace(lone, archive=replace(lone.archive, steps=done(131)))) == {129, 130}  # type: ignore[type-var]
     many = tuple(range(129, 129 + KEEP_MIN + BACKLOG_STEPS_MAX + 1))
-    assert deleted(view(*many, archive=archive(saves=saves(many)), restored=(0, 128))) == {129}
+    assert deleted(view(*many, archive=archive(saves=saves(many)), restored=CheckpointId(0, 128))) == {129}
 
 
 def test_what_the_store_wants_is_copied_although_a_newer_save_is_there() -> None:
     images = tuple(Held(Store.IMAGE, ShardKey(1, step, 0)) for step in (64, 65))
-    waiting = replace(view(archive=archive(saves=saves([62, 63, 64, 65])), restored=(0, 61)), held=images)
+    waiting = replace(view(archive=archive(saves=saves([62, 63, 64, 65])), restored=CheckpointId(0, 61)), held=images)
     assert [step.key.step for step in plan(waiting) if isinstance(step, CopyToDisk)] == [64, 65]
 
 
@@ -231,7 +232,7 @@ def test_so_many_complete_steps_stay_and_rank_0s_node_decides() -> None:
 def test_a_lineage_given_up_goes_when_the_new_one_has_enough() -> None:
     old = (*done(10, 20, 30), Archived(2, 25, complete=True))
     later = (Archived(2, 35, complete=True), *old)
-    restored: Age = (1, 20)
+    restored: Age = CheckpointId(1, 20)
     assert discarded(view(archive=archive(steps=old), attempt=2, restored=restored)) == {(1, 10)}
     assert discarded(view(archive=archive(steps=later), attempt=2, restored=restored)) == {(1, 10), (1, 20)}
     more = (*done(10, 20, 30, 40, 50), Archived(2, 25, complete=True), Archived(2, 35, complete=True))
@@ -244,7 +245,7 @@ def test_what_an_earlier_submission_has_in_the_store_stays_until_somebody_asks()
     new = tuple(Archived(101, step, complete=True) for step in (10, 20, 30, 40))
     now = view(archive=archive(steps=(*new, *done(10, 20, 30))), attempt=101, first_attempt=101)
     assert discarded(now) == {(101, 10), (101, 20)}
-    assert discarded(replace(now, restored=(1, 30))) == {(101, 10), (101, 20)}
+    assert discarded(replace(now, restored=CheckpointId(1, 30))) == {(101, 10), (101, 20)}
 
 
 def test_what_never_became_complete_goes_by_age_and_only_behind_a_complete_one() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import (
     Conflict,
     HoldfastError,
@@ -261,12 +262,12 @@ def test_a_damage_is_marked_beside_the_manifest_until_it_is_mended(
     assert bucket.mark(damage, 1, 20)
     found = bucket.survey((), newest=3)
     assert [(step.complete, step.damaged) for step in found.steps] == [(False, True)]
-    assert found.stored[1, 20].damage == "the shard of rank 0 is damaged"
+    assert found.stored[CheckpointId(1, 20)].damage == "the shard of rank 0 is damaged"
     assert layout.steps(store, JOB) == []
     assert not bucket.unmark(ShardKey(1, 20, 1)), "nobody has said anything of that one"
     bucket.repair_object(images.open(JOB, KEY), damage.key, unpaced)
     assert bucket.unmark(KEY)
-    assert bucket.survey((), newest=3).stored[1, 20].damage == ""
+    assert bucket.survey((), newest=3).stored[CheckpointId(1, 20)].damage == ""
     assert layout.steps(store, JOB) == [(1, 20)]
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import IntegrityError
 from holdfast.domain.generations import ShardKey
 from holdfast.domain.mesh import Mesh
@@ -55,7 +56,7 @@ def test_one_pass_gives_digest_and_file_checksum(extra: int) -> None:
 def manifest() -> Manifest:
     sums = tuple(range(len(spans_of(20_000, 16_384))))
     return Manifest(
-        "j", "n", 1, 120, 3, (("dp", 2), ("pp", 2)), (1, 100), 20_000, 16_384, "d", 7, sums, 1.5, "torch 2"
+        "j", "n", 1, 120, 3, (("dp", 2), ("pp", 2)), CheckpointId(1, 100), 20_000, 16_384, "d", 7, sums, 1.5, "torch 2"
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import Conflict, HoldfastError, IntegrityError, NotFound, Unavailable
 from holdfast.domain.generations import ShardKey, ShardSource
 from holdfast.replicator.checksum import Checksummer
@@ -154,11 +155,11 @@ def test_parts_of_other_bytes_are_not_continued_and_old_ones_are_dropped(tmp_pat
     disk = FileTier("disk", tmp_path / "disk")
     with disk.receive(JOB, source.manifest) as incoming:
         incoming.write(piece(source, 0))
-        disk.drop_unfinished(JOB, (9, 9))
+        disk.drop_unfinished(JOB, CheckpointId(9, 9))
         assert len(list((tmp_path / "disk").rglob("*.part"))) == 1, "what is under way is left alone"
-    disk.drop_unfinished(JOB, (1, 10))
+    disk.drop_unfinished(JOB, CheckpointId(1, 10))
     assert list((tmp_path / "disk").rglob("*.part"))
-    disk.drop_unfinished(JOB, (1, 11))
+    disk.drop_unfinished(JOB, CheckpointId(1, 11))
     assert not list((tmp_path / "disk").rglob("*.part"))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from replicator_node import JOB, fill_up, small_tmpfs
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import OutOfSpace
 from holdfast.domain.generations import ShardKey
 from holdfast.domain.mesh import Mesh
@@ -118,7 +119,7 @@ def test_what_a_given_up_transfer_reserved_is_given_back(tmp_path: Path) -> None
     disk.incoming(JOB, manifest).close()
     reserved = temporary_of(disk.path(JOB, KEY).with_suffix(".json"))
     assert reserved.stat().st_size > len(manifest.encode())
-    disk.drop_unfinished(JOB, (1, 20))
+    disk.drop_unfinished(JOB, CheckpointId(1, 20))
     assert not reserved.exists()
 
 
@@ -162,7 +163,7 @@ def test_a_disk_that_takes_nothing_is_skipped_for_the_peer(which: str) -> None:
 def test_a_failing_disk_is_no_reason_to_delete() -> None:
     held = tuple(Held(Store.DISK, ShardKey(1, step, 0)) for step in range(10, 60, 10))
     pushed = frozenset({(ShardKey(1, 50, 0), "b")})
-    given = View(1, (0,), 2, 2, ("b",), held, pushed=pushed, saved_by_all=(1, 20), disk_fails=True)
+    given = View(1, (0,), 2, 2, ("b",), held, pushed=pushed, saved_by_all=CheckpointId(1, 20), disk_fails=True)
     assert not [step for step in plan(given) if type(step) is not Push and "superseded" not in step.reason]
     deleted = {step.key.step for step in plan(given) if isinstance(step, Delete)}
     assert deleted == {10}

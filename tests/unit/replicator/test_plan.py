@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.generations import ShardKey
 from holdfast.replicator.plan import BACKLOG_STEPS_MAX, plan
 from holdfast.replicator.view import CopyToDisk, Delete, FreeImages, Held, Push, Store, View, id_of
@@ -21,7 +22,7 @@ def disk(step: int, rank: int = 0, attempt: int = 1) -> Held:
     return Held(Store.DISK, ShardKey(attempt, step, rank))
 
 
-OTHERS_ARE_AHEAD = (9, 0)  # every node is said to have something newer than anything here
+OTHERS_ARE_AHEAD = CheckpointId(9, 0)  # every node is said to have something newer than anything here
 
 
 def view(*held: Held, **changes: object) -> View:
@@ -97,10 +98,10 @@ def test_a_peer_that_never_answers_does_not_fill_the_disk() -> None:
 
 def test_what_every_node_has_stays_until_all_have_something_newer() -> None:
     held = [disk(step) for step in (10, 20, 30, 40)]
-    assert deleted(view(*held, saved_by_all=(1, 10))) == set()
-    assert deleted(view(*held, saved_by_all=(1, 20))) == {10}
-    assert deleted(view(*held, saved_by_all=(1, 40))) == {10, 20}
-    assert deleted(view(*held, disk(10, rank=1), saved_by_all=(1, 10))) == set(), "nor the copies of others"
+    assert deleted(view(*held, saved_by_all=CheckpointId(1, 10))) == set()
+    assert deleted(view(*held, saved_by_all=CheckpointId(1, 20))) == {10}
+    assert deleted(view(*held, saved_by_all=CheckpointId(1, 40))) == {10, 20}
+    assert deleted(view(*held, disk(10, rank=1), saved_by_all=CheckpointId(1, 10))) == set(), "nor the copies of others"
 
 
 def test_without_a_word_more_is_kept_and_not_without_end() -> None:
@@ -108,27 +109,31 @@ def test_without_a_word_more_is_kept_and_not_without_end() -> None:
     many = [disk(step) for step in range(1, backlog + 2)]
     assert deleted(view(*many, saved_by_all=None)) == set(), "the oldest may be the one that all have"
     assert deleted(view(*many, disk(20), saved_by_all=None)) == {2}
-    assert deleted(view(*many, disk(20), saved_by_all=(1, 2))) == {1}, "2 is what all have, and stays for good"
-    assert deleted(view(*many, disk(20), disk(30), saved_by_all=(1, 2))) == {1, 3}
+    assert deleted(view(*many, disk(20), saved_by_all=CheckpointId(1, 2))) == {1}, (
+        "2 is what all have, and stays for good"
+    )
+    assert deleted(view(*many, disk(20), disk(30), saved_by_all=CheckpointId(1, 2))) == {1, 3}
 
 
 def test_a_full_disk_takes_what_might_have_become_the_next_but_not_what_all_have() -> None:
     held = [disk(step) for step in (10, 20, 30, 40, 50)]
-    assert deleted(view(*held, saved_by_all=(1, 20), disk_full=True)) == {10, 30}
+    assert deleted(view(*held, saved_by_all=CheckpointId(1, 20), disk_full=True)) == {10, 30}
     assert deleted(view(*held, saved_by_all=None, disk_full=True)) == {20, 30}
 
 
 def test_what_the_attempt_started_from_stands_for_a_word_that_has_not_come() -> None:
     held = [disk(10), *(disk(step, attempt=2) for step in (15, 25, 35, 45))]
-    before = view(*held, attempt=2, restored=(1, 10), disk_full=True)
+    before = view(*held, attempt=2, restored=CheckpointId(1, 10), disk_full=True)
     assert deleted(replace(before, saved_by_all=None)) == {15, 25}
-    assert deleted(replace(before, saved_by_all=(1, 40))) == {15, 25}, "about a lineage given up: as good as none"
-    assert deleted(replace(before, saved_by_all=(1, 5))) == {15, 25}
-    assert deleted(replace(before, saved_by_all=(2, 35))) == {10, 15, 25}
+    assert deleted(replace(before, saved_by_all=CheckpointId(1, 40))) == {15, 25}, (
+        "about a lineage given up: as good as none"
+    )
+    assert deleted(replace(before, saved_by_all=CheckpointId(1, 5))) == {15, 25}
+    assert deleted(replace(before, saved_by_all=CheckpointId(2, 35))) == {10, 15, 25}
 
 
 def test_the_restore_point_outlives_a_lineage_given_up() -> None:
-    after_rollback = view(disk(10), disk(20), disk(15, attempt=2), attempt=2, restored=(1, 10))
+    after_rollback = view(disk(10), disk(20), disk(15, attempt=2), attempt=2, restored=CheckpointId(1, 10))
     assert deleted(after_rollback) == set()  # 20 of attempt 1 is not counted as newer than the restore point
     later = replace(after_rollback, held=(*after_rollback.held, disk(25, attempt=2)))
     assert deleted(later) == {10}, "the newest that were given up stay: the user may know better"
@@ -140,12 +145,12 @@ def test_the_restore_point_outlives_a_lineage_given_up() -> None:
 def test_what_an_earlier_submission_saved_is_never_deleted_for_want_of_room() -> None:
     old = [disk(step) for step in (10, 20, 30)]
     new = [disk(step, attempt=101) for step in (10, 20, 30, 40)]
-    now = view(*old, *new, attempt=101, first_attempt=101, saved_by_all=(101, 40))
+    now = view(*old, *new, attempt=101, first_attempt=101, saved_by_all=CheckpointId(101, 40))
     gone = {step.key for step in plan(now) if isinstance(step, Delete)}
     assert gone == {ShardKey(101, 10, 0), ShardKey(101, 20, 0)}
     full = {step.key.attempt for step in plan(replace(now, disk_full=True)) if isinstance(step, Delete)}
     assert full == {101}
-    going_on = replace(now, restored=(1, 30))
+    going_on = replace(now, restored=CheckpointId(1, 30))
     assert {step.key.attempt for step in plan(going_on) if isinstance(step, Delete)} == {101}
     expired = {step.key for step in plan(replace(now, expired_before=101)) if isinstance(step, Delete)}
     assert expired == gone | {held.key for held in old}, "kept for as long as it was to be"
@@ -182,13 +187,15 @@ def test_what_is_pinned_or_of_an_unknown_job_stays() -> None:
 
 def test_ranks_that_no_longer_exist_are_cleared_away_by_progress() -> None:
     vanished = disk(10, rank=5)
-    assert deleted(view(vanished, disk(10), disk(20, attempt=2), attempt=2, restored=(1, 10))) == set()
-    assert 10 in deleted(view(vanished, disk(20, attempt=2), disk(30, attempt=2), attempt=2, restored=(1, 10)))
+    assert deleted(view(vanished, disk(10), disk(20, attempt=2), attempt=2, restored=CheckpointId(1, 10))) == set()
+    assert 10 in deleted(
+        view(vanished, disk(20, attempt=2), disk(30, attempt=2), attempt=2, restored=CheckpointId(1, 10))
+    )
 
 
 def test_a_fetched_shard_leaves_memory_once_it_is_superseded_on_disk() -> None:
     fetched = Held(Store.STAGED, ShardKey(1, 10, 0))
-    now = view(fetched, disk(10), attempt=2, restored=(1, 10))
+    now = view(fetched, disk(10), attempt=2, restored=CheckpointId(1, 10))
     assert plan(now) == ()
     assert plan(replace(now, held=(*now.held, disk(15, attempt=2)))) == (
         Delete(Store.STAGED, fetched.key, "restored from and superseded on disk"),
@@ -225,15 +232,15 @@ helds = st.builds(Held, st.sampled_from(Store), keys)
     held=st.sets(helds, max_size=30),
     ranks=st.sets(st.integers(0, 3), max_size=3),
     attempt=st.integers(0, 3),
-    restored=st.none() | st.tuples(st.integers(1, 2), st.integers(1, 6).map(lambda n: n * 10)),
+    restored=st.none() | st.builds(CheckpointId, st.integers(1, 2), st.integers(1, 6).map(lambda n: n * 10)),
     pushed=st.sets(st.tuples(keys, st.sampled_from(["b", "c"])), max_size=5),
     peers=st.sets(st.sampled_from(["b", "c"])),
     keep=st.integers(0, 3),
-    saved_by_all=st.none() | st.tuples(st.integers(1, 3), st.integers(1, 6).map(lambda n: n * 10)),
+    saved_by_all=st.none() | st.builds(CheckpointId, st.integers(1, 3), st.integers(1, 6).map(lambda n: n * 10)),
 )
 def test_whatever_is_held_the_newest_of_every_living_rank_stays(
-    held: set[Held], ranks: set[int], attempt: int, restored: tuple[int, int] | None,
-    pushed: set[tuple[ShardKey, str]], peers: set[str], keep: int, saved_by_all: tuple[int, int] | None,
+    held: set[Held], ranks: set[int], attempt: int, restored: CheckpointId | None,
+    pushed: set[tuple[ShardKey, str]], peers: set[str], keep: int, saved_by_all: CheckpointId | None,
 ) -> None:  # fmt: skip
     now = View(
         attempt=attempt,
@@ -269,7 +276,7 @@ class Retention(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.attempt, self.step = 1, 0
-        self.restored: tuple[int, int] | None = None
+        self.restored: CheckpointId | None = None
         self.memory: dict[int, list[ShardKey]] = {0: [], 1: []}
         self.disk: set[ShardKey] = set()
         self.pushed: set[tuple[ShardKey, str]] = set()
@@ -307,7 +314,7 @@ class Retention(RuleBasedStateMachine):
             case Delete(store, key):
                 raise AssertionError(f"{key} must not be deleted from {store}")
 
-    def whole(self) -> list[tuple[int, int]]:
+    def whole(self) -> list[CheckpointId]:
         first, second = ({id_of(key) for key in self.disk if key.rank == rank} for rank in (0, 1))
         return sorted(first & second)
 
@@ -320,7 +327,7 @@ class Retention(RuleBasedStateMachine):
             return
         self.restored = living[-2] if older and len(living) > 1 else living[-1]
         self.attempt += 1
-        self.step = self.restored[1]
+        self.step = self.restored.step
 
     @invariant()
     def a_step_to_restore_is_never_lost(self) -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import InvalidSpec, MalformedMessage, Unavailable
 from holdfast.domain.generations import ShardKey, ShardSource
 from holdfast.domain.mesh import Mesh
@@ -63,8 +64,8 @@ def test_without_a_rate_nothing_waits_and_a_stop_is_heard() -> None:
 def test_the_configuration_is_kept_privately(tmp_path: Path) -> None:
     assert Remembered.read(tmp_path) is None
     config = Configure("llm", 3, 2, Mesh.of({"dp": 2}), (1,), (ShardSource("b", "h:1"),), 2, "secret")
-    Remembered(config, (1, 100)).write(tmp_path)
-    assert Remembered.read(tmp_path) == Remembered(config, (1, 100))
+    Remembered(config, CheckpointId(1, 100)).write(tmp_path)
+    assert Remembered.read(tmp_path) == Remembered(config, CheckpointId(1, 100))
     assert (tmp_path / "job.json").stat().st_mode & 0o077 == 0
     (tmp_path / "job.json").write_text("{")
     with pytest.raises(MalformedMessage):

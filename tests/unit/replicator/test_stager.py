@@ -14,6 +14,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import Conflict, HoldfastError, Unavailable, Unrestorable
 from holdfast.domain.generations import RankRestore, ShardKey, ShardSource
 from holdfast.domain.mesh import Mesh
@@ -243,7 +244,7 @@ async def test_ranks_that_try_to_save_have_restored_and_get_their_images_back(tm
         node.images.close()
         await node.stage(NEW, OTHER)
         node.engine.jobs[JOB].pin({})
-        images = ImageSet(tmp_path / "memory" / JOB / "w0", restored=(1, 20))
+        images = ImageSet(tmp_path / "memory" / JOB / "w0", restored=CheckpointId(1, 20))
         with node.slow.open(JOB, OLD):  # somebody else reads the other one
             assert isinstance(save(images, ShardKey(2, 30, 0)), Skipped)
         node.engine.missed(JOB, 1, 0)

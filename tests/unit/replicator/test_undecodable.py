@@ -15,6 +15,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import HoldfastError, IncompatibleVersion, IntegrityError
 from holdfast.domain.generations import ShardKey
 from holdfast.domain.mesh import Mesh
@@ -382,7 +383,7 @@ def test_a_half_arrived_part_may_be_anything(whole: Path, tmp_path: Path, name: 
             part.parent.mkdir(parents=True, exist_ok=True)
             part.touch()
             ANY[name](part)
-            tier.drop_unfinished(JOB, (1, 5))
+            tier.drop_unfinished(JOB, CheckpointId(1, 5))
             tier.put(JOB, shard, Pace(0))
             assert tier.shards(JOB) == [shard.manifest]
             tier.sweep(JOB)

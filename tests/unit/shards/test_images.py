@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import Conflict, IntegrityError, InvalidSpec, OutOfSpace
 from holdfast.domain.generations import ShardKey
 from holdfast.domain.mesh import Mesh
@@ -151,11 +152,11 @@ def test_a_lineage_given_up_is_overwritten_before_the_restore_point(tmp_path: Pa
     save(before, 100)
     save(before, 200)
     before.close()
-    after = ImageSet(tmp_path, restored=(1, 100))
+    after = ImageSet(tmp_path, restored=CheckpointId(1, 100))
     save(after, 150, attempt=2)
     assert steps_in(tmp_path) == {100, 150}
     after.close()
-    again = ImageSet(tmp_path, restored=(1, 100))  # attempt 2 was lost elsewhere: back to 100 once more
+    again = ImageSet(tmp_path, restored=CheckpointId(1, 100))  # attempt 2 was lost elsewhere: back to 100 once more
     save(again, 120, attempt=3)
     assert steps_in(tmp_path) == {100, 120}
 

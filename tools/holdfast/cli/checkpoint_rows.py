@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import IncompatibleVersion, IntegrityError, NotFound
 from holdfast.domain.tiers import NEARNESS, STORE
 from holdfast.stores import ObjectStore
@@ -26,8 +27,8 @@ class Stored:
     problem: str = ""
 
     @property
-    def age(self) -> tuple[int, int]:
-        return self.objects.attempt, self.objects.step
+    def age(self) -> CheckpointId:
+        return CheckpointId(self.objects.attempt, self.objects.step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +84,13 @@ def choose(store: ObjectStore, job: str, step: int | None, attempt: int | None) 
 
 def rows(stored: Sequence[Stored], held: Iterable[Json]) -> list[Json]:
     """Return one row per checkpoint, newest first, from the contents of the store and the inventories of the nodes."""
-    by_age: dict[tuple[int, int], Json] = {}
+    by_age: dict[CheckpointId, Json] = {}
     newest = None
     for item in held:
         if item.get("newest"):  # the supervisor knows the abandoned lineages; the store does not
             newest = int(item["attempt"]), int(item["step"])
         tiers = item.get("tiers") or {}
-        by_age[int(item["attempt"]), int(item["step"])] = {
+        by_age[CheckpointId(int(item["attempt"]), int(item["step"]))] = {
             "step": int(item["step"]),
             "attempt": int(item["attempt"]),
             "mesh": dict(item.get("mesh") or {}),

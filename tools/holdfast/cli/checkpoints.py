@@ -29,6 +29,7 @@ from holdfast.cli import checkpoint_rows, node_checkpoints
 from holdfast.cli.checkpoint_rows import Json, Stored
 from holdfast.cli.client import Client, NoApi, default_url
 from holdfast.cli.tables import Api, AsJson, console, mesh, plural, show_list, show_one, table
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import HoldfastError, InvalidSpec, NotFound, Unavailable
 from holdfast.domain.tiers import NEARNESS
 from holdfast.stores import ObjectStore, open_store, transfer
@@ -127,9 +128,7 @@ def _described(checkpoint: CheckpointManifest, *, screen: bool) -> Json:
         "job": checkpoint.job,
         "step": checkpoint.step,
         "attempt": checkpoint.attempt,
-        "continues": None
-        if checkpoint.parent is None
-        else {"attempt": checkpoint.parent[0], "step": checkpoint.parent[1]},
+        "continues": None if checkpoint.parent is None else checkpoint.parent._asdict(),
         "mesh": dict(checkpoint.mesh),
         "sharded": checkpoint.sharded,
         "saved_at": checkpoint.created_at,
@@ -260,7 +259,7 @@ def _prune_nodes(job: str, keep: int, api: str, *, yes: bool, as_json: bool) -> 
         if go and not yes:
             _confirm(len(go), len(stay), " from the nodes", as_json)
         if go:
-            client.prune(job, [(row["attempt"], row["step"]) for row in go])
+            client.prune(job, [CheckpointId(row["attempt"], row["step"]) for row in go])
     if as_json:
         print(json.dumps({"deleted": go, "kept": stay}, indent=2))
         return

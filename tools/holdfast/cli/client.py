@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 import httpx
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, InvalidSpecs, NotFound, Unavailable
 
 DEFAULT_API_PORT = 8470
@@ -122,7 +123,7 @@ class Client:
         """Return the nodes from which the shards can be fetched, and the secret for it."""
         return self._get(_path("jobs", name, "checkpoints", str(attempt), str(step), "sources"))
 
-    def prune(self, name: str, steps: Iterable[tuple[int, int]]) -> Json:
+    def prune(self, name: str, steps: Iterable[CheckpointId]) -> Json:
         """Delete these (attempt, step) from the nodes."""
         body = {"steps": [{"attempt": attempt, "step": step} for attempt, step in steps]}
         return self._command(_path("jobs", name, "checkpoints", "prune"), body)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.generations import ShardKey, StoredStep
 from holdfast.domain.replication import Configure
 from holdfast.replicator.bucket import Surveyed
@@ -15,19 +16,17 @@ ASKED_MAX = 8  # the newest
 SUSPECTS_MAX = 64
 TOLD_EXTRA = 4  # complete checkpoints reported beyond `keep`, because a deletion may be in progress
 
-_CheckpointId = tuple[int, int]
-
 
 @dataclass(slots=True)
 class JobArchive:
     """`stored` describes complete checkpoints, `steps` all of the last listing. Changes by other nodes appear in the
     next one."""
 
-    saves: dict[_CheckpointId, Save] = field(default_factory=dict)
-    steps: dict[_CheckpointId, Archived] = field(default_factory=dict)
-    stored: dict[_CheckpointId, StoredStep] = field(default_factory=dict)
+    saves: dict[CheckpointId, Save] = field(default_factory=dict)
+    steps: dict[CheckpointId, Archived] = field(default_factory=dict)
+    stored: dict[CheckpointId, StoredStep] = field(default_factory=dict)
     uploaded: set[ShardKey] = field(default_factory=set)
-    asked: set[_CheckpointId] = field(default_factory=set)
+    asked: set[CheckpointId] = field(default_factory=set)
     # Downloads that arrived damaged; the store's copies are to be checked.
     suspects: list[ShardKey] = field(default_factory=list)
     surveyed: bool = False
@@ -35,7 +34,7 @@ class JobArchive:
     def saved(self, manifest: Manifest) -> None:
         """Record a save of a worker of this node. The time is that of the first rank."""
         save = Save(manifest.attempt, manifest.step, manifest.created_at)
-        self.saves.setdefault((save.attempt, save.step), save)
+        self.saves.setdefault(CheckpointId(save.attempt, save.step), save)
         for checkpoint_id in sorted(self.saves)[:-SAVES_MAX]:
             del self.saves[checkpoint_id]
 
@@ -45,23 +44,23 @@ class JobArchive:
             self.steps, self.stored, self.uploaded = {}, {}, set()
         self.surveyed = False
         self.uploaded = {key for key in self.uploaded if key.attempt == config.attempt}
-        self.asked = {checkpoint_id for checkpoint_id in self.asked if checkpoint_id[0] == config.attempt}
+        self.asked = {checkpoint_id for checkpoint_id in self.asked if checkpoint_id.attempt == config.attempt}
 
     def ask(self, attempt: int, step: int) -> None:
         """Record a requested upload. Every node receives the same request, so that the checkpoint becomes complete."""
-        self.asked = set(sorted({*self.asked, (attempt, step)})[-ASKED_MAX:])
+        self.asked = set(sorted({*self.asked, CheckpointId(attempt, step)})[-ASKED_MAX:])
 
     def found(self, surveyed: Surveyed) -> None:
         """Replace the known checkpoints by those of a listing."""
         self.steps = {step.id: step for step in surveyed.steps}
         self.stored = dict(surveyed.stored)
         # Of this node's workers.
-        self.uploaded |= {key for key in surveyed.uploaded if (key.attempt, key.step) in self.saves}
+        self.uploaded |= {key for key in surveyed.uploaded if key.checkpoint in self.saves}
         self.surveyed = True
 
     def completed(self, step: StoredStep, *, owner: bool) -> None:
         """Record a complete checkpoint. The `owner` decides about deletions next, for which it needs a new listing."""
-        checkpoint_id = (step.attempt, step.step)
+        checkpoint_id = step.id
         self.steps[checkpoint_id] = Archived(*checkpoint_id, complete=True)
         self.stored[checkpoint_id] = step
         self.surveyed = self.surveyed and not owner
@@ -70,16 +69,16 @@ class JobArchive:
         if key not in self.suspects and len(self.suspects) < SUSPECTS_MAX:
             self.suspects.append(key)
 
-    def found_damaged(self, checkpoint_id: _CheckpointId, problem: str) -> None:
+    def found_damaged(self, checkpoint_id: CheckpointId, problem: str) -> None:
         """Mark a checkpoint as damaged, so that it is not restored from the store."""
         self.steps[checkpoint_id] = Archived(*checkpoint_id, complete=False, damaged=True)
         if checkpoint_id in self.stored:
             self.stored[checkpoint_id] = replace(self.stored[checkpoint_id], damage=problem)
 
-    def is_damaged(self, checkpoint_id: _CheckpointId) -> bool:
+    def is_damaged(self, checkpoint_id: CheckpointId) -> bool:
         return checkpoint_id in self.steps and self.steps[checkpoint_id].damaged
 
-    def discarded(self, checkpoint_id: _CheckpointId) -> None:
+    def discarded(self, checkpoint_id: CheckpointId) -> None:
         self.steps.pop(checkpoint_id, None)
         self.stored.pop(checkpoint_id, None)
 

@@ -25,6 +25,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from statistics import median
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.generations import ShardKey
 from holdfast.replicator.view import (
     Archive,
@@ -48,8 +49,6 @@ LEVEL_MAX = 64  # of the first save of a run, which begins every slot
 LEVEL_ASKED = LEVEL_MAX + 1  # of a requested step, which precedes all others
 WAITING_MAX = 4  # steps that may still become complete
 ABANDONED_S = 3600.0  # an incomplete step without a new object for this long will not become complete
-
-_CheckpointId = tuple[int, int]
 
 
 def archive_steps(view: View) -> list[ArchiveStep]:
@@ -87,7 +86,7 @@ def level_wanted(saves: tuple[Save, ...], interval_s: float) -> int:
     return min(LEVEL_MAX, math.ceil(math.log2(interval_s / pace_s)))
 
 
-def chosen(view: View) -> _CheckpointId | None:
+def chosen(view: View) -> CheckpointId | None:
     """Return the (attempt, step) that this node should upload now, or None. It must not be deleted before it is uploaded."""
     archive = view.archive
     if archive is None or not view.ranks:
@@ -97,7 +96,11 @@ def chosen(view: View) -> _CheckpointId | None:
     newest = _newest_complete(view, archive)
     candidates = []
     for held in _whole(view):
-        if held[0] != view.attempt or (newest is not None and held <= newest) or _all_uploaded(view, archive, held):
+        if (
+            held.attempt != view.attempt
+            or (newest is not None and held <= newest)
+            or _all_uploaded(view, archive, held)
+        ):
             continue
         reached = _level_of(view, archive, held)
         if reached >= wanted or held in begun:
@@ -105,7 +108,7 @@ def chosen(view: View) -> _CheckpointId | None:
     return max(candidates)[1] if candidates else None
 
 
-def wanted_of(view: View, ages: Iterable[tuple[int, int]]) -> _CheckpointId | None:
+def wanted_of(view: View, ages: Iterable[CheckpointId]) -> CheckpointId | None:
     """Return which of these (attempt, step), saved here and not yet on disk, will be uploaded from disk."""
     archive = view.archive
     if archive is None:
@@ -115,32 +118,32 @@ def wanted_of(view: View, ages: Iterable[tuple[int, int]]) -> _CheckpointId | No
     live = (
         checkpoint_id
         for checkpoint_id in ages
-        if checkpoint_id[0] == view.attempt and (newest is None or checkpoint_id > newest)
+        if checkpoint_id.attempt == view.attempt and (newest is None or checkpoint_id > newest)
     )
     reached = [(_level_of(view, archive, checkpoint_id), checkpoint_id) for checkpoint_id in live]
     return max((found for found in reached if found[0] >= wanted), default=(0, None))[1]
 
 
-def _level_of(view: View, archive: Archive, held: _CheckpointId) -> int:
+def _level_of(view: View, archive: Archive, held: CheckpointId) -> int:
     """Return the level of a save. If an earlier save of the attempt is unknown, the level is higher, never lower."""
     if held in archive.asked:
         return LEVEL_ASKED
-    before = [save.step for save in archive.saves if save.attempt == held[0] and save.step < held[1]]
+    before = [save.step for save in archive.saves if save.attempt == held.attempt and save.step < held.step]
     if before:
-        return level(held[1], max(before))
-    return level(held[1], view.restored[1] if view.restored is not None else None)
+        return level(held.step, max(before))
+    return level(held.step, view.restored.step if view.restored is not None else None)
 
 
-def _whole(view: View) -> list[_CheckpointId]:
+def _whole(view: View) -> list[CheckpointId]:
     return whole_steps(view, tuple(Store) if view.disk_takes_nothing else (Store.DISK,))
 
 
-def _newest_complete(view: View, archive: Archive) -> _CheckpointId | None:
+def _newest_complete(view: View, archive: Archive) -> CheckpointId | None:
     live = [step.id for step in archive.steps if step.complete and not is_abandoned(view, step.id)]
     return max(live, default=None)
 
 
-def _all_uploaded(view: View, archive: Archive, held: _CheckpointId) -> bool:
+def _all_uploaded(view: View, archive: Archive, held: CheckpointId) -> bool:
     return all(ShardKey(*held, rank) in archive.uploaded for rank in view.ranks)
 
 
@@ -159,7 +162,7 @@ def _uploads(view: View) -> list[ArchiveStep]:
 def _completions(view: View, archive: Archive) -> list[ArchiveStep]:
     newest = _newest_complete(view, archive)
     damaged = {step.id for step in archive.steps if step.damaged}
-    mine = {(key.attempt, key.step) for key in archive.uploaded if key.attempt == view.attempt}
+    mine = {key.checkpoint for key in archive.uploaded if key.attempt == view.attempt}
     ages = sorted(mine - damaged, reverse=True)
     waiting = [
         checkpoint_id
@@ -189,14 +192,14 @@ def _discards(view: View, archive: Archive) -> list[ArchiveStep]:
     return [Discard(step.id, reason) for step, reason in found if reason]
 
 
-def _why_not_kept(view: View, archive: Archive, step: Archived, complete: list[_CheckpointId]) -> str:
+def _why_not_kept(view: View, archive: Archive, step: Archived, complete: list[CheckpointId]) -> str:
     """Return why the step may be deleted; "" = it is retained. `complete` are the complete steps of the lineage, newest
     first."""
     keep = max(archive.keep, 1)
     if step.complete and step.id[0] < view.first_attempt:
         return ""  # of an earlier run; deleted only on request
     if step.complete and is_abandoned(view, step.id):
-        mine = sum(1 for checkpoint_id in complete if checkpoint_id[0] == view.attempt)
+        mine = sum(1 for checkpoint_id in complete if checkpoint_id.attempt == view.attempt)
         return f"on an abandoned lineage; {mine} newer steps are complete" if mine >= keep else ""
     newer = sum(1 for checkpoint_id in complete if checkpoint_id > step.id)
     if step.complete:

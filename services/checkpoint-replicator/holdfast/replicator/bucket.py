@@ -20,6 +20,7 @@ from pathlib import Path
 
 import structlog
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import Conflict, IncompatibleVersion, IntegrityError, NotFound, Unavailable
 from holdfast.domain.generations import ShardKey, StoredStep
 from holdfast.replicator.daemons import DaemonPool
@@ -45,15 +46,13 @@ PROBLEM_CHARS_MAX = 1000
 
 log = structlog.get_logger("holdfast.replicator.bucket")
 
-_CheckpointId = tuple[int, int]
-
 
 @dataclass(frozen=True, slots=True)
 class Surveyed:
     """A listing: every checkpoint, the newest complete ones with the contents of their manifests, and the uploaded shards."""
 
     steps: tuple[Archived, ...]  # newest first
-    stored: Mapping[_CheckpointId, StoredStep]
+    stored: Mapping[CheckpointId, StoredStep]
     uploaded: frozenset[ShardKey]
 
 
@@ -121,11 +120,11 @@ class Bucket:
     def survey(self, known: Collection[StoredStep], newest: int) -> Surveyed:
         """List the checkpoints. Reads the manifests of the `newest` complete ones that are not `known`."""
         found = layout.survey(self.store, self.job)
-        descriptions = {(step.attempt, step.step): step for step in known}
-        stored: dict[_CheckpointId, StoredStep] = {}
-        damaged: set[_CheckpointId] = set()
+        descriptions = {step.id: step for step in known}
+        stored: dict[CheckpointId, StoredStep] = {}
+        damaged: set[CheckpointId] = set()
         for each in found:
-            checkpoint_id = (each.attempt, each.step)
+            checkpoint_id = CheckpointId(each.attempt, each.step)
             if not each.complete or len(stored) == newest:
                 continue
             if each.damaged:
@@ -343,7 +342,7 @@ def _place_of(manifest: Manifest, offset: int) -> tuple[str, int]:
     ), offset if offset < PAGE else PAGE + offset - manifest.tensors_end
 
 
-def _archived(found: StepObjects, last: float, damaged: set[_CheckpointId]) -> Archived:
+def _archived(found: StepObjects, last: float, damaged: set[CheckpointId]) -> Archived:
     checkpoint_id = (found.attempt, found.step)
     whole = checkpoint_id not in damaged
     idle_s = max(0.0, last - found.updated_at)

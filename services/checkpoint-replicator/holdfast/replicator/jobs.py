@@ -11,6 +11,7 @@ from pathlib import Path
 
 import anyio
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.generations import ShardKey, ShardRecord
 from holdfast.domain.orders import Inventory
 from holdfast.domain.replication import Configure
@@ -35,7 +36,7 @@ class Job:
 
     name: str
     config: Configure | None = None
-    restored: tuple[int, int] | None = None
+    restored: CheckpointId | None = None
     held: dict[Held, Manifest] = field(default_factory=dict)
     fresh: dict[ShardKey, PendingCommit] = field(default_factory=dict)  # images that are being committed
     pushed: dict[tuple[int, str], ShardKey] = field(default_factory=dict)  # (rank, peer) → the last shard on its disk
@@ -43,7 +44,7 @@ class Job:
     wanted: Counter[ShardKey] = field(default_factory=Counter)  # number of stagings in progress; not to be deleted
     tried: set[int] = field(default_factory=set)  # local ranks whose save failed in this generation
     archive: JobArchive = field(default_factory=JobArchive)
-    saved_by_all: tuple[int, int] | None = None  # the newest (attempt, step) known to be on every node
+    saved_by_all: CheckpointId | None = None  # the newest (attempt, step) known to be on every node
     disk_full: bool = False
     disk_fails: bool = False  # operations return errors
     gone: bool = False  # deleted
@@ -99,13 +100,13 @@ class Job:
         """The job's secret; "" before it is configured, which refuses all peers."""
         return self.config.token if self.config else ""
 
-    def needs(self, step: tuple[int, int]) -> bool:
+    def needs(self, step: CheckpointId) -> bool:
         """Whether a job that has not ended may restore this (attempt, step)."""
         if self.ended or self.config is None:
             return False
-        if step[0] >= self.config.attempt or step == self.restored:
+        if step.attempt >= self.config.attempt or step == self.restored:
             return True
-        return self.restored is not None and self.config.first_attempt <= step[0] and step < self.restored
+        return self.restored is not None and self.config.first_attempt <= step.attempt and step < self.restored
 
     @contextmanager
     def wanting(self, keys: Iterable[ShardKey]) -> Iterator[None]:
@@ -204,10 +205,10 @@ class Remembered:
     continue, and peers that replace a lost node may need shards of a job that has not been configured here since."""
 
     config: Configure
-    restored: tuple[int, int] | None = None
+    restored: CheckpointId | None = None
     # (attempt, step) to upload to the object store regardless of its interval.
-    asked: frozenset[tuple[int, int]] = frozenset()
-    saved_by_all: tuple[int, int] | None = None
+    asked: frozenset[CheckpointId] = frozenset()
+    saved_by_all: CheckpointId | None = None
     ended: bool = False
     kept: tuple[tuple[int, float], ...] = ()  # as in `KeptSince`
 

@@ -160,7 +160,7 @@ class Mover:
         job.troubles.end(TroubleKind.TIER_FAILS, "disk")
         job.held[Held(Store.DISK, key)] = manifest
         self._engine.notify()
-        older_than = (key.attempt, key.step)
+        older_than = key.checkpoint
         await self._engine.threads.background(self._engine.tiers.disk.drop_unfinished, job.name, older_than)
 
     async def _copy_held(self, job: Job, key: ShardKey) -> Manifest:

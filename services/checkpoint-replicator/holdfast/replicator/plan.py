@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.generations import ShardKey
 from holdfast.replicator.archive_plan import archive_steps, chosen, wanted_of
 from holdfast.replicator.view import (
@@ -146,7 +147,7 @@ def _disk_deletions(view: View) -> list[Step]:
     return steps
 
 
-def _newest_abandoned(view: View, disk: list[ShardKey]) -> set[tuple[int, int]]:
+def _newest_abandoned(view: View, disk: list[ShardKey]) -> set[CheckpointId]:
     """Return the newest checkpoints that this run has abandoned, because the user may want to go back to one of them."""
     if view.disk_full:
         return set()
@@ -154,7 +155,7 @@ def _newest_abandoned(view: View, disk: list[ShardKey]) -> set[tuple[int, int]]:
     return set(sorted((each for each in mine if is_abandoned(view, each)), reverse=True)[: max(view.keep, KEEP_MIN)])
 
 
-def _superseded(view: View, key: ShardKey, disk: list[ShardKey], whole: list[tuple[int, int]]) -> str | None:
+def _superseded(view: View, key: ShardKey, disk: list[ShardKey], whole: list[CheckpointId]) -> str | None:
     """Return why the disk copy of `key` may be deleted; None if it must be retained."""
     keep = max(view.keep, KEEP_MIN)
     if key.rank in view.ranks or key.rank >= view.world_size:
@@ -164,7 +165,7 @@ def _superseded(view: View, key: ShardKey, disk: list[ShardKey], whole: list[tup
             {id_of(other) for other in disk if other.rank == key.rank and not is_abandoned(view, id_of(other))}
         )
     newer = [step for step in counted if step > id_of(key)]
-    current = [step for step in counted if step[0] == view.attempt]
+    current = [step for step in counted if step.attempt == view.attempt]
     if is_abandoned(view, id_of(key)):
         return f"on an abandoned lineage; {len(current)} newer steps are complete" if len(current) >= keep else None
     if key.rank >= view.world_size and len(current) < keep:
@@ -176,7 +177,7 @@ def _superseded(view: View, key: ShardKey, disk: list[ShardKey], whole: list[tup
     return f"superseded by {len(newer)} complete newer steps; {keep} are kept"
 
 
-def _others_may_need(view: View, key: ShardKey, counted: list[tuple[int, int]]) -> bool:
+def _others_may_need(view: View, key: ShardKey, counted: list[CheckpointId]) -> bool:
     """Whether this is or may become the newest step that all nodes have. `counted` are complete on this node, oldest first."""
     told = view.saved_by_all
     if told is not None and is_abandoned(view, told):
@@ -217,7 +218,7 @@ def _staged_deletions(view: View) -> list[Step]:
             if held.key in on_disk:
                 steps.append(Delete(Store.STAGED, held.key, "its workers have ended, and it is on disk"))
             continue
-        newer = [step for step in whole if step[0] == view.attempt and step > id_of(held.key)]
+        newer = [step for step in whole if step.attempt == view.attempt and step > id_of(held.key)]
         if held.key.rank not in view.ranks:
             reason = _superseded_copy(view, held.key, newer)
         else:
@@ -227,7 +228,7 @@ def _staged_deletions(view: View) -> list[Step]:
     return steps
 
 
-def _superseded_copy(view: View, key: ShardKey, newer: list[tuple[int, int]]) -> str | None:
+def _superseded_copy(view: View, key: ShardKey, newer: list[CheckpointId]) -> str | None:
     """Return why another node's shard may be deleted from memory; None if it must be retained. The newest one is retained even
     if it is on disk as well, because it is restored from this node if its own node is lost. `newer`: steps that are complete
     on this node's disk."""

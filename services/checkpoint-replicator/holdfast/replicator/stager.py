@@ -117,7 +117,7 @@ class Stager:
         await self._engine.refresh(job)
         _require_current(job, generation)  # before the restored step is recorded
         first = request.shards[0].shard
-        job.restored = (first.attempt, first.step)
+        job.restored = first.checkpoint
         await self._engine.threads.urgent(self._engine.tiers.staged.drop_unfinished, job.name, job.restored)
         missing = {key: _Failures() for key in restores}
         with self._store_sync.pace.held(), freeze.patience(request.timeout_s) as limit:

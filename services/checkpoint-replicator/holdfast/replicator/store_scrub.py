@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import anyio
 import structlog
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import HoldfastError, NotFound
 from holdfast.domain.generations import ShardKey
 from holdfast.replicator.bucket import Bucket
@@ -66,7 +67,7 @@ class StoreScrubber:
         if not damage:
             log.warning("download corrupted; stored object intact", job=job.name, shard=label(key))
             return
-        await self._repair(job, bucket, (key.attempt, key.step), damage)
+        await self._repair(job, bucket, key.checkpoint, damage)
 
     async def _check(self, job: Job, attempt: int, step: int) -> None:
         if job.gone or job.config is None or not job.config.store:
@@ -80,14 +81,14 @@ class StoreScrubber:
         except HoldfastError as error:
             log.warning("object store scrub failed", job=job.name, step=step, attempt=attempt, reason=str(error))
             return
-        broken = await self._repair(job, bucket, (attempt, step), damage)
-        if job.archive.is_damaged((attempt, step)):
+        broken = await self._repair(job, bucket, CheckpointId(attempt, step), damage)
+        if job.archive.is_damaged(CheckpointId(attempt, step)):
             await self._store_sync.unmark(
                 job, bucket, [ShardKey(attempt, step, rank) for rank in ranks if rank not in broken]
             )
 
     async def _repair(
-        self, job: Job, bucket: Bucket, checkpoint_id: tuple[int, int], damage: Sequence[Damage]
+        self, job: Job, bucket: Bucket, checkpoint_id: CheckpointId, damage: Sequence[Damage]
     ) -> set[int]:
         """Replace objects of which this node has an intact copy, and mark the others. Returns the ranks whose shard
         stays damaged."""

@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 import anyio
 import structlog
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import Conflict, HoldfastError, IntegrityError, NotFound
 from holdfast.domain.generations import RankRestore, ShardKey, ShardSource
 from holdfast.replicator.archive import TOLD_EXTRA
@@ -115,8 +116,8 @@ class StoreSync:
                 log.info(
                     "checkpoint deleted from the object store",
                     job=job.name,
-                    step=checkpoint_id[1],
-                    attempt=checkpoint_id[0],
+                    step=checkpoint_id.step,
+                    attempt=checkpoint_id.attempt,
                     reason=step.reason,
                 )
 
@@ -125,7 +126,7 @@ class StoreSync:
         known = tuple(job.archive.stored.values())
         job.archive.found(await self.engine.threads.archive(bucket.survey, known, newest))
 
-    async def _complete(self, job: Job, bucket: Bucket, ages: tuple[tuple[int, int], ...]) -> None:
+    async def _complete(self, job: Job, bucket: Bucket, ages: tuple[CheckpointId, ...]) -> None:
         config = job.config
         if config is None:
             return
@@ -136,8 +137,8 @@ class StoreSync:
                 log.info(
                     "checkpoint complete in the object store",
                     job=job.name,
-                    step=checkpoint_id[1],
-                    attempt=checkpoint_id[0],
+                    step=checkpoint_id.step,
+                    attempt=checkpoint_id.attempt,
                 )
                 return  # the newest comes first; older ones are superseded
         raise NotYet(f"not every rank's shard is in {bucket.store.url} yet")
@@ -179,7 +180,7 @@ class StoreSync:
 
     # ------------------------------------------------------------ damage
 
-    async def mark(self, job: Job, bucket: Bucket, damage: Damage, checkpoint_id: tuple[int, int]) -> None:
+    async def mark(self, job: Job, bucket: Bucket, damage: Damage, checkpoint_id: CheckpointId) -> None:
         """Mark a checkpoint as damaged, in the store and in the inventory, so that it is not restored from there."""
         try:
             if not await self.engine.threads.archive(bucket.mark, damage, *checkpoint_id):

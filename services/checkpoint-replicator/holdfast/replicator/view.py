@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.generations import ShardKey
 from holdfast.replicator.names import label
 
@@ -50,8 +51,8 @@ class Archived:
     damaged: bool = False  # was complete, but cannot be restored
 
     @property
-    def id(self) -> tuple[int, int]:
-        return (self.attempt, self.step)
+    def id(self) -> CheckpointId:
+        return CheckpointId(self.attempt, self.step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +66,9 @@ class Archive:
     steps: tuple[Archived, ...] = ()  # newest first
     uploaded: frozenset[ShardKey] = frozenset()  # uploaded shards of this node's ranks
     # (attempt, step) with a requested upload, regardless of the interval.
-    asked: frozenset[tuple[int, int]] = frozenset()
+    asked: frozenset[CheckpointId] = frozenset()
 
-    def is_complete(self, checkpoint_id: tuple[int, int]) -> bool:
+    def is_complete(self, checkpoint_id: CheckpointId) -> bool:
         return any(step.complete and step.id == checkpoint_id for step in self.steps)
 
 
@@ -84,14 +85,14 @@ class View:
     keep: int
     peers: tuple[str, ...]  # node names
     held: tuple[Held, ...]
-    restored: tuple[int, int] | None = None  # (attempt, step) from which the current attempt started
+    restored: CheckpointId | None = None  # (attempt, step) from which the current attempt started
     pushed: frozenset[tuple[ShardKey, str]] = frozenset()  # (shard, peer) that has it on disk
     pinned: frozenset[Held] = frozenset()  # returned for a restore
     disk_full: bool = False
     disk_fails: bool = False  # returns errors; the plan neither copies to the disk nor relies on it
     archive: Archive | None = None  # None = the job has no object store
     fresh: tuple[ShardKey, ...] = ()  # images that are being committed and can be copied already
-    saved_by_all: tuple[int, int] | None = None  # newest (attempt, step) on every node; None = unknown
+    saved_by_all: CheckpointId | None = None  # newest (attempt, step) on every node; None = unknown
     first_attempt: int = 0  # of this run; older attempts belong to earlier runs
     expired_before: int = 0  # the retention period of attempts before this one has ended
     ended: bool = False  # the job has ended
@@ -148,7 +149,7 @@ class Upload:
 class Complete:
     """Check whether all shards of these steps are uploaded, and if so write the checkpoint's manifest."""
 
-    ages: tuple[tuple[int, int], ...]  # (attempt, step), newest first
+    ages: tuple[CheckpointId, ...]  # (attempt, step), newest first
     reason: str
 
 
@@ -156,7 +157,7 @@ class Complete:
 class Discard:
     """Delete a checkpoint from the object store."""
 
-    checkpoint_id: tuple[int, int]  # (attempt, step)
+    checkpoint_id: CheckpointId  # (attempt, step)
     reason: str
 
 
@@ -171,8 +172,8 @@ def what(step: Step) -> str:
             return label(key)
         case Complete(ages):
             return ", ".join(f"step {number} (attempt {attempt})" for attempt, number in ages)
-        case Discard((attempt, number)):
-            return f"step {number} (attempt {attempt})"
+        case Discard(checkpoint_id):
+            return f"step {checkpoint_id.step} (attempt {checkpoint_id.attempt})"
         case Survey():
             return "all steps"
         case FreeImages():
@@ -181,27 +182,27 @@ def what(step: Step) -> str:
             assert_never(step)
 
 
-def id_of(key: ShardKey) -> tuple[int, int]:
+def id_of(key: ShardKey) -> CheckpointId:
     """Sort key for shards of one rank, oldest first."""
-    return (key.attempt, key.step)
+    return key.checkpoint
 
 
-def is_abandoned(view: View, key: tuple[int, int]) -> bool:
+def is_abandoned(view: View, key: CheckpointId) -> bool:
     """Whether an older attempt saved (attempt, step) beyond the step from which the current attempt started."""
-    if key[0] >= view.attempt:
+    if key.attempt >= view.attempt:
         return False
     return view.restored is None or key > view.restored
 
 
-def is_kept(view: View, key: tuple[int, int]) -> bool:
+def is_kept(view: View, key: CheckpointId) -> bool:
     """Whether (attempt, step) belongs to an earlier run of this name. It is deleted on request or after the retention
     period."""
-    return view.expired_before <= key[0] < view.first_attempt
+    return view.expired_before <= key.attempt < view.first_attempt
 
 
-def whole_steps(view: View, stores: tuple[Store, ...]) -> list[tuple[int, int]]:
+def whole_steps(view: View, stores: tuple[Store, ...]) -> list[CheckpointId]:
     """Return the steps on the lineage for which these tiers have the shards of all local ranks, oldest first."""
-    ranks_at: dict[tuple[int, int], set[int]] = {}
+    ranks_at: dict[CheckpointId, set[int]] = {}
     for held in view.held:
         if held.store in stores and not is_abandoned(view, id_of(held.key)):
             ranks_at.setdefault(id_of(held.key), set()).add(held.key.rank)

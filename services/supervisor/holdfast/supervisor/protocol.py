@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import Finding
 from holdfast.domain.generations import Generation, Placement, RestoreRun, ShardSource, StoredStep
@@ -108,7 +109,7 @@ class PruneRequested:
 
     at: float
     job: str
-    steps: tuple[tuple[int, int], ...]
+    steps: tuple[CheckpointId, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from contextlib import closing
 
 import structlog
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import HoldfastError, IncompatibleVersion, IntegrityError, InvalidSpec, NotFound
 from holdfast.domain.generations import StoredStep
 from holdfast.domain.job import JobSpec, ResumeSpec
@@ -56,7 +57,7 @@ def own_checkpoint(
 
 def _find(store: ObjectStore, wanted: ResumeSpec) -> StoredStep:
     complete = layout.steps(store, wanted.job)
-    fitting = [age for age in complete if wanted.attempt in (None, age[0]) and wanted.step in (None, age[1])]
+    fitting = [age for age in complete if wanted.attempt in (None, age.attempt) and wanted.step in (None, age.step)]
     damaged: list[str] = []
     for age in fitting:
         try:
@@ -71,7 +72,7 @@ def _find(store: ObjectStore, wanted: ResumeSpec) -> StoredStep:
 
 
 def _what_is_there(
-    store: ObjectStore, wanted: ResumeSpec, complete: Sequence[tuple[int, int]], damaged: Sequence[str]
+    store: ObjectStore, wanted: ResumeSpec, complete: Sequence[CheckpointId], damaged: Sequence[str]
 ) -> str:
     if damaged:
         return f"a checkpoint that can be read: {'; '.join(damaged[:NAMED_MAX])}"

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import Conflict, HoldfastError, IntegrityError, OutOfSpace
 from holdfast.domain.generations import ShardKey
 from holdfast.shards import Manifest, Reader, spans_of, sync_directory
@@ -235,10 +236,10 @@ class Directory:
         found = {self._key(path) for path in self.root.glob("a*/s*/rank-*")}
         return sorted((key for key in found if key is not None), key=lambda key: (key.attempt, key.step, key.rank))
 
-    def steps(self) -> list[tuple[int, int]]:
+    def steps(self) -> list[CheckpointId]:
         """Return (attempt, step) of every checkpoint that has files in the directory, complete or not."""
         found = (_STEP.fullmatch(path.relative_to(self.root).as_posix()) for path in self.root.glob("a*/s*"))
-        return sorted((int(step[1]), int(step[2])) for step in found if step is not None)
+        return sorted(CheckpointId(int(step[1]), int(step[2])) for step in found if step is not None)
 
     def mark(self, launch: str, rank: int) -> Path:
         """Return the path of a marker file, by which ranks find out whether they share the directory."""

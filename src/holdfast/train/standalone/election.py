@@ -12,10 +12,11 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from holdfast import restore
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.generations import Placement, ShardKey, ShardRecord
 from holdfast.domain.mesh import Mesh
 
-Step = tuple[int, int]  # (attempt, step)
+Step = CheckpointId
 
 TERMS = restore.Terms(any_mesh=True, substitutes=True)
 
@@ -46,7 +47,7 @@ class Holding:
 
     @property
     def at(self) -> Step:
-        return self.key.attempt, self.key.step
+        return self.key.checkpoint
 
     @property
     def copy(self) -> tuple[int, str]:
@@ -84,7 +85,7 @@ def elect(
         return Election(
             None, elected.restore.reason if good else "no copy verifies" if known else "nothing is saved here"
         )
-    at = elected.restore.attempt, elected.restore.step
+    at = CheckpointId(elected.restore.attempt, elected.restore.step)
     nearest: dict[tuple[str, int], Holding] = {}
     for holding in good:
         if holding.at == at:

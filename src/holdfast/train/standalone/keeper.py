@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from holdfast.domain.checkpoints import NOTHING_SAVED, CheckpointId
 from holdfast.domain.errors import HoldfastError, Unavailable
 from holdfast.domain.generations import ShardKey
 from holdfast.shards import Reader
@@ -47,14 +48,14 @@ class Retention:
 
     @property
     def newest(self) -> Step:
-        return self._complete[-1] if self._complete else (0, 0)
+        return self._complete[-1] if self._complete else NOTHING_SAVED
 
     def victims(self, keys: Sequence[ShardKey]) -> list[ShardKey]:
         """Return the shards that are older than the oldest complete checkpoint to retain."""
         if not self._complete:
             return []
         oldest = self._complete[-self._keep :][0]
-        return [key for key in keys if self._floor <= key.attempt and (key.attempt, key.step) < oldest]
+        return [key for key in keys if self._floor <= key.attempt and key.checkpoint < oldest]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,7 @@ class Keeper:
         """Read from the board which checkpoints have become complete, and delete those that may be deleted."""
         while (told := self._board.get(f"complete/{self._seen + 1}")) is not None:
             attempt, step = told.split()
-            self._retention.completed((int(attempt), int(step)))
+            self._retention.completed(CheckpointId(int(attempt), int(step)))
             self._seen += 1
         if self._seen:
             directory, others = self._place.directory, self._place.others
@@ -181,7 +182,7 @@ class Keeper:
         """Delete old checkpoints that a rank never wrote to disk. This rank's count is withdrawn first; a checkpoint
         that turns out to be complete is retained."""
         newest = self._retention.newest
-        self._unfinished = [key for key in self._unfinished if (key.attempt, key.step) > newest]
+        self._unfinished = [key for key in self._unfinished if key.checkpoint > newest]
         while len(self._unfinished) > UNFINISHED_MAX:
             key = self._unfinished.pop(0)
             if self._board.count(_counter(key), -1) + 1 >= self._place.world_size:

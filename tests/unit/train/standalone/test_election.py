@@ -3,6 +3,7 @@ what did not verify, and directories that nodes share."""
 
 from __future__ import annotations
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.generations import ShardKey
 from holdfast.domain.mesh import Mesh
 from holdfast.train.standalone.election import Holding, Seat, attempts, elect
@@ -18,7 +19,7 @@ def held(
     rank: int,
     *,
     node: str = "n0",
-    parent: tuple[int, int] | None = None,
+    parent: CheckpointId | None = None,
     digest: str = "",
     tier: str = "disk",
 ) -> Holding:
@@ -27,7 +28,7 @@ def held(
     return Holding(ShardKey(attempt, step, rank), DP2, parent, digest, tier, path, place, int(node[1:]))
 
 
-def both(attempt: int, step: int, parent: tuple[int, int] | None = None) -> list[Holding]:
+def both(attempt: int, step: int, parent: CheckpointId | None = None) -> list[Holding]:
     return [held(attempt, step, rank, node=f"n{rank}", parent=parent) for rank in (0, 1)]
 
 
@@ -37,7 +38,7 @@ def test_nothing_saved_is_a_start_from_scratch() -> None:
 
 
 def test_every_complete_step_of_the_lineage_is_named_for_those_who_remove_old_ones() -> None:
-    given_up = [*both(1, 20), held(2, 15, 0, parent=(1, 10))]
+    given_up = [*both(1, 20), held(2, 15, 0, parent=CheckpointId(1, 10))]
     elected = elect([*both(1, 5), *both(1, 10), *given_up], DP2, APART)
     assert (elected.at, elected.complete) == ((1, 10), ((1, 5), (1, 10)))
     assert attempts(given_up) == 2
@@ -58,7 +59,7 @@ def test_a_copy_that_does_not_verify_is_out_and_its_node_takes_another() -> None
 
 def test_a_copy_that_does_not_verify_still_says_what_its_attempt_was_forked_from() -> None:
     """Step 20 was given up when attempt 2 was forked from step 10, even if nothing of attempt 2 can be restored any more."""
-    of_attempt_2 = held(2, 15, 0, parent=(1, 10))
+    of_attempt_2 = held(2, 15, 0, parent=CheckpointId(1, 10))
     there = [*both(1, 10), *both(1, 20), of_attempt_2]
     assert elect(there, DP2, APART, {of_attempt_2.copy}).at == (1, 10)
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from standalone_ranks import stage
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # re-exported without saying so
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.generations import ShardKey
 from holdfast.domain.mesh import Mesh
 from holdfast.train.standalone.board import Board
@@ -165,9 +166,13 @@ def test_at_the_end_everybody_learns_of_the_last_complete_step(tmp_path: Path) -
     assert steps(tmp_path) == [20]
 
 
-@given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 9)), max_size=12), st.integers(1, 3), st.integers(0, 3))
+@given(
+    st.lists(st.builds(CheckpointId, st.integers(1, 3), st.integers(1, 9)), max_size=12),
+    st.integers(1, 3),
+    st.integers(0, 3),
+)
 def test_retention_never_names_what_is_newer_than_the_oldest_kept(
-    completed: list[tuple[int, int]], keep: int, floor: int
+    completed: list[CheckpointId], keep: int, floor: int
 ) -> None:
     retention = Retention(keep, [], floor=floor)
     keys = [ShardKey(attempt, step, 0) for attempt in range(1, 4) for step in range(1, 10)]

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import Conflict, HoldfastError, IntegrityError, NotFound
 from holdfast.domain.generations import ShardKey
 from holdfast.replicator.checksum import require_consistent
@@ -216,7 +217,7 @@ class FileTier:
         directory = self._directory(job)
         paths = find(directory, f"a*/s*/rank-{rank}.json")
         keys = filter(None, (parse_shard_path(path.relative_to(directory).with_suffix(".shard")) for path in paths))
-        return max(keys, key=lambda key: (key.attempt, key.step), default=None)
+        return max(keys, key=lambda key: key.checkpoint, default=None)
 
     def sweep(self, job: str) -> int:
         """Delete the incomplete files of a crash and return their number. Called at start. Other files and directories are
@@ -232,13 +233,13 @@ class FileTier:
                     swept += 1
         return swept
 
-    def drop_unfinished(self, job: str, older_than: tuple[int, int]) -> None:
+    def drop_unfinished(self, job: str, older_than: CheckpointId) -> None:
         """Delete incomplete transfers of steps before `older_than` (attempt, step) that are not in progress."""
         directory = self._directory(job)
         for part in find(directory, "a*/s*/.*.part"):
             final = part.with_name(part.name[1:].rsplit(".", 2)[0])
             key = parse_shard_path(final.relative_to(directory))
-            if key is not None and (key.attempt, key.step) < older_than and _unlink_unclaimed(part):
+            if key is not None and key.checkpoint < older_than and _unlink_unclaimed(part):
                 make_way(temporary_of(manifest_path(final)))
 
     def _directory(self, job: str) -> Path:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from anyio import move_on_after, to_thread
 from fastapi import APIRouter, Body, Query
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import InvalidSpec, NotFound
 from holdfast.domain.job import JobSpec
 from holdfast.supervisor.api import models, views
@@ -151,7 +152,7 @@ async def checkpoint_sources(name: str, attempt: int, step: int, backend: Servin
 @router.post("/{name}/checkpoints/prune", status_code=202)
 async def prune(name: str, body: models.PruneBody, commands: Commands) -> models.Operation:
     """Delete saved steps from the nodes. 409 for one that a job which is not over may go back to."""
-    steps = tuple((each.attempt, each.step) for each in body.steps)
+    steps = tuple(CheckpointId(each.attempt, each.step) for each in body.steps)
     return await commands.command(PruneRequested(time.time(), name, steps))
 
 

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.evolve import evolve
 from holdfast.domain.generations import ShardRecord
 from holdfast.domain.mesh import Mesh
@@ -48,7 +49,7 @@ def saved_steps(state: State, name: str) -> Sequence[SavedStep]:
     steps = [_step(key, found[key]) for key in sorted(found, reverse=True)]
     line = Line(job.checkpoints.lineage)
     newest = next((each for each in steps if each.complete and line.holds(each.attempt, each.step)), None)
-    job_needs = ((each, is_needed(job, (each.attempt, each.step))) for each in steps)
+    job_needs = ((each, is_needed(job, CheckpointId(each.attempt, each.step))) for each in steps)
     return [evolve(each, newest=each is newest, needed=needed) for each, needed in job_needs]
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import Conflict, InvalidSpec, NotFound
 from holdfast.domain.generations import ShardRecord, StoredStep
 from holdfast.domain.job import JobSpec
@@ -24,8 +25,6 @@ from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.protocol import JobSubmitted, StartFrom
 
 NAMED_MAX = 8  # of what is there, in an error
-
-_Age = tuple[int, int]  # (attempt, step)
 
 
 class Tables(Protocol):
@@ -55,7 +54,7 @@ class _Step:
         [*mesh] = self.meshes
         return len(mesh) != 1 or any(not self.nodes[rank] & names for rank in range(mesh[0].world_size))
 
-    def as_stored(self, age: _Age) -> StoredStep:
+    def as_stored(self, age: CheckpointId) -> StoredStep:
         if self.stored is not None:
             return self.stored
         [mesh] = self.meshes
@@ -84,7 +83,7 @@ def choose(state: Tables, event: JobSubmitted) -> StoredStep:
     name, wanted = event.spec.name, event.step
     found = _saved(state, event)
     whole = [age for age, step in found.items() if not step.missing(state.nodes)]
-    meant = [age for age in whole if wanted in (None, age[1])]
+    meant = [age for age in whole if wanted in (None, age.step)]
     preferred = _preferred(meant, state.jobs.get(name), asked=wanted is not None)
     if not preferred:
         there = ", ".join(str(step) for step in sorted({step for _, step in whole}, reverse=True)[:NAMED_MAX]) or "none"
@@ -95,10 +94,12 @@ def choose(state: Tables, event: JobSubmitted) -> StoredStep:
     age = preferred[0]
     if found[age].missing(connected):
         away = sorted({node for nodes in found[age].nodes.values() for node in nodes} - connected)
-        others = sorted({step for each, step in whole if not found[each, step].missing(connected)}, reverse=True)
+        others = sorted(
+            {step for each, step in whole if not found[CheckpointId(each, step)].missing(connected)}, reverse=True
+        )
         shown = ", ".join(map(str, others[:NAMED_MAX]))
         raise Conflict(
-            f"step {age[1]} of {name} needs shards of {', '.join(away)}, which cannot be reached now; wait for that, or name "
+            f"step {age.step} of {name} needs shards of {', '.join(away)}, which cannot be reached now; wait for that, or name "
             f"a step that is complete without: {shown or 'there is none'}"
         )
     chosen = found[age].as_stored(age)
@@ -116,7 +117,7 @@ def lineage(old: Job | None, resumed: StoredStep) -> tuple[Segment, ...]:
 
 def stored(old: Job | None, event: JobSubmitted, line: Line) -> tuple[StoredStep, ...]:
     """What of the object store's steps the new submission may restore."""
-    known = {(each.attempt, each.step): each for each in _in_store(old, event)}
+    known = {each.id: each for each in _in_store(old, event)}
     return tuple(known[age] for age in sorted(known, reverse=True) if line.holds(*age))
 
 
@@ -129,18 +130,18 @@ def newest_attempt(nodes: Iterable[Node], name: str) -> int:
 # ---------------------------------------------------------------- inside
 
 
-def _saved(state: Tables, event: JobSubmitted) -> dict[_Age, _Step]:
+def _saved(state: Tables, event: JobSubmitted) -> dict[CheckpointId, _Step]:
     """Everything that is known to be saved under the name, on nodes that are connected or not, and in its object store."""
     name = event.spec.name
-    found: dict[_Age, _Step] = defaultdict(_Step)
+    found: dict[CheckpointId, _Step] = defaultdict(_Step)
     for node in state.nodes.values():
         for record in node.inventory.get(name, ()):
-            step = found[record.key.attempt, record.key.step]
+            step = found[record.key.checkpoint]
             step.meshes.add(record.mesh)
             step.nodes[record.key.rank].add(node.name)
             step.records.append(record)
     for each in _in_store(state.jobs.get(name), event):
-        found[each.attempt, each.step].stored = each
+        found[each.id].stored = each
     return found
 
 
@@ -150,7 +151,7 @@ def _in_store(old: Job | None, event: JobSubmitted) -> Sequence[StoredStep]:
     return [each for each in (*known, *([event.found] if event.found is not None else [])) if not each.damage]
 
 
-def _preferred(ages: Iterable[_Age], old: Job | None, *, asked: bool = False) -> list[_Age]:
+def _preferred(ages: Iterable[CheckpointId], old: Job | None, *, asked: bool = False) -> list[CheckpointId]:
     """Best first: of the last submission's lineage, then of those before it, then (`asked` for by number) what was given up."""
     if old is None:
         return sorted(ages, reverse=True)
@@ -159,10 +160,10 @@ def _preferred(ages: Iterable[_Age], old: Job | None, *, asked: bool = False) ->
         old.checkpoints.trusted.step if old.checkpoints.trusted is not None else None,
     )
 
-    def rank(age: _Age) -> int:
-        if line.holds(*age) and (trusted is None or age[1] <= trusted):
+    def rank(age: CheckpointId) -> int:
+        if line.holds(*age) and (trusted is None or age.step <= trusted):
             return 2
-        return 1 if age[0] < old.numbering.first_attempt else 0
+        return 1 if age.attempt < old.numbering.first_attempt else 0
 
     ranked = sorted(ages, key=lambda age: (rank(age), age), reverse=True)
     return [age for age in ranked if asked or rank(age)]

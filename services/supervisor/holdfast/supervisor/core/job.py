@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from holdfast.domain.checkpoints import NOTHING_SAVED, CheckpointId
 from holdfast.domain.generations import Generation, StoredStep
 from holdfast.domain.job import JobSpec
 from holdfast.domain.nodes import Notice
@@ -112,7 +113,7 @@ class Checkpoints:
     at_home: Mapping[int, Numbers] = field(default_factory=dict)  # newer step → slots whose nodes hold all of their own
     ever_saved: bool = False  # a complete checkpoint has existed on this lineage
     stored: tuple[StoredStep, ...] = ()  # complete in the object store, newest first, whoever reported them
-    saved_by_all: tuple[int, int] = (0, 0)  # (attempt, step) that nodes were told is safe everywhere
+    saved_by_all: CheckpointId = NOTHING_SAVED  # nodes were told that it is safe everywhere
     sharded: bool | None = None  # over dp, as its checkpoints show; None = not seen yet
     skipped: tuple[SkippedCheckpoint, ...] = ()
     trusted: Trusted | None = None

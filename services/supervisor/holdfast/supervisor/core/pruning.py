@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import Conflict, NotFound
 from holdfast.domain.orders import Prune
 from holdfast.supervisor.core.earlier import Tables
@@ -10,40 +11,36 @@ from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.protocol import PruneRequested
 
-_Age = tuple[int, int]  # (attempt, step)
-
 
 def check(state: Tables, event: PruneRequested) -> None:
     """Raises `NotFound` for a step that no node has, `Conflict` for one that is needed."""
-    held = {
-        (record.key.attempt, record.key.step)
-        for node in state.nodes.values()
-        for record in node.inventory.get(event.job, ())
-    }
+    held = {record.key.checkpoint for node in state.nodes.values() for record in node.inventory.get(event.job, ())}
     job = state.jobs.get(event.job)
     for age in event.steps:
         if age not in held:
-            raise NotFound(f"no node has step {age[1]} (attempt {age[0]}) of {event.job}")
+            raise NotFound(f"no node has step {age.step} (attempt {age.attempt}) of {event.job}")
         if job is not None and is_needed(job, age):
             raise Conflict(
-                f"{event.job} is {job.phase}, and may go back to step {age[1]} (attempt {age[0]}): what it needs no more it "
-                "deletes itself; stop it to delete the rest"
+                f"{event.job} is {job.phase}, and may go back to step {age.step} (attempt {age.attempt}): what it needs no "
+                "more it deletes itself; stop it to delete the rest"
             )
 
 
-def is_needed(job: Job, age: _Age) -> bool:
+def is_needed(job: Job, age: CheckpointId) -> bool:
     """Whether a job that is not over may go back to this saved step."""
     if job.phase.finished:
         return False
     resumed = job.checkpoints.resumed
-    return age[0] >= job.numbering.first_attempt or (resumed is not None and age == (resumed.attempt, resumed.step))
+    return age.attempt >= job.numbering.first_attempt or (
+        resumed is not None and age == (resumed.attempt, resumed.step)
+    )
 
 
 def request(turn: Turn, event: PruneRequested) -> None:
     """Every node that has any of them hears of it; one that is away, when it comes back."""
     steps = set(event.steps)
     for name in turn.found(By.KEEPS, event.job):
-        held = {(record.key.attempt, record.key.step) for record in turn.nodes[name].inventory[event.job]}
+        held = {record.key.checkpoint for record in turn.nodes[name].inventory[event.job]}
         if going := sorted(held & steps):
             turn.send(name, Prune(event.job, tuple(going)))
     turn.note(event.job, f"{len(steps)} saved steps are deleted: an operator asked for it")

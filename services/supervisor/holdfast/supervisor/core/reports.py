@@ -57,7 +57,7 @@ def reach(turn: Turn, job: Job, step: int) -> Reach:
     if len(running.placements) > 1:
         counts.append((_PEER, len(tiers[_PEER])))
     if job.spec.checkpoint.store:
-        good = {(each.attempt, each.step) for each in job.checkpoints.stored if not each.damage}
+        good = {each.id for each in job.checkpoints.stored if not each.damage}
         stored = (running.attempt, step) in good
         counts.append((_STORE, len(home) if stored else 0))
     return Reach(len(home), tuple(counts))
