@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -195,11 +196,11 @@ def test_a_report_that_cannot_be_read_or_folded_is_set_aside_alone(monkeypatch: 
     intake = take([delivery(INBOX, Entry("x/1", REPORTS, raw))], 9.0)
     assert [each.event.seq for each in intake.inputs if isinstance(each.event, NodeReported)] == [1, 2, 3]
 
-    def buggy(turn: Any, event: NodeReported) -> None:
-        if event.seq == 2:
+    def buggy(turn: Any, events: Sequence[NodeReported]) -> None:
+        if any(event.seq == 2 for event in events):
             raise RuntimeError("a bug")
 
-    monkeypatch.setattr("holdfast.supervisor.core.sessions.on_report", buggy)
+    monkeypatch.setattr("holdfast.supervisor.core.sessions.on_reports", buggy)
     folder = Folder(State(), 5)
     folded = folder.dead_letter(folder.fold(intake.inputs, 9.0), intake.poison)
     dead = [each for _, entry in folded.dead for each in decode_reports(entry.data)]
