@@ -48,17 +48,17 @@ def _constructed(kind: type[Any], names: list[str]) -> _Copy:
 
 
 def _cloned(kind: type[Any], derived: dict[str, Any]) -> _Copy:
-    size, new = len(fields(kind)), object.__new__
+    size, new, put = len(fields(kind)), object.__new__, object.__setattr__
 
     def copy(value: Any, changes: dict[str, Any]) -> Any:
-        made = new(kind)
-        known = made.__dict__
-        known.update(value.__dict__)
+        known = value.__dict__.copy()  # as a whole: filling another one takes three times as long
         if derived:
             known.update(derived)
         known.update(changes)
         if len(known) != size:
             raise KeyError(*(changes.keys() - {field.name for field in fields(kind)}))
+        made = new(kind)
+        put(made, "__dict__", known)
         return made
 
     return copy

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Generic, NamedTuple, Protocol, TypeVar, overload
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, overload
 
 from holdfast.domain.generations import ShardKey, ShardRecord
 from holdfast.domain.mesh import Mesh
@@ -18,6 +18,11 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class _Run(Protocol[R_co]):
+    """A tuple whose first two values all of its records have."""
+
+    @property
+    def width(self) -> int: ...
+    def __getitem__(self, place: slice, /) -> tuple[Any, ...]: ...
     def records(self) -> Iterator[R_co]: ...
 
 
@@ -37,7 +42,7 @@ class _InRuns(Sequence[R_co], Generic[R_co]):
         return self._records
 
     def __len__(self) -> int:
-        return len(self.records)
+        return sum([run.width for run in self.runs])
 
     def __bool__(self) -> bool:
         return bool(self.runs)
@@ -56,9 +61,11 @@ class _InRuns(Sequence[R_co], Generic[R_co]):
         if isinstance(other, _InRuns):
             if self.runs == other.runs or not (self.runs and other.runs):
                 return self.runs == other.runs
-            if next(self.runs[0].records()) != next(other.runs[0].records()):
-                return False  # as nearly always
-        return isinstance(other, _InRuns | tuple) and self.records == tuple(other)
+            if self.runs[0][:2] != other.runs[0][:2]:
+                return False  # of another step or generation, as nearly always
+        elif not isinstance(other, tuple):
+            return False
+        return len(self) == len(other) and self.records == tuple(other)
 
     def __hash__(self) -> int:
         return hash(self.records)
@@ -87,6 +94,11 @@ class ShardRun(NamedTuple):
     def end(self) -> int:
         """The first rank behind it."""
         return self.rank + self.width
+
+    @property
+    def fits(self) -> bool:
+        """Whether there are as many values as ranks."""
+        return self.digests.count(",") + 1 == self.width and len(self.sizes) in (1, self.width)
 
     def part(self, begin: int, end: int) -> str:
         """The digests of ranks `begin … end - 1`."""
@@ -156,6 +168,11 @@ class WorkerRun(NamedTuple):
     def end(self) -> int:
         """The first rank behind it."""
         return self.rank + self.width
+
+    @property
+    def fits(self) -> bool:
+        """Whether there are as many values as ranks."""
+        return len(self.pids) == self.width and len(self.since) in (1, self.width)
 
     def records(self) -> Iterator[RunningWorker]:
         times = self.since * (self.width if len(self.since) == 1 else 1)

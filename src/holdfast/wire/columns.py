@@ -15,6 +15,7 @@ Shards and workers are runs of ranks (`domain.runs`), and what is one value in a
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import partial
@@ -32,6 +33,7 @@ T = TypeVar("T")
 
 MARK, RUNS = "_columns", "_runs"
 ROWS_MIN = 4  # fewer stay rows
+LARGE, LARGE_MAX = 1000, 2  # the columns of so many rows are remembered, of so many tuples
 _SCALARS = (int, str, float, bool)
 
 
@@ -71,15 +73,27 @@ class _Table:
         self.columns = _Columns(kind, converter)
         self._write_row = converter.get_unstructure_hook(kind)
         self._read_row = converter.get_structure_hook(kind)
+        self._large: deque[tuple[Sequence[Any], dict[str, Any]]] = deque(maxlen=LARGE_MAX)
 
     def write(self, values: Sequence[Any]) -> Any:
         if len(values) >= ROWS_MIN:
-            tree = self.columns.write(values)
+            tree = self._written(values)
             if self.columns.longest(tree) == len(
                 values
             ):  # else all are equal, and nothing would say how many there are
                 return {MARK: len(values), **tree}
         return [self._write_row(value) for value in values]
+
+    def _written(self, values: Sequence[Any]) -> dict[str, Any]:
+        """The columns. Those of a large tuple are remembered: the places of a generation stand in the state, in its orders
+        and in five records of it."""
+        if len(values) < LARGE:
+            return self.columns.write(values)
+        for known, tree in self._large:
+            if known is values:
+                return tree
+        self._large.append((values, self.columns.write(values)))
+        return self._large[-1][1]
 
     def read(self, tree: Any, _: Any) -> Sequence[Any]:
         if not isinstance(tree, dict):
@@ -120,11 +134,8 @@ class _Runs(_Table):
 
     def _read_run(self, tree: Any) -> Any:
         run = self._run(*[part.read(tree[part.name]) for part in self._parts])
-        for part, value in zip(self._parts, run, strict=True):
-            if part.column and len(value) not in (1, run.width):
-                raise ValueError(f"{part.name} is not as long as the run")
-        if len(list(run.records())) != run.width:
-            raise ValueError(f"a run of {run.width} ranks has not as many digests")
+        if not run.fits:
+            raise ValueError(f"a run of {run.width} ranks of {self._kind.__name__} has not as many values")
         return run
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from enum import Enum
+from functools import lru_cache
 from types import NoneType, UnionType
 from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin, overload
 
@@ -23,6 +24,7 @@ from pydantic_core import from_json, to_json
 
 from holdfast.domain.errors import HoldfastError, MalformedMessage
 from holdfast.domain.generations import Placement, RankRestore, RestoreRun, ShardPlace
+from holdfast.domain.mesh import Mesh
 from holdfast.domain.numbers import Numbers
 from holdfast.log.protocol import Entry
 from holdfast.wire import columns
@@ -242,6 +244,14 @@ def _read_numbers(tree: Any, _: Any) -> Numbers:
     raise TypeError(f"{_short(tree)} is not a set of numbers")
 
 
+_MESHES_MAX = 1024  # that are remembered: of thousands of shards nearly all have the same
+
+
+@lru_cache(_MESHES_MAX)
+def _write_mesh(mesh: Mesh) -> Any:
+    return {"dims": [list(dim) for dim in mesh.dims]}
+
+
 def _short(tree: object) -> str:
     text = repr(tree)
     return text if len(text) <= 80 else text[:77] + "..."
@@ -254,6 +264,7 @@ def _converter(*, detailed: bool) -> Converter:
     converter.register_structure_hook(float, _read_float)
     converter.register_structure_hook(Numbers, _read_numbers)
     converter.register_unstructure_hook(Numbers, _write_numbers)
+    converter.register_unstructure_hook(Mesh, _write_mesh)
     converter.register_structure_hook_factory(_is_mapping)(_read_mapping)
     converter.register_unstructure_hook_factory(_is_mapping)(_write_mapping)
     converter.register_unstructure_hook_factory(_is_set)(_write_set)

@@ -99,14 +99,16 @@ def decode_workers(message: control_pb2.WorkerColumns) -> Workers:
 
 def _check_lengths(field: str, count: int, *columns: Sized) -> None:
     """Raises `MalformedMessage` unless each column has one entry for all rows, or one for each."""
-    for column in columns:
-        if (length := len(column)) != count and not (length == 1 and count):
-            raise MalformedMessage(field, f"{length} entries for {count}")
+    lengths = set(map(len, columns)) - {count}
+    if lengths and (lengths != {1} or not count):
+        raise MalformedMessage(field, f"{max(lengths)} entries for {count}")
 
 
 def _runs(ranks: Sequence[int], columns: Iterable[Sequence[object]]) -> list[tuple[int, int]]:
     """Where each run begins and ends: ranks that follow each other, with equal values in all columns."""
     varying = [column for column in columns if len(column) > 1]
+    if ranks and not varying and ranks == list(range(ranks[0], ranks[0] + len(ranks))):
+        return [(0, len(ranks))]
     rows = list(zip(*varying, strict=True)) if varying else [()] * len(ranks)
     pairs = zip(ranks, ranks[1:], rows, rows[1:], strict=False)
     begins = [place for place, (rank, follower, had, has) in enumerate(pairs, 1) if rank + 1 != follower or had != has]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -196,7 +196,7 @@ def test_a_report_that_cannot_be_read_or_folded_is_set_aside_alone(monkeypatch: 
     intake = take([delivery(INBOX, Entry("x/1", REPORTS, raw))], 9.0)
     assert [each.event.seq for each in intake.inputs if isinstance(each.event, NodeReported)] == [1, 2, 3]
 
-    def buggy(turn: Any, events: Iterable[NodeReported]) -> None:
+    def buggy(turn: Any, events: Sequence[NodeReported]) -> None:
         if any(event.seq == 2 for event in events):
             raise RuntimeError("a bug")
 

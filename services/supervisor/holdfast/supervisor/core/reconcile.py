@@ -53,8 +53,6 @@ def on_workers(
     template: TemplateState | None = None,
 ) -> None:
     """Every worker of the node, as it reports them: in Hello, and whenever the set has changed."""
-    known = turn.nodes[name].workers
-    workers = known if workers == known else workers  # the same object: not written again
     turn.put_node(name, workers=workers, workers_version=version, ended=ended, workers_at=turn.at)
     stop_orphaned(turn, name, workers)
     _finished(turn, name, ended)

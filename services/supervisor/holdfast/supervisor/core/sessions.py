@@ -82,7 +82,7 @@ def _says_something(turn: Turn, event: NodeReported) -> bool:
     node = turn.nodes.get(event.node)
     if node is None or node.facts.incarnation != event.incarnation or event.seq <= turn.last_seq(node):
         return False
-    turn.heard(node.name, event.seq)
+    turn.heard(event.node, event.seq)
     return True
 
 

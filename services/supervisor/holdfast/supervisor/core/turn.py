@@ -297,13 +297,14 @@ class Turn:
         return last_seq(self._read("heard"), node)
 
     def heard(self, name: str, seq: int) -> None:
-        """The newest report of a node."""
+        """The newest report of a node. By itself this makes nothing possible."""
         group = heard_in(name)
-        rows, mine = self._write("heard", group), self._heard.get(group)
+        mine = self._heard.get(group)
         if mine is None:
+            rows = self._write("heard", group)
             mine = self._heard[group] = rows[group] = dict(rows.get(group, {}))
         mine[name] = seq
-        self._touched_nodes.add(name)
+        self._changed = True
 
     def add_node(self, node: Node) -> None:
         self._write("nodes", node.name)[node.name] = node

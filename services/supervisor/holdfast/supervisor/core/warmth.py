@@ -28,7 +28,8 @@ def warm_spares(turn: Turn, job: Job) -> None:
 def on_template(turn: Turn, name: str, template: TemplateState | None) -> None:
     """What the node reports of its template; None = its agent does not say."""
     before = turn.nodes[name].template
-    turn.put_node(name, template=template)
+    if template is not before:
+        turn.put_node(name, template=template)
     if template is None:
         return
     if template.failure and not (before is not None and before.failure):

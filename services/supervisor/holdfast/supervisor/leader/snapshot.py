@@ -9,9 +9,10 @@ All parts together are one state because a commit writes them in one atomic step
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, make_dataclass
 from functools import partial
+from itertools import compress
 from operator import attrgetter, is_not
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -44,7 +45,7 @@ _GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     "jobs": {"generation": ("generation",), "running": ("running",)},
 }
 _EARLIER = {"nodes": ("inventory", "workers")}  # groups of one field, of format 4
-_ROWS = {name: get_type_hints(_TABLES[name], include_extras=True) for name in _GROUPS}
+_NODE = get_type_hints(Node, include_extras=True)
 records.omit_defaults(Node)
 
 
@@ -53,29 +54,26 @@ class _Group:
 
     def __init__(self, table: str, names: tuple[str, ...]) -> None:
         known = {each.name: each for each in fields(_TABLES[table])}
-        self._names = names
-        self._one = names[0] if len(names) == 1 else ""
-        copies = [(name, _ROWS[table][name], _with_default_of(known[name])) for name in names]
-        self.kind: Any = make_dataclass(f"{table}_{names[0]}", copies, frozen=True, slots=True)
-        if not self._one:
+        hints = get_type_hints(_TABLES[table], include_extras=True)
+        copies = [(name, hints[name], _with_default_of(known[name])) for name in names]
+        self.kind = make_dataclass(f"{table}_{names[0]}", copies, frozen=True, slots=True)
+        self.hint: Any = self.kind if len(names) > 1 else hints[names[0]]
+        if self.hint is self.kind:
             records.omit_defaults(self.kind)
-        self._hint = _ROWS[table][names[0]]
-        self.values: Callable[[Any], tuple[Any, ...]] = attrgetter(*names) if len(names) > 1 else self._only
-        self.absent = self.values(self.kind())
+        self._names = names
+        empty = self.kind()
+        self.absent = {name: getattr(empty, name) for name in names}
 
-    @property
-    def hint(self) -> Any:
-        return self._hint if self._one else self.kind
-
-    def _only(self, row: Any) -> tuple[Any, ...]:
-        return (getattr(row, self._one),)
-
-    def dumps(self, values: tuple[Any, ...]) -> bytes:
-        return records.dumps(values[0] if self._one else self.kind(*values), self.hint)
+    def dumps(self, row: Any) -> bytes | None:
+        """None: all fields have their default values."""
+        values = [getattr(row, name) for name in self._names]
+        if not any(values):
+            return None
+        return records.dumps(self.kind(*values) if self.hint is self.kind else values[0], self.hint)
 
     def loads(self, raw: bytes) -> dict[str, Any]:
         value = records.loads(raw, self.hint)
-        return {self._one: value} if self._one else dict(zip(self._names, self.values(value), strict=True))
+        return {name: getattr(value, name) if self.hint is self.kind else value for name in self._names}
 
 
 def _with_default_of(known: Field[Any]) -> Any:
@@ -87,20 +85,25 @@ def _with_default_of(known: Field[Any]) -> Any:
 
 
 class _Row:
-    """How the rows of a table are taken apart."""
+    """How the rows of a table are taken apart: into its groups, and the rest, which is called ""."""
 
     def __init__(self, table: str) -> None:
-        self.groups = {name: _Group(table, names) for name, names in _GROUPS[table].items()}
-        self._apart: dict[str, Any] = {}
-        for group in self.groups.values():
-            empty = group.kind()
-            self._apart |= {each.name: getattr(empty, each.name) for each in fields(group.kind)}
-        self.rest = attrgetter(
-            *(each.name for each in fields(_TABLES[table]) if each.init and each.name not in self._apart)
-        )
+        self._kind = _TABLES[table]
+        self.groups = {part: _Group(table, names) for part, names in _GROUPS[table].items()}
+        self._absent = {name: value for group in self.groups.values() for name, value in group.absent.items()}
+        part_of = {name: part for part, names in _GROUPS[table].items() for name in names}
+        names = [each.name for each in fields(self._kind) if each.init]
+        self._parts = [part_of.get(name, "") for name in names]
+        self._values = attrgetter(*names)
 
-    def without_groups(self, row: Any) -> Any:
-        return evolve(row, **self._apart)
+    def differing(self, was: Any, value: Any) -> set[str]:
+        """The parts in which two rows differ."""
+        before, after = self._values(was), self._values(value)
+        others = compress(zip(self._parts, before, after, strict=True), map(is_not, before, after))
+        return {part for part, old, new in others if old != new}
+
+    def dumps(self, part: str, row: Any) -> bytes | None:
+        return self.groups[part].dumps(row) if part else records.dumps(evolve(row, **self._absent), self._kind)
 
 
 _APART = {name: _Row(name) for name in _GROUPS}
@@ -177,15 +180,10 @@ def _row(name: str, key: str, was: Any, value: Any) -> Iterator[tuple[str, bytes
     if row is None:
         yield f"{name}/{key}", None if value is None else records.dumps(value, _TABLES[name])
         return
-    for part, group in row.groups.items():
-        known = group.absent if was is None else group.values(was)
-        found = group.absent if value is None else group.values(value)
-        if any(map(is_not, found, known)):
-            yield f"{name}/{key}:{part}", None if found == group.absent else group.dumps(found)
-    if value is None:
-        yield f"{name}/{key}", None
-    elif was is None or row.rest(was) != row.rest(value):
-        yield f"{name}/{key}", records.dumps(row.without_groups(value), _TABLES[name])
+    for part in {"", *row.groups} if was is None or value is None else row.differing(was, value):
+        raw = None if value is None else row.dumps(part, value)
+        if raw is not None or was is not None:
+            yield f"{name}/{key}:{part}" if part else f"{name}/{key}", raw
 
 
 def _timers(changed: Iterable[tuple[Timer, float | None, float | None]]) -> Iterator[tuple[str, bytes | None]]:
@@ -218,7 +216,7 @@ def load(parts: Mapping[str, bytes]) -> State:
             elif name in _APART and group in _APART[name].groups:
                 apart[name, row] |= _APART[name].groups[group].loads(raw)
             elif group in _EARLIER.get(name, ()):
-                apart[name, row][group] = records.loads(raw, _ROWS[name][group])
+                apart[name, row][group] = records.loads(raw, _NODE[group])
             elif table and name in _TABLES:
                 values[name][key] = _read_row(name, raw, current)
             elif name in _FIELDS:

@@ -1,0 +1,96 @@
+"""Reports that come together: what several nodes say at the same time comes to what it does when it is folded one by one."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from fleet import JOB, Fleet, job, running
+
+from holdfast.domain.generations import ShardKey, ShardRecord
+from holdfast.domain.nodes import RunningWorker
+from holdfast.domain.orders import Inventory, OrderDone, Prepare, RanksStepping, Report, WorkersChanged
+from holdfast.supervisor.core import Batch, State
+from holdfast.supervisor.protocol import JobPhase, NodeReported
+
+
+class Recording(Fleet):
+    """Keeps what nodes report, to be folded later."""
+
+    def __init__(self, of: Fleet) -> None:
+        self.__dict__.update(of.__dict__)
+        self.kept: list[NodeReported] = []
+
+    def report(self, node: str, report: Report) -> None:
+        self.seq[node] += 1
+        incarnation = f"{node}-{self.life[node]}"
+        self.kept.append(NodeReported(self.now, node, incarnation, self.seq[node], report, self.session))
+
+    def together(self, seed: int) -> None:
+        """Fold what was kept in one turn, the nodes in random order, and compare with one by one in another order."""
+        orders = [_shuffled(self.kept, random.Random(seed + each)) for each in range(2)]
+        states = []
+        for reports, at_once in zip(orders, (True, False), strict=True):
+            batch = Batch(self.state)
+            for part in [reports] if at_once else [[each] for each in reports]:
+                batch.reports(self.now, part)
+            states.append(batch.state)
+        assert _settled(states[0]) == _settled(states[1])
+        self.state, self.kept = states[0], []
+
+
+def _shuffled(events: list[NodeReported], rng: random.Random) -> list[NodeReported]:
+    places = [event.node for event in events]
+    rng.shuffle(places)
+    rest = {node: iter([event for event in events if event.node == node]) for node in places}
+    return [next(rest[node]) for node in places]
+
+
+def _settled(state: State) -> State:
+    """Without the count of what may have changed for other jobs."""
+    return replace(state, uses=0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_answers_workers_steps_and_inventories(seed: int) -> None:
+    fleet = running(job(dp=24), spares=1)
+    fleet.lose("n3")
+    fleet.expect(JobPhase.PREPARING)
+    world = Recording(fleet)
+    number = fleet.job.number
+    for node, order in fleet.orders(Prepare).items():
+        assert isinstance(order, Prepare)
+        [send] = [each for each in fleet.sent if each.node == node and each.order == order]
+        rank = place = order.placement.first_rank
+        workers = (RunningWorker(JOB, number, rank, 100 + rank, fleet.now),)
+        phases = (("stop", place / 100), ("fork", 0.01))
+        master = "n0:29500" if rank == 0 else ""
+        at = fleet.now + place / 1000
+        done = OrderDone(
+            send.command_id, True, "", master, at, phases, workers, (("memory", 1),), False, (("memory", 9),)
+        )
+        world.report(send.node, done)
+        world.report(send.node, WorkersChanged(7, workers))
+    world.together(seed)
+    world.expect(JobPhase.STARTING)
+    assert world.job.change is not None
+    assert (world.job.change.restored_from, world.job.change.restored_bytes) == ({"memory": 24}, {"memory": 216})
+    assert len(world.job.change.shares) == 16, "the last ones"
+    generation = world.job.generation
+    assert generation is not None
+    for send in list(world.state.sends()):
+        world.report(send.node, OrderDone(send.command_id, True, at=world.now))
+    world.together(seed)
+    assert not list(world.state.sends())
+    for placement in generation.placements:
+        at = world.now + placement.slot / 1000
+        world.report(placement.node, RanksStepping(JOB, number, tuple(placement.ranks), 1 + placement.slot % 2, at))
+    world.together(seed)
+    world.expect(JobPhase.RUNNING)
+    for placement in generation.placements:
+        key = ShardKey(generation.attempt, 5, placement.first_rank)
+        shard = ShardRecord(key, generation.mesh, "memory", 1, "d", placement.node)
+        world.report(placement.node, Inventory(JOB, (shard,)))
+    world.together(seed)
+    assert world.job.checkpoints.step == 5
