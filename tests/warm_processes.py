@@ -196,6 +196,7 @@ def _become(request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
 
 
 def _main(what: str, requests: socket.socket) -> None:
+    gc.disable()  # until everything is imported
     if what == COMMANDS:
         from holdfast.cli import main
 
@@ -208,6 +209,7 @@ def _main(what: str, requests: socket.socket) -> None:
         importlib.import_module(f"{what}.service")
     assert threading.active_count() == len(os.listdir("/proc/self/task")) == 1, "a process of one thread can be forked"
     gc.freeze()  # its pages stay shared
+    gc.enable()
     _serve(requests)
     if what == COMMANDS:
         main.main()

@@ -340,13 +340,14 @@ def test_what_cannot_be_prepared_says_why_and_leaves_nothing(agent: Agent, tmp_p
 def test_another_template_takes_over_without_touching_running_workers(agent: Agent, tmp_path: Path) -> None:
     path = script(tmp_path, "sleeper", SLEEPER)
     (tmp_path / "mine.py").write_text("import os\nIMPORTED_IN = os.getpid()\n")
-    uses = script(tmp_path, "uses", "import os, mine\nprint(mine.IMPORTED_IN != os.getpid(), flush=True)\n")
+    said = "mine.IMPORTED_IN != os.getpid(), gc.isenabled()"
+    uses = script(tmp_path, "uses", f"import gc, os, mine\nprint({said}, flush=True)\n")
     running = start_job(agent.plane, prepare_order("stays", path))
     before = set(agent.running("holdfast.train.template"))
     assert agent.plane.ask(Warm("other", LaunchSpec(uses, preload=("mine",)))).ok
     assert not gone(running.workers[0].pid)
     start_job(agent.plane, prepare_order("other", uses, preload=("mine",)))
-    assert wait_until(lambda: agent.worker_log("other", 1, 0), description="the script's line") == "True\n"  # preloaded
+    assert wait_until(lambda: agent.worker_log("other", 1, 0), description="the script's line") == "True True\n", "preloaded"
     assert agent.plane.ask(Stop("stays", 1)).ok
     wait_until(
         lambda: not before & set(agent.running("holdfast.train.template")), description="the old template to end"
