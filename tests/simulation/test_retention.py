@@ -11,7 +11,7 @@ from fleet import JOB, job, running
 
 from holdfast.domain.generations import Generation, ShardKey, ShardRecord
 from holdfast.domain.orders import Inventory
-from holdfast.domain.replication import SavedByAll
+from holdfast.domain.replication import CommonCheckpoint
 from holdfast.replicator.plan import BACKLOG_STEPS_MAX, plan
 from holdfast.replicator.view import CopyToDisk, Delete, Held, Push, Store, View, id_of
 from holdfast.supervisor.protocol import Tell
@@ -106,8 +106,8 @@ def _deliver(chance: random.Random, said: list[Tell], nodes: list[Node]) -> None
     """Some of what was ever said, in any order; a replicator takes no older word for a newer one."""
     for tell in chance.sample(said, min(len(said), 6)):
         node = next(node for node in nodes if node.name == tell.node)
-        assert isinstance(tell.word, SavedByAll)
-        node.told = max(node.told or (0, 0), tell.word.age)
+        assert isinstance(tell.word, CommonCheckpoint)
+        node.told = max(node.told or (0, 0), tell.word.checkpoint_id)
 
 
 @pytest.mark.parametrize("seed", range(3))

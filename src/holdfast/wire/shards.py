@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from holdfast.domain.orders import Inventory
-from holdfast.domain.replication import UploadNow, Configure, Stage, StagedShard, Trouble, TroubleKind
+from holdfast.domain.replication import Configure, Stage, StagedShard, Trouble, TroubleKind, UploadNow
 from holdfast.v1 import replicator_pb2 as pb
 from holdfast.wire import types
 from holdfast.wire.derived import Codec, Through

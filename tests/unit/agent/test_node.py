@@ -21,7 +21,7 @@ from holdfast.domain.job import CheckpointSpec, HangSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import RunningWorker
 from holdfast.domain.orders import CheckpointNow, Prepare, Prune, Start, Stop
-from holdfast.domain.replication import UploadNow, Configure, EndJob, PruneSteps, SavedByAll, Stage, StagedShard
+from holdfast.domain.replication import CommonCheckpoint, Configure, EndJob, PruneSteps, Stage, StagedShard, UploadNow
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", [VIRTUAL_TIME], ids=["virtual"])]
 
@@ -125,7 +125,7 @@ class FakeReplicator:
     async def archive(self, request: UploadNow) -> None:
         self.archived.append(request.step)
 
-    def retain(self, saved: SavedByAll) -> None:
+    def retain(self, saved: CommonCheckpoint) -> None:
         raise AssertionError("no order is about it")
 
     async def end(self, request: EndJob) -> None:

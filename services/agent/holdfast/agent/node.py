@@ -24,7 +24,7 @@ from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.domain.generations import OBJECT_STORE
 from holdfast.domain.nodes import RunningWorker
 from holdfast.domain.orders import CheckpointNow, Order, Prepare, Prune, SetInterval, Start, Stop, Warm
-from holdfast.domain.replication import UploadNow, Configure, EndJob, PruneSteps, Stage, StagedShard
+from holdfast.domain.replication import Configure, EndJob, PruneSteps, Stage, StagedShard, UploadNow
 from holdfast.domain.tracing import TraceContext
 from holdfast.runtime import telemetry
 

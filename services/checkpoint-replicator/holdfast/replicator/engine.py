@@ -23,7 +23,7 @@ from holdfast.domain.errors import (
     Unavailable,
 )
 from holdfast.domain.orders import Inventory
-from holdfast.domain.replication import UploadNow, Configure, EndJob, PruneSteps, SavedByAll, Trouble, TroubleKind
+from holdfast.domain.replication import CommonCheckpoint, Configure, EndJob, PruneSteps, Trouble, TroubleKind, UploadNow
 from holdfast.replicator.jobs import REMEMBERED, Job, Remembered, held_of
 from holdfast.replicator.locks import name_of, readers
 from holdfast.replicator.names import job_name, label
@@ -130,11 +130,11 @@ class Engine:
         self.notify()
         await self.remember(job)
 
-    async def retain(self, saved: SavedByAll) -> None:
+    async def retain(self, saved: CommonCheckpoint) -> None:
         """Retention updates may arrive late or more than once. Updates for unknown jobs are ignored."""
         job = self.jobs.get(saved.job)
-        if job is not None and (job.saved_by_all is None or job.saved_by_all < saved.age):
-            job.saved_by_all = saved.age
+        if job is not None and (job.saved_by_all is None or job.saved_by_all < saved.checkpoint_id):
+            job.saved_by_all = saved.checkpoint_id
             self.notify()
             await self.remember(job)
 

@@ -20,7 +20,7 @@ from holdfast.domain.job import JobSpec
 from holdfast.domain.nodes import NodeState
 from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import Order, Prepare, Report, Start, StepReached
-from holdfast.domain.replication import SavedByAll
+from holdfast.domain.replication import CommonCheckpoint
 from holdfast.supervisor.timers import Timer
 
 
@@ -313,7 +313,7 @@ class Tell:
     """A one-way message to a node. It is not acknowledged or retried, and is dropped if the node has no session."""
 
     node: str
-    word: SavedByAll
+    word: CommonCheckpoint
 
 
 @dataclass(frozen=True, slots=True)

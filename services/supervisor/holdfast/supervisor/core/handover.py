@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import DATED, ESTIMATE, Finding, FindingKind, Severity
 from holdfast.domain.generations import OBJECT_STORE, Generation, Placement
-from holdfast.domain.incidents import IncidentState, NodeShare
+from holdfast.domain.incidents import IncidentState, NodeTiming
 from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import OrderDone, Prepare, RanksStepping, Start, Stop
 from holdfast.supervisor.core import nodes, pacing, progress, reconcile, reports, saved, warmth
@@ -54,7 +54,7 @@ def on_order_done(turn: Turn, send: Send, done: OrderDone) -> None:
 
 def _prepared(turn: Turn, job: Job, preparing: Preparing, placement: Placement, done: OrderDone) -> None:
     """One more node has its workers: whoever abandons a change withdraws its orders, so this answers the newest one's."""
-    share = NodeShare(placement.node, done.at, (), dict(done.phases_s), dict(done.restored_from))
+    share = NodeTiming(placement.node, done.at, (), dict(done.phases_s), dict(done.restored_from))
     change, unprepared = preparing.change, preparing.unprepared.without(placement.slot)
     change = evolve(
         change,
@@ -92,7 +92,7 @@ def _slowest(known: Mapping[str, float], reported: Iterable[tuple[str, float]]) 
     return {**known, **slower} if slower else known
 
 
-def _latest(known: tuple[NodeShare, ...], share: NodeShare) -> tuple[NodeShare, ...]:
+def _latest(known: tuple[NodeTiming, ...], share: NodeTiming) -> tuple[NodeTiming, ...]:
     """The shares of those that the others waited for: the last to prepare, and the last to step."""
     prepared = [each for each in known if not each.ranks]
     stepped = [each for each in known if each.ranks]
@@ -104,7 +104,7 @@ def _latest(known: tuple[NodeShare, ...], share: NodeShare) -> tuple[NodeShare, 
     return (*prepared, *stepped)
 
 
-def _when(share: NodeShare) -> tuple[float, str]:
+def _when(share: NodeTiming) -> tuple[float, str]:
     return share.at, share.node
 
 
@@ -205,7 +205,7 @@ def on_ranks_stepping(turn: Turn, node: str, report: RanksStepping) -> None:
     if placement is None or not set(report.ranks) <= set(placement.ranks):
         turn.note(node, f"its report about ranks of {job.name} that it does not run is ignored: {report.ranks}")
         return
-    share = NodeShare(node, report.at, report.ranks, dict(report.phases_s))
+    share = NodeTiming(node, report.at, report.ranks, dict(report.phases_s))
     change = evolve(
         starting.change,
         phases_s=_slowest(starting.change.phases_s, report.phases_s),

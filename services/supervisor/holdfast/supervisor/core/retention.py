@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from holdfast.domain.generations import rows_of
-from holdfast.domain.replication import SavedByAll
+from holdfast.domain.replication import CommonCheckpoint
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.turn import Turn
@@ -38,7 +38,7 @@ def review(turn: Turn, name: str) -> None:
         return
     turn.put_checkpoints(name, saved_by_all=(attempt, step))
     for node in sorted({*job.running.nodes, *turn.found(By.KEEPS, name)}):
-        turn.commands.append(Tell(node, SavedByAll(name, attempt, step)))
+        turn.commands.append(Tell(node, CommonCheckpoint(name, attempt, step)))
 
 
 def newest_everywhere(turn: Turn, job: Job) -> int:
