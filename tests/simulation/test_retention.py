@@ -13,7 +13,7 @@ from holdfast.domain.generations import Generation, ShardKey, ShardRecord
 from holdfast.domain.orders import Inventory
 from holdfast.domain.replication import CommonCheckpoint
 from holdfast.replicator.plan import BACKLOG_STEPS_MAX, plan
-from holdfast.replicator.view import CopyToDisk, Delete, Held, Push, Store, View, id_of
+from holdfast.replicator.view import CopyToDisk, Delete, Held, Push, Tier, View, id_of
 from holdfast.supervisor.protocol import Tell
 
 NODES = 3
@@ -37,7 +37,7 @@ class Node:
 
     def view(self, attempt: int) -> View:
         assert self.peer is not None
-        held = [Held(Store.IMAGE, key) for key in self.images] + [Held(Store.DISK, key) for key in self.disk]
+        held = [Held(Tier.IMAGE, key) for key in self.images] + [Held(Tier.DISK, key) for key in self.disk]
         return View(
             attempt=attempt,
             ranks=(self.rank,),
@@ -63,7 +63,7 @@ class Node:
                 case Push(key):
                     self.peer.disk.add(key)
                     self.pushed.add((key, self.peer.name))
-                case Delete(Store.DISK, key):
+                case Delete(Tier.DISK, key):
                     self.disk.remove(key)
                 case _:
                     pass

@@ -33,8 +33,8 @@ from holdfast.replicator.view import (
     Complete,
     Discard,
     Save,
-    Store,
     Survey,
+    Tier,
     Upload,
     View,
     is_abandoned,
@@ -132,7 +132,7 @@ def _level_of(view: View, archive: Archive, held: _CheckpointId) -> int:
 
 
 def _whole(view: View) -> list[_CheckpointId]:
-    return whole_steps(view, tuple(Store) if view.disk_takes_nothing else (Store.DISK,))
+    return whole_steps(view, tuple(Tier) if view.disk_takes_nothing else (Tier.DISK,))
 
 
 def _newest_complete(view: View, archive: Archive) -> _CheckpointId | None:
