@@ -164,7 +164,7 @@ def _node(
     mine = placement is not None
     return Node(
         facts, True, NodeState.ACTIVE if mine else NodeState.SPARE, 1, _T0, last_seq=1, inventoried=True, known_since=_T0,
-        holds={JOB: (generation.number,)} if mine else {},
+        live_generations={JOB: (generation.number,)} if mine else {},
         inventory={JOB: Shards(rows_of(held))} if held else {},
         inventory_from={JOB: 1} if held else {},
         warmed=() if mine else (JOB,),

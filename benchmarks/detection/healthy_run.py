@@ -416,7 +416,7 @@ class Run:
         job = self.state.jobs[JOB]
         if job.phase is JobPhase.RUNNING and job.number == 1 and not self.state.incidents:
             return _NOTHING
-        out = [node for node in self.state.nodes.values() if node.condemned or node.lost]
+        out = [node for node in self.state.nodes.values() if node.unschedulable_reason or node.lost]
         wrong = Counter[str]()
         if job.phase in (JobPhase.FAILED, JobPhase.STOPPED, JobPhase.STOPPING):
             wrong["false_stops"] = 1

@@ -68,7 +68,7 @@ _ORDERS: Mapping[type, Codec[Any, Any]] = {
         ),
         Codec(Start, pb.Start, "start", apart=["traceparent"]),
         Codec(Stop, pb.Stop, "stop"),
-        Codec(CheckpointNow, pb.CheckpointNow, "checkpoint_now"),
+        Codec(CheckpointNow, pb.CheckpointNow, "checkpoint_now", renamed={"to_object_store": "far"}),
         Codec(SetInterval, pb.SetInterval, "set_interval"),
         Codec(Prune, pb.Prune, "prune"),
     )

@@ -150,13 +150,13 @@ async def test_only_a_save_that_is_to_go_far_is_told_to_the_replicator() -> None
     async with node() as (subject, pool, replicator):
         pool.alive.add(2)
         await subject.carry_out(CheckpointNow("gpt", 2, 10))
-        await subject.carry_out(CheckpointNow("gpt", 2, 20, far=True))
+        await subject.carry_out(CheckpointNow("gpt", 2, 20, to_object_store=True))
         assert (pool.done, replicator.archived) == (["save 10", "save 20"], [20])
 
 
 async def test_what_was_saved_goes_far_when_its_workers_have_ended() -> None:
     async with node() as (subject, pool, replicator):
-        await subject.carry_out(CheckpointNow("gpt", 2, 20, far=True))
+        await subject.carry_out(CheckpointNow("gpt", 2, 20, to_object_store=True))
         assert (pool.done, replicator.archived) == ([], [20])
 
 

@@ -283,8 +283,8 @@ def _job_of(picture: Picture, name: str) -> str:
 
 
 def _reason(picture: Picture, value: Node) -> str:
-    if value.condemned:
-        return value.condemned
+    if value.unschedulable_reason:
+        return value.unschedulable_reason
     if value.lost:
         return "lost: neither its agent nor diagnostics hears of it"
     if not value.connected:

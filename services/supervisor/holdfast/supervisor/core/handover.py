@@ -43,7 +43,7 @@ def on_order_done(turn: Turn, send: Send, done: OrderDone) -> None:
             _prepared(turn, job, doing, send.order.placement, done)
         case Stop() if isinstance(doing, Preparing) and send.command_id in doing.stops:
             if not done.ok:
-                nodes.condemn(turn, send.node, f"could not stop its workers of {job.name}: {done.reason}")
+                nodes.mark_unschedulable(turn, send.node, f"could not stop its workers of {job.name}: {done.reason}")
             stops = {k: v for k, v in doing.stops.items() if k != send.command_id}
             phases_s = _slowest(doing.change.phases_s, done.phases_s)
             turn.update(job.name, stops=stops, change=evolve(doing.change, phases_s=phases_s))
@@ -145,7 +145,7 @@ def _no_node_confirmed_stop(turn: Turn, job: Job) -> bool:
     running = job.running
     if running is None:
         return False
-    return all(running.number in turn.nodes[node].holds.get(job.name, ()) for node in running.nodes)
+    return all(running.number in turn.nodes[node].live_generations.get(job.name, ()) for node in running.nodes)
 
 
 def _start(turn: Turn, job: Job, preparing: Preparing) -> None:
@@ -393,7 +393,7 @@ def on_prepare_timeout(turn: Turn, name: str, number: int) -> None:
     seconds = f"{prepare_timeout_s(turn, job, change):g} s"
     for node in late:
         if generation.slot_of(node) is None:
-            nodes.condemn(turn, node, f"did not stop its workers of {name} within {seconds}")
+            nodes.mark_unschedulable(turn, node, f"did not stop its workers of {name} within {seconds}")
     members = [node for node in late if generation.slot_of(node) is not None]
     if members:
         turn.update(name, change=evolve(change, excluded=(*change.excluded, *members[:-1])))

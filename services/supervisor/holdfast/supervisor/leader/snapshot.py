@@ -42,8 +42,16 @@ records.omit_defaults(Node)
 WHOLE = ""  # the one part of a snapshot that an early version wrote
 # 2: what `_APART` names stands apart, and what orders have in common. 3: so do a node's workers and what it was heard to say.
 # 4: the fields of a job are grouped, what it does is one value, and timers are values (`upgrades`).
-_FORMAT, _NOW = "format", b"4"
-_UPGRADES = {"jobs": upgrades.job, "incidents": upgrades.incident}
+# 5: fields of nodes, orders, the breaker and its settings have the names of the glossary.
+_FORMAT, _NOW = "format", b"5"
+_UPGRADES = {
+    "jobs": upgrades.job,
+    "incidents": upgrades.incident,
+    "nodes": upgrades.node,
+    "outbox": upgrades.send,
+    "breaker": upgrades.breaker,
+    "config": upgrades.config,
+}
 
 _SLOT, _PREPARE = "slot", "prepare"
 _TIMER: Any = tuple[Timer, float]  # a row of the timers: its name is for people
@@ -142,7 +150,7 @@ def load(parts: Mapping[str, bytes]) -> State:
                 timer, due = records.loads(raw, _TIMER, partial(upgrades.timer, key))
                 values[name][timer] = due
             elif not colon and table and name in _TABLES:
-                values[name][key] = _read_row(name, raw, current)
+                values[name][key] = _read(name, raw, _TABLES[name], current)
             elif name == "jobs" and field == _PREPARE:
                 shared[row] = records.loads(raw, Prepare)
             elif name == "outbox" and field == _SLOT:
@@ -150,9 +158,9 @@ def load(parts: Mapping[str, bytes]) -> State:
             elif field and field in _APART.get(name, ()):
                 apart.append((name, row, field, records.loads(raw, _ROWS[name][field])))
             elif table and name in _TABLES:
-                values[name][key] = _read_row(name, raw, current)
+                values[name][key] = _read(name, raw, _TABLES[name], current)
             elif name in _FIELDS:
-                values[name] = records.loads(raw, _HINTS[name])
+                values[name] = _read(name, raw, _HINTS[name], current)
         except MalformedMessage as error:
             raise MalformedMessage(f"snapshot.{part}", error.problem) from error
     for name, row, field, value in apart:
@@ -163,10 +171,10 @@ def load(parts: Mapping[str, bytes]) -> State:
     return _upgraded(State(**values))
 
 
-def _read_row(name: str, raw: bytes, current: bool) -> Any:
+def _read(name: str, raw: bytes, kind: Any, current: bool) -> Any:
     if current or name not in _UPGRADES:
-        return records.loads(raw, _TABLES[name])
-    return records.loads(raw, _TABLES[name], _UPGRADES[name])
+        return records.loads(raw, kind)
+    return records.loads(raw, kind, _UPGRADES[name])
 
 
 def _send(command: str, slot: _Slot, shared: Prepare | None) -> Send:
