@@ -79,8 +79,8 @@ from holdfast.supervisor.protocol import (
     PolicyAnswered,
     Post,
     Send,
+    SendNotification,
     SetTimer,
-    Tell,
     TimerFired,
 )
 from holdfast.supervisor.published import Published
@@ -320,7 +320,7 @@ class Leader:
                                 restore, peers = broadcast.of(slot)
                                 encode_slot(shared, command_id, place, restore, peers, in_runs=True).SerializeToString()
                             posted.append(command)
-                        case Tell(word=word):
+                        case SendNotification(word=word):
                             encode_saved_by_all(self.lease.epoch, word).SerializeToString()
                         case SetTimer(timer=timer, due=due):
                             self.timers[timer] = due

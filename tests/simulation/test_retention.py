@@ -14,7 +14,7 @@ from holdfast.domain.orders import Inventory
 from holdfast.domain.replication import CommonCheckpoint
 from holdfast.replicator.plan import BACKLOG_STEPS_MAX, plan
 from holdfast.replicator.view import CopyToDisk, Delete, Held, Push, Tier, View, id_of
-from holdfast.supervisor.protocol import Tell
+from holdfast.supervisor.protocol import SendNotification
 
 NODES = 3
 KEEP = 2
@@ -102,12 +102,12 @@ def live(seed: int, hears: bool, copy_ticks: tuple[int, ...]) -> list[set[tuple[
     return common
 
 
-def _deliver(chance: random.Random, said: list[Tell], nodes: list[Node]) -> None:
+def _deliver(chance: random.Random, said: list[SendNotification], nodes: list[Node]) -> None:
     """Some of what was ever said, in any order; a replicator takes no older word for a newer one."""
     for tell in chance.sample(said, min(len(said), 6)):
         node = next(node for node in nodes if node.name == tell.node)
-        assert isinstance(tell.word, CommonCheckpoint)
-        node.told = max(node.told or (0, 0), tell.word.checkpoint_id)
+        assert isinstance(tell.message, CommonCheckpoint)
+        node.told = max(node.told or (0, 0), tell.message.checkpoint_id)
 
 
 @pytest.mark.parametrize("seed", range(3))

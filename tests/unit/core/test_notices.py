@@ -192,7 +192,7 @@ def test_a_spare_that_goes_before_the_swap_does_not_stop_the_run() -> None:
 
 
 @pytest.mark.parametrize("kind", [ActionKind.RESTART, ActionKind.SCALE_UP])
-def test_an_answer_that_leaves_the_node_where_it_is_is_none(kind: ActionKind) -> None:
+def test_maintenance_action_that_keeps_the_node_counts_as_no_action(kind: ActionKind) -> None:
     fleet = running(job(dp=3), spares=1, saved=10)
     fleet.decide = False
     notice(fleet, "n1")

@@ -309,11 +309,11 @@ class Post:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class SendNotification:
     """A one-way message to a node. It is not acknowledged or retried, and is dropped if the node has no session."""
 
     node: str
-    word: CommonCheckpoint
+    message: CommonCheckpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,4 +427,4 @@ class Answer:
     request: CheckpointRequested
 
 
-Command = Send | Post | Tell | RenewSession | Evaluate | SetTimer | CancelTimer | Publish | Answer
+Command = Send | Post | SendNotification | RenewSession | Evaluate | SetTimer | CancelTimer | Publish | Answer

@@ -17,7 +17,7 @@ from holdfast.supervisor.core.offenders import rate_per_day
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.wording import listed
 from holdfast.supervisor.history.goodput import BADPUT, Class, Ledger
-from holdfast.supervisor.history.protocol import Done
+from holdfast.supervisor.history.protocol import ActionEntry
 from holdfast.supervisor.leader.picture import Picture, Progress
 from holdfast.supervisor.protocol import FindingJudged, JobPhase
 from holdfast.wire import jobfile
@@ -105,7 +105,7 @@ def trace(value: Incident) -> models.Trace:
     return models.Trace(incident=value.id, trace_id=value.trace_id, spans=own)
 
 
-def action(done: Done) -> models.Action:
+def action(done: ActionEntry) -> models.Action:
     return models.Action(
         id=f"{done.incident.id}.{done.number}",
         incident=done.incident.id,
