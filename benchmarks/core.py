@@ -80,8 +80,8 @@ from holdfast.supervisor.protocol import (
     PolicyAnswered,
     Post,
     Send,
+    SendNotification,
     SetTimer,
-    Tell,
     TimerFired,
 )
 from holdfast.supervisor.published import Published
@@ -165,7 +165,7 @@ def _node(
     mine = placement is not None
     return Node(
         facts, True, NodeState.ACTIVE if mine else NodeState.SPARE, 1, _T0, last_seq=1, inventoried=True, known_since=_T0,
-        holds={JOB: (generation.number,)} if mine else {},
+        live_generations={JOB: (generation.number,)} if mine else {},
         inventory={JOB: Shards(shard_runs(held))} if held else {},
         inventory_from={JOB: 1} if held else {},
         warmed=() if mine else (JOB,),
@@ -321,7 +321,7 @@ class Leader:
                                 restore, peers = broadcast.of(slot)
                                 encode_slot(shared, command_id, place, restore, peers, in_runs=True).SerializeToString()
                             posted.append(command)
-                        case Tell(word=word):
+                        case SendNotification(message=word):
                             encode_saved_by_all(self.lease.epoch, word).SerializeToString()
                         case SetTimer(timer=timer, due=due):
                             self.timers[timer] = due

@@ -31,7 +31,7 @@ from holdfast.replicator.transport.client import Client
 from holdfast.replicator.transport.frames import Limits
 from holdfast.replicator.transport.intake import Intake
 from holdfast.replicator.transport.server import Server
-from holdfast.replicator.view import Held, Store
+from holdfast.replicator.view import Held, Tier
 from holdfast.shards import Image, ImageSet, Manifest, Plan, Staged, TensorSpec
 
 ROUNDS = 5
@@ -84,7 +84,7 @@ def transport(root: Path, staged: Staged, total: int) -> None:
     server = Server(
         limits=Limits(),
         sockets=OpenSockets(),
-        tiers=((Store.IMAGE, images),),
+        tiers=((Tier.IMAGE, images),),
         arrivals=Arrivals(0),
         intake=Intake(FileTier("memory", root / "in-memory"), FileTier("disk", root / "on-disk")),
         takers=ThreadPoolExecutor(1),
@@ -151,8 +151,8 @@ def compare(total: int, ways: dict[str, Callable[[], None]]) -> None:
         )
 
 
-def _unexpected_arrival(job: str, manifest: Manifest, store: Store) -> None:
-    raise AssertionError(f"nobody pushes here, but {manifest.key} of {job} came into {store}")
+def _unexpected_arrival(job: str, manifest: Manifest, tier: Tier) -> None:
+    raise AssertionError(f"nobody pushes here, but {manifest.key} of {job} came into {tier}")
 
 
 def _unexpected_suspect(job: str, held: Held) -> None:

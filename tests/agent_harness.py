@@ -26,7 +26,7 @@ from holdfast.domain.inventories import changed
 from holdfast.domain.job import CheckpointSpec, HangSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.orders import Hello, Inventory, Order, OrderDone, Prepare, Report, Start
-from holdfast.domain.replication import SavedByAll
+from holdfast.domain.replication import CommonCheckpoint
 from holdfast.domain.signals import NodeSignal, Tick
 from holdfast.v1 import control_pb2, telemetry_pb2
 from holdfast.v1.control_pb2_grpc import add_ControlServicer_to_server
@@ -137,7 +137,7 @@ class ControlPlane:
         self._downstream.put(encode_order(self.epoch if epoch is None else epoch, command_id, order))
         return command_id
 
-    def tell(self, word: SavedByAll, *, epoch: int | None = None) -> None:
+    def tell(self, word: CommonCheckpoint, *, epoch: int | None = None) -> None:
         assert self._downstream is not None, "no agent has connected"
         self._downstream.put(encode_saved_by_all(self.epoch if epoch is None else epoch, word))
 

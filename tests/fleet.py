@@ -47,9 +47,9 @@ from holdfast.supervisor.protocol import (
     Publish,
     Record,
     Send,
+    SendNotification,
     StepsCompleted,
     StepSeen,
-    Tell,
     TimerFired,
 )
 from holdfast.wire import records
@@ -84,7 +84,7 @@ class Fleet:
         self.records: list[Record] = []
         self.questions: list[Evaluate] = []
         self.answers: list[Answer] = []  # to operations
-        self.said: list[Tell] = []  # to agents, besides orders
+        self.said: list[SendNotification] = []  # to agents, besides orders
         self.snapshots = snapshots
         self.decide = decide  # answer policy questions at once, by the default policy
         self.seq: dict[str, int] = {}
@@ -113,7 +113,7 @@ class Fleet:
                     self.questions.append(command)
                 case Answer():
                     self.answers.append(command)
-                case Tell():
+                case SendNotification():
                     self.said.append(command)
                 case _:
                     pass

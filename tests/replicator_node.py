@@ -23,10 +23,10 @@ from holdfast.domain.generations import OBJECT_STORE, RankRestore, ShardKey, Sha
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.orders import Inventory
 from holdfast.domain.replication import (
+    CommonCheckpoint,
     Configure,
     EndJob,
     PruneSteps,
-    SavedByAll,
     Stage,
     StagedShard,
     UploadNow,
@@ -151,7 +151,7 @@ class Node:
         self._stub.Archive(wire.encode_archive(request), timeout=TIMEOUT_S)
 
     def retain(self, step: int, *, attempt: int = 1) -> None:
-        self._stub.Retain(encode_retain(SavedByAll(JOB, attempt, step)), timeout=TIMEOUT_S)
+        self._stub.Retain(encode_retain(CommonCheckpoint(JOB, attempt, step)), timeout=TIMEOUT_S)
 
     def end(self, *, generation: int = 1) -> None:
         self._stub.End(encode_end(EndJob(JOB, generation)), timeout=TIMEOUT_S)

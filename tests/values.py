@@ -11,7 +11,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
 
-from holdfast.domain.collectives import CollectiveRows, Standstill
+from holdfast.domain.collectives import CollectiveRows, StallSnapshot
 from holdfast.domain.job import ChecksSpec, JobSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.numbers import Numbers
@@ -30,7 +30,7 @@ from holdfast.domain.signals import (
 ROWS_MAX = 4
 SINGLE_PRECISION = {"data_s", "stall_s", "comm_wait_s", "temperature_c", "power_w"}  # travel as 32-bit floats
 COLUMNAR = (
-    StepColumns, RankProgress, ReplicaChecks, GpuSample, GpuHealth, NicSample, HealthChecks, Measurements, Standstill,
+    StepColumns, RankProgress, ReplicaChecks, GpuSample, GpuHealth, NicSample, HealthChecks, Measurements, StallSnapshot,
     CollectiveRows,
 )  # fmt: skip
 

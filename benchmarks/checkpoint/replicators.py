@@ -19,7 +19,7 @@ from benchmarks.checkpoint.scratch import Scratch
 from holdfast.domain import worker
 from holdfast.domain.generations import RankRestore, ShardKey, ShardRecord, ShardSource
 from holdfast.domain.mesh import Mesh
-from holdfast.domain.replication import Configure, SavedByAll, Stage, StagedShard
+from holdfast.domain.replication import CommonCheckpoint, Configure, Stage, StagedShard
 from holdfast.v1 import replicator_pb2 as pb
 from holdfast.v1 import replicator_pb2_grpc as rpc
 from holdfast.wire import shards as wire
@@ -123,7 +123,7 @@ class Replicator:
     def retain(self, key: ShardKey) -> None:
         """As the supervisor does once every node has a step: what is older may go."""
         with suppress(ValueError):  # the channel has been closed by us
-            self._stub.Retain(encode_retain(SavedByAll(JOB, key.attempt, key.step)), timeout=STAGE_TIMEOUT_S)
+            self._stub.Retain(encode_retain(CommonCheckpoint(JOB, key.attempt, key.step)), timeout=STAGE_TIMEOUT_S)
 
     def forget(self) -> None:
         self._stub.Forget(pb.ForgetRequest(job=JOB), timeout=STAGE_TIMEOUT_S)

@@ -1,7 +1,7 @@
 """Suite `hang`: who is named when a job stands still. Three kinds of cases, each through the production code:
 
 * recorded flight-recorder dumps of real jobs (`flight_recorder/` of the data), by rank;
-* generated hangs as recorders show them (`collectives`), as agents report them: `Standstill` to the detector;
+* generated hangs as recorders show them (`collectives`), as agents report them: `StallSnapshot` to the detector;
 * generated stalls of which only processes are seen, as of an unmodified script or an old torch.
 
 In the last kind one rank stops the job in one of several ways while the others wait, busily (as NCCL does) or asleep (as gloo
@@ -22,7 +22,7 @@ from benchmarks.detection.score import Score
 from holdfast.diagnostics import flight_dumps
 from holdfast.diagnostics.detectors.alone import Alone
 from holdfast.diagnostics.detectors.hang import Hang
-from holdfast.domain.collectives import CollectiveRows, Standstill
+from holdfast.domain.collectives import CollectiveRows, StallSnapshot
 from holdfast.domain.findings import Finding, FindingKind, StepRecord
 from holdfast.domain.job import HangSpec
 from holdfast.domain.mesh import Mesh
@@ -176,12 +176,12 @@ def _watch(
     return None, 0.0
 
 
-def _standstill(node: str, at: float, of_node: tuple[int, ...], stuck: collectives.Stuck) -> Standstill:
+def _standstill(node: str, at: float, of_node: tuple[int, ...], stuck: collectives.Stuck) -> StallSnapshot:
     n, columns = len(of_node), [getattr(stuck.rows, each.name) for each in fields(CollectiveRows)]
     mine = [row for row in zip(*columns, strict=True) if row[0] in of_node]
     rows = CollectiveRows(*zip(*mine, strict=True)) if mine else CollectiveRows.of(())
     answered = tuple(rank not in stuck.silent for rank in of_node)
-    return Standstill(node, at, "job", 1, of_node, answered, ("free",) * n, ("",) * n, (True,) * n, ("",) * n, rows)
+    return StallSnapshot(node, at, "job", 1, of_node, answered, ("free",) * n, ("",) * n, (True,) * n, ("",) * n, rows)
 
 
 def _report(node: str, at: float, of_node: tuple[int, ...], shown: list[_Rank]) -> RankProgress:

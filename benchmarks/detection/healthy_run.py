@@ -24,7 +24,7 @@ from benchmarks.detection.deciding import running_fleet
 from holdfast.diagnostics import detectors
 from holdfast.diagnostics.catalogue import xid
 from holdfast.diagnostics.engine import Engine
-from holdfast.domain.collectives import CollectiveRows, Standstill
+from holdfast.domain.collectives import CollectiveRows, StallSnapshot
 from holdfast.domain.findings import Finding, Severity, StepRecord
 from holdfast.domain.job import CheckpointSpec, HangSpec, JobSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
@@ -386,7 +386,7 @@ class Run:
         for place, name in self._heard():
             rows = CollectiveRows(self.ranks[place], *shared)
             at = self._clock(place)
-            self._see(Standstill(name, at, JOB, 1, self.ranks[place], true, free, empty, true, empty, rows))
+            self._see(StallSnapshot(name, at, JOB, 1, self.ranks[place], true, free, empty, true, empty, rows))
 
     def _finish_step(self, took_s: float, own_s: Floats) -> None:
         """Every rank has finished a step, and waited for the slowest; some rows are lost on the way to the agent."""
@@ -416,7 +416,7 @@ class Run:
         job = self.state.jobs[JOB]
         if job.phase is JobPhase.RUNNING and job.number == 1 and not self.state.incidents:
             return _NOTHING
-        out = [node for node in self.state.nodes.values() if node.condemned or node.lost]
+        out = [node for node in self.state.nodes.values() if node.unschedulable_reason or node.lost]
         wrong = Counter[str]()
         if job.phase in (JobPhase.FAILED, JobPhase.STOPPED, JobPhase.STOPPING):
             wrong["false_stops"] = 1

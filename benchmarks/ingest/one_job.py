@@ -16,7 +16,7 @@ from benchmarks.ingest.fleet import GPUS, JOB
 from holdfast.diagnostics import detectors
 from holdfast.diagnostics.catalogue import xid
 from holdfast.diagnostics.engine import Engine
-from holdfast.domain.collectives import CollectiveRows, Standstill
+from holdfast.domain.collectives import CollectiveRows, StallSnapshot
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.job import HangSpec
 from holdfast.domain.mesh import Mesh
@@ -120,7 +120,7 @@ def exit_of(rank: int, at: float, step: int, error: WorkerError) -> WorkerExited
     return WorkerExited(f"n{rank // GPUS}", at, JOB, 1, rank, 1000 + rank, 1, None, step, False, error)
 
 
-def dump(node: int, nodes: int, at: float, count: int) -> Standstill:
+def dump(node: int, nodes: int, at: float, count: int) -> StallSnapshot:
     """Every rank is inside an all_reduce of all ranks, but the one that has not entered it; their tensor groups are idle."""
     ranks, world = ranks_of(node), f"0-{nodes * GPUS - 1}"
     both = tuple(rank for rank in ranks for _ in range(2))
@@ -136,7 +136,7 @@ def dump(node: int, nodes: int, at: float, count: int) -> Standstill:
         tuple(pending for behind in late for pending in (-1 if behind else count, -1)),
     )
     n = len(ranks)
-    return Standstill(
+    return StallSnapshot(
         f"n{node}", at, JOB, 1, ranks, (True,) * n, ("free",) * n, ("futex_wait",) * n, (True,) * n, ("",) * n, rows
     )
 

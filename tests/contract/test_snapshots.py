@@ -13,6 +13,7 @@ from typing import Any, get_args
 import pytest
 
 from holdfast.domain.findings import Blamed
+from holdfast.domain.orders import CheckpointNow
 from holdfast.supervisor.core import Job, State, step
 from holdfast.supervisor.leader import snapshot
 from holdfast.supervisor.leader.upgrades import timer
@@ -21,6 +22,8 @@ from holdfast.supervisor.timers import BreakerWindowOver, Timer
 from holdfast.wire import records
 
 RECORDED = [json.loads(line) for line in (Path(__file__).parent / "data" / "snapshots.jsonl").read_text().splitlines()]
+# Format 4: n3 has failed, n4 is cordoned, and an operator has requested a checkpoint.
+FORMAT_4 = json.loads((Path(__file__).parent / "data" / "snapshot-4.json").read_text())
 SECONDS = 2000.0  # longer than any timer but that of a maintenance notice
 
 # Where the fields of a job in format 2 stand now; the others stand where they stood.
@@ -124,6 +127,29 @@ def test_timers_keep_what_they_are_about(recorded: dict[str, str]) -> None:
     assert timers == {
         part.removeprefix("timers/"): float(due) for part, due in recorded.items() if part.startswith("timers/")
     }
+
+
+def test_a_node_that_is_out_of_service_in_format_4_stays_out_of_service() -> None:
+    state = _load(FORMAT_4)
+    assert state.nodes["n3"].unschedulable_reason == "gpu_error on n3"
+    assert state.nodes["n4"].unschedulable_reason == "cordoned by an operator: to the workshop"
+    assert {name for name, node in state.nodes.items() if not node.usable} == {"n3", "n4"}
+    assert {name for name, node in state.nodes.items() if node.live_generations == {"job": (2,)}} == {
+        "n0",
+        "n1",
+        "n2",
+        "n4",
+    }
+    assert [name for _, name in state.breaker.failed_nodes] == ["n3"]
+    assert {send.order for send in state.outbox.values()} == {CheckpointNow("job", 2, 37, to_object_store=True)}
+
+
+@pytest.mark.parametrize("recorded", RECORDED)
+def test_nodes_keep_the_generations_that_may_live_there(recorded: dict[str, str]) -> None:
+    old = {name.partition("/")[2]: json.loads(text) for name, text in recorded.items() if name.startswith("nodes/")}
+    for name, node in _load(recorded).nodes.items():
+        assert node.unschedulable_reason == old[name]["condemned"]
+        assert {job: list(numbers) for job, numbers in node.live_generations.items()} == old[name]["holds"]
 
 
 def test_the_attribution_of_an_open_incident_is_read_from_its_evidence() -> None:

@@ -20,10 +20,10 @@ from holdfast.domain.generations import RankRestore, RestoreRun, ShardKey, Shard
 from holdfast.domain.nodes import RunningWorker
 from holdfast.domain.orders import Hello, Inventory, Order, OrderDone, Prepare, Report, Start, StepReached
 from holdfast.domain.replication import (
+    CommonCheckpoint,
     Configure,
     EndJob,
     PruneSteps,
-    SavedByAll,
     Stage,
     StagedShard,
     Trouble,
@@ -128,7 +128,7 @@ REQUESTS: dict[type, tuple[Any, Any, Any]] = {
     Configure: (shards.encode_configure, shards.decode_configure, replicator_pb2.ConfigureRequest),
     Stage: (shards.encode_stage, shards.decode_stage, replicator_pb2.StageRequest),
     UploadNow: (shards.encode_archive, shards.decode_archive, replicator_pb2.ArchiveRequest),
-    SavedByAll: (retention.encode_retain, retention.decode_retain, replicator_pb2.RetainRequest),
+    CommonCheckpoint: (retention.encode_retain, retention.decode_retain, replicator_pb2.RetainRequest),
     EndJob: (retention.encode_end, retention.decode_end, replicator_pb2.EndRequest),
     PruneSteps: (retention.encode_prune, retention.decode_prune, replicator_pb2.PruneRequest),
 }
@@ -161,9 +161,9 @@ def test_answers_of_a_replicator(
     assert (shards.decode_inventory(message), shards.decode_troubles(message)) == (inventory, troubles)
 
 
-@given(saved=value_of(SavedByAll).filter(lambda saved: saved.job))
+@given(saved=value_of(CommonCheckpoint).filter(lambda saved: saved.job))
 @quick
-def test_saved_by_all(saved: SavedByAll) -> None:
+def test_saved_by_all(saved: CommonCheckpoint) -> None:
     raw = retention.encode_saved_by_all(3, saved).SerializeToString()
     message = control_pb2.SupervisorMessage.FromString(raw).saved_by_all
     assert (message.epoch, retention.decode_saved_by_all(message)) == (3, saved)

@@ -12,10 +12,10 @@ from fleet import JOB, job, running
 from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.generations import Generation, ShardKey, ShardRecord
 from holdfast.domain.orders import Inventory
-from holdfast.domain.replication import SavedByAll
+from holdfast.domain.replication import CommonCheckpoint
 from holdfast.replicator.plan import BACKLOG_STEPS_MAX, plan
-from holdfast.replicator.view import CopyToDisk, Delete, Held, Push, Store, View, id_of
-from holdfast.supervisor.protocol import Tell
+from holdfast.replicator.view import CopyToDisk, Delete, Held, Push, Tier, View, id_of
+from holdfast.supervisor.protocol import SendNotification
 
 NODES = 3
 KEEP = 2
@@ -38,7 +38,7 @@ class Node:
 
     def view(self, attempt: int) -> View:
         assert self.peer is not None
-        held = [Held(Store.IMAGE, key) for key in self.images] + [Held(Store.DISK, key) for key in self.disk]
+        held = [Held(Tier.IMAGE, key) for key in self.images] + [Held(Tier.DISK, key) for key in self.disk]
         return View(
             attempt=attempt,
             ranks=(self.rank,),
@@ -64,7 +64,7 @@ class Node:
                 case Push(key):
                     self.peer.disk.add(key)
                     self.pushed.add((key, self.peer.name))
-                case Delete(Store.DISK, key):
+                case Delete(Tier.DISK, key):
                     self.disk.remove(key)
                 case _:
                     pass
@@ -103,12 +103,12 @@ def live(seed: int, hears: bool, copy_ticks: tuple[int, ...]) -> list[set[tuple[
     return common
 
 
-def _deliver(chance: random.Random, said: list[Tell], nodes: list[Node]) -> None:
+def _deliver(chance: random.Random, said: list[SendNotification], nodes: list[Node]) -> None:
     """Some of what was ever said, in any order; a replicator takes no older word for a newer one."""
     for tell in chance.sample(said, min(len(said), 6)):
         node = next(node for node in nodes if node.name == tell.node)
-        assert isinstance(tell.word, SavedByAll)
-        node.told = max(node.told or CheckpointId(0, 0), tell.word.age)
+        assert isinstance(tell.message, CommonCheckpoint)
+        node.told = max(node.told or CheckpointId(0, 0), tell.message.checkpoint_id)
 
 
 @pytest.mark.parametrize("seed", range(3))

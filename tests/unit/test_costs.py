@@ -61,7 +61,9 @@ def fleet_of(nodes: int, *, noticed: bool) -> State:
     """One job on all nodes, and a spare that is out of service and announced for maintenance."""
     state = running_fleet(nodes, nodes, 1, AT)
     if noticed:
-        spare = evolve(state.nodes["s0"], condemned="cordoned", notices=(Notice("file", "reboot", AT, AT + 1e6),))
+        spare = evolve(
+            state.nodes["s0"], unschedulable_reason="cordoned", notices=(Notice("file", "reboot", AT, AT + 1e6),)
+        )
         state = evolve(state, nodes={**state.nodes, "s0": spare})
     return state.indexed(index_of(state))
 

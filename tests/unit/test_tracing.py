@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.domain import spans, tracing
 from holdfast.domain.findings import Finding, FindingKind, Severity
-from holdfast.domain.incidents import Action, ActionKind, Incident, IncidentState, NodeShare
+from holdfast.domain.incidents import Action, ActionKind, Incident, IncidentState, NodeTiming
 from holdfast.domain.signals import KernelLine, WorkerExited
 from holdfast.domain.tracing import Span
 
@@ -61,8 +61,8 @@ def incident_of(finding: Finding) -> Incident:
         evidence={**finding.evidence, tracing.TRACEPARENT: finding.traceparent},
         outcome="generation 4 steps",
         shares=(
-            NodeShare("n2", 100.5, (), {"stop": 0.05, "fork": 0.08, "stage": 0.1}, {"memory": 2}),
-            NodeShare("n2", 101.0, (4, 5), {"first_step": 0.1, "process_group": 0.2, "restore": 0.1}),
+            NodeTiming("n2", 100.5, (), {"stop": 0.05, "fork": 0.08, "stage": 0.1}, {"memory": 2}),
+            NodeTiming("n2", 101.0, (4, 5), {"first_step": 0.1, "process_group": 0.2, "restore": 0.1}),
         ),
     )
 

@@ -39,8 +39,8 @@ class CollectiveRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Standstill:
-    """Ranks of a node that have said nothing for a while. Columns, one entry per rank, and the rows of their recorders."""
+class StallSnapshot:
+    """Silent ranks of a node. Columns with one entry per rank, and the rows of their flight recorders."""
 
     node: str
     at: float

@@ -49,12 +49,12 @@ class Action:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeShare:
-    """What one node did in the change that ended an incident: it prepared, or its `ranks` took their first step."""
+class NodeTiming:
+    """Timing of one node in the change that ended an incident: of its preparation, or of the first step of its `ranks`."""
 
     node: str
-    at: float  # when it was done, on the node's clock
-    ranks: tuple[int, ...] = ()  # empty: it prepared
+    at: float  # end, on the clock of the node
+    ranks: tuple[int, ...] = ()  # empty: preparation
     phases_s: Mapping[str, float] = field(default_factory=dict)  # of its slowest rank
     restored_from: Mapping[str, int] = field(default_factory=dict)  # shards by source
 
@@ -95,7 +95,7 @@ class Incident:
     # How many shards came from "memory", "disk", "peer", "object store".
     restored_from: Mapping[str, int] = field(default_factory=dict)
     # Of the nodes that prepared and of those that stepped, the last ones: who the others waited for. In order of time.
-    shares: tuple[NodeShare, ...] = ()
+    shares: tuple[NodeTiming, ...] = ()
 
     @property
     def closed(self) -> bool:

@@ -80,14 +80,14 @@ class Stop:
 class CheckpointNow:
     """Save after step `at_step` on every rank; a rank that is already past it reports a miss.
 
-    `far`: that step goes to the object store, too, if the job has one, whatever its interval says; also one that was saved
-    before, by workers that have ended well.
+    `to_object_store`: the checkpoint is also uploaded to the job's object store, regardless of its interval. This includes a
+    step that workers saved before they ended successfully.
     """
 
     job: str
     generation: int
     at_step: int
-    far: bool = False
+    to_object_store: bool = False
 
 
 @dataclass(frozen=True, slots=True)

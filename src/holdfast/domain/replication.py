@@ -30,7 +30,7 @@ class Configure:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Have these shards here, whole and verified, within `timeout_s`."""
+    """Fetch and verify these shards within `timeout_s`."""
 
     job: str
     shards: tuple[RankRestore, ...]
@@ -39,7 +39,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class UploadNow:
-    """Take this step of the running generation to the object store, if the job has one, whatever its interval says."""
+    """Upload this step of the running generation to the object store, if the job has one, regardless of its interval."""
 
     job: str
     generation: int
@@ -47,22 +47,22 @@ class UploadNow:
 
 
 @dataclass(frozen=True, slots=True)
-class SavedByAll:
-    """The newest step of which every rank's shard is on the disk of its own node and, where there are several nodes, with a
-    peer. As long as no newer one is, no node deletes it, or what might become the next one."""
+class CommonCheckpoint:
+    """The newest step of which every rank's shard is on the disk of its own node and, if there are several nodes, on a peer.
+    Until a newer one replaces it, no node deletes it or a step that may become the next one."""
 
     job: str
     attempt: int
     step: int
 
     @property
-    def age(self) -> CheckpointId:
+    def checkpoint_id(self) -> CheckpointId:
         return CheckpointId(self.attempt, self.step)
 
 
 @dataclass(frozen=True, slots=True)
 class EndJob:
-    """The job is over with this generation. Its files stay; its memory is given back once they are on disk."""
+    """The job has ended with this generation. Its files are retained; its memory is freed when they are on disk."""
 
     job: str
     generation: int
@@ -70,7 +70,7 @@ class EndJob:
 
 @dataclass(frozen=True, slots=True)
 class PruneSteps:
-    """Delete these saved steps, (attempt, step): somebody asked for it."""
+    """Delete these saved steps, (attempt, step), on request."""
 
     job: str
     steps: tuple[CheckpointId, ...]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from holdfast.domain.collectives import Standstill
+from holdfast.domain.collectives import StallSnapshot
 from holdfast.domain.job import HangSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import Preflight
@@ -392,7 +392,7 @@ NodeSignal = (
     | CollectorSilent
     | ReplicaChecks
     | NodeTested
-    | Standstill
+    | StallSnapshot
 )
 Signal = NodeSignal | NodeConnected | NodeBeat | NodeDisconnected | ClockTick
 

@@ -11,7 +11,7 @@ from itertools import chain
 
 from holdfast.domain import tracing
 from holdfast.domain.findings import Finding
-from holdfast.domain.incidents import Incident, IncidentState, NodeShare
+from holdfast.domain.incidents import Incident, IncidentState, NodeTiming
 from holdfast.domain.signals import KernelLine, WorkerExited
 from holdfast.domain.tracing import Span, TraceContext, Value
 
@@ -141,7 +141,7 @@ def of_trace(incident: Incident) -> tuple[Span, ...]:
         return ()
     below = tracing.parse(change_below(incident))
     shares = () if below is None or incident.new_generation is None else incident.shares
-    nodes = (_of_share(incident, below, share) for share in shares if below is not None)
+    nodes = (_of_timing(incident, below, share) for share in shares if below is not None)
     return (*_before(incident), *own, *chain.from_iterable(nodes))
 
 
@@ -158,7 +158,7 @@ def _before(incident: Incident) -> Iterator[Span]:
     yield Span(tracing.FINDING, DIAGNOSTICS, context, signal, incident.t_fault, incident.t_detected, about)
 
 
-def _of_share(incident: Incident, change: TraceContext, share: NodeShare) -> Iterator[Span]:
+def _of_timing(incident: Incident, change: TraceContext, share: NodeTiming) -> Iterator[Span]:
     generation = incident.new_generation or 0
     if not share.ranks:
         yield from _preparation(incident.job, generation, change, share)
@@ -177,7 +177,7 @@ def _of_share(incident: Incident, change: TraceContext, share: NodeShare) -> Ite
         )
 
 
-def _preparation(job: str, generation: int, change: TraceContext, share: NodeShare) -> Iterator[Span]:
+def _preparation(job: str, generation: int, change: TraceContext, share: NodeTiming) -> Iterator[Span]:
     seconds = share.phases_s
     stop, stage, fork = (seconds.get(name, 0.0) for name in ("stop", "stage", "fork"))
     start = share.at - max(fork, stop + stage)

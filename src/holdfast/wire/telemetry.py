@@ -12,7 +12,7 @@ from math import isfinite
 from operator import attrgetter
 from typing import Any, get_args
 
-from holdfast.domain.collectives import CollectiveRows, Standstill, expand
+from holdfast.domain.collectives import CollectiveRows, StallSnapshot, expand
 from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.nodes import PROTOCOL_VERSION
 from holdfast.domain.signals import (
@@ -113,7 +113,7 @@ _CODECS = (
     _codec(MaintenanceNotice, pb.MaintenanceNotice, "maintenance", times=["starts_at"]),
     _codec(CheckpointTrouble, pb.CheckpointTrouble, "checkpoint_troubles"),
     _codec(ReplicaChecks, pb.ReplicaChecks, "replica_checks", columns=True),
-    _codec(Standstill, pb.Standstill, "standstills", columns=True),
+    _codec(StallSnapshot, pb.Standstill, "standstills", columns=True),
     _codec(NodeTested, pb.NodeTested, "node_tested"),
 )
 _BY_FIELD: Mapping[str, Codec[Any, Any]] = {codec.label: codec for codec in _CODECS}

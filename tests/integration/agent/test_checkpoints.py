@@ -17,7 +17,7 @@ from waiting import wait_until
 
 from holdfast.domain.generations import RankRestore, ShardKey, ShardRecord, ShardSource
 from holdfast.domain.orders import CheckpointNow, Inventory, RanksStepping, Stop
-from holdfast.domain.replication import SavedByAll
+from holdfast.domain.replication import CommonCheckpoint
 from holdfast.domain.signals import RankProgress, WorkerExited
 from holdfast.shards import peek
 
@@ -129,7 +129,7 @@ def test_which_step_every_node_has_is_passed_on_to_the_replicator(agent: Agent) 
         (40, None),
         (60, None),
     ):
-        agent.plane.tell(SavedByAll("train", 2, step), epoch=epoch)
+        agent.plane.tell(CommonCheckpoint("train", 2, step), epoch=epoch)
         if step in (50, 60):
             wait_until(
                 lambda step=step: read_json(remembered)["saved_by_all"] == [2, step],  # type: ignore[misc]

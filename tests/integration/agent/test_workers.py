@@ -15,7 +15,7 @@ from agent_harness import Agent, prepare_order, running_agent, script, start_job
 from leftovers import gone
 from waiting import quickest, wait_until
 
-from holdfast.domain.collectives import Standstill
+from holdfast.domain.collectives import StallSnapshot
 from holdfast.domain.job import HangSpec, LaunchSpec
 from holdfast.domain.nodes import TemplateState
 from holdfast.domain.orders import CheckpointNow, RanksFinished, RanksStepping, Start, Stop, Warm, WorkersChanged
@@ -198,7 +198,7 @@ def test_ranks_that_stand_still_are_asked_what_they_do_and_the_absent_one_shows(
     """Rank 0 waits for a collective that rank 1 never enters: from torch's recorders in both processes to diagnostics."""
     order = prepare_order("still", script(tmp_path, "still", STANDS_STILL), nproc=2)
     start_job(agent.plane, replace(order, hang=HangSpec(floor_s=1.0)))
-    told = agent.plane.wait_for_signal(Standstill, lambda s: s.job == "still" and all(s.answered))
+    told = agent.plane.wait_for_signal(StallSnapshot, lambda s: s.job == "still" and all(s.answered))
     assert told.rank == (0, 1)
     assert told.interpreter == ("free", "free")
     assert "wait_for_what_never_comes" in told.stack[1]
@@ -469,7 +469,7 @@ def test_an_agent_that_was_frozen_with_its_ranks_counts_their_silence_from_then_
         resumed_at = time.time()
     finally:
         os.kill(agent.process.pid, signal.SIGCONT)
-    standstill = agent.plane.wait_for_signal(Standstill, lambda still: still.job == "frozen")
+    standstill = agent.plane.wait_for_signal(StallSnapshot, lambda still: still.job == "frozen")
     assert standstill.at - resumed_at >= hang.floor_s / 3
     assert "process was frozen" in agent.log()
     assert agent.plane.ask(Stop("frozen", 1)).ok

@@ -33,7 +33,7 @@ from holdfast.replicator.transport.client import Client
 from holdfast.replicator.transport.frames import Limits
 from holdfast.replicator.transport.intake import Intake
 from holdfast.replicator.transport.server import Server
-from holdfast.replicator.view import Store
+from holdfast.replicator.view import Tier
 from holdfast.shards import ImageSet, Plan, Staged, TensorSpec
 from holdfast.stores import layout, open_store, unpaced
 
@@ -161,7 +161,7 @@ def peer_copy(
     commit(world)
     key = ShardKey(1, 20, 0)
     server = Server(
-        Limits(2, 2), OpenSockets(), ((Store.IMAGE, world.images),), Arrivals(0), Intake(world.in_memory(memory), world.disk),
+        Limits(2, 2), OpenSockets(), ((Tier.IMAGE, world.images),), Arrivals(0), Intake(world.in_memory(memory), world.disk),
         ThreadPoolExecutor(1),
         lambda job: "token", lambda *_: None, lambda *_: None,
     )  # fmt: skip

@@ -22,7 +22,7 @@ from holdfast.domain.job import CheckpointSpec, HangSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import RunningWorker
 from holdfast.domain.orders import CheckpointNow, Prepare, Prune, Start, Stop
-from holdfast.domain.replication import Configure, EndJob, PruneSteps, SavedByAll, Stage, StagedShard, UploadNow
+from holdfast.domain.replication import CommonCheckpoint, Configure, EndJob, PruneSteps, Stage, StagedShard, UploadNow
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", [VIRTUAL_TIME], ids=["virtual"])]
 
@@ -126,7 +126,7 @@ class FakeReplicator:
     async def archive(self, request: UploadNow) -> None:
         self.archived.append(request.step)
 
-    def retain(self, saved: SavedByAll) -> None:
+    def retain(self, saved: CommonCheckpoint) -> None:
         raise AssertionError("no order is about it")
 
     async def end(self, request: EndJob) -> None:
@@ -151,13 +151,13 @@ async def test_only_a_save_that_is_to_go_far_is_told_to_the_replicator() -> None
     async with node() as (subject, pool, replicator):
         pool.alive.add(2)
         await subject.carry_out(CheckpointNow("gpt", 2, 10))
-        await subject.carry_out(CheckpointNow("gpt", 2, 20, far=True))
+        await subject.carry_out(CheckpointNow("gpt", 2, 20, to_object_store=True))
         assert (pool.done, replicator.archived) == (["save 10", "save 20"], [20])
 
 
 async def test_what_was_saved_goes_far_when_its_workers_have_ended() -> None:
     async with node() as (subject, pool, replicator):
-        await subject.carry_out(CheckpointNow("gpt", 2, 20, far=True))
+        await subject.carry_out(CheckpointNow("gpt", 2, 20, to_object_store=True))
         assert (pool.done, replicator.archived) == ([], [20])
 
 

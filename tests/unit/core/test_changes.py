@@ -114,7 +114,7 @@ def test_a_leaver_that_does_not_stop_in_time_is_out_of_service() -> None:
     fleet.answer_orders("n1")
     assert not isinstance(fleet.job.doing, Starting)
     fleet.wait(5.1)
-    assert "did not stop" in fleet.state.nodes["n1"].condemned
+    assert "did not stop" in fleet.state.nodes["n1"].unschedulable_reason
     fleet.run("n1")
     assert fleet.job.phase is JobPhase.RUNNING
 
@@ -128,9 +128,9 @@ def test_a_node_that_connects_late_in_a_change_has_the_whole_time_to_stop() -> N
     fleet.done("n3", Prepare)
     fleet.wait(4.9)
     assert fleet.job.phase is JobPhase.PREPARING
-    assert not fleet.state.nodes["n1"].condemned
+    assert not fleet.state.nodes["n1"].unschedulable_reason
     fleet.wait(0.2)
-    assert "did not stop" in fleet.state.nodes["n1"].condemned
+    assert "did not stop" in fleet.state.nodes["n1"].unschedulable_reason
     fleet.expect(JobPhase.STARTING)
 
 

@@ -28,7 +28,7 @@ class Waiting(Fleet):
         self.fold(CheckpointRequested(self.now, JOB, "op-1", grace_s))
         order = self.orders(CheckpointNow)["n0"]
         assert isinstance(order, CheckpointNow)
-        assert order.far
+        assert order.to_object_store
         return order.at_step
 
     def copy(self, step: int, *, stored: bool) -> None:
@@ -107,12 +107,12 @@ def test_the_last_save_before_a_stop_goes_far_and_a_planned_changes_does_not() -
     fleet = running(job(dp=2), spares=1, saved=10)
     fleet.train(12)
     fleet.fold(NodeCordonRequested(fleet.now, "n1", True, "new firmware"))
-    assert [order.far for order in fleet.orders(CheckpointNow).values() if isinstance(order, CheckpointNow)] == [
-        False
-    ] * 2
+    assert [
+        order.to_object_store for order in fleet.orders(CheckpointNow).values() if isinstance(order, CheckpointNow)
+    ] == [False] * 2
     assert fleet.state.nodes["n1"].state is NodeState.CORDONED
     fleet.fold(JobStopRequested(fleet.now, JOB, "enough"))
-    assert any(isinstance(send.order, CheckpointNow) and send.order.far for send in fleet.sent)
+    assert any(isinstance(send.order, CheckpointNow) and send.order.to_object_store for send in fleet.sent)
 
 
 def test_a_node_that_cannot_pass_it_on_is_noted() -> None:

@@ -34,7 +34,11 @@ def store(fleet: Fleet, step: int, damage: str = "") -> None:
 
 def asked(fleet: Fleet) -> dict[str, int]:
     orders = fleet.orders(CheckpointNow)
-    return {node: order.at_step for node, order in orders.items() if isinstance(order, CheckpointNow) and order.far}
+    return {
+        node: order.at_step
+        for node, order in orders.items()
+        if isinstance(order, CheckpointNow) and order.to_object_store
+    }
 
 
 def over(fleet: Fleet) -> bool:

@@ -359,7 +359,7 @@ def test_a_node_that_really_was_gone_casts_no_doubt_on_the_next_loss() -> None:
         fleet.lose(name)
         fleet.run()
         fleet.connect(name)
-        assert fleet.state.breaker.condemned == ()
+        assert fleet.state.breaker.failed_nodes == ()
     assert fleet.state.breaker.open_until is None
     assert fleet.job.phase is JobPhase.RUNNING
 
@@ -375,7 +375,7 @@ def test_nodes_that_start_again_prove_the_view_right_and_close_the_breaker() -> 
     fleet.connect("n0")
     fleet.connect("n1")
     assert fleet.state.breaker.open_until is None
-    assert [name for _, name in fleet.state.breaker.condemned] == ["n2", "n3"]
+    assert [name for _, name in fleet.state.breaker.failed_nodes] == ["n2", "n3"]
     assert fleet.state.breaker.changes[: len(changes)] == changes
     fleet.run()
     assert fleet.job.phase is JobPhase.RUNNING

@@ -32,7 +32,7 @@ def save_asked_for(fleet: Fleet) -> int:
     """Every rank gets to the step that was asked for, and saves it."""
     order = fleet.orders(CheckpointNow)["n0"]
     assert isinstance(order, CheckpointNow)
-    assert order.far
+    assert order.to_object_store
     fleet.train(order.at_step, save=True)
     return order.at_step
 
@@ -192,7 +192,7 @@ def test_a_spare_that_goes_before_the_swap_does_not_stop_the_run() -> None:
 
 
 @pytest.mark.parametrize("kind", [ActionKind.RESTART, ActionKind.SCALE_UP])
-def test_an_answer_that_leaves_the_node_where_it_is_is_none(kind: ActionKind) -> None:
+def test_maintenance_action_that_keeps_the_node_counts_as_no_action(kind: ActionKind) -> None:
     fleet = running(job(dp=3), spares=1, saved=10)
     fleet.decide = False
     notice(fleet, "n1")

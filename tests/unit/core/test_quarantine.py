@@ -139,7 +139,7 @@ def test_a_node_that_keeps_failing_is_quarantined_and_says_why() -> None:
     node = fleet.state.nodes["n1"]
     assert node.quarantined
     assert node.state is NodeState.CORDONED
-    assert "3 faults in 0.1 days" in node.condemned
+    assert "3 faults in 0.1 days" in node.unschedulable_reason
     assert "n1" not in fleet.nodes()
     assert fleet.job.phase is JobPhase.RUNNING
 
@@ -221,7 +221,7 @@ def test_a_word_against_it_outweighs_the_quarantine() -> None:
     crash(fleet, "n1", 3)
     fleet.fold(NodeCordonRequested(fleet.now, "n1", True, "to the workshop"))
     assert not fleet.state.nodes["n1"].quarantined
-    assert "to the workshop" in fleet.state.nodes["n1"].condemned
+    assert "to the workshop" in fleet.state.nodes["n1"].unschedulable_reason
 
 
 def test_a_job_that_cannot_run_gets_it_back() -> None:

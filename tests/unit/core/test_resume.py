@@ -65,7 +65,7 @@ def test_until_it_has_saved_itself_a_fault_goes_back_to_it() -> None:
     assert {order.restore_step for order in prepares(fleet)} == {1210}
 
 
-def test_a_store_that_does_not_hand_it_out_is_waited_for_and_step_0_is_no_way_out() -> None:
+def test_unavailable_store_delays_start_instead_of_restarting_from_step_0() -> None:
     fleet = resumed()
     send = next(send for send in fleet.sent if isinstance(send.order, Prepare))
     fleet.report(send.node, OrderDone(send.command_id, False, "403 for the bucket", unrestorable=True))

@@ -28,7 +28,7 @@ class Saving(Fleet):
 
     def told(self) -> dict[str, int]:
         """What each node heard last; and forget it."""
-        heard = {tell.node: tell.word.step for tell in self.said}
+        heard = {tell.node: tell.message.step for tell in self.said}
         self.said.clear()
         return heard
 

@@ -38,7 +38,7 @@ def test_a_job_that_waits_looks_again_when_a_node_is_free_and_not_when_another_j
 
     def asked(node: str) -> list[str]:
         turn = Turn(fleet.state, fleet.now)
-        turn.put_node(node, holds={JOB: (7,)})
+        turn.put_node(node, live_generations={JOB: (7,)})
         return turn.touched()
 
     assert asked("n0") == [JOB]
@@ -51,9 +51,9 @@ def test_the_reason_of_the_breaker_names_some_and_counts_the_rest() -> None:
     for index in range(25):
         fleet.find(FindingKind.NODE_LOST, f"n{index}")
     assert fleet.state.breaker.open_until is not None
-    assert "22 of 70 nodes condemned" in fleet.state.breaker.reason
+    assert "22 of 70 nodes failed" in fleet.state.breaker.reason
     assert "and 6 more" in fleet.state.breaker.reason
-    assert len(fleet.state.breaker.condemned) == 25
+    assert len(fleet.state.breaker.failed_nodes) == 25
 
 
 def condemn(fleet: Fleet, *nodes: str) -> None:
@@ -68,7 +68,7 @@ def test_a_node_that_has_just_lost_its_session_belongs_to_the_fleet() -> None:
     condemn(fleet, "n0", "n1", "n2")
     assert fleet.state.breaker.open_until is None
     condemn(fleet, "n3")
-    assert "4 of 10 nodes condemned" in fleet.state.breaker.reason
+    assert "4 of 10 nodes failed" in fleet.state.breaker.reason
 
 
 def test_a_node_that_has_been_away_for_long_does_not_belong_to_the_fleet() -> None:
@@ -76,7 +76,7 @@ def test_a_node_that_has_been_away_for_long_does_not_belong_to_the_fleet() -> No
     fleet.gone(*(f"n{index}" for index in range(5, 10)))
     fleet.wait(fleet.state.config.breaker_window_s + 1)
     condemn(fleet, "n0", "n1", "n2")
-    assert "3 of 5 nodes condemned" in fleet.state.breaker.reason
+    assert "3 of 5 nodes failed" in fleet.state.breaker.reason
 
 
 def test_a_breaker_that_opens_takes_back_what_is_being_asked_and_asks_again_when_it_closes() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.diagnostics.detectors.rhythm import p99
-from holdfast.domain.collectives import CollectiveRows, Standstill
+from holdfast.domain.collectives import CollectiveRows, StallSnapshot
 from holdfast.domain.findings import FindingKind, Remedy, Severity
 from holdfast.domain.job import HangSpec
 from holdfast.domain.mesh import Mesh
@@ -279,7 +279,7 @@ def test_a_clean_run_with_jitter_and_lost_ticks_finds_nothing(seed: int, nodes: 
 # ------------------------------------------------------------------ collectives
 
 
-def standstill(fleet: Fleet, node: str, *, absent: int, held: bool = False) -> Standstill:
+def standstill(fleet: Fleet, node: str, *, absent: int, held: bool = False) -> StallSnapshot:
     """Every rank of the node is inside #9 of the one group, but for one that has not come."""
     ranks = tuple(fleet.ranks_of(node))
     n = len(ranks)
@@ -296,7 +296,7 @@ def standstill(fleet: Fleet, node: str, *, absent: int, held: bool = False) -> S
     interpreter = tuple("held" if held and rank == absent else "free" for rank in ranks)
     frames = tuple("read (loader.py:7)" for _ in ranks)
     at = T0 + fleet.now
-    return Standstill(
+    return StallSnapshot(
         node, at, fleet.job, fleet.generation, ranks, (True,) * n, interpreter, ("",) * n, (True,) * n, frames, rows
     )
 

@@ -8,7 +8,7 @@ import pytest
 from diagnosing import T0, Fleet
 
 from holdfast.diagnostics.detectors.rhythm import Rhythm
-from holdfast.domain.collectives import CollectiveRows, Standstill
+from holdfast.domain.collectives import CollectiveRows, StallSnapshot
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.job import HangSpec
 from holdfast.domain.mesh import Mesh
@@ -48,7 +48,7 @@ def tell(fleet: Fleet, rank: int, *, entered: int, kind: str = "all_reduce", pen
         entered=(entered,),
         pending=(entered if pending else -1,),
     )
-    standstill = Standstill(
+    standstill = StallSnapshot(
         node=f"n{rank}",
         at=T0 + fleet.now,
         job=fleet.job,

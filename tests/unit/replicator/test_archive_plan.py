@@ -23,8 +23,8 @@ from holdfast.replicator.view import (
     Discard,
     Held,
     Save,
-    Store,
     Survey,
+    Tier,
     Upload,
     View,
 )
@@ -38,7 +38,7 @@ def saves(steps: Sequence[int], *, every_s: float = 1.0, attempt: int = 1, start
 
 
 def view(*held: int, archive: Archive, attempt: int = 1, ranks: tuple[int, ...] = (0,), **changes: object) -> View:
-    disk = tuple(Held(Store.DISK, ShardKey(attempt, step, rank)) for step in held for rank in ranks)
+    disk = tuple(Held(Tier.DISK, ShardKey(attempt, step, rank)) for step in held for rank in ranks)
     others = CheckpointId(9, 0)  # every node is said to have something newer than anything here
     base = View(attempt, ranks, world_size=2, keep=2, peers=(), held=disk, archive=archive, saved_by_all=others)
     return replace(base, **changes)  # type: ignore[arg-type]
@@ -209,7 +209,7 @@ def test_without_peers_the_store_is_the_next_tier() -> None:
 
 
 def test_what_the_store_wants_is_copied_although_a_newer_save_is_there() -> None:
-    images = tuple(Held(Store.IMAGE, ShardKey(1, step, 0)) for step in (64, 65))
+    images = tuple(Held(Tier.IMAGE, ShardKey(1, step, 0)) for step in (64, 65))
     waiting = replace(view(archive=archive(saves=saves([62, 63, 64, 65])), restored=CheckpointId(0, 61)), held=images)
     assert [step.key.step for step in plan(waiting) if isinstance(step, CopyToDisk)] == [64, 65]
 
@@ -298,7 +298,7 @@ def test_a_step_that_was_asked_for_goes_although_its_slot_has_one_and_before_all
 def test_it_is_taken_to_disk_before_the_next_save_may_overwrite_it_and_stays_there_until_it_is_stored() -> None:
     seen = saves(range(10, 60, 10))
     asked = archive(interval_s=3600.0, saves=seen, steps=done(10), asked=frozenset({(1, 40)}))
-    images = (Held(Store.IMAGE, ShardKey(1, 40, 0)), Held(Store.IMAGE, ShardKey(1, 50, 0)))
+    images = (Held(Tier.IMAGE, ShardKey(1, 40, 0)), Held(Tier.IMAGE, ShardKey(1, 50, 0)))
     first = plan(replace(view(archive=asked), held=images))[0]
     assert isinstance(first, CopyToDisk)
     assert first.key.step == 40

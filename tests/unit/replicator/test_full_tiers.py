@@ -25,7 +25,7 @@ from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.tiers.images import ImageTier
 from holdfast.replicator.tiers.warm import WarmFiles
 from holdfast.replicator.troubles import QUIET_S, Troubles
-from holdfast.replicator.view import CopyToDisk, Delete, Held, Push, Store, View
+from holdfast.replicator.view import CopyToDisk, Delete, Held, Push, Tier, View
 from holdfast.shards import Image, ImageSet, Manifest, Plan, Skipped, Staged, TensorSpec
 from holdfast.shards.manifest import temporary_of
 
@@ -135,7 +135,7 @@ async def test_a_save_goes_on_without_its_manifest_in_memory(
         with monkeypatch.context() as broken:
             refusing(broken, code, lambda path: ".image.json" in path)
             await engine.refresh(job)
-            assert set(job.held) == {Held(Store.IMAGE, KEY)}
+            assert set(job.held) == {Held(Tier.IMAGE, KEY)}
             with engine.tiers.images.open(JOB, KEY) as shard:
                 engine.tiers.disk.put(JOB, shard, Pace(0))
             (trouble,) = job.troubles.all()
@@ -146,12 +146,12 @@ async def test_a_save_goes_on_without_its_manifest_in_memory(
     images.close()
     async with an_engine(tmp_path) as engine:  # the next life
         await engine.start()
-        assert {held.store for held in engine.jobs[JOB].held} == {Store.IMAGE, Store.DISK}
+        assert {held.tier for held in engine.jobs[JOB].held} == {Tier.IMAGE, Tier.DISK}
 
 
 @pytest.mark.parametrize("which", ["full", "failing"])
 def test_a_disk_that_takes_nothing_is_skipped_for_the_peer(which: str) -> None:
-    key, older = Held(Store.IMAGE, KEY), Held(Store.DISK, ShardKey(1, 5, 0))
+    key, older = Held(Tier.IMAGE, KEY), Held(Tier.DISK, ShardKey(1, 5, 0))
     before = View(1, (0,), 2, 2, ("b",), (key, older))
     assert [type(step) for step in plan(before)] == [CopyToDisk, Push]
     takes_nothing = View(1, (0,), 2, 2, ("b",), (key, older), disk_full=which == "full", disk_fails=which == "failing")
@@ -161,7 +161,7 @@ def test_a_disk_that_takes_nothing_is_skipped_for_the_peer(which: str) -> None:
 
 
 def test_a_failing_disk_is_no_reason_to_delete() -> None:
-    held = tuple(Held(Store.DISK, ShardKey(1, step, 0)) for step in range(10, 60, 10))
+    held = tuple(Held(Tier.DISK, ShardKey(1, step, 0)) for step in range(10, 60, 10))
     pushed = frozenset({(ShardKey(1, 50, 0), "b")})
     given = View(1, (0,), 2, 2, ("b",), held, pushed=pushed, saved_by_all=CheckpointId(1, 20), disk_fails=True)
     assert not [step for step in plan(given) if type(step) is not Push and "superseded" not in step.reason]

@@ -11,15 +11,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.generations import ShardKey
 from holdfast.replicator.plan import BACKLOG_STEPS_MAX, plan
-from holdfast.replicator.view import CopyToDisk, Delete, FreeImages, Held, Push, Store, View, id_of
+from holdfast.replicator.view import CopyToDisk, Delete, FreeImages, Held, Push, Tier, View, id_of
 
 
 def image(step: int, rank: int = 0, attempt: int = 1) -> Held:
-    return Held(Store.IMAGE, ShardKey(attempt, step, rank))
+    return Held(Tier.IMAGE, ShardKey(attempt, step, rank))
 
 
 def disk(step: int, rank: int = 0, attempt: int = 1) -> Held:
-    return Held(Store.DISK, ShardKey(attempt, step, rank))
+    return Held(Tier.DISK, ShardKey(attempt, step, rank))
 
 
 OTHERS_ARE_AHEAD = CheckpointId(9, 0)  # every node is said to have something newer than anything here
@@ -162,7 +162,7 @@ def test_what_an_earlier_submission_left_in_memory_goes_to_the_disk_before_its_i
         CopyToDisk(ShardKey(1, 30, 0), "an earlier submission's newest in memory, not yet on disk"),
     )  # fmt: skip
     assert plan(view(image(30), disk(30), attempt=101, first_attempt=101)) == ()
-    copy = Held(Store.STAGED, ShardKey(1, 30, 1))
+    copy = Held(Tier.STAGED, ShardKey(1, 30, 1))
     newer = [disk(step, rank=1, attempt=101) for step in (40, 50)]
     assert [type(step) for step in plan(view(copy, *newer, attempt=101, first_attempt=101))] == [CopyToDisk]
     there = disk(30, rank=1)
@@ -194,37 +194,37 @@ def test_ranks_that_no_longer_exist_are_cleared_away_by_progress() -> None:
 
 
 def test_a_fetched_shard_leaves_memory_once_it_is_superseded_on_disk() -> None:
-    fetched = Held(Store.STAGED, ShardKey(1, 10, 0))
+    fetched = Held(Tier.STAGED, ShardKey(1, 10, 0))
     now = view(fetched, disk(10), attempt=2, restored=CheckpointId(1, 10))
     assert plan(now) == ()
     assert plan(replace(now, held=(*now.held, disk(15, attempt=2)))) == (
-        Delete(Store.STAGED, fetched.key, "restored from and superseded on disk"),
+        Delete(Tier.STAGED, fetched.key, "restored from and superseded on disk"),
     )
     assert plan(replace(now, held=(*now.held, disk(15, attempt=2)), pinned=frozenset({fetched}))) == ()
 
 
 def test_a_copy_of_another_node_leaves_memory_when_it_is_on_disk_and_a_newer_one_has_come() -> None:
-    first, second = (Held(Store.STAGED, ShardKey(1, step, 1)) for step in (10, 20))
+    first, second = (Held(Tier.STAGED, ShardKey(1, step, 1)) for step in (10, 20))
     assert plan(view(first)) == (CopyToDisk(first.key, "newest in memory, not yet on disk"),)
     assert plan(view(first, disk(10, rank=1))) == (), "restored from here, it is at memory's speed"
     assert deleted(view(first, second)) == set(), "neither is on disk yet"
-    gone = Delete(Store.STAGED, first.key, "a copy, and a newer one has come")
+    gone = Delete(Tier.STAGED, first.key, "a copy, and a newer one has come")
     assert plan(view(first, disk(10, rank=1), second))[1:] == (gone,)
     assert plan(view(first, second, disk_full=True)) == (gone,), "memory is all there is: the newest has it"
     assert plan(view(first, disk(10, rank=1), second, pinned=frozenset({first})))[1:] == ()
 
 
 def test_a_copy_that_nobody_renews_leaves_memory() -> None:
-    copy = Held(Store.STAGED, ShardKey(1, 10, 1))
+    copy = Held(Tier.STAGED, ShardKey(1, 10, 1))
     assert plan(view(copy, disk(10, rank=1), disk(20))) == ()
     assert plan(view(copy, disk(10, rank=1), disk(20), disk(30))) == (
-        Delete(Store.STAGED, copy.key, "a copy on disk, too, and not renewed for some steps"),
+        Delete(Tier.STAGED, copy.key, "a copy on disk, too, and not renewed for some steps"),
     )
     assert deleted(view(copy, disk(20), disk(30))) == set(), "it is nowhere else"
 
 
 keys = st.builds(ShardKey, st.integers(1, 3), st.integers(1, 6).map(lambda n: n * 10), st.integers(0, 3))
-helds = st.builds(Held, st.sampled_from(Store), keys)
+helds = st.builds(Held, st.sampled_from(Tier), keys)
 
 
 @settings(max_examples=400, deadline=None)
@@ -255,13 +255,13 @@ def test_whatever_is_held_the_newest_of_every_living_rank_stays(
     )  # fmt: skip
     steps = plan(now)
     assert len(set(steps)) == len(steps)
-    gone = {Held(step.store, step.key) for step in steps if isinstance(step, Delete)}
+    gone = {Held(step.tier, step.key) for step in steps if isinstance(step, Delete)}
     assert gone <= held
-    assert all(each.store is not Store.IMAGE for each in gone)
+    assert all(each.tier is not Tier.IMAGE for each in gone)
     left = held - gone
     for rank in range(4):
-        before = [id_of(h.key) for h in held if h.key.rank == rank and h.store is Store.DISK]
-        after = [id_of(h.key) for h in left if h.key.rank == rank and h.store is Store.DISK]
+        before = [id_of(h.key) for h in held if h.key.rank == rank and h.tier is Tier.DISK]
+        after = [id_of(h.key) for h in left if h.key.rank == rank and h.tier is Tier.DISK]
         living = [a for a in before if not (a[0] < attempt and (restored is None or a > restored))]
         if living:
             assert max(living) in after, "the newest living step of a rank must stay"
@@ -287,8 +287,8 @@ class Retention(RuleBasedStateMachine):
         self.peers = peers
 
     def view(self) -> View:
-        held = [Held(Store.IMAGE, key) for keys in self.memory.values() for key in keys]
-        held += [Held(Store.DISK, key) for key in sorted(self.disk, key=lambda key: (id_of(key), key.rank))]
+        held = [Held(Tier.IMAGE, key) for keys in self.memory.values() for key in keys]
+        held += [Held(Tier.DISK, key) for key in sorted(self.disk, key=lambda key: (id_of(key), key.rank))]
         return View(self.attempt, (0, 1), 2, 2, self.peers, tuple(held), self.restored, frozenset(self.pushed))
 
     @rule(missed=st.sampled_from([None, None, None, 0, 1]))
@@ -309,7 +309,7 @@ class Retention(RuleBasedStateMachine):
                 self.disk.add(key)
             case Push(key, peer):
                 self.pushed.add((key, peer))
-            case Delete(Store.DISK, key):
+            case Delete(Tier.DISK, key):
                 self.disk.remove(key)
             case Delete(store, key):
                 raise AssertionError(f"{key} must not be deleted from {store}")

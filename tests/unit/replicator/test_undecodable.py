@@ -26,7 +26,7 @@ from holdfast.replicator.threads import Pace, Threads
 from holdfast.replicator.tiers.files import ASIDE_MAX, FileTier
 from holdfast.replicator.tiers.images import ImageTier
 from holdfast.replicator.tiers.warm import WarmFiles
-from holdfast.replicator.view import Held, Store
+from holdfast.replicator.view import Held, Tier
 from holdfast.shards import ImageSet, Manifest, Plan, Staged, TensorSpec, peek
 from holdfast.shards.layout import BODY_OFFSET, COMPLETE, MAGIC, PAGE, Stamp
 from holdfast.shards.opening import open_stored
@@ -250,7 +250,7 @@ async def test_a_stored_file_that_cannot_be_read_is_out_of_the_way_and_the_other
     root = tmp_path / "node"
     shutil.copytree(whole, root)
     damage(root / path)
-    everything = {Held(store, KEY) for store in Store}
+    everything = {Held(tier, KEY) for tier in Tier}
     for _ in range(2):  # and it can be started again
         async with started(root) as engine:
             assert set(engine.jobs[OTHER].held) == everything, "another job's checkpoints"
@@ -259,19 +259,19 @@ async def test_a_stored_file_that_cannot_be_read_is_out_of_the_way_and_the_other
             engine.jobs[JOB].inventory()
             for each in list(held):
                 try:
-                    engine.tiers[each.store].open(JOB, each.key).close()
+                    engine.tiers[each.tier].open(JOB, each.key).close()
                 except IntegrityError as error:  # what is found when it is opened
                     await engine.quarantine(engine.jobs[JOB], each, str(error))
     save(root, JOB, 20)
     async with started(root) as engine:
         job = engine.jobs[JOB]
         new = ShardKey(1, 20, 0)
-        assert Held(Store.IMAGE, new) in job.held, job.troubles.all()
+        assert Held(Tier.IMAGE, new) in job.held, job.troubles.all()
         with engine.tiers.images.open(JOB, new) as shard:
             for tier in (engine.tiers.disk, engine.tiers.staged):
                 tier.put(JOB, shard, Pace(0))
         # And the very place of the damaged copy takes one again.
-        if Held(Store.IMAGE, KEY) in job.held:
+        if Held(Tier.IMAGE, KEY) in job.held:
             with engine.tiers.images.open(JOB, KEY) as shard:
                 for tier in (engine.tiers.disk, engine.tiers.staged):
                     tier.put(JOB, shard, Pace(0))

@@ -27,7 +27,7 @@ from holdfast.replicator.transport.client import Client
 from holdfast.replicator.transport.frames import Limits
 from holdfast.replicator.transport.intake import Intake
 from holdfast.replicator.transport.server import Server
-from holdfast.replicator.view import Held, Store
+from holdfast.replicator.view import Held, Tier
 from holdfast.shards import ImageSet, Manifest, Plan, Staged, TensorSpec
 
 JOB, TOKEN = "llm", "token"
@@ -50,14 +50,14 @@ class Here:
         self.warm = Roomy(root / "memory")
         self.memory = FileTier("memory", root / "memory", "staged", warm=self.warm)
         self.disk = FileTier("disk", root / "disk")
-        self.arrived: list[tuple[ShardKey, Store]] = []
+        self.arrived: list[tuple[ShardKey, Tier]] = []
         self.suspected: list[Held] = []
         self.limits = Limits(1, 1, lanes_max)
         self.client = Client(self.limits, OpenSockets())
         self.takers = ThreadPoolExecutor(8)
         self.connections = 0
         self.server = Server(
-            self.limits, OpenSockets(), ((Store.STAGED, self.memory), (Store.DISK, self.disk)), Arrivals(0),
+            self.limits, OpenSockets(), ((Tier.STAGED, self.memory), (Tier.DISK, self.disk)), Arrivals(0),
             Intake(self.memory, self.disk), self.takers, lambda job: TOKEN,
             lambda job, manifest, store: self.arrived.append((manifest.key, store)),
             lambda job, held: self.suspected.append(held),
@@ -124,13 +124,13 @@ def test_a_copy_comes_to_memory_over_several_connections_and_counts_once_it_is_o
         key = shard.manifest.key
         assert here.client.push(peer, JOB, TOKEN, shard, NO_LIMIT) is None
         assert here.connections == 3
-        assert here.arrived == [(key, Store.STAGED)]
+        assert here.arrived == [(key, Tier.STAGED)]
         assert whole(here.memory, shard)
         assert here.client.push(peer, JOB, TOKEN, shard, NO_LIMIT) is None, "it has it, in memory"
         with here.memory.open(JOB, key) as copy:
             here.disk.put(JOB, copy, NO_LIMIT)
         assert here.client.push(peer, JOB, TOKEN, shard, NO_LIMIT) == key
-        assert here.arrived == [(key, Store.STAGED)], "nothing was sent twice"
+        assert here.arrived == [(key, Tier.STAGED)], "nothing was sent twice"
 
 
 def test_where_memory_has_no_room_a_copy_goes_to_the_disk(
@@ -139,7 +139,7 @@ def test_where_memory_has_no_room_a_copy_goes_to_the_disk(
     monkeypatch.setattr(Roomy, "has_room", lambda warm, size: False)
     with saved(tmp_path / "a", 10) as shard, here.listening() as peer:
         assert here.client.push(peer, JOB, TOKEN, shard, NO_LIMIT) == shard.manifest.key
-        assert here.arrived == [(shard.manifest.key, Store.DISK)]
+        assert here.arrived == [(shard.manifest.key, Tier.DISK)]
         assert whole(here.disk, shard)
 
 
@@ -173,7 +173,7 @@ def test_a_sender_that_knows_the_disk_only_is_told_when_it_is_there(here: Here, 
             assert frames.receive(sock).fields["from"] == 0
             sock.sendall(shard.data)
             assert frames.receive(sock).fields["ok"] is True
-        assert here.arrived == [(shard.manifest.key, Store.DISK)]
+        assert here.arrived == [(shard.manifest.key, Tier.DISK)]
 
 
 def test_pages_of_a_shard_that_leaves_memory_are_the_next_ones(here: Here, tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_one_damaged_span_on_one_of_the_connections_spoils_the_fetch(here: Here,
         with pytest.raises(IntegrityError, match="arrived damaged"):
             here.client.fetch(peer, JOB, TOKEN, shard.manifest.key, "", inbox)
         assert inbox.shards(JOB) == []
-    assert here.suspected == [Held(Store.DISK, shard.manifest.key)]
+    assert here.suspected == [Held(Tier.DISK, shard.manifest.key)]
 
 
 def ask(sock: socket.socket, shard: OpenShard, lane: int, count: int) -> list[int]:
@@ -273,7 +273,7 @@ def test_a_span_is_one_connections_and_a_second_that_claims_it_gets_none(here: H
         assert frames.receive(one).fields["ok"] is True
         assert frames.receive(two).fields["ok"] is True
         assert whole(here.memory, shard)
-        assert here.arrived == [(shard.manifest.key, Store.STAGED)]
+        assert here.arrived == [(shard.manifest.key, Tier.STAGED)]
 
 
 @pytest.mark.parametrize("how", ["hangs up", "sends damaged bytes", "says nothing"])

@@ -366,16 +366,18 @@ async def test_the_dashboard_is_served_and_asks_only_this_api(api: Any) -> None:
 
 async def test_the_breaker_says_whether_and_why_it_holds_back(api: Any) -> None:
     closed = (await api.http.get("/v1/breaker")).json()
-    assert closed == {"state": "closed", "reason": "", "open_until": None, "condemned": [], "changes": 0}
-    why, now = "3 of 5 nodes condemned within 300 s", time.time()
+    assert closed == {"state": "closed", "reason": "", "open_until": None, "failed_nodes": [], "changes": 0}
+    why, now = "3 of 5 nodes failed within 300 s", time.time()
     long_ago = now - 2 * Config().breaker_window_s
-    condemned = ((long_ago, "n0"), (now, "n1"), (now, "n2"))
-    breaker = Breaker(open_until=now, reason=why, doubts_view=True, condemned=condemned, changes=(long_ago, now))
+    failed = ((long_ago, "n0"), (now, "n1"), (now, "n2"))
+    breaker = Breaker(
+        open_until=now, reason=why, opened_by_node_failures=True, failed_nodes=failed, changes=(long_ago, now)
+    )
     api.picture = Picture(State(breaker=breaker), leading=True)
     assert (await api.http.get("/v1/breaker")).json() == {
         "state": "open",
         "reason": why,
         "open_until": now,
-        "condemned": ["n1", "n2"],
+        "failed_nodes": ["n1", "n2"],
         "changes": 1,
     }

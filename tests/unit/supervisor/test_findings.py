@@ -12,7 +12,7 @@ import pytest
 from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.incidents import Incident, IncidentState
 from holdfast.domain.rules import RULES, rule_of
-from holdfast.supervisor.history.protocol import Told
+from holdfast.supervisor.history.protocol import EventEntry
 from holdfast.supervisor.history.sqlite import _SCHEMA, SqliteHistory
 from holdfast.supervisor.protocol import FindingJudged, IncidentChanged, Record
 from holdfast.wire import records
@@ -42,7 +42,7 @@ INCIDENT = Incident("i-1", "gpt", "worker_crash", "rank 2 died", IncidentState.O
 async def tell(history: SqliteHistory, *told: Record) -> None:
     start = int((await history.cursors())[0])
     positions = [str(start + n + 1) for n in range(len(told))]
-    await history.add_events([Told(*each) for each in zip(positions, told, strict=True)], positions[-1])
+    await history.add_events([EventEntry(*each) for each in zip(positions, told, strict=True)], positions[-1])
 
 
 async def test_findings_are_listed_newest_first_and_one_is_explained(api: Any) -> None:

@@ -25,7 +25,7 @@ from holdfast.log.protocol import Entry
 from holdfast.supervisor.history.follower import Follower
 from holdfast.supervisor.history.goodput import Class
 from holdfast.supervisor.history.ledger import account_in_thread
-from holdfast.supervisor.history.protocol import Told
+from holdfast.supervisor.history.protocol import EventEntry
 from holdfast.supervisor.history.sqlite import SqliteHistory
 from holdfast.supervisor.leader.picture import Progress
 from holdfast.supervisor.protocol import (
@@ -61,8 +61,8 @@ async def history(tmp_path: Path) -> AsyncIterator[SqliteHistory]:
     await history.aclose()
 
 
-def told(*found: Published, first: int = 1) -> list[Told]:
-    return [Told(f"{number}-0", record) for number, record in enumerate(found, start=first)]
+def told(*found: Published, first: int = 1) -> list[EventEntry]:
+    return [EventEntry(f"{number}-0", record) for number, record in enumerate(found, start=first)]
 
 
 def steps(count: int, *, first: int = 1, generation: int = 1, begin: float = 101.0) -> list[StepRecord]:

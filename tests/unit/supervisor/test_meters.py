@@ -19,7 +19,7 @@ from holdfast.log.names import INBOX, SUPERVISOR_GROUP
 from holdfast.log.protocol import Entry
 from holdfast.runtime import metrics
 from holdfast.supervisor.core.lifecycle import AwaitedNodes, Waiting
-from holdfast.supervisor.history.protocol import Told
+from holdfast.supervisor.history.protocol import EventEntry
 from holdfast.supervisor.history.sqlite import SqliteHistory
 from holdfast.supervisor.leader.picture import Picture, Progress
 from holdfast.supervisor.protocol import JobAccepted
@@ -79,7 +79,7 @@ async def test_the_leader_shows_the_fleet(kept: Kept, tmp_path: Path) -> None:
     )
     steps = [StepRecord(JOB, 1, n, 2, now + n, now + n + 1, 100, None, 0.0) for n in range(1, 6)]
     history = await SqliteHistory.open(tmp_path / "history.sqlite3")
-    await history.add_events([Told("1-0", JobAccepted(now, JOB, fleet.job.spec))], "1-0")
+    await history.add_events([EventEntry("1-0", JobAccepted(now, JOB, fleet.job.spec))], "1-0")
     await history.add_steps(steps, "1-0")
     progress = Progress()
     progress.tell(steps)

@@ -9,7 +9,7 @@ from fleet import JOB, job, running
 
 from holdfast.domain.findings import FindingKind
 from holdfast.domain.tracing import ATTRIBUTE_PREFIX, ATTRIBUTES
-from holdfast.supervisor.history.protocol import Told
+from holdfast.supervisor.history.protocol import EventEntry
 from holdfast.supervisor.protocol import IncidentChanged
 
 pytestmark = pytest.mark.anyio
@@ -20,7 +20,7 @@ async def test_the_trace_of_an_incident(api: Any) -> None:
     fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
     fleet.run()
     incident = fleet.incident
-    await api.history.add_events([Told("1-0", IncidentChanged(fleet.now, incident))], "1-0")
+    await api.history.add_events([EventEntry("1-0", IncidentChanged(fleet.now, incident))], "1-0")
     trace = (await api.http.get(f"/v1/incidents/{incident.id}/trace")).json()
     assert (trace["incident"], trace["trace_id"]) == (incident.id, incident.trace_id)
     names = [span["name"] for span in trace["spans"]]

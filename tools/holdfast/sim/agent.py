@@ -257,7 +257,7 @@ class Agent:
             case CheckpointNow():
                 if self.workers is not None and self.workers.order.generation == order.generation:
                     self.workers.save_at.add(order.at_step)
-                    if order.far:
+                    if order.to_object_store:
                         self.workers.far.add(order.at_step)
                 self._answer(command_id, True)
             case SetInterval():

@@ -250,7 +250,11 @@ class Invariants:
             if ours or not workers.started or not workers.living:
                 continue
             asked_for_s = agent.world.now - self.stops.get((agent.name, workers.order.generation), agent.world.now)
-            if node.condemned and agent.stops_missed >= workers.order.generation and asked_for_s >= 0.9 * patience_s:
+            if (
+                node.unschedulable_reason
+                and agent.stops_missed >= workers.order.generation
+                and asked_for_s >= 0.9 * patience_s
+            ):
                 continue  # asked until the time for it was over, and never heard: the others have stopped (ADR 7)
             raise Violation(
                 f"generation {generation.number} starts, and {agent.name} still runs generation {workers.order.generation}"

@@ -84,9 +84,9 @@ class Node:
                 return await self._stop(order)
             case CheckpointNow():
                 self._refuse_older(order.job, order.generation)
-                if order.far:
+                if order.to_object_store:
                     await self._replicator.archive(UploadNow(order.job, order.generation, order.at_step))
-                if not order.far or order.generation in self._pool.generations(order.job):
+                if not order.to_object_store or order.generation in self._pool.generations(order.job):
                     # Otherwise it has been saved.
                     self._pool.checkpoint_now(order.job, order.generation, order.at_step)
                 return Outcome()

@@ -18,10 +18,10 @@ from holdfast.agent.workers.logs import open_log, tail
 from holdfast.domain.errors import HoldfastError, NotFound, Unavailable, Unrestorable
 from holdfast.domain.orders import Inventory
 from holdfast.domain.replication import (
+    CommonCheckpoint,
     Configure,
     EndJob,
     PruneSteps,
-    SavedByAll,
     Stage,
     StagedShard,
     Trouble,
@@ -65,7 +65,7 @@ class Replicator(Protocol):
 
     async def archive(self, request: UploadNow) -> None: ...
 
-    def retain(self, saved: SavedByAll) -> None:
+    def retain(self, saved: CommonCheckpoint) -> None:
         """Forward a retention update. The newest counts, and a restarted replicator receives it again."""
 
     async def end(self, request: EndJob) -> None: ...
@@ -90,7 +90,7 @@ class NoReplicator:
     async def archive(self, request: UploadNow) -> None:
         raise NotFound(f"this node runs without a replicator: step {request.step} of {request.job} goes nowhere")
 
-    def retain(self, saved: SavedByAll) -> None:
+    def retain(self, saved: CommonCheckpoint) -> None:
         pass  # this node has no checkpoints
 
     async def end(self, request: EndJob) -> None:
@@ -160,7 +160,7 @@ class LocalReplicator:
         self._endpoint = ""
         self._held: dict[str, Inventory] = {}  # by job
         self._troubles: dict[str, tuple[Trouble, ...]] = {}  # by job, as last reported
-        self._retained: dict[str, SavedByAll] = {}  # by job, the newest; dropped with the job
+        self._retained: dict[str, CommonCheckpoint] = {}  # by job, the newest; dropped with the job
         self._retain_changed = anyio.Event()
         self._died, self._serves = anyio.Event(), anyio.Event()
 
@@ -218,9 +218,9 @@ class LocalReplicator:
     async def archive(self, request: UploadNow) -> None:
         await self._call(self._stub.Archive, wire.encode_archive(request), CALL_TIMEOUT_S)
 
-    def retain(self, saved: SavedByAll) -> None:
+    def retain(self, saved: CommonCheckpoint) -> None:
         known = self._retained.get(saved.job)
-        if known is None or known.age < saved.age:
+        if known is None or known.checkpoint_id < saved.checkpoint_id:
             self._retained[saved.job] = saved
             self._retain_changed.set()
 
@@ -309,7 +309,7 @@ class LocalReplicator:
 
     async def _pass_on_retained(self) -> None:
         """Send all retention updates to a new process, then changes."""
-        sent: dict[str, SavedByAll] = {}
+        sent: dict[str, CommonCheckpoint] = {}
         while True:
             changed = self._retain_changed
             for job, saved in list(self._retained.items()):

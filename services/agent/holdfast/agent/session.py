@@ -18,7 +18,7 @@ from holdfast.agent.streams import first_error, read, write
 from holdfast.domain.errors import HoldfastError, IncompatibleVersion, MalformedMessage, Unavailable
 from holdfast.domain.nodes import PROTOCOL_VERSION
 from holdfast.domain.orders import Hello, Inventory, OrderDone, Report
-from holdfast.domain.replication import SavedByAll
+from holdfast.domain.replication import CommonCheckpoint
 from holdfast.runtime import freeze
 from holdfast.runtime.backoff import Backoff
 from holdfast.runtime.grpc_channel import open_channel
@@ -57,7 +57,7 @@ class Session:
         reports: Reports,
         on_diagnostics: Callable[[Sequence[str]], None],
         on_peers: Callable[[Sequence[str]], None],
-        on_saved_by_all: Callable[[SavedByAll], None],
+        on_saved_by_all: Callable[[CommonCheckpoint], None],
         beat: Callable[[], pb.AgentMessage] = lambda: encode_beat(time.time()),
         tls: Tls | None = None,
     ) -> None:

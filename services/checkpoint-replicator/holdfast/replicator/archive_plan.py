@@ -34,8 +34,8 @@ from holdfast.replicator.view import (
     Complete,
     Discard,
     Save,
-    Store,
     Survey,
+    Tier,
     Upload,
     View,
     is_abandoned,
@@ -135,7 +135,7 @@ def _level_of(view: View, archive: Archive, held: CheckpointId) -> int:
 
 
 def _whole(view: View) -> list[CheckpointId]:
-    return whole_steps(view, tuple(Store) if view.disk_takes_nothing else (Store.DISK,))
+    return whole_steps(view, tuple(Tier) if view.disk_takes_nothing else (Tier.DISK,))
 
 
 def _newest_complete(view: View, archive: Archive) -> CheckpointId | None:

@@ -23,17 +23,17 @@ from holdfast.domain.errors import (
     Unavailable,
 )
 from holdfast.domain.orders import Inventory
-from holdfast.domain.replication import Configure, EndJob, PruneSteps, SavedByAll, Trouble, TroubleKind, UploadNow
+from holdfast.domain.replication import CommonCheckpoint, Configure, EndJob, PruneSteps, Trouble, TroubleKind, UploadNow
 from holdfast.replicator.jobs import REMEMBERED, Job, Remembered, held_of
 from holdfast.replicator.locks import name_of, readers
 from holdfast.replicator.names import job_name, label
 from holdfast.replicator.plan import images_may_go
 from holdfast.replicator.threads import Threads
-from holdfast.replicator.tiers import Damaged, Tier
+from holdfast.replicator.tiers import Damaged, LocalTier
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.tiers.images import ImageTier
 from holdfast.replicator.tiers.pending_commit import PendingCommit
-from holdfast.replicator.view import Held, Store, id_of, is_kept
+from holdfast.replicator.view import Held, Tier, id_of, is_kept
 from holdfast.shards import Manifest
 from holdfast.shards.opening import move_aside
 
@@ -50,18 +50,18 @@ class Tiers:
     staged: FileTier
     disk: FileTier
 
-    def __getitem__(self, store: Store) -> Tier:
-        match store:
-            case Store.IMAGE:
+    def __getitem__(self, tier: Tier) -> LocalTier:
+        match tier:
+            case Tier.IMAGE:
                 return self.images
-            case Store.STAGED:
+            case Tier.STAGED:
                 return self.staged
-            case Store.DISK:
+            case Tier.DISK:
                 return self.disk
 
     @property
-    def in_order(self) -> tuple[Tier, ...]:
-        return tuple(self[store] for store in Store)
+    def in_order(self) -> tuple[LocalTier, ...]:
+        return tuple(self[tier] for tier in Tier)
 
 
 class Engine:
@@ -130,11 +130,11 @@ class Engine:
         self.notify()
         await self.remember(job)
 
-    async def retain(self, saved: SavedByAll) -> None:
+    async def retain(self, saved: CommonCheckpoint) -> None:
         """Retention updates may arrive late or more than once. Updates for unknown jobs are ignored."""
         job = self.jobs.get(saved.job)
-        if job is not None and (job.saved_by_all is None or job.saved_by_all < saved.age):
-            job.saved_by_all = saved.age
+        if job is not None and (job.saved_by_all is None or job.saved_by_all < saved.checkpoint_id):
+            job.saved_by_all = saved.checkpoint_id
             self.notify()
             await self.remember(job)
 
@@ -176,7 +176,7 @@ class Engine:
         self.notify()
         await idle(job.name)
         for held in going:
-            await self.threads.urgent(self.tiers[held.store].delete, job.name, held.key)
+            await self.threads.urgent(self.tiers[held.tier].delete, job.name, held.key)
         log.info("checkpoints pruned", job=job.name, steps=len(request.steps), shards=len(going))
         if job.ended and not job.held:
             await self.forget(job.name, idle)
@@ -187,7 +187,7 @@ class Engine:
         async with job.refreshing:
             if not images_may_go(job.view()):
                 return  # that save is not on disk yet, or the job has been submitted again
-            for held in [held for held in job.held if held.store is Store.IMAGE]:
+            for held in [held for held in job.held if held.tier is Tier.IMAGE]:
                 job.drop(held)
             await self.threads.urgent(self.tiers.images.forget, job.name)
             job.images_left = False
@@ -238,17 +238,17 @@ class Engine:
                 job.saved_by_all = remembered.saved_by_all
                 job.ended = job.images_left = remembered.ended
                 job.kept.ages_s = dict(remembered.kept)
-            for store, tier in ((Store.STAGED, self.tiers.staged), (Store.DISK, self.tiers.disk)):
+            for place, tier in ((Tier.STAGED, self.tiers.staged), (Tier.DISK, self.tiers.disk)):
                 swept = await self.threads.urgent(tier.sweep, name)
                 manifests, damaged = await self.threads.urgent(tier.look, name)
                 self._report_damaged(job, damaged)
-                job.held |= held_of(store, manifests)
-                if store is Store.DISK and job.config is not None:
+                job.held |= held_of(place, manifests)
+                if place is Tier.DISK and job.config is not None:
                     for manifest in manifests:
                         if manifest.rank in job.config.ranks:
                             job.archive.saved(manifest)
                 if swept:
-                    log.info("incomplete files removed", job=name, tier=store.value, files=swept)
+                    log.info("incomplete files removed", job=name, tier=place.value, files=swept)
             await self.refresh(job)
 
     async def _set_aside_configuration(self, job: Job, error: Exception) -> None:
@@ -347,12 +347,12 @@ class Engine:
             seen = {each.header.stamp.key: each for each in there}
             before = dict(job.held)
             for held, manifest in before.items():
-                if held.store is Store.IMAGE:
+                if held.tier is Tier.IMAGE:
                     now = seen.get(held.key)
                     if now is None or now.header.stamp.created_at != manifest.created_at:
                         job.drop(held)
                         self._say_if_lost(job, held)
-            new = [each for key, each in seen.items() if Held(Store.IMAGE, key) not in job.held]
+            new = [each for key, each in seen.items() if Held(Tier.IMAGE, key) not in job.held]
             job.fresh = {each.header.stamp.key: PendingCommit(each) for each in new}
             if new:
                 self.notify()  # the copy to disk starts before the checksums are computed
@@ -399,14 +399,14 @@ class Engine:
             log.debug("shard overwritten before its commit", job=job.name, shard=label(key), reason=str(error))
             fresh.fail(Conflict(str(error)))
         except IntegrityError as error:
-            await self.quarantine(job, Held(Store.IMAGE, key), str(error))
+            await self.quarantine(job, Held(Tier.IMAGE, key), str(error))
         except HoldfastError as error:  # for example, a format of another release
             log.warning("shard commit failed", job=job.name, shard=label(key), reason=str(error))
             fresh.fail(error)
         except OSError as error:  # cannot be read now; the next refresh tries again
             job.troubles.begin(TroubleKind.TIER_FAILS, "memory", f"{label(key)}: {error}")
         else:
-            job.held[Held(Store.IMAGE, key)] = manifest
+            job.held[Held(Tier.IMAGE, key)] = manifest
             job.archive.saved(manifest)
             fresh.promised.set_result(manifest)
 
@@ -416,25 +416,25 @@ class Engine:
         """Remove a corrupt shard from the inventory, and rename its file."""
         self.lost(job.name, held, reason)
         try:
-            await self.threads.urgent(self.tiers[held.store].quarantine, job.name, held.key)
+            await self.threads.urgent(self.tiers[held.tier].quarantine, job.name, held.key)
         except OSError as error:
             log.error("corrupt shard not renamed", job=job.name, shard=label(held.key), reason=str(error))
 
     def lost(self, name: str, held: Held, reason: str) -> None:
         """Remove a corrupt shard from the inventory and report it."""
-        log.error("corrupt shard quarantined", job=name, shard=label(held.key), store=held.store.value, reason=reason)
+        log.error("corrupt shard quarantined", job=name, shard=label(held.key), tier=held.tier.value, reason=reason)
         if (job := self.jobs.get(name)) is not None:
             job.drop(held)
-            job.troubles.begin(TroubleKind.SET_ASIDE, f"{label(held.key)} in {held.store.value}", reason)
+            job.troubles.begin(TroubleKind.SET_ASIDE, f"{label(held.key)} in {held.tier.value}", reason)
             self.notify()
 
-    def arrived(self, name: str, manifest: Manifest, store: Store = Store.DISK) -> None:
+    def arrived(self, name: str, manifest: Manifest, tier: Tier = Tier.DISK) -> None:
         """Record a copy received from a peer."""
         job = self.jobs.get(name)
         if job is None:  # the job was deleted during the transfer
-            self.tiers[store].delete(name, manifest.key)
+            self.tiers[tier].delete(name, manifest.key)
             return
-        job.held[Held(store, manifest.key)] = manifest
+        job.held[Held(tier, manifest.key)] = manifest
         self.notify()
 
 

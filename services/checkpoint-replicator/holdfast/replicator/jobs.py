@@ -20,12 +20,12 @@ from holdfast.replicator.kept import KeptSince
 from holdfast.replicator.tiers import OpenShard
 from holdfast.replicator.tiers.pending_commit import PendingCommit
 from holdfast.replicator.troubles import Troubles
-from holdfast.replicator.view import Held, Store, View, id_of
+from holdfast.replicator.view import Held, Tier, View, id_of
 from holdfast.shards import Manifest
 from holdfast.shards.opening import move_aside, open_stored
 from holdfast.wire import records
 
-_TIER_NAMES = {Store.IMAGE: "memory", Store.STAGED: "memory", Store.DISK: "disk"}
+_TIER_NAMES = {Tier.IMAGE: "memory", Tier.STAGED: "memory", Tier.DISK: "disk"}
 REMEMBERED = "job.json"
 REMEMBERED_BYTES_MAX = 16 << 20
 
@@ -153,7 +153,7 @@ class Job:
 
     def holders(self, key: ShardKey) -> list[Held]:
         """Return this node's copies of a shard, nearest first."""
-        return [held for store in Store if (held := Held(store, key)) in self.held]
+        return [held for tier in Tier if (held := Held(tier, key)) in self.held]
 
     def view(self) -> View:
         """Return the input of the plan."""
@@ -168,7 +168,7 @@ class Job:
             fresh=tuple(self.fresh),
             restored=self.restored,
             pushed=frozenset((key, peer) for (_, peer), key in self.pushed.items()),
-            pinned=frozenset(self.pins) | {Held(store, key) for key in self.wanted for store in Store},
+            pinned=frozenset(self.pins) | {Held(tier, key) for key in self.wanted for tier in Tier},
             disk_full=self.disk_full,
             disk_fails=self.disk_fails,
             archive=self.archive.view(config) if config else None,
@@ -182,10 +182,10 @@ class Job:
     def inventory(self) -> Inventory:
         """Return one record per shard and tier. An image and a staged file of a shard are one record."""
         records = {
-            (_TIER_NAMES[held.store], held.key): ShardRecord(
+            (_TIER_NAMES[held.tier], held.key): ShardRecord(
                 key=held.key,
                 mesh=manifest.domain_mesh(),
-                tier=_TIER_NAMES[held.store],
+                tier=_TIER_NAMES[held.tier],
                 size=manifest.size,
                 digest=manifest.digest,
                 owner=manifest.node,
@@ -237,5 +237,5 @@ class Remembered:
         return records.loads(raw, cls)
 
 
-def held_of(store: Store, manifests: Iterable[Manifest]) -> dict[Held, Manifest]:
-    return {Held(store, manifest.key): manifest for manifest in manifests}
+def held_of(tier: Tier, manifests: Iterable[Manifest]) -> dict[Held, Manifest]:
+    return {Held(tier, manifest.key): manifest for manifest in manifests}

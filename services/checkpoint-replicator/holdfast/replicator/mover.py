@@ -34,8 +34,8 @@ from holdfast.replicator.view import (
     Held,
     Push,
     Step,
-    Store,
     Survey,
+    Tier,
     Upload,
     what,
 )
@@ -133,8 +133,8 @@ class Mover:
             case Push(key, peer):
                 await self._push(job, key, peer)
                 _count(job, key, "peer")
-            case Delete(store, key):
-                await self._delete(job, Held(store, key))
+            case Delete(tier, key):
+                await self._delete(job, Held(tier, key))
             case FreeImages():
                 await self._engine.free_images(job)
             case Upload(key):
@@ -158,13 +158,13 @@ class Mover:
             self._engine.notify()  # peers are the next tier in this case
             raise
         job.troubles.end(TroubleKind.TIER_FAILS, "disk")
-        job.held[Held(Store.DISK, key)] = manifest
+        job.held[Held(Tier.DISK, key)] = manifest
         self._engine.notify()
         older_than = key.checkpoint
         await self._engine.threads.background(self._engine.tiers.disk.drop_unfinished, job.name, older_than)
 
     async def _copy_held(self, job: Job, key: ShardKey) -> Manifest:
-        held, shard = await self._open(job, key, (Store.IMAGE, Store.STAGED))
+        held, shard = await self._open(job, key, (Tier.IMAGE, Tier.STAGED))
 
         def copy() -> None:
             with shard:
@@ -207,18 +207,18 @@ class Mover:
         if durable != key:
             raise NotYet(f"{label(key)} is in the memory of {peer_name}, not yet on its disk")
 
-    def _push_from(self, job: Job, peer: str, key: ShardKey) -> tuple[Store, ...]:
+    def _push_from(self, job: Job, peer: str, key: ShardKey) -> tuple[Tier, ...]:
         """Return the tiers to push from: memory first if the push is quick, because a worker cannot save into an image
         being read."""
         size = _size(job, key)
         quick = size <= IMAGE_READ_S_MAX * self._push_rate.get((job.name, peer), PUSH_BYTES_PER_S)
-        return (Store.IMAGE, Store.DISK, Store.STAGED) if quick else (Store.DISK, Store.IMAGE, Store.STAGED)
+        return (Tier.IMAGE, Tier.DISK, Tier.STAGED) if quick else (Tier.DISK, Tier.IMAGE, Tier.STAGED)
 
     async def _upload(self, job: Job, key: ShardKey) -> None:
         await self._store_sync.wait_for_replica(job, key)
         # A worker cannot save into an image that is being read.
-        stores = tuple(Store) if job.disk_takes_nothing else (Store.DISK,)
-        held, shard = await self._open(job, key, stores)
+        tiers = tuple(Tier) if job.disk_takes_nothing else (Tier.DISK,)
+        held, shard = await self._open(job, key, tiers)
         try:
             await self._store_sync.upload(job, shard)
         except IntegrityError:
@@ -228,7 +228,7 @@ class Mover:
 
     async def _verify(self, job: Job, held: Held) -> None:
         def verify() -> None:
-            with self._engine.tiers[held.store].open(job.name, held.key) as shard:
+            with self._engine.tiers[held.tier].open(job.name, held.key) as shard:
                 self._checksummer.verify(shard.manifest, shard.data)
 
         try:
@@ -241,17 +241,17 @@ class Mover:
             return  # a restore needs it now
         job.drop(held)  # first, so that no reader is sent to a file that is being deleted
         self._engine.notify()
-        await self._engine.threads.background(self._engine.tiers[held.store].delete, job.name, held.key)
+        await self._engine.threads.background(self._engine.tiers[held.tier].delete, job.name, held.key)
 
-    async def _open(self, job: Job, key: ShardKey, stores: tuple[Store, ...]) -> tuple[Held, OpenShard]:
+    async def _open(self, job: Job, key: ShardKey, tiers: tuple[Tier, ...]) -> tuple[Held, OpenShard]:
         """Open the shard in the first of these tiers that has it. Raises _LostRace with the reasons."""
         reasons: list[str] = []
-        for held in (Held(store, key) for store in stores):
+        for held in (Held(tier, key) for tier in tiers):
             if held not in job.held:
                 continue
             try:
                 return held, await self._engine.threads.urgent(
-                    self._engine.tiers[held.store].open, job.name, key, discard=OpenShard.close
+                    self._engine.tiers[held.tier].open, job.name, key, discard=OpenShard.close
                 )
             except IntegrityError as error:
                 await self._engine.quarantine(job, held, str(error))

@@ -36,7 +36,7 @@ from holdfast.replicator.view import (
     Held,
     Push,
     Step,
-    Store,
+    Tier,
     View,
     id_of,
     is_abandoned,
@@ -68,9 +68,9 @@ def plan(view: View) -> tuple[Step, ...]:
 def _copies(view: View) -> list[Step]:
     if view.disk_takes_nothing:
         return []
-    coming = tuple(Held(Store.IMAGE, key) for key in view.fresh)
-    in_memory = _newest_by_rank(replace(view, held=view.held + coming), (Store.IMAGE, Store.STAGED))
-    on_disk = _newest_by_rank(view, (Store.DISK,))
+    coming = tuple(Held(Tier.IMAGE, key) for key in view.fresh)
+    in_memory = _newest_by_rank(replace(view, held=view.held + coming), (Tier.IMAGE, Tier.STAGED))
+    on_disk = _newest_by_rank(view, (Tier.DISK,))
     wanted = [
         key for rank, key in in_memory.items() if (there := on_disk.get(rank)) is None or id_of(there) < id_of(key)
     ]
@@ -85,8 +85,8 @@ def _copies_of_earlier(view: View, wanted: list[ShardKey]) -> list[Step]:
     kept = replace(
         view, held=tuple(held for held in view.held if is_kept(view, id_of(held.key))), restored=None, attempt=0
     )
-    on_disk = _newest_by_rank(kept, (Store.DISK,))
-    in_memory = _newest_by_rank(kept, (Store.IMAGE, Store.STAGED))
+    on_disk = _newest_by_rank(kept, (Tier.DISK,))
+    in_memory = _newest_by_rank(kept, (Tier.IMAGE, Tier.STAGED))
     late = [key for rank, key in in_memory.items() if (there := on_disk.get(rank)) is None or id_of(there) < id_of(key)]
     why = "an earlier submission's newest in memory, not yet on disk"
     return [CopyToDisk(key, why) for key in _newest_first(late) if key not in wanted]
@@ -94,8 +94,8 @@ def _copies_of_earlier(view: View, wanted: list[ShardKey]) -> list[Step]:
 
 def _copies_for_archive(view: View, wanted: list[ShardKey]) -> list[Step]:
     """Copies of shards that will be uploaded and are not the newest: the next save may overwrite them, so they come first."""
-    on_disk = {held.key for held in view.held if held.store is Store.DISK}
-    mine = {held.key for held in view.held if held.store is Store.IMAGE and held.key.rank in view.ranks}
+    on_disk = {held.key for held in view.held if held.tier is Tier.DISK}
+    mine = {held.key for held in view.held if held.tier is Tier.IMAGE and held.key.rank in view.ranks}
     due = wanted_of(view, {id_of(key) for key in mine - on_disk})
     late = [key for key in mine - on_disk if id_of(key) == due and key not in wanted]
     return [CopyToDisk(key, "the object store takes it from the disk") for key in _newest_first(late)]
@@ -103,19 +103,19 @@ def _copies_for_archive(view: View, wanted: list[ShardKey]) -> list[Step]:
 
 def _pushes(view: View) -> list[Step]:
     """Push the newest shard of each local rank, once it is on disk (or if the disk is full or fails)."""
-    stores = tuple(Store) if view.disk_takes_nothing else (Store.DISK,)
-    newest = _newest_by_rank(view, stores)
+    tiers = tuple(Tier) if view.disk_takes_nothing else (Tier.DISK,)
+    newest = _newest_by_rank(view, tiers)
     mine = _newest_first(newest[rank] for rank in view.ranks if rank in newest)
     state = "is full" if view.disk_full else "fails"
     why = f"the disk {state}, so a peer is the next tier" if view.disk_takes_nothing else _ON_DISK
     return [Push(key, peer, why) for key in mine for peer in view.peers if (key, peer) not in view.pushed]
 
 
-def _newest_by_rank(view: View, stores: tuple[Store, ...]) -> dict[int, ShardKey]:
+def _newest_by_rank(view: View, tiers: tuple[Tier, ...]) -> dict[int, ShardKey]:
     newest: dict[int, ShardKey] = {}
     for held in view.held:
         key = held.key
-        if held.store not in stores or (view.attempt and is_abandoned(view, id_of(key))):
+        if held.tier not in tiers or (view.attempt and is_abandoned(view, id_of(key))):
             continue
         if key.rank not in newest or id_of(newest[key.rank]) < id_of(key):
             newest[key.rank] = key
@@ -132,18 +132,18 @@ def _newest_first(keys: Iterable[ShardKey]) -> list[ShardKey]:
 def _disk_deletions(view: View) -> list[Step]:
     if not view.attempt:
         return []  # the job is not configured yet, and these may be the only copies
-    disk = [held.key for held in view.held if held.store is Store.DISK]
-    whole = whole_steps(view, (Store.DISK,))
+    disk = [held.key for held in view.held if held.tier is Tier.DISK]
+    whole = whole_steps(view, (Tier.DISK,))
     on_its_way = chosen(view)
     spared = _newest_abandoned(view, disk)
     steps: list[Step] = []
     for key in sorted(disk, key=lambda key: (id_of(key), key.rank)):
-        if Held(Store.DISK, key) in view.pinned or (id_of(key) == on_its_way and key.rank in view.ranks):
+        if Held(Tier.DISK, key) in view.pinned or (id_of(key) == on_its_way and key.rank in view.ranks):
             continue
         if is_kept(view, id_of(key)) or id_of(key) in spared:
             continue
         if (reason := _superseded(view, key, disk, whole)) is not None:
-            steps.append(Delete(Store.DISK, key, reason))
+            steps.append(Delete(Tier.DISK, key, reason))
     return steps
 
 
@@ -208,15 +208,15 @@ def _staged_deletions(view: View) -> list[Step]:
     """Delete shards in memory, other than images, that are also stored elsewhere, because memory is scarce."""
     if not view.attempt:
         return []
-    whole = whole_steps(view, (Store.DISK,))
-    on_disk = {held.key for held in view.held if held.store is Store.DISK}
+    whole = whole_steps(view, (Tier.DISK,))
+    on_disk = {held.key for held in view.held if held.tier is Tier.DISK}
     steps: list[Step] = []
     for held in sorted(view.held, key=lambda held: (id_of(held.key), held.key.rank)):
-        if held.store is not Store.STAGED or held in view.pinned:
+        if held.tier is not Tier.STAGED or held in view.pinned:
             continue
         if is_kept(view, id_of(held.key)) or view.ended:
             if held.key in on_disk:
-                steps.append(Delete(Store.STAGED, held.key, "its workers have ended, and it is on disk"))
+                steps.append(Delete(Tier.STAGED, held.key, "its workers have ended, and it is on disk"))
             continue
         newer = [step for step in whole if step.attempt == view.attempt and step > id_of(held.key)]
         if held.key.rank not in view.ranks:
@@ -224,7 +224,7 @@ def _staged_deletions(view: View) -> list[Step]:
         else:
             reason = "restored from and superseded on disk" if newer else None
         if reason is not None:
-            steps.append(Delete(Store.STAGED, held.key, reason))
+            steps.append(Delete(Tier.STAGED, held.key, reason))
     return steps
 
 
@@ -233,7 +233,7 @@ def _superseded_copy(view: View, key: ShardKey, newer: list[CheckpointId]) -> st
     if it is on disk as well, because it is restored from this node if its own node is lost. `newer`: steps that are complete
     on this node's disk."""
     of_rank = [held for held in view.held if held.key.rank == key.rank and not is_abandoned(view, id_of(held.key))]
-    on_disk = any(held.store is Store.DISK and id_of(held.key) >= id_of(key) for held in of_rank)
+    on_disk = any(held.tier is Tier.DISK and id_of(held.key) >= id_of(key) for held in of_rank)
     if not on_disk and not view.disk_takes_nothing:
         return None
     if any(id_of(held.key) > id_of(key) for held in of_rank):
@@ -249,8 +249,8 @@ def _images(view: View) -> list[Step]:
 
 def images_may_go(view: View) -> bool:
     """Whether an ended job's images can be deleted: each must be on disk in the same or a newer version."""
-    images = [held for held in view.held if held.store is Store.IMAGE]
+    images = [held for held in view.held if held.tier is Tier.IMAGE]
     if not view.images_left or view.fresh or any(held in view.pinned for held in images):
         return False
-    on_disk = {rank: id_of(key) for rank, key in _newest_by_rank(replace(view, attempt=0), (Store.DISK,)).items()}
+    on_disk = {rank: id_of(key) for rank, key in _newest_by_rank(replace(view, attempt=0), (Tier.DISK,)).items()}
     return all(on_disk.get(held.key.rank, (0, 0)) >= id_of(held.key) for held in images)

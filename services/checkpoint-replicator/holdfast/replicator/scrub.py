@@ -20,7 +20,7 @@ from holdfast.replicator.jobs import Job
 from holdfast.replicator.names import label
 from holdfast.replicator.tiers.part import aligned_buffer
 from holdfast.replicator.transport.client import Client
-from holdfast.replicator.view import Held, Store
+from holdfast.replicator.view import Held, Tier
 from holdfast.shards import Manifest
 from holdfast.stores.checksum import crc32c
 
@@ -61,7 +61,7 @@ class Scrubber:
         """Return the shard to check now, or the seconds until the next one. A shard is verified when it is written, so a new
         shard counts as checked."""
         now = self._clock()
-        here = {(job.name, held) for job in self._engine.jobs.values() for held in job.held if held.store is Store.DISK}
+        here = {(job.name, held) for job in self._engine.jobs.values() for held in job.held if held.tier is Tier.DISK}
         self._good_at = {due: self._good_at.get(due, now) for due in here}
         oldest = min(self._good_at, key=lambda due: self._good_at[due], default=None)
         if oldest is None:

@@ -34,7 +34,7 @@ from holdfast.replicator.transport.client import Client
 from holdfast.replicator.transport.frames import Limits
 from holdfast.replicator.transport.intake import Intake
 from holdfast.replicator.transport.server import Server
-from holdfast.replicator.view import Held, Store
+from holdfast.replicator.view import Held, Tier
 from holdfast.runtime import freeze
 from holdfast.runtime.grpc_server import listen
 from holdfast.runtime.ready import announce
@@ -159,16 +159,16 @@ def _data_server(
     """Build the data server. Its threads report events to the event loop, which owns all state."""
     loop = asyncio.get_running_loop()
 
-    def arrived(name: str, manifest: Manifest, store: Store) -> None:
-        loop.call_soon_threadsafe(engine.arrived, name, manifest, store)
+    def arrived(name: str, manifest: Manifest, tier: Tier) -> None:
+        loop.call_soon_threadsafe(engine.arrived, name, manifest, tier)
 
     def suspect(name: str, held: Held) -> None:
         try:
-            with engine.tiers[held.store].open(name, held.key) as shard:
+            with engine.tiers[held.tier].open(name, held.key) as shard:
                 checksummer.verify(shard.manifest, shard.data)
         except IntegrityError as error:
             with suppress(OSError):  # the file stays in place, but is removed from the inventory
-                engine.tiers[held.store].quarantine(name, held.key)
+                engine.tiers[held.tier].quarantine(name, held.key)
             loop.call_soon_threadsafe(engine.lost, name, held, str(error))
         except (HoldfastError, OSError):
             return  # overwritten or deleted since, so no reader is directed to it
@@ -176,7 +176,7 @@ def _data_server(
     return Server(
         limits=limits,
         sockets=sockets,
-        tiers=tuple((store, engine.tiers[store]) for store in Store),
+        tiers=tuple((tier, engine.tiers[tier]) for tier in Tier),
         arrivals=arrivals,
         intake=Intake(engine.tiers.staged, engine.tiers.disk),
         takers=takers,

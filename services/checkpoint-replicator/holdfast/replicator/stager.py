@@ -31,11 +31,11 @@ from holdfast.replicator.jobs import Job
 from holdfast.replicator.names import label
 from holdfast.replicator.sockets import of_one_transfer
 from holdfast.replicator.store_sync import StoreSync
-from holdfast.replicator.tiers import OpenShard, Tier
+from holdfast.replicator.tiers import LocalTier, OpenShard
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.tiers.part import Arriving
 from holdfast.replicator.transport.client import Away, Client
-from holdfast.replicator.view import Held, Store
+from holdfast.replicator.view import Held, Tier
 from holdfast.runtime import freeze, telemetry
 
 ARRIVING_POLL_S = 0.02
@@ -137,16 +137,16 @@ class Stager:
 
     async def _local(self, job: Job, restore: RankRestore, failures: _Failures) -> _Found | None:
         for held in job.holders(restore.shard):
-            tier = self._engine.tiers[held.store]
+            tier = self._engine.tiers[held.tier]
             try:
                 shard = await self._engine.threads.urgent(
                     self._open_verified, tier, job.name, restore, discard=OpenShard.close
                 )
             except IntegrityError as error:
                 await self._engine.quarantine(job, held, str(error))
-                failures.add(f"{held.store.value} here", error)
+                failures.add(f"{held.tier.value} here", error)
             except (HoldfastError, OSError) as error:
-                failures.add(f"{held.store.value} here", error)
+                failures.add(f"{held.tier.value} here", error)
             else:
                 return _Found(held, shard, tier.name)
         if not failures.reasons:
@@ -166,18 +166,18 @@ class Stager:
         """Fetch the shard from the first source that has it. Also returns the sources whose replicator does not listen."""
         away: list[ShardSource] = []
         for source in sources:
-            for store in (Store.STAGED, Store.DISK):
+            for tier in (Tier.STAGED, Tier.DISK):
                 try:
                     with telemetry.span(
                         tracing.FETCH,
-                        key=(label(restore.shard), source.node, store.value, patience_s),
+                        key=(label(restore.shard), source.node, tier.value, patience_s),
                         job=job.name,
                         node=self._node,
                         rank=restore.rank,
                         shard=label(restore.shard),
                         source=source.node,
                     ):
-                        return await self._fetch(job, restore, source, store, patience_s), away
+                        return await self._fetch(job, restore, source, tier, patience_s), away
                 except OutOfSpace as error:
                     failures.reasons.append(str(error))  # memory is full; use the disk
                 except Away as error:
@@ -190,23 +190,23 @@ class Stager:
         return None, away
 
     async def _fetch(
-        self, job: Job, restore: RankRestore, source: ShardSource, store: Store, patience_s: float
+        self, job: Job, restore: RankRestore, source: ShardSource, tier: Tier, patience_s: float
     ) -> _Found:
-        tier = self._engine.tiers.staged if store is Store.STAGED else self._engine.tiers.disk
+        files = self._engine.tiers.staged if tier is Tier.STAGED else self._engine.tiers.disk
         threads = self._engine.threads
-        held = Held(store, restore.shard)
+        held = Held(tier, restore.shard)
         while True:
             try:
-                await self._bring(job, restore, source, tier, patience_s)
-                shard = await threads.urgent(tier.open, job.name, restore.shard, discard=OpenShard.close)
+                await self._bring(job, restore, source, files, patience_s)
+                shard = await threads.urgent(files.open, job.name, restore.shard, discard=OpenShard.close)
                 break
             except Arriving:
                 # Another transfer brings the same shard: one of a cancelled restore whose thread still runs, or a
                 # peer's copy.
-                if (arrived := await self._arrived(job, restore, tier)) is not None:
+                if (arrived := await self._arrived(job, restore, files)) is not None:
                     shard = arrived
                     break
-        log.info("shard fetched", job=job.name, shard=label(restore.shard), source=source.node, store=store.value)
+        log.info("shard fetched", job=job.name, shard=label(restore.shard), source=source.node, tier=tier.value)
         job.held[held] = shard.manifest
         return _Found(held, shard, source.node)
 
@@ -230,7 +230,7 @@ class Stager:
         except (NotFound, Conflict, IntegrityError):
             return None
 
-    def _open_verified(self, tier: Tier, job: str, restore: RankRestore) -> OpenShard:
+    def _open_verified(self, tier: LocalTier, job: str, restore: RankRestore) -> OpenShard:
         shard = tier.open(job, restore.shard)
         try:
             self._checksummer.verify(shard.manifest, shard.data)

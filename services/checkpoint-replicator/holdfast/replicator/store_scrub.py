@@ -104,7 +104,7 @@ class StoreScrubber:
         reasons: list[str] = []
         for held in job.holders(key):
             try:
-                shard = await self._engine.threads.urgent(self._engine.tiers[held.store].open, job.name, key)
+                shard = await self._engine.threads.urgent(self._engine.tiers[held.tier].open, job.name, key)
                 await self._engine.threads.archive(bucket.repair_object, shard, damage.key, self._store_sync.pace)
             except (HoldfastError, OSError) as error:
                 reasons.append(str(error))

@@ -219,7 +219,7 @@ class StoreSync:
             if (candidate.digest, candidate.tensors_end) != (manifest.digest, manifest.tensors_end):
                 continue
             try:
-                return await self.engine.threads.urgent(self.engine.tiers[held.store].open, job.name, held.key)
+                return await self.engine.threads.urgent(self.engine.tiers[held.tier].open, job.name, held.key)
             except (HoldfastError, OSError) as error:
                 log.debug("local donor rejected", shard=label(held.key), reason=str(error))
         return None

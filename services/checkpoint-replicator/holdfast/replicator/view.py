@@ -11,7 +11,7 @@ from holdfast.domain.generations import ShardKey
 from holdfast.replicator.names import label
 
 
-class Store(StrEnum):
+class Tier(StrEnum):
     """The places of shards on this node. The first two are the memory tier."""
 
     IMAGE = "image"  # a worker's image
@@ -23,7 +23,7 @@ class Store(StrEnum):
 class Held:
     """One verified shard in one tier."""
 
-    store: Store
+    tier: Tier
     key: ShardKey
 
 
@@ -118,7 +118,7 @@ class Push:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    store: Store
+    tier: Tier
     key: ShardKey
     reason: str
 
@@ -200,11 +200,11 @@ def is_kept(view: View, key: CheckpointId) -> bool:
     return view.expired_before <= key.attempt < view.first_attempt
 
 
-def whole_steps(view: View, stores: tuple[Store, ...]) -> list[CheckpointId]:
+def whole_steps(view: View, tiers: tuple[Tier, ...]) -> list[CheckpointId]:
     """Return the steps on the lineage for which these tiers have the shards of all local ranks, oldest first."""
     ranks_at: dict[CheckpointId, set[int]] = {}
     for held in view.held:
-        if held.store in stores and not is_abandoned(view, id_of(held.key)):
+        if held.tier in tiers and not is_abandoned(view, id_of(held.key)):
             ranks_at.setdefault(id_of(held.key), set()).add(held.key.rank)
     mine = set(view.ranks)
     return sorted(step for step, ranks in ranks_at.items() if mine and mine <= ranks)

@@ -21,7 +21,7 @@ from holdfast.domain.job import JobSpec
 from holdfast.domain.nodes import NodeState
 from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import Order, Prepare, Report, Start, StepReached
-from holdfast.domain.replication import SavedByAll
+from holdfast.domain.replication import CommonCheckpoint
 from holdfast.supervisor.timers import Timer
 
 
@@ -308,11 +308,11 @@ class Post:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class SendNotification:
     """A one-way message to a node. It is not acknowledged or retried, and is dropped if the node has no session."""
 
     node: str
-    word: SavedByAll
+    message: CommonCheckpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,4 +426,4 @@ class Answer:
     request: CheckpointRequested
 
 
-Command = Send | Post | Tell | RenewSession | Evaluate | SetTimer | CancelTimer | Publish | Answer
+Command = Send | Post | SendNotification | RenewSession | Evaluate | SetTimer | CancelTimer | Publish | Answer

@@ -66,7 +66,7 @@ def check(state: State, event: OperatorEvent) -> None:
             check_submission(state, event.spec)
             check_earlier(state, event)
         case JobStopRequested():
-            if event.job in state.jobs or not any(event.job in node.holds for node in state.nodes.values()):
+            if event.job in state.jobs or not any(event.job in node.live_generations for node in state.nodes.values()):
                 _unfinished(state, event.job)  # else there are workers of a run that this state has never seen
         case CheckpointRequested():
             job = _unfinished(state, event.job)

@@ -27,7 +27,7 @@ from holdfast.agent.workers.procfs import kernel_wait
 from holdfast.agent.workers.progress import Progress
 from holdfast.agent.workers.recorders import post
 from holdfast.agent.workers.stacks import of_faulthandler, of_pyspy
-from holdfast.domain.collectives import CollectiveRows, Standstill
+from holdfast.domain.collectives import CollectiveRows, StallSnapshot
 from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.signals import NodeSignal
 from holdfast.runtime import freeze
@@ -54,7 +54,7 @@ class _Case:
 
     polled_at: float = 0.0
     told_at: float = 0.0
-    told: Standstill | None = None
+    told: StallSnapshot | None = None
     stacks: dict[int, tuple[str, str]] | None = (
         None  # (interpreter, stack) by rank, taken once: it costs the process a moment
     )
@@ -111,9 +111,9 @@ class StandstillWatch:
         dumps: Mapping[int, list[Any]],
         stacks: Mapping[int, tuple[str, str]],
         at: float,
-    ) -> Standstill:
+    ) -> StallSnapshot:
         workers = {rank: worker for rank, worker in sorted(generation.workers.items()) if worker.alive}
-        return Standstill(
+        return StallSnapshot(
             node=self._node,
             at=at,
             job=generation.order.job,

@@ -1,4 +1,4 @@
-"""The tiers on this node: memory and disk. A tier implements `Tier`; `service.py` builds it, `view.py` and `plan.py` use it."""
+"""The tiers on this node: memory and disk. A tier implements `LocalTier`; `service.py` builds it, `plan.py` uses it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Damaged:
     aside: bool
 
 
-class Tier(Protocol):
+class LocalTier(Protocol):
     """Blocking; call from a thread. `job` has passed `names.job_name`."""
 
     name: str  # "memory" or "disk", as in the inventory

@@ -16,7 +16,7 @@ from holdfast.domain.generations import ShardKey
 from holdfast.replicator.names import label
 from holdfast.replicator.tiers.files import FileTier
 from holdfast.replicator.tiers.incoming import Incoming
-from holdfast.replicator.view import Store
+from holdfast.replicator.view import Tier
 from holdfast.shards import Manifest
 
 _Name = tuple[str, ShardKey, int]  # job, shard, checksum of the file
@@ -25,8 +25,8 @@ _Name = tuple[str, ShardKey, int]  # job, shard, checksum of the file
 class Taking:
     """One copy that is being received. The last of its connections commits it, and the others wait for the commit."""
 
-    def __init__(self, store: Store, incoming: Incoming) -> None:
-        self.store = store
+    def __init__(self, tier: Tier, incoming: Incoming) -> None:
+        self.tier = tier
         self.incoming = incoming
         self.over = False  # committed or failed
         self._committed = False
@@ -74,10 +74,10 @@ class Intake:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _entries: dict[_Name, _Entry] = field(default_factory=dict)
 
-    def held(self, job: str, manifest: Manifest) -> Store | None:
+    def held(self, job: str, manifest: Manifest) -> Tier | None:
         """Return the tier that already has this copy; disk is preferred to memory."""
-        places = ((Store.DISK, self.disk), (Store.STAGED, self.memory))
-        return next((store for store, tier in places if tier.has(job, manifest)), None)
+        places = ((Tier.DISK, self.disk), (Tier.STAGED, self.memory))
+        return next((tier for tier, files in places if files.has(job, manifest)), None)
 
     @contextmanager
     def taking(self, job: str, manifest: Manifest, *, memory: bool) -> Iterator[Taking]:
@@ -103,10 +103,10 @@ class Intake:
     def _open(self, job: str, manifest: Manifest, *, memory: bool) -> Taking:
         if memory and self.memory.has_room(manifest.size):
             try:
-                return Taking(Store.STAGED, self.memory.incoming(job, manifest))
+                return Taking(Tier.STAGED, self.memory.incoming(job, manifest))
             except OutOfSpace:
                 pass  # another transfer has taken the space; use the disk
-        return Taking(Store.DISK, self.disk.incoming(job, manifest))
+        return Taking(Tier.DISK, self.disk.incoming(job, manifest))
 
     def _leave(self, name: _Name, entry: _Entry) -> None:
         with self._lock:

@@ -24,12 +24,12 @@ from holdfast.domain.errors import (
 from holdfast.replicator.names import job_name, label
 from holdfast.replicator.sharing import Arrivals
 from holdfast.replicator.sockets import OpenSockets
-from holdfast.replicator.tiers import OpenShard, Tier
+from holdfast.replicator.tiers import LocalTier, OpenShard
 from holdfast.replicator.transport import frames
 from holdfast.replicator.transport.frames import Limits
 from holdfast.replicator.transport.intake import Intake
 from holdfast.replicator.transport.lanes import receive_spans
-from holdfast.replicator.view import Held, Store
+from holdfast.replicator.view import Held, Tier
 from holdfast.shards import Manifest
 
 PIECE_BYTES_MAX = 64 << 20  # in memory at a time, per connection
@@ -53,12 +53,12 @@ class Server:
 
     limits: Limits
     sockets: OpenSockets
-    tiers: tuple[tuple[Store, Tier], ...]
+    tiers: tuple[tuple[Tier, LocalTier], ...]
     arrivals: Arrivals
     intake: Intake
     takers: Executor
     token_of: Callable[[str], str]
-    arrived: Callable[[str, Manifest, Store], None]
+    arrived: Callable[[str, Manifest, Tier], None]
     suspect: Callable[[str, Held], None]
 
     def serve(self, sock: socket.socket) -> None:
@@ -101,16 +101,16 @@ class Server:
     def _get(self, exchange: _Exchange, job: str, request: frames.Received) -> None:
         key = frames.decode_key(request.fields)
         reasons: list[str] = []
-        for store, tier in self.tiers:
+        for tier, files in self.tiers:
             try:
-                shard = tier.open(job, key)
+                shard = files.open(job, key)
             except (NotFound, Conflict, IntegrityError) as error:
-                reasons.append(f"{tier.name}: {error}")
+                reasons.append(f"{files.name}: {error}")
                 continue
             with shard:
                 whole = _send_shard(exchange, shard)
             if not whole:
-                self.suspect(job, Held(store, key))
+                self.suspect(job, Held(tier, key))
             return
         raise NotFound(f"{label(key)}: " + "; ".join(reasons))
 
@@ -123,8 +123,8 @@ class Server:
         exchange.answer(ok=True, **self._durable(job, manifest))
 
     def _held(self, job: str, manifest: Manifest, fields: Mapping[str, Any]) -> bool:
-        store = self.intake.held(job, manifest)
-        return store is Store.DISK or (store is not None and "lanes" in fields)
+        tier = self.intake.held(job, manifest)
+        return tier is Tier.DISK or (tier is not None and "lanes" in fields)
 
     def _take_in(self, exchange: _Exchange, job: str, manifest: Manifest, fields: Mapping[str, Any]) -> None:
         # 0: from a peer that supports only the disk as destination.
@@ -137,7 +137,7 @@ class Server:
             exchange.answer(ok=True, **frames.wanted(claimed, count))
             receive_spans(exchange.sock, taking.incoming, coming, claimed)
             if taking.finish(self.limits.io_timeout_s):
-                self.arrived(job, manifest, taking.store)
+                self.arrived(job, manifest, taking.tier)
 
     def _durable(self, job: str, manifest: Manifest) -> dict[str, Any]:
         """Return the newest shard of this rank on disk. The sender does not rely on copies in memory."""

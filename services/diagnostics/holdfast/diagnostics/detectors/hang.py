@@ -17,7 +17,7 @@ stopped, dead or traced is reported, and the stall begins with its first report.
 waited for.
 
 From `baseline_s` on a *baseline* of every rank's CPU time is kept, which shows which ranks have worked since. A diagnosis
-uses the agents' reports about silent ranks (`Standstill`), and waits `evidence_s` for them beyond the allowance unless a
+uses the agents' reports about silent ranks (`StallSnapshot`), and waits `evidence_s` for them beyond the allowance unless a
 process is dead or stopped. It needs a report of every node from after the allowance: `liveness` handles a node without
 contact, and a diagnostics process that was itself suspended makes no report. Each stall leads to at most one warning and one
 error; progress ends the stall.
@@ -54,7 +54,7 @@ from holdfast.diagnostics.detectors.watched import (
     usual_s,
 )
 from holdfast.diagnostics.roster import Roster, RunStarted
-from holdfast.domain.collectives import Standstill
+from holdfast.domain.collectives import StallSnapshot
 from holdfast.domain.findings import Finding, Severity, StepRecord
 from holdfast.domain.signals import (
     ClockTick,
@@ -80,7 +80,7 @@ class Hang:
     def reads(self) -> tuple[type[Observed], ...]:
         return (
             RankProgress,
-            Standstill,
+            StallSnapshot,
             ClockTick,
             StepRecord,
             GenerationStarted,
@@ -98,7 +98,7 @@ class Hang:
         match item:
             case RankProgress():
                 progress(state, item, now, roster)
-            case Standstill():
+            case StallSnapshot():
                 known = state.of(item)
                 if known is not None:
                     known.standing[item.node], known.looked = item, None

@@ -56,7 +56,7 @@ class RankView:
     cpu: float
     window_s: float
     collectives: int = -1  # entered, all groups together; -1 = not known. Not comparable between ranks
-    interpreter: str = ""  # as in `Standstill`
+    interpreter: str = ""  # as in `StallSnapshot`
     kernel: str = ""
     stack: str = ""
 

@@ -10,7 +10,7 @@ from holdfast.diagnostics.detectors.localise import IDLE, WAITS_FOR_A_THREAD, Di
 from holdfast.diagnostics.detectors.proof import never_ends, signalled
 from holdfast.diagnostics.detectors.waiting import Waiting, find_blocking_ranks
 from holdfast.diagnostics.roster import Generation
-from holdfast.domain.collectives import CollectiveRows, Standstill
+from holdfast.domain.collectives import CollectiveRows, StallSnapshot
 from holdfast.domain.findings import DATED, ESTIMATE, Attribution, Finding, FindingKind, Remedy, Severity
 from holdfast.domain.signals import RankProgress
 
@@ -36,7 +36,7 @@ class Evidence:
     still_since: float  # diagnostics' clock
     reports_progress: bool  # False: the script does not use `holdfast.train`, so its steps are not known
     latest: Mapping[str, RankProgress]
-    standing: Mapping[str, Standstill]
+    standing: Mapping[str, StallSnapshot]
     ended: frozenset[int]
 
 
@@ -68,7 +68,7 @@ def _views(evidence: Evidence, now: float) -> list[RankView]:
     return sorted(views, key=lambda view: view.rank)
 
 
-def _processes(standing: Standstill | None) -> dict[int, dict[str, str]]:
+def _processes(standing: StallSnapshot | None) -> dict[int, dict[str, str]]:
     if standing is None:
         return {}
     columns = zip(standing.rank, standing.interpreter, standing.kernel, standing.stack, strict=True)
@@ -91,7 +91,7 @@ def _waiting(evidence: Evidence) -> Waiting | None:
     return find_blocking_ranks(CollectiveRows.of(rows), unreachable, messaging, heard=heard)
 
 
-def _messaging(standing: Standstill, latest: Mapping[str, RankProgress]) -> Iterator[int]:
+def _messaging(standing: StallSnapshot, latest: Mapping[str, RankProgress]) -> Iterator[int]:
     """Ranks that may be waiting for a message that their recorder does not show: they sleep in a kernel function in which
     blocked threads sleep, or in an unknown one, and do not hold the interpreter's lock."""
     progress = latest.get(standing.node)

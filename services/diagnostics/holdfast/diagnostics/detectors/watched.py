@@ -9,7 +9,7 @@ from holdfast.diagnostics.detectors.localise import GONE
 from holdfast.diagnostics.detectors.rhythm import Rhythm
 from holdfast.diagnostics.detectors.stall import Evidence, Look, Stall
 from holdfast.diagnostics.roster import Generation, Roster
-from holdfast.domain.collectives import Standstill
+from holdfast.domain.collectives import StallSnapshot
 from holdfast.domain.findings import Finding, FindingKind, Severity, StepRecord
 from holdfast.domain.job import HangSpec
 from holdfast.domain.signals import GenerationStarted, Phase, RankProgress, WorkerExited
@@ -37,7 +37,7 @@ class Watched:
     has_reported: bool = False  # some rank has reported a step or a phase by itself
     steps: int = 0  # finished in this generation
     step: int = 0  # the newest that every rank has finished
-    standing: dict[str, Standstill] = field(default_factory=dict)  # by node, of this stall
+    standing: dict[str, StallSnapshot] = field(default_factory=dict)  # by node, of this stall
     moved_at: float = float("-inf")  # diagnostics' clock: some rank was seen to enter another collective
     phase_changed: bool = True  # since the last step
     last_end: float = 0.0
@@ -69,7 +69,7 @@ class Watched:
 class HangState:
     jobs: Bounded[str, Watched] = field(default_factory=lambda: Bounded(_JOBS_MAX))
 
-    def of(self, item: Standstill | StepRecord | Finding | WorkerExited) -> Watched | None:
+    def of(self, item: StallSnapshot | StepRecord | Finding | WorkerExited) -> Watched | None:
         """What is known of the generation that `item` is about; None if it is not the one that is watched."""
         known = self.jobs.get(item.job)
         return known if known is not None and known.generation.number == item.generation else None

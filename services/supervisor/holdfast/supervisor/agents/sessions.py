@@ -14,7 +14,7 @@ import structlog
 from holdfast.domain.errors import HoldfastError
 from holdfast.domain.nodes import PROTOCOL_VERSION, NodeFacts
 from holdfast.domain.orders import Order, StepReached
-from holdfast.domain.replication import SavedByAll
+from holdfast.domain.replication import CommonCheckpoint
 from holdfast.runtime import freeze
 from holdfast.supervisor.leader.inbox import InboxWriter, gone_entry
 from holdfast.supervisor.protocol import NodeGone, Post
@@ -190,7 +190,7 @@ class Sessions:
                 restore, peers = broadcast.of(slot)
                 session.offer(encode_slot(shared, command_id, placement, restore, peers, in_runs=session.restore_runs))
 
-    def tell(self, node: str, word: SavedByAll) -> None:
+    def tell(self, node: str, word: CommonCheckpoint) -> None:
         """Whoever has no session now does without it."""
         if (session := self._by_node.get(node)) is not None:
             session.offer(encode_saved_by_all(self.epoch, word))

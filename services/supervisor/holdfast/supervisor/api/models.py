@@ -337,7 +337,7 @@ class Breaker(Model):
     state: Literal["open", "closed"]
     reason: str = ""
     open_until: Annotated[float | None, Field(description="Unix seconds; it closes by itself then")] = None
-    condemned: Annotated[list[str], Field(description="nodes lost or condemned within the window")]
+    failed_nodes: Annotated[list[str], Field(description="nodes that were lost or failed within the window")]
     changes: Annotated[int, Field(description="generation changes within the window")]
 
 

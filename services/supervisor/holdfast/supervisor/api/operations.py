@@ -30,7 +30,7 @@ async def get_breaker(backend: Serving) -> models.Breaker:
         state="closed" if breaker.open_until is None else "open",
         reason=breaker.reason,
         open_until=breaker.open_until,
-        condemned=list(dict.fromkeys(name for _, name in breaker.condemned)),
+        failed_nodes=list(dict.fromkeys(name for _, name in breaker.failed_nodes)),
         changes=len(breaker.changes),
     )
 

@@ -18,7 +18,7 @@ from holdfast.supervisor.core.offenders import rate_per_day
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.wording import listed
 from holdfast.supervisor.history.goodput import BADPUT, Class, Ledger
-from holdfast.supervisor.history.protocol import Done
+from holdfast.supervisor.history.protocol import ActionEntry
 from holdfast.supervisor.leader.picture import Picture, Progress
 from holdfast.supervisor.protocol import FindingJudged, JobPhase
 from holdfast.wire import jobfile
@@ -106,7 +106,7 @@ def trace(value: Incident) -> models.Trace:
     return models.Trace(incident=value.id, trace_id=value.trace_id, spans=own)
 
 
-def action(done: Done) -> models.Action:
+def action(done: ActionEntry) -> models.Action:
     return models.Action(
         id=f"{done.incident.id}.{done.number}",
         incident=done.incident.id,
@@ -283,8 +283,8 @@ def _job_of(picture: Picture, name: str) -> str:
 
 
 def _reason(picture: Picture, value: Node) -> str:
-    if value.condemned:
-        return value.condemned
+    if value.unschedulable_reason:
+        return value.unschedulable_reason
     if value.lost:
         return "lost: neither its agent nor diagnostics hears of it"
     if not value.connected:

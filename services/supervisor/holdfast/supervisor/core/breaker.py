@@ -30,37 +30,37 @@ def defer_incident(turn: Turn, incident: Incident) -> None:
     )
 
 
-def count_condemned(turn: Turn, node: str) -> None:
-    """`node` was lost or condemned by a finding."""
+def count_failed(turn: Turn, node: str) -> None:
+    """Count a node that was lost or is out of service because of a finding."""
     breaker = _recent(turn)
-    condemned = (*breaker.condemned, (turn.at, node))
-    turn.set(breaker=evolve(breaker, condemned=condemned))
+    failed = (*breaker.failed_nodes, (turn.at, node))
+    turn.set(breaker=evolve(breaker, failed_nodes=failed))
     # Looked through only when it may matter: thousands may stand there, and each of them is counted.
-    if not is_open(turn) and len(condemned) > _limit(turn, turn.count(By.CONNECTED)):
-        _doubt(turn, set(map(itemgetter(1), condemned)))
+    if not is_open(turn) and len(failed) > _limit(turn, turn.count(By.CONNECTED)):
+        _doubt(turn, set(map(itemgetter(1), failed)))
 
 
-def _doubt(turn: Turn, condemned: set[str]) -> None:
-    """Open if more nodes are condemned than can be true."""
-    if _acceptable(turn, condemned):
+def _doubt(turn: Turn, failed: set[str]) -> None:
+    """Open if more nodes have failed than is plausible."""
+    if _acceptable(turn, failed):
         return
-    fleet = _seen(turn, condemned) + _away(turn, condemned)
-    names = ", ".join(sorted(condemned)[:_NAMES_MAX])
-    names += f" and {len(condemned) - _NAMES_MAX} more" if len(condemned) > _NAMES_MAX else ""
+    fleet = _seen(turn, failed) + _away(turn, failed)
+    names = ", ".join(sorted(failed)[:_NAMES_MAX])
+    names += f" and {len(failed) - _NAMES_MAX} more" if len(failed) > _NAMES_MAX else ""
     reason = (
-        f"{len(condemned)} of {fleet} nodes condemned within {turn.config.breaker_window_s:.0f} s ({names}); "
+        f"{len(failed)} of {fleet} nodes failed within {turn.config.breaker_window_s:.0f} s ({names}); "
         f"more than {_limit(turn, fleet)} at once is more likely a fault of the network or of the supervisor's view"
     )
-    _open(turn, reason, doubts_view=True)
+    _open(turn, reason, opened_by_node_failures=True)
 
 
 def count_agent_restart(turn: Turn, node: str) -> None:
     """The agent of `node` started again: it really was gone, so its loss casts no doubt on our view."""
     breaker = _recent(turn)
-    condemned = tuple(item for item in breaker.condemned if item[1] != node)
-    turn.set(breaker=evolve(breaker, condemned=condemned))
-    names = {name for _, name in condemned}
-    if is_open(turn) and breaker.doubts_view and _acceptable(turn, names):
+    failed = tuple(item for item in breaker.failed_nodes if item[1] != node)
+    turn.set(breaker=evolve(breaker, failed_nodes=failed))
+    names = {name for _, name in failed}
+    if is_open(turn) and breaker.opened_by_node_failures and _acceptable(turn, names):
         close(turn, f"{node} started again, so what was seen of it was right", counts=turn.breaker)
 
 
@@ -72,14 +72,14 @@ def count_change(turn: Turn) -> None:
     limit = max(turn.config.changes_max, int(turn.config.changes_per_job_max * len(turn.jobs)))
     if len(changes) > limit:
         reason = f"{len(changes)} generation changes within {turn.config.breaker_window_s:.0f} s: acting does not help"
-        _open(turn, reason, doubts_view=False)
+        _open(turn, reason, opened_by_node_failures=False)
 
 
 def close(turn: Turn, why: str, *, counts: Breaker | None = None) -> None:
     """Act again, with clean counts or these."""
     if is_open(turn):
         turn.note("breaker", f"closed: {why}")
-    turn.set(breaker=evolve(counts or Breaker(), open_until=None, reason="", doubts_view=False))
+    turn.set(breaker=evolve(counts or Breaker(), open_until=None, reason="", opened_by_node_failures=False))
     turn.touch_all()
     turn.cancel_timer(BreakerWindowOver())
 
@@ -88,36 +88,38 @@ def _recent(turn: Turn) -> Breaker:
     return turn.breaker.since(turn.at - turn.config.breaker_window_s)
 
 
-def _acceptable(turn: Turn, condemned: set[str]) -> bool:
+def _acceptable(turn: Turn, failed: set[str]) -> bool:
     """Whether it is to be believed that all of these are out of order."""
-    seen = _seen(turn, condemned)
+    seen = _seen(turn, failed)
     # Those who are away make the fleet larger, and are looked through only when that matters.
-    return len(condemned) <= _limit(turn, seen) or len(condemned) <= _limit(turn, seen + _away(turn, condemned))
+    return len(failed) <= _limit(turn, seen) or len(failed) <= _limit(turn, seen + _away(turn, failed))
 
 
-def _seen(turn: Turn, condemned: set[str]) -> int:
-    """How many nodes have a session, or were condemned."""
+def _seen(turn: Turn, failed: set[str]) -> int:
+    """Return how many nodes have a session or have failed."""
     connected = turn.group(By.CONNECTED)
-    return len(connected) + len(condemned - connected.keys())
+    return len(connected) + len(failed - connected.keys())
 
 
-def _away(turn: Turn, condemned: set[str]) -> int:
+def _away(turn: Turn, failed: set[str]) -> int:
     """How many others had a session within the window: they may be back at any moment, and belong to the fleet. Who has been
-    away for longer belongs to it only if condemned."""
+    away for longer belongs to it only if it counts as failed."""
     since, nodes = turn.at - turn.config.breaker_window_s, turn.nodes
-    return sum(nodes[name].gone_at > since for name in turn.group(By.AWAY) if name not in condemned)
+    return sum(nodes[name].gone_at > since for name in turn.group(By.AWAY) if name not in failed)
 
 
 def _limit(turn: Turn, fleet: int) -> int:
-    """How many of so many nodes may be condemned within the window."""
-    return max(turn.config.condemned_min, int(turn.config.condemned_fraction_max * fleet))
+    """Return how many of `fleet` nodes may fail within the window."""
+    return max(turn.config.breaker_failed_nodes_min, int(turn.config.breaker_failed_fraction_max * fleet))
 
 
-def _open(turn: Turn, reason: str, *, doubts_view: bool) -> None:
+def _open(turn: Turn, reason: str, *, opened_by_node_failures: bool) -> None:
     if is_open(turn):
         return
     until = turn.at + turn.config.breaker_window_s
-    turn.set(breaker=evolve(turn.breaker, open_until=until, reason=reason, doubts_view=doubts_view))
+    turn.set(
+        breaker=evolve(turn.breaker, open_until=until, reason=reason, opened_by_node_failures=opened_by_node_failures)
+    )
     turn.set_timer(BreakerWindowOver(), until)
     turn.note(
         "breaker", f"open, no action until an operator resets it or {turn.config.breaker_window_s:.0f} s pass: {reason}"

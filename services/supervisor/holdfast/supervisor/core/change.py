@@ -189,8 +189,8 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
     )
     turn.broadcast(shared, chosen.placements, joined(election.runs, job.spec.nproc_per_node), peers_of)
     for name in chosen.nodes:
-        holds = turn.nodes[name].holds
-        turn.put_node(name, holds={**holds, job.name: (*holds.get(job.name, ()), number)})
+        holds = turn.nodes[name].live_generations
+        turn.put_node(name, live_generations={**holds, job.name: (*holds.get(job.name, ()), number)})
     waiting = stop_removed_nodes(turn, job.name, number - 1, stay=chosen.nodes)
     saved_dp = election.mesh.dp if election.mesh is not None and election.in_parts else 0
     change = Change(incidents, turn.at, excluded, refused, replans, election.origin, saved_dp)
@@ -256,7 +256,9 @@ def traceparent_of(turn: Turn, incidents: tuple[str, ...]) -> str:
 
 def newest_held(turn: Turn, job: str) -> int:
     """The newest generation that any node may have workers of; 0 = none."""
-    return max((number for node in turn.found(By.HOLDS, job) for number in turn.nodes[node].holds[job]), default=0)
+    return max(
+        (number for node in turn.found(By.HOLDS, job) for number in turn.nodes[node].live_generations[job]), default=0
+    )
 
 
 def stop_removed_nodes(

@@ -41,7 +41,7 @@ def review(turn: Turn, name: str) -> None:
         turn.put_job(name, doing=Completed(upload))
         assert job.running is not None
         for node in job.running.nodes:
-            turn.send(node, CheckpointNow(name, job.running.number, step, far=True))
+            turn.send(node, CheckpointNow(name, job.running.number, step, to_object_store=True))
 
 
 def on_timer(turn: Turn, name: str) -> None:

@@ -12,7 +12,7 @@ from typing import TypeVar
 from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import DATED, ESTIMATE, Finding, FindingKind, Severity
 from holdfast.domain.generations import OBJECT_STORE, Generation, Placement
-from holdfast.domain.incidents import IncidentState, NodeShare
+from holdfast.domain.incidents import IncidentState, NodeTiming
 from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import OrderDone, Prepare, RanksStepping, Start, Stop
 from holdfast.supervisor.core import nodes, pacing, progress, reconcile, reports, saved, warmth
@@ -49,7 +49,7 @@ def on_order_done(turn: Turn, send: Send, done: OrderDone) -> None:
             on_prepared(turn, job.name, [(send.order.placement, done)])
         case Stop() if isinstance(doing, Preparing) and send.command_id in doing.stops:
             if not done.ok:
-                nodes.condemn(turn, send.node, f"could not stop its workers of {job.name}: {done.reason}")
+                nodes.mark_unschedulable(turn, send.node, f"could not stop its workers of {job.name}: {done.reason}")
             stops = {k: v for k, v in doing.stops.items() if k != send.command_id}
             phases_s = _slowest(doing.change.phases_s, [done.phases_s])
             turn.update(job.name, stops=stops, change=evolve(doing.change, phases_s=phases_s))
@@ -80,7 +80,7 @@ def on_prepared(turn: Turn, name: str, answers: Sequence[tuple[Placement, OrderD
         shares=_latest(
             change.shares,
             [
-                NodeShare(placement.node, done.at, (), dict(done.phases_s), dict(done.restored_from))
+                NodeTiming(placement.node, done.at, (), dict(done.phases_s), dict(done.restored_from))
                 for placement, done in _last(answers, lambda answer: (answer[1].at, answer[0].node))
             ],
         ),
@@ -118,7 +118,7 @@ def _last(reports: Iterable[T], when: Callable[[T], tuple[float, str]]) -> list[
     return heapq.nlargest(SHARES_MAX, reports, key=when)
 
 
-def _latest(known: tuple[NodeShare, ...], shares: Iterable[NodeShare]) -> tuple[NodeShare, ...]:
+def _latest(known: tuple[NodeTiming, ...], shares: Iterable[NodeTiming]) -> tuple[NodeTiming, ...]:
     """The shares of those that the others waited for: the last to prepare, and the last to step."""
     both = sorted((*known, *shares), key=_when)
     prepared = [each for each in both if not each.ranks]
@@ -126,7 +126,7 @@ def _latest(known: tuple[NodeShare, ...], shares: Iterable[NodeShare]) -> tuple[
     return (*prepared[-SHARES_MAX:], *stepped[-SHARES_MAX:])
 
 
-def _when(share: NodeShare) -> tuple[float, str]:
+def _when(share: NodeTiming) -> tuple[float, str]:
     return share.at, share.node
 
 
@@ -167,7 +167,7 @@ def _no_node_confirmed_stop(turn: Turn, job: Job) -> bool:
     running = job.running
     if running is None:
         return False
-    return all(running.number in turn.nodes[node].holds.get(job.name, ()) for node in running.nodes)
+    return all(running.number in turn.nodes[node].live_generations.get(job.name, ()) for node in running.nodes)
 
 
 def _start(turn: Turn, job: Job, preparing: Preparing) -> None:
@@ -240,7 +240,7 @@ def on_ranks_stepping(turn: Turn, name: str, reports: Sequence[tuple[str, RanksS
         shares=_latest(
             starting.change.shares,
             [
-                NodeShare(node, report.at, report.ranks, dict(report.phases_s))
+                NodeTiming(node, report.at, report.ranks, dict(report.phases_s))
                 for node, report in _last(taken, lambda each: (each[1].at, each[0]))
             ],
         ),
@@ -428,7 +428,7 @@ def on_prepare_timeout(turn: Turn, name: str, number: int) -> None:
     seconds = f"{prepare_timeout_s(turn, job, change):g} s"
     for node in late:
         if generation.slot_of(node) is None:
-            nodes.condemn(turn, node, f"did not stop its workers of {name} within {seconds}")
+            nodes.mark_unschedulable(turn, node, f"did not stop its workers of {name} within {seconds}")
     members = [node for node in late if generation.slot_of(node) is not None]
     if members:
         turn.update(name, change=evolve(change, excluded=(*change.excluded, *members[:-1])))

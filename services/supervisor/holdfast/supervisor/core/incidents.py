@@ -159,8 +159,8 @@ def _fatal(turn: Turn, finding: Finding) -> None:
     if node is None or finding.since < node.repaired_at:
         turn.judge(finding, "ignored: the node is not known here, or was repaired since")
         return
-    already = bool(node.condemned)
-    nodes.condemn(turn, node.name, finding.summary)
+    already = bool(node.unschedulable_reason)
+    nodes.mark_unschedulable(turn, node.name, finding.summary)
     if nodes.job_of(turn, node.name) is not None:
         record_fault(turn, finding)
     else:
@@ -400,7 +400,7 @@ def decide(turn: Turn, incident: Incident, action: Action, decided_by: str) -> N
         case Effect.CHANGE:
             for node in action.nodes if spec.condemns else ():
                 if node in turn.nodes:
-                    nodes.condemn(turn, node, action.reason)
+                    nodes.mark_unschedulable(turn, node, action.reason)
             if incident.planned and turn.jobs[name].phase is JobPhase.RUNNING:
                 planned.schedule(turn, incident, action)
             else:

@@ -151,14 +151,14 @@ def _node_differs(old: Node, new: Node) -> bool:
         old.connected is not new.connected
         or old.unheard is not new.unheard
         or old.lost is not new.lost
-        or old.condemned != new.condemned
+        or old.unschedulable_reason != new.unschedulable_reason
         or old.quarantined is not new.quarantined
         or old.inventoried is not new.inventoried
         or old.facts is not new.facts
         or old.preflight is not new.preflight
         or old.notices is not new.notices
-        or old.holds.keys() != new.holds.keys()
-        or (bool(new.unfit) and old.holds is not new.holds)
+        or old.live_generations.keys() != new.live_generations.keys()
+        or (bool(new.unfit) and old.live_generations is not new.live_generations)
         or old.faults is not new.faults
         or (old.suspicion is None) is not (new.suspicion is None)
         or old.inventory.keys() != new.inventory.keys()
@@ -173,7 +173,7 @@ def _use_differs(old: Node, new: Node) -> bool:
         or old.facts is not new.facts
         or old.preflight is not new.preflight
         or old.notices is not new.notices
-        or (bool(new.unfit) and old.holds is not new.holds)
+        or (bool(new.unfit) and old.live_generations is not new.live_generations)
     )
 
 
@@ -181,7 +181,7 @@ def _of_node(node: Node | None) -> set[Entry]:
     if node is None:
         return set()
     name = node.name
-    entries: set[Entry] = {(By.HOLDS, job, name) for job in node.holds} | {
+    entries: set[Entry] = {(By.HOLDS, job, name) for job in node.live_generations} | {
         (By.KEEPS, job, name) for job in node.inventory
     }
     if node.connected:

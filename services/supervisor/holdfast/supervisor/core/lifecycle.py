@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar
 
-from holdfast.domain.incidents import Action, NodeShare
+from holdfast.domain.incidents import Action, NodeTiming
 from holdfast.domain.numbers import Numbers
 from holdfast.supervisor.core.election import Origin
 from holdfast.supervisor.protocol import JobPhase
@@ -39,7 +39,7 @@ class Change:
     phases_s: Mapping[str, float] = field(default_factory=dict)  # slowest so far, as nodes and ranks report them
     restored_from: Mapping[str, int] = field(default_factory=dict)  # shards by source, as nodes report them
     restored_bytes: Mapping[str, int] = field(default_factory=dict)  # by source, as nodes report them
-    shares: tuple[NodeShare, ...] = ()  # of the nodes that were last, for the incidents' records
+    shares: tuple[NodeTiming, ...] = ()  # of the nodes that were last, for the incidents' records
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ def unknown_job(node: Node, jobs: Container[str]) -> str:
 def _state(node: Node, busy_with: str) -> NodeState:
     if node.lost:
         return NodeState.LOST
-    if node.condemned:
+    if node.unschedulable_reason:
         return NodeState.CORDONED
     if busy_with:
         return NodeState.ACTIVE
@@ -48,28 +48,28 @@ def declare_lost(turn: Turn, name: str, reason: str) -> None:
         turn.put_node(name, lost=True, suspicion=None)
         turn.cancel_timer(WitnessTimeout(name))
         refresh(turn, name, reason)
-        breaker.count_condemned(turn, name)
+        breaker.count_failed(turn, name)
 
 
-def condemn(turn: Turn, name: str, reason: str, *, by_operator: bool = False) -> None:
-    """No ranks for this node until it is repaired. Any other word than its own past outweighs a quarantine."""
+def mark_unschedulable(turn: Turn, name: str, reason: str, *, by_operator: bool = False) -> None:
+    """Give this node no ranks until it is repaired. An explicit reason overrides a quarantine."""
     node = turn.nodes[name]
-    if not node.condemned or node.quarantined:
-        turn.put_node(name, condemned=reason, quarantined=False)
+    if not node.unschedulable_reason or node.quarantined:
+        turn.put_node(name, unschedulable_reason=reason, quarantined=False)
         refresh(turn, name, reason)
-        if not by_operator and not node.condemned:
-            breaker.count_condemned(turn, name)
+        if not by_operator and not node.unschedulable_reason:
+            breaker.count_failed(turn, name)
 
 
 def release_holds(turn: Turn, name: str, job: str, up_to: int, *, keep: tuple[int, ...] = ()) -> None:
     """`name` has no workers of `job` any more, of generation `up_to` and older."""
-    turn.put_node(name, holds=holds_after(turn.nodes[name], job, up_to, keep))
+    turn.put_node(name, live_generations=holds_after(turn.nodes[name], job, up_to, keep))
 
 
 def holds_after(node: Node, job: str, up_to: int, keep: tuple[int, ...] = ()) -> dict[str, tuple[int, ...]]:
-    """`Node.holds` without these generations."""
-    left = tuple([number for number in node.holds.get(job, ()) if number > up_to or number in keep])
-    holds = {other: numbers for other, numbers in node.holds.items() if other != job}
+    """`Node.live_generations` without these generations."""
+    left = tuple([number for number in node.live_generations.get(job, ()) if number > up_to or number in keep])
+    holds = {other: numbers for other, numbers in node.live_generations.items() if other != job}
     return {**holds, job: left} if left else holds
 
 

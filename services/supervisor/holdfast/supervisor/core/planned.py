@@ -67,7 +67,7 @@ def save_soon(turn: Turn, job: Job, *, to_object_store: bool = False) -> int:
     at_step = job.progress.step + ahead if to_object_store or due - job.progress.step >= ahead else due
     if job.generation is not None:
         for node in job.generation.nodes:
-            turn.send(node, CheckpointNow(job.name, job.number, at_step, far=to_object_store))
+            turn.send(node, CheckpointNow(job.name, job.number, at_step, to_object_store=to_object_store))
     turn.put_checkpoints(job.name, on_demand=OnDemandSave(job.number, at_step, to_object_store))
     return at_step
 

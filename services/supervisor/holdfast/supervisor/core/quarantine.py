@@ -52,12 +52,14 @@ def forget(turn: Turn, incident: Incident) -> None:
 def _review(turn: Turn, name: str) -> None:
     node = turn.nodes[name]
     offence = offenders.offence(node.faults, turn.at, turn.config.offenders)
-    if not offence or node.condemned:
+    if not offence or node.unschedulable_reason:
         return
     if why_not := _why_not(turn, name):
         turn.note(name, f"not quarantined, though {offence}: {why_not}")
         return
-    nodes.condemn(turn, name, f"quarantined: {offence}; release it with `holdfast nodes uncordon` or `repair`")
+    nodes.mark_unschedulable(
+        turn, name, f"quarantined: {offence}; release it with `holdfast nodes uncordon` or `repair`"
+    )
     turn.put_node(name, quarantined=True)
 
 
@@ -94,10 +96,10 @@ def release_for(turn: Turn, job: Job) -> None:
         return
     trial, released = Turn(turn.finish(), turn.at), []
     for node in sorted(held, key=lambda node: (faults_per_day(turn, node), node.name)):
-        trial.put_node(node.name, condemned="", quarantined=False)
+        trial.put_node(node.name, unschedulable_reason="", quarantined=False)
         released.append(node.name)
         if isinstance(reachable(trial, job, job.target_dp, job.spec.min_dp), Plan):
             for name in released:
-                turn.put_node(name, condemned="", quarantined=False)
+                turn.put_node(name, unschedulable_reason="", quarantined=False)
                 nodes.refresh(turn, name, f"released from quarantine: {job.name} cannot run without it")
             return

@@ -79,7 +79,7 @@ def on_forked(turn: Turn, name: str, job: str, generation: int, workers: Sequenc
     node = turn.nodes[name]
     others = [run for run in worker_runs(node.workers) if run.job != job]
     both = Workers((*others, *worker_runs(workers)))
-    turn.put_node(name, workers=both, holds=nodes.holds_after(node, job, generation - 1))
+    turn.put_node(name, workers=both, live_generations=nodes.holds_after(node, job, generation - 1))
 
 
 def on_step_reached(turn: Turn, reached: StepReached) -> None:
@@ -101,11 +101,13 @@ def stop_orphaned(turn: Turn, name: str, workers: Iterable[RunningWorker]) -> No
         known = turn.jobs.get(job)
         if known is not None and generation > max(known.number, known.numbering.seen):
             turn.put_job(job, numbering=evolve(known.numbering, seen=generation))
-        held = turn.nodes[name].holds.get(job, ())
+        held = turn.nodes[name].live_generations.get(job, ())
         if generation in held and known is not None and not known.phase.finished:
             continue
         if generation not in held:
-            turn.put_node(name, holds={**turn.nodes[name].holds, job: tuple(sorted({*held, generation}))})
+            turn.put_node(
+                name, live_generations={**turn.nodes[name].live_generations, job: tuple(sorted({*held, generation}))}
+            )
         if known is None:  # unknown is not faulty: this state may be younger than that run
             if generation not in held:
                 turn.note(name, f"runs generation {generation} of {job}, which is not known here: left alone")

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from holdfast.domain.replication import SavedByAll
+from holdfast.domain.replication import CommonCheckpoint
 from holdfast.domain.runs import shard_runs
 from holdfast.domain.tiers import DURABLE
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.turn import Turn
-from holdfast.supervisor.protocol import Tell
+from holdfast.supervisor.protocol import SendNotification
 from holdfast.supervisor.timers import RetentionDue
 
 
@@ -39,7 +39,7 @@ def review(turn: Turn, name: str) -> None:
         return
     turn.put_checkpoints(name, saved_by_all=(attempt, step))
     for node in sorted({*job.running.nodes, *turn.found(By.KEEPS, name)}):
-        turn.commands.append(Tell(node, SavedByAll(name, attempt, step)))
+        turn.commands.append(SendNotification(node, CommonCheckpoint(name, attempt, step)))
 
 
 def newest_everywhere(turn: Turn, job: Job) -> int:

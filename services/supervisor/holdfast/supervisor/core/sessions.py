@@ -152,7 +152,7 @@ def _reconnected(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts) 
         incidents.node_came_back(turn, node.name)
     nodes.refresh(turn, node.name, "its control session is back")
     _resend(turn, node.name)
-    for job in sorted(turn.nodes[node.name].holds):
+    for job in sorted(turn.nodes[node.name].live_generations):
         if job in turn.jobs:
             handover.on_node_back(turn, job, node.name)
 
@@ -165,7 +165,7 @@ def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts, pr
         ):
             turn.forget_order(send)
     job = nodes.job_of(turn, node.name)
-    ran = job is not None and job.running is not None and job.running.number in node.holds.get(job.name, ())
+    ran = job is not None and job.running is not None and job.running.number in node.live_generations.get(job.name, ())
     turn.heard(node.name, event.seq)
     turn.put_node(
         node.name,
@@ -175,7 +175,7 @@ def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts, pr
         session=event.session,
         connected_at=turn.at,
         lost=False,
-        holds={},
+        live_generations={},
         inventory={},
         inventory_from={},
         inventoried=False,

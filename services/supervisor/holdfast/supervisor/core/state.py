@@ -56,8 +56,8 @@ class Config:
     notice_lead_s: float = MAINTENANCE_LEAD_S  # this long before maintenance starts, a decision to stay is made again
     notice_hold_s: float = 3600.0  # a notice holds this long after its start, unless it is withdrawn
     stop_grace_s: float = 5.0  # workers may save before they are killed, when an operator stops a job
-    condemned_min: int = 2  # breaker: so many condemned nodes are always acceptable
-    condemned_fraction_max: float = 0.3  # breaker: of the nodes that are connected
+    breaker_failed_nodes_min: int = 2  # breaker: so many failed nodes are always acceptable
+    breaker_failed_fraction_max: float = 0.3  # breaker: of the nodes that are connected
     changes_max: int = 30  # breaker: so many generation changes of the fleet within the window are always acceptable
     changes_per_job_max: float = 3.0  # … and so many per job: what 30 mean depends on whether 3 jobs run or 1,500
     breaker_window_s: float = 300.0
@@ -74,7 +74,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Node:
-    """`holds` says which generations of which job may have live workers here: the base of all fencing."""
+    """`live_generations`: the generations of each job that may have live workers on this node, on which all fencing relies."""
 
     facts: NodeFacts
     connected: bool
@@ -86,9 +86,9 @@ class Node:
     back_by: float = 0.0  # the supervisor ended it: when the next one should have begun
     last_seq: int = 0  # of this incarnation's reports, where `State.heard` does not say
     lost: bool = False  # declared: both witnesses said so, or its incarnation is over
-    condemned: str = ""  # why it must not get ranks; empty = it may
+    unschedulable_reason: str = ""  # why the node gets no ranks; empty = it may get ranks
     repaired_at: float = 0.0  # findings about faults before it are history
-    holds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # job → generations, ascending
+    live_generations: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # job → generations, ascending
     inventory: Mapping[str, Sequence[ShardRecord]] = field(default_factory=dict)  # by job
     inventory_from: Mapping[str, int] = field(default_factory=dict)  # by job: the report that the inventory is of
     inventoried: bool = False  # this incarnation has reported an inventory
@@ -99,7 +99,7 @@ class Node:
     preflight: Preflight | None = None  # its newest tests of itself; None = it makes none
     known_since: float = 0.0  # when it first connected
     faults: tuple[Fault, ...] = ()  # incidents that count against it, oldest first
-    quarantined: bool = False  # condemned for its faults, and not by anybody's word
+    quarantined: bool = False  # unschedulable because of its faults, and not by an operator or a policy
     notices: tuple[Notice, ...] = ()  # the newest of each source, withdrawals too
     workers: Sequence[RunningWorker] = field(default=())  # every living worker, as the node reported last
     workers_version: int = 0  # of that report; 0 = it does not report its workers: nothing is known of them
@@ -126,7 +126,7 @@ class Node:
     @property
     def usable(self) -> bool:
         """It may have ranks. One without a session is usable until two witnesses say that it is lost."""
-        return not self.lost and not self.condemned
+        return not self.lost and not self.unschedulable_reason
 
     @property
     def notice(self) -> Notice | None:
@@ -141,19 +141,19 @@ class Breaker:
 
     open_until: float | None = None
     reason: str = ""
-    doubts_view: bool = False  # open because too many nodes were condemned at once
-    condemned: tuple[tuple[float, str], ...] = ()  # (when, node) within the window
+    opened_by_node_failures: bool = False  # open because too many nodes failed within the window
+    failed_nodes: tuple[tuple[float, str], ...] = ()  # (when, node) within the window
     changes: tuple[float, ...] = ()  # when, within the window
 
     def since(self, at: float) -> Breaker:
         """Drop entries up to and including `at`. Skips the scan when the oldest entry is newer, which is the common case when
         many nodes fail at once."""
-        condemned, changes = self.condemned, self.changes
-        if condemned and condemned[0][0] <= at:
-            condemned = tuple(item for item in condemned if item[0] > at)
+        failed, changes = self.failed_nodes, self.changes
+        if failed and failed[0][0] <= at:
+            failed = tuple(item for item in failed if item[0] > at)
         if changes and changes[0] <= at:
             changes = tuple(began for began in changes if began > at)
-        return evolve(self, condemned=condemned, changes=changes)
+        return evolve(self, failed_nodes=failed, changes=changes)
 
 
 @lru_cache(1 << 16)

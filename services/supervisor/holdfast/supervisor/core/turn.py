@@ -257,7 +257,7 @@ class Turn:
         claims, concerns = self._index.table(By.CLAIM), self._index.table(By.CONCERN)
         for name in self._touched_nodes:
             if (node := nodes.get(name)) is not None:
-                touched.update(node.holds, node.inventory)
+                touched.update(node.live_generations, node.inventory)
             touched.update(claims.get(name, ()), concerns.get(name, ()))
         self._touched_nodes = set()
 
@@ -289,8 +289,8 @@ class Turn:
         self._write("nodes", name)[name] = node
         self._index.node(old, node)
         self._touched_nodes.add(name)
-        if old.holds is not node.holds or old.inventory is not node.inventory:
-            self._touched.update(old.holds, old.inventory)
+        if old.live_generations is not node.live_generations or old.inventory is not node.inventory:
+            self._touched.update(old.live_generations, old.inventory)
         return node
 
     def last_seq(self, node: Node) -> int:

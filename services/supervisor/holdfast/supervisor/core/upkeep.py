@@ -31,10 +31,10 @@ def cordon(turn: Turn, event: NodeCordonRequested) -> None:
     if node is None:
         turn.note(event.node, "not cordoned: no such node has ever connected")
     elif event.cordoned:
-        nodes.condemn(turn, node.name, f"cordoned by an operator: {event.reason}", by_operator=True)
+        nodes.mark_unschedulable(turn, node.name, f"cordoned by an operator: {event.reason}", by_operator=True)
     else:
         reason = f"uncordoned by an operator: {event.reason}"
-        node = turn.put_node(node.name, condemned="", quarantined=False)
+        node = turn.put_node(node.name, unschedulable_reason="", quarantined=False)
         notices.forget(turn, node, reason)
         nodes.refresh(turn, node.name, reason)
 
@@ -43,7 +43,7 @@ def repaired(turn: Turn, event: NodeRepaired) -> None:
     if event.node not in turn.nodes:
         turn.note(event.node, "not marked as repaired: no such node has ever connected")
         return
-    turn.put_node(event.node, condemned="", quarantined=False, faults=(), repaired_at=turn.at)
+    turn.put_node(event.node, unschedulable_reason="", quarantined=False, faults=(), repaired_at=turn.at)
     nodes.refresh(turn, event.node, "marked as repaired by an operator")
 
 
@@ -166,7 +166,7 @@ def _wanted(turn: Turn, job: Job) -> tuple[str, str, str] | None:
     generation = job.generation
     assert generation is not None
     for name in turn.members(generation, By.CONDEMNED):
-        if why := turn.nodes[name].condemned:
+        if why := turn.nodes[name].unschedulable_reason:
             return CORDONED, name, f"{name} must leave: {why}"
     if (leaving := notices.wanted(turn, job)) is not None:
         return MAINTENANCE, *leaving

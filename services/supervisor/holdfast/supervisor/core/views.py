@@ -52,7 +52,7 @@ def spares_for(turn: Turn, job: Job) -> tuple[Spare, ...]:
     members = job.generation.nodes if job.generation else ()
     excluded = job.change.excluded if job.change else ()
     out = pool.names.intersection((*members, *excluded))
-    out |= {name for name in pool.held if any(holder != job.name for holder in turn.nodes[name].holds)}
+    out |= {name for name in pool.held if any(holder != job.name for holder in turn.nodes[name].live_generations)}
     return tuple(spare for spare in pool.spares if spare.node not in out) if out else pool.spares
 
 
@@ -65,7 +65,7 @@ def is_spare_for(turn: Turn, job: Job, node: Node) -> bool:
         and _is_able(node, job.spec.nproc_per_node)
         and not is_member
         and node.name not in excluded
-        and all(holder == job.name for holder in node.holds)
+        and all(holder == job.name for holder in node.live_generations)
     )
 
 
@@ -82,7 +82,9 @@ def _pool(turn: Turn, nproc: int) -> _Pool:
     nodes, hour = turn.nodes, turn.at // _HOUR_S
     able = [node for name in turn.found(By.FREE) if _is_able(node := nodes[name], nproc)]
     spares = tuple(turn.remembered(node, partial(_spare, turn, node, hour * _HOUR_S), hour) for node in able)
-    return _Pool(spares, frozenset(node.name for node in able), tuple(node.name for node in able if node.holds))
+    return _Pool(
+        spares, frozenset(node.name for node in able), tuple(node.name for node in able if node.live_generations)
+    )
 
 
 def _spare(turn: Turn, node: Node, at: float) -> Spare:
@@ -119,11 +121,11 @@ def options(turn: Turn, job: Job) -> tuple[str, ...]:
 
 def _may_stay(node: Node, job: Job) -> bool:
     """A member of the job. A test that it failed while it was idle keeps it out; while it has workers it is not tested."""
-    return node.usable and not (node.unfit and job.name not in node.holds)
+    return node.usable and not (node.unfit and job.name not in node.live_generations)
 
 
 def unusable_members(turn: Turn, job: Job) -> tuple[str, ...]:
-    """The job's nodes that cannot have ranks: lost, condemned, or failed to prepare in the change that is going on."""
+    """The job's nodes that cannot have ranks: lost, unschedulable, or failed to prepare in the change that is going on."""
     if job.generation is None:
         return ()
     excluded, nodes = job.change.excluded if job.change else (), turn.nodes

@@ -11,7 +11,7 @@ from holdfast.domain.errors import HoldfastError, MalformedMessage, Unavailable
 from holdfast.log.names import EVENTS, STEPS
 from holdfast.log.protocol import Delivery, EventLog
 from holdfast.runtime.backoff import Backoff
-from holdfast.supervisor.history.protocol import History, Told
+from holdfast.supervisor.history.protocol import EventEntry, History
 from holdfast.supervisor.leader.picture import Progress
 from holdfast.supervisor.published import Published
 from holdfast.wire import records
@@ -66,7 +66,7 @@ class Follower:
         told = []
         for delivery in batch:
             try:
-                told.append(Told(delivery.position, records.loads(delivery.entry.data, Published)))
+                told.append(EventEntry(delivery.position, records.loads(delivery.entry.data, Published)))
             except MalformedMessage as error:
                 log.error("a record cannot be read", stream=EVENTS, position=delivery.position, reason=str(error))
         await self._history.add_events(told, batch[-1].position)

@@ -18,7 +18,7 @@ from holdfast.supervisor.published import LeaderChanged, OperationDone, Publishe
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class EventEntry:
     """One entry of the events stream."""
 
     position: str
@@ -26,7 +26,7 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class ActionEntry:
     """One action of one incident, as it was decided."""
 
     number: int  # grows with time
@@ -51,7 +51,7 @@ class Run:
 class History(Protocol):
     """Reads and writes may be slow (they leave the event loop); pages are newest first."""
 
-    async def add_events(self, events: Sequence[Told], cursor: str) -> None:
+    async def add_events(self, events: Sequence[EventEntry], cursor: str) -> None:
         """Keep these; `cursor` is where to read on after a restart."""
 
     async def add_steps(self, steps: Sequence[StepRecord], cursor: str) -> None:
@@ -75,7 +75,7 @@ class History(Protocol):
     ) -> list[tuple[int, FindingJudged]]:
         """(number, finding), newest first; a fault that is found again keeps its id, and its place."""
 
-    async def actions(self, *, job: str | None, before: int | None, limit: int) -> list[Done]: ...
+    async def actions(self, *, job: str | None, before: int | None, limit: int) -> list[ActionEntry]: ...
 
     async def operation(self, operation: str) -> OperationDone | None: ...
 

@@ -19,7 +19,7 @@ from holdfast.domain.errors import OutOfSpace, Unavailable
 from holdfast.domain.findings import StepRecord
 from holdfast.domain.incidents import Incident
 from holdfast.supervisor.history.booked import Booked
-from holdfast.supervisor.history.protocol import Done, Run, Told
+from holdfast.supervisor.history.protocol import ActionEntry, EventEntry, Run
 from holdfast.supervisor.protocol import (
     FindingJudged,
     GenerationChanged,
@@ -104,20 +104,20 @@ class SqliteHistory:
 
     # ------------------------------------------------------------------ writing
 
-    async def add_events(self, events: Sequence[Told], cursor: str) -> None:
+    async def add_events(self, events: Sequence[EventEntry], cursor: str) -> None:
         await self._run(lambda: self._add_events(events, cursor))
 
     async def add_steps(self, steps: Sequence[StepRecord], cursor: str) -> None:
         await self._run(lambda: self._add_steps(steps, cursor))
 
-    def _add_events(self, events: Sequence[Told], cursor: str) -> None:
+    def _add_events(self, events: Sequence[EventEntry], cursor: str) -> None:
         with self._database as database:
             for told in events:
                 self._add_event(database, told)
             _set_cursor(database, "events", cursor)
             self._count(len(events))
 
-    def _add_event(self, database: sqlite3.Connection, told: Told) -> None:
+    def _add_event(self, database: sqlite3.Connection, told: EventEntry) -> None:
         record = told.record
         subject, job = _about(record)
         added = database.execute(
@@ -214,13 +214,13 @@ class SqliteHistory:
         rows = await self._page("findings", "number, data", {"job": job, "node": node}, before, limit)
         return [(number, records.loads(data, FindingJudged)) for number, data in rows]
 
-    async def actions(self, *, job: str | None, before: int | None, limit: int) -> list[Done]:
+    async def actions(self, *, job: str | None, before: int | None, limit: int) -> list[ActionEntry]:
         rows = await self._page("actions", "number, at, data", {"job": job}, before, limit)
         done = []
         for number, at, data in rows:
             incident = records.loads(data, Incident)
             assert incident.action is not None, "an action row is written with its incident's action"
-            done.append(Done(number, incident, incident.action, at))
+            done.append(ActionEntry(number, incident, incident.action, at))
         return done
 
     async def operation(self, operation: str) -> OperationDone | None:

@@ -40,7 +40,7 @@ _GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     "nodes": {
         "held": ("inventory", "inventory_from"),
         "live": ("workers", "workers_version", "workers_at", "ended"),
-        "holds": ("holds",),
+        "generations": ("live_generations",),
     },
     "jobs": {"generation": ("generation",), "running": ("running",)},
 }
@@ -110,9 +110,17 @@ _APART = {name: _Row(name) for name in _GROUPS}
 WHOLE = ""  # the one part of a snapshot that an early version wrote
 # 2: what `_APART` names stands apart, and what orders have in common. 3: so do a node's workers and what it was heard to say.
 # 4: the fields of a job are grouped, what it does is one value, and timers are values (`upgrades`).
-# 5: the fields of a node that change together are parts of their own, and shards and workers are runs.
+# 5: the fields of a node that change together are parts of their own, shards and workers are runs, and fields of nodes,
+# orders, the breaker and its settings have the names of the glossary.
 _FORMAT, _NOW = "format", b"5"
-_UPGRADES = {"jobs": upgrades.job, "incidents": upgrades.incident}
+_UPGRADES = {
+    "jobs": upgrades.job,
+    "incidents": upgrades.incident,
+    "nodes": upgrades.node,
+    "outbox": upgrades.send,
+    "breaker": upgrades.breaker,
+    "config": upgrades.config,
+}
 
 _SLOT, _PREPARE = "slot", "prepare"
 _TIMER: Any = tuple[Timer, float]  # a row of the timers: its name is for people
@@ -208,7 +216,7 @@ def load(parts: Mapping[str, bytes]) -> State:
                 timer, due = records.loads(raw, _TIMER, partial(upgrades.timer, key))
                 values[name][timer] = due
             elif not colon and table and name in _TABLES:
-                values[name][key] = _read_row(name, raw, current)
+                values[name][key] = _read(name, raw, _TABLES[name], current)
             elif name == "jobs" and group == _PREPARE:
                 shared[row] = records.loads(raw, Prepare)
             elif name == "outbox" and group == _SLOT:
@@ -218,9 +226,9 @@ def load(parts: Mapping[str, bytes]) -> State:
             elif group in _EARLIER.get(name, ()):
                 apart[name, row][group] = records.loads(raw, _NODE[group])
             elif table and name in _TABLES:
-                values[name][key] = _read_row(name, raw, current)
+                values[name][key] = _read(name, raw, _TABLES[name], current)
             elif name in _FIELDS:
-                values[name] = records.loads(raw, _HINTS[name])
+                values[name] = _read(name, raw, _HINTS[name], current)
         except MalformedMessage as error:
             raise MalformedMessage(f"snapshot.{part}", error.problem) from error
     for (name, row), changes in apart.items():
@@ -231,10 +239,10 @@ def load(parts: Mapping[str, bytes]) -> State:
     return _upgraded(State(**values))
 
 
-def _read_row(name: str, raw: bytes, current: bool) -> Any:
+def _read(name: str, raw: bytes, kind: Any, current: bool) -> Any:
     if current or name not in _UPGRADES:
-        return records.loads(raw, _TABLES[name])
-    return records.loads(raw, _TABLES[name], _UPGRADES[name])
+        return records.loads(raw, kind)
+    return records.loads(raw, kind, _UPGRADES[name])
 
 
 def _send(command: str, slot: _Slot, shared: Prepare | None) -> Send:

@@ -51,9 +51,9 @@ from holdfast.supervisor.protocol import (
     Publish,
     RenewSession,
     Send,
+    SendNotification,
     SetTimer,
     StepSeen,
-    Tell,
     TimerFired,
 )
 from holdfast.supervisor.published import LeaderChanged
@@ -299,8 +299,8 @@ class Term:
                 self.sessions.send(command.node, command.command_id, command.order)
             case Post():
                 self.sessions.post(command)
-            case Tell():
-                self.sessions.tell(command.node, command.word)
+            case SendNotification():
+                self.sessions.tell(command.node, command.message)
             case RenewSession():
                 self.sessions.renew(command.node, command.session, command.reason)
             case Evaluate():

@@ -129,6 +129,27 @@ def incident(tree: Tree) -> Tree:
     return {**tree, "attribution": asdict(found)}
 
 
+def node(tree: Tree) -> Tree:
+    """Until format 4 a node was "condemned" and "held" generations."""
+    return _renamed(tree, condemned="unschedulable_reason", holds="live_generations")
+
+
+def breaker(tree: Tree) -> Tree:
+    return _renamed(tree, condemned="failed_nodes", doubts_view="opened_by_node_failures")
+
+
+def config(tree: Tree) -> Tree:
+    return _renamed(
+        tree, condemned_min="breaker_failed_nodes_min", condemned_fraction_max="breaker_failed_fraction_max"
+    )
+
+
+def send(tree: Tree) -> Tree:
+    """Until format 4 the object store was "far"."""
+    order = tree["order"]
+    return {**tree, "order": _renamed(order, far="to_object_store")} if "far" in order else tree
+
+
 def state(tree: Tree) -> Tree:
     """A whole state, which the first versions wrote as one part."""
     jobs = {name: job(each) for name, each in tree.get("jobs", {}).items()}
@@ -136,4 +157,10 @@ def state(tree: Tree) -> Tree:
     if isinstance(timers, dict):
         timers = [timer(name, due) for name, due in timers.items()]
     incidents = {name: incident(each) for name, each in tree.get("incidents", {}).items()}
-    return {**tree, "jobs": jobs, "timers": timers, "incidents": incidents}
+    rows = {
+        name: {key: upgrade(row) for key, row in tree[name].items()}
+        for name, upgrade in (("nodes", node), ("outbox", send))
+        if name in tree
+    }
+    parts = {name: upgrade(tree[name]) for name, upgrade in (("breaker", breaker), ("config", config)) if name in tree}
+    return {**tree, "jobs": jobs, "timers": timers, "incidents": incidents, **rows, **parts}
