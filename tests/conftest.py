@@ -6,6 +6,7 @@ Which Redis, and which object store: `servers`.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -22,12 +23,15 @@ import structlog
 from servers import Choice, RedisServer
 
 from holdfast.log.keys import may_stay
+from holdfast.runtime.garbage import collect_seldom
 
 Ts = TypeVarTuple("Ts")
 
 # Test modules are rewritten and services compiled once, not by every worker and every one of a few hundred processes.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+gc.disable()  # until everything is imported: what modules hold is no garbage
 
 # How long an example takes says more about the machine's other work than about the code.
 hypothesis.settings.register_profile("shared machine", deadline=None)
@@ -41,6 +45,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_report_header(config: pytest.Config) -> str:
     mode = config.getoption("--servers")
     return f"servers: {mode if mode == 'containers' else servers.choose(mode)}"
+
+
+def pytest_collection_finish() -> None:
+    collect_seldom()
+    gc.enable()
 
 
 # As a service's own log: a traceback that shows every local variable takes half a minute where the variables are large.

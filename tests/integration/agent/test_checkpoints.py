@@ -110,8 +110,10 @@ def test_checkpoint_now_reaches_every_rank(agent: Agent) -> None:
 
 
 def test_a_shard_that_nobody_has_is_a_clear_refusal(agent: Agent) -> None:
+    """The other node answers; for one that does not, a replicator waits longer than a test needs to (its own tests)."""
     order = prepare_order("lost", script(agent.root, "lost", TRAIN))
-    nowhere = RankRestore(0, ShardKey(1, 50, 0), "00", (ShardSource("node-9", "127.0.0.1:1"),))
+    other = ShardSource("node-9", agent.wait_connected().facts.replicator_endpoint)
+    nowhere = RankRestore(0, ShardKey(1, 50, 0), "00", (other,))
     answer = agent.plane.ask(replace(order, generation=2, restore_step=50, restore=(nowhere,), restore_mesh=order.mesh))
     assert not answer.ok
     assert "node-9" in answer.reason

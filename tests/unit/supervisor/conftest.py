@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from supervising import facts, job_body
 
 from holdfast.domain.orders import Hello, Inventory
@@ -56,9 +57,16 @@ class Api:
 MakeApi = Callable[..., Any]
 
 
+@pytest.fixture(scope="module")
+def applications() -> list[FastAPI]:
+    """A tenth of a second each: the next test gets those of the last one, with its own backend."""
+    return []
+
+
 @pytest.fixture
-async def make_api(tmp_path: Path) -> AsyncIterator[MakeApi]:
+async def make_api(tmp_path: Path, applications: list[FastAPI]) -> AsyncIterator[MakeApi]:
     opened: list[Api] = []
+    free = list(applications)
     policies = PolicyRunner()
 
     async def make(token: str = "") -> Api:
@@ -76,7 +84,13 @@ async def make_api(tmp_path: Path) -> AsyncIterator[MakeApi]:
             progress=progress,
             policies=policies,
         )
-        transport = httpx.ASGITransport(app=build(backend), raise_app_exceptions=False)
+        if free:
+            app = free.pop()
+            app.state.backend = backend
+        else:
+            app = build(backend)
+            applications.append(app)
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
         made = Api(httpx.AsyncClient(transport=transport, base_url="http://test"), log, history, progress)
         opened.append(made)
         return made
