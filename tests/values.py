@@ -104,6 +104,8 @@ def value_of(hint: Any, name: str = "") -> st.SearchStrategy[Any]:
         return st.builds(hint, **{field.name: value_of(hints[field.name], field.name) for field in fields})
     if isinstance(hint, type) and issubclass(hint, Enum):
         return st.sampled_from(hint)
+    if isinstance(hint, type) and hasattr(hint, "_fields"):  # a named tuple
+        return st.builds(hint, *[value_of(part) for part in hints_of(hint).values()])
     return _composed(hint, name)
 
 

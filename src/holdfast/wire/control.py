@@ -66,6 +66,7 @@ _ORDERS = _codecs(
             },
             "instead": {"restore": Instead("restore_runs", types.decode_runs)},  # written by `encode_slot`
         },
+        CheckpointNow: {"renamed": {"to_object_store": "far"}},
     },
 )
 _ORDER_IN: Mapping[str | None, Codec[Any, Any]] = {codec.label: codec for codec in _ORDERS.values()}

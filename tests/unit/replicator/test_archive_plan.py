@@ -60,7 +60,7 @@ def choices(seen: tuple[Save, ...], interval_s: float, restored: int | None = 0)
     taken: list[int] = []
     for count in range(1, len(seen) + 1):
         now = archive(interval_s=interval_s, saves=seen[:count], steps=done(*taken))
-        restored_at = None if restored is None else (0, restored)
+        restored_at = None if restored is None else CheckpointId(0, restored)
         step = chosen(view(seen[count - 1].step, archive=now, restored=restored_at))
         if step is not None:
             taken.append(step[1])

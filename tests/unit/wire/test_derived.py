@@ -52,7 +52,7 @@ class _Pairs:
         (_Lacking, pb.StepReached, r"_Lacking and its message differ in \['step'\]"),
         (_Stranger, pb.StepReached, r"_Stranger and its message differ in \['more'\]"),
         (_Within, pb.Warm, "there is no codec for"),
-        (_Pairs, pb.Prune, r"has the fields \['attempt', 'step'\]"),
+        (_Pairs, pb.Prune, r"has the fields \('attempt', 'step'\)"),
     ],
 )
 def test_a_dataclass_and_its_message_that_have_drifted_apart(domain: type, message: type, why: str) -> None:
