@@ -14,6 +14,7 @@ from holdfast.domain.generations import Placement, RestoreRun, ShardSource
 from holdfast.domain.job import CheckpointSpec, LaunchSpec
 from holdfast.domain.nodes import PROTOCOL_VERSION, RunningWorker, TemplateState, WorkerEnded
 from holdfast.domain.orders import (
+    CheckpointNow,
     Hello,
     Inventory,
     Order,
