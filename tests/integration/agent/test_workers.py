@@ -347,7 +347,9 @@ def test_another_template_takes_over_without_touching_running_workers(agent: Age
     assert agent.plane.ask(Warm("other", LaunchSpec(uses, preload=("mine",)))).ok
     assert not gone(running.workers[0].pid)
     start_job(agent.plane, prepare_order("other", uses, preload=("mine",)))
-    assert wait_until(lambda: agent.worker_log("other", 1, 0), description="the script's line") == "True True\n", "preloaded"
+    assert wait_until(lambda: agent.worker_log("other", 1, 0), description="the script's line") == "True True\n", (
+        "preloaded"
+    )
     assert agent.plane.ask(Stop("stays", 1)).ok
     wait_until(
         lambda: not before & set(agent.running("holdfast.train.template")), description="the old template to end"
