@@ -16,6 +16,7 @@ from pathlib import Path
 import anyio
 import pytest
 from waiting import wait_until, wait_until_async
+from warm_processes import WarmProcess, warm
 
 from holdfast.domain.findings import Finding, FindingKind
 from holdfast.log.names import FINDINGS
@@ -52,30 +53,36 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 @contextmanager
-def diagnostics(redis_url: str, directory: Path, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def diagnostics(redis_url: str, directory: Path, **environment: str) -> Iterator[tuple[WarmProcess, str]]:
     ready = directory / "ready.json"
-    process = start(redis_url, HOLDFAST_READY_FILE=str(ready), **environment)
+    process = start(redis_url, directory, HOLDFAST_READY_FILE=str(ready), **environment)
     try:
         wait_until(lambda: ready.exists() or process.poll() is not None, description="diagnostics to serve")
-        assert process.poll() is None, process.communicate()[1]
+        assert process.poll() is None, (directory / "log").read_text()
         yield process, json.loads(ready.read_text())["endpoint"]
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
 
 
-def start(redis_url: str, **environment: str) -> subprocess.Popen[str]:
+def start(redis_url: str, directory: Path, **environment: str) -> WarmProcess:
     settings = {
         "HOLDFAST_REDIS_URL": redis_url,
         "HOLDFAST_FLEET": "test",
         "HOLDFAST_DIAGNOSTICS_LISTEN": "127.0.0.1:0",
     }
-    return subprocess.Popen(
-        [sys.executable, "-m", "holdfast.diagnostics"],
-        env={**os.environ, **settings, **environment},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    with (directory / "log").open("wb") as log:
+        return warm("holdfast.diagnostics").start(
+            [], directory, {**os.environ, **settings, **environment}, log.fileno(), log.fileno()
+        )
+
+
+def refused(redis_url: str, directory: Path, **environment: str) -> str:
+    """What it says when it ends at once, as it must."""
+    assert start(redis_url, directory, **environment).wait(30) == 2
+    said = (directory / "log").read_text()
+    assert "Traceback" not in said
+    return said
 
 
 @contextmanager
@@ -129,15 +136,11 @@ def test_sigterm_ends_it_at_once_also_with_agents_connected(redis_url: str, tmp_
         assert process.wait(timeout=30) == 0
 
 
-def test_a_redis_that_does_not_answer_is_said_clearly() -> None:
+def test_a_redis_that_does_not_answer_is_said_clearly(tmp_path: Path) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
-        process = start(f"redis://127.0.0.1:{port}/0")
-        _, error = process.communicate(timeout=30)
-    assert process.returncode == 2
-    assert f"127.0.0.1:{port}" in error
-    assert "Traceback" not in error
+        assert f"127.0.0.1:{port}" in refused(f"redis://127.0.0.1:{port}/0", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -147,20 +150,13 @@ def test_a_redis_that_does_not_answer_is_said_clearly() -> None:
         ({"HOLDFAST_SILENCE_S": "soon"}, "HOLDFAST_SILENCE_S"),
     ],
 )
-def test_a_wrong_setting_is_named(redis_url: str, environment: dict[str, str], words: str) -> None:
-    process = start(redis_url, **environment)
-    _, error = process.communicate(timeout=30)
-    assert process.returncode == 2
-    assert words in error
-    assert "Traceback" not in error
+def test_a_wrong_setting_is_named(redis_url: str, tmp_path: Path, environment: dict[str, str], words: str) -> None:
+    assert words in refused(redis_url, tmp_path, **environment)
 
 
-def test_a_port_in_use_is_named(redis_url: str) -> None:
+def test_a_port_in_use_is_named(redis_url: str, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        process = start(redis_url, HOLDFAST_DIAGNOSTICS_LISTEN=address)
-        _, error = process.communicate(timeout=30)
-    assert process.returncode == 2
-    assert address in error
+        assert address in refused(redis_url, tmp_path, HOLDFAST_DIAGNOSTICS_LISTEN=address)
