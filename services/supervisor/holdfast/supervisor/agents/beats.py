@@ -1,7 +1,8 @@
 """Which of the steps that agents' beats report the core is told. Pure.
 
 Every agent says twice a second how far its ranks have come. Finished steps reach the core by diagnostics; beats are the second
-witness, wanted when diagnostics is silent, or when it is in doubt whether a generation is alive.
+witness, wanted when diagnostics is silent, or when it is in doubt whether a generation is alive. A start whose first step
+only beats have reported is over with its second step, and may have less time left than diagnostics is given.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterable
 
 from holdfast.domain.orders import StepReached
 from holdfast.supervisor.core import State
+from holdfast.supervisor.core.lifecycle import Starting
 
 SECOND_WITNESS_S = 5.0  # no step has been seen for this long by anybody
 
@@ -26,7 +28,8 @@ def steps_to_fold(reported: Iterable[StepReached], state: State, at: float) -> l
             or each.step <= job.progress.seen_step
         ):
             continue
-        if job.membership.absent or at - job.progress.seen_at >= SECOND_WITNESS_S:
+        begun = isinstance(job.doing, Starting) and job.progress.seen_step > job.running.restore.step
+        if begun or job.membership.absent or at - job.progress.seen_at >= SECOND_WITNESS_S:
             known = newest.get(each.job)
             newest[each.job] = each if known is None or each.step > known.step else known
     return [newest[name] for name in sorted(newest)]
