@@ -32,7 +32,7 @@ from holdfast.supervisor.timers import RanksDue, StepDue
 SEEDS = 120
 PEACE_S = 75.0
 FORGOTTEN_RUN = 107611  # the log loses everything, and the Hello of the one node that runs is lost
-NEVER_SHOWN_RUN = 158  # in FORGETFUL: the log loses everything, and the Hello of a node that runs is lost, too
+NEVER_SHOWN_RUN = 219  # in FORGETFUL: the log loses everything, and the Hello of a node that runs is lost, too
 NEVER_TRAINS = "the job does not train"
 
 CLOCKS = Hostility(clocks=True, peace_s=PEACE_S)
