@@ -54,7 +54,7 @@ def test_every_fault_got_its_remediation_and_the_right_culprit(report: dict[str,
     assert {(incident["kind"], incident["action"]) for incident in bereft} == {("node_lost", "hot_swap")}
     assert all(incident["restored_from"]["object store"] >= 1 for incident in bereft)
     assert report["user_bug"]["phase"] == "failed"
-    assert report["user_bug"]["tries"] == 2
+    assert report["user_bug"]["tries"] in (2, 3), "one restart, and one swap if only one node has shown the exception"
     assert "IndexError" in report["user_bug"]["reason"]
     assert "step 25" in report["user_bug"]["reason"]
 
