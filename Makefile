@@ -42,7 +42,7 @@ help:  ## this list
 
 setup: $(INSTALLED)  ## virtual environment with everything that demo, test and check need
 
-demo: $(INSTALLED)  ## train a small GPT, break it seven times, watch it survive; writes out/demo/
+demo: $(INSTALLED)  ## train a small GPT, break it eight times, watch it survive; writes out/demo/
 	$(BIN)/holdfast demo --out out/demo $(ARGS)
 
 # The files that take long come first: none that began last keeps the others waiting at the end.

@@ -43,13 +43,11 @@ from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import NodeFacts, NodeState, RunningWorker
 from holdfast.domain.orders import (
     Inventory,
-    Order,
     OrderDone,
     Prepare,
     RanksStepping,
     Report,
     StepReached,
-    WorkersChanged,
 )
 from holdfast.domain.runs import Shards, Workers, shard_runs, worker_runs
 from holdfast.log.embedded import EmbeddedRedis
@@ -58,7 +56,7 @@ from holdfast.log.names import FINDINGS, INBOX, LEADER_LEASE, STEPS, SUPERVISOR_
 from holdfast.log.protocol import Commit, Entry, FencedLog, Lease
 from holdfast.log.redis import RedisLog
 from holdfast.policy import default
-from holdfast.runtime.garbage import collect_seldom
+from holdfast.runtime.garbage import collect_at_rest, collect_seldom
 from holdfast.supervisor.agents import beats
 from holdfast.supervisor.core import Job, Node, State, view
 from holdfast.supervisor.core.election import Segment
@@ -194,18 +192,19 @@ class Agents:
         self.seq[node] += 1
         return node, encode_report(report, self.seq[node], columns=True).SerializeToString()
 
-    def answer(self, node: str, command_id: str, order: Order, at: float) -> Iterator[tuple[str, bytes]]:
+    def answer(self, send: Send, at: float) -> Iterator[tuple[str, bytes]]:
+        node, command_id, order = send.node, send.command_id, send.order
         if isinstance(order, Prepare):
             self.placed[node] = order.placement
             workers = _workers(order.generation, order.placement.ranks)
             master = "10.0.0.1:29500" if order.placement.first_rank == 0 else ""
             phases = (("stop", 0.02), ("fork", 0.01), ("stage", 0.03))
+            self.version[node] += 1
             done = OrderDone(
-                command_id, True, "", master, at, phases, workers, (("memory", RANKS),), restored_bytes=(("memory", 8 * 10**9),)
+                command_id, True, "", master, at, phases, workers, (("memory", RANKS),),
+                restored_bytes=(("memory", 8 * 10**9),), workers_version=self.version[node],
             )  # fmt: skip
             yield self.say(node, done)
-            self.version[node] += 1
-            yield self.say(node, WorkersChanged(self.version[node], workers))
         else:
             yield self.say(node, OrderDone(command_id, True, at=at))
 
@@ -255,7 +254,7 @@ class Leader:
         self.folder = Folder(state, lease.epoch, committed=state)
         self.now = _T0 + 1.0
         self.spent = Spent()
-        self.sent: list[tuple[str, str, Order]] = []
+        self.sent: list[Send | Post] = []
         self.timers: dict[Timer, float] = {}
         self._batches = log.subscribe(*STREAMS, group=SUPERVISOR_GROUP, consumer="leader", batch_max=BATCH_MAX)
         self._inbox = inbox.InboxWriter(log)
@@ -307,20 +306,19 @@ class Leader:
             self.spent.written += size
             self.spent.largest = max(self.spent.largest, size)
             waiting, questions = [], [each for each in folded.commands if isinstance(each, Evaluate)]
-            posted: list[Post] = []
             with self.spent.on("send"):
                 for command in folded.commands:
                     match command:
-                        case Send(node=node, command_id=command_id, order=order):
+                        case Send(command_id=command_id, order=order):
                             encode_order(self.lease.epoch, command_id, order).SerializeToString()
-                            self.sent.append((node, command_id, order))
+                            self.sent.append(command)
                         case Post(broadcast=broadcast, slots=slots):
                             shared = encode_order(self.lease.epoch, "", broadcast.order)
                             for slot in slots:
                                 place, command_id = broadcast.placements[slot], broadcast.id_of(slot)
                                 restore, peers = broadcast.of(slot)
                                 encode_slot(shared, command_id, place, restore, peers, in_runs=True).SerializeToString()
-                            posted.append(command)
+                            self.sent.append(command)
                         case SendNotification(message=word):
                             encode_saved_by_all(self.lease.epoch, word).SerializeToString()
                         case SetTimer(timer=timer, due=due):
@@ -329,8 +327,6 @@ class Leader:
                             self.timers.pop(timer, None)
                         case _:
                             pass
-            for post in posted:  # as the agents see it
-                self.sent += [(send.node, send.command_id, send.order) for send in post.sends()]
 
     async def wait(self, seconds: float) -> None:
         """Let time pass: due timers fire."""
@@ -368,8 +364,9 @@ async def lose_node(leader: Leader, agents: Agents, lost: str, rng: random.Rando
     for phase in (JobPhase.PREPARING, JobPhase.STARTING):
         assert leader.job.phase is phase, (leader.job.phase, leader.job.reason)
         await leader.wait(0.05)
-        orders, leader.sent = leader.sent, []
-        said = [message for order in orders for message in agents.answer(*order, leader.now)]
+        sent, leader.sent = leader.sent, []
+        sends = itertools.chain.from_iterable(each.sends() if isinstance(each, Post) else (each,) for each in sent)
+        said = [message for send in sends for message in agents.answer(send, leader.now)]
         await leader.hear(_shuffled(said, rng))
         await leader.work()
     generation = leader.job.running
@@ -460,8 +457,10 @@ async def measure(nodes: int, url: str | None) -> dict[str, Any]:
     assert lease is not None
     leader, agents, rng = Leader(log, lease, state), Agents(state), random.Random(_SEED)
     await log.commit(lease, Commit(snapshot=snapshot.changes(None, state)))
+    collect_at_rest()  # as a leader does before something happens
     incident = await lose_node(leader, agents, "n3", rng)
     leader.sent = []
+    collect_at_rest()
     saved = await save(leader, agents, 60, rng)
     load_s, snapshot_bytes = await start(log, lease, leader.now)
     result = {

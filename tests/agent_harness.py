@@ -49,6 +49,7 @@ class ControlPlane:
         self.epoch = epoch
         self.refuse = ""  # a supervisor that is not the leader says so
         self.acknowledge_ticks = True
+        self.workers_in_answers = True  # False: as a supervisor of an earlier version
         self.reports: list[Report] = []
         self.beats = 0
         self.differences = 0  # inventories that were told as such; `reports` has them complete
@@ -89,7 +90,9 @@ class ControlPlane:
         self._downstream = downstream
         self.sessions += 1
         threading.Thread(target=self._hear, args=(requests, downstream), daemon=True).start()
-        yield encode_welcome(self.epoch, "test", [self.endpoint])
+        welcome = encode_welcome(self.epoch, "test", [self.endpoint])
+        welcome.welcome.workers_in_answers = self.workers_in_answers
+        yield welcome
         while (message := downstream.get()) is not None:
             yield message
 

@@ -9,14 +9,17 @@ assert fleet.job.phase is JobPhase.PREPARING
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from holdfast.domain import old_evidence
-from holdfast.domain.findings import Finding, FindingKind, Severity
+from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.generations import ShardKey, ShardRecord
 from holdfast.domain.incidents import Action, Incident
 from holdfast.domain.job import CheckpointSpec, JobSpec, LaunchSpec, LimitSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import NodeFacts, RunningWorker, WorkerEnded
 from holdfast.domain.orders import (
+    CheckpointNow,
     Hello,
     Inventory,
     Order,
@@ -76,7 +79,14 @@ def job(
 
 class Fleet:
     def __init__(
-        self, nodes: int, *, zones: str = "", capacity: int = 1, decide: bool = True, snapshots: bool = True
+        self,
+        nodes: int,
+        *,
+        zones: str = "",
+        capacity: int = 1,
+        decide: bool = True,
+        snapshots: bool = True,
+        resets_gpus: bool = False,
     ) -> None:
         self.now = 1000.0
         self.state = State()
@@ -91,6 +101,7 @@ class Fleet:
         self.life: dict[str, int] = {}
         self.version: dict[str, int] = {}  # of the workers that a node reported
         self.finding_count = 0
+        self.resets_gpus = resets_gpus  # whether agents can
         self.session = 0  # of the agents that report; 0 = not told
         for index in range(nodes):
             self.connect(f"n{index}", zone=zones[index] if zones else "", capacity=capacity)
@@ -178,7 +189,8 @@ class Fleet:
 
     def facts(self, node: str, zone: str = "", capacity: int = 1) -> NodeFacts:
         life = f"{node}-{self.life[node]}"
-        return NodeFacts(node, life, node, node, zone, capacity, f"{node}:1", 1, "/agent", "/kmsg")
+        facts = NodeFacts(node, life, node, node, zone, capacity, f"{node}:1", 1, "/agent", "/kmsg")
+        return replace(facts, resets_gpus=self.resets_gpus)
 
     def connect(self, node: str, *, zone: str = "", capacity: int = 1, running: int = 0) -> None:
         """A new incarnation connects; `running`: with a worker of this generation."""
@@ -251,6 +263,14 @@ class Fleet:
         if save:
             self.save(step_number)
 
+    def save_asked(self) -> int:
+        """Every rank gets to the step that a planned change asked for, and saves it."""
+        order = self.orders(CheckpointNow)[self.nodes()[0]]
+        assert isinstance(order, CheckpointNow)
+        assert order.leaving
+        self.train(order.at_step, save=True)
+        return order.at_step
+
     def save(self, step_number: int) -> None:
         generation = self.job.generation
         assert generation is not None
@@ -296,6 +316,8 @@ class Fleet:
         since: float | None = None,
         name: str = "",
         age_s: float = 0.0,
+        gpu: int | None = None,
+        ladder: tuple[Remedy, ...] = (),
         **evidence: str,
     ) -> Finding:
         self.finding_count += 1
@@ -310,7 +332,9 @@ class Fleet:
             job=JOB,
             generation=self.job.number if generation is None else generation,
             rank=rank,
+            gpu=gpu,
             evidence=evidence,
+            ladder=ladder,
         )
         finding = old_evidence.with_fields(finding)
         self.fold(FindingArrived(self.now, finding, age_s))

@@ -81,6 +81,10 @@ class Cluster:
     def wait_end(self, job: str, timeout_s: float = START_TIMEOUT_S) -> dict[str, Any]:
         return self.wait(job, "the end", lambda view: view["phase"] in ENDED, timeout_s)
 
+    def wait_failed(self, job: str) -> dict[str, Any]:
+        """Wait until the job has failed."""
+        return self.wait(job, "its failure", lambda view: view["phase"] == "failed")
+
 
 @contextmanager
 def cluster(

@@ -39,9 +39,9 @@ counts = st.integers(0, 2**31 - 1)
 finite = st.floats(allow_nan=False, allow_infinity=False)
 single = st.floats(allow_nan=False, allow_infinity=False, width=32)
 
-meshes = st.dictionaries(st.sampled_from(["pp", "tp", "cp", "ep"]), st.integers(1, 8), min_size=1, max_size=3).flatmap(
-    lambda dims: st.sampled_from([Mesh.of(dims), Mesh.of(dims).resized(3)])
-)
+meshes = st.dictionaries(
+    st.sampled_from(["pp", "dp", "tp", "cp", "ep"]), st.integers(1, 8), min_size=1, max_size=4
+).map(Mesh.of)
 
 
 @st.composite

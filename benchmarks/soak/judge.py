@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks.soak.schedule import Kind
 from benchmarks.soak.truth import Stepped
+from holdfast.domain.mesh import Mesh
 
 ADVANCE_STEPS = 5  # whole steps in one generation: the ranks that were struck cannot have taken part by accident
 PENDING_STEPS_MAX = 1000  # steps that some ranks have finished and others never will
@@ -137,12 +138,10 @@ def lost_work(rework_steps: int, interval_steps: int, slowness: float, kinds: Se
 
 def _replicas(view: Mapping[str, Any]) -> dict[str, set[str]]:
     """node → the nodes of its replicas, itself among them."""
-    size = 1
-    for name, count in view.get("mesh", {}).items():
-        size *= 1 if name == "dp" else count
+    mesh = Mesh.of(view.get("mesh") or {"dp": 1})
     of_replica: dict[int, set[str]] = defaultdict(set)
     for rank in view.get("ranks", ()):
-        of_replica[int(rank["rank"]) // size].add(str(rank["node"]))
+        of_replica[mesh.replica_of(int(rank["rank"]))].add(str(rank["node"]))
     mates: dict[str, set[str]] = defaultdict(set)
     for nodes in of_replica.values():
         for node in nodes:

@@ -6,7 +6,8 @@
 
 Runs on CUDA with NCCL if there are GPUs, otherwise on CPU with gloo. The gradient of a step is the mean over the global batch,
 for any number of replicas. With `--shard-optimizer` each replica keeps only its part of the optimizer's state, and a resize
-redistributes the parts.
+redistributes the parts. With `--batch-per-replica` the global batch follows the number of replicas, and `--scale-lr` adapts the
+learning rate to it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,16 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--global-batch", type=int, default=36, help="samples per step over all replicas")
     parser.add_argument("--micro-batch", type=int, default=6, help="samples per forward pass")
     parser.add_argument("--pp", type=int, default=1, help="pipeline stages; under holdfast the job's mesh decides")
-    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--lr", type=float, default=1e-3, help="meant for --global-batch samples per step")
+    parser.add_argument(
+        "--batch-per-replica", type=int, help="samples per step of each replica, instead of a constant global batch"
+    )
+    parser.add_argument(
+        "--scale-lr",
+        choices=("linear", "square_root"),
+        default="linear",
+        help="with --batch-per-replica: how the learning rate follows the global batch (default %(default)s)",
+    )
     parser.add_argument(
         "--shard-optimizer", action="store_true", help="divide the optimizer's state over the replicas (ZeRO 1)"
     )
@@ -79,6 +89,20 @@ class Gradients:
         return self.flat[-1].item()
 
 
+def tell_resizes(run: hf.Run, rate: hf.scaling.ScaledRate, batch: int, out: Path | None) -> None:
+    """After a change of the number of replicas, say what became of batch and learning rate; also in a file, for the demo."""
+
+    @run.on_resize
+    def resized(old: hf.World, new: hf.World) -> None:
+        line = f"{old.dp_size} → {new.dp_size} replicas: {batch} samples per step, learning rate {rate.rates[0]:.6g}"
+        line += f" (scaled by {rate.factor:.4g})" if rate.factor != 1 else " (constant global batch: not scaled)"
+        print(line, flush=True)
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+            with (out / "resizes.log").open("a") as file:
+                file.write(f"{line}\n")
+
+
 class LossLog:
     """Prints the loss now and then and appends every step's, written out in full, to a file."""
 
@@ -107,18 +131,21 @@ def main(run: hf.Run, args: argparse.Namespace) -> None:
     config = GPTConfig(args.layers, args.width, args.heads, args.seq, args.seed)
     world, dp = run.world, run.mesh["dp"]
     stages, stage_index = world.size("pp"), world.index("pp")
-    replica_ranks = range(world.dp_index * stages, (world.dp_index + 1) * stages)
+    replica_ranks = [world.mesh.ranks_at(position)[world.dp_index] for position in range(stages)]
 
     stage = build_stage(config, stage_index, stages).to(run.device)
     pipeline = Pipeline(stage, stage_index, replica_ranks, config.width, run.comm_wait)
     gradients = Gradients(stage.parameters())
     shared = SharedWeights(stage.parameters(), gradients.flat, dp) if args.shard_optimizer else None
     optimizer = torch.optim.AdamW([shared.parameter] if shared else stage.parameters(), lr=args.lr, fused=True)
+    batch = args.batch_per_replica * world.dp_size if args.batch_per_replica else args.global_batch
+    scale = {"linear": hf.scaling.linear, "square_root": hf.scaling.square_root}[args.scale_lr]
+    rate = scale(optimizer, batch=batch, reference_batch=args.global_batch)
     text = load_text()
     window = torch.arange(config.seq + 1)
     data = hf.ElasticSampler(
         (len(text) - 1) // config.seq,
-        global_batch=args.global_batch,
+        global_batch=batch,
         micro_batch=args.micro_batch,
         world=world,
         seed=args.seed,
@@ -127,13 +154,16 @@ def main(run: hf.Run, args: argparse.Namespace) -> None:
     def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
         """This micro-batch's share of the mean over the global batch."""
         summed = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
-        return summed / (args.global_batch * config.seq)
+        return summed / (batch * config.seq)
 
     state: dict[str, Any] = {"model": stage, "optimizer": optimizer, "data": data}
     if shared is not None:  # a flat tensor has no parameter's name: each stage's gets its own
         state["optimizer"] = {f"stage{stage_index}": optimizer}
+    speaks = pipeline.is_last and world.dp_index == 0
+    if speaks:
+        tell_resizes(run, rate, batch, args.out)
     step = run.restore(state)
-    log = LossLog(args.out, args.log_every, step) if pipeline.is_last and world.dp_index == 0 else None
+    log = LossLog(args.out, args.log_every, step) if speaks else None
     while step < args.steps:
         with run.step(step) as s:
             with run.data_wait():

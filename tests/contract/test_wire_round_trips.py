@@ -18,7 +18,7 @@ from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.findings import Finding, StepRecord
 from holdfast.domain.generations import RankRestore, RestoreRun, ShardKey, ShardSource, joined
 from holdfast.domain.nodes import RunningWorker
-from holdfast.domain.orders import Hello, Inventory, Order, OrderDone, Prepare, Report, Start, StepReached
+from holdfast.domain.orders import Hello, Inventory, Order, OrderDone, Prepare, Report, ResetGpu, Start, StepReached
 from holdfast.domain.replication import (
     CommonCheckpoint,
     Configure,
@@ -46,7 +46,7 @@ def test_order(kind: type, data: st.DataObject, epoch: int) -> None:
     order = data.draw(value_of(kind))
     raw = control.encode_order(epoch, "c-1", order, "00-trace").SerializeToString()
     command = control_pb2.SupervisorMessage.FromString(raw).command
-    if isinstance(order, Prepare | Start) and not order.traceparent:
+    if isinstance(order, Prepare | Start | ResetGpu) and not order.traceparent:
         order = dataclasses.replace(order, traceparent="00-trace")
     assert (command.epoch, command.command_id) == (epoch, "c-1")
     assert command.traceparent == getattr(order, "traceparent", "00-trace")

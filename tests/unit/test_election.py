@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from holdfast.domain.generations import (
     StoredStep,
 )
 from holdfast.domain.mesh import Mesh
+from holdfast.domain.runs import ShardRun
 from holdfast.supervisor.core.election import (
     SHARING_MAX,
     Election,
@@ -28,6 +30,7 @@ from holdfast.supervisor.core.election import (
     Trusted,
     branch,
     elect,
+    replicas_differ,
 )
 
 MESH = Mesh.of({"dp": 2, "pp": 2})
@@ -106,6 +109,46 @@ def test_a_part_that_nobody_holds_leaves_the_step_out() -> None:
     election = elect(LINEAGE, SHARDED[:3], MESH.resized(1), PLACEMENTS[:2], Knowledge(sharded=True))
     assert election.restore.step == 0
     assert "no connected node holds the shard of rank 3" in election.restore.reason
+
+
+INSIDE = Mesh.of({"pp": 2, "dp": 2})  # ranks 0 and 1 are stage 0, ranks 2 and 3 stage 1
+
+
+def test_with_dp_inside_a_rank_is_found_by_its_coordinates() -> None:
+    everyone = [holder(f"n{rank}", shard(10, rank, mesh=INSIDE)) for rank in range(4)]
+    second = (Placement(0, "n1", 0, 1), Placement(1, "n3", 1, 1))  # the first replica's nodes are gone
+    election = elect(LINEAGE, everyone[1::2], INSIDE.resized(1), second, Knowledge(sharded=False))
+    assert parts(election) == [(0, 1), (1, 3)]
+    six = tuple(Placement(slot, f"n{slot}", slot, 1) for slot in range(6))
+    kept = [Placement(rank, node, rank, 1) for rank, node in enumerate(("n0", "n1", "s0", "n2", "n3", "s1"))]
+    grown = elect(LINEAGE, everyone, INSIDE.resized(3), kept)
+    assert parts(grown) == [(0, 0), (1, 1), (2, 0), (3, 2), (4, 3), (5, 2)], "kept ones their own, whatever its number"
+    in_parts = [holder(f"n{rank}", shard(10, rank, mesh=INSIDE, digest=f"part {rank}")) for rank in range(4)]
+    assert parts(elect(LINEAGE, in_parts, INSIDE.resized(1), second)) == [(0, 0), (0, 1), (1, 2), (1, 3)]
+    assert parts(elect(LINEAGE, in_parts, INSIDE.resized(3), six))[6:8] == [(3, 2), (3, 3)]
+    assert parts(elect(LINEAGE, in_parts, INSIDE, PLACEMENTS)) == [(rank, rank) for rank in range(4)]
+
+
+def test_another_order_of_the_dimensions_is_another_mesh() -> None:
+    election = elect(LINEAGE, saved(10), INSIDE, PLACEMENTS)
+    assert election.restore.step == 0
+    assert "it was saved by the mesh dp 2 × pp 2, and only the number of replicas may change" in election.restore.reason
+
+
+@given(
+    st.permutations(["dp", "pp", "tp"]),
+    st.lists(st.sampled_from("ab"), min_size=8, max_size=8),
+    st.sets(st.integers(1, 7)),
+)
+def test_replicas_differ_where_two_ranks_of_a_position_do(names: list[str], digests: list[str], cuts: set[int]) -> None:
+    mesh = Mesh.of(dict.fromkeys(names, 2))
+    bounds = [0, *sorted(cuts), 8]
+    runs = [
+        ShardRun(1, 10, mesh, "memory", "n", begin, end - begin, (1,), ",".join(digests[begin:end]))
+        for begin, end in pairwise(bounds)
+    ]
+    differ = any(digests[rank] != digests[mesh.ranks_at(mesh.position_of(rank))[0]] for rank in range(8))
+    assert replicas_differ(runs) == differ
 
 
 def stored(step: int, *, sharded: bool = False, attempt: int = 1) -> StoredStep:
@@ -201,7 +244,7 @@ def test_a_fresh_start_forgets_everything() -> None:
 
 def test_another_model_is_not_restored() -> None:
     holders = [
-        replace(h, shards=tuple(replace(s, mesh=Mesh.of({"dp": 2, "tp": 2})) for s in h.shards)) for h in saved(10)
+        h._replace(shards=tuple(replace(s, mesh=Mesh.of({"dp": 2, "tp": 2})) for s in h.shards)) for h in saved(10)
     ]
     assert "only the number of replicas may change" in elect(LINEAGE, holders, MESH, PLACEMENTS).restore.reason
 

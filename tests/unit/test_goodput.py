@@ -73,6 +73,18 @@ def test_an_incident_is_cut_into_detect_decide_recover_and_rework() -> None:
     assert ledger.rework_steps == 2
 
 
+def test_a_warning_that_led_to_no_change_is_no_part_of_a_later_loss() -> None:
+    """Nor does it hide what a crash cost that came while it stood."""
+    before = [record(n, n - 1, n) for n in range(1, 11)]
+    after = [record(n, 14 + n - 9, 15 + n - 9, generation=2) for n in range(9, 21)]
+    crash = incident(10.5, 11, 11.5, 15)
+    told = replace(incident(2, 3, 4, None, ActionKind.NOTIFY), kind="straggler", severity="warning")
+    asked = replace(incident(5, 10.2, None, None), kind="straggler", severity="warning", state=IncidentState.OPEN)
+    alone = account(history(steps=before + after, incidents=[crash], ended_at=26.0))
+    beside = account(history(steps=before + after, incidents=[told, crash, asked], ended_at=26.0))
+    assert beside.seconds == alone.seconds
+
+
 def test_a_smaller_mesh_is_degraded_and_not_useful_time() -> None:
     full = [record(n, n - 1, n) for n in range(1, 11)]
     half = [record(10 + n, 10 + 2 * (n - 1), 10 + 2 * n, generation=2, world=2) for n in range(1, 6)]

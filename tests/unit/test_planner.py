@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.domain.generations import Placement
@@ -122,6 +122,114 @@ def test_every_plan_is_a_full_mesh_on_healthy_distinct_nodes(
     if made.mesh.dp == job.mesh.dp:
         kept = [(p, q) for p, q in zip(before.placements, made.placements, strict=True) if p.node not in out]
         assert all(p == q for p, q in kept), "a kept node moved"
+
+
+# ---------------------------------------------------------------- dp is not the outermost dimension
+
+
+def layered(dims: dict[str, int], nproc: int, min_dp: int | None = None, max_dp: int | None = None) -> JobSpec:
+    mesh = Mesh.of(dims)
+    least, most = min_dp or mesh.dp, max_dp or mesh.dp
+    return JobSpec("job", LaunchSpec("/train.py"), mesh.world_size // nproc, nproc, mesh, least, most)
+
+
+def shares(plan: Plan) -> dict[str, list[tuple[int, int]]]:
+    """Node → (replica, position) of its ranks."""
+    mesh = plan.mesh
+    return {p.node: [(mesh.replica_of(rank), mesh.position_of(rank)) for rank in p.ranks] for p in plan.placements}
+
+
+def test_a_replica_leaves_from_every_stage_and_the_others_keep_their_coordinates() -> None:
+    job = layered({"pp": 2, "dp": 3}, 1, min_dp=1)
+    before = first(job)
+    assert before.nodes == ("n00", "n02", "n04", "n01", "n03", "n05"), (
+        "nodes are taken replica by replica, of a zone if it can be"
+    )
+    made = again(job, before, {"n05"})
+    assert made.mesh == Mesh.of({"pp": 2, "dp": 2})
+    assert made.nodes == ("n00", "n02", "n01", "n03")
+    assert made.reason == "2 replicas instead of 3"
+    assert shares(made) == {node: share for node, share in shares(before).items() if node not in ("n04", "n05")}
+    middle = again(job, before, {"n02"})
+    assert middle.nodes == ("n00", "n04", "n01", "n05"), "the last replica moves into the gap, in each stage"
+    grown = again(job, made, set(), spares("s1", "s2"), dp_min=3)
+    assert grown.nodes == ("n00", "n02", "s1", "n01", "n03", "s2")
+    assert "s1 (free) takes slot 2; s2 (free) takes slot 5" in grown.reason
+
+
+def test_replicas_that_share_a_node_leave_together() -> None:
+    job = layered({"pp": 2, "dp": 4}, 2, min_dp=1)
+    before = first(job)
+    assert before.nodes == ("n00", "n02", "n01", "n03")  # by slot: n00 n02 are stage 0
+    assert again(job, before, {"n00"}).nodes == ("n02", "n03")
+    assert again(job, before, set(), dp=3).mesh.dp == 2, "not a part of a node in each stage"
+    refused = plan(Request(job, 3, 3, before.placements))
+    assert refused == Unplannable(
+        "job cannot run 3 replicas: on nodes of 2 workers replicas of the mesh pp 2 × dp 4 leave and return 2 at a time"
+    )
+
+
+def test_where_every_node_has_ranks_of_all_replicas_a_swap_is_possible_and_nothing_else() -> None:
+    job = layered({"pp": 2, "dp": 2, "tp": 2}, 4)
+    before = first(job)
+    assert again(job, before, {"n01"}, spares("s1")).reason == "s1 (free) takes slot 1 from n01"
+    fewer = plan(Request(job, 1, 1, before.placements))
+    assert isinstance(fewer, Unplannable)
+    assert "leave and return 2 at a time, all of them" in fewer.reason
+    short = plan(Request(job, 2, 1, before.placements, frozenset({"n01"})))
+    assert short == Unplannable("job needs at least 2 nodes with room for 4 workers; 1 are there, 1 missing")
+
+
+@st.composite
+def broken_in_any_order(draw: st.DrawFn) -> tuple[JobSpec, Plan, set[str], tuple[Spare, ...], int, int]:
+    names = draw(st.permutations(["dp", "pp", "tp"]))
+    mesh = Mesh(tuple((name, draw(st.integers(1, 4))) for name in names))
+    widths = [n for n in range(1, mesh.world_size + 1) if mesh.world_size % n == 0]
+    size = mesh.replica_size
+    if mesh.is_dp_outermost:
+        widths = [n for n in widths if n % size == 0 or size % n == 0]
+    width = draw(st.sampled_from(widths))
+    group = mesh.grouping(width)
+    least = 1 if mesh.is_dp_outermost or group.replicas < mesh.dp else mesh.dp
+    most = mesh.dp if group.is_fixed else mesh.dp + group.replicas
+    job = layered(dict(mesh.dims), width, draw(st.integers(least, mesh.dp)), most)
+    before = first(job)
+    out = draw(st.sets(st.sampled_from(before.nodes), max_size=4))
+    free = spares(*(f"s{index}" for index in range(draw(st.integers(0, 6)))))
+    return job, before, out, free, draw(st.integers(1, most)), draw(st.integers(job.min_dp, most))
+
+
+@settings(max_examples=300)
+@given(broken_in_any_order())
+def test_in_any_order_a_plan_is_a_full_mesh_and_kept_nodes_keep_their_coordinates(
+    case: tuple[JobSpec, Plan, set[str], tuple[Spare, ...], int, int],
+) -> None:
+    job, before, out, free, dp, dp_min = case
+    made = plan(Request(job, dp, min(dp, dp_min), before.placements, frozenset(out), free))
+    group = job.mesh.grouping(job.nproc_per_node)
+    there = len(before.nodes) - len(out) + len(free)
+    if isinstance(made, Unplannable):
+        least = -(-min(dp, dp_min) // group.replicas)
+        partly = not job.mesh.is_dp_outermost and dp // group.replicas < max(1, least)
+        assert there < least * group.nodes or partly, "there were enough nodes"
+        return
+    assert [rank for p in made.placements for rank in p.ranks] == list(range(made.mesh.world_size))
+    assert len(set(made.nodes)) == len(made.nodes)
+    assert not out & set(made.nodes)
+    assert [name for name, _ in made.mesh.dims] == [name for name, _ in job.mesh.dims]
+    assert min(dp, dp_min) <= made.mesh.dp <= dp
+    if made.mesh.dp == before.mesh.dp:
+        kept = [(p, q) for p, q in zip(before.placements, made.placements, strict=True) if p.node not in out]
+        assert all(p == q for p, q in kept), "a kept node moved"
+    moved = {move.split(" ")[0] for move in made.reason.split("; ") if " takes slot " in move}
+    was, now, renumbered = shares(before), shares(made), dict[int, int]()
+    for node in set(was) & set(now) - moved:
+        pairs = list(zip(was[node], now[node], strict=False))
+        assert all(old[1] == new[1] for old, new in pairs), "another share of the model"
+        assert all(renumbered.setdefault(old[0], new[0]) == new[0] for old, new in pairs), "a replica was torn"
+    assert sum(old != new for old, new in renumbered.items()) <= 4 * group.replicas, (
+        "only those that fill gaps are renumbered"
+    )
 
 
 @given(st.integers(1, 12), st.lists(st.sampled_from("abc"), min_size=12, max_size=12))

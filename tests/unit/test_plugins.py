@@ -20,6 +20,7 @@ from holdfast.cli.main import application
 from holdfast.diagnostics.engine import Engine
 from holdfast.diagnostics.plugged import FAILURES_MAX, plugged
 from holdfast.domain.errors import InvalidSpec, PluginError, PolicyError
+from holdfast.domain.job import PolicySpec
 from holdfast.domain.signals import Measurements, NodeSignal
 from holdfast.plugins import Group
 from holdfast.stores import open_store, parse_url
@@ -175,7 +176,10 @@ def test_policies(site: Path) -> None:
         ("odd", "int, not"),
         ("broken", "no_such_module"),
     ):
-        with PolicyScript(f"plugin:{name}") as policy, pytest.raises(PolicyError, match=f"plugin:{name}: .*{problem}"):
+        with (
+            PolicyScript(PolicySpec(f"plugin:{name}")) as policy,
+            pytest.raises(PolicyError, match=f"plugin:{name}: .*{problem}"),
+        ):
             policy.load()
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,22 @@ from holdfast.domain import old_evidence
 from holdfast.domain.errors import PolicyError
 from holdfast.domain.findings import FindingKind
 from holdfast.domain.incidents import Action, ActionKind, Incident
-from holdfast.policy import JobView, check, cordon, default, hot_swap, notify, restart, scale_down, scale_up, stop
+from holdfast.domain.job import PolicySpec
+from holdfast.domain.mesh import Mesh
+from holdfast.policy import (
+    JobView,
+    PendingReset,
+    check,
+    cordon,
+    default,
+    gpu_reset,
+    hot_swap,
+    notify,
+    restart,
+    scale_down,
+    scale_up,
+    stop,
+)
 from holdfast.supervisor.policies.script import PolicyScript, sample_incidents, sample_job, try_script
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "policy.py"
@@ -75,6 +91,27 @@ def test_node_faults_swap_else_shrink_else_wait(kind: str) -> None:
     assert ask(kind, spares=(), reachable_dp=0).kind is ActionKind.WAIT
 
 
+@pytest.mark.parametrize("kind", ["gpu_error", "worker_crash", "node_lost", "hang"])
+def test_a_gpu_that_must_be_reset_is_reset_whatever_was_found(kind: str) -> None:
+    due: dict[str, Any] = {"unusable": ("n1",), "resets": {"n1": PendingReset((0, 3))}, "resettable": ("n1",)}
+    assert ask(kind, **due).kind is ActionKind.GPU_RESET
+    assert "GPU 0, 3 of n1 must be reset before it is used again" in ask(kind, **due).reason
+    assert ask(kind, **due, spares=()).kind is ActionKind.GPU_RESET
+    assert ask(kind, **{**due, "unusable": ("n1", "n2")}, spares=("n8", "n9")).kind is ActionKind.HOT_SWAP
+
+
+@pytest.mark.parametrize("kind", ["gpu_error", "worker_crash"])
+def test_a_gpu_that_cannot_be_reset_is_treated_as_a_lost_node(kind: str) -> None:
+    pending = PendingReset((), "its agent has no command that resets GPUs")
+    due: dict[str, Any] = {"unusable": ("n1",), "resets": {"n1": pending}}
+    assert ask(kind, **due).kind is ActionKind.HOT_SWAP
+    assert "a GPU of n1 must be reset before it is used again, which is not possible (its agent has no command" in (
+        ask(kind, **due).reason
+    )
+    assert ask(kind, **due, spares=(), reachable_dp=2).kind is ActionKind.SCALE_DOWN
+    assert ask(kind, **due, spares=(), reachable_dp=0).kind is ActionKind.WAIT
+
+
 def test_a_node_that_is_back_restarts() -> None:
     assert ask("node_lost", unusable=()).kind is ActionKind.RESTART
 
@@ -103,7 +140,8 @@ def test_a_repair_scales_up() -> None:
         ("repair", scale_up("x", dp=9), {}, "accepts at most 4"),
         ("repair", scale_up("x"), {"reachable_dp": 2}, "the available nodes can run 2"),
         ("hang", notify("x"), {}, "is only for a running job"),
-        ("gpu_error", Action(ActionKind.GPU_RESET, "x"), {}, "not available"),
+        ("gpu_error", gpu_reset("x"), {}, "the agent of n1 cannot reset GPUs"),
+        ("repair", gpu_reset("x"), {}, "is for faults"),
         ("gpu_error", cordon("x"), {}, "names no node"),
     ],
 )
@@ -117,32 +155,78 @@ def test_healthy_replicas() -> None:
     assert (view.dp, view.healthy_replicas) == (3, 2)
 
 
+def test_replicas_without_a_node_in_any_order_of_the_mesh() -> None:
+    view = replace(sample_job(incident("node_lost")), mesh=Mesh.of({"pp": 2, "dp": 3}), nodes=tuple("abcdef"))
+    assert [view.replicas_without(*nodes) for nodes in ("a", "ad", "ae", "abc")] == [2, 2, 1, 0]
+    assert replace(view, mesh=Mesh.of({"pp": 6, "dp": 2})).replicas_without("b") == 0, (
+        "two ranks of each stage on a node"
+    )
+
+
 # ---------------------------------------------------------------- scripts
+
+Decide = Callable[[str], Action]
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Iterator[PolicyScript]:
-    with PolicyScript(tmp_path / "policy.py", deadline_s=0.5) as one:
-        yield one
+def decide(tmp_path: Path) -> Iterator[Decide]:
+    """Asks a script of this text about a crash."""
+    path = tmp_path / "policy.py"
+    with ExitStack() as cleanup:
+
+        def ask(source: str) -> Action:
+            path.unlink(missing_ok=True)  # its text has travelled: nobody reads the file
+            script = cleanup.enter_context(PolicyScript(PolicySpec(str(path), source), deadline_s=0.5))
+            crash = incident("worker_crash")
+            return script.decide(crash, sample_job(crash))
+
+        yield ask
 
 
-def decide(script: PolicyScript, source: str) -> Action:
-    Path(script.path).write_text(source)
-    crash = incident("worker_crash")
-    return script.decide(crash, sample_job(crash))
+@pytest.mark.parametrize("path", sorted((EXAMPLE.parent / "policies").glob("*.py")), ids=lambda path: path.stem)
+def test_the_examples_of_the_docs_answer_every_incident_with_what_can_be_done(path: Path) -> None:
+    assert [trial.problem for trial in try_script(PolicySpec(str(path))) if trial.problem] == []
+    assert f"(../examples/policies/{path.name})" in (EXAMPLE.parents[1] / "docs" / "policies.md").read_text()
+
+
+def test_the_examples_of_the_docs_do_what_the_docs_say() -> None:
+    slow, crash, lost = (replace(incident(kind)) for kind in ("straggler", "worker_crash", "node_lost"))
+    short = replace(sample_job(slow), remaining_s=200.0)  # 20 s are lost, a swap costs 10 s
+    answers = {}
+    for name in ("spares_are_cheap", "spares_are_dear", "spot_fleet"):
+        with PolicyScript(PolicySpec(str(EXAMPLE.parent / "policies" / f"{name}.py")), deadline_s=10.0) as script:
+            script.load()
+            answers[name] = [
+                script.decide(slow, short).kind,
+                script.decide(crash, replace(sample_job(crash), recent=(replace(crash, t_fault=900.0),))).kind,
+                script.decide(lost, replace(sample_job(lost), spares=(), reachable_dp=2)).kind,
+            ]
+    swap, down = ActionKind.HOT_SWAP, ActionKind.SCALE_DOWN
+    assert answers == {
+        "spares_are_cheap": [swap, swap, down],
+        "spares_are_dear": [ActionKind.NOTIFY, ActionKind.RESTART, down],
+        "spot_fleet": [ActionKind.NOTIFY, swap, down],
+    }
+
+
+def test_a_warning_is_no_earlier_fault_of_a_node() -> None:
+    before = replace(incident("straggler"), t_fault=900.0)
+    view = replace(sample_job(before), recent=(before, replace(incident("worker_crash"), t_fault=950.0)))
+    assert [each.kind for each in view.recent_on("n1", 600.0)] == [FindingKind.WORKER_CRASH]
+    assert view.recent_on("n1", 600.0, FindingKind.STRAGGLER) == (before,)
 
 
 def test_the_example_answers_every_incident_with_what_can_be_done() -> None:
-    trials = try_script(EXAMPLE)
+    trials = try_script(PolicySpec(str(EXAMPLE)))
     assert {trial.kind for trial in trials} >= {FindingKind.NODE_LOST, FindingKind.HANG, "repair"}
     assert [trial.problem for trial in trials if trial.problem] == []
     assert len(EXAMPLE.read_text().splitlines()) <= 30
 
 
-def test_a_script_decides_may_print_and_is_loaded_again_when_it_changes(script: PolicyScript) -> None:
+def test_a_script_decides_and_may_print_and_needs_no_file(decide: Decide) -> None:
     source = "from holdfast.policy import *\nprint('hello')\ndef decide(i, j):\n    print(i)\n    return stop({!r})\n"
-    assert decide(script, source.format("one")) == stop("one")
-    assert decide(script, source.format("three")) == stop("three")
+    assert decide(source.format("one")) == stop("one")
+    assert decide(source.format("three")) == stop("three")
 
 
 @pytest.mark.parametrize(
@@ -163,20 +247,24 @@ def test_a_script_decides_may_print_and_is_loaded_again_when_it_changes(script: 
         ),
     ],
 )
-def test_a_useless_script_is_an_error_that_says_where(script: PolicyScript, source: str, said: str) -> None:
+def test_a_useless_script_is_an_error_that_says_where(decide: Decide, source: str, said: str) -> None:
     with pytest.raises(PolicyError, match=said):
-        decide(script, source)
+        decide(source)
 
 
-def test_a_script_that_overran_is_asked_again_in_a_new_process(script: PolicyScript) -> None:
-    with pytest.raises(PolicyError, match="took longer"):
-        decide(script, "def decide(i, j):\n    while True: pass\n")
-    assert decide(script, "from holdfast.policy import *\ndef decide(i, j):\n    return restart('fine now')\n")
+def test_a_script_that_overran_is_asked_again_in_a_new_process(tmp_path: Path) -> None:
+    late = "import os\nfrom holdfast.policy import *\ndef decide(i, j):\n    if not os.path.exists({0!r}):\n"
+    late += "        open({0!r}, 'w').close()\n        while True: pass\n    return restart('fine now')\n"
+    crash = incident("worker_crash")
+    with PolicyScript(PolicySpec("p.py", late.format(str(tmp_path / "asked"))), deadline_s=0.5) as script:
+        with pytest.raises(PolicyError, match="took longer"):
+            script.decide(crash, sample_job(crash))
+        assert script.decide(crash, sample_job(crash)).reason == "fine now"
 
 
 def test_a_script_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="No such file"):
-        PolicyScript(tmp_path / "missing.py").load()
+        PolicyScript(PolicySpec(str(tmp_path / "missing.py"))).load()
 
 
 def test_the_view_is_frozen() -> None:

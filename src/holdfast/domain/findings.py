@@ -116,6 +116,7 @@ class Finding:
     attribution: Attribution = field(default_factory=Attribution)
     notice: Notice | None = None  # the maintenance that is announced or, without an event, withdrawn
     ladder: tuple[Remedy, ...] = ()
+    cost_share: float | None = None  # of the job's rate, lost while the condition lasts; None = not measured
     ttl_s: float = 300.0  # older ones are history, unless they concern the generation that runs, or a node
     traceparent: str = ""
     waited_s: float = 0.0  # from its conclusion to its publication, by the publisher's monotonic clock

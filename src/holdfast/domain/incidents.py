@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from holdfast.domain.findings import Attribution, Remedy
+from holdfast.domain.findings import Attribution, Remedy, Severity
 
 REPAIR = "repair"  # capacity came back while the job runs degraded
 RESIZE = "resize"  # an operator asked for another number of replicas
@@ -26,6 +26,7 @@ class ActionKind(StrEnum):
     WAIT = "wait"
     STOP = "stop"
     NOTIFY = "notify"
+    IGNORE = "ignore"
 
 
 class IncidentState(StrEnum):
@@ -88,9 +89,12 @@ class Incident:
     evidence: Mapping[str, str] = field(default_factory=dict)  # of the root finding, for people
     attribution: Attribution = field(default_factory=Attribution)  # of the root finding, for decisions
     ladder: tuple[Remedy, ...] = ()  # what its detector recommends, mildest first
+    confidence: float = 1.0  # of the root finding, 0 … 1
+    cost_share: float | None = None  # of the job's rate, lost while the condition lasts; None = not measured
     outcome: str = ""  # one English sentence, once it is closed
-    # Seconds that the slowest node or rank took: stop, fork, stage (overlapping, inside prepare); process_group, build,
-    # restore, first_step (one after the other, after START). A script without the library reports none of the latter.
+    # Seconds that the slowest node or rank took: gpu_reset, self_test (before prepare, if GPUs were reset); stop, fork, stage
+    # (overlapping, inside prepare); process_group, build, restore, first_step (one after the other, after START). A script
+    # without the library reports none of the latter.
     phases_s: Mapping[str, float] = field(default_factory=dict)
     # How many shards came from "memory", "disk", "peer", "object store".
     restored_from: Mapping[str, int] = field(default_factory=dict)
@@ -103,8 +107,18 @@ class Incident:
 
     @property
     def planned(self) -> bool:
-        """A change that somebody wants while the run is healthy, not a fault."""
-        return self.kind in PLANNED_KINDS
+        """A change that somebody wants while the run is healthy, or a warning; not a fault."""
+        return self.kind in PLANNED_KINDS or self.warning
+
+    @property
+    def wants_reset(self) -> bool:
+        """The mildest remedy that the root finding recommends is a reset of a GPU."""
+        return self.ladder[:1] == (Remedy.RESET_GPU,)
+
+    @property
+    def warning(self) -> bool:
+        """A condition that costs time, or may end the run later: the run continues whatever is decided."""
+        return self.severity == Severity.WARNING
 
     @property
     def rework_steps(self) -> int:

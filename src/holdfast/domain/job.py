@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from holdfast.domain.errors import InvalidSpec
 from holdfast.domain.mesh import Mesh
@@ -71,6 +73,24 @@ class LimitSpec:
     restarts_without_progress_max: int = 3  # generations in a row that finish no step beyond the restored one
 
 
+Param = str | int | float | bool
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySpec:
+    """What decides about a job's incidents. The text of a script travels with the job: nothing reads the user's file later, and
+    what is edited there changes no running job (`holdfast policy set` does)."""
+
+    name: str = ""  # path of the script as it was submitted, or plugin:NAME; empty = the default policy
+    source: str = ""  # of the script; empty for a plug-in, and for a job of an earlier version: its file is read
+    params: Mapping[str, Param] = field(default_factory=dict)  # for the policy, as `job.params`
+
+    @property
+    def sha256(self) -> str:
+        """Of the text, in hexadecimal; empty without one."""
+        return hashlib.sha256(self.source.encode()).hexdigest() if self.source else ""
+
+
 @dataclass(frozen=True, slots=True)
 class JobSpec:
     """One training job. `mesh` is what it wants; `min_dp … max_dp` what it accepts."""
@@ -85,10 +105,21 @@ class JobSpec:
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     hang: HangSpec = field(default_factory=HangSpec)
     limits: LimitSpec = field(default_factory=LimitSpec)
-    policy: str = ""  # absolute path of a policy script, or plugin:NAME; empty = the default policy
+    policy: str = ""  # this and the next two of the policy: see `PolicySpec`
     spares: int = 0  # spare nodes that the job wants kept warm; only reported, the fleet's spares are shared
     checks: ChecksSpec = field(default_factory=ChecksSpec)
     resume: ResumeSpec | None = None  # None = step 0
+    steps: int = 0  # that the script does in all, to judge whether a planned change pays; 0 = not known
+    policy_source: str = ""
+    policy_params: Mapping[str, Param] = field(default_factory=dict)
+    chaos: bool = False  # faults may be injected into it (`holdfast inject --every`)
+
+    @property
+    def policy_spec(self) -> PolicySpec:
+        return PolicySpec(self.policy, self.policy_source, self.policy_params)
+
+    def with_policy(self, policy: PolicySpec) -> JobSpec:
+        return replace(self, policy=policy.name, policy_source=policy.source, policy_params=policy.params)
 
     def __post_init__(self) -> None:
         if self.mesh.world_size != self.nodes * self.nproc_per_node:
@@ -110,12 +141,32 @@ class JobSpec:
                 self.checks.replica_every_steps,
                 f"a mesh with two replicas or more to compare (this one is {self.mesh})",
             )
-        size, width = self.mesh.replica_size, self.nproc_per_node
-        if size % width and width % size:
+        self._check_groups()
+
+    def _check_groups(self) -> None:
+        """Whole nodes leave with whole replicas: what the job accepts must be possible so."""
+        mesh, size, width = self.mesh, self.mesh.replica_size, self.nproc_per_node
+        if mesh.is_dp_outermost:
+            if size % width and width % size:
+                raise InvalidSpec(
+                    "nproc_per_node",
+                    width,
+                    f"whole replicas per node or whole nodes per replica (a replica is {size} ranks)",
+                )
+            return
+        group = mesh.grouping(width)
+        if self.min_dp < mesh.dp == group.replicas:
             raise InvalidSpec(
-                "nproc_per_node",
-                width,
-                f"whole replicas per node or whole nodes per replica (a replica is {size} ranks)",
+                "elastic.min_dp",
+                self.min_dp,
+                f"{mesh.dp}: on nodes of {width} workers the mesh {mesh} cannot go on with fewer replicas, because no node "
+                "can leave without ranks of all replicas",
+            )
+        if group.is_fixed and self.max_dp > mesh.dp:
+            raise InvalidSpec(
+                "elastic.max_dp",
+                self.max_dp,
+                f"{mesh.dp}: on nodes of {width} workers the ranks of the mesh {mesh} would change nodes with more replicas",
             )
 
     def nodes_at(self, dp: int) -> int:

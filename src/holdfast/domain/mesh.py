@@ -1,8 +1,9 @@
 """The mesh: how ranks are laid out over the parallel dimensions of a job.
 
-Ranks are numbered row-major, outermost dimension first, as `torch.distributed.device_mesh` does. The data-parallel
-dimension `dp`, when present, is outermost: a *replica* (the ranks that share a dp index) is then a contiguous block of
-ranks, and a replica can leave or return without any other replica's *position* (its index inside the replica) moving.
+Ranks are numbered row-major, outermost dimension first, as `torch.distributed.device_mesh` does. A *replica* is the ranks
+that share an index of the data-parallel dimension `dp`, and the *position* of a rank is its index over the other dimensions.
+Only `dp` changes while a job lives. A rank's replica and position say what it holds; its number does so only as long as dp is
+the same, unless dp is outermost: then a replica is a block of ranks, and the others keep their numbers when the last one goes.
 """
 
 from __future__ import annotations
@@ -10,10 +11,35 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache, reduce
 
 from holdfast.domain.errors import InvalidSpec
 
 DATA_PARALLEL = "dp"
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """The *groups* of a mesh on nodes of equal width: the smallest sets of whole nodes that hold whole replicas.
+
+    With `dp` outermost a group is a row of consecutive nodes. Else each of the `rows` (what is outside of dp) has as many of
+    its nodes. `is_fixed`: no other number of replicas fits on the nodes so that those that stay keep their coordinates.
+    """
+
+    replicas: int  # per group
+    rows: int
+    nodes_per_row: int  # of each group
+    is_fixed: bool = False
+
+    @property
+    def nodes(self) -> int:
+        """Per group."""
+        return self.rows * self.nodes_per_row
+
+    def slot(self, group: int, index: int, groups: int) -> int:
+        """The slot of the group's node `index` when there are so many groups: slots are in the order of the ranks."""
+        row, column = divmod(index, self.nodes_per_row)
+        return (row * groups + group) * self.nodes_per_row + column
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +57,6 @@ class Mesh:
         for name, size in self.dims:
             if size < 1:
                 raise InvalidSpec(f"mesh.{name}", size, "a size of at least 1")
-        if DATA_PARALLEL in names[1:]:
-            raise InvalidSpec(
-                "mesh", names, "dp as the first (outermost) dimension, so that a replica is a block of ranks"
-            )
 
     @classmethod
     def of(cls, dims: Mapping[str, int]) -> Mesh:
@@ -48,20 +70,59 @@ class Mesh:
     @property
     def dp(self) -> int:
         """Number of replicas; 1 when the mesh has no `dp` dimension."""
-        return dict(self.dims).get(DATA_PARALLEL, 1)
+        return _layout(self.dims)[0]
 
     @property
     def replica_size(self) -> int:
         """Ranks in one replica."""
         return self.world_size // self.dp
 
+    @property
+    def stride(self) -> int:
+        """From a rank to the one at its position in the next replica: the size of the dimensions inside of dp."""
+        return _layout(self.dims)[1]
+
+    @property
+    def is_dp_outermost(self) -> bool:
+        """A replica is a block of consecutive ranks."""
+        return self.stride == self.replica_size
+
     def replica_of(self, rank: int) -> int:
         """The dp index of `rank`."""
-        return rank // self.replica_size
+        dp, stride = _layout(self.dims)
+        return rank // stride % dp
 
     def position_of(self, rank: int) -> int:
         """The index of `rank` inside its replica: equal positions hold the same share of the model."""
-        return rank % self.replica_size
+        dp, stride = _layout(self.dims)
+        return rank // (stride * dp) * stride + rank % stride
+
+    def ranks_at(self, position: int) -> range:
+        """The ranks of this position, by replica."""
+        dp, stride = _layout(self.dims)
+        outside, inside = divmod(position, stride)
+        first = outside * stride * dp + inside
+        return range(first, first + stride * dp, stride)
+
+    def counterpart(self, rank: int, other: Mesh) -> int | None:
+        """The rank of `other` that has the coordinates of `rank`, by their names; None when it has fewer replicas.
+
+        In a mesh of other dimensions nothing corresponds: then it is the same number, if there is one.
+        """
+        coords = {DATA_PARALLEL: 0} | self.coords(rank)
+        if dict(self.resized(1).dims) != dict(other.resized(1).dims):
+            return rank if rank < other.world_size else None
+        if coords[DATA_PARALLEL] >= other.dp:
+            return None
+        return reduce(lambda outside, dim: outside * dim[1] + coords[dim[0]], other.dims, 0)
+
+    def grouping(self, width: int) -> Grouping:
+        """How whole replicas and whole nodes of `width` consecutive ranks go together; the nodes are full."""
+        dp, stride = _layout(self.dims)
+        rows, block = self.replica_size // stride, math.lcm(stride, width)
+        if rows > 1 and dp * stride % block:  # nodes cross the ends of rows
+            return Grouping(dp, 1, self.world_size // width, is_fixed=True)
+        return Grouping(block // stride, rows, block // width)
 
     def coords(self, rank: int) -> dict[str, int]:
         """Index of `rank` along each dimension."""
@@ -73,9 +134,20 @@ class Mesh:
         return {name: coords[name] for name, _ in self.dims}
 
     def resized(self, dp: int) -> Mesh:
-        """The same mesh with another number of replicas; adds a `dp` dimension when there was none."""
-        rest = tuple(item for item in self.dims if item[0] != DATA_PARALLEL)
-        return Mesh(((DATA_PARALLEL, dp), *rest))
+        """The same mesh with another number of replicas; adds an outermost `dp` when there was none."""
+        if not any(name == DATA_PARALLEL for name, _ in self.dims):
+            return Mesh(((DATA_PARALLEL, dp), *self.dims))
+        return Mesh(tuple((name, dp if name == DATA_PARALLEL else size) for name, size in self.dims))
 
     def __str__(self) -> str:
         return " × ".join(f"{name} {size}" for name, size in self.dims)
+
+
+@lru_cache(maxsize=256)
+def _layout(dims: tuple[tuple[str, int], ...]) -> tuple[int, int]:
+    """(replicas, ranks from one to the next). Remembered: elections ask for each of 100,000 ranks."""
+    names = [name for name, _ in dims]
+    if DATA_PARALLEL not in names:
+        return 1, math.prod(size for _, size in dims)
+    place = names.index(DATA_PARALLEL)
+    return dims[place][1], math.prod(size for _, size in dims[place + 1 :])

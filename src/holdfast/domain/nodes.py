@@ -36,6 +36,7 @@ class NodeFacts:
     version: str = ""
     protocol_version: int = PROTOCOL_VERSION
     restore_runs: bool = False  # whether its agent takes what a slot restores in runs of ranks
+    resets_gpus: bool = False  # whether its agent takes `ResetGpu`, and has a command for it
 
 
 @dataclass(frozen=True, slots=True)

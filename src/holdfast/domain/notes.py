@@ -118,9 +118,10 @@ _KINDS: Mapping[type, str] = {
     GroupsNote: "groups",
     ReplicaCheckNote: "replica_check",
 }
-_FIELDS = {kind: tuple(each.name for each in fields(kind) if each.name != "sender") for kind in _KINDS}
-_MAPPINGS = ("phases_s", "members")
-_OPTIONAL = ("loss", "grad_norm", "local_grad_norm", "comm_wait_s")
+_FIELDS = {kind: [each.name for each in fields(kind) if each.name != "sender"] for kind in _KINDS}
+_MAPPINGS = {kind: {"phases_s", "members"} & {*names} for kind, names in _FIELDS.items()}
+_NUMBERS = {"loss", "grad_norm", "local_grad_norm", "comm_wait_s"}  # NaN = None
+_OPTIONAL = {kind: _NUMBERS & {*names} for kind, names in _FIELDS.items()}
 
 
 def reported(value: float | None) -> float:
@@ -130,15 +131,15 @@ def reported(value: float | None) -> float:
 
 def encode(note: Note) -> bytes:
     """One datagram. Raises ValueError when it would not fit."""
-    said: dict[str, object] = {name: getattr(note, name) for name in _FIELDS[type(note)]}
-    for name in _MAPPINGS:
-        if name in said:
-            said[name] = dict(getattr(note, name))
-    for name in _OPTIONAL:
-        if name in said and math.isnan(getattr(note, name)):
+    kind = type(note)
+    said = {name: getattr(note, name) for name in _FIELDS[kind]}
+    for name in _MAPPINGS[kind]:
+        said[name] = dict(said[name])
+    for name in _OPTIONAL[kind]:
+        if math.isnan(said[name]):
             said[name] = None
     sender = note.sender
-    return worker.encode(_KINDS[type(note)], job=sender.job, generation=sender.generation, rank=sender.rank, **said)
+    return worker.encode(_KINDS[kind], job=sender.job, generation=sender.generation, rank=sender.rank, **said)
 
 
 def parse(raw: bytes) -> Note | None:

@@ -16,14 +16,15 @@ class Numbers:
 
     def __init__(self, numbers: Iterable[int] = ()) -> None:
         numbers = tuple(numbers)
-        least, bits = min(numbers, default=0), 0
-        for number in numbers:  # of a node's ranks: a few, far from 0
-            bits |= 1 << number - least
-        self.bits = bits << least
+        least, greatest = min(numbers, default=0), max(numbers, default=0)
+        digits = bytearray(b"0") * (greatest - least + 1)  # of a node's ranks: a few, far from 0
+        for number in numbers:  # each costs the same, however many there are
+            digits[greatest - number] = 49  # "1"
+        self.bits = int(digits, 2) << least
 
     @classmethod
     def of_bits(cls, bits: int) -> Numbers:
-        made = cls()
+        made = cls.__new__(cls)
         made.bits = bits
         return made
 

@@ -52,6 +52,7 @@ class Prepare:
     checks: ChecksSpec = field(default_factory=ChecksSpec)
     self_test: bool = False  # the state went wrong without an error: a node whose devices compute wrongly answers so
     first_attempt: int = 0  # of this submission: what older attempts saved belongs to earlier ones; 0 = not told
+    chaos: bool = False  # the job allows injected faults; an agent refuses them otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +82,15 @@ class CheckpointNow:
     """Save after step `at_step` on every rank; a rank that is already past it reports a miss.
 
     `to_object_store`: the checkpoint is also uploaded to the job's object store, regardless of its interval. This includes a
-    step that workers saved before they ended successfully.
+    step that workers saved before they ended successfully. `leaving`: this generation is to end by a planned change or a stop
+    once the checkpoint is complete, and why; empty = it goes on. The script's `on_leaving` is called before the save.
     """
 
     job: str
     generation: int
     at_step: int
     to_object_store: bool = False
+    leaving: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,36 @@ class Prune:
     steps: tuple[CheckpointId, ...]
 
 
-Order = Warm | Prepare | Start | Stop | CheckpointNow | SetInterval | Prune
+@dataclass(frozen=True, slots=True)
+class ResetGpu:
+    """Reset these GPUs of a node without workers, and test the node. Carried out at most once, even if the agent ends.
+
+    Refused while a process has one of the devices open. Only for agents whose `NodeFacts.resets_gpus` is set.
+    """
+
+    job: str  # that had ranks there when the reset was demanded; empty = none
+    gpus: tuple[int, ...] = ()  # indices in the order of PCI addresses, as NVML counts; empty = all of the node
+    timeout_s: float = 0.0  # for the command that resets
+    traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Inject:
+    """Cause a fault (`domain.faults`) on this node, in a generation that was prepared with `chaos`, to test the recovery.
+
+    Refused after `not_after` (Unix s), so that an order that was late breaks nothing."""
+
+    job: str
+    generation: int
+    kind: str  # a `FaultKind`
+    rank: int  # of this node; of a fault of the node: any of its ranks
+    for_s: float  # hang and slow end after it
+    xid: int  # of kind xid
+    not_after: float
+    operation: str  # that is answered
+
+
+Order = Warm | Prepare | Start | Stop | CheckpointNow | SetInterval | Prune | ResetGpu | Inject
 
 
 # ---------------------------------------------------------------- agent → supervisor
@@ -131,8 +163,8 @@ class Hello:
 class WorkersChanged:
     """Every worker process that this node has, whatever was ordered; replaces what was reported before.
 
-    Sent when the set has changed. Every beat carries the version of the newest one, so that a set that was lost on the way is
-    noticed and asked for again: comparing costs nothing while nothing changes.
+    Sent when the set has changed, unless the answer to `Prepare` has said it. Every beat carries the version of the newest one,
+    so that a set that was lost on the way is noticed and asked for again: comparing costs nothing while nothing changes.
     """
 
     version: int  # grows with every change, per incarnation
@@ -156,6 +188,8 @@ class OrderDone:
     restored_from: tuple[tuple[str, int], ...] = ()
     unrestorable: bool = False  # for Prepare: no source hands out what was to be restored; nothing is said of the node
     restored_bytes: tuple[tuple[str, int], ...] = ()  # for Prepare: how many bytes came from where
+    # For Prepare, as in `WorkersChanged`, when `workers` are all that such a report would say; 0 = a report of them follows.
+    workers_version: int = 0
 
 
 @dataclass(frozen=True, slots=True)

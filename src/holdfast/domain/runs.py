@@ -6,7 +6,7 @@ hardly anybody looks at one shard. Whoever does gets a record that is made when 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, overload
 
@@ -15,6 +15,28 @@ from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import RunningWorker
 
 R_co = TypeVar("R_co", covariant=True)
+T = TypeVar("T")
+
+
+def short(column: Sequence[T]) -> Sequence[T]:
+    """A column of equal entries as one."""
+    return column[:1] if column and column.count(column[0]) == len(column) else column
+
+
+def full(column: tuple[T, ...], width: int) -> tuple[T, ...]:
+    """The opposite of `short`: one entry for each of `width` rows."""
+    return column * width if len(column) == 1 else column
+
+
+def _together(items: Iterable[T], follows: Callable[[T, T], bool]) -> list[list[T]]:
+    """Groups in which each item follows the one before it, as long as possible, in the same order."""
+    groups: list[list[T]] = []
+    for each in items:
+        if groups and follows(groups[-1][-1], each):
+            groups[-1].append(each)
+        else:
+            groups.append([each])
+    return groups
 
 
 class _Run(Protocol[R_co]):
@@ -102,12 +124,12 @@ class ShardRun(NamedTuple):
 
     def part(self, begin: int, end: int) -> str:
         """The digests of ranks `begin … end - 1`."""
-        if begin == self.rank and end == self.end:
+        if end - begin == self.width:
             return self.digests
         return ",".join(self.digests.split(",")[begin - self.rank : end - self.rank])
 
     def records(self) -> Iterator[ShardRecord]:
-        sizes = self.sizes * (self.width if len(self.sizes) == 1 else 1)
+        sizes = full(self.sizes, self.width)
         for rank, (size, digest) in enumerate(zip(sizes, self.digests.split(","), strict=True), self.rank):
             yield ShardRecord(ShardKey(self.attempt, self.step, rank), self.mesh, self.tier, size, digest, self.owner)
 
@@ -123,16 +145,10 @@ def shard_runs(shards: Iterable[ShardRecord]) -> tuple[ShardRun, ...]:
     """The same in runs that are as long as possible, in the same order. Raises ValueError for a digest with a comma."""
     if isinstance(shards, Shards):
         return shards.runs
-    together: list[list[ShardRecord]] = []
-    for each in shards:
-        if together and _follows(together[-1][-1], each):
-            together[-1].append(each)
-        else:
-            together.append([each])
-    return tuple(map(_shard_run, together))
+    return tuple(map(_shard_run, _together(shards, _shard_follows)))
 
 
-def _follows(last: ShardRecord, each: ShardRecord) -> bool:
+def _shard_follows(last: ShardRecord, each: ShardRecord) -> bool:
     before, after = last.key, each.key
     return (
         (before.attempt, before.step, before.rank + 1) == (after.attempt, after.step, after.rank)
@@ -142,13 +158,12 @@ def _follows(last: ShardRecord, each: ShardRecord) -> bool:
 
 
 def _shard_run(shards: Sequence[ShardRecord]) -> ShardRun:
-    first, sizes = shards[0], tuple([each.size for each in shards])
-    digests = ",".join([each.digest for each in shards])
-    if digests.count(",") >= len(shards):
+    first, key = shards[0], shards[0].key
+    sizes, digests = tuple(short([each.size for each in shards])), ",".join([each.digest for each in shards])
+    run = ShardRun(key.attempt, key.step, first.mesh, first.tier, first.owner, key.rank, len(shards), sizes, digests)
+    if not run.fits:
         raise ValueError(f"the digests {digests!r} cannot be told apart")
-    sizes = sizes[:1] if len(set(sizes)) == 1 else sizes
-    key = first.key
-    return ShardRun(key.attempt, key.step, first.mesh, first.tier, first.owner, key.rank, len(shards), sizes, digests)
+    return run
 
 
 # ---------------------------------------------------------------- workers
@@ -175,7 +190,7 @@ class WorkerRun(NamedTuple):
         return len(self.pids) == self.width and len(self.since) in (1, self.width)
 
     def records(self) -> Iterator[RunningWorker]:
-        times = self.since * (self.width if len(self.since) == 1 else 1)
+        times = full(self.since, self.width)
         for rank, (pid, since) in enumerate(zip(self.pids, times, strict=True), self.rank):
             yield RunningWorker(self.job, self.generation, rank, pid, since)
 
@@ -191,18 +206,14 @@ def worker_runs(workers: Iterable[RunningWorker]) -> tuple[WorkerRun, ...]:
     """The same in runs that are as long as possible, in the same order."""
     if isinstance(workers, Workers):
         return workers.runs
-    together: list[list[RunningWorker]] = []
-    for each in workers:
-        last = together[-1][-1] if together else None
-        if last is not None and (last.job, last.generation, last.rank + 1) == (each.job, each.generation, each.rank):
-            together[-1].append(each)
-        else:
-            together.append([each])
-    return tuple(map(_worker_run, together))
+    return tuple(map(_worker_run, _together(workers, _worker_follows)))
+
+
+def _worker_follows(last: RunningWorker, each: RunningWorker) -> bool:
+    return (last.job, last.generation, last.rank + 1) == (each.job, each.generation, each.rank)
 
 
 def _worker_run(workers: Sequence[RunningWorker]) -> WorkerRun:
-    first, since = workers[0], tuple([each.since for each in workers])
-    since = since[:1] if len(set(since)) == 1 else since
+    first, since = workers[0], tuple(short([each.since for each in workers]))
     pids = tuple([each.pid for each in workers])
     return WorkerRun(first.job, first.generation, first.rank, len(workers), pids, since)

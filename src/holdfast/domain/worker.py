@@ -41,10 +41,12 @@ ENV_RESTORE = "HOLDFAST_RESTORE"  # JSON: {"step": 120, "attempt": 2, "path": "/
 # "paths" beside "path" when there are several: the state was sharded otherwise, and is put together from all of them
 ENV_TRACEPARENT = "TRACEPARENT"
 
+_COMPACT = json.JSONEncoder(separators=(",", ":"))
+
 
 def encode(kind: str, **fields: object) -> bytes:
     """One message as bytes. Raises ValueError when it would not fit a datagram."""
-    raw = json.dumps({"type": kind, **fields}, separators=(",", ":")).encode()
+    raw = _COMPACT.encode({"type": kind, **fields}).encode()
     if len(raw) > MESSAGE_BYTES_MAX:
         raise ValueError(f"a {kind!r} message of {len(raw)} bytes exceeds {MESSAGE_BYTES_MAX}")
     return raw
@@ -64,7 +66,8 @@ def decode(raw: bytes) -> Mapping[str, Any]:
 #   ready     (worker → agent, control)  pid:int
 #   start     (agent → worker, control)  env:{name: value}    applied before the script runs: MASTER_ADDR, MASTER_PORT,
 #                                                             HOLDFAST_RESTORE, …
-#   checkpoint_now (agent → worker)      at_step:int
+#   checkpoint_now (agent → worker)      at_step:int leaving:str
+#                                                             leaving: optional; a planned change follows the save, and why
 #   interval  (agent → worker)           from_step:int interval_steps:int
 #                                                             save at multiples of interval_steps from from_step on
 #   stop      (agent → worker)           save:bool            leave by hf.Interrupted: at the end of this step or, to save

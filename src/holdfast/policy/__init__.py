@@ -21,9 +21,12 @@ from holdfast.policy.actions import (
     check,
     checkpoint_now,
     cordon,
+    gpu_reset,
     hot_swap,
+    ignore,
     leaving,
     notify,
+    reset_targets,
     restart,
     scale_down,
     scale_up,
@@ -31,7 +34,7 @@ from holdfast.policy.actions import (
     wait,
 )
 from holdfast.policy.default import COMMUNICATION, MAINTENANCE_LEAD_S, OUTAGES, default
-from holdfast.policy.job import JobView
+from holdfast.policy.job import JobView, PendingReset
 
 __all__ = [
     "ACTIONS",
@@ -47,14 +50,18 @@ __all__ = [
     "Incident",
     "JobView",
     "Notice",
+    "PendingReset",
     "Severity",
     "check",
     "checkpoint_now",
     "cordon",
     "default",
+    "gpu_reset",
     "hot_swap",
+    "ignore",
     "leaving",
     "notify",
+    "reset_targets",
     "restart",
     "scale_down",
     "scale_up",

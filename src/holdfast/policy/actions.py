@@ -19,7 +19,7 @@ from holdfast.policy.job import JobView
 RETRY_MAX_S = 86_400.0  # maximum time before the policy is asked again
 
 # Faults that end the run: doing nothing would leave the job without workers.
-STRUCK = frozenset(
+RUN_ENDING = frozenset(
     {
         FindingKind.WORKER_CRASH,
         FindingKind.WORKER_EXCEPTION,
@@ -34,6 +34,12 @@ STRUCK = frozenset(
 def restart(reason: str) -> Action:
     """New processes on the same nodes, from the newest complete checkpoint."""
     return Action(ActionKind.RESTART, reason)
+
+
+def gpu_reset(reason: str, *nodes: str) -> Action:
+    """Stop the workers, reset GPUs and start again on the same nodes: those in `JobView.resets`, and GPUs of `nodes` (default:
+    of the incident's node, if `JobView.resets` is empty). If a reset fails, the policy is asked again."""
+    return Action(ActionKind.GPU_RESET, reason, nodes=nodes)
 
 
 def hot_swap(reason: str, *nodes: str) -> Action:
@@ -76,6 +82,11 @@ def notify(reason: str) -> Action:
     return Action(ActionKind.NOTIFY, reason)
 
 
+def ignore(reason: str) -> Action:
+    """Change nothing and notify nobody. Only for a run that is still healthy."""
+    return Action(ActionKind.IGNORE, reason)
+
+
 # ---------------------------------------------------------------- what an action means
 
 
@@ -115,6 +126,8 @@ class ActionSpec:
         False  # the nodes that it names are taken out of service for every job, even if this one then has to wait
     )
     saves: bool = False  # the run saves at its next step
+    silent: bool = False  # nobody is told of it
+    resets: bool = False  # GPUs of nodes are reset before the next generation is planned
 
 
 def leaving(action: Action, incident: Incident, job: JobView) -> tuple[str, ...]:
@@ -128,7 +141,7 @@ def check(action: Action, incident: Incident, job: JobView) -> str:
     if not action.reason:
         return f"{action.kind} has no reason; pass a reason to every action"
     spec = ACTIONS[action.kind]
-    if spec.effect is Effect.CONTINUE and incident.kind in STRUCK:
+    if spec.effect is Effect.CONTINUE and incident.kind in RUN_ENDING and not incident.warning:
         return f"{action.kind} is only for a running job, but {incident.kind} has ended the run"
     if incident.kind == MAINTENANCE and spec.effect is Effect.CHANGE and _keeps(spec, action, incident):
         # The policy would be asked again and again.
@@ -180,7 +193,29 @@ def _check_cordon(action: Action, incident: Incident, job: JobView) -> str:
 
 
 def _check_gpu_reset(action: Action, incident: Incident, job: JobView) -> str:
-    return "gpu_reset is not available: agents cannot reset a GPU yet"
+    if incident.planned:
+        return "gpu_reset is for faults: a run that continues is not stopped for it"
+    targets = reset_targets(action, incident, job)
+    if not targets:
+        return f"gpu_reset names no node of {job.name}"
+    if foreign := [node for node in targets if node not in job.nodes]:
+        return f"gpu_reset: {_list(foreign)} has no ranks of {job.name}"
+    for node in targets:
+        if obstacle := job.resets[node].obstacle if node in job.resets else "":
+            return f"gpu_reset of {node}: {obstacle}"
+    if unable := [node for node in targets if node not in job.resettable]:
+        return f"gpu_reset: the agent of {_list(unable)} cannot reset GPUs"
+    if out := [node for node in job.unusable if node not in targets]:
+        return f"gpu_reset keeps every node of the job, but {_list(out)} cannot be used"
+    return ""
+
+
+def reset_targets(action: Action, incident: Incident, job: JobView) -> tuple[str, ...]:
+    """Return the nodes whose GPUs `action` resets: those with a pending reset and those it names (default, if no reset is
+    pending: the incident's)."""
+    own = (incident.node,) if incident.node in job.nodes and not job.resets else ()
+    named = action.nodes or own
+    return tuple(dict.fromkeys((*named, *sorted(job.resets))))
 
 
 def _check_wait(action: Action, incident: Incident, job: JobView) -> str:
@@ -231,7 +266,10 @@ _SPECS = (
         ActionKind.SCALE_DOWN, _CHANGE, "The job continues with fewer replicas.", _check_scale_down, _smaller, removes=True
     ),
     ActionSpec(ActionKind.SCALE_UP, _CHANGE, "The job continues with more replicas.", _check_scale_up, _larger),
-    ActionSpec(ActionKind.GPU_RESET, _CHANGE, "Not available yet.", _check_gpu_reset, _same_size),
+    ActionSpec(
+        ActionKind.GPU_RESET, _CHANGE, "GPUs are reset, then new processes on the same nodes.", _check_gpu_reset, _same_size,
+        resets=True,
+    ),
     ActionSpec(
         ActionKind.CORDON, _CHANGE, "Nodes are taken out of service for every job, and replaced in this one.",
         _check_cordon, _without, removes=True, condemns=True,
@@ -240,6 +278,7 @@ _SPECS = (
     ActionSpec(ActionKind.WAIT, Effect.WAIT, "The job waits for a node or for a time.", _check_wait),
     ActionSpec(ActionKind.STOP, Effect.END, "The job ends as failed."),
     ActionSpec(ActionKind.NOTIFY, _CONTINUE, "The operators are notified; nothing changes."),
+    ActionSpec(ActionKind.IGNORE, _CONTINUE, "Nothing changes, and nobody is notified.", silent=True),
 )  # fmt: skip
 
 ACTIONS: Mapping[ActionKind, ActionSpec] = {spec.kind: spec for spec in _SPECS}

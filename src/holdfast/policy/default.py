@@ -5,17 +5,21 @@ the same exception again, on one node                       hot_swap; without a 
 a file system or a service fails                            restart after a pause that doubles; stop after 8 × N
 no step after N restarts, or no advance after 3 × N         stop
 crash, exception, hang                                      restart; hot_swap at the second on one node, with a spare
+a GPU that must be reset before it is used again            gpu_reset; at the second time in a day with a spare, or if it
+                                                            is not possible or fails: as for a node that is lost
 node lost, GPU dead, node unusable for any reason           hot_swap; without a spare scale_down; below min_dp wait
 wrong results without an error (silent corruption)          hot_swap, else scale_down, else wait; restart if no node is named
 node back in service while the job runs degraded            scale_up
 maintenance announced for a node                            hot_swap; without a spare scale_down shortly before, or wait
+a warning: a node that costs more than 3 swaps of it would  hot_swap at the next checkpoint, with a spare
+any other warning                                           notify, once while it lasts
 """
 
 from __future__ import annotations
 
 from holdfast.domain.findings import Blamed, FindingKind, Severity
-from holdfast.domain.incidents import CORDONED, MAINTENANCE, REPAIR, RESIZE, Action, Incident
-from holdfast.policy.actions import hot_swap, notify, restart, scale_down, scale_up, stop, wait
+from holdfast.domain.incidents import CORDONED, MAINTENANCE, REPAIR, RESIZE, Action, ActionKind, Incident
+from holdfast.policy.actions import gpu_reset, hot_swap, notify, restart, scale_down, scale_up, stop, wait
 from holdfast.policy.job import JobView
 
 SUSPECT_WINDOW_S = 600.0  # two worker faults on one node within this time make the node suspect
@@ -35,6 +39,10 @@ OUTAGE_PAUSE_S = 5.0  # after the second failure in a row; doubled by every furt
 OUTAGE_PAUSE_MAX_S = 600.0  # … up to this: 24 tries take three hours
 OUTAGE_PATIENCE = 8  # multiple of the job's restarts_without_progress_max
 
+SWAP_MARGIN = 3.0  # a node is swapped for a warning if that saves this many times what the swap costs
+
+RESET_AGAIN_S = 86_400.0  # a GPU that needs a second reset within this time is not trusted if a spare is free
+
 ONE_NODE_TRIES_MAX = 3  # the same exception on one node without a spare: as many attempts as with a restart and a swap
 
 _WORKER_FAULTS = (FindingKind.WORKER_CRASH, FindingKind.WORKER_EXCEPTION, FindingKind.HANG)
@@ -42,6 +50,8 @@ _WORKER_FAULTS = (FindingKind.WORKER_CRASH, FindingKind.WORKER_EXCEPTION, Findin
 
 def default(incident: Incident, job: JobView) -> Action:
     """Return the action for an incident if the job has no policy of its own."""
+    if incident.warning:
+        return _warning(incident, job)
     match incident.kind:
         case FindingKind.REPEATED_EXCEPTION:
             return _repeated(incident, job)
@@ -49,7 +59,7 @@ def default(incident: Incident, job: JobView) -> Action:
             return _worker_fault(incident, job)
         case FindingKind.NODE_LOST:
             return _node_fault(incident, job)
-        case FindingKind.GPU_ERROR if incident.severity == Severity.FATAL or job.unusable:
+        case FindingKind.GPU_ERROR if incident.severity == Severity.FATAL or job.unusable or incident.wants_reset:
             return _node_fault(incident, job)
         case FindingKind.GPU_ERROR:
             return _worker_fault(incident, job)
@@ -69,6 +79,29 @@ def default(incident: Incident, job: JobView) -> Action:
             return notify(f"{incident.kind} requires no action: {incident.cause}")
 
 
+def _warning(incident: Incident, job: JobView) -> Action:
+    """Swap a node that costs more than the swap, with a margin for what is not certain; otherwise tell the operators once."""
+    share, node = incident.cost_share, incident.node
+    if share is None or node not in job.nodes:
+        return notify(incident.cause)
+    lost_s = share * incident.confidence * job.remaining_s
+    what = f"{incident.cause} Over the {_duration(job.remaining_s)} that the job may still run it costs {_duration(lost_s)}"
+    if lost_s <= SWAP_MARGIN * job.change_s:
+        return notify(f"{what}, too little for a swap, which costs {_duration(job.change_s)}")
+    slow = {node for each in job.recent if each.warning and each.action is not None for node in each.action.nodes}
+    if not set(job.spares) - slow:
+        why = "the free spares were swapped out for being slow themselves" if job.spares else "no spare is free"
+        return notify(f"{what}, more than a swap, but {why}")
+    return hot_swap(f"{what}, and a swap {_duration(job.change_s)}; a spare is free", node)
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("days", 86_400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
 def _repeated(incident: Incident, job: JobView) -> Action:
     """Stop for an error of the script only if two nodes have shown it; with a spare, try another node first."""
     repeated, node = incident.attribution, incident.node
@@ -77,7 +110,7 @@ def _repeated(incident: Incident, job: JobView) -> Action:
     if why := _no_progress(incident, job):
         return stop(why)
     if job.unusable:
-        return _replace(job.unusable, f"{', '.join(job.unusable)} cannot be used", job)
+        return _unusable(incident, job)
     if job.spares and node in job.nodes:
         return hot_swap(
             f"only {node} has shown this exception so far ({incident.cause}); trying a spare before attributing it to the "
@@ -111,8 +144,9 @@ def _worker_fault(incident: Incident, job: JobView) -> Action:
     if not outage and (why := _no_progress(incident, job)):
         return stop(why)
     if job.unusable:
-        return _replace(job.unusable, f"{', '.join(job.unusable)} cannot be used", job)
-    before = job.before_on(incident, SUSPECT_WINDOW_S, *_WORKER_FAULTS)
+        return _unusable(incident, job)
+    # A missing rank says nothing of its node: it may have ended by the failure of another, whose finding was lost.
+    before = job.before_on(incident, SUSPECT_WINDOW_S, *_WORKER_FAULTS) if incident.kind in _WORKER_FAULTS else ()
     if before and job.spares and (not outage or job.outages == 2):  # further swaps do not help against an outage
         return hot_swap(
             f"{incident.node} has had {len(before) + 1} worker faults in {SUSPECT_WINDOW_S / 60:.0f} minutes: "
@@ -152,10 +186,38 @@ def _state_of_nodes(incident: Incident, job: JobView) -> str:
 
 def _node_fault(incident: Incident, job: JobView) -> Action:
     if job.unusable:
-        return _replace(job.unusable, f"{', '.join(job.unusable)} cannot be used", job)
+        return _unusable(incident, job)
     if incident.node and incident.node not in job.nodes:
         return restart(f"{incident.node} has already been removed: new processes on the remaining nodes")
+    if incident.kind == FindingKind.GPU_ERROR and incident.wants_reset:
+        return restart(f"the GPUs of {incident.node} have been reset: new processes on the same nodes")
     return restart(f"{incident.node or 'the node'} is back in service, without its workers")
+
+
+def _unusable(incident: Incident, job: JobView) -> Action:
+    """Reset the GPUs if that is all that keeps nodes of the job from use; replace the nodes otherwise."""
+    out = job.unusable
+    pending = {node: job.resets[node] for node in out if node in job.resets}
+    why = "; ".join(_why_unusable(node, job) for node in out)
+    if len(pending) < len(out) or any(reset.obstacle for reset in pending.values()):
+        return _replace(out, why, job)
+    again = {each.node for each in job.recent if _was_reset(each, job)} & set(out)
+    if again and len(out) <= len(job.spares):
+        return _replace(out, f"{why}, and {', '.join(sorted(again))} was reset within the last day already", job)
+    return gpu_reset(f"{why}; then new processes on the same nodes")
+
+
+def _why_unusable(node: str, job: JobView) -> str:
+    if node not in job.resets:
+        return f"{node} cannot be used"
+    pending = job.resets[node]
+    needs = f"{pending} of {node} must be reset before it is used again"
+    return f"{needs}, which is not possible ({pending.obstacle})" if pending.obstacle else needs
+
+
+def _was_reset(incident: Incident, job: JobView) -> bool:
+    action = incident.action
+    return action is not None and action.kind is ActionKind.GPU_RESET and job.at - incident.t_fault <= RESET_AGAIN_S
 
 
 def _replace(out: tuple[str, ...], why: str, job: JobView) -> Action:

@@ -6,8 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from holdfast.domain.incidents import Incident
+from holdfast.domain.job import Param
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import Notice
+
+
+@dataclass(frozen=True, slots=True)
+class PendingReset:
+    """GPUs of a node that get no ranks before they have been reset."""
+
+    gpus: tuple[int, ...]  # empty: which one is not known, so all of the node
+    obstacle: str = ""  # why the reset is not possible, one clause; empty if it is
+
+    def __str__(self) -> str:
+        return f"GPU {', '.join(map(str, self.gpus))}" if self.gpus else "a GPU"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +34,7 @@ class JobView:
     max_dp: int
     generation: int
     nodes: tuple[str, ...]  # of the newest generation, by slot
-    unusable: tuple[str, ...]  # those of `nodes` that are lost or cordoned
+    unusable: tuple[str, ...]  # those of `nodes` that are lost or cordoned, or have GPUs that must be reset first
     spares: tuple[str, ...]  # free nodes that could take ranks now
     reachable_dp: (
         int  # maximum number of replicas that the available nodes can run, at most `target_dp`; 0 = fewer than `min_dp`
@@ -37,11 +49,22 @@ class JobView:
     restarts_without_advance: int = 0
     furthest_step: int = 0  # the furthest step that it reached
     outages: int = 0  # failures of a file system or a service since the job last advanced; not in the counts above
+    remaining_s: float = (
+        0.0  # how long the job will still run; as long as it has run so far if its file names no `steps`
+    )
+    change_s: float = (
+        0.0  # what a planned change costs this job, as its past changes show; an assumption before the first
+    )
     recent: tuple[Incident, ...] = ()  # closed incidents of this job, oldest first
     # Open incidents of this job, oldest first, including the current one. An incident closes when every rank has finished a
     # step.
     standing: tuple[Incident, ...] = ()
     notices: Mapping[str, Notice] = field(default_factory=dict)  # node → maintenance notice
+    params: Mapping[str, Param] = field(default_factory=dict)  # `policy.params` of the job file
+    resets: Mapping[str, PendingReset] = field(
+        default_factory=dict
+    )  # those of `nodes` with GPUs that must be reset first
+    resettable: tuple[str, ...] = ()  # of the nodes of `resets` and `standing` those whose agents can reset GPUs now
 
     @property
     def dp(self) -> int:
@@ -59,11 +82,11 @@ class JobView:
         for slot, node in enumerate(self.nodes):
             if node in nodes:
                 first, last = int(slot * per_node), int((slot + 1) * per_node) - 1
-                broken.update(range(self.mesh.replica_of(first), self.mesh.replica_of(last) + 1))
+                broken.update(map(self.mesh.replica_of, range(first, last + 1)))
         return self.dp - len(broken) if self.nodes else 0
 
     def recent_on(self, node: str, window_s: float, *kinds: str) -> tuple[Incident, ...]:
-        """Closed incidents with their root on `node` in the last `window_s`, of these kinds (none given: of any)."""
+        """Closed incidents with their root on `node` in the last `window_s`, of these kinds (none given: every fault)."""
         return self._on(self.recent, node, window_s, kinds)
 
     def before_on(self, incident: Incident, window_s: float, *kinds: str) -> tuple[Incident, ...]:
@@ -77,5 +100,7 @@ class JobView:
         return tuple(
             each
             for each in incidents
-            if each.node == node and self.at - each.t_fault <= window_s and (not kinds or each.kind in kinds)
+            if each.node == node
+            and self.at - each.t_fault <= window_s
+            and (each.kind in kinds if kinds else not each.planned)
         )

@@ -10,7 +10,8 @@ when each rank can reach what it needs, on a node at hand or in the object store
 * in the mesh that saved it: the rank's own shard, so that training goes on bit for bit;
 * in another number of replicas, when the replicas hold the same at every position: any replica's shard of its position;
 * … when they do not, or nobody can tell: the state is sharded over dp, and the rank needs the shards of *all* replicas at its
-  position. The trainer takes from each what overlaps its own part;
+  position. The trainer takes from each what overlaps its own part. In both cases a rank is found by its coordinates in the mesh
+  that saved: its number may be another one now;
 * in a mesh of other dimensions, if the caller's terms allow that: every shard that was saved.
 
 The newest complete step wins, wherever it comes from: a newer step from a farther tier costs seconds, an older one from a

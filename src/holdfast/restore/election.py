@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import assert_never
+from itertools import chain, pairwise
+from typing import NamedTuple, assert_never
 
 from holdfast.domain.generations import (
     OBJECT_STORE,
@@ -88,15 +88,15 @@ class _Saved:
 
     def blocks(self, cuts: Iterable[int] | None = None) -> _Blocks:
         """The copies, with runs cut at these ranks and wherever another run begins or ends; None = each rank by itself."""
-        ends = set() if cuts is None else set(cuts)
-        for run in self.runs:
-            ends.update(range(run.rank, run.end + 1) if cuts is None else (run.rank, run.end))
-        bounds = sorted(ends)
-        following = dict(pairwise(bounds))
+        limits = [(run.rank, run.end) for run in self.runs]
+        if cuts is None:
+            ends = {rank for begin, end in limits for rank in range(begin, end + 1)}
+        else:
+            ends = {*cuts, *chain.from_iterable(limits)}
+        following = dict(pairwise(sorted(ends)))
         blocks: _Blocks = defaultdict(list)
-        for holder, run in self.held:
-            begin = run.rank
-            while begin < run.end:
+        for (holder, run), (begin, last) in zip(self.held, limits, strict=True):
+            while begin < last:
                 end = following[begin]
                 blocks[begin].append((holder, run.tier, run.part(begin, end)))
                 begin = end
@@ -120,8 +120,10 @@ def _on_lineage(
     steps: dict[tuple[int, int], _Saved] = {}
     for holder in holders:
         for age in {run[:2] for run in shard_runs(holder.shards)}:
-            if line.holds(*age):
-                steps.setdefault(age, _Saved(*age)).holders.append(holder)
+            if age in steps or line.holds(*age):
+                if age not in steps:
+                    steps[age] = _Saved(*age)
+                steps[age].holders.append(holder)
     for store in stores:
         for stored in store.steps if store.url else ():
             age = stored.attempt, stored.step
@@ -140,18 +142,17 @@ def replicas_differ(runs: Iterable[ShardRun]) -> bool:
 def _seen_sharded(runs: Iterable[ShardRun]) -> bool | None:
     """Whether the replicas of one step hold different tensors at a position; None = no two can be compared."""
     seen: dict[int, tuple[str, int]] = {}  # by position: a digest, and the rank that has it
-    known: dict[tuple[int, str], int] = {}  # of runs that were looked at: position and digests → first rank
-    last, replica_size = None, 1
-    alike = None
+    known: dict[tuple[int, str], int] = {}  # of runs that were looked at: positions and digests → first rank
+    alike, mesh = None, None
     for run in runs:
-        if run.mesh is not last:
-            last, replica_size = run.mesh, run.mesh.replica_size
-        first = known.setdefault((run.rank % replica_size, run.digests), run.rank)
+        if run.mesh is not mesh:
+            mesh, place_of = run.mesh, _places(run.mesh)
+        first = known.setdefault((place_of(run), run.digests), run.rank)
         if first == run.rank or not run.digests.strip(","):
             for rank, found in enumerate(run.digests.split(","), run.rank):
                 if not found:
                     continue
-                digest, other = seen.setdefault(rank % replica_size, (found, rank))
+                digest, other = seen.setdefault(run.mesh.position_of(rank), (found, rank))
                 if digest != found:
                     return True
                 if other != rank:
@@ -159,6 +160,18 @@ def _seen_sharded(runs: Iterable[ShardRun]) -> bool | None:
         else:  # the same as a run of another replica
             alike = False
     return alike
+
+
+def _places(mesh: Mesh) -> Callable[[ShardRun], int]:
+    """Of a run of this mesh: equal for runs of equal width whose ranks have equal positions one by one; not equal (negative)
+    where that is unsure."""
+    stride, row, in_blocks = mesh.stride, mesh.stride * mesh.dp, mesh.is_dp_outermost
+
+    def place_of(run: ShardRun) -> int:
+        inside = run.rank % stride
+        return run.rank // row * stride + inside if in_blocks or inside + run.width <= stride else -1 - run.rank
+
+    return place_of
 
 
 # ---------------------------------------------------------------- which shards each rank needs
@@ -173,7 +186,8 @@ class _Own:
 class _Any:
     """Each rank the shard of any replica at its position, for all of them hold the same."""
 
-    replica_size: int
+    before: Mesh
+    mesh: Mesh
     own_first: bool = False  # the rank's own shard even if another replica's is nearer
 
 
@@ -181,8 +195,8 @@ class _Any:
 class _Parts:
     """Each rank the shards of all replicas at its position. `unseen`: why that is so although nobody has seen them differ."""
 
-    replica_size: int
-    world_size: int
+    before: Mesh
+    mesh: Mesh
     unseen: str = ""
 
 
@@ -216,20 +230,19 @@ def _need(
         return f"it was saved by the mesh {before}, and only the number of replicas may change"
     if before.dp == mesh.dp and not last_resort:
         return _Own()
-    size = before.replica_size
     if before.dp == 1:
-        return _Any(size)
+        return _Any(before, mesh)
     match _sharded(saved, known, steps):
         case True:
-            need: _Any | _Parts = _Parts(size, before.world_size)
+            need: _Any | _Parts = _Parts(before, mesh)
         case False:
-            need = _Any(size, own_first=last_resort)
+            need = _Any(before, mesh, own_first=last_resort)
         case None:
             unseen = (
                 f"it was saved by {before.dp} replicas, and too few of its shards are known to tell whether each of them "
                 "held all of the state"
             )
-            need = _Parts(size, before.world_size, unseen)
+            need = _Parts(before, mesh, unseen)
         case never:
             assert_never(never)
     return "no replica is known to hold all of the state" if last_resort and isinstance(need, _Parts) else need
@@ -250,8 +263,7 @@ def _sharded(saved: _Saved, known: Knowledge, steps: Iterable[_Saved]) -> bool |
 # ---------------------------------------------------------------- where they are
 
 
-@dataclass(frozen=True, slots=True)
-class _Pick:
+class _Pick(NamedTuple):
     restore: RestoreRun
     origin: Origin
 
@@ -267,11 +279,13 @@ def _cover(
     bounds = (bound for place in placements for bound in (place.first_rank, place.first_rank + place.nproc))
     blocks = saved.blocks(bounds if isinstance(need, _Own) else None)
     wanted_by = _chooser(need, blocks, zones, mounts)
+    known = {holder.node: ShardSource(holder.node, holder.endpoint) for holder in saved.holders}
     picks: list[_Pick] = []
     patterns: _Patterns = {}
     for placement in placements:
         node, rank = placement.node, placement.first_rank
-        while rank in placement.ranks:
+        end = rank + placement.nproc
+        while rank < end:
             count = 1
             for wanted in wanted_by(rank, node):
                 copies = blocks.get(wanted, ())
@@ -283,7 +297,7 @@ def _cover(
                 pattern = node, tuple([(holder.node, tier) for holder, tier, _ in copies])
                 if pattern not in patterns:
                     own = _own(node, mounts)
-                    patterns[pattern] = _sources(copies, own, zones.get(node, ""), saved.store)
+                    patterns[pattern] = _sources(copies, own, zones.get(node, ""), known, saved.store)
                 sources, origin = patterns[pattern]
                 key = ShardKey(saved.attempt, saved.step, wanted)
                 picks.append(_Pick(RestoreRun(rank, key, digests, sources), origin))
@@ -315,8 +329,8 @@ def _chooser(
             return lambda rank, _: (rank,)
         case _Any():
             return _Nearest(blocks, need, zones, mounts).to
-        case _Parts(size, world_size):
-            return lambda rank, _: range(rank % size, world_size, size)
+        case _Parts(before, mesh):
+            return lambda rank, _: before.ranks_at(mesh.position_of(rank))
         case _All(world_size):
             return lambda *_: range(world_size)
         case never:
@@ -334,7 +348,7 @@ class _Nearest:
         self._in: dict[tuple[int, str], tuple[int, str, int]] = {}  # (position, zone): the best of (tier, node, rank)
         self._anywhere: dict[int, tuple[int, str, int]] = {}
         for rank, copies in by_rank.items():
-            position = rank % need.replica_size
+            position = need.before.position_of(rank)
             for holder, where, _ in copies:
                 tier = NEARNESS.get(where, len(NEARNESS))
                 self._on[position, holder.node].append((tier, rank))
@@ -343,16 +357,18 @@ class _Nearest:
                 self._anywhere[position] = min(best, self._anywhere.get(position, best))
 
     def to(self, rank: int, node: str) -> tuple[int]:
-        position = rank % self._need.replica_size
-        if self._need.own_first and rank in self._by_rank:
-            return (rank,)
-        here = [item for own in _own(node, self._mounts) for item in self._on.get((position, own), ())]
+        before, mesh = self._need.before, self._need.mesh
+        position, replica = mesh.position_of(rank), mesh.replica_of(rank)
+        own = before.ranks_at(position)[replica] if replica < before.dp else -1  # of a new replica: none
+        if self._need.own_first and own in self._by_rank:
+            return (own,)
+        here = [item for holder in _own(node, self._mounts) for item in self._on.get((position, holder), ())]
         if here:
-            return (min(here, key=lambda item: (item[1] != rank, *item))[1],)
-        if rank in self._by_rank:
-            return (rank,)
+            return (min(here, key=lambda item: (item[1] != own, *item))[1],)
+        if own in self._by_rank:
+            return (own,)
         best = self._in.get((position, self._zones.get(node, ""))) or self._anywhere.get(position)
-        return (best[2] if best is not None else position,)
+        return (best[2] if best is not None else before.ranks_at(position)[0],)
 
 
 def _own(node: str, mounts: Mapping[str, str]) -> tuple[str, ...]:
@@ -368,22 +384,25 @@ def _missing(saved: _Saved, need: _Need, rank: int) -> str:
 
 
 def _sources(
-    copies: Sequence[_Copy], own: tuple[str, ...], zone: str, store: tuple[ShardSource, ...]
+    copies: Sequence[_Copy],
+    own: tuple[str, ...],
+    zone: str,
+    known: Mapping[str, ShardSource],
+    store: tuple[ShardSource, ...],
 ) -> tuple[tuple[ShardSource, ...], Origin]:
     """All sources of one shard: the own node first (memory before disk), then its failure domain, the rest, the store."""
-
-    def distance(copy: _Copy) -> tuple[bool, bool, int, str]:
-        holder, tier, _ = copy
-        return holder.node not in own, holder.zone != zone, NEARNESS.get(tier, len(NEARNESS)), holder.node
-
     if not copies:
         return store, Origin.STORE
-    ordered = sorted(copies, key=distance)
-    sources = {holder.node: ShardSource(holder.node, holder.endpoint) for holder, *_ in ordered}
-    nearest, tier, _ = ordered[0]
+    ordered = sorted(
+        [
+            (holder.node not in own, holder.zone != zone, NEARNESS.get(tier, len(NEARNESS)), holder.node, tier)
+            for holder, tier, _ in copies
+        ]
+    )
+    sources = dict.fromkeys([node for *_, node, _ in ordered])
+    elsewhere, *_, tier = ordered[0]
     at_hand = Origin.DISK if tier in DURABLE else Origin.MEMORY
-    origin = at_hand if nearest.node in own else Origin.PEER
-    return (*sources.values(), *store), origin
+    return (*[known[node] for node in sources], *store), Origin.PEER if elsewhere else at_hand
 
 
 # ---------------------------------------------------------------- the answer

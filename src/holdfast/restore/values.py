@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import chain
+from typing import NamedTuple
 
 from holdfast.domain.generations import RankRestore, RestorePoint, RestoreRun, ShardRecord, StoredStep
 from holdfast.domain.mesh import Mesh
@@ -24,8 +25,7 @@ class Origin(IntEnum):
         return ("nowhere", "local memory", "local disk", "another node", "the object store")[self]
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(NamedTuple):  # made in a third of the time of a frozen dataclass: of each node of a job at every election
     """A connected node and what it holds of the job. Shards on spares and cordoned nodes count like any other."""
 
     node: str

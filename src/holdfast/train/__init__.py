@@ -27,10 +27,12 @@ if importlib.util.find_spec("torch") is None:
         f"holdfast.train needs torch, which {sys.executable} does not have: pip install 'holdfast[train]'", name="torch"
     )
 
+from holdfast.train import scaling
 from holdfast.train.environment import World
 from holdfast.train.launch import launch
 from holdfast.train.run import Interrupted, Run, Step
 from holdfast.train.sampler import ElasticSampler
+from holdfast.train.scale_events import Leaving
 from holdfast.train.standalone import Checkpoints
 
-__all__ = ["Checkpoints", "ElasticSampler", "Interrupted", "Run", "Step", "World", "launch"]
+__all__ = ["Checkpoints", "ElasticSampler", "Interrupted", "Leaving", "Run", "Step", "World", "launch", "scaling"]

@@ -182,9 +182,9 @@ class Checkpointer:
                     )
             stack.enter_context(_pages_ahead(parts[0]))
             also = _load(parts, live)
-            saved_by = parts[0].key.rank
+            saved_by, mesh = parts[0].key.rank, parts[0].header.stamp.mesh
         rank = self._environment.world.rank
-        if saved_by == rank:
+        if saved_by == self._environment.world.mesh.counterpart(rank, mesh):
             rng.restore(also["rng"])
         else:
             rng.derive(also["rng"]["seed"], target.step, rank)

@@ -25,7 +25,7 @@ def write(path: str, error: BaseException) -> None:
     if not path:
         return
     frames = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
-    text = str(error)[:MESSAGE_CHARS_MAX]
+    text = "\n".join([str(error), *getattr(error, "__notes__", ())])[:MESSAGE_CHARS_MAX]
     record: dict[str, Any] = {
         "message": {
             "message": f"{type(error).__name__}: {text}",

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ from holdfast.train.ddp_buckets import DDPBuckets
 from holdfast.train.environment import Environment, World
 from holdfast.train.recorder import Recorder
 from holdfast.train.replica_check import ReplicaCheck
+from holdfast.train.scale_events import Leaving, Leavings, OnLeaving, OnResize, Resizes, is_resize
 from holdfast.train.standalone import Session
 
 log = logging.getLogger("holdfast.train")
@@ -38,8 +39,6 @@ log = logging.getLogger("holdfast.train")
 PENDING_SAVES_MAX = 8  # checkpoint_now orders for future steps; the earliest are kept
 
 INTERVALS_MAX = 8  # pending changes of the interval
-
-OnResize = Callable[[World, World], None]
 
 
 class Interrupted(SystemExit):
@@ -142,14 +141,15 @@ class Run:
         self._checkpoints = Checkpointer(environment, device, notes, buckets)
         self._replicas = ReplicaCheck(environment.replica_check_steps, notes, environment.world.rank)
         self._mesh: DeviceMesh | None = None
-        self._resized: list[OnResize] = []
-        self._old_world: World | None = None  # set by a restore across a resize
+        self._resizes = Resizes()
+        self._leavings = Leavings(device)
         self._restored = environment.restore is None
         self._done = 0  # steps finished
         self._step: Step | None = None
         self._stall_reported_s = 0.0
         self._said_unsaved = False
         self._save_after: set[int] = set()
+        self._leave_after: dict[int, str] = {}  # steps after which a planned change ends this process, with its reason
         self._intervals = Intervals(environment.interval_steps)
         self._stop: bool | None = None  # None = continue; otherwise whether to save before stopping
         # None after `started` has been sent.
@@ -201,19 +201,41 @@ class Run:
         self._replicas.after_restore(state, restored.step)
         self._lap("restore")
         previous = self._environment.previous_mesh
-        if previous is not None and _with_dp(previous) != _with_dp(self.world.mesh):
-            self._old_world = World(previous, restored.rank, self.generation)
-            for callback in self._resized:
-                callback(self._old_world, self.world)
+        if previous is not None and is_resize(previous, self.world.mesh):
+            self._resizes.happened(World(previous, restored.rank), self.world)
         return restored.step
 
     def on_resize(self, callback: OnResize) -> OnResize:
-        """Decorator: call `callback(old, new)` once if this run was restored from a mesh of another size, to adjust what
-        depends on it (learning rate, accumulation). May be registered before or after `restore`; a restore without a
-        resize calls nothing."""
-        self._resized.append(callback)
-        if self._old_world is not None:
-            callback(self._old_world, self.world)
+        """Decorator: call `callback(old, new)` once if the restored state was saved by a mesh of another size, to adjust what
+        depends on it: learning rate (`hf.scaling`), accumulation, logging.
+
+        It is called on every rank, in `run.restore` after the state was loaded or, if it is registered later, at once. `old` is
+        the world that saved the state, with the rank whose shard this rank continues from (its generation is not known: 0).
+        What counts is the restored state: a run that goes from 2 replicas to 1 and is restarted before it has saved is resized
+        from 2 to 1 again, and a run that continues with the size that saved is not resized. The same holds under torchrun with
+        `hf.Checkpoints`. A start without a checkpoint is no resize.
+
+        An exception of a callback ends the script like any other exception of the script; a note on it names the callback."""
+        self._resizes.add(callback)
+        return callback
+
+    def on_leaving(self, callback: OnLeaving) -> OnLeaving:
+        """Decorator: call `callback(leaving)` before a planned change ends this process: a hot swap at a checkpoint, scale up,
+        scale down, the maintenance of a node, an operator's stop; without an agent, SIGTERM. For example, to flush logs and
+        metrics or to finish an upload.
+
+        It is called on every rank at the same step, in `run.checkpoint` before the state of `leaving.step` is saved; the run
+        continues from exactly this state. Steps that the process still finishes until it is killed are done again. It may be
+        called more than once, because a change can be postponed after the save: flush, do not close.
+
+        Limits: it runs in a thread while training waits, for at most 5 s for all callbacks of a rank together; without an agent
+        also at most half of what is left of `grace_s`. After that the state is saved without waiting; the callback continues
+        until the process ends, and those after it are not called. An exception is logged with the callback's name. Neither
+        changes what happens to the run. It must not call collectives: ranks do not wait for each other's callbacks.
+
+        It is *not* called for what nobody has planned (a crash, a hang, a lost node, a failed GPU, SIGKILL), if the ranks do
+        not reach the step in time, or for a stop without a save. Never rely on it for correctness."""
+        self._leavings.add(callback)
         return callback
 
     def checkpoint(self, state: Mapping[str, Any], step: int, *, force: bool = False) -> bool:
@@ -229,6 +251,7 @@ class Run:
         asked = self._standalone.due(step) if self._standalone is not None else None
         leaving = self._stop is not None or (asked is not None and asked.leave)
         due = force or leaving or asked is not None or step in self._save_after or self._intervals.due(step)
+        self._before_leaving(step, signalled=asked is not None and asked.leave)
         self._replicas.before_checkpoint(state, step, saving=due)
         saved = due and self._save(state, step)
         if not saved and self._checkpoints.enabled:
@@ -237,6 +260,14 @@ class Run:
         if leaving:
             raise Interrupted(step, saved)
         return saved
+
+    def _before_leaving(self, step: int, *, signalled: bool) -> None:
+        reason = self._leave_after.get(step, "SIGTERM" if signalled else "")
+        self._leave_after = {at: why for at, why in self._leave_after.items() if at > step}
+        if reason and self._leavings:
+            left_s = self._standalone.grace_left_s if self._standalone is not None else None
+            with self.phase(Phase.CHECKPOINT):
+                self._leavings.call(Leaving(step, reason), None if left_s is None else left_s / 2)
 
     def _save(self, state: Mapping[str, Any], step: int) -> bool:
         if not self._checkpoints.enabled:
@@ -338,11 +369,14 @@ class Run:
 
     def _obey(self, order: Mapping[str, Any]) -> None:
         match order:
-            case {"type": "checkpoint_now", "at_step": int(at_step)}:
+            case {"type": "checkpoint_now", "at_step": int(at_step), **more}:
                 if at_step < self._done:
                     self._checkpoints.miss(at_step, f"rank {self.rank} had already finished step {self._done}")
                 else:
                     self._save_after = set(sorted({*self._save_after, at_step})[:PENDING_SAVES_MAX])
+                    if reason := str(more.get("leaving") or ""):
+                        kept = sorted({**self._leave_after, at_step: reason}.items())[:PENDING_SAVES_MAX]
+                        self._leave_after = dict(kept)
             case {"type": "interval", "from_step": int(from_step), "interval_steps": int(interval_steps)}:
                 self._intervals.change(from_step, interval_steps)
             case {"type": "stop", **more}:

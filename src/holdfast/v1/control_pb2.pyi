@@ -104,7 +104,7 @@ class SavedByAll(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., job: _Optional[str] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("epoch", "supervisor", "protocol_version", "diagnostics", "peers", "inventory_differences", "answers_beats", "columns")
+    __slots__ = ("epoch", "supervisor", "protocol_version", "diagnostics", "peers", "inventory_differences", "answers_beats", "columns", "workers_in_answers")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SUPERVISOR_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +113,7 @@ class Welcome(_message.Message):
     INVENTORY_DIFFERENCES_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_BEATS_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_IN_ANSWERS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     supervisor: str
     protocol_version: int
@@ -121,14 +122,15 @@ class Welcome(_message.Message):
     inventory_differences: bool
     answers_beats: bool
     columns: bool
-    def __init__(self, epoch: _Optional[int] = ..., supervisor: _Optional[str] = ..., protocol_version: _Optional[int] = ..., diagnostics: _Optional[_Iterable[str]] = ..., peers: _Optional[_Iterable[str]] = ..., inventory_differences: bool = ..., answers_beats: bool = ..., columns: bool = ...) -> None: ...
+    workers_in_answers: bool
+    def __init__(self, epoch: _Optional[int] = ..., supervisor: _Optional[str] = ..., protocol_version: _Optional[int] = ..., diagnostics: _Optional[_Iterable[str]] = ..., peers: _Optional[_Iterable[str]] = ..., inventory_differences: bool = ..., answers_beats: bool = ..., columns: bool = ..., workers_in_answers: bool = ...) -> None: ...
 
 class Heard(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("epoch", "command_id", "traceparent", "warm", "prepare", "start", "stop", "checkpoint_now", "set_interval", "prune")
+    __slots__ = ("epoch", "command_id", "traceparent", "warm", "prepare", "start", "stop", "checkpoint_now", "set_interval", "prune", "reset_gpu", "inject")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
@@ -139,6 +141,8 @@ class Command(_message.Message):
     CHECKPOINT_NOW_FIELD_NUMBER: _ClassVar[int]
     SET_INTERVAL_FIELD_NUMBER: _ClassVar[int]
     PRUNE_FIELD_NUMBER: _ClassVar[int]
+    RESET_GPU_FIELD_NUMBER: _ClassVar[int]
+    INJECT_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     command_id: str
     traceparent: str
@@ -149,7 +153,9 @@ class Command(_message.Message):
     checkpoint_now: CheckpointNow
     set_interval: SetInterval
     prune: Prune
-    def __init__(self, epoch: _Optional[int] = ..., command_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., warm: _Optional[_Union[Warm, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., checkpoint_now: _Optional[_Union[CheckpointNow, _Mapping]] = ..., set_interval: _Optional[_Union[SetInterval, _Mapping]] = ..., prune: _Optional[_Union[Prune, _Mapping]] = ...) -> None: ...
+    reset_gpu: ResetGpu
+    inject: Inject
+    def __init__(self, epoch: _Optional[int] = ..., command_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., warm: _Optional[_Union[Warm, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., checkpoint_now: _Optional[_Union[CheckpointNow, _Mapping]] = ..., set_interval: _Optional[_Union[SetInterval, _Mapping]] = ..., prune: _Optional[_Union[Prune, _Mapping]] = ..., reset_gpu: _Optional[_Union[ResetGpu, _Mapping]] = ..., inject: _Optional[_Union[Inject, _Mapping]] = ...) -> None: ...
 
 class LaunchSpec(_message.Message):
     __slots__ = ("script", "args", "cwd", "env", "preload")
@@ -212,7 +218,7 @@ class Warm(_message.Message):
     def __init__(self, job: _Optional[str] = ..., launch: _Optional[_Union[LaunchSpec, _Mapping]] = ...) -> None: ...
 
 class Prepare(_message.Message):
-    __slots__ = ("job", "generation", "attempt", "mesh", "placement", "nnodes", "launch", "checkpoint", "hang", "restore_step", "restore", "peers", "token", "restore_mesh", "checks", "self_test", "first_attempt", "restore_runs")
+    __slots__ = ("job", "generation", "attempt", "mesh", "placement", "nnodes", "launch", "checkpoint", "hang", "restore_step", "restore", "peers", "token", "restore_mesh", "checks", "self_test", "first_attempt", "restore_runs", "chaos")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -231,6 +237,7 @@ class Prepare(_message.Message):
     SELF_TEST_FIELD_NUMBER: _ClassVar[int]
     FIRST_ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     RESTORE_RUNS_FIELD_NUMBER: _ClassVar[int]
+    CHAOS_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     attempt: int
@@ -249,7 +256,8 @@ class Prepare(_message.Message):
     self_test: bool
     first_attempt: int
     restore_runs: _containers.RepeatedCompositeFieldContainer[_types_pb2.RestoreRun]
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., attempt: _Optional[int] = ..., mesh: _Optional[_Union[_types_pb2.Mesh, _Mapping]] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., nnodes: _Optional[int] = ..., launch: _Optional[_Union[LaunchSpec, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointSpec, _Mapping]] = ..., hang: _Optional[_Union[_types_pb2.HangSpec, _Mapping]] = ..., restore_step: _Optional[int] = ..., restore: _Optional[_Iterable[_Union[_types_pb2.RankRestore, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[_types_pb2.ShardSource, _Mapping]]] = ..., token: _Optional[str] = ..., restore_mesh: _Optional[_Union[_types_pb2.Mesh, _Mapping]] = ..., checks: _Optional[_Union[_types_pb2.ChecksSpec, _Mapping]] = ..., self_test: bool = ..., first_attempt: _Optional[int] = ..., restore_runs: _Optional[_Iterable[_Union[_types_pb2.RestoreRun, _Mapping]]] = ...) -> None: ...
+    chaos: bool
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., attempt: _Optional[int] = ..., mesh: _Optional[_Union[_types_pb2.Mesh, _Mapping]] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., nnodes: _Optional[int] = ..., launch: _Optional[_Union[LaunchSpec, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointSpec, _Mapping]] = ..., hang: _Optional[_Union[_types_pb2.HangSpec, _Mapping]] = ..., restore_step: _Optional[int] = ..., restore: _Optional[_Iterable[_Union[_types_pb2.RankRestore, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[_types_pb2.ShardSource, _Mapping]]] = ..., token: _Optional[str] = ..., restore_mesh: _Optional[_Union[_types_pb2.Mesh, _Mapping]] = ..., checks: _Optional[_Union[_types_pb2.ChecksSpec, _Mapping]] = ..., self_test: bool = ..., first_attempt: _Optional[int] = ..., restore_runs: _Optional[_Iterable[_Union[_types_pb2.RestoreRun, _Mapping]]] = ..., chaos: bool = ...) -> None: ...
 
 class Start(_message.Message):
     __slots__ = ("job", "generation", "master")
@@ -283,17 +291,49 @@ class Prune(_message.Message):
     steps: _containers.RepeatedCompositeFieldContainer[_types_pb2.SavedStep]
     def __init__(self, job: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[_types_pb2.SavedStep, _Mapping]]] = ...) -> None: ...
 
+class ResetGpu(_message.Message):
+    __slots__ = ("job", "gpus", "timeout_s")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    gpus: _containers.RepeatedScalarFieldContainer[int]
+    timeout_s: float
+    def __init__(self, job: _Optional[str] = ..., gpus: _Optional[_Iterable[int]] = ..., timeout_s: _Optional[float] = ...) -> None: ...
+
+class Inject(_message.Message):
+    __slots__ = ("job", "generation", "kind", "rank", "for_s", "xid", "not_after", "operation")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    FOR_S_FIELD_NUMBER: _ClassVar[int]
+    XID_FIELD_NUMBER: _ClassVar[int]
+    NOT_AFTER_FIELD_NUMBER: _ClassVar[int]
+    OPERATION_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    generation: int
+    kind: str
+    rank: int
+    for_s: float
+    xid: int
+    not_after: float
+    operation: str
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., kind: _Optional[str] = ..., rank: _Optional[int] = ..., for_s: _Optional[float] = ..., xid: _Optional[int] = ..., not_after: _Optional[float] = ..., operation: _Optional[str] = ...) -> None: ...
+
 class CheckpointNow(_message.Message):
-    __slots__ = ("job", "generation", "at_step", "far")
+    __slots__ = ("job", "generation", "at_step", "far", "leaving")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     AT_STEP_FIELD_NUMBER: _ClassVar[int]
     FAR_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     at_step: int
     far: bool
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., at_step: _Optional[int] = ..., far: bool = ...) -> None: ...
+    leaving: str
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., at_step: _Optional[int] = ..., far: bool = ..., leaving: _Optional[str] = ...) -> None: ...
 
 class SetInterval(_message.Message):
     __slots__ = ("job", "generation", "from_step", "interval_steps")
@@ -376,7 +416,7 @@ class WorkersChanged(_message.Message):
     def __init__(self, version: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[WorkerEnded, _Mapping]]] = ..., template: _Optional[_Union[Template, _Mapping]] = ..., columns: _Optional[_Union[WorkerColumns, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("node", "incarnation", "hostname", "address", "zone", "capacity", "replicator_endpoint", "agent_pid", "directory", "kernel_log", "version", "protocol_version", "running", "preflight", "workers_version", "ended", "disk_dir", "template", "restore_runs")
+    __slots__ = ("node", "incarnation", "hostname", "address", "zone", "capacity", "replicator_endpoint", "agent_pid", "directory", "kernel_log", "version", "protocol_version", "running", "preflight", "workers_version", "ended", "disk_dir", "template", "restore_runs", "resets_gpus")
     NODE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HOSTNAME_FIELD_NUMBER: _ClassVar[int]
@@ -396,6 +436,7 @@ class Hello(_message.Message):
     DISK_DIR_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     RESTORE_RUNS_FIELD_NUMBER: _ClassVar[int]
+    RESETS_GPUS_FIELD_NUMBER: _ClassVar[int]
     node: str
     incarnation: str
     hostname: str
@@ -415,7 +456,8 @@ class Hello(_message.Message):
     disk_dir: str
     template: Template
     restore_runs: bool
-    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., hostname: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., capacity: _Optional[int] = ..., replicator_endpoint: _Optional[str] = ..., agent_pid: _Optional[int] = ..., directory: _Optional[str] = ..., kernel_log: _Optional[str] = ..., version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., running: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ..., preflight: _Optional[_Union[_types_pb2.Preflight, _Mapping]] = ..., workers_version: _Optional[int] = ..., ended: _Optional[_Iterable[_Union[WorkerEnded, _Mapping]]] = ..., disk_dir: _Optional[str] = ..., template: _Optional[_Union[Template, _Mapping]] = ..., restore_runs: bool = ...) -> None: ...
+    resets_gpus: bool
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[str] = ..., hostname: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., capacity: _Optional[int] = ..., replicator_endpoint: _Optional[str] = ..., agent_pid: _Optional[int] = ..., directory: _Optional[str] = ..., kernel_log: _Optional[str] = ..., version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., running: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ..., preflight: _Optional[_Union[_types_pb2.Preflight, _Mapping]] = ..., workers_version: _Optional[int] = ..., ended: _Optional[_Iterable[_Union[WorkerEnded, _Mapping]]] = ..., disk_dir: _Optional[str] = ..., template: _Optional[_Union[Template, _Mapping]] = ..., restore_runs: bool = ..., resets_gpus: bool = ...) -> None: ...
 
 class PhaseTime(_message.Message):
     __slots__ = ("name", "seconds")
@@ -442,7 +484,7 @@ class RestoredBytes(_message.Message):
     def __init__(self, source: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class OrderDone(_message.Message):
-    __slots__ = ("command_id", "ok", "reason", "master", "at", "phases", "workers", "unrestorable", "restored", "restored_bytes", "columns")
+    __slots__ = ("command_id", "ok", "reason", "master", "at", "phases", "workers", "unrestorable", "restored", "restored_bytes", "columns", "workers_version")
     COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
     OK_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -454,6 +496,7 @@ class OrderDone(_message.Message):
     RESTORED_FIELD_NUMBER: _ClassVar[int]
     RESTORED_BYTES_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_VERSION_FIELD_NUMBER: _ClassVar[int]
     command_id: str
     ok: bool
     reason: str
@@ -465,7 +508,8 @@ class OrderDone(_message.Message):
     restored: _containers.RepeatedCompositeFieldContainer[Restored]
     restored_bytes: _containers.RepeatedCompositeFieldContainer[RestoredBytes]
     columns: WorkerColumns
-    def __init__(self, command_id: _Optional[str] = ..., ok: bool = ..., reason: _Optional[str] = ..., master: _Optional[str] = ..., at: _Optional[float] = ..., phases: _Optional[_Iterable[_Union[PhaseTime, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ..., unrestorable: bool = ..., restored: _Optional[_Iterable[_Union[Restored, _Mapping]]] = ..., restored_bytes: _Optional[_Iterable[_Union[RestoredBytes, _Mapping]]] = ..., columns: _Optional[_Union[WorkerColumns, _Mapping]] = ...) -> None: ...
+    workers_version: int
+    def __init__(self, command_id: _Optional[str] = ..., ok: bool = ..., reason: _Optional[str] = ..., master: _Optional[str] = ..., at: _Optional[float] = ..., phases: _Optional[_Iterable[_Union[PhaseTime, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[RunningWorker, _Mapping]]] = ..., unrestorable: bool = ..., restored: _Optional[_Iterable[_Union[Restored, _Mapping]]] = ..., restored_bytes: _Optional[_Iterable[_Union[RestoredBytes, _Mapping]]] = ..., columns: _Optional[_Union[WorkerColumns, _Mapping]] = ..., workers_version: _Optional[int] = ...) -> None: ...
 
 class RanksStepping(_message.Message):
     __slots__ = ("job", "generation", "ranks", "step", "at", "phases")

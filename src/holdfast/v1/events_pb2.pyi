@@ -85,7 +85,7 @@ REMEDY_REPLACE_NODE: Remedy
 REMEDY_STOP_JOB: Remedy
 
 class Finding(_message.Message):
-    __slots__ = ("id", "kind", "severity", "at", "since", "summary", "node", "job", "generation", "rank", "gpu", "confidence", "evidence", "ladder", "ttl_s", "traceparent", "waited_s", "repeat", "supersedes", "contradicts", "verified_step", "attribution", "notice")
+    __slots__ = ("id", "kind", "severity", "at", "since", "summary", "node", "job", "generation", "rank", "gpu", "confidence", "evidence", "ladder", "ttl_s", "traceparent", "waited_s", "repeat", "supersedes", "contradicts", "verified_step", "attribution", "notice", "cost_share")
     class EvidenceEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +116,7 @@ class Finding(_message.Message):
     VERIFIED_STEP_FIELD_NUMBER: _ClassVar[int]
     ATTRIBUTION_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
+    COST_SHARE_FIELD_NUMBER: _ClassVar[int]
     id: str
     kind: FindingKind
     severity: Severity
@@ -139,7 +140,8 @@ class Finding(_message.Message):
     verified_step: int
     attribution: Attribution
     notice: AnnouncedMaintenance
-    def __init__(self, id: _Optional[str] = ..., kind: _Optional[_Union[FindingKind, str]] = ..., severity: _Optional[_Union[Severity, str]] = ..., at: _Optional[float] = ..., since: _Optional[float] = ..., summary: _Optional[str] = ..., node: _Optional[str] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., gpu: _Optional[int] = ..., confidence: _Optional[float] = ..., evidence: _Optional[_Mapping[str, str]] = ..., ladder: _Optional[_Iterable[_Union[Remedy, str]]] = ..., ttl_s: _Optional[float] = ..., traceparent: _Optional[str] = ..., waited_s: _Optional[float] = ..., repeat: _Optional[int] = ..., supersedes: _Optional[str] = ..., contradicts: _Optional[str] = ..., verified_step: _Optional[int] = ..., attribution: _Optional[_Union[Attribution, _Mapping]] = ..., notice: _Optional[_Union[AnnouncedMaintenance, _Mapping]] = ...) -> None: ...
+    cost_share: float
+    def __init__(self, id: _Optional[str] = ..., kind: _Optional[_Union[FindingKind, str]] = ..., severity: _Optional[_Union[Severity, str]] = ..., at: _Optional[float] = ..., since: _Optional[float] = ..., summary: _Optional[str] = ..., node: _Optional[str] = ..., job: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., gpu: _Optional[int] = ..., confidence: _Optional[float] = ..., evidence: _Optional[_Mapping[str, str]] = ..., ladder: _Optional[_Iterable[_Union[Remedy, str]]] = ..., ttl_s: _Optional[float] = ..., traceparent: _Optional[str] = ..., waited_s: _Optional[float] = ..., repeat: _Optional[int] = ..., supersedes: _Optional[str] = ..., contradicts: _Optional[str] = ..., verified_step: _Optional[int] = ..., attribution: _Optional[_Union[Attribution, _Mapping]] = ..., notice: _Optional[_Union[AnnouncedMaintenance, _Mapping]] = ..., cost_share: _Optional[float] = ...) -> None: ...
 
 class Attribution(_message.Message):
     __slots__ = ("blame", "error_class", "prior_user", "from_outside", "tries", "nodes")

@@ -18,18 +18,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import repeat
 from operator import attrgetter
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from cattrs import Converter
 
 from holdfast.domain.generations import ShardRecord
 from holdfast.domain.nodes import RunningWorker
-from holdfast.domain.runs import ShardRun, Shards, WorkerRun, Workers, shard_runs, worker_runs
-
-T = TypeVar("T")
+from holdfast.domain.runs import ShardRun, Shards, WorkerRun, Workers, shard_runs, short, worker_runs
 
 MARK, RUNS = "_columns", "_runs"
 ROWS_MIN = 4  # fewer stay rows
@@ -60,11 +58,6 @@ def register(converter: Converter, *kinds: type) -> None:
 
     converter.register_unstructure_hook_factory(is_table)(write)
     converter.register_structure_hook_factory(is_table)(read)
-
-
-def short(column: Sequence[T]) -> Sequence[T]:
-    """A column of equal entries as one."""
-    return column[:1] if column and column.count(column[0]) == len(column) else column
 
 
 class _Table:
@@ -119,13 +112,18 @@ class _Runs(_Table):
         super().__init__(kind, converter)
         self._run, self._runs_of, self._made = run, runs_of, made
         self._parts = [_Part(name, hint, converter) for name, hint in get_type_hints(run).items()]
+        # What all runs of a fleet have in common, its mesh, is written once.
+        self._writes = [(part.name, lru_cache(part.write)) for part in self._parts if part.write is not _as_it_is]
 
     def write(self, values: Sequence[Any]) -> Any:
         runs = self._runs_of(values)
         if sum([run.width for run in runs]) < ROWS_MIN:
             return super().write(values)
-        parts = self._parts
-        return {RUNS: [{part.name: part.write(value) for part, value in zip(parts, run, strict=True)} for run in runs]}
+        rows = [run._asdict() for run in runs]
+        for row in rows:
+            for name, write in self._writes:
+                row[name] = write(row[name])
+        return {RUNS: rows}
 
     def read(self, tree: Any, kind: Any) -> Sequence[Any]:
         if not isinstance(tree, dict) or RUNS not in tree:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import lru_cache
 from itertools import chain
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.generations import Placement, RestoreRun, ShardSource
@@ -88,6 +88,7 @@ def encode_welcome(
             inventory_differences=True,
             answers_beats=True,
             columns=True,
+            workers_in_answers=True,
         )
     )
 
@@ -177,8 +178,7 @@ def decode_steps_reached(beat: pb.Beat) -> tuple[StepReached, ...]:
     return tuple(map(_STEP_REACHED.decode, beat.steps))
 
 
-@dataclass(frozen=True, slots=True)
-class Reported:
+class Reported(NamedTuple):  # made in a third of the time of a frozen dataclass: of all reports of an incident
     """A report as it came, and in whose session."""
 
     at: float

@@ -248,7 +248,8 @@ class Codec(Generic[D, M]):
             made = self._name(GetMessageClass(on_wire.message_type))
             encoded = f"{made}({', '.join(f'{part}=x[{place}]' for place, part in enumerate(parts))})"
             decoded = f"{self._name(item) if named else ''}({', '.join(f'x.{part}' for part in parts)})"
-        return f"[{encoded} for x in {value}]", f"tuple([{decoded} for x in {read}])"
+        # Most repeated fields are empty in most messages.
+        return f"[{encoded} for x in {value}]", f"(tuple([{decoded} for x in rows]) if (rows := {read}) else ())"
 
     # ------------------------------------------------------------ columns
 

@@ -10,7 +10,7 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -20,13 +20,27 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     PlainSerializer,
     ValidationError,
     WithJsonSchema,
+    model_serializer,
+    model_validator,
 )
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from holdfast.domain.errors import InvalidSpec, InvalidSpecs
-from holdfast.domain.job import CheckpointSpec, ChecksSpec, HangSpec, JobSpec, LaunchSpec, LimitSpec
+from holdfast.domain.job import (
+    CheckpointSpec,
+    ChecksSpec,
+    HangSpec,
+    JobSpec,
+    LaunchSpec,
+    LimitSpec,
+    Param,
+    PolicySpec,
+)
 from holdfast.domain.mesh import DATA_PARALLEL, Mesh
 from holdfast.plugins import POLICY_PREFIX
 from holdfast.stores.opening import parse_url
@@ -37,6 +51,7 @@ from holdfast.wire.yamlfile import KeyPath, dotted
 NODES_MAX = 100_000
 WORKERS_MAX = 1_024  # per node
 ITEMS_MAX = 1_000  # arguments, variables, modules
+POLICY_CHARS_MAX = 65_536
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 
@@ -57,6 +72,18 @@ def _variable(text: str) -> str:
     if not text or "=" in text or "\0" in text:
         raise ValueError("the name of an environment variable")
     return text
+
+
+def _parameter(text: str) -> str:
+    if not text.isidentifier():
+        raise ValueError("a name such as max_swaps")
+    return text
+
+
+def _scalar(value: object) -> object:
+    if not isinstance(value, str | int | float | bool) or (isinstance(value, float) and not math.isfinite(value)):
+        raise ValueError("a string, a finite number, true or false")
+    return value
 
 
 def _text(value: object) -> object:
@@ -184,6 +211,42 @@ class Checks(_Part):
     ] = ChecksSpec().replica_every_steps
 
 
+class Policy(_Part):
+    """A policy with parameters. REST clients send the text of a script along; the command reads it from `file`."""
+
+    file: Annotated[str, Field(description="policy script, or plugin:NAME; absent = the default policy")] = ""
+    params: Annotated[
+        dict[Annotated[str, AfterValidator(_parameter)], Annotated[Param, BeforeValidator(_scalar)]],
+        Field(max_length=ITEMS_MAX, description="what the policy sees as job.params"),
+    ] = {}
+    source: Annotated[
+        str,
+        Field(max_length=POLICY_CHARS_MAX, description="text of the script; absent = read from `file` at submission"),
+    ] = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, given: object) -> object:
+        """`policy: policy.py` is `policy: {file: policy.py}`."""
+        if isinstance(given, str):
+            return {"file": given}
+        if not isinstance(given, Mapping):
+            raise ValueError("the path of a script, plugin:NAME, or {file: …, params: {…}}")
+        return given
+
+    @model_serializer
+    def _as_given(self) -> str | dict[str, Any]:
+        return policy_body(PolicySpec(self.file, self.source, self.params))
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"anyOf": [{"type": "string"}, handler(schema)]}
+
+
+class _PolicyBody(_Part):
+    policy: Policy
+
+
 class Limits(_Part):
     prepare_timeout_s: Annotated[Seconds, Field(description="a node that takes longer is replanned around")] = (
         LimitSpec().prepare_timeout_s
@@ -211,7 +274,8 @@ class JobFile(_Part):
     nodes: Annotated[Count, Field(le=NODES_MAX)] = 1
     nproc_per_node: Annotated[Count, Field(le=WORKERS_MAX, description="workers per node, usually its GPUs")] = 1
     mesh: Annotated[
-        dict[str, Count] | None, Field(description="dimension → size, outermost first; absent = {dp: all ranks}")
+        dict[str, Count] | None,
+        Field(description="dimension → size, outermost first, in any order; absent = {dp: all ranks}"),
     ] = None
     elastic: Elastic = Elastic()
     checkpoint: Checkpoint = Checkpoint()
@@ -219,9 +283,24 @@ class JobFile(_Part):
     checks: Checks = Checks()
     limits: Limits = Limits()
     policy: Annotated[
-        str, Field(description="policy script, or plugin:NAME for an installed one; absent = the default policy")
-    ] = ""
+        Policy,
+        Field(
+            description="policy script, or plugin:NAME for an installed one, alone or as {file, params}; absent = the default "
+            "policy"
+        ),
+    ] = Policy()
     spares: Annotated[int, Field(ge=0, le=NODES_MAX, description="spare nodes that the job wants kept warm")] = 0
+    steps: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="steps that the script does in all, to judge whether a planned change pays; 0 = not known: as many as "
+            "it has done so far are assumed to be left",
+        ),
+    ] = 0
+    chaos: Annotated[
+        bool, Field(description="allow injected faults (holdfast inject --every); for tests of the recovery")
+    ] = False
 
 
 def schema() -> dict[str, Any]:
@@ -244,8 +323,8 @@ def parse_job(body: Mapping[str, Any], base: Path | None = None) -> JobSpec:
     return _build(body, base, lambda _: "")
 
 
-def to_body(spec: JobSpec) -> dict[str, Any]:
-    """The body that `parse_job` turns back into `spec`."""
+def to_body(spec: JobSpec, *, policy_source: bool = True) -> dict[str, Any]:
+    """The body that `parse_job` turns back into `spec`; without `policy_source` all but the text of its policy."""
     launch = spec.launch
     return {
         "name": spec.name,
@@ -266,9 +345,42 @@ def to_body(spec: JobSpec) -> dict[str, Any]:
             "first_step_timeout_s": spec.limits.first_step_timeout_s,
             "restarts_without_progress_max": spec.limits.restarts_without_progress_max,
         },
-        "policy": spec.policy,
+        "policy": policy_body(spec.policy_spec if policy_source else replace(spec.policy_spec, source="")),
         "spares": spec.spares,
+        "steps": spec.steps,
+        "chaos": spec.chaos,
     }
+
+
+def policy_body(policy: PolicySpec) -> str | dict[str, Any]:
+    """What `parse_policy` turns back into `policy`."""
+    if not (policy.source or policy.params):
+        return policy.name
+    body: dict[str, Any] = {"file": policy.name, "params": dict(policy.params), "source": policy.source}
+    return {key: value for key, value in body.items() if value}
+
+
+def parse_policy(body: object, base: Path | None = None) -> PolicySpec:
+    """A policy from a REST body or a flag: the `policy` of a job file. Raises `InvalidSpec` as `parse_job` does."""
+    try:
+        return _policy(_PolicyBody.model_validate({"policy": body}).policy, base)
+    except ValidationError as error:
+        raise InvalidSpecs([_problem(detail, lambda _: "") for detail in error.errors(include_url=False)]) from error
+
+
+def read_policy(path: Path) -> str:
+    """The text of a policy script. Raises `InvalidSpec`."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidSpec("policy", str(path), f"a readable file ({error.strerror or error})") from error
+    except UnicodeDecodeError as error:
+        raise InvalidSpec("policy", str(path), f"a Python file in UTF-8 ({error})") from error
+    if not text.strip() or len(text) > POLICY_CHARS_MAX:
+        raise InvalidSpec(
+            "policy", str(path), f"a script of 1 to {POLICY_CHARS_MAX:,} characters; this one has {len(text):,}"
+        )
+    return text
 
 
 def _checkpoint_body(job: JobSpec) -> dict[str, Any]:
@@ -312,9 +424,13 @@ def _build(body: Mapping[str, Any], base: Path | None, where: Where) -> JobSpec:
         env=tuple(job.env.items()),
         preload=tuple(job.preload),
     )
-    policy = job.policy if job.policy.startswith(POLICY_PREFIX) else path("policy", job.policy)
+    policy = PolicySpec()
     try:
-        spec = _spec(job, launch, policy)
+        policy = _policy(job.policy, base)
+    except InvalidSpec as problem:
+        problems.append(_located(problem, where))
+    try:
+        spec = _spec(job, launch).with_policy(policy)
     except InvalidSpec as problem:
         problems.append(_located(problem, where))
     if problems:
@@ -322,7 +438,15 @@ def _build(body: Mapping[str, Any], base: Path | None, where: Where) -> JobSpec:
     return spec
 
 
-def _spec(job: JobFile, launch: LaunchSpec, policy: str) -> JobSpec:
+def _policy(given: Policy, base: Path | None) -> PolicySpec:
+    """With its text, if this is the machine to read it from."""
+    if given.source or not given.file or given.file.startswith(POLICY_PREFIX):
+        return PolicySpec(given.file, given.source, given.params)
+    path = _path("policy", given.file, base, directory=False)
+    return PolicySpec(path, "" if base is None else read_policy(Path(path)), given.params)
+
+
+def _spec(job: JobFile, launch: LaunchSpec) -> JobSpec:
     mesh = Mesh.of({DATA_PARALLEL: job.nodes * job.nproc_per_node} if job.mesh is None else job.mesh)
     return JobSpec(
         name=job.name,
@@ -336,8 +460,9 @@ def _spec(job: JobFile, launch: LaunchSpec, policy: str) -> JobSpec:
         hang=HangSpec(**job.hang.model_dump()),
         limits=LimitSpec(**job.limits.model_dump()),
         checks=ChecksSpec(**job.checks.model_dump()),
-        policy=policy,
         spares=job.spares,
+        steps=job.steps,
+        chaos=job.chaos,
         resume=parse_resume(job.checkpoint.resume) if job.checkpoint.resume else None,
     )
 

@@ -45,6 +45,12 @@ def dumps(value: object, kind: type[Any] | UnionType) -> bytes:
     return to_json(_FAST.unstructure(value, unstructure_as=kind), inf_nan_mode="constants")
 
 
+def writer(kind: Any) -> Callable[[Any], bytes]:
+    """`dumps` for many values of one type: how these are written is found out once."""
+    unstructure: Callable[[Any], Any] = _FAST.get_unstructure_hook(kind)
+    return lambda value: to_json(unstructure(value), inf_nan_mode="constants")
+
+
 @overload
 def loads(raw: bytes, kind: type[T], upgrade: Upgrade = ...) -> T: ...
 @overload
@@ -187,6 +193,28 @@ def _read_float(tree: Any, _: Any) -> float:
     raise TypeError(f"{_short(tree)} is not a number")
 
 
+_SCALARS = frozenset({str, int, float, bool})
+
+
+def _is_scalar_union(kind: Any) -> bool:
+    return get_origin(kind) in (Union, UnionType) and _SCALARS.issuperset(get_args(kind))
+
+
+def _read_scalar(kind: Any, _: Converter) -> Hook:
+    members = get_args(kind)
+
+    def read(tree: Any, _: Any) -> Any:
+        if type(tree) in members:
+            return tree
+        raise TypeError(f"{_short(tree)} is none of {', '.join(member.__name__ for member in members)}")
+
+    return read
+
+
+def _write_scalar(_kind: Any, _: Converter) -> Callable[[Any], Any]:
+    return _as_it_is
+
+
 def _is_mapping(kind: Any) -> bool:
     origin = get_origin(kind)
     return isinstance(origin, type) and issubclass(origin, Mapping)
@@ -268,6 +296,8 @@ def _converter(*, detailed: bool) -> Converter:
     converter.register_structure_hook_factory(_is_mapping)(_read_mapping)
     converter.register_unstructure_hook_factory(_is_mapping)(_write_mapping)
     converter.register_unstructure_hook_factory(_is_set)(_write_set)
+    converter.register_structure_hook_factory(_is_scalar_union)(_read_scalar)
+    converter.register_unstructure_hook_factory(_is_scalar_union)(_write_scalar)
     columns.register(converter, ShardPlace, Placement, RankRestore, RestoreRun)
     converter.register_structure_hook_factory(_is_tagged)(_read_tagged)
     converter.register_unstructure_hook_factory(_is_tagged)(_write_tagged)

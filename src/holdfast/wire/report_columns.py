@@ -11,9 +11,8 @@ from collections.abc import Iterable, Sequence, Sized
 from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.generations import ShardRecord
 from holdfast.domain.nodes import RunningWorker
-from holdfast.domain.runs import ShardRun, Shards, WorkerRun, Workers
+from holdfast.domain.runs import ShardRun, Shards, WorkerRun, Workers, full, short
 from holdfast.v1 import control_pb2, types_pb2
-from holdfast.wire.columns import short
 from holdfast.wire.types import TIER_NAME, TIER_WIRE, decode_mesh, encode_mesh
 
 
@@ -44,29 +43,25 @@ def decode_shards(message: types_pb2.ShardColumns) -> Shards:
     """Raises `MalformedMessage` for columns of other lengths, for a digest with a comma, and for a mesh and a tier that are
     none."""
     ranks, sizes, digests = message.ranks[:], tuple(message.sizes[:]), message.digests[:]
-    columns = (
-        message.attempts[:],
-        message.steps[:],
-        message.mesh_of[:],
-        message.tiers[:],
-        message.owner_of[:],
-    )
+    columns = (message.attempts[:], message.steps[:], message.mesh_of[:], message.tiers[:], message.owner_of[:])
     count = len(ranks)
     _check_lengths("shards", count, *columns, sizes, digests)
     meshes, owners = [decode_mesh(mesh, "shards.meshes") for mesh in message.meshes], message.owners[:]
+    _, _, mesh_of, tiers, owner_of = columns
+    for places, values in ((mesh_of, meshes), (owner_of, owners)):
+        if (place := max(places, default=-1)) >= len(values):
+            raise MalformedMessage("shards", f"{place} is not a place among {len(values)}")
+    if unknown := set(tiers).difference(TIER_NAME):
+        raise MalformedMessage("shards.tiers", f"{min(unknown)} is not a tier known here ({', '.join(TIER_WIRE)})")
     runs = []
     for begin, end in _runs(ranks, columns):
         a, s, m, t, o = [column[begin] if len(column) > 1 else column[0] for column in columns]
-        if t not in TIER_NAME:
-            raise MalformedMessage("shards.tiers", f"{t} is not a tier known here ({', '.join(TIER_WIRE)})")
-        for place, values in ((m, meshes), (o, owners)):
-            if place >= len(values):
-                raise MalformedMessage("shards", f"{place} is not a place among {len(values)}")
         size = sizes if len(sizes) == 1 else sizes[begin:end]
         digest = ",".join(digests[begin:end] if len(digests) == count else digests * (end - begin))
-        if digest.count(",") >= end - begin:
+        run = ShardRun(a, s, meshes[m], TIER_NAME[t], owners[o], ranks[begin], end - begin, size, digest)
+        if not run.fits:
             raise MalformedMessage("shards.digests", f"{digest!r} cannot be told apart")
-        runs.append(ShardRun(a, s, meshes[m], TIER_NAME[t], owners[o], ranks[begin], end - begin, size, digest))
+        runs.append(run)
     return Shards(runs)
 
 
@@ -88,7 +83,7 @@ def decode_workers(message: control_pb2.WorkerColumns) -> Workers:
     _check_lengths("workers", count, jobs, generations, pids, since)
     if not all(map(math.isfinite, since)):
         raise MalformedMessage("worker.since", "not all are times")
-    pids = pids if len(pids) == count else pids * count
+    pids = full(pids, count)
     runs = []
     for begin, end in _runs(ranks, (jobs, generations)):
         job, generation = jobs[begin % len(jobs)], generations[begin % len(generations)]
@@ -99,9 +94,9 @@ def decode_workers(message: control_pb2.WorkerColumns) -> Workers:
 
 def _check_lengths(field: str, count: int, *columns: Sized) -> None:
     """Raises `MalformedMessage` unless each column has one entry for all rows, or one for each."""
-    lengths = set(map(len, columns)) - {count}
-    if lengths and (lengths != {1} or not count):
-        raise MalformedMessage(field, f"{max(lengths)} entries for {count}")
+    for column in columns:
+        if len(column) != count and (len(column) != 1 or not count):
+            raise MalformedMessage(field, f"{len(column)} entries for {count}")
 
 
 def _runs(ranks: Sequence[int], columns: Iterable[Sequence[object]]) -> list[tuple[int, int]]:

@@ -18,7 +18,7 @@ from waiting import quickest, wait_until
 from holdfast.domain.collectives import StallSnapshot
 from holdfast.domain.job import HangSpec, LaunchSpec
 from holdfast.domain.nodes import TemplateState
-from holdfast.domain.orders import CheckpointNow, RanksFinished, RanksStepping, Start, Stop, Warm, WorkersChanged
+from holdfast.domain.orders import CheckpointNow, Hello, RanksFinished, RanksStepping, Start, Stop, Warm, WorkersChanged
 from holdfast.domain.signals import GenerationStarted, GenerationStopped, RankProgress, StepColumns, WorkerExited
 
 
@@ -308,6 +308,32 @@ def test_two_generations_never_run_at_once(agent: Agent, tmp_path: Path) -> None
     assert not gone(pids[-1])
     assert agent.plane.ask(Stop("locks", 3)).ok
     assert gone(pids[-1])
+
+
+def test_the_answer_to_prepare_reports_the_workers_to_supervisors_that_take_it(tmp_path: Path) -> None:
+    with running_agent(tmp_path) as agent:
+        _the_answer_reports_the_workers(agent, tmp_path)
+
+
+def _the_answer_reports_the_workers(agent: Agent, tmp_path: Path) -> None:
+    path = script(tmp_path, "sleeper", SLEEPER)
+    start_job(agent.plane, prepare_order("said", path, nproc=2))
+    agent.plane.wait_for(WorkersChanged, lambda each: each.template is not None and "said" in each.template.jobs)
+    said = agent.plane.ask(prepare_order("said", path, generation=2, nproc=2))
+    assert said.workers_version
+    os.kill(said.workers[1].pid, signal.SIGKILL)
+    ended = agent.plane.wait_for(WorkersChanged, lambda each: each.version > said.workers_version)
+    assert [(each.generation, each.rank) for each in ended.workers] == [(2, 0)]
+    later = agent.plane.reports[agent.plane.reports.index(said) + 1 :]
+    assert not [each for each in later if isinstance(each, WorkersChanged) and each.version == said.workers_version]
+    agent.plane.workers_in_answers = False  # a supervisor of an earlier version
+    agent.plane.drop_session()
+    agent.plane.wait_for(Hello, lambda hello: hello.workers_version == ended.version)
+    again = agent.plane.ask(prepare_order("said", path, generation=3, nproc=2))
+    assert not again.workers_version
+    told = agent.plane.wait_for(WorkersChanged, lambda each: {worker.generation for worker in each.workers} == {3})
+    assert {worker.pid for worker in told.workers} == {worker.pid for worker in again.workers}
+    assert agent.plane.ask(Stop("said", 3)).ok
 
 
 def test_data_loader_processes_go_with_their_worker(agent: Agent, tmp_path: Path) -> None:

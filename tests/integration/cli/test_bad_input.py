@@ -117,7 +117,7 @@ def test_policy_check_of_a_good_one(shell: Shell) -> None:
         (["up", "--port", "0", "--dir", "/proc/holdfast"], ["--dir: '/proc/holdfast'", "can be created and written"]),
         (["up", "--nodes", "-1", "--dir", "up"], ["--nodes", "0"]),
         (["demo", "--out", "/proc/holdfast"], ["--out: '/proc/holdfast'", "can be created and written"]),
-        (["demo", "--steps", "5"], ["--steps", "120"]),
+        (["demo", "--steps", "5"], ["--steps", "150"]),
         (["agent", "--supervisor", "nonsense"], ["--supervisor: 'nonsense'", "host:port"]),
         (["agent", "--supervisor", "a:1,b:70000"], ["--supervisor: 'b:70000'", "host:port"]),
         (["agent", "--supervisor", "a:1", "--dir", "train.py"], ["train.py"]),

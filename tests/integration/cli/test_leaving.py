@@ -8,7 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from commands import MEMORY, Shell
+from commands import Shell
+from leftovers import memory_of
 from waiting import wait_until
 
 from holdfast.cli.client import Client, NoApi
@@ -45,11 +46,10 @@ def test_leaving_a_job_that_runs_elsewhere_leaves_it_running(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stack_is_left_in_order(tmp_path: Path, number: signal.Signals) -> None:
-    before = set(MEMORY.iterdir())
     shell = Shell(tmp_path)
     with shell.start("up", "--dir", "up", "--nodes", "1", *PORTS) as process:
         url = read_until(process, r"API\s+(http://\S+)")[1]
-        mine = {path for path in set(MEMORY.iterdir()) - before if (path / "node-0").exists()}
+        mine = memory_of(process.pid)
         process.send_signal(number)
         out, err = process.communicate(timeout=60)
     assert process.returncode == (130 if number is signal.SIGINT else 0), out + err

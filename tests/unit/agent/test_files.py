@@ -142,18 +142,19 @@ def test_a_worker_has_torchruns_environment_and_ours() -> None:
 
 def test_start_tells_the_meeting_point_and_the_shard() -> None:
     shard = StagedShard(2, ShardKey(attempt=3, step=40, rank=2), "/dev/shm/n/x", "memory")
-    environment = start_environment(("host", 1234), [shard])
+    environment = start_environment(prepare(), ("host", 1234), [shard])
     assert (environment["MASTER_ADDR"], environment["MASTER_PORT"]) == ("host", "1234")
     assert json.loads(environment["HOLDFAST_RESTORE"]) == {"step": 40, "attempt": 3, "path": "/dev/shm/n/x"}
-    assert "HOLDFAST_RESTORE" not in start_environment(("host", 1), ())
+    assert "HOLDFAST_RESTORE" not in start_environment(prepare(), ("host", 1), ())
 
 
 def test_of_several_parts_the_ranks_own_leads() -> None:
     parts = [StagedShard(1, ShardKey(3, 40, rank), f"/shm/{rank}", "memory") for rank in (0, 1)]
-    restore = json.loads(start_environment(("host", 1), parts)["HOLDFAST_RESTORE"])
+    restore = json.loads(start_environment(prepare(), ("host", 1), parts)["HOLDFAST_RESTORE"])
     assert restore == {"step": 40, "attempt": 3, "path": "/shm/1", "paths": ["/shm/0", "/shm/1"]}
+    order = prepare(restore_mesh=Mesh.of({"dp": 1, "pp": 2}))
     new_rank = [StagedShard(2, part.shard, part.path, part.source) for part in parts]
-    assert json.loads(start_environment(("host", 1), new_rank)["HOLDFAST_RESTORE"])["path"] == "/shm/0"
+    assert json.loads(start_environment(order, ("host", 1), new_rank)["HOLDFAST_RESTORE"])["path"] == "/shm/0"
 
 
 def test_the_agents_own_settings_stay_with_it() -> None:

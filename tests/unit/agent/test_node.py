@@ -21,7 +21,7 @@ from holdfast.domain.generations import Placement, RankRestore, ShardKey
 from holdfast.domain.job import CheckpointSpec, HangSpec, LaunchSpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import RunningWorker
-from holdfast.domain.orders import CheckpointNow, Prepare, Prune, Start, Stop
+from holdfast.domain.orders import CheckpointNow, Inject, Prepare, Prune, ResetGpu, Start, Stop
 from holdfast.domain.replication import CommonCheckpoint, Configure, EndJob, PruneSteps, Stage, StagedShard, UploadNow
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", [VIRTUAL_TIME], ids=["virtual"])]
@@ -53,6 +53,7 @@ class FakePool:
         self.fork_error: Exception | None = None
         self.computes_wrongly = False
         self.started: dict[int, tuple[StagedShard, ...]] = {}
+        self.injected: list[Inject] = []
 
     async def fork(self, order: Prepare) -> tuple[RunningWorker, ...]:
         await anyio.sleep(self.forking_s)
@@ -73,6 +74,9 @@ class FakePool:
         if self.computes_wrongly:
             raise Conflict("n computes wrongly")
 
+    async def reset_gpus(self, order: ResetGpu) -> Outcome:
+        raise AssertionError("no order is about it")
+
     async def _end(self, generations: set[int]) -> None:
         await anyio.sleep(self.dying_s)
         for generation in sorted(generations):
@@ -83,7 +87,7 @@ class FakePool:
     def start(self, job: str, number: int, master: tuple[str, int], staged: tuple[StagedShard, ...]) -> None:
         self.started[number] = staged
 
-    def checkpoint_now(self, job: str, number: int, at_step: int) -> None:
+    def checkpoint_now(self, job: str, number: int, at_step: int, leaving: str = "") -> None:
         self.done.append(f"save {at_step}")
 
     def generations(self, job: str) -> tuple[int, ...]:
@@ -144,7 +148,15 @@ async def node() -> AsyncIterator[tuple[Node, FakePool, FakeReplicator]]:
     pool = FakePool()
     replicator = FakeReplicator(pool)
     site = Site(Path("/none"), Path("/none"), Path("/none"), Path("/none"), "")
-    yield Node(cast(WorkerPool, pool), replicator, site, self_test=pool.self_test), pool, replicator
+    made = Node(
+        cast(WorkerPool, pool),
+        replicator,
+        site,
+        self_test=pool.self_test,
+        reset_gpus=pool.reset_gpus,
+        inject=pool.injected.append,
+    )
+    yield made, pool, replicator
 
 
 async def test_only_a_save_that_is_to_go_far_is_told_to_the_replicator() -> None:

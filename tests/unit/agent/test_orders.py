@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 
-from holdfast.agent.executor import Executor
+from holdfast.agent.executor import UNKNOWN_OUTCOME, Executor
 from holdfast.agent.ledger import ANSWERS_MAX, Ledger
 from holdfast.agent.node import Outcome
 from holdfast.agent.reports import Reports
 from holdfast.domain.errors import Conflict, HoldfastError, Unrestorable
 from holdfast.domain.nodes import NodeFacts, RunningWorker
-from holdfast.domain.orders import Hello, Inventory, Order, OrderDone, RanksFinished, Start
+from holdfast.domain.orders import Hello, Inventory, Order, OrderDone, RanksFinished, ResetGpu, Start
 
 pytestmark = pytest.mark.anyio
 
@@ -59,6 +60,28 @@ async def test_a_repeat_is_answered_and_not_executed_also_after_a_restart(tmp_pa
     assert len(set(answers)) == 1
     assert answers[0].ok
     assert answers[0].workers == (RunningWorker("gpt", 3, 0, 99),)
+
+
+async def test_the_version_of_the_workers_is_said_with_the_first_answer_only(ledger: Ledger) -> None:
+    """A repeated answer may be older than the set of workers."""
+    hands, answers, asked = Hands(), list[OrderDone](), list[Sequence[RunningWorker]]()
+
+    def version(workers: Sequence[RunningWorker]) -> int:
+        asked.append(workers)
+        return 5
+
+    async with anyio.create_task_group() as tasks:
+        executor = Executor(
+            tasks=tasks,
+            ledger=ledger,
+            carry_out=hands.carry_out,
+            report=answers.append,
+            workers_version=version,
+        )
+        executor.submit(1, "c1", ORDER)
+    executor.submit(1, "c1", ORDER)
+    assert [answer.workers_version for answer in answers] == [5, 0]
+    assert asked == [(RunningWorker("gpt", 3, 0, 99),)]
 
 
 async def test_a_repeat_under_way_waits_for_the_one_answer(ledger: Ledger) -> None:
@@ -177,3 +200,34 @@ def test_only_the_newest_inventory_of_a_job_waits() -> None:
         reports.add(Inventory("gpt"))
         reports.add(Inventory("bert"))
     assert take_all(reports) == [(1, "Inventory"), (2, "Inventory")]
+
+
+async def test_a_reset_that_an_agent_did_not_survive_is_not_made_again(tmp_path: Path) -> None:
+    """At most once: whoever finds the order begun answers that nobody knows how it ended."""
+    hands, answers = Hands(), list[OrderDone]()
+    hands.gate = anyio.Event()
+    order = ResetGpu("gpt", (0,), 60.0)
+    with Ledger(tmp_path / "agent.db") as ledger:
+        async with anyio.create_task_group() as tasks:
+            executor = Executor(tasks=tasks, ledger=ledger, carry_out=hands.carry_out, report=answers.append)
+            executor.submit(1, "c1", order)
+            await anyio.lowlevel.checkpoint()
+            executor.submit(1, "c1", order)  # repeated while it is under way: no answer yet
+            assert answers == []
+            tasks.cancel_scope.cancel()
+    with Ledger(tmp_path / "agent.db") as ledger:
+        async with anyio.create_task_group() as tasks:
+            executor = Executor(tasks=tasks, ledger=ledger, carry_out=hands.carry_out, report=answers.append)
+            executor.submit(1, "c1", order)
+    assert hands.done == [order]
+    assert [(answer.ok, answer.reason) for answer in answers] == [(False, UNKNOWN_OUTCOME)]
+
+
+async def test_the_answer_to_a_reset_is_kept(ledger: Ledger) -> None:
+    hands, answers = Hands(), list[OrderDone]()
+    async with anyio.create_task_group() as tasks:
+        executor = Executor(tasks=tasks, ledger=ledger, carry_out=hands.carry_out, report=answers.append)
+        executor.submit(1, "c1", ResetGpu("gpt"))
+    executor.submit(1, "c1", ResetGpu("gpt"))
+    assert len(hands.done) == 1
+    assert [answer.ok for answer in answers] == [True, True]

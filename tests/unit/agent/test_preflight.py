@@ -260,3 +260,26 @@ def test_one_silent_peer_may_be_gone_several_are_this_node() -> None:
     assert preflight_checks.peers(("a:1",), ("b:1", "c:1")).ok is True
     assert preflight_checks.peers((), ("b:1",)).ok is None
     assert preflight_checks.peers((), ("b:1", "c:1")).ok is False
+
+
+@pytest.mark.anyio
+@virtual
+async def test_while_gpus_are_reset_no_test_runs_and_none_begins(anyio_backend: Any) -> None:
+    async with stage() as played:
+        await wait_until_async(lambda: bool(played.budgets), description="a test to begin")
+        with played.tests.held():
+            await wait_until_async(lambda: played.cancelled == 1, description="it to be cancelled")
+            await anyio.sleep(3600)
+            assert (len(played.budgets), played.reports) == (1, [])
+        await wait_until_async(lambda: len(played.reports) == 1, description="the test to be made up for")
+
+
+@pytest.mark.anyio
+@virtual
+async def test_after_a_reset_the_node_is_tested_at_once_and_says_what_is_wrong(anyio_backend: Any) -> None:
+    async with stage() as played:
+        with played.tests.held():
+            assert await played.tests.after_reset() == ""
+            played.answer = printed(3)
+            assert "products: " in await played.tests.after_reset()
+        assert [bool(report.failures) for report in played.reports] == [False, True]

@@ -12,7 +12,7 @@ from waiting import wait_until_async
 
 from holdfast.agent.reports import Reports
 from holdfast.agent.workers.worker import Exit
-from holdfast.agent.workers.worker_set import ENDED_MAX, WorkerSet
+from holdfast.agent.workers.worker_set import ENDED_MAX, GATHER_S, WorkerSet
 from holdfast.domain.nodes import NodeFacts, RunningWorker, TemplateState, WorkerEnded
 from holdfast.domain.orders import Hello, Inventory, OrderDone, WorkersChanged
 
@@ -70,6 +70,43 @@ def test_ends_are_bounded() -> None:
         workers.add_ended(cast(Any, worker(rank)), Exit(0.0, 1, None))
     assert len(workers.ended) == ENDED_MAX
     assert workers.ended[-1].rank == ENDED_MAX + 9
+
+
+def test_an_answer_that_says_all_of_the_set_is_its_report() -> None:
+    node = Node()
+    workers = node.workers()
+    assert workers.version_for_answer((ONE,)) == 0, "it does not run"
+    node.running = (ONE,)
+    workers.changed()
+    assert workers.version_for_answer((ONE,)) == workers.version == 2
+    node.running = (ONE, RunningWorker("other", 7, 0, 101))
+    workers.changed()
+    assert workers.version_for_answer((ONE,)) == 0, "another worker runs, too"
+    node.running = (ONE,)
+    workers.add_ended(cast(Any, worker(0, 7, "other")), Exit(0.0, 1, None))
+    assert workers.version_for_answer((ONE,)) == 0, "how a worker ended is to be told"
+
+
+@pytest.mark.anyio
+async def test_what_an_answer_has_said_is_not_reported_again_and_a_new_template_is() -> None:
+    node, state = Node(), TemplateState(("gpt",), False)
+    workers = WorkerSet(lambda: node.running, node.reported.append, lambda: node.now, lambda: state)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(workers.run)
+        workers.template_changed()
+        node.running = (ONE,)
+        assert workers.version_for_answer((ONE,)) == 0, "the template is to be told"
+        await wait_until_async(lambda: bool(node.reported), description="the template")
+        workers.changed()
+        assert workers.version_for_answer((ONE,)) == workers.version
+        await anyio.sleep(2 * GATHER_S)
+        assert [each.template for each in node.reported] == [state]
+        state = TemplateState(("gpt",), True)
+        workers.template_changed()
+        assert workers.version_for_answer((ONE,)) == 0
+        await wait_until_async(lambda: len(node.reported) > 1, description="the other template")
+        tasks.cancel_scope.cancel()
+    assert [(each.version, each.template) for each in node.reported[1:]] == [(workers.version, state)]
 
 
 def test_only_the_newest_set_waits_to_be_sent() -> None:

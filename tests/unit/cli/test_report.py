@@ -145,7 +145,7 @@ def test_the_summary(outcome: Outcome, width: int, failures: list[str]) -> None:
     unfinished = next(line for line in text.splitlines() if line.startswith("gpu_error"))
     assert unfinished.split()[-4:] == ["–", "–", "3", "memory"]
     assert "Goodput 80.0% of 50.0 s" in text
-    assert ("all seven faults" in text) is (not failures)
+    assert ("all eight faults" in text) is (not failures)
     for failure in failures:
         assert failure in " ".join(text.split())
 

@@ -40,7 +40,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Recorder:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HOLDFAST_API", raising=False)
     (tmp_path / "train.py").write_text("")
-    (tmp_path / "policy.py").write_text("")
+    (tmp_path / "policy.py").write_text("def decide(incident, job): ...\n")
     return recorder
 
 

@@ -14,7 +14,7 @@ from holdfast.domain.generations import ShardKey, ShardRecord
 from holdfast.domain.incidents import ActionKind, IncidentState
 from holdfast.domain.orders import Inventory, Prepare, RanksFinished, RanksStepping, Start, Stop, Warm
 from holdfast.supervisor.core import Config
-from holdfast.supervisor.core.change import RETRY_RUN_S
+from holdfast.supervisor.core.change import RETRY_RUN_S, RETRY_S
 from holdfast.supervisor.core.handover import SHARES_MAX
 from holdfast.supervisor.core.lifecycle import Starting
 from holdfast.supervisor.leader import snapshot, upgrades
@@ -131,6 +131,21 @@ def test_a_node_that_connects_late_in_a_change_has_the_whole_time_to_stop() -> N
     assert not fleet.state.nodes["n1"].unschedulable_reason
     fleet.wait(0.2)
     assert "did not stop" in fleet.state.nodes["n1"].unschedulable_reason
+    fleet.expect(JobPhase.STARTING)
+
+
+def test_a_node_that_connects_when_the_wait_for_it_is_nearly_over_has_the_whole_time_to_stop() -> None:
+    """Found by the simulator: it was given up in the millisecond in which it came, and the next generation was started."""
+    fleet = running(job(dp=1, prepare_timeout_s=3.0), spares=1)
+    fleet.lose("n0")
+    fleet.answer_orders("n0")
+    fleet.wait(fleet.state.config.fence_s - 0.01)
+    fleet.expect(JobPhase.PREPARING)
+    fleet.hello("n0", running=1)
+    fleet.wait(2.9)
+    fleet.expect(JobPhase.PREPARING)
+    assert not fleet.state.nodes["n0"].unschedulable_reason
+    fleet.answer_orders()
     fleet.expect(JobPhase.STARTING)
 
 
@@ -351,6 +366,21 @@ def test_a_change_that_no_node_can_prepare_is_not_tried_in_a_tight_loop() -> Non
     assert fleet.job.number == number + 1
 
 
+def test_nodes_that_do_not_prepare_in_time_one_after_the_other_do_not_fail_a_first_start() -> None:
+    """Found by the simulator: the others have prepared, so it is not the script that cannot."""
+    fleet = Fleet(nodes=3)
+    fleet.submit(job(dp=3, min_dp=3))
+    for node in ("n0", "n1", "n2", "n0", "n1"):
+        fleet.answer_orders(node)
+        fleet.wait(fleet.job.spec.limits.prepare_timeout_s + 0.1)
+        fleet.expect(JobPhase.PENDING)
+        assert f"{node} did not prepare within 60 s" in fleet.job.reason
+        fleet.answer_orders()
+        fleet.wait(RETRY_S + 0.1)
+    fleet.run()
+    fleet.expect(JobPhase.RUNNING)
+
+
 @pytest.mark.parametrize("phase", ["question", "prepare", "start"])
 def test_a_new_leader_hands_out_everything_again(phase: str) -> None:
     fleet = running(job(dp=3), spares=1, decide=False)
@@ -520,7 +550,8 @@ def test_a_change_that_an_earlier_version_began_is_finished(started: bool) -> No
     change |= {"generation": old["generation"], "unstarted": {}, "stepping": [0] if started else []}
     change["waiting"] = change.pop("stops", {}) | unprepared
     for group, names in upgrades.JOB_GROUPS.items():
-        old |= {names[name]: value for name, value in old.pop(group).items()}
+        # A field that is newer than that format was not in it.
+        old |= {names[name]: value for name, value in old.pop(group).items() if name in names}
     old |= {"phase": fleet.job.phase, "change": change, "planned": None, "blocked": None, "stopping": None}
     parts |= {f"jobs/{JOB}": json.dumps(old).encode(), "format": b"2"}
     sends = {send.command_id: send for send in fleet.state.sends()}  # each order was a row

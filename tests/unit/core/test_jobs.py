@@ -7,9 +7,12 @@ from fleet import JOB, Fleet, job, running
 
 from holdfast.domain.errors import Conflict
 from holdfast.domain.findings import FindingKind, Severity
+from holdfast.domain.generations import ShardKey, ShardRecord
 from holdfast.domain.incidents import CORDONED, REPAIR, RESIZE, ActionKind, IncidentState
+from holdfast.domain.job import PolicySpec
 from holdfast.domain.nodes import NodeState
 from holdfast.domain.orders import CheckpointNow, Prepare, Stop
+from holdfast.policy import wait
 from holdfast.supervisor.core import check_submission
 from holdfast.supervisor.protocol import (
     CheckpointRequested,
@@ -18,6 +21,8 @@ from holdfast.supervisor.protocol import (
     LeaderStarted,
     NodeCordonRequested,
     NodeRepaired,
+    PolicyChanged,
+    PolicyChangeRequested,
     ResizeRequested,
     StepsCompleted,
 )
@@ -105,7 +110,10 @@ def test_repair_waits_for_a_fresh_checkpoint_and_costs_few_steps() -> None:
     assert fleet.job.phase is JobPhase.RUNNING
     order = fleet.orders(CheckpointNow)["n0"]
     assert isinstance(order, CheckpointNow)
-    assert 27 <= order.at_step <= 30
+    assert 40 < order.at_step <= 50, (
+        "no rank has passed it when the order arrives, so that every script is told before it"
+    )
+    assert order.leaving == "scale_up: 3 of 3 replicas can run now, and 2 run"
     fleet.train(order.at_step)
     assert not fleet.orders(Prepare)
     fleet.save(order.at_step)
@@ -124,9 +132,8 @@ def test_a_repair_without_a_checkpoint_is_postponed_not_forced() -> None:
     fleet = degraded()
     fleet.train(45)  # the saves at 30 and 40 never became complete
     fleet.fold(NodeRepaired(fleet.now, "n2"))
-    fleet.wait(12)
-    fleet.wait(12)
-    fleet.wait(12)
+    for _ in range(3):
+        fleet.wait(13)
     assert fleet.job.number == 2
     assert "postponed" in next(i.outcome for i in fleet.state.closed if i.kind == REPAIR)
 
@@ -146,10 +153,12 @@ def test_resize_down_and_up_again() -> None:
     fleet.fold(ResizeRequested(fleet.now, JOB, 2, "the other team needs a node"))
     assert fleet.incident.kind == RESIZE
     assert fleet.incident.decided_by == "operator"
+    fleet.save_asked()
     fleet.run()
     assert fleet.job.generation is not None
     assert fleet.job.generation.mesh.dp == 2
     fleet.fold(ResizeRequested(fleet.now, JOB, 3, "back"))
+    fleet.save_asked()
     fleet.run()
     assert fleet.job.generation is not None
     assert fleet.job.generation.mesh.dp == 3
@@ -171,7 +180,7 @@ def test_a_cordoned_active_node_is_swapped_after_a_checkpoint() -> None:
     fleet.fold(NodeCordonRequested(fleet.now, "n1", True, "new firmware"))
     assert fleet.incident.kind == CORDONED
     assert fleet.job.phase is JobPhase.RUNNING
-    fleet.train(20, save=True)
+    fleet.save_asked()
     fleet.run()
     assert fleet.nodes() == ("n0", "n3", "n2")
     assert fleet.state.nodes["n1"].state is NodeState.CORDONED
@@ -180,15 +189,18 @@ def test_a_cordoned_active_node_is_swapped_after_a_checkpoint() -> None:
 
 
 def test_a_planned_swap_waits_while_the_run_trains_for_what_a_new_leader_does_not_know_yet() -> None:
-    fleet = running(job(dp=2), spares=1, saved=10)
+    fleet = running(job(dp=2), spares=2, saved=10)
+    first = fleet.job.running
+    assert first is not None
+    fleet.inventory("n3", ShardRecord(ShardKey(first.attempt, 10, 0), first.mesh, "memory", 1, "10@0", "n0"))
     fleet.fold(LeaderStarted(fleet.now, 2))
     fleet.hello("n2")
     fleet.fold(NodeCordonRequested(fleet.now, "n1", True, "new firmware"))
     assert fleet.job.phase is JobPhase.RUNNING
     for node in ("n0", "n1"):
         fleet.hello(node, running=1)
-    fleet.save(10)
-    assert fleet.job.phase is JobPhase.RUNNING
+    fleet.save_asked()
+    assert fleet.job.phase is JobPhase.RUNNING, "what n3 holds is not known"
     fleet.wait(5.1)
     fleet.run()
     assert fleet.nodes() == ("n0", "n2")
@@ -201,6 +213,7 @@ def test_a_cordon_without_a_spare_leaves_a_healthy_run_alone_until_one_comes() -
     assert fleet.incident.action is not None
     assert fleet.incident.action.kind is ActionKind.WAIT
     fleet.connect("n2")
+    fleet.save_asked()
     fleet.run()
     assert fleet.nodes() == ("n0", "n2")
 
@@ -213,7 +226,7 @@ def test_a_cordon_that_waits_for_a_spare_is_carried_out_when_a_node_is_uncordone
     assert fleet.incident.action.kind is ActionKind.WAIT
     fleet.train(12)
     fleet.fold(NodeCordonRequested(fleet.now, "n2", False, "done"))
-    fleet.train(20, save=True)
+    fleet.save_asked()
     fleet.run()
     assert fleet.nodes() == ("n0", "n2")
 
@@ -367,3 +380,90 @@ def test_the_last_step_and_its_loss_are_on_record_although_they_are_told_after_t
     assert (fleet.job.progress.step, fleet.job.progress.loss) == (13, 1.5), (
         "what a supervisor that is started again knows"
     )
+
+
+def test_another_policy_decides_from_the_next_question_on_and_a_job_that_waits_is_decided_about_again() -> None:
+    fleet = running(job(dp=2, min_dp=2), decide=False)
+    fleet.lose("n1")
+    fleet.answer(wait("for a person"))
+    assert fleet.job.phase is JobPhase.WAITING
+    assert not fleet.questions
+    policy = PolicySpec("other.py", "x = 1\n", {"swaps": 3})
+    fleet.fold(PolicyChangeRequested(fleet.now, JOB, policy))
+    assert fleet.job.spec.policy_spec == policy
+    assert PolicyChanged(fleet.now, JOB, policy) in fleet.records
+    assert [question.job for question in fleet.questions] == [JOB], (
+        "it waited because of what the other policy had said"
+    )
+    assert fleet.view.params == {"swaps": 3}
+
+
+def test_the_policy_of_a_job_that_is_over_stays_as_it_was() -> None:
+    fleet = running(job(dp=2))
+    fleet.fold(JobStopRequested(fleet.now, JOB, "enough", save=False))
+    fleet.answer_orders()
+    before = fleet.job.spec
+    fleet.fold(PolicyChangeRequested(fleet.now, JOB, PolicySpec("other.py", "x = 1\n")))
+    assert fleet.job.spec == before
+
+
+# ---------------------------------------------------------------- what the script is told before a planned change
+
+
+def leaving(fleet: Fleet) -> set[tuple[int, str]]:
+    """Step and reason of every order that tells the workers of a change, without repetition over the nodes."""
+    orders = [send.order for send in fleet.sent if isinstance(send.order, CheckpointNow)]
+    return {(order.at_step, order.leaving) for order in orders if order.leaving}
+
+
+def test_a_planned_change_is_told_to_every_node_with_its_reason() -> None:
+    fleet = running(job(dp=3), spares=1, saved=10)
+    fleet.fold(NodeCordonRequested(fleet.now, "n1", True, "new firmware"))
+    orders = fleet.orders(CheckpointNow)
+    assert set(orders) == {"n0", "n1", "n2"}
+    ((at_step, reason),) = leaving(fleet)
+    assert at_step > fleet.job.progress.step, "also when everything has just been saved"
+    assert reason == "hot_swap: n1 is cordoned, and a spare node is free"
+
+
+def test_a_save_that_is_ahead_already_is_the_one_that_the_script_is_told_of() -> None:
+    fleet = running(job(dp=3), spares=1, saved=10)
+    fleet.train(12)
+    fleet.fold(CheckpointRequested(fleet.now, JOB))
+    first = fleet.orders(CheckpointNow)["n0"]
+    assert isinstance(first, CheckpointNow)
+    assert (first.to_object_store, first.leaving) == (True, "")
+    fleet.fold(NodeCordonRequested(fleet.now, "n1", True, "new firmware"))
+    second = fleet.orders(CheckpointNow)["n0"]
+    assert isinstance(second, CheckpointNow)
+    assert (second.at_step, second.to_object_store) == (first.at_step, True)
+    assert second.leaving
+
+
+def test_what_a_script_does_between_its_steps_counts_for_how_far_ahead_the_save_is() -> None:
+    fleet = running(job(dp=3), spares=1, saved=10)
+    fleet.now += 0.5
+    fleet.fold(StepsCompleted(fleet.now, JOB, fleet.job.number, 12, fleet.now, step_s=0.001, pace_s=0.1))
+    fleet.fold(NodeCordonRequested(fleet.now, "n1", True, "new firmware"))
+    ((at_step, _),) = leaving(fleet)
+    assert at_step == 12 + 2 + 22, "2.2 s ahead, not 2,200 steps"
+
+
+def test_a_stop_that_saves_tells_the_script_and_one_that_does_not_has_nothing_to_tell_it_by() -> None:
+    fleet = running(job(dp=2), saved=10)
+    fleet.fold(JobStopRequested(fleet.now, JOB, "enough", save=True))
+    ((at_step, reason),) = leaving(fleet)
+    assert reason == "stop: enough"
+    assert at_step > 10
+    fleet = running(job(dp=2), saved=10)
+    fleet.fold(JobStopRequested(fleet.now, JOB, "enough", save=False))
+    assert leaving(fleet) == set()
+
+
+def test_saves_that_nothing_follows_and_unplanned_losses_tell_the_script_nothing() -> None:
+    fleet = running(job(dp=3), spares=1, saved=10)
+    fleet.fold(CheckpointRequested(fleet.now, JOB))
+    fleet.find(FindingKind.GPU_ERROR, "n2", severity=Severity.FATAL)
+    fleet.run()
+    assert fleet.nodes() == ("n0", "n1", "n3")
+    assert leaving(fleet) == set()

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from fleet import JOB, Fleet, job, running
 
+from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import FindingKind
+from holdfast.domain.incidents import ActionKind
 from holdfast.domain.nodes import RunningWorker, WorkerEnded
-from holdfast.domain.orders import Hello, Prepare, Stop
+from holdfast.domain.orders import Hello, Prepare, RanksStepping, Stop
+from holdfast.policy import wait
+from holdfast.supervisor.core import Config
 from holdfast.supervisor.core.reconcile import STILL_FACTOR
-from holdfast.supervisor.protocol import JobPhase, LeaderStarted, NodeGone
+from holdfast.supervisor.protocol import BreakerResetRequested, JobPhase, LeaderStarted, NodeGone
 
 
 def reporting(spares: int = 0) -> Fleet:
@@ -320,3 +324,63 @@ def test_ranks_whose_first_steps_were_reported_to_nobody_are_not_missing_while_s
         fleet.beat(number)
     assert not fleet.state.incidents
     assert not fleet.state.closed
+
+
+def test_a_job_that_waits_for_nodes_says_so_when_one_more_is_lost() -> None:
+    """Found by the simulator: a lost node on which nothing ran left the reason of a waiting job as it was."""
+    fleet = Fleet(3)
+    fleet.submit(job(dp=3, min_dp=3))
+    fleet.lose("n2")
+    fleet.answer_orders()
+    assert "2 are there, 1 missing" in fleet.job.reason
+    fleet.gone("n0")
+    fleet.now += 0.1
+    fleet.find(FindingKind.NODE_LOST, "n0")
+    assert "1 are there, 2 missing" in fleet.job.reason
+
+
+def test_a_node_that_speaks_in_a_session_whose_hello_was_lost_is_not_called_lost() -> None:
+    """Found by the simulator: two witnesses were silent, and a third, its own report, was not heard."""
+    fleet = running(job(dp=2), spares=1, saved=10)
+    fleet.fold(LeaderStarted(fleet.now, 2, "secret"))
+    fleet.session = 7
+    for node in ("n0", "n2"):
+        fleet.hello(node)
+    fleet.wait(Config().session_s - 1.0)
+    fleet.report("n1", RanksStepping(JOB, 1, (1,), 11, fleet.now))
+    fleet.wait(2.0)
+    fleet.find(FindingKind.NODE_LOST, "n1")
+    assert not fleet.state.incidents
+    fleet.wait(Config().session_s + 1.0)
+    assert fleet.incident.kind == FindingKind.NODE_LOST, "nothing more came"
+
+
+def test_a_job_that_waits_is_decided_about_again_when_the_breaker_has_closed() -> None:
+    """Found by the simulator: the time to try again came while the breaker was open, and never again."""
+    fleet = running(job(dp=2, min_dp=2), decide=False)
+    fleet.lose("n1")
+    fleet.answer(wait("look again in a minute", retry_s=60.0))
+    is_open = evolve(fleet.state.breaker, open_until=fleet.now + 1000.0, reason="a test")
+    fleet.state = evolve(fleet.state, breaker=is_open)
+    fleet.wait(90.0)
+    assert not fleet.questions
+    fleet.fold(BreakerResetRequested(fleet.now, "looked"))
+    fleet.wait(10.0)
+    assert [question.job for question in fleet.questions] == [JOB]
+
+
+def test_a_rank_that_ended_by_what_nobody_found_says_nothing_of_its_node() -> None:
+    """Found by a soak: the others of a lost node's ranks end as well; with its finding lost, a healthy node was swapped."""
+    fleet = running(job(dp=3), spares=1, saved=10)
+    fleet.all_live()
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    fleet.run()
+    fleet.train(20, save=True)
+    fleet.all_live()
+    fleet.workers("n1", ended=(WorkerEnded(JOB, fleet.job.number, 1, exit_code=1),))
+    fleet.wait(10.0)
+    assert (fleet.incident.kind, fleet.incident.node) == (FindingKind.RANKS_MISSING, "n1")
+    assert fleet.incident.action is not None
+    assert fleet.incident.action.kind is ActionKind.RESTART
+    fleet.find(FindingKind.WORKER_EXCEPTION, "", rank=0)
+    assert (fleet.incident.kind, fleet.incident.node) == (FindingKind.WORKER_EXCEPTION, "")

@@ -34,6 +34,32 @@ def test_generations_that_finish_no_step_end_the_job() -> None:
     assert fleet.job.number == 4, "the first one trained, three did not"
 
 
+def test_a_prepared_worker_that_crashes_before_the_start_says_nothing_of_the_script() -> None:
+    """Found by the simulator: a job was given up as "3 generations in a row", one of which had never been started."""
+    fleet = running(job(dp=2), saved=10)
+    crash(fleet)
+    start(fleet, steps=0)
+    crash(fleet)
+    assert fleet.job.running is not None
+    assert fleet.job.number > fleet.job.running.number
+    crash(fleet)  # of those that are being prepared
+    assert fleet.job.progress.restarts_without_progress == 1
+    start(fleet, steps=0)
+    crash(fleet)
+    assert fleet.job.phase is not JobPhase.FAILED
+
+
+def test_prepared_workers_that_crash_again_and_again_end_the_job() -> None:
+    fleet = running(job(dp=2), saved=10)
+    crash(fleet)
+    tries = 0
+    while fleet.job.phase is not JobPhase.FAILED:
+        crash(fleet)
+        tries += 1
+        assert tries < 20
+    assert "9 generations in a row" in fleet.job.reason
+
+
 def test_progress_forgives_earlier_restarts() -> None:
     fleet = running(job(dp=2))
     for count in range(20):
@@ -72,14 +98,32 @@ def test_first_steps_that_agents_report_are_progress() -> None:
     assert fleet.job.progress.restarts_without_progress == 0
 
 
-def test_a_step_counts_when_every_rank_has_finished_it() -> None:
+def test_one_rank_that_reports_a_new_step_speaks_for_all() -> None:
+    """Found by the simulator: the step needed every rank, and what the others reported was lost with the log. A job whose ranks
+    do not need each other ends as well, later."""
     fleet = running(job(dp=2), saved=10)
-    for _ in range(3):
+    tries = 0
+    while fleet.job.phase is not JobPhase.FAILED:
+        crash(fleet)
+        tries += 1
+        if fleet.orders(Prepare):
+            start(fleet, steps=0)
+            fleet.report("n0", RanksStepping(JOB, fleet.job.number, (0,), 11, fleet.now))
+    assert tries == 10
+    assert "9 generations in a row did not pass step" in fleet.job.reason
+
+
+def test_the_ranks_that_can_be_heard_speak_for_a_node_that_was_lost() -> None:
+    """Found by the simulator: the node that was lost had finished the step as well, and nobody could hear it report that."""
+    fleet = running(job(dp=2), spares=3, saved=10)
+    for count in range(4):
         crash(fleet)
         start(fleet, steps=0)
         fleet.report("n0", RanksStepping(JOB, fleet.job.number, (0,), 11, fleet.now))
-    crash(fleet)
-    assert fleet.job.phase is JobPhase.FAILED
+        assert fleet.job.generation is not None
+        fleet.lose(fleet.job.generation.nodes[1])
+        start(fleet, steps=0)
+        assert fleet.job.phase is not JobPhase.FAILED, f"crash {count + 1}, a new step before each"
 
 
 def test_steps_that_are_done_again_after_a_rollback_are_progress() -> None:

@@ -225,6 +225,64 @@ def test_a_job_on_one_node_is_lost_only_when_diagnostics_is_at_work_and_has_no_s
     assert (fleet.incident.kind, fleet.incident.node) == (FindingKind.NODE_LOST, "n0")
 
 
+# ---------------------------------------------------------------- the answer to Prepare says which workers there are
+
+
+def prepared(fleet: Fleet, node: str, version: int) -> OrderDone:
+    """The answer of `node` to the newest `Prepare`, as a report of its workers."""
+    [send] = [send for send in fleet.sent if send.node == node and isinstance(send.order, Prepare)]
+    assert isinstance(send.order, Prepare)
+    workers = tuple(RunningWorker(JOB, send.order.generation, rank, 300 + rank) for rank in send.order.placement.ranks)
+    master = f"{node}:1" if send.order.placement.first_rank == 0 else ""
+    return OrderDone(send.command_id, True, "", master, fleet.now, workers=workers, workers_version=version)
+
+
+def test_the_answer_to_prepare_is_the_report_of_the_workers() -> None:
+    fleet = reporting()
+    fleet.workers("n1", ended=(KILLED,))
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    for node in ("n0", "n1", "n2"):
+        fleet.report(node, prepared(fleet, node, 20))
+        known = fleet.state.nodes[node]
+        assert (known.workers_version, known.workers_at, known.ended) == (20, fleet.now, ())
+        assert [(each.generation, each.pid) for each in known.workers] == [(2, 300 + int(node[1:]))]
+        assert known.live_generations == {JOB: (2,)}
+    fleet.answer_orders()
+    fleet.step_all()
+    fleet.wait(30.0)
+    assert fleet.job.phase is JobPhase.RUNNING, "no rank is missing, though no other report has come"
+    assert not fleet.state.incidents
+    fleet.version["n1"] = 20
+    fleet.workers("n1", ended=(WorkerEnded(JOB, 2, 1, signal=9),))
+    fleet.wait(3.1)
+    assert (fleet.incident.kind, fleet.incident.node) == (FindingKind.RANKS_MISSING, "n1")
+
+
+def test_an_answer_that_comes_after_a_newer_hello_does_not_bring_its_workers_back() -> None:
+    """On a new session Hello comes first, then the answer that was not acknowledged."""
+    fleet = reporting()
+    fleet.find(FindingKind.WORKER_CRASH, "n1", rank=1)
+    late = prepared(fleet, "n1", 20)
+    fleet.report("n1", Hello(fleet.facts("n1"), (), workers_version=21))
+    fleet.report("n1", late)
+    known = fleet.state.nodes["n1"]
+    assert (known.workers_version, tuple(known.workers), known.live_generations) == (21, (), {JOB: (2,)})
+    assert "n1" not in fleet.orders(Prepare), "the order is answered all the same"
+
+
+def test_workers_in_the_answer_to_an_order_that_was_withdrawn_are_stopped() -> None:
+    fleet = running(job(), spares=1)
+    fleet.all_live()
+    fleet.lose("n1")
+    late = prepared(fleet, "n3", 20)
+    fleet.fold(JobStopRequested(fleet.now, JOB, "asked"))
+    fleet.answer_orders()
+    fleet.expect(JobPhase.STOPPED)
+    fleet.report("n3", late)
+    assert fleet.state.nodes["n3"].workers_version == 20
+    assert fleet.orders(Stop) == {"n3": Stop(JOB, 2)}
+
+
 # ---------------------------------------------------------------- every report is its sender's
 
 

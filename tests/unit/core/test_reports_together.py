@@ -67,14 +67,17 @@ def test_answers_workers_steps_and_inventories(seed: int) -> None:
         phases = (("stop", place / 100), ("fork", 0.01))
         master = "n0:29500" if rank == 0 else ""
         at = fleet.now + place / 1000
+        version = 7 if place % 2 else 0  # the others' agents are of an earlier version
         done = OrderDone(
-            send.command_id, True, "", master, at, phases, workers, (("memory", 1),), False, (("memory", 9),)
+            send.command_id, True, "", master, at, phases, workers, (("memory", 1),), False, (("memory", 9),), version
         )
         world.report(send.node, done)
-        world.report(send.node, WorkersChanged(7, workers))
+        if not version:
+            world.report(send.node, WorkersChanged(7, workers))
     world.together(seed)
     world.expect(JobPhase.STARTING)
     assert world.job.change is not None
+    assert {world.state.nodes[node].workers_version for node in world.nodes()} == {7}
     assert (world.job.change.restored_from, world.job.change.restored_bytes) == ({"memory": 24}, {"memory": 216})
     assert len(world.job.change.shares) == 16, "the last ones"
     generation = world.job.generation

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from fleet import JOB, Fleet, job, running
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast.domain.findings import FindingKind
 from holdfast.domain.generations import ShardKey, ShardRecord
 from holdfast.domain.orders import Inventory
+from holdfast.supervisor.core.retention import _distinct
+from holdfast.supervisor.protocol import JobPhase
 
 DP = 3
 
@@ -93,6 +97,27 @@ def test_a_new_attempt_begins_anew_and_the_word_survives_a_change_of_leader() ->
     assert fleet.job.checkpoints.saved_by_all > first
 
 
+def test_a_step_that_the_next_generation_gives_up_is_not_told() -> None:
+    """The node that saved it was lost when the next generation was planned, and comes back before that one starts."""
+    fleet = running(job(dp=1), spares=1, saved=10)
+    assert fleet.job.running is not None
+    attempt, mesh = fleet.job.running.attempt, fleet.job.running.mesh
+
+    def held(step: int) -> ShardRecord:
+        return ShardRecord(ShardKey(attempt, step, 0), mesh, "disk", 1, str(step), "n0")
+
+    fleet.inventory("n1", held(10))
+    fleet.lose("n0")
+    assert fleet.job.generation is not None
+    assert fleet.job.generation.restore.step == 10
+    fleet.connect("n0")
+    fleet.inventory("n0", held(10), held(20))
+    fleet.wait(3)
+    fleet.expect(JobPhase.PREPARING)
+    assert fleet.said == []
+    assert fleet.job.checkpoints.saved_by_all <= (attempt, 10)
+
+
 def test_a_job_that_has_ended_says_nothing() -> None:
     fleet = fleet_of_three()
     for rank in range(DP):
@@ -100,3 +125,8 @@ def test_a_job_that_has_ended_says_nothing() -> None:
     fleet.finish()
     fleet.wait(3)
     assert fleet.told() == {}
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=12))
+def test_ranks_that_several_nodes_have_are_counted_once(ranges: list[tuple[int, int]]) -> None:
+    assert _distinct(ranges) == len({rank for begin, end in ranges for rank in range(begin, end)})

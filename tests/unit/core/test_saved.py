@@ -308,6 +308,8 @@ def test_a_change_that_waits_for_saved_steps_is_decided_again_when_there_is_news
     fleet = without_two_replicas(10, 20)
     fleet.connect("n1")
     fleet.wait(2.1)
+    assert fleet.orders(CheckpointNow)
+    fleet.wait(15.0)  # the save does not come, and step 10 is not older than an interval
     assert (fleet.job.phase, restored(fleet)) == (JobPhase.PREPARING, 10)
     refuse(fleet, "n0")
     assert fleet.job.phase is JobPhase.WAITING

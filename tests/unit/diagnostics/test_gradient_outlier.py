@@ -55,6 +55,15 @@ def test_a_norm_far_above_its_peers_names_rank_and_node() -> None:
     assert (finding.rank, finding.node, finding.evidence["step"]) == (4, "n4", "51")
 
 
+def test_peers_are_those_of_the_position_in_any_order_of_the_mesh() -> None:
+    mesh = Mesh.of({"pp": 2, "dp": 4, "tp": 2})
+    norms = [[*row[:8], *(1000 * norm for norm in row[8:])] for row in usual(ranks=16)]  # of stage 0 and 1
+    assert run(norms, mesh) == []
+    norms[50][5] *= 40  # and far below those of the other stage
+    (finding,) = run(norms, mesh)
+    assert (finding.rank, finding.node) == (5, "n5")
+
+
 def test_not_a_number_on_one_rank_is_said_from_the_first_step_on() -> None:
     norms = usual(steps=3)
     norms[0][2] = math.inf  # as agents send a NaN

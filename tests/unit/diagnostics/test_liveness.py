@@ -95,6 +95,23 @@ def test_the_same_agent_coming_back_in_time_means_nothing(fleet: Fleet) -> None:
     assert fleet.found == []
 
 
+def test_a_node_that_goes_out_of_sight_in_a_pause_has_longer_to_come_back(fleet: Fleet) -> None:
+    """An evaluation that nobody announced: no steps for a minute, so that the other ranks say nothing for it."""
+    fleet.training = False
+    fleet.run(until=25.0)
+    fleet.found.clear()
+    fleet.breaks("n3")
+    fleet.training = False
+    fleet.run(until=30.0)
+    assert FindingKind.NODE_LOST not in fleet.kinds()
+    fleet.connects("n3")
+    fleet.run(until=60.0)
+    assert FindingKind.NODE_LOST not in fleet.kinds()
+    fleet.breaks("n3")
+    fleet.run(until=76.0)
+    assert FindingKind.NODE_LOST in fleet.kinds()
+
+
 def test_a_new_incarnation_means_that_the_workers_are_gone(fleet: Fleet) -> None:
     fleet.breaks("n3")
     fleet.run(until=5.1)
@@ -126,7 +143,7 @@ def test_silence_on_an_open_stream(fleet: Fleet) -> None:
     fleet.silent.clear()  # it was paused; a later silence is a new matter
     fleet.run(until=11.0)
     fleet.silent.add("n3")
-    fleet.run(until=17.0)
+    fleet.run(until=28.0)  # nobody steps any more: it has longer this time
     assert [(finding.node, finding.severity) for finding in fleet.found] == [
         ("n3", Severity.ERROR),
         ("n3", Severity.INFO),

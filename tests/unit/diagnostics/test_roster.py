@@ -192,6 +192,8 @@ SIGNALS = st.lists(
 
 @given(SIGNALS)
 @example([started("n0", 1), *(stopped("n0", number) for number in (2, 3, 4, 5))])
+@example([started("n0", 1), *(stopped("n0", number) for number in (3, 4, 5)), started("n0", 2)])
+@example([*(stopped("n0", number) for number in (2, 3, 4, 5)), started("n0", 1)])
 def test_in_any_order(signals: list[object]) -> None:
     """The newest generation is the largest that was reported to run, and no node is placed in one that it has left."""
     roster = of(*signals)

@@ -17,8 +17,8 @@ GOOD, BAD, OTHER = "a" * 16, "b" * 16, "c" * 16
 class Watch:
     """A job with one rank per node, checked step by step."""
 
-    def __init__(self, dp: int = 3, pp: int = 1, per_node: int = 1) -> None:
-        self.mesh = Mesh.of({"dp": dp, "pp": pp})
+    def __init__(self, dp: int = 3, pp: int = 1, per_node: int = 1, mesh: Mesh | None = None) -> None:
+        self.mesh = mesh or Mesh.of({"dp": dp, "pp": pp})
         self.per_node = per_node
         self.detector = Alone(SilentCorruption())
         self.now = T0
@@ -72,6 +72,14 @@ def test_positions_are_compared_on_their_own_and_a_node_with_several_odd_ranks_i
     watch.check(10, odd=stages)
     (finding,) = watch.check(20, odd={**stages, 2: BAD, 3: BAD})
     assert (finding.node, finding.severity) == ("n1", Severity.FATAL)
+
+
+def test_replicas_are_those_of_the_mesh_in_any_order() -> None:
+    watch = Watch(mesh=Mesh.of({"pp": 2, "dp": 3, "tp": 2}))
+    shares = {rank: f"{watch.mesh.position_of(rank):016x}" for rank in range(12)}
+    assert watch.check(10, odd=shares) == []
+    (finding,) = watch.check(20, odd={**shares, 9: BAD})
+    assert (finding.node, finding.rank, finding.severity) == ("n9", 9, Severity.FATAL)
 
 
 def test_one_of_two_differs_and_nobody_is_named() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -280,3 +281,12 @@ def test_a_job_that_begins_again_is_not_compared_with_its_namesake() -> None:
     job.run(20)
     job.tell(RunStarted("gpt"))
     assert not job.detector.state.runs
+
+
+def test_ranks_are_laid_out_by_stage_and_replica_in_any_order_of_the_mesh() -> None:
+    for names in permutations(["pp", "dp", "tp"]):
+        mesh = Mesh.of({name: {"pp": 2, "dp": 3, "tp": 4}[name] for name in names})
+        grid = comparison.Grid.of(mesh)
+        assert grid.ranks.shape == (2, 3, 4)
+        for (stage, replica, _), rank in np.ndenumerate(grid.ranks):
+            assert (mesh.coords(int(rank))["pp"], mesh.coords(int(rank))["dp"]) == (stage, replica)

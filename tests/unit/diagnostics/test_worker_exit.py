@@ -217,6 +217,20 @@ def test_a_cascading_error_in_the_same_line_is_no_second_node(fleet: Fleet) -> N
     assert fleet.found[-1].evidence["nodes"] == "1"
 
 
+def test_a_rank_that_was_stopped_while_it_raised_the_same_exception_is_a_second_node(fleet: Fleet) -> None:
+    """All ranks raise at the same step. The report of the first stops the others before their processes have ended."""
+    for generation in (1, 2):
+        if generation == 1:
+            fleet.exits(1, error=BUG)
+        else:
+            fails_again(fleet, generation=generation, step=fleet.ranks[1].step)
+        fleet.stop("n2")
+        fleet.fold(fleet.exit_of(2, expected=True, signal=9, error=BUG))
+        fleet.fold(fleet.exit_of(0, expected=True, signal=9, error=WorkerError("KeyboardInterrupt", "", BUG.frames)))
+    assert fleet.kinds() == [FindingKind.WORKER_EXCEPTION, FindingKind.REPEATED_EXCEPTION]
+    assert (fleet.found[-1].evidence["nodes"], fleet.found[-1].evidence["tries"]) == ("2", "2")
+
+
 def test_progress_beyond_the_failure_resets_it(fleet: Fleet) -> None:
     fleet.exits(1, error=BUG)
     fleet.stop()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +16,25 @@ from supervising import job_body
 
 from holdfast.domain.errors import Unavailable
 from holdfast.domain.generations import ShardKey, ShardRecord, StoredStep
+from holdfast.domain.job import PolicySpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.orders import Inventory
 from holdfast.log.names import INBOX
+from holdfast.policy import restart
 from holdfast.supervisor.core.state import Breaker, Config, State
+from holdfast.supervisor.history.protocol import EventEntry
 from holdfast.supervisor.leader.inbox import InboxEvent
 from holdfast.supervisor.leader.picture import Picture
+from holdfast.supervisor.policies.script import sample_incidents, sample_job
 from holdfast.supervisor.protocol import (
     JobStopRequested,
     JobSubmitted,
     NodeCordonRequested,
+    PolicyChangeRequested,
     ResizeRequested,
     TimerFired,
 )
+from holdfast.supervisor.published import PolicyAsked
 from holdfast.supervisor.requests import OperatorRequest
 from holdfast.supervisor.timers import StopTimeout
 from holdfast.wire import records
@@ -167,10 +176,57 @@ async def test_a_policy_that_does_not_work_is_refused_with_its_line(api: Any, tm
     assert "no_such_thing" in body["detail"]
 
 
+async def test_a_policy_that_came_as_a_path_is_read_once(api: Any, tmp_path: Path) -> None:
+    script = tmp_path / "policy.py"
+    script.write_text("from holdfast.policy import restart\ndef decide(i, j):\n    return restart('x')\n")
+    assert (await api.http.post("/v1/jobs", json=job_body(policy=str(script)))).status_code == 202
+    [request] = await requests(api)
+    assert isinstance(request.event, JobSubmitted)
+    assert request.event.spec.policy_spec == PolicySpec(str(script), script.read_text())
+
+
+async def test_the_policy_of_a_job_is_shown_and_changed(api: Any) -> None:
+    text = "from holdfast.policy import restart\ndef decide(i, j):\n    return restart(str(j.params['why']))\n"
+    given = {"file": "mine.py", "source": text, "params": {"why": "for a test"}}
+    api.job(policy=given)
+    shown = (await api.http.get("/v1/jobs/gpt/policy")).json()
+    assert (shown["name"], shown["source"], shown["params"]) == ("mine.py", text, {"why": "for a test"})
+    assert shown["sha256"] == hashlib.sha256(text.encode()).hexdigest()
+    assert "source" not in (await api.http.get("/v1/jobs/gpt")).json()["spec"]["policy"]
+    body = problem(await api.http.post("/v1/jobs/gpt/policy", json={"policy": {**given, "params": {}}}), 422)
+    assert "KeyError" in body["detail"]
+    for change in ({"policy": given}, {"policy": ""}, {}):
+        assert (await api.http.post("/v1/jobs/gpt/policy", json=change)).status_code == 202
+    assert [
+        request.event.policy for request in await requests(api) if isinstance(request.event, PolicyChangeRequested)
+    ] == [
+        PolicySpec("mine.py", text, {"why": "for a test"}),
+        PolicySpec(),
+        PolicySpec(),
+    ]
+
+
+async def test_questions_to_a_policy_are_paged(api: Any) -> None:
+    incident = replace(sample_incidents()[0], job="gpt")
+    asked = [PolicyAsked(100.0 + n, incident, sample_job(incident), restart("x"), "mine.py") for n in range(5)]
+    await api.history.add_events([EventEntry(f"{n}-0", each) for n, each in enumerate(asked, 1)], "5-0")
+    path, found = "/v1/jobs/gpt/policy/questions", list[PolicyAsked]()
+    cursor: str | None = None
+    while True:
+        page = (
+            await api.http.get(path, params={"limit": 2, "since": 101.0} | ({"cursor": cursor} if cursor else {}))
+        ).json()
+        found += [records.loads(json.dumps(item).encode(), PolicyAsked) for item in page["items"]]
+        if not (cursor := page["next_cursor"]):
+            break
+    assert found == asked[:0:-1]
+
+
 @pytest.mark.parametrize(
     ("method", "path"),
     [
         ("GET", "/v1/jobs/nope"),
+        ("GET", "/v1/jobs/nope/policy"),
         ("GET", "/v1/jobs/nope/goodput"),
         ("POST", "/v1/jobs/nope/stop"),
         ("POST", "/v1/jobs/nope/checkpoint"),

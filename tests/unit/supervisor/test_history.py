@@ -17,17 +17,20 @@ from holdfast.domain.errors import Unavailable
 from holdfast.domain.findings import StepRecord
 from holdfast.domain.generations import Generation, Placement
 from holdfast.domain.incidents import Action, ActionKind, Incident, IncidentState
+from holdfast.domain.job import PolicySpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import NodeState
 from holdfast.log.memory import MemoryLog
 from holdfast.log.names import EVENTS, STEPS
 from holdfast.log.protocol import Entry
+from holdfast.policy import restart
 from holdfast.supervisor.history.follower import Follower
 from holdfast.supervisor.history.goodput import Class
 from holdfast.supervisor.history.ledger import account_in_thread
 from holdfast.supervisor.history.protocol import EventEntry
 from holdfast.supervisor.history.sqlite import SqliteHistory
 from holdfast.supervisor.leader.picture import Progress
+from holdfast.supervisor.policies.script import sample_incidents, sample_job
 from holdfast.supervisor.protocol import (
     GenerationChanged,
     GenerationStage,
@@ -36,8 +39,9 @@ from holdfast.supervisor.protocol import (
     JobChanged,
     JobPhase,
     NodeChanged,
+    PolicyChanged,
 )
-from holdfast.supervisor.published import LeaderChanged, OperationDone, Published
+from holdfast.supervisor.published import LeaderChanged, OperationDone, PolicyAsked, Published
 from holdfast.wire import records
 from holdfast.wire.events import step_entries
 from holdfast.wire.jobfile import parse_job
@@ -147,7 +151,7 @@ async def test_a_file_from_before_steps_were_booked_is_brought_up_to_date(tmp_pa
     await history.add_steps(steps(10), "1-0")
     await history.aclose()
     database = sqlite3.connect(tmp_path / "h.sqlite3")
-    database.executescript("DROP TABLE booked; PRAGMA user_version = 2;")
+    database.executescript("DROP TABLE booked; DROP TABLE asked; PRAGMA user_version = 2;")
     database.close()
     history = await SqliteHistory.open(tmp_path / "h.sqlite3", steps_max=5)
     await history.add_steps(steps(10, first=11, begin=111.0), "2-0")
@@ -277,3 +281,61 @@ async def test_a_history_that_cannot_be_written_catches_up_later(
 
     await follow(log, history, Progress(), there)
     assert failures == [0]
+
+
+def asked(at: float, job: str = "gpt", action: Action | None = None) -> PolicyAsked:
+    incident = replace(sample_incidents()[0], job=job)
+    return PolicyAsked(at, incident, sample_job(incident), action or restart("why not"), "p.py")
+
+
+async def test_questions_to_policies_are_kept_and_found_by_job_and_time(history: SqliteHistory) -> None:
+    told_twice = told(*(asked(100.0 + n) for n in range(6)), asked(200.0, "other"))
+    await history.add_events(told_twice, "7-0")
+    await history.add_events(told_twice, "7-0")
+    newest = await history.asked("gpt", since=102.0, before=None, limit=3)
+    assert [each.at for _, each in newest] == [105.0, 104.0, 103.0]
+    rest = await history.asked("gpt", since=102.0, before=newest[-1][0], limit=3)
+    assert [each for _, each in rest] == [asked(102.0)]
+    assert await history.run("gpt") is None, "a question is no event of a run"
+
+
+async def test_old_questions_go_when_there_are_too_many(history: SqliteHistory) -> None:
+    for n in range(5):
+        many = told(*(asked(100.0 + 20 * n + k) for k in range(20)), first=1 + 20 * n)
+        await history.add_events(many, f"{n}-0")
+    kept = await history.asked("gpt", since=0.0, before=None, limit=100)
+    assert kept[0][1].at == 199.0
+    assert len(kept) < 100
+
+
+async def test_the_policies_of_a_run_are_told_from_its_submission_on(history: SqliteHistory) -> None:
+    spec = parse_job(job_body()).with_policy(PolicySpec("a.py", "x = 1\n"))
+    other = PolicySpec("b.py", "x = 2\n", {"swaps": 3})
+    await history.add_events(
+        told(
+            JobAccepted(50.0, "gpt", spec),
+            PolicyChanged(60.0, "gpt", PolicySpec("of the run before")),
+            JobAccepted(100.0, "gpt", spec),
+            PolicyChanged(120.0, "gpt", other),
+        ),
+        "4-0",
+    )
+    assert await history.policies("gpt") == [
+        PolicyChanged(100.0, "gpt", spec.policy_spec),
+        PolicyChanged(120.0, "gpt", other),
+    ]
+    assert await history.policies("nope") == []
+
+
+async def test_a_file_from_before_questions_were_kept_is_brought_up_to_date(tmp_path: Path) -> None:
+    history = await SqliteHistory.open(tmp_path / "h.sqlite3")
+    await history.add_events(told(JobAccepted(100.0, "gpt", parse_job(job_body()))), "1-0")
+    await history.aclose()
+    database = sqlite3.connect(tmp_path / "h.sqlite3")
+    database.executescript("DROP TABLE asked; PRAGMA user_version = 3;")
+    database.close()
+    history = await SqliteHistory.open(tmp_path / "h.sqlite3")
+    await history.add_events(told(asked(101.0), first=2), "2-0")
+    assert len(await history.asked("gpt", since=0.0, before=None, limit=5)) == 1
+    assert await history.run("gpt") is not None
+    await history.aclose()

@@ -14,6 +14,7 @@ from waiting import wait_until_async
 
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.incidents import Action, Incident
+from holdfast.domain.job import PolicySpec
 from holdfast.domain.orders import Hello
 from holdfast.log.memory import MemoryLog
 from holdfast.log.names import LEADER_LEASE
@@ -52,7 +53,7 @@ class Silent(PolicyRunner):
         super().__init__()
         self.asked: list[str] = []
 
-    async def decide(self, path: str, incident: Incident, job: JobView) -> tuple[Action, str]:
+    async def decide(self, policy: PolicySpec, incident: Incident, job: JobView) -> tuple[Action, str]:
         self.asked.append(incident.id)
         await anyio.sleep_forever()
         raise AssertionError("for ever is over")

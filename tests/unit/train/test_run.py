@@ -299,7 +299,94 @@ def test_a_resize_is_told_once_whenever_the_callback_comes(when: str, restart: S
     assert calls == [(3, 2)]
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_the_error_of_an_on_resize_callback_ends_the_script_and_names_it(when: str, restart: StartRun) -> None:
+    run = restart(Mesh.of({"dp": 3}))
+
+    def scale(old: hf.World, new: hf.World) -> None:
+        raise KeyError("momentum")
+
+    def register_and_restore() -> None:
+        if when == "before":
+            run.on_resize(scale)
+        run.restore({"w": torch.zeros(2)})
+        if when == "after":
+            run.on_resize(scale)
+
+    with pytest.raises(KeyError, match="momentum") as caught:
+        register_and_restore()
+    assert "on_resize callback" in caught.value.__notes__[0]
+    assert "scale (" in caught.value.__notes__[0]
+
+
+def test_the_world_that_saved_is_told_with_the_rank_whose_shard_this_is(restart: StartRun) -> None:
+    run, worlds = restart(Mesh.of({"dp": 3})), []
+    run.restore({"w": torch.zeros(2)})
+    run.on_resize(lambda old, new: worlds.extend([old, new]))
+    assert worlds == [World(Mesh.of({"dp": 3}), 1, 0), World(MESH, 1, 3)]
+
+
+def test_a_start_without_a_checkpoint_is_no_resize(start_run: StartRun) -> None:
+    run = start_run()
+    run.on_resize(lambda old, new: pytest.fail("not a resize"))
+    assert run.restore({"w": torch.zeros(2)}) == 0
+
+
 def test_a_restart_of_the_same_size_is_no_resize(restart: StartRun) -> None:
     run = restart(MESH)
     run.on_resize(lambda old, new: pytest.fail("not a resize"))
     run.restore({"w": torch.zeros(2)})
+
+
+def test_leaving_is_called_before_the_save_of_its_step_and_only_then(agent: Agent, start_run: StartRun) -> None:
+    run, calls = start_run(), []
+    state = {"w": torch.zeros(1)}
+
+    @run.on_leaving
+    def leaving(change: hf.Leaving) -> None:
+        calls.append((change, len(agent.notes("saved"))))
+        state["w"] += 1
+
+    agent.order("checkpoint_now", at_step=3, leaving="scale_up: n3 is back")
+    agent.order("checkpoint_now", at_step=4)
+    assert loop(run, 6, state=state) == [3, 4, 5]
+    assert calls == [(hf.Leaving(3, "scale_up: n3 is back"), 0)], "not for the other saves"
+    agent.order("checkpoint_now", at_step=8, leaving="scale_up: again")
+    assert loop(run, 3, state=state, start=6) == [8]
+    assert [change.step for change, _ in calls] == [3, 8], "a change that was postponed asks again"
+
+
+def test_leaving_is_announced_as_a_phase_so_that_it_is_no_hang(agent: Agent, start_run: StartRun) -> None:
+    run, phases = start_run(), []
+    run.on_leaving(lambda change: phases.extend(agent.notes("phase")))
+    agent.order("checkpoint_now", at_step=2, leaving="hot_swap: n2 leaves")
+    loop(run, 2)
+    assert [(note["phase"], note["step"]) for note in phases] == [("checkpoint", 2)]
+
+
+def test_a_leaving_callback_that_raises_does_not_keep_the_step_from_being_saved(
+    agent: Agent, start_run: StartRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = start_run()
+
+    @run.on_leaving
+    def flush(change: hf.Leaving) -> None:
+        raise OSError("no network")
+
+    agent.order("checkpoint_now", at_step=2, leaving="hot_swap: n2 leaves")
+    assert loop(run, 3) == [2]
+    assert "flush (" in caplog.text
+    assert "no network" in caplog.text
+
+
+def test_leaving_is_not_called_for_a_step_that_is_over_nor_for_a_stop_that_saves_nothing(
+    agent: Agent, start_run: StartRun
+) -> None:
+    run = start_run()
+    run.on_leaving(lambda change: pytest.fail(f"called: {change}"))
+    loop(run, 3)
+    agent.order("checkpoint_now", at_step=2, leaving="scale_up: late")
+    loop(run, 2, start=3)
+    agent.order("stop", save=False)
+    with pytest.raises(hf.Interrupted):
+        loop(run, 1, start=5)

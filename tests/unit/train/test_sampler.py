@@ -98,6 +98,19 @@ def test_epochs_are_shuffled_differently_and_only_by_the_seed() -> None:
     assert one.epoch == 3
 
 
+def test_in_any_order_of_the_mesh_a_replica_has_one_share() -> None:
+    mesh = Mesh.of({"pp": 2, "dp": 3, "tp": 2})
+    taken = [
+        next(ElasticSampler(12, global_batch=12, micro_batch=2, world=World(mesh, rank), shuffle=False))
+        for rank in range(mesh.world_size)
+    ]
+    for rank, micro_batches in enumerate(taken):
+        replica = mesh.coords(rank)["dp"]
+        assert [index for micro in micro_batches for index in micro.tolist()] == [
+            2 * replica, 2 * replica + 1, 6 + 2 * replica, 7 + 2 * replica
+        ]  # fmt: skip
+
+
 def test_without_shuffle_the_order_is_the_data_s() -> None:
     sampler = ElasticSampler(5, global_batch=3, world=World(Mesh.of({"dp": 1}), 0), shuffle=False)
     assert [torch.cat(next(sampler)).tolist() for _ in range(3)] == [[0, 1, 2], [3, 4, 0], [1, 2, 3]]

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from values import jobs
 
 from holdfast.domain.errors import InvalidSpec, InvalidSpecs
-from holdfast.domain.job import CheckpointSpec, JobSpec, ResumeSpec
+from holdfast.domain.job import CheckpointSpec, JobSpec, PolicySpec, ResumeSpec
 from holdfast.domain.mesh import Mesh
-from holdfast.wire.jobfile import JobFile, load_job, parse_job, schema, to_body
+from holdfast.wire.jobfile import JobFile, load_job, parse_job, parse_policy, schema, to_body
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_the_least_that_is_a_job(write: Any, tmp_path: Path) -> None:
 
 
 def test_everything_that_a_job_can_say(write: Any, tmp_path: Path) -> None:
-    (tmp_path / "policy.py").touch()
+    (tmp_path / "policy.py").write_text("def decide(i, j): ...\n")
     spec = load_job(
         write(
             """\
@@ -74,7 +74,7 @@ spares: 1
         5.0,
         0,
     )
-    assert spec.policy == str(tmp_path / "policy.py")
+    assert spec.policy_spec == PolicySpec(str(tmp_path / "policy.py"), "def decide(i, j): ...\n")
     assert spec.checks.replica_every_steps == 100
 
 
@@ -285,3 +285,68 @@ def test_a_body_of_the_wrong_shape(body: dict[str, Any]) -> None:
 
 def test_the_schema_describes_every_key() -> None:
     assert set(schema()["properties"]) == set(to_body(parse_job({"name": "a", "script": "/x"})))
+
+
+# ---------------------------------------------------------------- policies
+
+A_SCALAR = "a string, a finite number, true or false"
+
+
+def test_a_policy_may_have_parameters(write: Any, tmp_path: Path) -> None:
+    (tmp_path / "p.py").write_text("x = 1\n")
+    spec = load_job(
+        write(
+            "name: gpt\nscript: train.py\npolicy: {file: p.py, params: {swaps: 3, share: 0.5, eager: true, to: n1}}\n"
+        )
+    )
+    assert spec.policy_spec == PolicySpec(
+        str(tmp_path / "p.py"), "x = 1\n", {"swaps": 3, "share": 0.5, "eager": True, "to": "n1"}
+    )
+    body = to_body(spec)
+    assert parse_job(json.loads(json.dumps(body))) == spec
+    assert "source" not in to_body(spec, policy_source=False)["policy"]
+
+
+def test_the_text_of_a_policy_that_is_sent_along_needs_no_file() -> None:
+    spec = parse_job({"name": "gpt", "script": "/x.py", "policy": {"file": "mine.py", "source": "x = 1\n"}})
+    assert spec.policy_spec == PolicySpec("mine.py", "x = 1\n")
+
+
+def test_a_policy_of_another_machine_is_read_there() -> None:
+    assert parse_policy("/there/policy.py") == PolicySpec("/there/policy.py")
+    assert parse_policy("plugin:mine") == PolicySpec("plugin:mine")
+    assert parse_policy("") == PolicySpec()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("policy: {fil: p.py}", "3: policy.fil: 'p.py' is not valid; expected a known key; did you mean 'file'?"),
+        (
+            "policy: 7",
+            "3: policy: 7 is not valid; expected the path of a script, plugin:NAME, or {file: …, params: {…}}",
+        ),
+        ("policy: {params: {a b: 1}}", "3: policy.params.a b: 'a b' is not valid; expected a name such as max_swaps"),
+        (
+            "policy: {params: {a: [1]}}",
+            f"3: policy.params.a: [1] is not valid; expected {A_SCALAR}",
+        ),
+        (
+            "policy: {params: {a: .inf}}",
+            f"3: policy.params.a: inf is not valid; expected {A_SCALAR}",
+        ),
+    ],
+)
+def test_a_policy_that_cannot_be_meant(write: Any, line: str, said: str) -> None:
+    assert problems(write(f"name: gpt\nscript: train.py\n{line}\n")) == [said]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [(b" \n", "this one has 2"), (b"x = 1\n" * 20_000, "this one has 120,000"), (b"\xff", "a Python file in UTF-8")],
+)
+def test_a_policy_file_that_holds_no_policy(write: Any, tmp_path: Path, text: bytes, said: str) -> None:
+    (tmp_path / "p.py").write_bytes(text)
+    [problem] = problems(write("name: gpt\nscript: train.py\npolicy: p.py\n"))
+    assert problem.startswith("3: policy: ")
+    assert said in problem

@@ -112,6 +112,22 @@ class Client:
     def resize(self, name: str, dp: int, reason: str) -> Json:
         return self._command(_path("jobs", name, "resize"), {"dp": dp, "reason": reason})
 
+    def policy(self, name: str) -> Json:
+        return self._get(_path("jobs", name, "policy"))
+
+    def change_policy(self, name: str, body: str | Json) -> Json:
+        """`body`: as the `policy` of a job file."""
+        return self._command(_path("jobs", name, "policy"), {"policy": body})
+
+    def policy_questions(self, name: str, *, since: float) -> Iterator[Json]:
+        """What the job's policies were asked since then (Unix seconds), newest first."""
+        return self._pages(_path("jobs", name, "policy", "questions"), since=since)
+
+    def inject_fault(self, name: str, kind: str, rank: int, for_s: float, xid: int) -> Json:
+        """Cause a fault and wait until the agent of the rank's node has answered."""
+        body = {"kind": kind, "rank": rank, "for_s": for_s, "xid": xid}
+        return self._command(_path("jobs", name, "faults"), body)
+
     def goodput(self, name: str) -> Json:
         return self._get(_path("jobs", name, "goodput"))
 

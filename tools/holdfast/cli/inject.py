@@ -1,14 +1,15 @@
 """`holdfast inject`: injects real faults to test a setup.
 
-Run the command on the machine where the node runs; for a local stack that is this machine.
+One fault by its name: run the command on the machine where the node runs; for a local stack that is this machine. Faults on a
+schedule (`--every`, `holdfast.cli.chaos`) go through the agents and work from anywhere.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,20 +18,36 @@ import psutil
 import typer
 from rich.console import Console
 
+from holdfast.cli.chaos import Campaign, parse_mix
 from holdfast.cli.client import Client, default_url
+from holdfast.cli.durations import seconds
+from holdfast.cli.listing import screen
 from holdfast.cli.processes import kill_tree
 from holdfast.cli.stack_power import ask, socket_of
-from holdfast.cli.tables import plural
-from holdfast.domain.errors import Conflict, HoldfastError, NotFound, Unavailable
+from holdfast.cli.tables import plural, table
+from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, NotFound, Unavailable
+from holdfast.domain.faults import FOR_S_MAX, XID_MAX, xid_line
+from holdfast.runtime.kernel_records import kernel_record
 
 app = typer.Typer(
-    help="Inject a real fault to test your setup.",
     no_args_is_help=True,
-    epilog="Example: [bold]holdfast inject crash --job gpt --rank 4[/]",
+    invoke_without_command=True,
+    epilog="Examples: [bold]holdfast inject crash --job gpt --rank 4[/] · "
+    "[bold]holdfast inject --job gpt --every 20m --for 8h --seed 7 --mix crash=3,node_loss=1,hang=1[/]",
 )
 console = Console(highlight=False, emoji=False, markup=False, soft_wrap=True)
 
 AGENT_MODULE = "holdfast.agent"
+HELP = """Inject a real fault, or faults on a schedule, to test your setup.
+
+A fault by its name acts on this machine.
+
+""" + (
+    "A schedule (--every) goes through the agents of the job's nodes. They refuse it unless the job file says `chaos: true`. "
+    "It ends with its time, with the job or with Ctrl-C, and prints how every fault was found and when the job stepped again. "
+    "A hang or a slow rank ends by itself, also if this command is gone."
+)
+COLUMNS = ("kind", "rank", "node", "step", "found_as", "action", "found_after_s", "steps_after_s", "outcome")
 
 Api = Annotated[str, typer.Option(help="URL of the Holdfast API.", envvar="HOLDFAST_API", show_default=False)]
 Job = Annotated[str, typer.Option(help="Target job.")]
@@ -86,15 +103,14 @@ class Injector:
         """Write an Xid line, as the NVIDIA driver words it, into the kernel log that the node's agent reads."""
         facts = self._here(node)
         path = Path(facts["kernel_log"])
-        line = f"NVRM: Xid (PCI:0000:{gpu + 0x18:02x}:00): {code}, pid='<unknown>', name=<unknown>, injected by holdfast inject"
+        line = xid_line(code, gpu)
         if code == 79:
             line = (
                 f"NVRM: Xid (PCI:0000:{gpu + 0x18:02x}:00): 79, GPU has fallen off the bus, injected by holdfast inject"
             )
         try:
             with path.open("ab", buffering=0) as log:
-                # /dev/kmsg takes "<priority>text" and adds the other fields; a plain file needs the complete record
-                log.write(f"<3>{line}\n".encode() if _is_device(path) else _kmsg_record(line))
+                log.write(kernel_record(line, device=_is_device(path)))
         except OSError as error:
             raise HoldfastError(f"cannot write to the kernel log {path} of {node}: {error}") from error
         return f"Xid {code} on GPU {gpu} of {node}, through {path}"
@@ -157,9 +173,61 @@ def _is_device(path: Path) -> bool:
     return path.is_char_device()
 
 
-def _kmsg_record(line: str) -> bytes:
-    microseconds = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
-    return f"3,0,{microseconds},-;{line}\n".encode()
+@app.callback(help=HELP)
+def scheduled(
+    context: typer.Context,
+    job: Annotated[str, typer.Option("--job", help="Target job of a schedule. Its job file has `chaos: true`.")] = "",
+    every: Annotated[
+        str,
+        typer.Option(
+            help="Inject faults on a schedule, on average one in this time: 30s, 20m, 1h.", show_default=False
+        ),
+    ] = "",
+    for_: Annotated[str, typer.Option("--for", help="Length of the schedule.")] = "1h",
+    mix: Annotated[
+        str, typer.Option(help="Kinds and weights: crash, hang, slow, node_loss, xid.")
+    ] = "crash=3,node_loss=1,hang=1",
+    seed: Annotated[int, typer.Option(help="Seed of gaps, kinds and ranks; equal seeds give equal schedules.")] = 0,
+    lasting: Annotated[str, typer.Option("--lasting", help="Length of one hang or one slow rank.")] = "1m",
+    code: Annotated[int, typer.Option("--xid", help="The Xid of kind xid.", min=1, max=XID_MAX)] = 94,
+    out: Annotated[
+        Path | None, typer.Option(help="Also write the table as JSON to this file.", show_default=False)
+    ] = None,
+    api: Api = "",
+) -> None:
+    if context.invoked_subcommand is not None:
+        if every:
+            raise InvalidSpec(
+                "--every", every, f"no {context.invoked_subcommand} command: the kinds are given by --mix"
+            )
+        return
+    if not every or not job:
+        raise InvalidSpec("--every" if not every else "--job", "", "both --job and --every, or one of the commands")
+    last_s = seconds(lasting)
+    if last_s > FOR_S_MAX:
+        raise InvalidSpec("--lasting", lasting, f"at most {FOR_S_MAX:g} s")
+    if out is not None and not out.absolute().parent.is_dir():
+        raise InvalidSpec("--out", str(out), "a file in a directory that exists")
+    with Client(api or default_url()) as client:
+        campaign = Campaign(
+            api=client,
+            job=job,
+            seed=seed,
+            every_s=seconds(every),
+            mix=parse_mix(mix),
+            for_s=seconds(for_),
+            last_s=last_s,
+            xid=code,
+            say=console.print,
+        )
+        campaign.run()
+    console.print(f"ended: {campaign.ended_by}")
+    screen().print(table([each.as_json() for each in campaign.faults], COLUMNS))
+    if out is not None:
+        out.write_text(json.dumps(campaign.report(), indent=2) + "\n")
+        console.print(f"wrote {out}")
+    if any(each.outcome == "not survived" for each in campaign.faults):
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.cli.tables import STATE_STYLE, markup, mesh
+from holdfast.domain.mesh import Mesh
 
 MESSAGES_MAX = 8
 PLAIN_EVERY_S = 5.0
@@ -122,9 +123,9 @@ class JobDisplay:
     def _mesh(self) -> Table:
         """Return one row per replica with one cell per model-parallel index; a large mesh is shortened to the screen."""
         states = {node["node"]: node["state"] for node in self._nodes}
-        replicas = dict(self._job["mesh"]).get("dp", 1)
-        ranks = sorted(self._job["ranks"], key=lambda worker: worker["rank"])
-        width = max(1, len(ranks) // max(1, replicas))
+        layout = Mesh.of(self._job["mesh"])
+        ranks = sorted(self._job["ranks"], key=lambda worker: (layout.replica_of(worker["rank"]), worker["rank"]))
+        width = max(1, len(ranks) // layout.dp)
         roomy = self._roomy(width, ranks)
         grid = Table(box=None, pad_edge=False, padding=(0, 2), show_header=roomy and bool(ranks))
         grid.add_column("")

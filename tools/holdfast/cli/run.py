@@ -236,7 +236,7 @@ def _how_here(directory: Path) -> How:
 
 def _start_stack(spec: JobSpec, own: _Own, console: Console, cleanup: ExitStack) -> LocalStack:
     if spec.policy:
-        require_usable(spec.policy)  # the supervisor checks it too, but only after the stack has been started
+        require_usable(spec.policy_spec)  # the supervisor checks it too, but only after the stack has been started
     nodes = spec.nodes + own.spares
     if nodes > NODES_MAX:
         field, value = ("nodes", spec.nodes) if spec.nodes > NODES_MAX else ("spares", own.spares)

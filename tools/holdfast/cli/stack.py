@@ -348,6 +348,10 @@ class LocalStack:
                 "HOLDFAST_ZONE": f"zone-{index % self._options.zones}",
                 "HOLDFAST_ADDRESS": self._outward(self._options.host),
                 "HOLDFAST_PREFLIGHT_EVERY_S": "0",  # all nodes are one machine, so tests would only slow the other nodes
+                # … and share its GPUs, which belong to more than one node; who wants resets says so
+                "HOLDFAST_GPU_RESET_COMMAND": self._options.environment.get(
+                    "HOLDFAST_GPU_RESET_COMMAND", os.environ.get("HOLDFAST_GPU_RESET_COMMAND", "")
+                ),
                 # the nodes share this machine's cores: one compute thread per worker by default
                 "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             },

@@ -7,14 +7,16 @@ them again until they are acknowledged, keeps shards in memory (gone with the no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
+from zlib import crc32
 
 from holdfast.domain.generations import OBJECT_STORE, RankRestore, ShardKey, ShardRecord, StoredStep
 from holdfast.domain.nodes import NodeFacts, RunningWorker, WorkerEnded
 from holdfast.domain.orders import (
     CheckpointNow,
     Hello,
+    Inject,
     Inventory,
     Order,
     OrderDone,
@@ -23,6 +25,7 @@ from holdfast.domain.orders import (
     RanksFinished,
     RanksStepping,
     Report,
+    ResetGpu,
     SetInterval,
     Start,
     StepReached,
@@ -31,12 +34,15 @@ from holdfast.domain.orders import (
     WorkersChanged,
 )
 from holdfast.sim.clocks import Clock
+from holdfast.sim.resets import Resets
 from holdfast.sim.store import LATE_S, RETRY_S, Store
 from holdfast.sim.world import Violation, World
 
 SHARD_STEPS_KEPT = 3
 GATHER_S = 0.2  # changes of its workers that come together are one report
 JOB = "job"
+RESET_LOOK_S = 0.5
+UNKNOWN_OUTCOME = "the agent ended during the reset"
 
 
 @dataclass(slots=True)
@@ -80,6 +86,7 @@ class Surroundings(Protocol):
     def deliver(self, agent: Agent, session: int, seq: int, report: Report) -> None: ...
     def neighbour(self, node: str) -> Agent | None: ...
     def workers_changed(self) -> None: ...
+    def gpus_reset(self, agent: Agent, failure: str) -> None: ...
     @property
     def store(self) -> Store | None: ...
     @property
@@ -108,10 +115,14 @@ class Agent:
         self.workers: Workers | None = None
         self.version = 0  # of the set of workers, as last changed
         self.reported = 0  # … and as last reported
+        self.workers_in_answers = crc32(name.encode()) % 4 > 0  # the others' agents are of an earlier version
         self.memory: dict[ShardKey, ShardRecord] = {}
         self.disk: dict[ShardKey, ShardRecord] = {}
         self.rotten: set[ShardKey] = set()  # copies that nobody can read any more
         self.stored: tuple[StoredStep, ...] = ()  # as far as it has heard
+        self.resets = Resets()  # how its resets of GPUs end
+        self.resets_gpus = False  # whether it has a command for that
+        self.resetting = False
         self.slow_share = 0.02  # of Prepare orders, that take longer than their timeout
         self.patience_s = 5.0  # … which is this
 
@@ -127,8 +138,12 @@ class Agent:
         self.session, self.seq, self.newest = 0, 0, 0
         self.version = self.reported = 1
         self.unacknowledged.clear()
-        for command_id in self.in_progress:  # died unanswered: a new life may begin it again
-            self.executed.pop(command_id, None)
+        for command_id in sorted(self.in_progress):  # died unanswered: a new life may begin it again, but for a reset
+            if isinstance(self.orders[command_id], ResetGpu):
+                self.answers[command_id] = OrderDone(command_id, False, UNKNOWN_OUTCOME, at=self.clock.now())
+            else:
+                self.executed.pop(command_id, None)
+        self.resetting = False
         self.in_progress.clear()
         self.workers = None
         self.memory = dict(self.disk) | self.memory
@@ -222,6 +237,7 @@ class Agent:
             1,
             "/",
             "/kmsg",
+            resets_gpus=self.resets_gpus,
         )
 
     # ------------------------------------------------------------ orders
@@ -264,6 +280,8 @@ class Agent:
                 if self.workers is not None and self.workers.order.generation == order.generation:
                     self.workers.change_interval(order)
                 self._answer(command_id, True)
+            case Inject():
+                self._answer(command_id, False, "not modelled: the simulator causes its own faults")
             case Prune():
                 for shards in (self.memory, self.disk):
                     for key in [key for key in shards if (key.attempt, key.step) in order.steps]:
@@ -272,6 +290,25 @@ class Agent:
                 self._answer(command_id, True)
             case Warm():
                 self._answer(command_id, True)
+            case ResetGpu():
+                self._reset(command_id)
+
+    def _reset(self, command_id: str) -> None:
+        if self.resetting:  # one after the other
+            self.world.after(RESET_LOOK_S, self._in_this_life(lambda: self._reset(command_id)))
+            return
+        if self.workers is not None and self.workers.living:
+            self._answer(command_id, False, "workers run on this node")
+            return
+        seconds, failure = self.resets.outcome()
+        self.resetting = True
+
+        def end() -> None:
+            self.resetting = False
+            self.around.gpus_reset(self, failure)
+            self._answer(command_id, not failure, failure)
+
+        self.world.after(seconds, self._in_this_life(end))
 
     def _answer(
         self, command_id: str, ok: bool, reason: str = "", master: str = "", *, unrestorable: bool = False
@@ -280,11 +317,17 @@ class Agent:
         workers = self.running if master else ()
         done = OrderDone(command_id, ok, reason, master, self.clock.now(), workers=workers, unrestorable=unrestorable)
         self.answers[command_id] = done
-        self.report(self.answers[command_id])
+        if workers and self.workers_in_answers and not self.ended:
+            self.reported = self.version
+            done = replace(done, workers_version=self.version)
+        self.report(done)
 
     def _prepare(self, command_id: str, order: Prepare) -> None:
         if order.generation < self.newest and order.token == self.token:
             self._answer(command_id, False, f"generation {self.newest} is newer")
+            return
+        if self.resetting:
+            self.world.after(RESET_LOOK_S, self._in_this_life(lambda: self._prepare(command_id, order)))
             return
         self.newest, self.token = order.generation, order.token
         self.workers = Workers(order)
@@ -453,7 +496,11 @@ def describe(order: Order) -> str:
             return f"CheckpointNow step {order.at_step}"
         case SetInterval():
             return f"SetInterval to {order.interval_steps} steps from step {order.from_step}"
+        case Inject():
+            return f"Inject {order.kind} into rank {order.rank}"
         case Prune():
             return f"Prune {', '.join(str(step) for _, step in order.steps)}"
         case Warm():
             return "Warm"
+        case ResetGpu():
+            return f"ResetGpu {', '.join(map(str, order.gpus)) or 'all'}"

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from holdfast.domain import old_evidence
-from holdfast.domain.findings import Finding, FindingKind, Severity
+from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.sim.agent import JOB, Agent
 from holdfast.sim.clocks import Clock
 from holdfast.sim.world import World
@@ -35,6 +35,7 @@ class _Observed:
     severity: Severity
     identifier: str
     evidence: dict[str, str]
+    ladder: tuple[Remedy, ...] = ()
 
 
 @dataclass(slots=True)
@@ -84,9 +85,29 @@ class Diagnostics:
         **evidence: str,
     ) -> None:
         """A fault begins now; it is concluded `delay_s` later, if nothing is in the way."""
+        self._begin(kind, agent, generation, delay_s, rank, severity, key, evidence, ())
+
+    def find_reset_due(self, agent: Agent, delay_s: float, ladder: tuple[Remedy, ...]) -> None:
+        """A GPU of the node must be reset from now on, which is concluded like `find`."""
+        self._begin(FindingKind.GPU_ERROR, agent, 0, delay_s, None, Severity.ERROR, "", {}, ladder)
+
+    def _begin(
+        self,
+        kind: FindingKind,
+        agent: Agent,
+        generation: int,
+        delay_s: float,
+        rank: int | None,
+        severity: Severity,
+        key: str,
+        evidence: dict[str, str],
+        ladder: tuple[Remedy, ...],
+    ) -> None:
         self._count += 1
         identifier = f"{kind}{key}:{agent.name}:{self._count}"
-        observed = _Observed(kind, agent, agent.life, generation, self.world.now, rank, severity, identifier, evidence)
+        observed = _Observed(
+            kind, agent, agent.life, generation, self.world.now, rank, severity, identifier, evidence, ladder
+        )
         if not self.hostile:
             self._say(self._finding(observed, self.world.now + delay_s), delay_s)
         elif kind is FindingKind.NODE_LOST:
@@ -135,6 +156,7 @@ class Diagnostics:
             observed.generation,
             observed.rank,
             evidence=observed.evidence,
+            ladder=observed.ladder,
         )
         return old_evidence.with_fields(found)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from holdfast.domain.findings import Finding, FindingKind
+from holdfast.domain.findings import Finding, FindingKind, Remedy, Severity
 from holdfast.domain.generations import OBJECT_STORE, Generation
 from holdfast.domain.incidents import Incident
-from holdfast.domain.mesh import Mesh
-from holdfast.domain.orders import Prepare, SetInterval, Stop
+from holdfast.domain.mesh import DATA_PARALLEL, Mesh
+from holdfast.domain.orders import Prepare, SetInterval, Start, Stop
 from holdfast.sim.agent import Agent
 from holdfast.sim.store import Store
 from holdfast.sim.world import Violation
@@ -23,6 +23,7 @@ from holdfast.supervisor.protocol import (
     IncidentChanged,
     JobPhase,
     NodeCordonRequested,
+    NodeRepaired,
     Publish,
     Send,
 )
@@ -70,14 +71,28 @@ class Invariants:
     # (node, generation) → when the node was first told to stop it
     stops: dict[tuple[str, int], float] = field(default_factory=dict)
 
+    # Nodes with a GPU whose reset was demanded and has not been made → when it was demanded
+    unreset: dict[str, float] = field(default_factory=dict)
     # Node → newest word on maintenance, and whether it is due.
     noticed: dict[str, tuple[float, bool]] = field(default_factory=dict)
 
     # ------------------------------------------------------------ what the core decides
 
     def folded(self, before: State, event: Event, after: State, commands: tuple[Command, ...]) -> None:
+        if isinstance(event, NodeCordonRequested) and not event.cordoned:  # which ends the notices of the node
+            self.noticed[event.node] = (event.at, False)
+        if isinstance(event, FindingArrived):
+            self._notice(event.finding)
+            self._demand_reset(before, event)
+        if isinstance(event, NodeRepaired):
+            self.unreset.pop(event.node, None)
         for command in commands:
             match command:
+                case Send(order=Start() as order, node=node) if node in self.unreset:
+                    raise Violation(
+                        f"ranks of generation {order.generation} start on {node}, whose GPU was to be reset since "
+                        f"{self.unreset[node]:.3f} and was not"
+                    )
                 case Publish(record=GenerationChanged(stage=GenerationStage.PLANNED, generation=generation)):
                     self._full_mesh(generation)
                     self._no_new_ranks_before_maintenance(generation, before)
@@ -108,18 +123,31 @@ class Invariants:
             if isinstance(command, Send) and isinstance(command.order, Prepare):
                 self._one_whole_step(command.order)
         self._plans_stop_nothing(before, after)
-        if isinstance(event, NodeCordonRequested) and not event.cordoned:
-            self.noticed[event.node] = (event.at, False)
         if isinstance(event, FindingArrived):
-            self._notice(event.finding)
             self._recorded(event, after, commands)
         self._no_incident_vanished(after)
         self._unknown_runs_end(after)
         if after.nodes is not before.nodes:
             self._quarantine_leaves_enough(before, after)
 
+    def _demand_reset(self, before: State, event: FindingArrived) -> None:
+        """A GPU that a restart does not mend; not one of which the record says that it was reset or repaired since."""
+        finding, node = event.finding, before.nodes.get(event.finding.node)
+        if finding.severity is not Severity.ERROR or finding.ladder[:1] != (Remedy.RESET_GPU,) or node is None:
+            return
+        began = event.at - event.age_s - max(0.0, finding.at - finding.since)
+        incidents = (*before.incidents.values(), *before.closed)
+        told_before = any(finding.id in incident.findings for incident in incidents)
+        if not told_before and began >= max(node.reset_at, node.repaired_at):
+            self.unreset.setdefault(finding.node, event.at)
+
+    def gpus_reset(self, node: str) -> None:
+        """What really happened, whoever hears of it."""
+        self.unreset.pop(node, None)
+
     def log_went_back(self, state: State) -> None:
         """What the log has lost was never decided, although what followed from it has happened."""
+        self.unreset = {node: at for node, at in self.unreset.items() if _due(state, node)}
         self.opened = {*state.incidents, *(incident.id for incident in state.closed)}
         self.closed = {incident.id for incident in state.closed}
         newest = max((job.number for job in state.jobs.values()), default=0)
@@ -199,10 +227,10 @@ class Invariants:
             raise Violation(f"restores step {point.step} of attempt {attempt}, which was given up after step {limit}")
         known = self.complete.get((point.attempt, point.step), set())
         mesh = self.meshes.get((point.attempt, point.step), generation.mesh)
-        if self.sharded or mesh.dp == generation.mesh.dp:
-            missing = set(range(mesh.world_size)) - known
-        else:
-            missing = set(range(mesh.replica_size)) - {mesh.position_of(rank) for rank in known}
+        missing = set(range(mesh.world_size)) - known
+        if not self.sharded and mesh.dp != generation.mesh.dp:  # any replica's
+            shares = {_share(mesh, rank) for rank in known}
+            missing = {rank for rank in missing if _share(mesh, rank) not in shares}
         if missing:
             raise Violation(
                 f"restores step {point.step} of attempt {point.attempt}: nobody ever saved ranks {sorted(missing)}"
@@ -232,10 +260,9 @@ class Invariants:
         assert saved is not None
         if saved.dp == order.mesh.dp:
             right = given == [rank]
-        elif self.sharded:
-            right = given == list(range(order.mesh.position_of(rank), saved.world_size, saved.replica_size))
         else:
-            right = len(given) == 1 and saved.position_of(given[0]) == order.mesh.position_of(rank)
+            same = [other for other in range(saved.world_size) if _share(saved, other) == _share(order.mesh, rank)]
+            right = given == same if self.sharded else len(given) == 1 and given[0] in same
         if not right:
             raise Violation(f"rank {rank} of {order.mesh} is given the shards {given} of {saved}: not its whole state")
 
@@ -336,9 +363,18 @@ class Invariants:
             raise Violation(f"generations {[number for number, _ in seen]} could all make progress")
 
 
+def _due(state: State, node: str) -> bool:
+    return node in state.nodes and state.nodes[node].reset_due is not None
+
+
 def _run(agent: Agent) -> tuple[int, int] | None:
     """(generation, attempt) of the ranks that have started on a node and live."""
     workers = agent.workers
     if workers is None or not workers.started or not workers.living:
         return None
     return workers.order.generation, workers.order.attempt
+
+
+def _share(mesh: Mesh, rank: int) -> tuple[int, ...]:
+    """Which share of the model it holds: its coordinates but for the replica's."""
+    return tuple(index for name, index in mesh.coords(rank).items() if name != DATA_PARALLEL)

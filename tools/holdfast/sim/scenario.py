@@ -19,6 +19,7 @@ from holdfast.sim.hostility import Hostilities, Hostility
 from holdfast.sim.invariants import Invariants
 from holdfast.sim.log import FLUSHED_S
 from holdfast.sim.maintenance import Maintenance
+from holdfast.sim.resets import LADDER, Resets
 from holdfast.sim.store import URL, Store
 from holdfast.sim.supervisor import Policy, Step, Supervisor
 from holdfast.sim.training import Training
@@ -43,6 +44,7 @@ PREPARE_S = 5.0
 INIT_S = 60.0  # a rank that neither steps nor says that it does has so long
 STEPS_IN_PEACE = 10
 SUBMITTED_AGAIN_S = 5.0
+REPAIRED_S = (60.0, 400.0)  # after a GPU needed a reset, or one failed: an operator has looked
 RECOVERED_S = 450.0
 LIMIT_S = 3000.0  # after the faults: the breaker's window and the retries are minutes, not hours
 
@@ -58,6 +60,16 @@ _MESHES = (
     ({"pp": 2}, 1, 1, 1),
     ({"dp": 1}, 1, 1, 1),
     ({"dp": 3, "pp": 2}, 2, 0, 2),
+)
+ANY_ORDER_FROM = 600_000  # the first seed of the meshes in which dp is not the outermost dimension
+_MESHES_IN_ANY_ORDER = (
+    ({"pp": 2, "dp": 3}, 1, 1, 1),  # a replica is on nodes that are not neighbours
+    ({"pp": 2, "dp": 2, "tp": 2}, 2, 1, 2),
+    ({"pp": 3, "dp": 2, "tp": 2}, 1, 1, 1),
+    ({"pp": 2, "dp": 4}, 2, 1, 2),  # a node has parts of two replicas
+    ({"pp": 2, "dp": 2, "tp": 2}, 4, 1, 4),  # … of all of them: no node can leave
+    ({"pp": 2, "dp": 3}, 2, 1, 2),  # and one node has both stages
+    ({"tp": 2, "dp": 2, "pp": 2}, 1, 0, 1),
 )
 
 
@@ -101,11 +113,13 @@ class Scenario:
         self.world = World(seed, tracing)
         self.hostility = Hostility.of(seed) if hostility is None else hostility
         self.checkpoints = Checkpoints.of(seed)
+        self.resets = Resets.of(seed)
         self.store = Store(self.world) if self.checkpoints.store else None
         self.sharded = self.checkpoints.sharded
         chance = self.world.chance
-        dims, width, spares, capacity = chance.choice(_MESHES)
+        dims, width, spares, capacity = chance.choice(_MESHES if seed < ANY_ORDER_FROM else _MESHES_IN_ANY_ORDER)
         mesh = Mesh.of(dims)
+        shrinks = mesh.is_dp_outermost or mesh.grouping(width).replicas < mesh.dp
         nodes = mesh.world_size // width
         self.spec = JobSpec(
             JOB,
@@ -113,7 +127,7 @@ class Scenario:
             nodes,
             width,
             mesh,
-            min_dp=chance.randint(1, mesh.dp),
+            min_dp=chance.randint(1 if shrinks else mesh.dp, mesh.dp),
             max_dp=mesh.dp,
             checkpoint=self.checkpoints.spec,
             hang=HangSpec(floor_s=HANG_S, init_s=INIT_S),
@@ -168,6 +182,8 @@ class Scenario:
         for agent in self.agents.values():
             agent.slow_share = 0.0 if self.control_plane_only else agent.slow_share
             agent.patience_s = self.spec.limits.prepare_timeout_s
+            agent.resets = self.resets
+            agent.resets_gpus = self.resets.faults > 0 and self.resets.chance.random() >= self.resets.unable
             agent.boot()
             self._keep_connected(agent)
         self.world.after(1.0, self._submit)
@@ -228,6 +244,7 @@ class Scenario:
 
     def _make_peace(self) -> None:
         self.hostilities.peace()
+        self.resets.calm()
         for agent in self.agents.values():  # an operator looks: whatever was wrong with these machines is mended
             self.supervisor.append(NodeCordonRequested(self.world.now, agent.name, False, "peace"))
             self.supervisor.append(NodeRepaired(self.world.now, agent.name))
@@ -269,6 +286,13 @@ class Scenario:
     def workers_changed(self) -> None:
         self.training.changed()
 
+    def gpus_reset(self, agent: Agent, failure: str) -> None:
+        if not failure:
+            self.invariants.gpus_reset(agent.name)
+            return
+        repaired = lambda: self.supervisor.append(NodeRepaired(self.world.now, agent.name))  # noqa: E731
+        self.world.after(self.resets.chance.uniform(*REPAIRED_S), repaired)
+
     # ------------------------------------------------------------ faults
 
     def _plan_faults(self) -> None:
@@ -291,6 +315,8 @@ class Scenario:
         if self.hostility:
             self.hostilities.plan(first, FAULTS_END_S)
             self.world.after(self.hostility.peace_s, self._make_peace)
+        for _ in range(0 if self.control_plane_only else self.resets.faults):
+            self.world.after(self.resets.chance.uniform(first, FAULTS_END_S), self._gpu_needs_reset)
         for maintenance in () if self.control_plane_only else Maintenance.of(self.world.seed):
             self.world.after(maintenance.announced_s, lambda each=maintenance: self._announce(each))  # type: ignore[misc]
 
@@ -423,6 +449,24 @@ class Scenario:
             self.diagnostics.find(FindingKind.GPU_ERROR, agent, 0, 0.1, severity=Severity.FATAL)
             repaired = lambda: self.supervisor.append(NodeRepaired(self.world.now, agent.name))  # noqa: E731
             self.world.soon(5.0, 40.0, repaired)
+
+    def _gpu_needs_reset(self) -> None:
+        """Mostly its rank ends with it, and says so before or after the driver does."""
+        running = [agent for agent in self.agents.values() if agent.alive and agent.workers is not None]
+        idle = [agent for agent in self.agents.values() if agent.alive]
+        chance = self.resets.chance
+        if not (able := running if running and chance.random() < 0.9 else idle):
+            return
+        agent = chance.choice(able)
+        self._fault(f"a GPU of {agent.name} needs a reset")
+        self.diagnostics.find_reset_due(agent, chance.uniform(0.0, 1.5), LADDER)
+        workers = agent.workers
+        if workers is not None and chance.random() < 0.7:
+            rank = chance.choice(agent.ranks)
+            agent.crashed(rank)
+            self.diagnostics.find(FindingKind.WORKER_CRASH, agent, workers.order.generation, 0.01, rank=rank)
+        repaired = lambda: self.supervisor.append(NodeRepaired(self.world.now, agent.name))  # noqa: E731
+        self.world.after(chance.uniform(*REPAIRED_S), repaired)
 
     def _announce(self, maintenance: Maintenance) -> None:
         agent = list(self.agents.values())[maintenance.node % len(self.agents)]

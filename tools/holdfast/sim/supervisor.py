@@ -20,6 +20,7 @@ from holdfast.sim.clocks import Clock
 from holdfast.sim.log import Log
 from holdfast.sim.world import Violation, World
 from holdfast.supervisor.agents import beats
+from holdfast.supervisor.agents.beats import Reported, patience_s
 from holdfast.supervisor.agents.unanswered import Unanswered
 from holdfast.supervisor.core import Config, State, step, view
 from holdfast.supervisor.core.indexing import index_of
@@ -43,6 +44,7 @@ from holdfast.supervisor.protocol import (
     NodeReported,
     Noted,
     PolicyAnswered,
+    PolicyChanged,
     Publish,
     Record,
     Send,
@@ -55,7 +57,6 @@ from holdfast.supervisor.timers import Timer
 from holdfast.wire import records
 
 BEATS_S = 1.0  # how often the leader looks at what agents' beats say
-DIFFERS_S = 3.0  # a report is on its way for less
 
 Policy = Callable[[Incident, JobView], Action]
 Step = Callable[[State, Event], tuple[State, tuple[Command, ...]]]
@@ -193,9 +194,10 @@ class Supervisor:
             return
         heard = [self.agents[name] for name in sorted(self.sessions) if self.agents[name].session]
         for agent in [] if self.log.inbox else heard:
-            if self._agrees(agent):
+            session, known = self.sessions[agent.name], self._reported(agent.name)
+            if known == Reported(session, agent.version):
                 self._differs.pop(agent.name, None)
-            elif self.world.now - self._differs.setdefault(agent.name, self.world.now) >= DIFFERS_S:
+            elif self.world.now - self._differs.setdefault(agent.name, self.world.now) >= patience_s(session, known):
                 self.world.say(f"what {agent.name} runs is not what it reported: its session ends")
                 del self._differs[agent.name]
                 self.hang_up(agent, renewed=True)
@@ -206,12 +208,9 @@ class Supervisor:
             self.tell(StepSeen(self.world.now, each))
         self.world.after(BEATS_S, lambda: self._look_at_beats(epoch))
 
-    def _agrees(self, agent: Agent) -> bool:
-        known = self.committed.nodes.get(agent.name)
-        session = self.sessions[agent.name]
-        return (
-            known is not None and known.connected and (known.session, known.workers_version) == (session, agent.version)
-        )
+    def _reported(self, node: str) -> Reported | None:
+        known = self.committed.nodes.get(node)
+        return Reported(known.session, known.workers_version) if known is not None and known.connected else None
 
     # ------------------------------------------------------------ folding
 
@@ -376,5 +375,7 @@ def describe(record: Record) -> str:
             return f"    node {record.node} is {record.state}: {record.reason}"
         case FindingJudged(finding=finding):
             return f"    finding {finding.id} {record.verdict}: {finding.summary}"
+        case PolicyChanged():
+            return f"    policy of {record.job} is {record.policy.name or 'the default policy'}"
         case Noted():
             return f"    note on {record.subject}: {record.text}"

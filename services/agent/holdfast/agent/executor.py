@@ -5,6 +5,8 @@
 * An order that has been answered is answered again from memory. An order in progress is not started twice.
 * The answer is on disk before it is sent. If the agent exits before that, its workers exit with it, so a repeated order
   finds a node without workers and is executed again.
+* A GPU is reset at most once per order: before it begins, the ledger has the answer that nobody knows how it ended. An agent
+  that exits during a reset gives this answer when the order is repeated.
 * An agent that cannot write to its disk reports that in its answers and accepts no orders, because it could not keep the first
   two guarantees.
 """
@@ -12,7 +14,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 import structlog
 from anyio.abc import TaskGroup
@@ -20,17 +23,19 @@ from anyio.abc import TaskGroup
 from holdfast.agent.ledger import Ledger
 from holdfast.agent.node import Outcome
 from holdfast.domain.errors import HoldfastError, Unrestorable
-from holdfast.domain.orders import Order, OrderDone, Prepare, Start
+from holdfast.domain.nodes import RunningWorker
+from holdfast.domain.orders import Order, OrderDone, Prepare, ResetGpu, Start
 from holdfast.runtime import telemetry
 
 log = structlog.get_logger("holdfast.agent.orders")
 
 ORDERS_MAX = 64  # orders in progress
+UNKNOWN_OUTCOME = "the agent ended while it carried this order out: how far it came is not known"
 
 
 class Executor:
-    """`carry_out` executes an order, `report` sends the answer. Orders run in `tasks`, so that a slow one does not delay
-    others."""
+    """`carry_out` executes an order, `report` sends the answer. `workers_version` returns the version of the node's set of
+    workers if it consists of these, or 0. Orders run in `tasks`, so that a slow one does not delay others."""
 
     def __init__(
         self,
@@ -39,12 +44,14 @@ class Executor:
         ledger: Ledger,
         carry_out: Callable[[Order], Awaitable[Outcome]],
         report: Callable[[OrderDone], None],
+        workers_version: Callable[[Sequence[RunningWorker]], int] = lambda _: 0,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._tasks = tasks
         self._ledger = ledger
         self._carry_out = carry_out
         self._report = report
+        self._workers_version = workers_version
         self._clock = clock
         self._under_way: set[str] = set()
 
@@ -70,10 +77,10 @@ class Executor:
         except HoldfastError as error:
             self._refuse(command_id, name, str(error))
             return
-        if known is not None:
-            self._report(known)
-        elif command_id in self._under_way:
+        if command_id in self._under_way:
             log.debug("order repeated while under way", order=name, command_id=command_id)
+        elif known is not None:
+            self._report(known)
         elif len(self._under_way) >= ORDERS_MAX:
             self._refuse(command_id, name, f"{ORDERS_MAX} orders are under way on this node; try again")
         else:
@@ -85,15 +92,19 @@ class Executor:
         self._report(OrderDone(command_id, ok=False, reason=reason, at=self._clock()))
 
     async def _execute(self, command_id: str, order: Order) -> None:
-        traceparent = order.traceparent if isinstance(order, Prepare | Start) else ""
+        traceparent = order.traceparent if isinstance(order, Prepare | Start | ResetGpu) else ""
         with telemetry.within(traceparent), structlog.contextvars.bound_contextvars(job=order.job):
             await self._execute_once(command_id, order)
 
     async def _execute_once(self, command_id: str, order: Order) -> None:
         name = type(order).__name__
         try:
+            if isinstance(order, ResetGpu):
+                self._ledger.remember(OrderDone(command_id, ok=False, reason=UNKNOWN_OUTCOME, at=self._clock()))
             answer = await self._answer(command_id, order)
             self._ledger.remember(answer)
+            if answer.workers:  # the version is not remembered: the answer may be repeated when the set is another one
+                answer = replace(answer, workers_version=self._workers_version(answer.workers))
         except HoldfastError as error:  # an error of the ledger: the effects remain, but the order counts as failed
             answer = OrderDone(command_id, ok=False, reason=str(error), at=self._clock())
         finally:
@@ -116,6 +127,7 @@ class Executor:
         return OrderDone(
             command_id,
             ok=True,
+            reason=outcome.reason,
             master=outcome.master,
             at=self._clock(),
             phases_s=outcome.phases_s,

@@ -23,7 +23,18 @@ from holdfast.domain import spans, tracing
 from holdfast.domain.errors import Conflict, InvalidSpec
 from holdfast.domain.generations import OBJECT_STORE
 from holdfast.domain.nodes import RunningWorker
-from holdfast.domain.orders import CheckpointNow, Order, Prepare, Prune, SetInterval, Start, Stop, Warm
+from holdfast.domain.orders import (
+    CheckpointNow,
+    Inject,
+    Order,
+    Prepare,
+    Prune,
+    ResetGpu,
+    SetInterval,
+    Start,
+    Stop,
+    Warm,
+)
 from holdfast.domain.replication import Configure, EndJob, PruneSteps, Stage, StagedShard, UploadNow
 from holdfast.domain.tiers import NEARNESS, PEER
 from holdfast.domain.tracing import TraceContext
@@ -43,6 +54,7 @@ class Outcome:
     workers: tuple[RunningWorker, ...] = ()
     restored_from: tuple[tuple[str, int], ...] = ()
     restored_bytes: tuple[tuple[str, int], ...] = ()
+    reason: str = ""  # what there is to say of a success, such as the output of a command
 
 
 @dataclass(slots=True)
@@ -62,13 +74,23 @@ class Node:
     """Executes orders. Raises `HoldfastError` with the reason if an order cannot be executed."""
 
     def __init__(
-        self, pool: WorkerPool, replicator: Replicator, site: Site, *, self_test: Callable[[], Awaitable[None]]
+        self,
+        pool: WorkerPool,
+        replicator: Replicator,
+        site: Site,
+        *,
+        self_test: Callable[[], Awaitable[None]],
+        reset_gpus: Callable[[ResetGpu], Awaitable[Outcome]],
+        inject: Callable[[Inject], object],
     ) -> None:
-        """`self_test` raises `HoldfastError` if this node's devices compute wrong results."""
+        """`self_test` raises `HoldfastError` if this node's devices compute wrong results. `inject` causes a fault, or raises
+        it."""
         self._pool = pool
         self._replicator = replicator
         self._site = site
         self._self_test = self_test
+        self._reset_gpus = reset_gpus
+        self._inject = inject
         self._jobs: dict[str, _Job] = {}
 
     async def carry_out(self, order: Order) -> Outcome:
@@ -88,7 +110,7 @@ class Node:
                     await self._replicator.archive(UploadNow(order.job, order.generation, order.at_step))
                 if not order.to_object_store or order.generation in self._pool.generations(order.job):
                     # Otherwise it has been saved.
-                    self._pool.checkpoint_now(order.job, order.generation, order.at_step)
+                    self._pool.checkpoint_now(order.job, order.generation, order.at_step, order.leaving)
                 return Outcome()
             case SetInterval():
                 self._refuse_older(order.job, order.generation)
@@ -96,6 +118,11 @@ class Node:
                 return Outcome()
             case Prune():
                 await self._replicator.prune(PruneSteps(order.job, order.steps))
+                return Outcome()
+            case ResetGpu():
+                return await self._reset_gpus(order)
+            case Inject():
+                self._inject(order)
                 return Outcome()
 
     # ------------------------------------------------------------------ prepare

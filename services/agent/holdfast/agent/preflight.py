@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import anyio
@@ -77,6 +78,7 @@ class Preflights:
         self._health: GpuHealth | None = None
         self._peers: OrderedDict[str, None] = OrderedDict()  # endpoints, newest last
         self._under_way: anyio.CancelScope | None = None
+        self._holds = 0
         self._busy_until = 0.0  # of the event loop
         self._was_busy = False
         self._tested_at = 0.0  # event loop's time; 0 = never
@@ -125,6 +127,23 @@ class Preflights:
                 self._under_way = None
             await anyio.sleep(self._look_s)
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Cancel a running test and begin none in the block: GPUs are being reset. What NVML said before is dropped."""
+        self._holds += 1
+        if self._under_way is not None:
+            self._under_way.cancel()
+        self._sample, self._sampled, self._health = None, anyio.Event(), None
+        try:
+            yield
+        finally:
+            self._holds -= 1
+
+    async def after_reset(self) -> str:
+        """Test the node now, also if it does not test itself otherwise. Return what is wrong; empty if nothing is."""
+        await self._test()
+        return self.newest.failures
+
     async def on_suspicion(self) -> None:
         """Test the devices now. Raises `Conflict` if a product is wrong. A test that cannot run is ignored."""
         checks = await self._devices(SUSPICION_BUDGET_S)
@@ -137,6 +156,8 @@ class Preflights:
 
     def _is_due(self) -> bool:
         now = anyio.current_time()
+        if self._holds:
+            return False
         if not self._is_idle():
             self._busy_until = now + self._idle_s
             self._was_busy = True

@@ -22,6 +22,8 @@ import os
 import socket
 import time
 import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 import anyio
@@ -29,11 +31,14 @@ import structlog
 from anyio.abc import TaskGroup
 
 from holdfast.agent import preflight, preflight_checks, tracing
-from holdfast.agent.collectors import build_all, nvml
-from holdfast.agent.collectors.protocol import Surroundings, keep_collecting
+from holdfast.agent.collectors import build_all, nvml, nvrx
+from holdfast.agent.collectors.protocol import Collector, Pausable, Surroundings, keep_collecting
 from holdfast.agent.descriptors import Descriptors
 from holdfast.agent.directory import MARK, claimed
 from holdfast.agent.executor import Executor
+from holdfast.agent.faults import Faults
+from holdfast.agent.gpu_devices import GpuDevices
+from holdfast.agent.gpu_reset import GpuResets
 from holdfast.agent.ledger import Ledger
 from holdfast.agent.node import Node, Outcome
 from holdfast.agent.outbox import Outbox
@@ -44,13 +49,15 @@ from holdfast.agent.settings import AgentSettings
 from holdfast.agent.uplink import Uplink
 from holdfast.agent.workers.environment import Site, inherited_environment
 from holdfast.agent.workers.pool import WorkerPool
-from holdfast.domain.nodes import Check, NodeFacts
+from holdfast.domain.nodes import Check, NodeFacts, RunningWorker
 from holdfast.domain.orders import Hello, Order, Prepare, Report, Warm
 from holdfast.domain.replication import Trouble
 from holdfast.domain.signals import CheckpointTrouble, NodeSignal
 from holdfast.runtime import freeze, metrics, ready, telemetry
 from holdfast.runtime.service import guarded
 from holdfast.wire.control import encode_beat
+
+_READS_GPUS = (nvml.NvmlCollector, nvrx.NvrxCollector)  # they have the devices open
 
 
 async def serve(settings: AgentSettings) -> None:
@@ -111,8 +118,31 @@ class Agent:
             tls=settings.tls,
         )
 
-        self._node = Node(self._pool, self._replicator, self._pool.site, self_test=self._preflights.on_suspicion)
-        executor = Executor(tasks=tasks, ledger=ledger, carry_out=self._carry_out, report=self._report)
+        self._readers = [Pausable(self._collecting(each)) for each in self._collectors if isinstance(each, _READS_GPUS)]
+        self._resets = GpuResets(
+            settings.resets,
+            devices=GpuDevices(settings.gpu_devices),
+            workers=self._pool.running,
+            quiet=self._without_readers,
+            held=self._preflights.held,
+            test=self._preflights.after_reset,
+        )
+        self._faults = Faults(self._pool, settings.kernel_log)
+        self._node = Node(
+            self._pool,
+            self._replicator,
+            self._pool.site,
+            self_test=self._preflights.on_suspicion,
+            reset_gpus=self._resets.carry_out,
+            inject=self._faults.inject,
+        )
+        executor = Executor(
+            tasks=tasks,
+            ledger=ledger,
+            carry_out=self._carry_out,
+            report=self._report,
+            workers_version=self._workers_version,
+        )
         self._session = Session(
             endpoints=settings.endpoints,
             hello=self._hello,
@@ -130,6 +160,7 @@ class Agent:
 
     def _emit(self, signal: NodeSignal) -> None:
         self._preflights.watch(signal)
+        self._resets.watch(signal)
         self._uplink.emit(tracing.begun(signal))
 
     def _report(self, report: Report) -> None:
@@ -142,8 +173,11 @@ class Agent:
     def _hello(self) -> Hello:
         tested = self._preflights.newest if self._settings.preflight_every_s else None
         workers = self._pool.worker_set
-        facts = _facts(self._settings, self._incarnation, self._replicator.endpoint)
+        facts = _facts(self._settings, self._incarnation, self._replicator.endpoint, resets_gpus=self._resets.possible)
         return Hello(facts, self._pool.running(), tested, workers.version, workers.ended, workers.template)
+
+    def _workers_version(self, forked: Sequence[RunningWorker]) -> int:
+        return self._pool.worker_set.version_for_answer(forked) if self._session.workers_in_answers else 0
 
     # ------------------------------------------------------------------ on the way down
 
@@ -151,6 +185,7 @@ class Agent:
         if isinstance(order, Prepare | Warm):
             self._descriptors.require()
         if isinstance(order, Prepare):
+            await self._resets.finished()
             self._preflights.make_way()
             self._preflights.know_peers(peer.endpoint for peer in order.peers)
         return await self._node.carry_out(order)
@@ -167,11 +202,14 @@ class Agent:
         guarded(tasks, "file descriptors", self._descriptors.run)
         guarded(tasks, "workers", self._pool.run)
         guarded(tasks, "telemetry", self._uplink.run)
+        guarded(tasks, "injected faults", self._faults.run)
         if settings.preflight_every_s:
             guarded(tasks, "pre-flight", self._preflights.run)
         for collector in self._collectors:
-            collect = partial(keep_collecting, collector, settings.node, self._emit)
-            guarded(tasks, f"collector {collector.name}", collect)
+            if not isinstance(collector, _READS_GPUS):
+                guarded(tasks, f"collector {collector.name}", self._collecting(collector))
+        for reader in self._readers:
+            guarded(tasks, "reader of GPUs", reader.run)
         if isinstance(self._replicator, LocalReplicator):
             await tasks.start(self._replicator.run, name="checkpoint-replicator")
             guarded(tasks, "replicator away", self._replicator.withdraw_when_away)
@@ -182,14 +220,25 @@ class Agent:
         )
         await anyio.sleep_forever()
 
+    def _collecting(self, collector: Collector) -> Callable[[], Awaitable[None]]:
+        return partial(keep_collecting, collector, self._settings.node, self._emit)
+
+    @asynccontextmanager
+    async def _without_readers(self) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            for reader in self._readers:
+                await stack.enter_async_context(reader.paused())
+            yield
+
     async def _test_disk(self) -> Check:
         directories = (self._settings.agent_dir, self._settings.disk_dir, self._settings.memory_dir)
         return await anyio.to_thread.run_sync(preflight_checks.disk, directories, abandon_on_cancel=True)
 
 
-def _facts(settings: AgentSettings, incarnation: str, replicator_endpoint: str) -> NodeFacts:
+def _facts(settings: AgentSettings, incarnation: str, replicator_endpoint: str, *, resets_gpus: bool) -> NodeFacts:
     return NodeFacts(
         restore_runs=True,
+        resets_gpus=resets_gpus,
         node=settings.node,
         incarnation=incarnation,
         hostname=socket.gethostname(),

@@ -45,6 +45,7 @@ class Session:
     endpoints for telemetry, `on_peers` replicators of other nodes, and `on_saved_by_all` the newest step that every node has.
 
     Inventories are sent to every leader again, because those of the previous leader may be hundreds of steps old.
+    `workers_in_answers`: whether the supervisor of this session takes the answer to `Prepare` as a report of the workers.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Session:
         self._news = anyio.Event()
         self._welcomed = False
         self._columns = False  # whether the supervisor of this session accepts reports in columns
+        self.workers_in_answers = False
         self._unanswered_beats = 0
         self._incompatible: set[str] = set()  # endpoints whose last answer refused this protocol version
 
@@ -134,7 +136,7 @@ class Session:
     async def _speak(self, call: _Call) -> None:
         """Send Hello, then every report, and a heartbeat every `BEAT_S`, which also contains the newest steps."""
         self._reports.greet(self._hello(), self._inventories())
-        self._columns = False  # until this supervisor accepts them
+        self._columns = self.workers_in_answers = False  # until this supervisor accepts them
         beat_at = anyio.current_time() + BEAT_S
         while True:
             while (numbered := self._reports.take()) is not None:
@@ -177,7 +179,7 @@ class Session:
         self._on_diagnostics(tuple(welcome.diagnostics))
         self._on_peers(tuple(welcome.peers))
         self._reports.differences = welcome.inventory_differences
-        self._columns = welcome.columns
+        self._columns, self.workers_in_answers = welcome.columns, welcome.workers_in_answers
         return welcome
 
     def _take(self, message: pb.SupervisorMessage) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, field_validator
 
+from holdfast.agent.gpu_reset import ResetRules
 from holdfast.runtime.settings import ServiceSettings
 
 SOCKET_PATH_BYTES_MAX = 90  # of the 107 bytes of a Unix socket's path; the rest is for file names
@@ -38,6 +41,14 @@ class AgentSettings(ServiceSettings):
     replicator_port: int = Field(default=0, ge=0, le=65535)  # port of the shard data plane; 0 = any free port
     # Seconds between pre-flight tests of an idle node; 0 = no tests, also not at the start.
     preflight_every_s: float = Field(default=1800.0, ge=0)
+    # Resets GPUs; {gpu} becomes their numbers, separated by commas. Run without a shell. Empty, or a program that does not
+    # exist = this node cannot reset GPUs
+    gpu_reset_command: str = "nvidia-smi --gpu-reset -i {gpu}"
+    # Which GPUs are reset with the faulty one. auto: all of the node, unless NVML says that none of them has NVLinks
+    gpu_reset_together: Literal["auto", "all", "one"] = "auto"
+    # Programs that the command itself stops (as in /proc/PID/comm, comma-separated): a reset does not wait for them
+    gpu_reset_stops: str = ""
+    gpu_devices: Path = Path("/dev")  # directory of the GPUs' device files
     # Seconds after which an unmodified script counts as having made a step.
     assume_started_after_s: float = Field(default=5.0, gt=0)
 
@@ -52,6 +63,22 @@ class AgentSettings(ServiceSettings):
             host, _, port = part.strip().rpartition(":")
             if not host or not port.isdecimal():
                 raise ValueError("host:port, or several separated by commas")
+        return value
+
+    @property
+    def resets(self) -> ResetRules:
+        stops = (part.strip() for part in self.gpu_reset_stops.split(","))
+        return ResetRules(self.gpu_reset_command, self.gpu_reset_together, tuple(part for part in stops if part))
+
+    @field_validator("gpu_reset_command")
+    @classmethod
+    def _command_can_be_split(cls, value: str) -> str:
+        try:
+            words = shlex.split(value)
+        except ValueError as error:
+            raise ValueError(f"a command line ({error})") from error
+        if words and not any("{gpu}" in word for word in words):
+            raise ValueError("a command line that contains {gpu}")
         return value
 
     @field_validator("maintenance_url")

@@ -70,7 +70,7 @@ class Bucket:
         """
         mesh = manifest.domain_mesh()
         position = mesh.position_of(manifest.rank)
-        rank = (position + manifest.step) % mesh.dp * mesh.replica_size + position
+        rank = mesh.ranks_at(position)[(position + manifest.step) % mesh.dp]
         if rank == manifest.rank or self.store.stat(layout.tensors_key(manifest)) is not None:
             return False
         # If its manifest exists and the tensors do not, it holds other tensors: the state is sharded over dp.

@@ -79,6 +79,7 @@ class _Job:
     ended: bool = False  # some node has left that one
     stopped: int = -1  # the newest that some node stopped on purpose
     began_at: float | None = None  # the earliest start of the run, agents' clocks
+    left: Bounded[str, int] = field(default_factory=lambda: Bounded(_NODES_MAX))  # node → the newest that it has left
 
     def generation(self, job: str, number: int) -> Generation | None:
         """Return the generation `number`, created if it is new; None if it is older than those that are kept."""
@@ -88,7 +89,7 @@ class _Job:
         if len(self.generations) >= _GENERATIONS_MAX:
             # The one that runs is kept, whatever exits and stops of others are reported.
             oldest = min(kept for kept in self.generations if kept != self.newest)
-            if number < oldest:
+            if number < oldest and number != self.newest:
                 return None
             del self.generations[oldest]
         known = self.generations[number] = Generation(job, number, over=number <= self.stopped)
@@ -208,6 +209,7 @@ class Roster:
         generation = job.generation(item.job, item.generation)
         if generation is not None:
             generation.left.add(item.node)
+        job.left[item.node] = max(item.generation, job.left.get(item.node, -1))
         node = self._nodes.get(item.node)
         if node is not None and item.job in node.jobs and node.jobs[item.job].generation <= item.generation:
             del node.jobs[item.job]
@@ -215,11 +217,11 @@ class Roster:
     def _place(self, name: str, job_name: str, number: int, ranks: tuple[int, ...]) -> None:
         """Record a start, unless it is late: the node has left this generation, or runs a newer one."""
         job, node = self._job(job_name), self._nodes.get_or_add(name, _Node)
+        job.newest = max(number, job.newest)
         generation = job.generation(job_name, number)
         if generation is None:
             return
-        job.newest = max(number, job.newest)
-        if any(name in each.left for later, each in job.generations.items() if later >= number):
+        if job.left.get(name, -1) >= number:
             return
         generation.nodes.add(name)
         placement = node.jobs.get(job_name)

@@ -14,10 +14,11 @@ from itertools import chain
 
 from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.evolve import evolve
+from holdfast.domain.faults import FaultKind
 from holdfast.domain.findings import Finding
 from holdfast.domain.generations import Generation, Placement, RestoreRun, ShardSource, StoredStep
 from holdfast.domain.incidents import Action, Incident
-from holdfast.domain.job import JobSpec
+from holdfast.domain.job import JobSpec, PolicySpec
 from holdfast.domain.nodes import NodeState
 from holdfast.domain.numbers import Numbers
 from holdfast.domain.orders import Order, Prepare, Report, Start, StepReached
@@ -104,6 +105,19 @@ class CheckpointRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class FaultRequested:
+    """Somebody tests the recovery of a job that allows it; the node's agent decides and answers."""
+
+    at: float
+    job: str
+    kind: FaultKind
+    rank: int
+    for_s: float
+    xid: int = 0
+    operation: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class PruneRequested:
     """Delete these saved steps, (attempt, step), from the nodes."""
 
@@ -118,6 +132,15 @@ class ResizeRequested:
     job: str
     dp: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChangeRequested:
+    """The job's incidents are decided by another policy from now on."""
+
+    at: float
+    job: str
+    policy: PolicySpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +197,7 @@ class StepsCompleted:
     stall_s: float = 0.0  # and how long each stalled the slowest rank, on average
     age_s: float = 0.0  # since it was published, as the log measured it
     loss: float | None = None  # of the newest step that told one
+    pace_s: float = 0.0  # median time from the end of one step to the end of the next; 0 = not told
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +251,9 @@ Event = (
     | JobStopRequested
     | CheckpointRequested
     | PruneRequested
+    | FaultRequested
     | ResizeRequested
+    | PolicyChangeRequested
     | NodeCordonRequested
     | NodeRepaired
     | NodeReported
@@ -408,7 +434,18 @@ class Noted:
     text: str
 
 
-Record = JobAccepted | JobChanged | GenerationChanged | IncidentChanged | NodeChanged | FindingJudged | Noted
+@dataclass(frozen=True, slots=True)
+class PolicyChanged:
+    """An operator gave the job another policy."""
+
+    at: float
+    job: str
+    policy: PolicySpec
+
+
+Record = (
+    JobAccepted | JobChanged | GenerationChanged | IncidentChanged | NodeChanged | FindingJudged | Noted | PolicyChanged
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,7 +460,7 @@ class Answer:
     operation: str
     ok: bool
     reason: str  # one English sentence
-    request: CheckpointRequested
+    request: CheckpointRequested | FaultRequested
 
 
 Command = Send | Post | SendNotification | RenewSession | Evaluate | SetTimer | CancelTimer | Publish | Answer

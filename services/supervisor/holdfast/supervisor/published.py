@@ -1,9 +1,11 @@
-"""What the events stream carries: the core's records, and two kinds of the shell's own. History and SSE read nothing else."""
+"""What the events stream carries: the core's records, and three kinds of the shell's own. History and SSE read nothing else."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from holdfast.domain.incidents import Action, Incident
+from holdfast.policy import JobView
 from holdfast.supervisor.protocol import (
     FindingJudged,
     GenerationChanged,
@@ -12,6 +14,7 @@ from holdfast.supervisor.protocol import (
     JobChanged,
     NodeChanged,
     Noted,
+    PolicyChanged,
 )
 
 
@@ -24,6 +27,18 @@ class OperationDone:
     ok: bool
     reason: str  # one English sentence; of a refusal: what stands in the way
     fingerprint: str  # of the request: an idempotency key must not be used for two different ones
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyAsked:
+    """A job's policy was asked about an incident, and answered: all that it was shown, so that another policy can be asked the
+    same later. Whether the answer was carried out is told by the incident."""
+
+    at: float
+    incident: Incident
+    job: JobView
+    action: Action
+    decided_by: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +59,8 @@ Published = (
     | NodeChanged
     | FindingJudged
     | Noted
+    | PolicyChanged
+    | PolicyAsked
     | OperationDone
     | LeaderChanged
 )

@@ -11,16 +11,18 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from holdfast.domain.errors import Conflict, InvalidSpec, NotFound
-from holdfast.supervisor.core import State, check_earlier, check_pruning, check_submission
+from holdfast.supervisor.core import State, check_earlier, check_fault, check_pruning, check_submission
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.protocol import (
     BreakerResetRequested,
     CheckpointRequested,
+    FaultRequested,
     JobPhase,
     JobStopRequested,
     JobSubmitted,
     NodeCordonRequested,
     NodeRepaired,
+    PolicyChangeRequested,
     PruneRequested,
     ResizeRequested,
 )
@@ -31,7 +33,9 @@ OperatorEvent = (
     | JobStopRequested
     | CheckpointRequested
     | PruneRequested
+    | FaultRequested
     | ResizeRequested
+    | PolicyChangeRequested
     | NodeCordonRequested
     | NodeRepaired
     | BreakerResetRequested
@@ -54,6 +58,8 @@ def fingerprint(event: OperatorEvent) -> str:
             bare: OperatorEvent = replace(event, token="", at=0.0, resumed=None, found=None)
         case CheckpointRequested():
             bare = replace(event, operation="", at=0.0, grace_s=0.0)
+        case FaultRequested():
+            bare = replace(event, operation="", at=0.0)
         case _:
             bare = replace(event, at=0.0)
     return hashlib.sha256(records.dumps(bare, OperatorEvent)).hexdigest()[:32]
@@ -74,10 +80,14 @@ def check(state: State, event: OperatorEvent) -> None:
                 raise Conflict(f"{event.job} is {job.phase}: only a running job can save a checkpoint")
         case PruneRequested():
             check_pruning(state, event)
+        case FaultRequested():
+            check_fault(state, event)
         case ResizeRequested():
             spec = _unfinished(state, event.job).spec
             if not spec.min_dp <= event.dp <= spec.max_dp:
                 raise InvalidSpec("dp", event.dp, f"a number in the job's range, {spec.min_dp} to {spec.max_dp}")
+        case PolicyChangeRequested():
+            _unfinished(state, event.job)
         case NodeCordonRequested() | NodeRepaired():
             if event.node not in state.nodes:
                 raise NotFound(f"there is no node {event.node}")
@@ -98,8 +108,12 @@ def accepted(event: OperatorEvent) -> str:
             return f"{event.job} saves a checkpoint within the next steps"
         case PruneRequested():
             return f"{len(event.steps)} saved steps of {event.job} are being deleted"
+        case FaultRequested():
+            return f"{event.kind} of rank {event.rank} of {event.job} is ordered"
         case ResizeRequested():
             return f"{event.job} is to run with dp {event.dp}: {event.reason}"
+        case PolicyChangeRequested():
+            return f"{event.policy.name or 'the default policy'} decides the incidents of {event.job} from now on"
         case NodeCordonRequested():
             return f"{event.node} is {'cordoned' if event.cordoned else 'uncordoned'}: {event.reason}"
         case NodeRepaired():

@@ -71,6 +71,15 @@ class ReconnectTimeout(_Timer):
     node: str
 
 
+@dataclass(frozen=True, slots=True)
+class ResetTimeout(_Timer):
+    """The GPUs that a job waits for should have been reset."""
+
+    word: ClassVar = "reset"
+    job: str
+    generation: int
+
+
 # ---------------------------------------------------------------- about a job
 
 
@@ -111,6 +120,14 @@ class PlannedChangeDue(_Timer):
     """A planned change that was postponed may be tried again."""
 
     word: ClassVar = "plan"
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class WarningDue(_Timer):
+    """The policy may be asked about a warning of the job, for the first time or again."""
+
+    word: ClassVar = "warning"
     job: str
 
 
@@ -222,11 +239,13 @@ OfJob = (
     | FenceOver
     | FirstStepsDue
     | ReconnectTimeout
+    | ResetTimeout
     | DegradedStart
     | RetryDue
     | DeferralOver
     | SaveTimeout
     | PlannedChangeDue
+    | WarningDue
     | StopTimeout
     | FinalUploadTimeout
     | CheckpointReportDue

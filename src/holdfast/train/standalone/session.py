@@ -12,7 +12,7 @@ from typing import Final
 
 from holdfast.domain.generations import ShardKey
 from holdfast.train.channels import Notes
-from holdfast.train.environment import Environment, RestoreTarget
+from holdfast.train.environment import Environment, RestoreTarget, World
 from holdfast.train.standalone.agreement import Agreement, Gate, Proposal
 from holdfast.train.standalone.board import Board
 from holdfast.train.standalone.directory import Directory
@@ -64,6 +64,12 @@ class Session:
             self.keeper.drain(STANDBY_TIMEOUT_S)
         return proposal
 
+    @property
+    def grace_left_s(self) -> float | None:
+        """Seconds until the end of the grace period of a SIGTERM of this rank; None if there is none."""
+        deadline = self.watcher.deadline
+        return None if deadline is None else max(0.0, deadline - time.monotonic())
+
     def finish(self) -> None:
         """End after a normal end of the script: write everything to disk, then delete the images."""
         if not self.keeper.close(FINISH_TIMEOUT_S):
@@ -77,12 +83,12 @@ class Session:
 
     def interrupt(self) -> None:
         """End after a stop request: write the last save to disk within the grace period."""
-        deadline = self.watcher.deadline
-        left_s = FINISH_TIMEOUT_S if deadline is None else deadline - time.monotonic()
-        if not self.keeper.close(max(0.0, left_s)):
+        grace_left_s = self.grace_left_s
+        left_s = FINISH_TIMEOUT_S if grace_left_s is None else grace_left_s
+        if not self.keeper.close(left_s):
             log.error("the emergency save is in memory, but not on disk: grace_s was too short")
         elif self.peers is not None:
-            self.peers.close(min(PEERS_TIMEOUT_S, max(0.0, left_s)))
+            self.peers.close(min(PEERS_TIMEOUT_S, left_s))
         self._close()
 
     def abandon(self) -> None:
@@ -132,7 +138,7 @@ def open_session(options: Checkpoints, environment: Environment) -> Session:
         images=str(place.memory),
         image_fallback_dir=str(place.staging),
         interval_steps=options.interval_steps,
-        restore=_target(start, world.rank),
+        restore=_target(start, world),
         previous_mesh=elected.mesh,
     )
     journal = Journal(keeper, world.rank)
@@ -155,14 +161,15 @@ def _others(start: Start, rank: int, here: Iterable[int]) -> frozenset[int] | No
     return frozenset(other for other, volume in enumerate(start.volumes) if volume == rank) - frozenset(here)
 
 
-def _target(start: Start, rank: int) -> RestoreTarget | None:
-    if start.election.at is None:
+def _target(start: Start, world: World) -> RestoreTarget | None:
+    if start.election.at is None or start.election.mesh is None:
         return None
     attempt, step = start.election.at
     paths = tuple(map(str, start.paths))
     if len(paths) == 1:
         return RestoreTarget(step=step, attempt=attempt, path=paths[0])
-    own = (path for part, path in zip(start.election.parts[rank], paths, strict=True) if part.key.rank == rank)
+    parts, saved_by = start.election.parts[world.rank], world.mesh.counterpart(world.rank, start.election.mesh)
+    own = (path for part, path in zip(parts, paths, strict=True) if part.key.rank == saved_by)
     leads = next(own, paths[0])
     return RestoreTarget(step=step, attempt=attempt, path=leads, paths=paths)
 

@@ -1,4 +1,4 @@
-"""`holdfast demo`: train a small GPT on this machine, break it seven times, and watch it survive."""
+"""`holdfast demo`: train a small GPT on this machine, break it eight times, and watch it survive."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from holdfast.cli.client import Client
+from holdfast.cli.demo import gpu_reset_stand_in
 from holdfast.cli.demo.picture import draw, require_matplotlib
 from holdfast.cli.demo.report import Report, print_summary
 from holdfast.cli.demo.scenario import Scenario, reference_losses
@@ -30,15 +31,16 @@ def register(app: typer.Typer) -> None:
 
 def demo(
     out: Annotated[Path, typer.Option(help="Directory for report.json, timeline.png and logs.")] = Path("out/demo"),
-    steps: Annotated[int, typer.Option(help="Training steps of the main job.", min=120)] = 300,
+    steps: Annotated[int, typer.Option(help="Training steps of the main job.", min=150)] = 300,
     keep_stack: Annotated[
         bool, typer.Option("--keep", help="Keep the stack running at the end until Enter or Ctrl-C.")
     ] = False,
 ) -> None:
-    """Train a GPT with data parallel 3 × pipeline parallel 3 on ten local nodes, and inject seven real faults.
+    """Train a GPT with data parallel 3 × pipeline parallel 3 on ten local nodes, and inject eight faults.
 
-    Nine nodes are active, one is a spare. The faults: a worker crash, a lost node, a hang, a GPU error without a spare, the
-    repair, the loss of both nodes that hold a shard, and a bug in a script.
+    Nine nodes are active, one is a spare. The faults: a worker crash, a lost node, a hang, a GPU that must be reset (a stand-in
+    takes nvidia-smi's place, since no GPU is needed), a lost GPU without a spare, the repair, the loss of both nodes that hold
+    a shard, and a bug in a script.
 
     The demo checks the finding and the action of each fault. It takes a few minutes. Ctrl-C stops and removes everything.
     """
@@ -52,7 +54,8 @@ def demo(
             "--out", str(out), f"a directory that can be created and written ({error.strerror})"
         ) from error
     began = time.time()
-    options = StackOptions(directory=out / "stack", nodes=NODES)
+    resets = {"HOLDFAST_GPU_RESET_COMMAND": gpu_reset_stand_in.command(), "HOLDFAST_GPU_DEVICES": str(out / "no-gpus")}
+    options = StackOptions(directory=out / "stack", nodes=NODES, environment=resets)
     with (
         LocalStack(options, say=lambda text: console.print(text, soft_wrap=True)) as stack,
         Client(stack.api_url) as client,

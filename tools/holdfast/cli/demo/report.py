@@ -138,7 +138,7 @@ def print_summary(console: Console, report: Report, out: Path) -> None:
     for failure in report.failures:
         console.print(f"[bold red]FAILED:[/] {escape(failure)}")
     if not report.failures:
-        console.print("[bold green]all seven faults were detected, attributed and recovered as expected[/]")
+        console.print("[bold green]all eight faults were detected, attributed and recovered as expected[/]")
 
 
 def _incidents_table(report: Report) -> Table:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import stat
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -22,6 +21,7 @@ import structlog
 from holdfast.agent.collectors.inotify import FileWatch
 from holdfast.agent.collectors.kernel_lines import gpu_named, is_garbled, parse_record, recognise
 from holdfast.agent.collectors.protocol import Emit, Surroundings
+from holdfast.agent.gpu_devices import MINOR
 from holdfast.domain.signals import KernelLine
 from holdfast.runtime.files import write_whole
 
@@ -34,7 +34,6 @@ READ_BYTES_MAX = 1 << 20  # per read of a plain file; the rest is read next time
 SENTENCE_LINES = 3  # a message of the driver that spans several lines
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 GPUS = Path("/proc/driver/nvidia/gpus")
-_MINOR = re.compile(r"^Device Minor:\s*(?P<minor>[0-9]{1,4})\s*$", re.MULTILINE)
 
 
 def build(surroundings: Surroundings) -> KernelLog:
@@ -141,14 +140,18 @@ class KernelLog:
 
 
 def gpu_of(pci: str, gpus: Path = GPUS) -> int | None:
-    """Return the index (device minor) of the GPU with a PCI address, from the driver's files; None if it is not there."""
+    """Return the number of the GPU with a PCI address, from the driver's files; None if it is not there.
+
+    GPUs are numbered in the order of their PCI addresses, as NVML and nvidia-smi count them. The number of the device file
+    (`Device Minor`) may be another one.
+    """
     if not pci:
         return None
     try:
-        for directory in _entries(gpus):
+        for index, directory in enumerate(sorted(_entries(gpus), key=lambda path: path.name)):
             if directory.name.lower().startswith(pci.lower().removesuffix(".0")):
-                match = _MINOR.search((directory / "information").read_text(errors="replace"))
-                return int(match["minor"]) if match else None
+                match = MINOR.search((directory / "information").read_text(errors="replace"))
+                return index if match else None
     except OSError as error:  # the driver is failing; its error line counts without an index
         log.warning("GPU index unknown", pci=pci, reason=str(error))
     return None

@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -81,6 +82,41 @@ async def keep_collecting(collector: Collector, node: str, emit: Emit) -> None:
         log.warning("collector failed", collector=collector.name, reason=reason, in_a_row=misses)
         emit(CollectorSilent(node, time.time(), collector.name, misses, reason[:REASON_CHARS_MAX]))
         await backoff.sleep()
+
+
+class Pausable:
+    """A loop that can be interrupted for a while: a reader of GPUs, which must let go of them for a reset."""
+
+    def __init__(self, loop: Callable[[], Awaitable[None]]) -> None:
+        self._loop = loop
+        self._scope: anyio.CancelScope | None = None
+        self._stopped = anyio.Event()
+        self._wanted = anyio.Event()
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Run the loop until cancelled, again after every pause."""
+        while True:
+            with anyio.CancelScope() as scope:
+                self._scope = scope
+                await self._loop()
+            self._scope = None
+            self._stopped.set()
+            await self._wanted.wait()
+
+    @asynccontextmanager
+    async def paused(self) -> AsyncIterator[None]:
+        """The loop has been left when the block begins, and begins anew after it. One block at a time."""
+        if self._scope is None:  # it has not begun yet
+            yield
+            return
+        self._stopped, self._wanted = anyio.Event(), anyio.Event()
+        self._scope.cancel()
+        try:
+            await self._stopped.wait()
+            yield
+        finally:
+            self._wanted.set()
 
 
 def _described(error: Exception) -> str:

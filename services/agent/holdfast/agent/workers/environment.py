@@ -91,15 +91,17 @@ def worker_environment(
     return environment
 
 
-def start_environment(master: tuple[str, int], parts: Sequence[StagedShard]) -> dict[str, str]:
+def start_environment(order: Prepare, master: tuple[str, int], parts: Sequence[StagedShard]) -> dict[str, str]:
     """What one worker learns with `start`: where to meet, and what to restore.
 
-    Of several parts `path` is the one that this rank saved itself, with its random numbers; of a new rank, the first.
+    Of several parts `path` is the one that was saved at this rank's coordinates, with its random numbers; of a new rank, the
+    first.
     """
     host, port = master
     environment = {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
     if parts:
-        own = next((part for part in parts if part.shard.rank == part.rank), parts[0])
+        saved_by = order.mesh.counterpart(parts[0].rank, order.restore_mesh or order.mesh)
+        own = next((part for part in parts if part.shard.rank == saved_by), parts[0])
         target: dict[str, object] = {"step": own.shard.step, "attempt": own.shard.attempt, "path": own.path}
         if len(parts) > 1:
             target["paths"] = [part.path for part in parts]

@@ -181,7 +181,7 @@ class WorkerPool:
             raise Conflict(f"generation {number} of {job} cannot start: rank(s) {dead} died while waiting for it")
         self._emit(generation.begin(time.time()))
         for rank, worker in generation.workers.items():
-            if not worker.tell("start", env=start_environment(master, parts.get(rank, ()))):
+            if not worker.tell("start", env=start_environment(generation.order, master, parts.get(rank, ()))):
                 raise Conflict(f"generation {number} of {job} cannot start: rank {rank} does not take its start order")
 
     async def stop(self, job: str, through: int, grace_s: float = 0.0) -> None:
@@ -209,9 +209,10 @@ class WorkerPool:
             self._kill(generation)
         await self._wait_gone(old)
 
-    def checkpoint_now(self, job: str, number: int, at_step: int) -> None:
+    def checkpoint_now(self, job: str, number: int, at_step: int, leaving: str = "") -> None:
         """Pass it on. Raises `Unavailable` when a rank does not take it."""
-        self._tell_all(job, number, "checkpoint_now", at_step=at_step)
+        more = {"leaving": leaving} if leaving else {}
+        self._tell_all(job, number, "checkpoint_now", at_step=at_step, **more)
 
     def set_interval(self, job: str, number: int, from_step: int, interval_steps: int) -> None:
         """Pass it on. Raises `Unavailable` when a rank does not take it."""
@@ -228,6 +229,11 @@ class WorkerPool:
             for each in going_on
             if each.progress is not None and not each.progress.silent
         )
+
+    def running_generation(self, job: str, number: int) -> LocalGeneration | None:
+        """A generation whose ranks have been started here and are not being stopped."""
+        generation = self._generations.get((job, number))
+        return None if generation is None or generation.started_at is None or generation.stopping else generation
 
     def generations(self, job: str) -> tuple[int, ...]:
         """Numbers of the generations with workers here."""
@@ -406,7 +412,7 @@ class WorkerPool:
             raise NotFound(f"generation {number} of {job} has no workers here (generations here: {here})")
         return generation
 
-    def _tell_all(self, job: str, number: int, kind: str, **fields: int) -> None:
+    def _tell_all(self, job: str, number: int, kind: str, **fields: int | str) -> None:
         for worker in self._find(job, number).alive:
             if not worker.tell(kind, **fields):
                 raise Unavailable(f"rank {worker.identity.rank} of {job} does not take orders (pid {worker.pid})")

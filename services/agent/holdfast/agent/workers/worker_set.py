@@ -1,13 +1,14 @@
 """The set of this node's workers for the supervisor: which are running, and how the last ones exited.
 
 The supervisor compares this set with what should run, so that it also notices a worker whose exit report was lost. The set has
-a version number: while nothing changes, a heartbeat contains only the number."""
+a version number: while nothing changes, a heartbeat contains only the number. A changed set is a report, or part of the answer
+to `Prepare`: with thousands of nodes, the answers are then all that a supervisor receives."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import anyio
@@ -35,6 +36,7 @@ class WorkerSet:
         self.version = 1
         self._ended: deque[tuple[float, WorkerEnded]] = deque(maxlen=ENDED_MAX)
         self._reported = 1  # an empty set needs no report: Hello carries it
+        self._template_reported: TemplateState | None = None
         self._news = anyio.Event()
 
     @property
@@ -72,6 +74,14 @@ class WorkerSet:
         ]
         self._ended = deque(kept, maxlen=ENDED_MAX)
 
+    def version_for_answer(self, forked: Sequence[RunningWorker]) -> int:
+        """Return the version of the set if the answer to `Prepare`, with the workers that it `forked`, says all that a report
+        would say, and count it as reported. Otherwise return 0: the report follows."""
+        if self._ended or self._template() != self._template_reported or self._running() != tuple(forked):
+            return 0
+        self._reported = self.version
+        return self.version
+
     async def run(self) -> None:
         """A loop for the pool's task group: reports each change, gathered over `GATHER_S`."""
         while True:
@@ -79,5 +89,5 @@ class WorkerSet:
             await anyio.sleep(GATHER_S)
             self._news = anyio.Event()
             if self.version != self._reported:
-                self._reported = self.version
-                self._report(WorkersChanged(self.version, self._running(), self.ended, self._template()))
+                self._reported, self._template_reported = self.version, self._template()
+                self._report(WorkersChanged(self.version, self._running(), self.ended, self._template_reported))

@@ -43,10 +43,10 @@ class Grid:
     def of(cls, mesh: Mesh) -> Grid:
         ranks = np.arange(mesh.world_size).reshape([size for _, size in mesh.dims])
         names = [name for name, _ in mesh.dims]
-        stage_axis = names.index(PIPELINE) if PIPELINE in names else None
-        ranks = ranks[None] if stage_axis is None else np.moveaxis(ranks, stage_axis, 0)
-        replicas = mesh.dp if DATA_PARALLEL in names else 1
-        laid = np.ascontiguousarray(ranks.reshape(ranks.shape[0], replicas, -1))
+        axes = [names.index(name) for name in (PIPELINE, DATA_PARALLEL) if name in names]
+        ranks = np.moveaxis(ranks, axes, range(len(axes)))
+        stages = dict(mesh.dims).get(PIPELINE, 1)
+        laid = np.ascontiguousarray(ranks.reshape(stages, mesh.dp, -1))
         return cls(laid, in_order=bool((np.diff(laid.ravel()) == 1).all()))
 
     @property

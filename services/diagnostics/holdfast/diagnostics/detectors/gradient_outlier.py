@@ -125,7 +125,7 @@ class GradientOutlier:
         self, job: _Job, mesh: Mesh, item: StepColumns, number: int, norms: NDArray[np.float64], now: float
     ) -> Iterator[Finding]:
         limits = self.limits
-        by_position = norms.reshape(mesh.dp, mesh.replica_size).T
+        by_position = norms.reshape(-1, mesh.dp, mesh.stride).swapaxes(1, 2).reshape(-1, mesh.dp)
         logs = np.log(np.clip(by_position, _TINY, 1 / _TINY)).astype(np.float32)
         usual, _ = median_of_others(logs)
         over = logs - usual
@@ -136,7 +136,7 @@ class GradientOutlier:
             is_odd &= np.isinf(by_position)  # the usual scatter is not known yet
         job.scatter.append(sigma)
         found = [
-            _Outlier(int(position + replica * mesh.replica_size), norm, math.exp(usual[position, replica]))
+            _Outlier(mesh.ranks_at(int(position))[replica], norm, math.exp(usual[position, replica]))
             for position, replica in np.argwhere(is_odd)
             for norm in (float(by_position[position, replica]),)
         ]

@@ -13,7 +13,8 @@ another one of the same kind and severity info. Only nodes that this process has
 
 The other nodes of its generations are a third witness. A step needs every rank, so while they finish steps, a node without
 contact still trains, and only its agent or its connection has failed. The doubt then waits for as long as the next step may
-take at the present step time; while steps continue, only a warning is reported. Failing collectives outweigh this.
+take at the present step time; while steps continue, only a warning is reported. Failing collectives outweigh this. In a pause
+(an evaluation, a save) nobody can testify: a node that goes out of sight when steps had stopped already has `pause_grace_s`.
 
 If many nodes become doubtful within one second, this process has more likely lost its own network. That is one HOST_PRESSURE
 finding, and doubts without a second witness wait for `mass_grace_s`, in which every running agent reconnects. A node that is
@@ -116,6 +117,7 @@ class Liveness:
     mass_fraction: float = 0.3
     mass_nodes_min: int = 3
     mass_grace_s: float = 15.0  # by then every running agent has tried many times
+    pause_grace_s: float = 15.0  # likewise, while the job finishes no steps for another reason
     next_step: float = 1.25  # steps continue if the next one comes within this many times the slowest recent one,
     report_s: float = 1.5  # and the time that an agent may need to report it
     next_step_s_max: float = 60.0  # the longest wait for a step
@@ -223,6 +225,8 @@ class Liveness:
             elif self._goes_on(state, running, now):
                 findings += self._excuse(state, name, doubt, running, now)
                 continue
+            elif now - doubt.began < self.pause_grace_s and self._paused_before(state, running, doubt):
+                continue
             else:
                 if doubt.broken:
                     why += f" and it did not come back within {now - doubt.began:.2f} s"
@@ -239,11 +243,21 @@ class Liveness:
             pace = state.paces.get((job, placement.generation))
             if pace is None or not pace.intervals_s:
                 continue  # its step time is not known
-            usual_s = nlargest(2, pace.intervals_s)[-1]  # the slowest may include a compilation or a save
-            next_s = min(self.next_step * usual_s, self.next_step_s_max) + self.report_s
-            if now - max(pace.at, state.gap_until) < next_s:
+            if now - max(pace.at, state.gap_until) < self._next_s(pace):
                 return True
         return False
+
+    def _paused_before(self, state: LivenessState, running: Mapping[str, Placement], doubt: _Doubt) -> bool:
+        """Whether all generations in `running` had stopped finishing steps before the node went out of sight."""
+        paces = [state.paces.get((job, placement.generation)) for job, placement in running.items()]
+        return bool(paces) and all(
+            pace is not None and pace.intervals_s and doubt.began - pace.at > self._next_s(pace) for pace in paces
+        )
+
+    def _next_s(self, pace: _Pace) -> float:
+        """How long the next step may take, until it is reported."""
+        usual_s = nlargest(2, pace.intervals_s)[-1]  # the slowest may include a compilation or a save
+        return min(self.next_step * usual_s, self.next_step_s_max) + self.report_s
 
     def _excuse(
         self, state: LivenessState, name: str, doubt: _Doubt, running: Mapping[str, Placement], now: float

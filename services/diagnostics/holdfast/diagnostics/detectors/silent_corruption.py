@@ -154,7 +154,7 @@ def _compare(mesh: Mesh, digests: dict[int, str]) -> _Difference:
     odd: list[int] = []
     undecided: list[int] = []
     for position in range(mesh.replica_size):
-        peers = range(position, mesh.world_size, mesh.replica_size)
+        peers = mesh.ranks_at(position)
         counted = Counter(digests[rank] for rank in peers)
         if len(counted) == 1:
             continue

@@ -56,6 +56,7 @@ class Condition:
     node: str = ""
     rank: int | None = None
     confidence: float = 0.9
+    cost_share: float | None = None  # of the job's rate
     members: frozenset[int] = frozenset()  # its ranks
 
 
@@ -109,6 +110,7 @@ def _slow_nodes(window: Window, found: Outliers) -> Iterator[Condition]:
             },
             node="" if node.startswith("the node of") else node,
             rank=ranks[0],
+            cost_share=cost,
             members=frozenset(ranks),
         )
 
@@ -197,6 +199,7 @@ def _slow_collective(window: Window, limits: StragglerThresholds) -> Iterator[Co
         since=window.steps[comparison.began(waits)].step,
         evidence={"cause": "collective", "usual_s": f"{usual:.4f}", "now_s": f"{usual + grown:.4f}"},
         confidence=0.7,
+        cost_share=grown / duration_s,
     )
 
 

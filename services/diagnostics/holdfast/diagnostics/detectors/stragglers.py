@@ -238,6 +238,7 @@ def _finding(record: StepRecord, condition: Condition, times: int, now: float) -
         generation=record.generation,
         rank=condition.rank,
         confidence=condition.confidence,
+        cost_share=condition.cost_share,
         evidence={**condition.evidence, "since_step": str(condition.since), "times": str(times)},
         ladder=(Remedy.WATCH, Remedy.REPLACE_NODE) if condition.kind is FindingKind.STRAGGLER else (Remedy.WATCH,),
     )

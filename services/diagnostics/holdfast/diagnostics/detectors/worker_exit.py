@@ -148,10 +148,12 @@ class WorkerExit:
         generation = state.generations.get_or_add(key, _Generation)
         if is_clean(exit_):
             generation.ended[exit_.rank] = exit_
-        if not is_failure(exit_) or exit_.rank in generation.exited:
+        if exit_.rank in generation.exited:
             return ()
         placed = roster.generation(*key)
-        if placed is not None and exit_.node in placed.left:
+        if not is_failure(exit_) or (placed is not None and exit_.node in placed.left):
+            if generation.root is not None:  # it was stopped because of that, and may have raised the same before
+                self._count_same_exception(state, generation.root, exit_)
             return ()
         generation.exited.add(exit_.rank)
         cause = cause_of(exit_)

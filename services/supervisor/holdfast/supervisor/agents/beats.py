@@ -1,4 +1,4 @@
-"""Which of the steps that agents' beats report the core is told. Pure.
+"""What agents' beats say against what is known: which of their steps the core is told, and when a report was lost. Pure.
 
 Every agent says twice a second how far its ranks have come. Finished steps reach the core by diagnostics; beats are the second
 witness, wanted when diagnostics is silent, or when it is in doubt whether a generation is alive. A start whose first step
@@ -8,12 +8,30 @@ only beats have reported is over with its second step, and may have less time le
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from holdfast.domain.orders import StepReached
 from holdfast.supervisor.core import State
 from holdfast.supervisor.core.lifecycle import Starting
+from holdfast.supervisor.core.progress import has_stepped
 
 SECOND_WITNESS_S = 5.0  # no step has been seen for this long by anybody
+DIFFERS_S = 3.0  # a report is on its way for less, unless the log is away
+# The same for a Hello: a node whose Hello was lost has the time for a second one before a new leader stops waiting for it.
+UNHEARD_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """What has been folded of a node: the session whose Hello was the newest, and the version of its workers."""
+
+    session: int
+    version: int
+
+
+def patience_s(session: int, known: Reported | None) -> float:
+    """How long what is `known` of a node may differ from what the beats of `session` say."""
+    return DIFFERS_S if known is not None and known.session == session else UNHEARD_S
 
 
 def steps_to_fold(reported: Iterable[StepReached], state: State, at: float) -> list[StepReached]:
@@ -28,7 +46,7 @@ def steps_to_fold(reported: Iterable[StepReached], state: State, at: float) -> l
             or each.step <= job.progress.seen_step
         ):
             continue
-        begun = isinstance(job.doing, Starting) and job.progress.seen_step > job.running.restore.step
+        begun = isinstance(job.doing, Starting) and has_stepped(job)
         if begun or job.membership.absent or at - job.progress.seen_at >= SECOND_WITNESS_S:
             known = newest.get(each.job)
             newest[each.job] = each if known is None or each.step > known.step else known

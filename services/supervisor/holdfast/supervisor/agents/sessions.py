@@ -16,6 +16,7 @@ from holdfast.domain.nodes import PROTOCOL_VERSION, NodeFacts
 from holdfast.domain.orders import Order, StepReached
 from holdfast.domain.replication import CommonCheckpoint
 from holdfast.runtime import freeze
+from holdfast.supervisor.agents.beats import Reported, patience_s
 from holdfast.supervisor.leader.inbox import InboxWriter, gone_entry
 from holdfast.supervisor.protocol import NodeGone, Post
 from holdfast.supervisor.telemetry.meters import Latencies
@@ -27,7 +28,6 @@ ALIVE_S = 1.5  # agents say something every 0.5 s; one that has been silent for 
 ANSWER_S = 2.0  # a beat is answered when nothing was sent to the agent for this long
 OUTGOING_MAX = 1024  # messages that an agent does not read
 PEERS_MAX = 4  # that an agent is told to test its network with
-DIFFERS_S = 3.0  # a report is on its way for less, unless the log is away
 NUMBERS_PER_EPOCH = 10**9  # session numbers grow over all terms: a later one of a node is always the higher
 
 log = structlog.get_logger("holdfast.supervisor.agents.sessions")
@@ -39,14 +39,6 @@ class Refused(HoldfastError):
     def __init__(self, code: grpc.StatusCode, message: str) -> None:
         super().__init__(message)
         self.code = code
-
-
-@dataclass(frozen=True, slots=True)
-class Reported:
-    """What has been folded of a node: the session whose Hello was the newest, and the version of its workers."""
-
-    session: int
-    version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,13 +202,14 @@ class Sessions:
         or the Hello itself, was lost. The agent opens a new one, and Hello carries everything."""
         now = freeze.awake()
         for session in list(self._by_node.values()):
-            if not session.workers_version or session.said == reported(session.node):
+            known = reported(session.node)
+            if not session.workers_version or session.said == known:
                 session.differs_since_s = None
             elif session.differs_since_s is None:
                 session.differs_since_s = now
-            elif now - session.differs_since_s >= DIFFERS_S:
+            elif now - session.differs_since_s >= patience_s(session.number, known):
                 session.renew(
-                    f"what {session.node} reported in full ({reported(session.node)}) is not what its beats say "
+                    f"what {session.node} reported in full ({known}) is not what its beats say "
                     f"({session.said}): a report was lost, and a new session carries all of it"
                 )
 

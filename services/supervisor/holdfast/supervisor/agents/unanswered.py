@@ -2,13 +2,14 @@
 
 An agent carries an order out once, however often it comes, so that saying it again costs a message and saves a generation
 change that would wait for its timeout, and then blame a node which was never asked. What takes long is asked for ever more
-rarely.
+rarely. A start takes no time, and all ranks wait for the last one: it is repeated at an even pace.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container
 
+from holdfast.domain.orders import Start
 from holdfast.supervisor.core import State
 from holdfast.supervisor.protocol import Broadcast, Send
 
@@ -38,5 +39,8 @@ class Unanswered:
         again = [id_ for id_, (due_s, _) in due.items() if due_s <= now_s][:AT_ONCE_MAX]
         for id_ in again:
             _, pause_s = due[id_]
+            order = slots[id_][0].order if id_ in slots else state.outbox[id_].order
+            if isinstance(order, Start):
+                pause_s = FIRST_S
             due[id_] = (now_s + pause_s, min(2 * pause_s, PAUSE_S_MAX))
         return [slots[id_][0].send(slots[id_][1]) if id_ in slots else state.outbox[id_] for id_ in again]

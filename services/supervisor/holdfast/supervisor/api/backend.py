@@ -6,16 +6,19 @@ import hashlib
 import secrets
 import uuid
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any
 
+from anyio import to_thread
 from fastapi import Depends, Header, Query, Request, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from holdfast.domain.errors import InvalidSpec, NotFound
-from holdfast.domain.job import JobSpec
+from holdfast.domain.job import PolicySpec
 from holdfast.log.names import INBOX
 from holdfast.log.protocol import EventLog
+from holdfast.plugins import POLICY_PREFIX
 from holdfast.supervisor.api.models import Operation
 from holdfast.supervisor.api.problems import NotLeading, Unauthorized
 from holdfast.supervisor.history.protocol import History
@@ -23,6 +26,7 @@ from holdfast.supervisor.leader.inbox import request_entry
 from holdfast.supervisor.leader.picture import Look, Picture, Progress
 from holdfast.supervisor.policies.runner import PolicyRunner
 from holdfast.supervisor.requests import OperatorEvent, OperatorRequest, check, fingerprint
+from holdfast.wire.jobfile import read_policy
 
 PENDING_MAX = 10_000
 
@@ -65,10 +69,13 @@ class Backend:
             )
         return picture
 
-    async def check_policy(self, spec: JobSpec) -> None:
-        """Raises `InvalidSpec` naming what is wrong with the job's policy script."""
-        if spec.policy:
-            await self._policies.check(spec.policy)
+    async def usable(self, policy: PolicySpec) -> PolicySpec:
+        """`policy` with its text: a script that came without one is read here, once. Raises `InvalidSpec` naming what is wrong
+        with it."""
+        if policy.name and not policy.source and not policy.name.startswith(POLICY_PREFIX):
+            policy = replace(policy, source=await to_thread.run_sync(read_policy, Path(policy.name)))
+        await self._policies.check(policy)
+        return policy
 
     async def command(self, event: OperatorEvent, key: str | None) -> Operation:
         """Put a request into the inbox. The same key is the same operation, however often it is asked for."""

@@ -15,6 +15,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from holdfast.domain.errors import InvalidSpec, Unavailable
 from holdfast.log.names import EVENTS
 from holdfast.supervisor.api.backend import Serving
+from holdfast.supervisor.published import PolicyAsked
 
 router = APIRouter(tags=["events"])
 
@@ -43,4 +44,6 @@ async def events(backend: Serving, position: Annotated[str, Depends(_start)]) ->
             return  # the reader comes again with the last id that it has seen, and finds out how things are
         for delivery in batch:
             position = delivery.position
+            if delivery.entry.type == PolicyAsked.__name__:
+                continue  # of a large job 100 KB; `/v1/jobs/{name}/policy/questions` has them
             yield ServerSentEvent(id=position, event=delivery.entry.type, raw_data=delivery.entry.data.decode())

@@ -14,21 +14,23 @@ from holdfast.domain.checkpoints import CheckpointId
 from holdfast.domain.errors import InvalidSpec, NotFound
 from holdfast.domain.job import JobSpec
 from holdfast.supervisor.api import models, views
-from holdfast.supervisor.api.backend import Backend, Commands, Cursor, Limit, Serving
+from holdfast.supervisor.api.backend import Backend, Commands, Cursor, Limit, Serving, number_of
 from holdfast.supervisor.core import holders, saved_steps
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.history import ledger
 from holdfast.supervisor.leader.picture import Picture
 from holdfast.supervisor.protocol import (
     CheckpointRequested,
+    FaultRequested,
     JobStopRequested,
     JobSubmitted,
+    PolicyChangeRequested,
     PruneRequested,
     ResizeRequested,
     StartFrom,
 )
 from holdfast.supervisor.resume import own_checkpoint, resolve
-from holdfast.wire.jobfile import parse_job
+from holdfast.wire.jobfile import parse_job, parse_policy
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
@@ -54,7 +56,7 @@ async def submit(
         raise InvalidSpec("step", step, "no step without resume")
     start = StartFrom.CHECKPOINT if resume else StartFrom.SCRATCH if fresh else StartFrom.NOTHING
     spec = parse_job(body)
-    await backend.check_policy(spec)
+    spec = spec.with_policy(await backend.usable(spec.policy_spec))
     return await _submit(commands, spec, start, step)
 
 
@@ -154,6 +156,42 @@ async def prune(name: str, body: models.PruneBody, commands: Commands) -> models
     """Delete saved steps from the nodes. 409 for one that a job which is not over may go back to."""
     steps = tuple(CheckpointId(each.attempt, each.step) for each in body.steps)
     return await commands.command(PruneRequested(time.time(), name, steps))
+
+
+@router.get("/{name}/policy")
+async def policy(name: str, backend: Serving) -> models.Policy:
+    """What decides about the job's incidents, with the text of a script, and what did before in the newest run."""
+    _, job = await _find(backend, name)
+    return views.policy(job, await backend.history.policies(name))
+
+
+@router.post("/{name}/policy", status_code=202)
+async def change_policy(name: str, body: models.PolicyBody, backend: Serving, commands: Commands) -> models.Operation:
+    """Let another policy decide, from the next question on. 422 for a script that does not load or does not answer."""
+    given = await backend.usable(parse_policy(body.policy))
+    return await commands.command(PolicyChangeRequested(time.time(), name, given))
+
+
+@router.get("/{name}/policy/questions")
+async def policy_questions(
+    name: str,
+    backend: Serving,
+    since: Annotated[float, Query(ge=0, description="Unix seconds; 0 = from the beginning.")] = 0.0,
+    limit: Limit = 100,
+    cursor: Cursor = None,
+) -> models.Page[models.PolicyQuestion]:
+    """What the job's policies were asked, with all that they were shown, and what they answered; newest first. Also of runs
+    that the job had before, and of a job that is over."""
+    rows = await backend.history.asked(name, since=since, before=number_of(cursor), limit=limit + 1)
+    items = [views.policy_question(asked) for _, asked in rows[:limit]]
+    return models.Page(items=items, next_cursor=str(rows[limit - 1][0]) if len(rows) > limit else None)
+
+
+@router.post("/{name}/faults", status_code=202)
+async def inject(name: str, body: models.FaultBody, commands: Commands) -> models.Operation:
+    """Cause a fault, to test the recovery. 409 unless the job file says `chaos: true`. The operation ends when the agent of the
+    rank's node has caused it, or refused."""
+    return await commands.command(FaultRequested(time.time(), name, body.kind, body.rank, body.for_s, body.xid))
 
 
 @router.get("/{name}/goodput")

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from holdfast.domain.faults import FOR_S_DEFAULT, FOR_S_MAX, XID_MAX, FaultKind
 from holdfast.domain.findings import FindingKind, Remedy, Severity
 from holdfast.domain.incidents import ActionKind, IncidentState
 from holdfast.domain.nodes import NodeState
@@ -63,7 +64,10 @@ class Incident(Model):
     rework_steps: int
     phases_s: Annotated[
         dict[str, float],
-        Field(description="slowest node or rank: stop, fork, stage overlap inside prepare; the others follow START"),
+        Field(
+            description="slowest node or rank: gpu_reset and the self_test after it come before prepare; stop, fork, stage "
+            "overlap inside prepare; the others follow START"
+        ),
     ]
     restored_from: Annotated[
         dict[str, int], Field(description="shards by where they were: memory, disk, peer, object store")
@@ -240,6 +244,35 @@ class Job(JobSummary):
     spec: JobFile
 
 
+class EarlierPolicy(Model):
+    name: str
+    sha256: str
+    since: float
+
+
+class Policy(Model):
+    """What decides about a job's incidents. The default policy has no name; a plug-in has no text."""
+
+    name: Annotated[
+        str, Field(description="path of the script as it was submitted, or plugin:NAME; empty = the default policy")
+    ]
+    sha256: Annotated[str, Field(description="of the text; empty without one")]
+    params: dict[str, str | int | float | bool]
+    source: str
+    since: Annotated[float | None, Field(description="Unix seconds; null = longer than the history reaches back")]
+    before: Annotated[list[EarlierPolicy], Field(description="of the newest run, oldest first")]
+
+
+class PolicyQuestion(Model):
+    """One question to a policy and its answer, in the format that `holdfast policy test` reads."""
+
+    at: float
+    incident: Annotated[dict[str, Any], Field(description="as the policy saw it")]
+    job: Annotated[dict[str, Any], Field(description="as the policy saw it")]
+    action: dict[str, Any]
+    decided_by: str
+
+
 class Goodput(Model):
     """Every second of wall time in exactly one class: `useful_s` and the values of `badput_s` add up to `wall_s`."""
 
@@ -385,9 +418,25 @@ class StopBody(Model):
     save: Annotated[bool, Field(description="take a last checkpoint first, when the job can")] = True
 
 
+class PolicyBody(Model):
+    policy: Annotated[
+        str | dict[str, Any],
+        Field(description="as in a job file: plugin:NAME, or {file, params, source}; empty = the default policy"),
+    ] = ""
+
+
 class SavedStep(Model):
     attempt: Annotated[int, Field(ge=1, strict=True)]
     step: Annotated[int, Field(ge=1, strict=True)]
+
+
+class FaultBody(Model):
+    kind: FaultKind
+    rank: Annotated[int, Field(ge=0, description="the rank, or any rank of the node")]
+    for_s: Annotated[float, Field(gt=0, le=FOR_S_MAX, description="a hang and a slow rank end after it")] = (
+        FOR_S_DEFAULT
+    )
+    xid: Annotated[int, Field(ge=0, le=XID_MAX, description="of kind xid")] = 0
 
 
 class PruneBody(Model):

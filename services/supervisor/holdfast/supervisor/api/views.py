@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 
 from holdfast.domain import spans, tracing
@@ -20,8 +21,9 @@ from holdfast.supervisor.core.wording import listed
 from holdfast.supervisor.history.goodput import BADPUT, Class, Ledger
 from holdfast.supervisor.history.protocol import ActionEntry
 from holdfast.supervisor.leader.picture import Picture, Progress
-from holdfast.supervisor.protocol import FindingJudged, JobPhase
-from holdfast.wire import jobfile
+from holdfast.supervisor.protocol import FindingJudged, JobPhase, PolicyChanged
+from holdfast.supervisor.published import PolicyAsked
+from holdfast.wire import jobfile, records
 
 
 def incident(value: Incident) -> models.Incident:
@@ -157,7 +159,7 @@ def _reason_of(job: Job, silent: Mapping[str, float]) -> str:
 def job(picture: Picture, progress: Progress, value: Job) -> models.Job:
     summary = job_summary(picture, progress, value)
     resumed = value.checkpoints.resumed
-    spec = jobfile.JobFile.model_validate(jobfile.to_body(value.spec))
+    spec = jobfile.JobFile.model_validate(jobfile.to_body(value.spec, policy_source=False))
     ranks = _ranks(picture, value.name, value.generation) if value.generation and not value.phase.finished else []
     return models.Job(
         **dict(summary),
@@ -167,6 +169,27 @@ def job(picture: Picture, progress: Progress, value: Job) -> models.Job:
         ranks=ranks,
         spec=spec,
     )
+
+
+def policy(value: Job, changes: Sequence[PolicyChanged]) -> models.Policy:
+    """`changes`: of the newest run, oldest first."""
+    now = value.spec.policy_spec
+    return models.Policy(
+        name=now.name,
+        sha256=now.sha256,
+        params=dict(now.params),
+        source=now.source,
+        since=next((each.at for each in reversed(changes) if each.policy == now), None),
+        before=[
+            models.EarlierPolicy(name=each.policy.name, sha256=each.policy.sha256, since=each.at)
+            for each in changes[:-1]
+        ],
+    )
+
+
+def policy_question(asked: PolicyAsked) -> models.PolicyQuestion:
+    tree = json.loads(records.dumps(asked, PolicyAsked))
+    return models.PolicyQuestion(**tree)
 
 
 def _kept(state: State, value: Job) -> models.Kept | None:
@@ -295,6 +318,8 @@ def _reason(picture: Picture, value: Node) -> str:
         )
     if value.notice is not None:
         return f"its machine will be taken: {value.notice.event}"
+    if value.reset_due is not None:
+        return f"gets no ranks before a GPU is reset: {value.reset_due.cause}"
     if value.unfit:
         return f"failed its pre-flight: {value.unfit}"
     return "tests itself before it gets ranks" if value.untested else ""

@@ -18,8 +18,10 @@ order stays in the outbox until its agent answers, every timer and every questio
     saved.py      what is known of saved steps                pacing.py   how often to save
     reports.py    how far a checkpoint has come               catalogue.py what is saved, for those who ask
     notices.py    machines that their owner will take
+    resets.py     GPUs that get no ranks before they are reset; resetting.py  jobs that wait for that
     final_upload.py   the last checkpoint of a completed job
     retention.py  the saved step that no node may be left without
+    fault_requests.py  faults that somebody injects
     pruning.py    saved steps that somebody wants deleted
     earlier.py    what earlier submissions of a name have saved, and which of it a new one goes on from
     reconcile.py  what should run against what runs           wording.py   lists, as people read them
@@ -36,6 +38,7 @@ from typing import assert_never
 from holdfast.supervisor.core import (
     breaker,
     change,
+    fault_requests,
     final_upload,
     handover,
     incidents,
@@ -45,12 +48,14 @@ from holdfast.supervisor.core import (
     pruning,
     reconcile,
     reports,
+    resetting,
     retention,
     sessions,
     upkeep,
 )
 from holdfast.supervisor.core.catalogue import SavedStep, holders, saved_steps
 from holdfast.supervisor.core.earlier import check as check_earlier
+from holdfast.supervisor.core.fault_requests import check as check_fault
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.pruning import check as check_pruning
@@ -63,6 +68,7 @@ from holdfast.supervisor.protocol import (
     Command,
     Evaluate,
     Event,
+    FaultRequested,
     FindingArrived,
     JobStopRequested,
     JobSubmitted,
@@ -72,6 +78,7 @@ from holdfast.supervisor.protocol import (
     NodeRepaired,
     NodeReported,
     PolicyAnswered,
+    PolicyChangeRequested,
     Post,
     PruneRequested,
     ResizeRequested,
@@ -97,6 +104,7 @@ from holdfast.supervisor.timers import (
     PrepareTimeout,
     RanksDue,
     ReconnectTimeout,
+    ResetTimeout,
     RetentionDue,
     RetryDue,
     SaveTimeout,
@@ -104,6 +112,7 @@ from holdfast.supervisor.timers import (
     StepDue,
     StopTimeout,
     Timer,
+    WarningDue,
     WitnessTimeout,
 )
 
@@ -117,6 +126,7 @@ __all__ = [
     "State",
     "as_sends",
     "check_earlier",
+    "check_fault",
     "check_pruning",
     "check_submission",
     "holders",
@@ -131,6 +141,7 @@ _OF_SILENCE = (
     PrepareTimeout,
     FirstStepTimeout,
     ReconnectTimeout,
+    ResetTimeout,
     WitnessTimeout,
     FenceOver,
     StopTimeout,
@@ -214,8 +225,12 @@ def _take(turn: Turn, event: Event) -> None:
             jobs.request_checkpoint(turn, event)
         case PruneRequested():
             pruning.request(turn, event)
+        case FaultRequested():
+            fault_requests.request(turn, event)
         case ResizeRequested():
             jobs.request_resize(turn, event)
+        case PolicyChangeRequested():
+            upkeep.change_policy(turn, event)
         case NodeCordonRequested():
             upkeep.cordon(turn, event)
         case NodeRepaired():
@@ -275,6 +290,8 @@ def _wait_for_agents(turn: Turn) -> None:
 
 def _anew(turn: Turn, timer: Timer) -> float:
     """When a timer is due that is the whole time agents have for something: the last leader's clock may have been another."""
+    if isinstance(timer, ResetTimeout):
+        return turn.at + turn.config.reset_s
     job = turn.jobs.get(timer.job) if isinstance(timer, PrepareTimeout | FirstStepTimeout | FenceOver) else None
     if job is None or job.change is None:
         return 0.0
@@ -302,6 +319,8 @@ def _timer(turn: Turn, timer: Timer) -> None:
             handover.on_stepping_timer(turn, job, number)
         case ReconnectTimeout(job, number, node):
             handover.on_grace_over(turn, job, number, node)
+        case ResetTimeout(job, number):
+            resetting.on_timer(turn, job, number)
         case PolicyTimeout(incident):
             if incident in turn.incidents:
                 why = "default policy, because no answer came in time"
@@ -332,7 +351,7 @@ def _timer(turn: Turn, timer: Timer) -> None:
             reconcile.on_timer(turn, job)
         case StepDue(job):
             reconcile.on_still_timer(turn, job)
-        case PlannedChangeDue():
+        case PlannedChangeDue() | WarningDue():
             pass  # upkeep looks again after every event
         case BreakerWindowOver():
             breaker.close(turn, "its window has passed")

@@ -21,10 +21,12 @@ from holdfast.domain.evolve import evolve
 from holdfast.domain.generations import Generation, ShardSource, joined
 from holdfast.domain.incidents import Action, Incident, IncidentState
 from holdfast.domain.numbers import Numbers
-from holdfast.domain.orders import Prepare, Stop, Warm
-from holdfast.supervisor.core import breaker, nodes, pacing, saved
+from holdfast.domain.orders import Inject, Prepare, ResetGpu, Stop, Warm
+from holdfast.policy import ACTIONS
+from holdfast.supervisor.core import breaker, nodes, pacing, resets, saved
 from holdfast.supervisor.core.election import Election, Origin
 from holdfast.supervisor.core.index import By
+from holdfast.supervisor.core.indexing import nodes_in_use
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.lifecycle import (
     AwaitedNodes,
@@ -34,6 +36,7 @@ from holdfast.supervisor.core.lifecycle import (
     Pending,
     Preparing,
     Replanning,
+    Resetting,
     Waiting,
 )
 from holdfast.supervisor.core.planner import Plan, Unplannable, peers
@@ -47,6 +50,7 @@ from holdfast.supervisor.timers import (
     FirstStepTimeout,
     PrepareTimeout,
     ReconnectTimeout,
+    ResetTimeout,
     RetryDue,
 )
 
@@ -62,7 +66,18 @@ RETRY_RUN_S = 2.0  # one that has run: a replicator that is being restarted answ
 def begin(turn: Turn, name: str, action: Action, incident: Incident) -> None:
     """Carry out a decided action, or say what stands in the way."""
     job = turn.jobs[name]
-    carry_out(turn, job, plan_for(turn, job, action, incident), action.reason)
+    if ACTIONS[action.kind].resets and (targets := resets.targets(turn, job, action, incident)):
+        _reset_first(turn, job, targets, action, incident)
+    else:
+        carry_out(turn, job, plan_for(turn, job, action, incident), action.reason)
+
+
+def _reset_first(turn: Turn, job: Job, targets: tuple[str, ...], action: Action, incident: Incident) -> None:
+    """Stop the workers; upkeep has the GPUs reset once they are gone (resets.py), and resetting.py goes on from there."""
+    withdraw(turn, job)
+    stop_removed_nodes(turn, job.name, job.number)
+    turn.move(job.name, Cause.RESET, Resetting(incident.id, targets), action.reason)
+    turn.set_timer(ResetTimeout(job.name, job.number), turn.at + turn.config.reset_s)
 
 
 def replan(turn: Turn, name: str, why: str, exclude: str = "", *, refused: bool = False) -> None:
@@ -165,9 +180,10 @@ def _obstacle(turn: Turn, job: Job, election: Election) -> tuple[str, float] | N
 
 def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
     """Write the new generation down and send Prepare to its nodes and Stop to those that leave."""
-    before = job.generation.nodes if job.generation else ()
+    claimed, before = nodes_in_use(job), job.generation.nodes if job.generation else ()
     excluded, refused = (job.change.excluded, job.change.refused) if job.change else ((), False)
     replans = job.change.replans + 1 if job.change else 0
+    before_s = job.doing.phases_s if isinstance(job.doing, Resetting) else {}
     withdraw(turn, job)
     # A log that lost its last second has forgotten generations that nodes have seen: their numbers are taken.
     number = max(job.number, job.numbering.seen, newest_held(turn, job.name)) + 1
@@ -193,7 +209,7 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
         turn.put_node(name, live_generations={**holds, job.name: (*holds.get(job.name, ()), number)})
     waiting = stop_removed_nodes(turn, job.name, number - 1, stay=chosen.nodes)
     saved_dp = election.mesh.dp if election.mesh is not None and election.in_parts else 0
-    change = Change(incidents, turn.at, excluded, refused, replans, election.origin, saved_dp)
+    change = Change(incidents, turn.at, excluded, refused, replans, election.origin, saved_dp, before_s)
     preparing = Preparing(change, waiting, Numbers.below(len(chosen.placements)))
     turn.move(job.name, Cause.PLAN, preparing, chosen.reason, generation=generation)
     turn.publish(
@@ -204,10 +220,11 @@ def _launch(turn: Turn, job: Job, chosen: Plan, election: Election) -> None:
     for incident in incidents:
         turn.put_incident(evolve(turn.incidents[incident], state=IncidentState.PREPARING, new_generation=number))
     turn.set_timer(PrepareTimeout(job.name, number), turn.at + prepare_timeout_s(turn, job, change))
-    for node in sorted({*before, *chosen.nodes}):
+    stay = {*claimed}.intersection(chosen.nodes)  # whose states remain what they are
+    for node in sorted({*before, *chosen.nodes} - stay):
         nodes.refresh(turn, node, chosen.reason)
-        if not turn.nodes[node].connected and generation.slot_of(node) is not None:
-            give_grace(turn, job.name, number, node)
+    for node in sorted(turn.members(generation, By.AWAY)):
+        give_grace(turn, job.name, number, node)
     if replans % REPLANS_MAX == 0:
         breaker.count_change(turn)
 
@@ -220,13 +237,16 @@ def prepare_timeout_s(turn: Turn, job: Job, change: Change) -> float:
 
 def wait_for_stop(turn: Turn, job: Job, command: str, node: str) -> None:
     """`node` connected while the next generation is prepared, and still has workers of another one: nothing starts before they
-    are gone. It has as long for that as the others had, but no node that comes and goes holds up the start for ever."""
+    are gone. It has as long for that as the others had, whenever it comes; one that comes and goes has that time once."""
     doing = job.doing
     assert isinstance(doing, Preparing)
     turn.update(job.name, stops={**doing.stops, command: node})
-    timer, patience_s = PrepareTimeout(job.name, job.number), prepare_timeout_s(turn, job, doing.change)
-    due = min(turn.at, doing.change.began_at + patience_s) + patience_s
-    turn.set_timer(timer, max(due, turn.timers.get(timer, 0.0)))
+    timer, known = PrepareTimeout(job.name, job.number), doing.change.came_back
+    due = turn.timers.get(timer, turn.at)
+    if node not in known:
+        turn.update(job.name, change=evolve(doing.change, came_back=(*known, node)))
+        due = max(due, turn.at + prepare_timeout_s(turn, job, doing.change))
+    turn.set_timer(timer, due)
 
 
 def _prepare(job: Job, generation: Generation, election: Election) -> Prepare:
@@ -246,6 +266,7 @@ def _prepare(job: Job, generation: Generation, election: Election) -> Prepare:
         restore_mesh=election.mesh,
         checks=job.spec.checks,
         first_attempt=job.numbering.first_attempt,
+        chaos=job.spec.chaos,
     )
 
 
@@ -284,9 +305,11 @@ def withdraw(turn: Turn, job: Job) -> None:
     turn.withdraw_broadcast(name)
     for send in turn.orders(job=name):
         # Stop orders, too: whoever gives up a change sends newer ones to all that need them.
-        if not isinstance(send.order, Warm):
+        # A reset is the node's own matter: it is wanted whatever becomes of the job. An injected fault is for one generation,
+        # and its agent answers it.
+        if not isinstance(send.order, Warm | ResetGpu | Inject):
             turn.forget_order(send)
-    for kind in (PrepareTimeout, FirstStepTimeout, FenceOver, FirstStepsDue):
+    for kind in (PrepareTimeout, FirstStepTimeout, FenceOver, FirstStepsDue, ResetTimeout):
         turn.cancel_timer(kind(name, job.number))
     turn.cancel_timer(DeferralOver(name))
 

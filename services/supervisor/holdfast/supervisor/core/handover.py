@@ -65,11 +65,14 @@ def on_prepared(turn: Turn, name: str, answers: Sequence[tuple[Placement, OrderD
         return
     preparing, change, master = job.doing, job.doing.change, job.doing.master
     restored_from, restored_bytes = Counter(change.restored_from), Counter(change.restored_bytes)
+    # Of thousands of nodes nearly all say the same.
+    for shards, said in Counter(done.restored_from for _, done in answers).items():
+        for source, count in shards:
+            restored_from[source] += count * said
+    for sizes, said in Counter(done.restored_bytes for _, done in answers).items():
+        for source, size in sizes:
+            restored_bytes[source] += size * said
     for placement, done in answers:
-        for source, count in done.restored_from:
-            restored_from[source] += count
-        for source, size in done.restored_bytes:
-            restored_bytes[source] += size
         if placement.first_rank == 0:
             master = done.master
     change = evolve(
@@ -187,7 +190,7 @@ def _start(turn: Turn, job: Job, preparing: Preparing) -> None:
         job.name,
         running=generation,
         membership=evolve(job.membership, running_at=turn.at, finished=Numbers()),
-        progress=progress.started(job, generation),
+        progress=progress.started(turn, job, generation),
     )
     turn.put_checkpoints(
         job.name,
@@ -254,6 +257,7 @@ def on_ranks_stepping(turn: Turn, name: str, reports: Sequence[tuple[str, RanksS
         stepped_to=min(starting.stepped_to or steps[0], *steps),
     )
     turn.put_job(name, doing=starting)
+    job = progress.seen(turn, name, max(steps))
     if 0 in steps and not job.progress.reports_no_steps:
         turn.put_progress(name, reports_no_steps=True)
     if len(starting.stepping) == generation.mesh.world_size:
@@ -404,7 +408,7 @@ def on_grace_over(turn: Turn, name: str, number: int, node: str) -> None:
         return
     if isinstance(job.doing, Preparing):
         replan(turn, name, f"{node} vanished while the generation was prepared", exclude=node)
-    elif not _owes_start(turn, job, node) or job.doing.stepping or reconcile.has_stepped(job):
+    elif not _owes_start(turn, job, node) or job.doing.stepping or progress.has_stepped(job):
         return  # it has started; from here on its absence is reconcile.py's to judge
     elif reconcile.peers_report_steps(turn, job):
         away_s = turn.at - max(turn.nodes[node].gone_at, turn.led_at)
@@ -432,9 +436,10 @@ def on_prepare_timeout(turn: Turn, name: str, number: int) -> None:
     members = [node for node in late if generation.slot_of(node) is not None]
     if members:
         turn.update(name, change=evolve(change, excluded=(*change.excluded, *members[:-1])))
-        alive = any(turn.nodes[node].connected for node in members)
+        # If some have prepared, then it is not the script that cannot: the others are tried again for as long as it takes.
+        all_late = len(members) == len(generation.placements) and any(turn.nodes[node].connected for node in members)
         why = f"{', '.join(members)} did not prepare within {seconds}"
-        replan(turn, name, why, exclude=members[-1], refused=alive)
+        replan(turn, name, why, exclude=members[-1], refused=all_late)
     else:
         turn.update(name, stops={})
         start_when_ready(turn, name)

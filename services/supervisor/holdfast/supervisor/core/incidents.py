@@ -14,9 +14,23 @@ from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import DATED, ESTIMATE, Finding, FindingKind, Severity
 from holdfast.domain.incidents import MAINTENANCE, Action, Incident, IncidentState
 from holdfast.policy import ACTIONS, Effect, check, default
-from holdfast.supervisor.core import breaker, change, jobs, nodes, notices, planned, progress, quarantine, saved
+from holdfast.supervisor.core import (
+    breaker,
+    change,
+    jobs,
+    nodes,
+    notices,
+    planned,
+    progress,
+    quarantine,
+    resets,
+    saved,
+    standing_warnings,
+)
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
+from holdfast.supervisor.core.lifecycle import Replanning
+from holdfast.supervisor.core.opening import open_incident
 from holdfast.supervisor.core.planner import Unplannable
 from holdfast.supervisor.core.state import Node
 from holdfast.supervisor.core.turn import Turn
@@ -41,19 +55,27 @@ _SAME_CONCLUSION_S = 1.0  # ages are measured: of one conclusion that is deliver
 
 def on_finding(turn: Turn, published: Finding, age_s: float) -> None:
     finding = _redated(published, turn.at - age_s)
-    if _is_known(turn, finding):
+    is_warning = finding.severity is Severity.WARNING and finding.kind is not FindingKind.MAINTENANCE
+    if not is_warning and _is_known(turn, finding):
         return  # the log delivers at least once, and diagnostics says again what still holds
     if age_s > finding.ttl_s and not _is_node_fault(finding) and not _concerns_what_runs(turn, finding):
         turn.judge(finding, f"ignored: the finding is {age_s:.0f} s old and expired after {finding.ttl_s:.0f} s")
     elif finding.kind is FindingKind.MAINTENANCE:
         notices.on_finding(turn, finding)
-    elif finding.severity in (Severity.INFO, Severity.WARNING):
+    elif is_warning:
         _withdraw_suspicion(turn, finding)
+        standing_warnings.on_finding(turn, finding)
+    elif finding.severity is Severity.INFO:
+        _withdraw_suspicion(turn, finding)
+        for name in standing_warnings.on_withdrawn(turn, finding):
+            planned.drop(turn, name, f"withdrawn: {finding.summary}")
         turn.judge(finding, f"recorded: a finding of severity {finding.severity} calls for no action")
     elif finding.kind is FindingKind.NODE_LOST:
         _witness(turn, finding)
     elif finding.severity is Severity.FATAL and finding.node:
         _fatal(turn, finding)
+    elif resets.is_demanded_by(finding):
+        _reset_demanded(turn, finding)
     else:
         record_fault(turn, finding)
 
@@ -167,6 +189,26 @@ def _fatal(turn: Turn, finding: Finding) -> None:
         turn.judge(finding, f"{node.name} {'was' if already else 'is put'} out of service; no job has ranks there")
 
 
+def _reset_demanded(turn: Turn, finding: Finding) -> None:
+    """A GPU must be reset before any rank uses it again: what is decided from here on takes that into account."""
+    node = turn.nodes.get(finding.node)
+    if node is None or finding.since < max(node.repaired_at, node.reset_at):
+        turn.judge(finding, "ignored: the node is not known here, or its GPUs were reset or repaired since")
+        return
+    resets.demand(turn, node, finding.gpu, finding.summary)
+    job = nodes.job_of(turn, node.name)
+    if job is None:
+        turn.judge(finding, f"{node.name} gets no ranks before the reset; no job has ranks there")
+        return
+    if node.name in nodes_of_change(job):
+        change.suspend(turn, job.name, finding.summary)
+    record_fault(turn, finding)
+    for incident in turn.open_incidents(job.name):  # one that had its decision before
+        given_up = incident.action is not None and isinstance(turn.jobs[job.name].doing, Replanning)
+        if given_up and finding.id in incident.findings:
+            ask_policy_again(turn, incident)
+
+
 def record_fault(turn: Turn, finding: Finding) -> None:
     """A fault of a job: extend the incident that it belongs to, or open one."""
     job = _job_concerned(turn, finding)
@@ -185,7 +227,9 @@ def record_fault(turn: Turn, finding: Finding) -> None:
 
 
 def _is_node_fault(finding: Finding) -> bool:
-    return bool(finding.node) and (finding.kind is FindingKind.NODE_LOST or finding.severity is Severity.FATAL)
+    if not finding.node:
+        return False
+    return finding.kind is FindingKind.NODE_LOST or finding.severity is Severity.FATAL or resets.is_demanded_by(finding)
 
 
 def _job_concerned(turn: Turn, finding: Finding) -> Job | None:
@@ -212,7 +256,8 @@ def _open_root(turn: Turn, job: Job, finding: Finding) -> Incident | None:
 
 
 def _is_node_kind(incident: Incident) -> bool:
-    return incident.kind == FindingKind.NODE_LOST or incident.severity == Severity.FATAL
+    must_reset = incident.severity == Severity.ERROR and incident.wants_reset
+    return incident.kind == FindingKind.NODE_LOST or incident.severity == Severity.FATAL or must_reset
 
 
 def _same_generation(job: Job, incident: Incident) -> bool:
@@ -221,35 +266,11 @@ def _same_generation(job: Job, incident: Incident) -> bool:
 
 
 def _open(turn: Turn, job: Job, finding: Finding) -> None:
-    identifier = turn.new_incident_id()
-    trace_id = tracing.trace_id_of(finding.traceparent)
     t_fault, dated = _dated(turn, job, finding)
-    evidence = {**finding.evidence, **dated, **({tracing.TRACEPARENT: finding.traceparent} if trace_id else {})}
-    incident = Incident(
-        id=identifier,
-        job=job.name,
-        kind=finding.kind,
-        cause=finding.summary,
-        state=IncidentState.OPEN,
-        generation=job.number,
-        findings=(finding.id,),
-        node=finding.node,
-        rank=finding.rank,
-        gpu=finding.gpu,
-        t_fault=t_fault,
-        t_detected=finding.at,
-        last_step=job.progress.step if job.running is not None else None,
-        trace_id=trace_id or turn.trace(identifier),
-        severity=finding.severity,
-        evidence=evidence,
-        attribution=finding.attribution,
-        ladder=finding.ladder,
-    )
-    turn.put_incident(incident)
-    turn.judge(finding, f"opened {identifier}", identifier)
-    planned.drop(turn, job.name, f"overtaken by {identifier}")
+    incident = open_incident(turn, job, finding, t_fault=t_fault, dated=dated)
+    planned.drop(turn, job.name, f"overtaken by {incident.id}")
     if finding.kind in _WORKER_FAULTS:
-        progress.count_fault(turn, job.name, finding.attribution.error_class)
+        progress.count_fault(turn, job.name, finding.generation, finding.attribution.error_class)
     quarantine.count(turn, incident)
     if turn.jobs[job.name].change is not None and finding.node in nodes_of_change(turn.jobs[job.name]):
         change.suspend(turn, job.name, finding.summary)
@@ -294,7 +315,7 @@ def _extend(turn: Turn, job: Job, incident: Incident, finding: Finding) -> None:
         kind=finding.kind,
         cause=finding.summary,
         findings=(finding.id, *incident.findings)[:limit],
-        node=finding.node or incident.node,
+        node=finding.node if names_culprit else finding.node or incident.node,
         rank=finding.rank,
         gpu=finding.gpu,
         severity=finding.severity,
@@ -385,10 +406,11 @@ def decide(turn: Turn, incident: Incident, action: Action, decided_by: str) -> N
             jobs.fail(turn, name, action.reason)
         case Effect.CONTINUE | Effect.WAIT if incident.kind == MAINTENANCE:
             notices.stay(turn, incident, action)
+        case Effect.CONTINUE | Effect.WAIT if incident.warning:
+            _continue(turn, name, action)
+            standing_warnings.answered(turn, incident, action)
         case Effect.CONTINUE:
-            turn.note(name, action.reason)
-            if spec.saves:
-                planned.save_soon(turn, turn.jobs[name], to_object_store=True)
+            _continue(turn, name, action)
             turn.close_incident(incident.id, IncidentState.RESOLVED, action.reason)
             if incident.planned:
                 planned.postpone(turn, name)
@@ -408,6 +430,14 @@ def decide(turn: Turn, incident: Incident, action: Action, decided_by: str) -> N
                 change.begin(turn, name, action, incident)
         case _:
             assert_never(spec.effect)
+
+
+def _continue(turn: Turn, name: str, action: Action) -> None:
+    spec = ACTIONS[action.kind]
+    if not spec.silent:
+        turn.note(name, action.reason)
+    if spec.saves:
+        planned.save_soon(turn, turn.jobs[name], to_object_store=True)
 
 
 def _cover(turn: Turn, incident: Incident, action: Action, decided_by: str) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from operator import is_not, ne
+from typing import Any
 
 from holdfast.domain.incidents import Incident, IncidentState
 from holdfast.supervisor.core.index import EMPTY, By, Group, Index, Memo
 from holdfast.supervisor.core.job import Job
-from holdfast.supervisor.core.lifecycle import Deferred, Preparing, Running, Starting, Stopping
+from holdfast.supervisor.core.lifecycle import Deferred, Preparing, Resetting, Running, Starting, Stopping
 from holdfast.supervisor.core.state import Node, State
 from holdfast.supervisor.protocol import JobPhase, Send
 
@@ -63,8 +65,9 @@ class Draft:
 
     # ------------------------------------------------------------ what is written
 
-    def node(self, old: Node | None, new: Node | None) -> None:
-        if old is not None and new is not None and not _node_differs(old, new):
+    def node(self, old: Node | None, new: Node | None, changed: Iterable[str] = ()) -> None:
+        """`changed`: the fields that may differ between the two."""
+        if old is not None and new is not None and not _node_differs(old, new, changed):
             return
         name = new.name if new is not None else old.name if old is not None else ""
         if new is None:
@@ -145,24 +148,36 @@ class Draft:
 # ---------------------------------------------------------------- where a value is found
 
 
-def _node_differs(old: Node, new: Node) -> bool:
+def _other_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    return old.keys() != new.keys()
+
+
+# The fields of a node by which it is found, and when two of their values lead to different places.
+_FOUND_BY: Mapping[str, Callable[[Any, Any], bool]] = {
+    "connected": is_not,
+    "unheard": is_not,
+    "lost": is_not,
+    "unschedulable_reason": ne,
+    "quarantined": is_not,
+    "reset_due": is_not,
+    "inventoried": is_not,
+    "facts": is_not,
+    "preflight": is_not,
+    "notices": is_not,
+    "live_generations": _other_keys,
+    "faults": is_not,
+    "suspicion": lambda old, new: (old is None) is not (new is None),
+    "inventory": _other_keys,
+}
+
+
+def _node_differs(old: Node, new: Node, changed: Iterable[str]) -> bool:
     """Most reports of a node change nothing that it is found by."""
-    return (
-        old.connected is not new.connected
-        or old.unheard is not new.unheard
-        or old.lost is not new.lost
-        or old.unschedulable_reason != new.unschedulable_reason
-        or old.quarantined is not new.quarantined
-        or old.inventoried is not new.inventoried
-        or old.facts is not new.facts
-        or old.preflight is not new.preflight
-        or old.notices is not new.notices
-        or old.live_generations.keys() != new.live_generations.keys()
-        or (bool(new.unfit) and old.live_generations is not new.live_generations)
-        or old.faults is not new.faults
-        or (old.suspicion is None) is not (new.suspicion is None)
-        or old.inventory.keys() != new.inventory.keys()
-    )
+    for name in changed:
+        differs = _FOUND_BY.get(name)
+        if differs is not None and differs(getattr(old, name), getattr(new, name)):
+            return True
+    return bool(new.unfit) and old.live_generations is not new.live_generations
 
 
 def _use_differs(old: Node, new: Node) -> bool:
@@ -195,6 +210,8 @@ def _of_node(node: Node | None) -> set[Entry]:
         entries.add((By.AWAY, "", name))
     if node.quarantined:
         entries.add((By.QUARANTINED, "", name))
+    if node.reset_due is not None:
+        entries.add((By.RESET_DUE, "", name))
     if node.lost:
         entries.add((By.GONE, "", name))
     if node.notices and node.notice is not None:
@@ -212,6 +229,7 @@ def _job_differs(old: Job, new: Job) -> bool:
         or old.target_dp != new.target_dp
         or (old.awaited_nodes is None) is not (new.awaited_nodes is None)
         or old.deferred_evictions is not new.deferred_evictions
+        or old.warnings is not new.warnings
     )
 
 
@@ -223,13 +241,14 @@ def _of_job(job: Job | None) -> set[Entry]:
         return {(By.FINISHED, "", name)}
     entries: set[Entry] = {(By.CONCERN, node, name) for node in _stops(job).values()}
     match job.doing:
-        case Preparing() | Starting():
+        case Preparing() | Starting() | Resetting():
             return entries
         case Running() if (
             job.generation is not None
             and job.generation.mesh.dp == job.target_dp
             and job.awaited_nodes is None
             and not job.deferred_evictions
+            and all(each.had_spare for each in job.warnings.values() if each.answered)
         ):
             return entries
         case Deferred():

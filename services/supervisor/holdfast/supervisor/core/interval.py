@@ -68,6 +68,7 @@ class Measured:
     recovery_s: float = 0.0  # from a fault to the first new step of every rank
     upload_s: float = 0.0  # from complete on the nodes to complete in the object store; 0 = none seen
     faults: Mapping[str, int] = field(default_factory=dict)  # by Loss
+    change_s: float = 0.0  # of a planned change, from its first order to the first new step of every rank
 
     def saved(self, saves: int, stall_s: float) -> Measured:
         """`saves` more, with a mean stall of `stall_s`."""
@@ -76,6 +77,9 @@ class Measured:
     def recovered(self, loss: Loss, seconds: float) -> Measured:
         faults = {**self.faults, loss.value: self.faults.get(loss.value, 0) + 1}
         return replace(self, faults=faults, recovery_s=_mean(self.recovery_s, seconds))
+
+    def changed(self, seconds: float) -> Measured:
+        return replace(self, change_s=_mean(self.change_s, seconds))
 
     def uploaded(self, seconds: float) -> Measured:
         return replace(self, upload_s=_mean(self.upload_s, seconds))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from holdfast.domain.checkpoints import NOTHING_SAVED, CheckpointId
+from holdfast.domain.findings import Finding
 from holdfast.domain.generations import Generation, StoredStep
 from holdfast.domain.job import JobSpec
 from holdfast.domain.nodes import Notice
@@ -38,6 +39,19 @@ class DeferredEviction:
 
 
 @dataclass(frozen=True, slots=True)
+class StandingWarning:
+    """A condition of a running job that costs time, or may end the run later (standing_warnings.py)."""
+
+    finding: Finding  # the newest of this condition
+    first_at: float  # when the first one of the same occurrence was heard
+    heard_at: float  # and the newest
+    answered: bool = False  # what was decided leaves the run as it is
+    ask_at: float = 0.0  # the policy is not asked before; for an answered one, when it is asked again; 0 = not by time
+    cost_share: float | None = None  # that the answer was about
+    had_spare: bool = False  # when it was answered
+
+
+@dataclass(frozen=True, slots=True)
 class SkippedCheckpoint:
     """A complete checkpoint that could not be restored: no source of some shard delivered it intact."""
 
@@ -65,6 +79,7 @@ class OnDemandSave:
     generation: int
     at_step: int
     to_object_store: bool
+    leaving: bool = False  # a planned change, or a stop, waits for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +116,7 @@ class JobProgress:
     outages: int = 0  # failures of a file system or a service since `furthest_step` last grew
     seen_step: int = 0  # newest step of the running generation that any witness has reported for any node
     seen_at: float = 0.0  # when that was reported: the last sign of a step
+    pace_s: float = 0.0  # recent time from one step to the next, with what the script does between them; 0 = not known
 
 
 @dataclass(frozen=True)
@@ -140,6 +156,8 @@ class Job:
     progress: JobProgress = field(default_factory=JobProgress)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     planned_not_before: float = 0.0
+    changed_at: float = 0.0  # when the last planned change began
+    warnings: Mapping[str, StandingWarning] = field(default_factory=dict)  # by condition
     deferred_evictions: Mapping[str, DeferredEviction] = field(default_factory=dict)  # by node
 
     @property

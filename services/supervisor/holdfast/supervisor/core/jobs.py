@@ -49,6 +49,7 @@ from holdfast.supervisor.timers import (
     SaveTimeout,
     StepDue,
     StopTimeout,
+    WarningDue,
     WitnessTimeout,
 )
 
@@ -56,6 +57,7 @@ from holdfast.supervisor.timers import (
 _WHILE_UNFINISHED = (
     DegradedStart,
     PlannedChangeDue,
+    WarningDue,
     SaveTimeout,
     StopTimeout,
     RetryDue,
@@ -136,7 +138,7 @@ def on_steps(turn: Turn, event: StepsCompleted) -> None:
     if job.running is not None and event.generation == job.running.number and event.step > job.progress.step:
         changes |= {"step": event.step} | _loss(event)
         if event.step_s > 0:
-            changes["step_s"] = event.step_s
+            changes |= {"step_s": event.step_s, "pace_s": max(event.step_s, event.pace_s)}
     if changes:
         job = turn.put_progress(job.name, **changes)
     if job.running is not None and event.generation == job.running.number:
@@ -250,7 +252,7 @@ def request_stop(turn: Turn, event: JobStopRequested) -> None:
         turn.close_incident(incident.id, IncidentState.RESOLVED, f"the job stops: {event.reason}")
     can_save = isinstance(job.doing, Running) and not job.progress.reports_no_steps and not job.membership.finished
     if event.save and can_save:
-        at_step = planned.save_soon(turn, job, to_object_store=True)
+        at_step = planned.save_soon(turn, job, to_object_store=True, leaving=f"stop: {event.reason}")
         reason = f"{event.reason}; saving at step {at_step} first"
         turn.move(job.name, Cause.SAVE, Saving(event.reason, at_step), reason)
         turn.set_timer(StopTimeout(job.name), turn.at + turn.config.save_s)

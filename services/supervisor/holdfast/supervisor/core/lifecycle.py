@@ -32,7 +32,7 @@ class Change:
     incidents: tuple[str, ...]  # that it resolves, root cause first; empty for a first start
     began_at: float
     excluded: tuple[str, ...] = ()  # nodes that failed to prepare in this change or the ones that it replaces
-    refused: bool = False  # one of them has a session, and said that it cannot or did not answer in time
+    refused: bool = False  # one of them said that it cannot, or none of them prepared in time
     replans: int = 0  # changes before this one that were given up for the same reason that it began for
     origin: Origin = Origin.NOWHERE  # the farthest that a rank goes for what it restores
     saved_dp: int = 0  # replicas whose parts each rank puts together; 0 = each has its own again
@@ -40,6 +40,7 @@ class Change:
     restored_from: Mapping[str, int] = field(default_factory=dict)  # shards by source, as nodes report them
     restored_bytes: Mapping[str, int] = field(default_factory=dict)  # by source, as nodes report them
     shares: tuple[NodeTiming, ...] = ()  # of the nodes that were last, for the incidents' records
+    came_back: tuple[str, ...] = ()  # nodes that connected during it with workers of another generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,16 @@ class Replanning:
 
 
 @dataclass(frozen=True, slots=True)
+class Resetting:
+    """Its workers stop and GPUs of its nodes are reset. Then the next generation is planned on the same nodes."""
+
+    phase: ClassVar = JobPhase.PREPARING
+    incident: str  # whose decision this is
+    nodes: tuple[str, ...]  # whose GPUs are reset
+    phases_s: Mapping[str, float] = field(default_factory=dict)  # slowest so far, as nodes report them
+
+
+@dataclass(frozen=True, slots=True)
 class Running:
     """Every rank has stepped."""
 
@@ -181,6 +192,7 @@ Doing = (
     | Preparing
     | Starting
     | Replanning
+    | Resetting
     | Running
     | Waiting
     | Deferred
@@ -202,6 +214,7 @@ class Cause(StrEnum):
     START = "every node is prepared"
     STEP = "every rank has stepped"
     SUSPEND = "a fault strikes the change"
+    RESET = "GPUs are to be reset"
     CANNOT_START = "no nodes to start on"
     CANNOT_RUN = "no nodes to go on with"
     DEFER = "saved steps are not known yet"
@@ -218,6 +231,7 @@ Transitions = Mapping[Cause, type[Doing]]
 _ANY: Transitions = {
     Cause.PLAN: Preparing,
     Cause.DEFER: Deferred,
+    Cause.RESET: Resetting,
     Cause.STOP: Stopping,
     Cause.FAIL: Failed,
 }
@@ -240,6 +254,13 @@ TRANSITIONS: Mapping[type[Doing], Transitions] = {
     },
     Replanning: {
         **_ANY,
+        Cause.CANNOT_START: Pending,
+        Cause.CANNOT_RUN: Waiting,
+        Cause.COMPLETE: Completed,
+    },
+    Resetting: {
+        **_ANY,
+        Cause.SUSPEND: Replanning,
         Cause.CANNOT_START: Pending,
         Cause.CANNOT_RUN: Waiting,
         Cause.COMPLETE: Completed,

@@ -39,7 +39,8 @@ def _state(node: Node, busy_with: str) -> NodeState:
         return NodeState.CORDONED
     if busy_with:
         return NodeState.ACTIVE
-    return NodeState.CORDONED if node.unfit or node.notice is not None else NodeState.SPARE
+    out_of_use = node.unfit or node.notice is not None or node.reset_due is not None
+    return NodeState.CORDONED if out_of_use else NodeState.SPARE
 
 
 def declare_lost(turn: Turn, name: str, reason: str) -> None:
@@ -48,6 +49,8 @@ def declare_lost(turn: Turn, name: str, reason: str) -> None:
         turn.put_node(name, lost=True, suspicion=None)
         turn.cancel_timer(WitnessTimeout(name))
         refresh(turn, name, reason)
+        for job in turn.found(By.WANTS_NODES):  # one that could not be started there says so
+            turn.touch(job)
         breaker.count_failed(turn, name)
 
 

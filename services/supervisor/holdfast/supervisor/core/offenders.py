@@ -61,8 +61,10 @@ def weight_of(incident: Incident, rules: Rules, nodes: int = 2) -> float:
 
     `nodes`: of the job. What may be the script's says nothing of the only node that could have shown it.
     """
-    if not incident.node or incident.planned or incident.attribution.from_outside:
+    if not incident.node or incident.attribution.from_outside:
         return 0.0
+    if incident.planned:  # a node that was swapped because it is slow comes back last
+        return rules.maybe_weight if incident.warning else 0.0
     if incident.severity == Severity.FATAL:
         return 1.0
     match incident.kind:

@@ -41,13 +41,17 @@ def measure(turn: Turn, name: str, event: StepsCompleted) -> None:
 
 
 def recovered(turn: Turn, name: str, starting: Starting) -> None:
-    """A fault is over: what kind was it, judged by the copies that survived it, and how long did it take?"""
+    """A fault or a planned change is over: how long did it take, and what kind of fault was it, judged by the copies that
+    survived it?"""
     job, change = turn.jobs[name], starting.change
     faults = [turn.incidents[each] for each in change.incidents if each in turn.incidents]
     struck = [incident.t_fault for incident in faults if not incident.planned]
+    measured = job.checkpoints.measured
     if struck:
         seconds = max(0.0, starting.stepped_at - min(struck))
-        turn.put_checkpoints(name, measured=job.checkpoints.measured.recovered(_loss(change.origin), seconds))
+        turn.put_checkpoints(name, measured=measured.recovered(_loss(change.origin), seconds))
+    elif faults:
+        turn.put_checkpoints(name, measured=measured.changed(max(0.0, starting.stepped_at - change.began_at)))
 
 
 def _loss(origin: Origin) -> Loss:

@@ -10,7 +10,8 @@ import math
 
 from holdfast.domain.incidents import Action, Incident, IncidentState
 from holdfast.domain.orders import CheckpointNow
-from holdfast.supervisor.core import change, nodes, saved
+from holdfast.policy import ACTIONS
+from holdfast.supervisor.core import change, nodes, quarantine, saved, standing_warnings
 from holdfast.supervisor.core.job import Job, OnDemandSave
 from holdfast.supervisor.core.lifecycle import AwaitedNodes, Planned, Running
 from holdfast.supervisor.core.planner import Plan, Unplannable
@@ -23,52 +24,60 @@ STEP_REPORT_LAG_S = (
     1.6  # how long ago a step may have been finished when it is known here: steps are told by the second
 )
 _AHEAD_STEPS = 2
+LEAVING_CHARS_MAX = 500  # of the reason that the script gets
 
 
 def schedule(turn: Turn, incident: Incident, action: Action, tries: int = 1) -> None:
-    """Carry out `action` as soon as a fresh checkpoint is complete; at once when nothing can be saved for it."""
+    """Carry out `action` as soon as a fresh checkpoint is complete; at once when nothing can be saved for it. A script is told
+    of the change before that save, also when everything up to the newest known step has just been saved."""
     job = turn.jobs[incident.job]
-    if job.progress.reports_no_steps or job.progress.step == job.checkpoints.step:
+    if job.progress.reports_no_steps:
         _go(turn, job, Planned(incident.id, action, job.progress.step, tries))
     else:
         _save_first(turn, job, incident.id, action, tries)
 
 
 def _save_first(turn: Turn, job: Job, incident: str, action: Action, tries: int) -> None:
-    at_step = save_soon(turn, job)
+    at_step = save_soon(turn, job, leaving=f"{action.kind}: {action.reason}")
     _put(turn, job.name, Planned(incident, action, at_step, tries))
     turn.set_timer(SaveTimeout(job.name), turn.at + patience_s(turn, job, at_step))
 
 
 def patience_s(turn: Turn, job: Job, at_step: int) -> float:
     """How long a checkpoint at `at_step` may take until every rank has it."""
-    return turn.config.save_s + max(0, at_step - job.progress.step) * job.progress.step_s
+    return turn.config.save_s + max(0, at_step - job.progress.step) * _pace_s(job)
 
 
-def save_soon(turn: Turn, job: Job, *, to_object_store: bool = False) -> int:
+def _pace_s(job: Job) -> float:
+    return job.progress.pace_s or job.progress.step_s
+
+
+def save_soon(turn: Turn, job: Job, *, to_object_store: bool = False, leaving: str = "") -> int:
     """Ask every rank to save at one step that none has passed when the order arrives. Returns that step.
 
     One that has been asked for already and is still ahead will do. `to_object_store`: whatever the store's interval; a save
-    that is due in any case goes there only when the order comes before it.
+    that is due in any case goes there only when the order comes before it. The same holds for `leaving`: why this generation
+    ends after the save, of which the script is told before it; empty = it goes on.
     """
     asked = turn.jobs[job.name].checkpoints.on_demand
-    if (
-        asked is not None
-        and asked.generation == job.number
-        and asked.at_step > job.progress.step
-        and asked.to_object_store >= to_object_store
-    ):
+    if asked is not None and (asked.generation != job.number or asked.at_step <= job.progress.step):
+        asked = None
+    if asked is not None and asked.to_object_store >= to_object_store and asked.leaving >= bool(leaving):
         return asked.at_step
     interval = job.interval_steps
-    ahead = _AHEAD_STEPS + (
-        math.ceil((STEP_REPORT_LAG_S + _AHEAD_S) / job.progress.step_s) if job.progress.step_s > 0 else interval
-    )
+    ahead = _AHEAD_STEPS + (math.ceil((STEP_REPORT_LAG_S + _AHEAD_S) / _pace_s(job)) if _pace_s(job) > 0 else interval)
     due = (job.progress.step // interval + 1) * interval  # saved in any case
-    at_step = job.progress.step + ahead if to_object_store or due - job.progress.step >= ahead else due
+    in_time = to_object_store or bool(leaving) or due - job.progress.step >= ahead
+    at_step = job.progress.step + ahead if in_time else due
+    if asked is not None and asked.at_step >= at_step:  # one save serves both
+        at_step, to_object_store = asked.at_step, to_object_store or asked.to_object_store
     if job.generation is not None:
         for node in job.generation.nodes:
-            turn.send(node, CheckpointNow(job.name, job.number, at_step, to_object_store=to_object_store))
-    turn.put_checkpoints(job.name, on_demand=OnDemandSave(job.number, at_step, to_object_store))
+            turn.send(
+                node,
+                CheckpointNow(job.name, job.number, at_step, to_object_store, leaving[:LEAVING_CHARS_MAX]),
+            )
+    turn.put_checkpoints(job.name, on_demand=OnDemandSave(job.number, at_step, to_object_store, bool(leaving)))
     return at_step
 
 
@@ -124,7 +133,10 @@ def _go(turn: Turn, job: Job, plan: Planned) -> None:
             drop(turn, job.name, f"postponed: no recent step can be restored with {outcome.mesh}")
             postpone(turn, job.name)
         return
-    change.carry_out(turn, job, outcome, plan.action.reason)
+    turn.put_job(job.name, changed_at=turn.at)
+    if incident.warning and ACTIONS[plan.action.kind].removes:
+        quarantine.count(turn, incident)
+    change.carry_out(turn, turn.jobs[job.name], outcome, plan.action.reason)
 
 
 def _costs_too_much(turn: Turn, job: Job, plan: Plan) -> bool:
@@ -157,3 +169,5 @@ def drop(turn: Turn, name: str, outcome: str) -> None:
     for incident in turn.open_incidents(name):
         if incident.planned:
             turn.close_incident(incident.id, IncidentState.RESOLVED, outcome)
+        if incident.warning:
+            standing_warnings.put_off(turn, incident)

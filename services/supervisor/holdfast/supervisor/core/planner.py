@@ -1,13 +1,15 @@
 """Which node runs which ranks next. Pure.
 
 Theory. A *group* is the smallest set of whole nodes that can leave or return without breaking a replica: the nodes of one
-replica, or one node that holds several replicas. A plan starts from the groups of the previous generation, adds empty ones
-until there are enough for the wanted dp (or lets the most broken ones go when there are too many), and fills the holes with
-spares. When spares do not suffice and fewer replicas are allowed, the group with the most holes leaves and its healthy nodes
-join the spares, so that two half-broken replicas can make one whole.
+replica, or one node that holds several replicas. Where dp is not the outermost dimension, a group has nodes in each of its
+rows (`Mesh.grouping`), and nodes that hold parts of several replicas tie these together. A plan starts from the groups of the
+previous generation, adds empty ones until there are enough for the wanted dp (or lets the most broken ones go when there are
+too many), and fills the holes with spares. When spares do not suffice and fewer replicas are allowed, the group with the most
+holes leaves and its healthy nodes join the spares, so that two half-broken replicas can make one whole.
 
-Kept nodes keep their slots, hence their ranks, hence their local shards stay right. Only when a group leaves from the middle
-does the last group move into the gap, since data-parallel indices are contiguous.
+Kept nodes keep their coordinates in the mesh, hence their local shards stay right; their slots and ranks, too, as long as dp
+stays or is outermost. Only when a group leaves from the middle does the last group move into the gap, since data-parallel
+indices are contiguous.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from dataclasses import dataclass, field
 
 from holdfast.domain.generations import Placement
 from holdfast.domain.job import JobSpec
-from holdfast.domain.mesh import Mesh
+from holdfast.domain.mesh import Grouping, Mesh
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,25 +75,35 @@ _Group = list[str | None]  # nodes by slot within the group; None = a hole
 def plan(request: Request) -> Plan | Unplannable:
     """The best assignment for `request`, or why there is none. Equal requests get equal plans."""
     spec = request.spec
-    replicas_per_group = max(1, spec.nproc_per_node // spec.mesh.replica_size)
-    nodes_per_group = max(1, spec.mesh.replica_size // spec.nproc_per_node)
-    groups = _previous_groups(request, nodes_per_group)
-    wanted = -(-request.dp // replicas_per_group)
-    least = -(-request.dp_min // replicas_per_group)
+    grouping = spec.mesh.grouping(spec.nproc_per_node)
+    before = _previous_groups(request, grouping)
+    groups: list[_Group] = [[None if node in request.out else node for node in group] for group in before]
+    wanted = -(-request.dp // grouping.replicas)
+    least = -(-request.dp_min // grouping.replicas)
+    if not spec.mesh.is_dp_outermost:  # a group that is used in part would have unused workers in each row
+        wanted = request.dp // grouping.replicas
+        if wanted < max(1, least):
+            return Unplannable(_indivisible(request, grouping))
     if request.dp < max(1, request.dp_min):
         return Unplannable(f"{spec.name} cannot run {request.dp} replicas: it needs at least {request.dp_min}")
     pool = {spare.node: spare for spare in request.spares if spare.node not in request.out}
 
-    groups.extend([None] * nodes_per_group for _ in range(wanted - len(groups)))
+    groups.extend([None] * grouping.nodes for _ in range(wanted - len(groups)))
     while len(groups) > wanted or (_holes(groups) > len(pool) and len(groups) > least):
         for node in _drop_worst(groups):
             pool[node] = Spare(node, (request.zones or {}).get(node, ""), (request.rates or {}).get(node, 0.0))
     if (missing := _holes(groups) - len(pool)) > 0:
-        return Unplannable(_shortage(request, least * nodes_per_group, missing))
+        return Unplannable(_shortage(request, least * grouping.nodes, missing))
 
-    moves = _fill(groups, pool, request)
-    nodes = [node for group in groups for node in group if node is not None]
-    mesh = _mesh(spec, min(request.dp, len(groups) * replicas_per_group))
+    moves = _fill(groups, before, pool, request, grouping)
+    slots = {
+        grouping.slot(number, index, len(groups)): node
+        for number, group in enumerate(groups)
+        for index, node in enumerate(group)
+        if node is not None
+    }
+    nodes = [slots[slot] for slot in sorted(slots)]
+    mesh = _mesh(spec, min(request.dp, len(groups) * grouping.replicas))
     # A last group that is only partly needed (several replicas per node) still has its node.
     placements = _placements(nodes, mesh.world_size, spec.nproc_per_node)
     return Plan(mesh, placements, _reason(request, mesh, placements, moves))
@@ -123,9 +135,10 @@ def peers(placements: Sequence[Placement], zones: Mapping[str, str]) -> dict[str
 # ---------------------------------------------------------------- steps of a plan
 
 
-def _previous_groups(request: Request, nodes_per_group: int) -> list[_Group]:
-    nodes = [None if p.node in request.out else p.node for p in sorted(request.placements, key=lambda p: p.slot)]
-    return [list(nodes[i : i + nodes_per_group]) for i in range(0, len(nodes), nodes_per_group)]
+def _previous_groups(request: Request, grouping: Grouping) -> list[list[str]]:
+    nodes = [p.node for p in sorted(request.placements, key=lambda p: p.slot)]
+    count = len(nodes) // grouping.nodes
+    return [[nodes[grouping.slot(group, index, count)] for index in range(grouping.nodes)] for group in range(count)]
 
 
 def _holes(groups: Sequence[_Group]) -> int:
@@ -142,17 +155,18 @@ def _drop_worst(groups: list[_Group]) -> list[str]:
     return [node for node in dropped if node is not None]
 
 
-def _fill(groups: list[_Group], pool: dict[str, Spare], request: Request) -> list[tuple[int, str, str, str]]:
+def _fill(
+    groups: list[_Group], before: Sequence[Sequence[str]], pool: dict[str, Spare], request: Request, grouping: Grouping
+) -> list[tuple[int, str, str, str]]:
     """Put spares into the holes. Returns (slot, node, the node before it, why this one) for each."""
     zones = request.zones or {}
-    before = {p.slot: p.node for p in request.placements}
     moves = []
     for group_index, group in enumerate(groups):
         for index, occupant in enumerate(group):
             if occupant is not None:
                 continue
-            slot = group_index * len(group) + index
-            lost = before.get(slot, "")
+            slot = grouping.slot(group_index, index, len(groups))
+            lost = before[group_index][index] if group_index < len(before) else ""
             lost = lost if lost in request.out else ""
             zone = zones.get(lost) or next((zones[n] for n in group if n is not None and zones.get(n)), "")
             chosen = _best(pool, zone)
@@ -181,6 +195,19 @@ def _placements(nodes: Sequence[str], world_size: int, width: int) -> tuple[Plac
 
 def _mesh(spec: JobSpec, dp: int) -> Mesh:
     return spec.mesh if dp == spec.mesh.dp else spec.mesh.resized(dp)
+
+
+def _indivisible(request: Request, grouping: Grouping) -> str:
+    spec, count = request.spec, grouping.replicas
+    return (
+        f"{spec.name} cannot run {request.dp} replicas: on nodes of {spec.nproc_per_node} workers replicas of the mesh "
+        f"{spec.mesh} leave and return {count} at a time"
+        + (
+            ", all of them, because each node has ranks of all or is tied to those that have"
+            if count == spec.mesh.dp
+            else ""
+        )
+    )
 
 
 def _shortage(request: Request, least: int, missing: int) -> str:

@@ -3,11 +3,14 @@
 A generation has *progressed* when a step that every rank finished, or a checkpoint that every rank saved, lies beyond the step
 that it restored. The witnesses are the stream of steps, the agents' reports of first steps, and the inventories: diagnostics
 may be away for hours, and then only the last two speak. Where an earlier generation had been does not matter: after a rollback
-below it the steps have to be done again, and doing them is progress.
+below it the steps have to be done again, and doing them is progress. One rank that reports a new step speaks for all: the
+step needed every rank, and what others reported may be lost, or their nodes away. Where ranks do not wait for each other that
+may be wrong; `restarts_without_advance` counts what every rank has finished, and ends such a job.
 
 Three counters follow, and a job is ended by any of them, in the policy:
 
-* `restarts_without_progress`: worker faults in a row of generations that did not progress.
+* `restarts_without_progress`: worker faults in a row of generations that did not progress. A fault of prepared workers before
+  the start does not count: nothing of the script ran in them.
 * `restarts_without_advance`: worker faults since the job last came further than ever since the step it restores. It grows when
   the same few steps are done again and again. It begins anew with every start from another step, so it cannot grow while
   checkpoints advance.
@@ -30,6 +33,12 @@ def seen(turn: Turn, name: str, step: int) -> Job:
     return turn.put_progress(name, seen_step=step, seen_at=turn.at) if step > job.progress.seen_step else job
 
 
+def has_stepped(job: Job) -> bool:
+    """Whether any rank has reported a new step of the running generation. It needed all ranks; before it, nobody can say that
+    steps have stopped."""
+    return job.running is not None and job.progress.seen_step > job.running.restore.step
+
+
 def reached(turn: Turn, name: str, step: int) -> Job:
     """Every rank of the running generation has finished, or saved, `step`."""
     job = seen(turn, name, step)
@@ -43,21 +52,20 @@ def reached(turn: Turn, name: str, step: int) -> Job:
     return turn.put_progress(name, **changes) if changes else job
 
 
-def started(job: Job, generation: Generation) -> JobProgress:
+def started(turn: Turn, job: Job, generation: Generation) -> JobProgress:
     """The job's progress at the start of `generation`."""
     before, step = job.running, generation.restore.step
     changes: dict[str, object] = {"step": step, "reports_no_steps": False, "progressed": False}
     if before is None or step != before.restore.step:
         changes |= {"furthest_step": step, "restarts_without_advance": 0, "outages": 0}
-    if before is not None and step > before.restore.step:
-        changes["restarts_without_progress"] = (
-            0  # the previous generation's checkpoint was found complete after its end
-        )
+    if before is not None and (_has_progressed(job) or step > before.restore.step):
+        # In the second case a checkpoint of the previous generation was found complete after its end.
+        changes["restarts_without_progress"] = 0
     return evolve(job.progress, **changes)
 
 
-def count_fault(turn: Turn, name: str, error_class: str = "") -> None:
-    """The running generation was ended by a worker's fault."""
+def count_fault(turn: Turn, name: str, generation: int, error_class: str = "") -> None:
+    """`generation` was ended by a worker's fault."""
     job = turn.jobs[name]
     ran_s = turn.at - job.membership.running_at
     if job.progress.reports_no_steps and ran_s >= turn.config.blind_progress_s:
@@ -66,8 +74,14 @@ def count_fault(turn: Turn, name: str, error_class: str = "") -> None:
         turn.put_progress(name, outages=job.progress.outages + 1)
     else:
         known = job.progress
+        is_prepared = job.running is not None and generation > job.running.number
+        without_progress = known.restarts_without_progress + (not is_prepared)
         turn.put_progress(
             name,
-            restarts_without_progress=0 if known.progressed else known.restarts_without_progress + 1,
+            restarts_without_progress=0 if _has_progressed(job) else without_progress,
             restarts_without_advance=known.restarts_without_advance + 1,
         )
+
+
+def _has_progressed(job: Job) -> bool:
+    return job.progress.progressed or has_stepped(job)

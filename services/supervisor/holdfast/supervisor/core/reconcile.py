@@ -27,7 +27,7 @@ from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import Finding, FindingKind, Severity
 from holdfast.domain.generations import Placement
 from holdfast.domain.nodes import RunningWorker, TemplateState, WorkerEnded
-from holdfast.domain.orders import RanksFinished, StepReached, Stop
+from holdfast.domain.orders import OrderDone, RanksFinished, StepReached, Stop
 from holdfast.domain.runs import Workers, worker_runs
 from holdfast.supervisor.core import change, handover, incidents, jobs, nodes, progress, warmth
 from holdfast.supervisor.core.index import By
@@ -73,13 +73,33 @@ def _finished(turn: Turn, name: str, ended: tuple[WorkerEnded, ...]) -> None:
         jobs.on_ranks_finished(turn, name, RanksFinished(job_name, generation, tuple(sorted(ranks)), turn.at))
 
 
-def on_forked(turn: Turn, name: str, job: str, generation: int, workers: Sequence[RunningWorker]) -> None:
-    """The node has prepared a generation with these workers, and has none of an older one; the whole set is reported a moment
-    later."""
+def on_prepared(turn: Turn, name: str, job: str, generation: int, done: OrderDone) -> None:
+    """The node has prepared a generation, with the workers in its answer, and has none of an older one. The answer says which
+    workers the node has, or the whole set is reported a moment later."""
     node = turn.nodes[name]
-    others = [run for run in worker_runs(node.workers) if run.job != job]
-    both = Workers((*others, *worker_runs(workers)))
-    turn.put_node(name, workers=both, live_generations=nodes.holds_after(node, job, generation - 1))
+    holds = nodes.holds_after(node, job, generation - 1)
+    if not done.workers_version:
+        others = [run for run in worker_runs(node.workers) if run.job != job]
+        turn.put_node(name, workers=Workers((*others, *worker_runs(done.workers))), live_generations=holds)
+    elif done.workers_version <= node.workers_version:  # said again after a Hello, which is newer
+        turn.put_node(name, live_generations=holds)
+    else:
+        turn.put_node(
+            name,
+            workers=done.workers,
+            workers_version=done.workers_version,
+            ended=(),
+            workers_at=turn.at,
+            live_generations=holds,
+        )
+        review_node(turn, name)
+
+
+def on_withdrawn_prepared(turn: Turn, name: str, done: OrderDone) -> None:
+    """The answer to an order that is no longer wanted: the workers in it are there all the same."""
+    node = turn.nodes[name]
+    if done.workers_version > node.workers_version:
+        on_workers(turn, name, done.workers_version, done.workers, (), node.template)
 
 
 def on_step_reached(turn: Turn, reached: StepReached) -> None:
@@ -284,16 +304,10 @@ def _is_lost(turn: Turn, job: Job, name: str) -> bool:
     since = max(job.membership.absent[name], turn.led_at)  # nobody listened before
     away_s, still_s = turn.at - since, turn.at - max(job.progress.seen_at, since)
     if peers_report_steps(turn, job):
-        return has_stepped(job) and away_s >= config.away_s and still_s >= still_patience_s(turn, job)
+        return progress.has_stepped(job) and away_s >= config.away_s and still_s >= still_patience_s(turn, job)
     # No node of the job can testify. Diagnostics can: it sees steps of other jobs, and none of this one.
     at_work = turn.at - turn.diagnostics_at <= config.diagnostics_s and turn.count(By.CONNECTED) > 0
     return at_work and min(away_s, still_s) >= config.alone_s
-
-
-def has_stepped(job: Job) -> bool:
-    """Whether anybody has seen a step of the running generation: it needed all of its ranks. Before, nobody can say that steps
-    have stopped."""
-    return job.running is not None and job.progress.seen_step > job.running.restore.step
 
 
 def peers_report_steps(turn: Turn, job: Job) -> bool:

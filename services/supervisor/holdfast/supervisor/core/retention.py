@@ -17,6 +17,7 @@ from holdfast.domain.runs import shard_runs
 from holdfast.domain.tiers import DURABLE
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
+from holdfast.supervisor.core.lifecycle import Preparing
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.protocol import SendNotification
 from holdfast.supervisor.timers import RetentionDue
@@ -35,11 +36,24 @@ def review(turn: Turn, name: str) -> None:
         return
     step = newest_everywhere(turn, job)
     attempt = job.running.attempt
-    if step == 0 or (attempt, step) <= job.checkpoints.saved_by_all:
+    if step == 0 or (attempt, step) <= job.checkpoints.saved_by_all or _is_given_up(job, step):
         return
     turn.put_checkpoints(name, saved_by_all=(attempt, step))
     for node in sorted({*job.running.nodes, *turn.found(By.KEEPS, name)}):
         turn.commands.append(SendNotification(node, CommonCheckpoint(name, attempt, step)))
+
+
+def _is_given_up(job: Job, step: int) -> bool:
+    """Whether the generation that is being prepared restores an older step: a node of the running one came back with its shards
+    after the election. The older step must stay, because the next generation has no other until it saves."""
+    if job.running is None or not isinstance(job.doing, Preparing):
+        return False
+    assert job.generation is not None
+    restore = job.generation.restore
+    return (restore.attempt, restore.step) < (job.running.attempt, step)
+
+
+_Ranks = tuple[int, int]  # from, to (exclusive); where that is not above, there are none
 
 
 def newest_everywhere(turn: Turn, job: Job) -> int:
@@ -48,27 +62,36 @@ def newest_everywhere(turn: Turn, job: Job) -> int:
     running = job.running
     assert running is not None
     on_disk: dict[int, int] = defaultdict(int)  # step → slots that have all of their own
-    elsewhere: dict[int, set[int]] = defaultdict(set)  # step → ranks
+    elsewhere: dict[int, list[_Ranks]] = defaultdict(list)
     for name in turn.group(By.KEEPS, job.name):
         placement = running.placement_of(name)
-        first, end = (placement.first_rank, placement.first_rank + placement.nproc) if placement is not None else (0, 0)
-        own: dict[int, set[int]] = {}
+        first, behind = (0, 0) if placement is None else (placement.first_rank, placement.first_rank + placement.nproc)
+        own: dict[int, list[_Ranks]] = defaultdict(list)
         for run in shard_runs(turn.nodes[name].inventory[job.name]):
             if run.attempt != running.attempt:
                 continue
-            ranks = range(run.rank, run.end)
-            if run.end <= first or end <= run.rank:
-                elsewhere[run.step].update(ranks)
-                continue
-            elsewhere[run.step].update(rank for rank in ranks if not first <= rank < end)
-            if run.tier in DURABLE:
-                own.setdefault(run.step, set()).update(rank for rank in ranks if first <= rank < end)
+            begin, end = run.rank, run.end
+            if placement is not None and run.tier in DURABLE:
+                own[run.step].append((max(begin, first), min(end, behind)))
+            if begin < first:
+                elsewhere[run.step].append((begin, min(end, first)))
+            if behind < end:
+                elsewhere[run.step].append((max(begin, behind), end))
         for step, mine in own.items():
-            on_disk[step] += len(mine) == end - first
+            on_disk[step] += mine == [(first, behind)] or _distinct(mine) == behind - first
     alone = len(running.placements) < 2
     everywhere = (
         step
         for step, slots in on_disk.items()
-        if slots == len(running.placements) and (alone or len(elsewhere[step]) == running.mesh.world_size)
+        if slots == len(running.placements) and (alone or _distinct(elsewhere[step]) == running.mesh.world_size)
     )
     return max(everywhere, default=0)
+
+
+def _distinct(ranks: list[_Ranks]) -> int:
+    """How many ranks these are, each counted once."""
+    count = reached = 0
+    for begin, end in sorted(ranks):
+        count += max(0, end - max(reached, begin))
+        reached = max(reached, end)
+    return count

@@ -201,11 +201,16 @@ def newest_at_home(turn: Turn, name: str, nodes: Iterable[Node]) -> int:
 def _own_steps(shards: Iterable[ShardRecord], attempt: int, placement: Placement) -> set[int]:
     """Steps of which the shard of every rank of `placement` is among these."""
     first, end = placement.first_rank, placement.first_rank + placement.nproc
-    ranks_at: dict[int, set[int]] = {}
+    whole: set[int] = set()
+    in_parts: dict[int, set[int]] = {}  # step → ranks
     for run in shard_runs(shards):
-        if run.attempt == attempt and run.rank < end and first < run.end:
-            ranks_at.setdefault(run.step, set()).update(range(max(first, run.rank), min(end, run.end)))
-    return {step for step, ranks in ranks_at.items() if len(ranks) == placement.nproc}
+        if run.attempt != attempt or run.step in whole or run.rank >= end or run.end <= first:
+            continue
+        if run.rank <= first and end <= run.end:
+            whole.add(run.step)
+        else:
+            in_parts.setdefault(run.step, set()).update(range(max(first, run.rank), min(end, run.end)))
+    return whole | {step for step, ranks in in_parts.items() if len(ranks) == placement.nproc}
 
 
 # ---------------------------------------------------------------- what must not be restored

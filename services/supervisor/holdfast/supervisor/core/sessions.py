@@ -12,6 +12,7 @@ from holdfast.domain.nodes import NodeFacts, NodeState, Preflight
 from holdfast.domain.orders import (
     CheckpointNow,
     Hello,
+    Inject,
     Inventory,
     OrderDone,
     Prepare,
@@ -19,6 +20,7 @@ from holdfast.domain.orders import (
     RanksFinished,
     RanksStepping,
     Report,
+    ResetGpu,
     Stop,
     Tested,
     Warm,
@@ -26,6 +28,7 @@ from holdfast.domain.orders import (
 )
 from holdfast.supervisor.core import (
     breaker,
+    fault_requests,
     final_upload,
     handover,
     incidents,
@@ -35,6 +38,8 @@ from holdfast.supervisor.core import (
     progress,
     reconcile,
     reports,
+    resets,
+    resetting,
     retention,
     saved,
     warmth,
@@ -80,9 +85,11 @@ def _waves(events: Iterable[NodeReported]) -> list[list[NodeReported]]:
 def _says_something(turn: Turn, event: NodeReported) -> bool:
     """Reports are numbered per incarnation: one that was seen says nothing, and one from an ended life says nothing."""
     node = turn.nodes.get(event.node)
-    if node is None or node.facts.incarnation != event.incarnation or event.seq <= turn.last_seq(node):
+    if node is None or node.facts.incarnation != event.incarnation or not turn.heard(event.node, event.seq, node):
         return False
-    turn.heard(event.node, event.seq)
+    if event.session > node.session and not node.lost:
+        # Its Hello was lost. The shell ends such a session within seconds; until the next one, the node is known to live.
+        turn.put_node(node.name, back_by=turn.at + turn.config.session_s)
     return True
 
 
@@ -161,9 +168,13 @@ def _restarted(turn: Turn, node: Node, event: NodeReported, facts: NodeFacts, pr
     """Another life of the node: every worker and every order of the last one died with it."""
     for send in turn.orders(node=node.name):
         if not (
-            isinstance(send.order, Prune) or (isinstance(send.order, Stop) and (send.order.ended or send.order.forget))
+            isinstance(send.order, Prune | ResetGpu)
+            or (isinstance(send.order, Stop) and (send.order.ended or send.order.forget))
         ):
             turn.forget_order(send)
+            if isinstance(send.order, Inject):
+                why = "its agent restarted before it answered"
+                fault_requests.answered(turn, node.name, send.order, OrderDone(send.command_id, ok=False, reason=why))
     job = nodes.job_of(turn, node.name)
     ran = job is not None and job.running is not None and job.running.number in node.live_generations.get(job.name, ())
     turn.heard(node.name, event.seq)
@@ -286,7 +297,7 @@ def on_sessions_timer(turn: Turn, epoch: int, known_before: float) -> None:
     for node in (turn.nodes[name] for name in turn.found(By.CONNECTED)):
         if node.connected_at < known_before:
             turn.note(node.name, f"did not come back to the supervisor of epoch {epoch}")
-            disconnect(turn, node)
+            disconnect(turn, node, renewed=node.back_by > turn.at)
 
 
 # ---------------------------------------------------------------- reports
@@ -309,7 +320,7 @@ def _orders_done(turn: Turn, told: Sequence[Told[OrderDone]]) -> None:
         if isinstance(broadcast.order, Prepare):
             for slot, done in answers.items():
                 node = broadcast.placements[slot].node
-                reconcile.on_forked(turn, node, job, broadcast.order.generation, done.workers)
+                reconcile.on_prepared(turn, node, job, broadcast.order.generation, done)
             handover.on_prepared(turn, job, [(broadcast.placements[slot], done) for slot, done in answers.items()])
     for node, done in others:
         _order_done(turn, node, done)
@@ -317,19 +328,25 @@ def _orders_done(turn: Turn, told: Sequence[Told[OrderDone]]) -> None:
 
 def _order_done(turn: Turn, node: str, done: OrderDone) -> None:
     send = turn.asked(node, done.command_id)
-    if send is None:
-        return  # answered before, or withdrawn
+    if send is None:  # answered before, or withdrawn
+        reconcile.on_withdrawn_prepared(turn, node, done)
+        return
     if send.node != node:
         turn.note(node, f"its answer to an order for {send.node} is ignored ({done.command_id})")
         return
     turn.forget_order(send)
     match send.order:
         case Prepare() if done.ok:  # of an earlier version, which wrote each order of a broadcast down
-            reconcile.on_forked(turn, node, send.order.job, send.order.generation, done.workers)
+            reconcile.on_prepared(turn, node, send.order.job, send.order.generation, done)
         case Stop() if done.ok:
             nodes.release_holds(turn, node, send.order.job, send.order.generation)
+        case ResetGpu():
+            resets.on_answer(turn, node, done)
+            resetting.on_answer(turn, node, done)
         case Prune() if not done.ok:
             turn.note(node, f"did not delete saved steps of {send.order.job}: {done.reason}")
+        case Inject():
+            fault_requests.answered(turn, node, send.order, done)
         case Warm() if not done.ok:
             turn.note(node, f"could not be warmed for {send.order.job}: {done.reason}")
         case CheckpointNow() if not done.ok:

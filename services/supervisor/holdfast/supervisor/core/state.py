@@ -43,6 +43,8 @@ class Config:
     unrestorable_s: float = 30.0  # a step that could not be restored is passed over for this long, longer every time
     store_patience: float = 10.0  # times the job's prepare timeout, when it restores from the object store
     fence_s: float = 10.0  # every node of a generation vanished at once: wait this long before another one starts
+    reset_command_s: float = 90.0  # the command that resets GPUs of a node may take this long,
+    reset_s: float = 240.0  # … and all of it, from the decision to the node's tests, this long
     policy_s: float = 5.0  # no answer from the policy: the default decides
     merge_s: float = 1.0  # a node fault this close to a worker fault is its root
     degraded_start_s: float = 60.0  # a new job waits this long for its full mesh, then starts with what there is
@@ -54,6 +56,12 @@ class Config:
     report_store_s: float = 300.0  # … and for this long to an object store whose speed is not known yet
     retention_s: float = 2.0  # after a save: how far the one before it has come is looked at, and told to the nodes
     notice_lead_s: float = MAINTENANCE_LEAD_S  # this long before maintenance starts, a decision to stay is made again
+    warning_holds_s: float = (
+        7200.0  # a warning that is not repeated for so long is forgotten; detectors repeat by 600 s
+    )
+    warning_settles_s: float = 590.0  # for so long a condition is reported before its cost is weighed
+    warning_gap_s: float = 600.0  # between a planned change of a job and one for a warning
+    change_unmeasured_s: float = 60.0  # assumed cost of a planned change before the job's first one
     notice_hold_s: float = 3600.0  # a notice holds this long after its start, unless it is withdrawn
     stop_grace_s: float = 5.0  # workers may save before they are killed, when an operator stops a job
     breaker_failed_nodes_min: int = 2  # breaker: so many failed nodes are always acceptable
@@ -70,6 +78,17 @@ class Config:
     passed_over_max: int = 16
     reports_max: int = 8  # checkpoints of a job that operators wait for
     offenders: Rules = field(default_factory=Rules)  # when a node that keeps failing is quarantined
+
+
+@dataclass(frozen=True, slots=True)
+class ResetDue:
+    """GPUs of a node that a finding wants reset: the node gets no ranks before that is done."""
+
+    gpus: tuple[int, ...]  # empty = which one is not known: all of the node
+    cause: str  # the finding's summary
+    failure: str = ""  # why the last attempt failed; it is not repeated before an operator has looked
+    # Of `gpus`, those that were found since the order went out: its answer may come late, and says nothing of them.
+    more: tuple[int, ...] | None = None  # None = none of them; empty as in `gpus`
 
 
 @dataclass(frozen=True)
@@ -108,6 +127,8 @@ class Node:
     ended: tuple[
         WorkerEnded, ...
     ] = ()  # how ranks ended that nobody had told to stop; `ago_s` counts from `workers_at`
+    reset_due: ResetDue | None = None
+    reset_at: float = 0.0  # when its GPUs were last reset: findings about faults before it are history
 
     @property
     def name(self) -> str:
@@ -126,6 +147,11 @@ class Node:
     @property
     def usable(self) -> bool:
         """It may have ranks. One without a session is usable until two witnesses say that it is lost."""
+        return self.in_service and self.reset_due is None
+
+    @property
+    def in_service(self) -> bool:
+        """It may have ranks, once the reset of GPUs that it may need is done."""
         return not self.lost and not self.unschedulable_reason
 
     @property

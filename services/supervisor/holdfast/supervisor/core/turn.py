@@ -56,11 +56,21 @@ T = TypeVar("T")
 class Turn:
     """`commands` are the present event's. `written`: the rows that are others than in `state`, by table."""
 
+    nodes: Mapping[str, Node]  # the tables as they are now: attributes, which an incident reads a million times
+    jobs: Mapping[str, Job]
+    incidents: Mapping[str, Incident]
+    outbox: Mapping[str, Send]
+    broadcasts: Mapping[str, Broadcast]
+    unanswered: Mapping[str, Numbers]
+    timers: Mapping[Timer, float]
+
     def __init__(self, state: State, at: float) -> None:
         self.written: dict[str, dict[Any, None]] = {}
         self._state = state
         self._tables: dict[str, dict[Any, Any]] = {}
         self._heard: dict[str, dict[str, int]] = {}  # rows of `State.heard` of its own
+        for name in _TABLES:
+            setattr(self, name, getattr(state, name))
         self._changes: dict[str, Any] = {}
         self._index = Draft(state.index or index_of(state))
         self._pooled: Memo = {}
@@ -98,34 +108,6 @@ class Turn:
     @property
     def config(self) -> Config:
         return self._state.config
-
-    @property
-    def nodes(self) -> Mapping[str, Node]:
-        return self._read("nodes")
-
-    @property
-    def jobs(self) -> Mapping[str, Job]:
-        return self._read("jobs")
-
-    @property
-    def incidents(self) -> Mapping[str, Incident]:
-        return self._read("incidents")
-
-    @property
-    def outbox(self) -> Mapping[str, Send]:
-        return self._read("outbox")
-
-    @property
-    def broadcasts(self) -> Mapping[str, Broadcast]:
-        return self._read("broadcasts")
-
-    @property
-    def unanswered(self) -> Mapping[str, Numbers]:
-        return self._read("unanswered")
-
-    @property
-    def timers(self) -> Mapping[Timer, float]:
-        return self._read("timers")
 
     @property
     def closed(self) -> tuple[Incident, ...]:
@@ -256,6 +238,8 @@ class Turn:
         nodes, touched = self.nodes, self._touched
         claims, concerns = self._index.table(By.CLAIM), self._index.table(By.CONCERN)
         for name in self._touched_nodes:
+            if len(touched) >= len(self.jobs) and touched >= self.jobs.keys():
+                break  # all of them: the many nodes of a large job say the same
             if (node := nodes.get(name)) is not None:
                 touched.update(node.live_generations, node.inventory)
             touched.update(claims.get(name, ()), concerns.get(name, ()))
@@ -287,24 +271,29 @@ class Turn:
         old = self.nodes[name]
         node = evolve(old, **changes)
         self._write("nodes", name)[name] = node
-        self._index.node(old, node)
+        self._index.node(old, node, changes)
         self._touched_nodes.add(name)
         if old.live_generations is not node.live_generations or old.inventory is not node.inventory:
             self._touched.update(old.live_generations, old.inventory)
         return node
 
     def last_seq(self, node: Node) -> int:
-        return last_seq(self._read("heard"), node)
+        return last_seq(self._tables.get("heard", self._state.heard), node)
 
-    def heard(self, name: str, seq: int) -> None:
-        """The newest report of a node. By itself this makes nothing possible."""
+    def heard(self, name: str, seq: int, known: Node | None = None) -> bool:
+        """The newest report of a node. By itself this makes nothing possible. False: `known` has reported it before."""
         group = heard_in(name)
         mine = self._heard.get(group)
+        if known is not None:
+            rows = self._state.heard.get(group, {}) if mine is None else mine
+            if seq <= rows.get(name, known.last_seq):
+                return False
         if mine is None:
-            rows = self._write("heard", group)
-            mine = self._heard[group] = rows[group] = dict(rows.get(group, {}))
+            table = self._write("heard", group)
+            mine = self._heard[group] = table[group] = dict(table.get(group, {}))
         mine[name] = seq
         self._changed = True
+        return True
 
     def add_node(self, node: Node) -> None:
         self._write("nodes", node.name)[node.name] = node
@@ -519,10 +508,6 @@ class Turn:
     def _value(self, name: str) -> Any:
         return self._changes[name] if name in self._changes else getattr(self._state, name)
 
-    def _read(self, name: str) -> Mapping[Any, Any]:
-        table = self._tables.get(name)
-        return table if table is not None else getattr(self._state, name)
-
     def _write(self, name: str, key: Hashable) -> dict[Any, Any]:
         """A table of our own, of which the row `key` is going to be another one."""
         self._changed = True
@@ -530,8 +515,13 @@ class Turn:
         if table is None:
             table = self._tables[name] = dict(getattr(self._state, name))
             self.written[name] = {}
+            if name in _TABLES:
+                setattr(self, name, table)
         self.written[name][key] = None
         return table
+
+
+_TABLES = tuple(Turn.__annotations__)
 
 
 def _age(send: Send) -> tuple[int, str]:

@@ -9,21 +9,46 @@ from __future__ import annotations
 
 from holdfast.domain.evolve import evolve
 from holdfast.domain.incidents import CORDONED, MAINTENANCE, PLANNED_KINDS, REPAIR, RESIZE, Incident, IncidentState
-from holdfast.supervisor.core import breaker, change, incidents, jobs, nodes, notices, planned, quarantine, saved
+from holdfast.supervisor.core import (
+    breaker,
+    change,
+    incidents,
+    jobs,
+    nodes,
+    notices,
+    planned,
+    quarantine,
+    resets,
+    resetting,
+    saved,
+    standing_warnings,
+)
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
-from holdfast.supervisor.core.lifecycle import Deferred, Pending, Replanning, Running, Waiting
+from holdfast.supervisor.core.lifecycle import Deferred, Pending, Replanning, Resetting, Running, Waiting
+from holdfast.supervisor.core.opening import open_incident
 from holdfast.supervisor.core.planner import Plan
 from holdfast.supervisor.core.turn import Turn
 from holdfast.supervisor.core.views import options, reachable
-from holdfast.supervisor.protocol import NodeCordonRequested, NodeRepaired
+from holdfast.supervisor.protocol import NodeCordonRequested, NodeRepaired, PolicyChanged, PolicyChangeRequested
 from holdfast.supervisor.timers import RetryDue
 
 _OPERATOR = "operator"
 _PASSES_MAX = 3  # per event: a node that one job releases can be assigned to another in the next pass
 
 
-# ---------------------------------------------------------------- requests about nodes
+# ---------------------------------------------------------------- requests
+
+
+def change_policy(turn: Turn, event: PolicyChangeRequested) -> None:
+    """From the next question on. A job that waits because of what the last policy decided is decided about again."""
+    job = turn.jobs.get(event.job)
+    if job is None or job.phase.finished:
+        turn.note(event.job, f"its policy is not changed: the job is {job.phase if job else 'not there'}")
+        return
+    turn.put_job(job.name, spec=job.spec.with_policy(event.policy))
+    turn.publish(PolicyChanged(turn.at, job.name, event.policy))
+    retry(turn, job.name)
 
 
 def cordon(turn: Turn, event: NodeCordonRequested) -> None:
@@ -34,7 +59,8 @@ def cordon(turn: Turn, event: NodeCordonRequested) -> None:
         nodes.mark_unschedulable(turn, node.name, f"cordoned by an operator: {event.reason}", by_operator=True)
     else:
         reason = f"uncordoned by an operator: {event.reason}"
-        node = turn.put_node(node.name, unschedulable_reason="", quarantined=False)
+        due = None if node.reset_due is None else evolve(node.reset_due, failure="")  # it is tried again
+        node = turn.put_node(node.name, unschedulable_reason="", quarantined=False, reset_due=due)
         notices.forget(turn, node, reason)
         nodes.refresh(turn, node.name, reason)
 
@@ -43,7 +69,10 @@ def repaired(turn: Turn, event: NodeRepaired) -> None:
     if event.node not in turn.nodes:
         turn.note(event.node, "not marked as repaired: no such node has ever connected")
         return
-    turn.put_node(event.node, unschedulable_reason="", quarantined=False, faults=(), repaired_at=turn.at)
+    turn.put_node(
+        event.node, unschedulable_reason="", quarantined=False, faults=(), repaired_at=turn.at, reset_due=None
+    )
+    resets.withdraw(turn, event.node)
     nodes.refresh(turn, event.node, "marked as repaired by an operator")
 
 
@@ -53,6 +82,8 @@ def repaired(turn: Turn, event: NodeRepaired) -> None:
 def reconcile(turn: Turn) -> None:
     """Look at every job that the event may have made something possible for, and at those that this makes possible again."""
     closed = not breaker.is_open(turn)
+    if closed and turn.count(By.RESET_DUE):
+        resets.review(turn)
     if closed and turn.count(By.UNDECIDED) != len(turn.questions):  # only what is undecided is asked
         asked = set(turn.questions)
         for incident in turn.found(By.UNDECIDED):
@@ -77,6 +108,8 @@ def _look_at(turn: Turn, job: Job, closed: bool) -> None:
         case Replanning() if closed:
             if all(incident.action is not None for incident in turn.open_incidents(job.name)):
                 change.resume(turn, job.name, "the change before was given up")
+        case Resetting() if closed:
+            resetting.go_on(turn, job)
         case Running() if job.planned is None and closed:
             _improve(turn, job)
         case _:
@@ -124,7 +157,12 @@ def _has_other_options(turn: Turn, job: Job) -> bool:
 def retry(turn: Turn, name: str) -> None:
     """Decide again what a job that waits should do."""
     job = turn.jobs.get(name)
-    if job is None or job.held_since is None or breaker.is_open(turn):
+    if job is None or job.held_since is None:
+        return
+    if breaker.is_open(turn):
+        turn.set_timer(
+            RetryDue(name), turn.at + change.RETRY_RUN_S
+        )  # not forgotten: it closes without a word to this job
         return
     if job.running is None and job.progress.restarts_without_progress >= job.spec.limits.restarts_without_progress_max:
         jobs.fail(turn, name, f"could not be started {job.progress.restarts_without_progress} times: {job.reason}")
@@ -148,6 +186,9 @@ def _improve(turn: Turn, job: Job) -> None:
     ):
         return
     wanted = _wanted(turn, job)
+    warning = standing_warnings.wanted(turn, job) if wanted is None else None
+    if warning is not None:
+        wanted = warning.kind, warning.node, warning.summary
     if wanted is None:
         planned.drop(turn, job.name, "not wanted any more")
         return
@@ -155,7 +196,10 @@ def _improve(turn: Turn, job: Job) -> None:
     current = next((incident for incident in open_now if incident.kind == kind and incident.node == node), None)
     if current is None:
         planned.drop(turn, job.name, f"overtaken: {cause}")
-        _open(turn, job, kind, node, cause)
+        if warning is None:
+            _open(turn, job, kind, node, cause)
+        else:
+            _ask(turn, open_incident(turn, job, warning, t_fault=warning.since))
     elif current.action is not None and _has_other_options(turn, job):
         turn.put_job(job.name, doing=Running())
         _ask(turn, current)
@@ -205,8 +249,8 @@ def _open(turn: Turn, job: Job, kind: str, node: str, cause: str) -> None:
 
 
 def _ask(turn: Turn, incident: Incident) -> None:
-    """A repair, a maintenance: the policy's to decide. What an operator asked for is decided already."""
-    if incident.kind in (REPAIR, MAINTENANCE):
+    """A repair, a maintenance, a warning: the policy's to decide. What an operator asked for is decided already."""
+    if incident.kind in (REPAIR, MAINTENANCE) or incident.warning:
         incidents.ask_policy_again(turn, incident) if incident.action else turn.ask(incident)
     else:
         incidents.decide_by_default(turn, incident, _OPERATOR)

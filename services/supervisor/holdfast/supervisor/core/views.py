@@ -10,7 +10,8 @@ from holdfast.domain.evolve import evolve
 from holdfast.domain.incidents import Action, Incident
 from holdfast.domain.job import JobSpec
 from holdfast.domain.nodes import Notice
-from holdfast.policy import ACTIONS, JobView
+from holdfast.policy import ACTIONS, JobView, PendingReset
+from holdfast.supervisor.core import resets
 from holdfast.supervisor.core.index import By
 from holdfast.supervisor.core.job import Job
 from holdfast.supervisor.core.offenders import rate_per_day
@@ -97,12 +98,6 @@ def faults_per_day(turn: Turn, node: Node) -> float:
     return rate_per_day(node.faults, node.known_since, turn.at, turn.config.offenders)
 
 
-def _claimed_by_others(turn: Turn, job: Job) -> frozenset[str]:
-    """Of the job's nodes, those that another job has a claim on as well."""
-    members = job.generation.nodes if job.generation else ()
-    return frozenset(node for node in members if any(name != job.name for name in turn.group(By.CLAIM, node)))
-
-
 def _is_able(node: Node, nproc: int) -> bool:
     """Asked of every spare for every plan: what most of them do not have is looked at where it is there."""
     if node.facts.capacity < nproc:
@@ -119,43 +114,61 @@ def options(turn: Turn, job: Job) -> tuple[str, ...]:
     return tuple(sorted(able | {spare.node for spare in spares_for(turn, job)}))
 
 
-def _may_stay(node: Node, job: Job) -> bool:
+def _may_stay(node: Node, job: Job, *, after_resets: bool = False) -> bool:
     """A member of the job. A test that it failed while it was idle keeps it out; while it has workers it is not tested."""
-    return node.usable and not (node.unfit and job.name not in node.live_generations)
-
-
-def unusable_members(turn: Turn, job: Job) -> tuple[str, ...]:
-    """The job's nodes that cannot have ranks: lost, unschedulable, or failed to prepare in the change that is going on."""
-    if job.generation is None:
-        return ()
-    excluded, nodes = job.change.excluded if job.change else (), turn.nodes
-    return tuple(
-        node
-        for node in job.generation.nodes
-        if node not in nodes or not _may_stay(nodes[node], job) or node in excluded
+    return (node.in_service if after_resets else node.usable) and (
+        node.preflight is None or not node.unfit or job.name in node.live_generations
     )
 
 
-def reachable(turn: Turn, job: Job, dp: int, dp_min: int, out: frozenset[str] = frozenset()) -> Plan | Unplannable:
+def unusable_members(turn: Turn, job: Job, *, after_resets: bool = False) -> tuple[str, ...]:
+    """The job's nodes that cannot have ranks: lost, unschedulable, or failed to prepare in the change that is going on; nor
+    those with GPUs that must be reset, unless it is asked what can be used `after_resets`."""
+    if job.generation is None:
+        return ()
+    excluded, nodes, members = job.change.excluded if job.change else (), turn.nodes, job.generation.nodes
+    out = (
+        node
+        for node in members
+        if node not in nodes or node in excluded or not _may_stay(nodes[node], job, after_resets=after_resets)
+    )
+    return turn.pooled(("unusable", job.name, after_resets), lambda: tuple(out), job)
+
+
+def reachable(
+    turn: Turn, job: Job, dp: int, dp_min: int, out: frozenset[str] = frozenset(), *, after_resets: bool = False
+) -> Plan | Unplannable:
     """The plan for `dp` replicas (fewer, down to `dp_min`, when that is what today's nodes can run)."""
-    key = ("reachable", job.name, dp, dp_min, out)
-    return turn.pooled(key, lambda: _reachable(turn, job, dp, dp_min, out), job)
+    key = ("reachable", job.name, dp, dp_min, out, after_resets)
+    return turn.pooled(key, lambda: _reachable(turn, job, dp, dp_min, out, after_resets), job)
 
 
-def _reachable(turn: Turn, job: Job, dp: int, dp_min: int, out: frozenset[str]) -> Plan | Unplannable:
-    generation, nodes = job.generation, turn.nodes
-    members = [nodes[node] for node in (generation.nodes if generation else ()) if node in nodes]
+def _reachable(
+    turn: Turn, job: Job, dp: int, dp_min: int, out: frozenset[str], after_resets: bool
+) -> Plan | Unplannable:
+    generation = job.generation
+    claimed, zones, rates = turn.pooled(("members", job.name), lambda: _members(turn, job), job)
     request = Request(
         spec=job.spec,
         dp=dp,
         dp_min=dp_min,
         placements=generation.placements if generation else (),
-        out=out | frozenset(unusable_members(turn, job)) | _claimed_by_others(turn, job),
+        out=out | frozenset(unusable_members(turn, job, after_resets=after_resets)) | claimed,
         spares=spares_for(turn, job),
-        zones={node.name: node.facts.zone for node in members},
-        rates={node.name: faults_per_day(turn, node) for node in members},
+        zones=zones,
+        rates=rates,
     )
     return plan(request)
+
+
+def _members(turn: Turn, job: Job) -> tuple[frozenset[str], dict[str, str], dict[str, float]]:
+    """Of the job's nodes: those that others have a claim on as well; failure domains; how often each is expected to fail."""
+    members = [turn.nodes[node] for node in (job.generation.nodes if job.generation else ()) if node in turn.nodes]
+    zones, rates = {}, {}
+    for node in members:
+        zones[node.name], rates[node.name] = node.facts.zone, faults_per_day(turn, node)
+    claims = {name: turn.group(By.CLAIM, name) for name in zones}
+    return frozenset(name for name, jobs in claims.items() if len(jobs) > (job.name in jobs)), zones, rates
 
 
 def plan_for(turn: Turn, job: Job, action: Action, incident: Incident) -> Plan | Unplannable:
@@ -165,7 +178,7 @@ def plan_for(turn: Turn, job: Job, action: Action, incident: Incident) -> Plan |
         return Unplannable(f"{action.kind} changes no generation")
     aim = spec.aim(action, incident, known)
     dp = known.dp - _replicas_on(job, aim.out) if aim.dp is None else aim.dp
-    return reachable(turn, job, dp, aim.dp_min, aim.out)
+    return reachable(turn, job, dp, aim.dp_min, aim.out, after_resets=spec.resets)
 
 
 def _replicas_on(job: Job, nodes: frozenset[str]) -> int:
@@ -181,15 +194,30 @@ def _notices(turn: Turn, job: Job) -> dict[str, Notice]:
     return {name: notice for name, notice in known.items() if notice is not None}
 
 
+def _resets(turn: Turn, job: Job) -> dict[str, PendingReset]:
+    members = turn.members(job.generation, By.RESET_DUE) if job.generation else ()
+    known = {name: turn.nodes[name] for name in members}
+    return {
+        name: PendingReset(node.reset_due.gpus, resets.obstacle(node))
+        for name, node in known.items()
+        if node.reset_due is not None
+    }
+
+
 def job_view(turn: Turn, job: Job) -> JobView:
     view = turn.pooled(("view", job.name), lambda: _job_view(turn, job), job, turn.closed)
     standing = tuple(incident for incident in turn.open_incidents(job.name) if not incident.planned)
-    return evolve(view, standing=standing) if standing else view
+    if not standing and not view.resets:
+        return view
+    struck = {*view.resets, *(incident.node for incident in standing)}
+    resettable = tuple(node for node in sorted(struck) if node in turn.nodes and not resets.obstacle(turn.nodes[node]))
+    return evolve(view, standing=standing, resettable=resettable)
 
 
 def _job_view(turn: Turn, job: Job) -> JobView:
     mesh = job.generation.mesh if job.generation else job.spec.mesh
     best = reachable(turn, job, max(job.target_dp, job.spec.min_dp), job.spec.min_dp)
+    measured = job.checkpoints.measured
     return JobView(
         at=turn.at,
         name=job.name,
@@ -201,6 +229,7 @@ def _job_view(turn: Turn, job: Job) -> JobView:
         nodes=job.generation.nodes if job.generation else (),
         unusable=unusable_members(turn, job),
         notices=_notices(turn, job),
+        resets=_resets(turn, job),
         spares=tuple(sorted(spare.node for spare in spares_for(turn, job))),
         reachable_dp=best.mesh.dp if isinstance(best, Plan) else 0,
         step=job.progress.step,
@@ -210,6 +239,17 @@ def _job_view(turn: Turn, job: Job) -> JobView:
         restarts_without_advance=job.progress.restarts_without_advance,
         outages=job.progress.outages,
         furthest_step=job.progress.furthest_step,
+        remaining_s=_remaining_s(turn, job),
+        change_s=measured.change_s or measured.recovery_s or turn.config.change_unmeasured_s,
         restarts_without_progress_max=job.spec.limits.restarts_without_progress_max,
+        params=job.spec.policy_params,
         recent=tuple(i for i in turn.closed if i.job == job.name and i.t_fault >= job.submitted_at)[-RECENT_MAX:],
     )
+
+
+def _remaining_s(turn: Turn, job: Job) -> float:
+    """How long the job still runs. Of a job that does not say how many steps it has, as long again as it has run: the median
+    of what is left of anything whose end is not known (Lindy)."""
+    if job.spec.steps and job.progress.step_s > 0:
+        return max(0, job.spec.steps - job.progress.step) * job.progress.step_s
+    return max(0.0, turn.at - job.submitted_at)

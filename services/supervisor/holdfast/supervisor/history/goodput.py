@@ -20,6 +20,7 @@ by steps keeps a shrunken mesh honest: with fewer replicas a step at a constant 
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
@@ -250,15 +251,29 @@ def _book_gap(book: _Book, history: History, begin: float, end: float, *, startu
         marks.update(mark for mark in _marks(incident) if mark is not None and begin < mark < end)
     for wait in history.waits:
         marks.update(mark for mark in wait if begin < mark < end)
-    struck = [i for i in history.incidents if i.t_fault < end and (i.t_first_step is None or i.t_first_step > begin)]
+    struck = [incident for incident in history.incidents if _takes_part(incident, begin, end)]
     for piece_begin, piece_end in pairwise(sorted(marks)):
         book.add(_class_of(history, struck, (piece_begin + piece_end) / 2, startup=startup), piece_end - piece_begin)
+
+
+def _takes_part(incident: Incident, begin: float, end: float) -> bool:
+    """Whether it may be the reason of a gap. What was planned or warned of and led to no change is none."""
+    if incident.planned and incident.closed and incident.t_first_step is None:
+        return False
+    return _began(incident) < end and (incident.t_first_step is None or incident.t_first_step > begin)
+
+
+def _began(incident: Incident) -> float:
+    """When it may have stopped the run: a planned change does so once it is decided."""
+    if not incident.planned:
+        return incident.t_fault
+    return math.inf if incident.t_decided is None else incident.t_decided
 
 
 def _class_of(history: History, struck: Sequence[Incident], at: float, *, startup: bool) -> Class:
     if any(begin <= at < end for begin, end in history.waits):
         return Class.WAIT
-    present = [incident for incident in struck if incident.t_fault <= at]
+    present = [incident for incident in struck if _began(incident) <= at]
     if not present:
         if startup:
             return Class.STARTUP

@@ -13,8 +13,15 @@ from typing import Protocol
 from holdfast.domain.findings import StepRecord
 from holdfast.domain.incidents import Action, Incident
 from holdfast.supervisor.history.booked import Booked
-from holdfast.supervisor.protocol import FindingJudged, GenerationChanged, JobAccepted, JobChanged, NodeChanged
-from holdfast.supervisor.published import LeaderChanged, OperationDone, Published
+from holdfast.supervisor.protocol import (
+    FindingJudged,
+    GenerationChanged,
+    JobAccepted,
+    JobChanged,
+    NodeChanged,
+    PolicyChanged,
+)
+from holdfast.supervisor.published import LeaderChanged, OperationDone, PolicyAsked, Published
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +83,12 @@ class History(Protocol):
         """(number, finding), newest first; a fault that is found again keeps its id, and its place."""
 
     async def actions(self, *, job: str | None, before: int | None, limit: int) -> list[ActionEntry]: ...
+
+    async def policies(self, job: str) -> list[PolicyChanged]:
+        """Those that decided about the newest run of the job, oldest first; the first is the one that it was submitted with."""
+
+    async def asked(self, job: str, *, since: float, before: int | None, limit: int) -> list[tuple[int, PolicyAsked]]:
+        """(number, question with its answer) of all runs of the job from `since` (Unix seconds) on, newest first."""
 
     async def operation(self, operation: str) -> OperationDone | None: ...
 

@@ -7,6 +7,8 @@ damaged or of another layout is put aside and built anew from what the streams s
 from __future__ import annotations
 
 import sqlite3
+import sys
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, assert_never
@@ -28,13 +30,14 @@ from holdfast.supervisor.protocol import (
     JobChanged,
     NodeChanged,
     Noted,
+    PolicyChanged,
 )
-from holdfast.supervisor.published import LeaderChanged, OperationDone, Published
+from holdfast.supervisor.published import LeaderChanged, OperationDone, PolicyAsked, Published
 from holdfast.wire import records
 
-LAYOUT = 3
 STEPS_MAX = 100_000  # kept per job; what is older is booked
 EVENTS_MAX = 1_000_000  # kept in all
+ASKED_MAX = 10_000  # questions to policies, likewise: of a large job one has 30 KB
 TRIM_EVERY = 10_000  # rows written between two looks at the limits
 
 _STEP = "job, generation, step, world_size, started_at, ended_at, tokens, loss, stall_s"
@@ -81,7 +84,16 @@ CREATE INDEX findings_by_node ON findings (node);
 _SINCE_2 = """
 CREATE TABLE booked (job TEXT PRIMARY KEY, accepted_at REAL NOT NULL, data BLOB NOT NULL);
 """
-_UPGRADES = {0: _SCHEMA + _SINCE_1 + _SINCE_2, 1: _SINCE_1 + _SINCE_2, 2: _SINCE_2}
+# What layout 4 has and layout 3 had not. `data` is compressed: it names every node of the job.
+_SINCE_3 = """
+CREATE TABLE asked (
+  number INTEGER PRIMARY KEY AUTOINCREMENT, position TEXT NOT NULL UNIQUE, job TEXT NOT NULL, at REAL NOT NULL,
+  data BLOB NOT NULL
+);
+CREATE INDEX asked_by_job ON asked (job, at);
+"""
+_UPGRADES = (_SCHEMA, _SINCE_1, _SINCE_2, _SINCE_3)  # by the layout that each brings to the next
+LAYOUT = len(_UPGRADES)
 
 
 class SqliteHistory:
@@ -120,6 +132,12 @@ class SqliteHistory:
     def _add_event(self, database: sqlite3.Connection, told: EventEntry) -> None:
         record = told.record
         subject, job = _about(record)
+        if isinstance(record, PolicyAsked):
+            database.execute(
+                "INSERT OR IGNORE INTO asked (position, job, at, data) VALUES (?, ?, ?, ?)",
+                (told.position, job, record.at, zlib.compress(records.dumps(record, PolicyAsked))),
+            )
+            return
         added = database.execute(
             "INSERT OR IGNORE INTO events (position, type, subject, job, at, data) VALUES (?, ?, ?, ?, ?, ?)",
             (told.position, type(record).__name__, subject, job, record.at, records.dumps(record, Published)),
@@ -157,9 +175,10 @@ class SqliteHistory:
             if row is not None:
                 self._book(job, row[0])
                 self._database.execute("DELETE FROM steps WHERE job = ? AND ended_at <= ?", (job, row[0]))
-        for table in ("events", "incidents", "actions", "findings"):
+        kept = dict.fromkeys(("events", "incidents", "actions", "findings"), self._events_max)
+        for table, most in {**kept, "asked": min(ASKED_MAX, self._events_max)}.items():
             self._database.execute(
-                f"DELETE FROM {table} WHERE number <= (SELECT max(number) FROM {table}) - ?", (self._events_max,)
+                f"DELETE FROM {table} WHERE number <= (SELECT max(number) FROM {table}) - ?", (most,)
             )
 
     def _book(self, job: str, until: float) -> None:
@@ -222,6 +241,24 @@ class SqliteHistory:
             assert incident.action is not None, "an action row is written with its incident's action"
             done.append(ActionEntry(number, incident, incident.action, at))
         return done
+
+    async def policies(self, job: str) -> list[PolicyChanged]:
+        accepted = await self._events_of("JobAccepted", job)
+        if not accepted:
+            return []
+        first = PolicyChanged(accepted[-1].at, job, accepted[-1].spec.policy_spec)
+        changed: list[PolicyChanged] = await self._events_of("PolicyChanged", job)
+        return [first, *(each for each in changed if each.at >= first.at)]
+
+    async def asked(self, job: str, *, since: float, before: int | None, limit: int) -> list[tuple[int, PolicyAsked]]:
+        rows = await self._rows(
+            "SELECT number, data FROM asked WHERE job = ? AND at >= ? AND number < ? ORDER BY number DESC LIMIT ?",
+            job,
+            since,
+            sys.maxsize if before is None else before,
+            limit,
+        )
+        return [(number, records.loads(zlib.decompress(data), PolicyAsked)) for number, data in rows]
 
     async def operation(self, operation: str) -> OperationDone | None:
         rows = await self._events_of("OperationDone", operation)
@@ -324,9 +361,9 @@ def _connect(path: Path) -> sqlite3.Connection:
         (layout,) = database.execute("PRAGMA user_version").fetchone()
         if layout == LAYOUT:
             return database
-        if layout in _UPGRADES:
+        if 0 <= layout < LAYOUT:
             with database:
-                database.executescript(f"BEGIN; {_UPGRADES[layout]} PRAGMA user_version = {LAYOUT};")
+                database.executescript(f"BEGIN; {''.join(_UPGRADES[layout:])} PRAGMA user_version = {LAYOUT};")
             return database
     except BaseException:
         database.close()
@@ -348,7 +385,7 @@ def _anew(path: Path) -> sqlite3.Connection:
 def _about(record: Published) -> tuple[str, str]:
     """(subject, job) of a record: what it is found by."""
     match record:
-        case JobAccepted() | JobChanged() | GenerationChanged():
+        case JobAccepted() | JobChanged() | GenerationChanged() | PolicyChanged():
             return record.job, record.job
         case IncidentChanged():
             return record.incident.id, record.incident.job
@@ -356,6 +393,8 @@ def _about(record: Published) -> tuple[str, str]:
             return record.node, record.job
         case FindingJudged():
             return record.finding.id, record.finding.job
+        case PolicyAsked():
+            return record.incident.id, record.incident.job
         case Noted():
             return record.subject, ""
         case OperationDone():

@@ -22,6 +22,7 @@ from holdfast.supervisor.protocol import (
     CheckpointRequested,
     Command,
     Event,
+    FaultRequested,
     IncidentChanged,
     NodeReported,
     Publish,
@@ -33,6 +34,8 @@ from holdfast.wire import records
 OPERATIONS_MAX = 10_000  # remembered as done; older ones are in the history
 
 log = structlog.get_logger("holdfast.supervisor.leader.fold")
+
+ANSWERED_LATER = (CheckpointRequested, FaultRequested)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +142,8 @@ class Folder:
             self._fold_request(batch, each.event)
             return
         self._step(batch, each.event)
+        if each.asked is not None:
+            batch.published.append(each.asked)
 
     def _fold_request(self, batch: _Batch, request: OperatorRequest) -> None:
         if self.knows(request.operation):
@@ -147,11 +152,11 @@ class Folder:
         try:
             check(batch.core.state, request.event)
             event = request.event
-            if isinstance(event, CheckpointRequested):
+            if isinstance(event, ANSWERED_LATER):
                 event = evolve(event, operation=request.operation)
             self._step(batch, event)
-            if isinstance(event, CheckpointRequested):
-                return  # answered once it is known how far the checkpoint came
+            if isinstance(event, ANSWERED_LATER):
+                return  # once it is known how far the checkpoint came, or what the agent says
             ok, reason = True, accepted(event)
         except HoldfastError as error:
             ok, reason = False, str(error)

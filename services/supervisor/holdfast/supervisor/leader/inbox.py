@@ -11,7 +11,7 @@ import itertools
 import uuid
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import anyio
 import structlog
@@ -45,8 +45,7 @@ def request_entry(request: OperatorRequest) -> Entry:
     return records.entry(request.operation, request, InboxEvent)
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
+class _Waiting(NamedTuple):
     said: Entry | tuple[NodeReported, Reported]  # a report is decoded already
     written: Callable[[], None]
 

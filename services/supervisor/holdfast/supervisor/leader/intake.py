@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import NamedTuple
 
 from holdfast.domain.errors import MalformedMessage
 from holdfast.domain.findings import StepRecord
@@ -13,6 +15,7 @@ from holdfast.log.names import FINDINGS, INBOX, STEPS
 from holdfast.log.protocol import Delivery, Entry
 from holdfast.supervisor.leader.inbox import REPORTS, InboxEvent
 from holdfast.supervisor.protocol import Event, FindingArrived, NodeReported, StepsCompleted
+from holdfast.supervisor.published import PolicyAsked
 from holdfast.supervisor.requests import OperatorRequest
 from holdfast.wire import records
 from holdfast.wire.control import decode_reports, encode_reports
@@ -21,13 +24,13 @@ from holdfast.wire.events import decode_finding, decode_steps
 STREAMS = (FINDINGS, STEPS, INBOX)
 
 
-@dataclass(frozen=True, slots=True)
-class Input:
+class Input(NamedTuple):
     """One thing to fold, and the entry that it came in; None for what the shell itself has to say."""
 
     event: Event | OperatorRequest
     delivery: Delivery | None = None
     place: int | None = None  # among the reports of the entry, when it has several
+    asked: PolicyAsked | None = None  # of a policy's answer: to be published with it
 
 
 @dataclass(slots=True)
@@ -110,4 +113,13 @@ def _completed(at: float, steps: list[StepRecord], age_s: float) -> StepsComplet
         stall_s=statistics.fmean(stalls) if stalls else 0.0,
         age_s=age_s,
         loss=max(told, key=lambda record: record.step).loss if told else None,
+        pace_s=_pace_s(steps),
     )
+
+
+def _pace_s(steps: list[StepRecord]) -> float:
+    """Median time from the end of one step to the end of the next, with what the script does between them. 0.0 if no two steps
+    follow each other."""
+    pairs = pairwise(sorted(steps, key=lambda record: record.step))
+    gaps = [after.ended_at - before.ended_at for before, after in pairs if after.step == before.step + 1]
+    return max(0.0, statistics.median(gaps)) if gaps else 0.0

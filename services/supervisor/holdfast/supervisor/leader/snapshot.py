@@ -9,11 +9,11 @@ All parts together are one state because a commit writes them in one atomic step
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, make_dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import compress
-from operator import attrgetter, is_not
+from operator import is_not
 from typing import Any, get_args, get_origin, get_type_hints
 
 from holdfast.domain.errors import MalformedMessage
@@ -47,6 +47,7 @@ _GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
 _EARLIER = {"nodes": ("inventory", "workers")}  # groups of one field, of format 4
 _NODE = get_type_hints(Node, include_extras=True)
 records.omit_defaults(Node)
+SAME_MAX = 1024
 
 
 class _Group:
@@ -56,11 +57,13 @@ class _Group:
         known = {each.name: each for each in fields(_TABLES[table])}
         hints = get_type_hints(_TABLES[table], include_extras=True)
         copies = [(name, hints[name], _with_default_of(known[name])) for name in names]
-        self.kind = make_dataclass(f"{table}_{names[0]}", copies, frozen=True, slots=True)
+        self.kind = make_dataclass(f"{table}_{names[0]}", copies, slots=True)  # lives as long as it is written
         self.hint: Any = self.kind if len(names) > 1 else hints[names[0]]
         if self.hint is self.kind:
             records.omit_defaults(self.kind)
         self._names = names
+        self._write = records.writer(self.hint)
+        self._write_same = lru_cache(SAME_MAX)(lambda items: self._write(dict(items)))
         empty = self.kind()
         self.absent = {name: getattr(empty, name) for name in names}
 
@@ -69,7 +72,11 @@ class _Group:
         values = [getattr(row, name) for name in self._names]
         if not any(values):
             return None
-        return records.dumps(self.kind(*values) if self.hint is self.kind else values[0], self.hint)
+        if self.hint is self.kind:
+            return self._write(self.kind(*values))
+        [value] = values
+        # Which generations a node may run is the same on thousands of them.
+        return self._write_same(tuple(value.items())) if isinstance(value, Mapping) else self._write(value)
 
     def loads(self, raw: bytes) -> dict[str, Any]:
         value = records.loads(raw, self.hint)
@@ -92,15 +99,13 @@ class _Row:
         self.groups = {part: _Group(table, names) for part, names in _GROUPS[table].items()}
         self._absent = {name: value for group in self.groups.values() for name, value in group.absent.items()}
         part_of = {name: part for part, names in _GROUPS[table].items() for name in names}
-        names = [each.name for each in fields(self._kind) if each.init]
-        self._parts = [part_of.get(name, "") for name in names]
-        self._values = attrgetter(*names)
+        self._fields = [(each.name, part_of.get(each.name, "")) for each in fields(self._kind)]
 
     def differing(self, was: Any, value: Any) -> set[str]:
         """The parts in which two rows differ."""
-        before, after = self._values(was), self._values(value)
-        others = compress(zip(self._parts, before, after, strict=True), map(is_not, before, after))
-        return {part for part, old, new in others if old != new}
+        before, after = vars(was).values(), vars(value).values()  # in the order of the fields, as in every copy
+        replaced = compress(self._fields, map(is_not, before, after))
+        return {part for name, part in replaced if getattr(was, name) != getattr(value, name)}
 
     def dumps(self, part: str, row: Any) -> bytes | None:
         return self.groups[part].dumps(row) if part else records.dumps(evolve(row, **self._absent), self._kind)
@@ -155,14 +160,9 @@ def changes(
 ) -> dict[str, bytes | None]:
     """Parts to write, None = to remove, so that a snapshot of `before` becomes one of `after`. None before: every part.
     `written`: the rows that may differ, by table; None = any."""
-    return dict(_changes(before, after, written))
-
-
-def _changes(
-    before: State | None, after: State, written: Mapping[str, Iterable[str]] | None
-) -> Iterator[tuple[str, bytes | None]]:
+    parts: dict[str, bytes | None] = {}
     if before is None:
-        yield _FORMAT, _NOW
+        parts[_FORMAT] = _NOW
         written = None
     for name in _FIELDS:
         old, new = getattr(before, name, None), getattr(after, name)
@@ -170,33 +170,38 @@ def _changes(
             continue
         if name not in _TABLES:
             if before is None or old != new:
-                yield name, records.dumps(new, _HINTS[name])
+                parts[name] = records.dumps(new, _HINTS[name])
             continue
         old = old or {}
         rows: Iterable[Any] = {**old, **new} if written is None else written.get(name, ())
-        changed = [(key, old.get(key), new.get(key)) for key in rows]
-        changed = [each for each in changed if each[1] is not each[2]]
-        if name == "timers":
-            yield from _timers(changed)
-            continue
-        for key, was, value in changed:
-            yield from _row(name, key, was, value)
+        changed = ((key, old.get(key), new.get(key)) for key in rows)
+        write = _timers if name == "timers" else _rows_apart if name in _APART else _rows
+        write(parts, name, [each for each in changed if each[1] is not each[2]])
+    return parts
 
 
-def _row(name: str, key: str, was: Any, value: Any) -> Iterator[tuple[str, bytes | None]]:
-    row = _APART.get(name)
-    if row is None:
-        yield f"{name}/{key}", None if value is None else records.dumps(value, _TABLES[name])
-        return
-    for part in {"", *row.groups} if was is None or value is None else row.differing(was, value):
-        raw = None if value is None else row.dumps(part, value)
-        if raw is not None or was is not None:
-            yield f"{name}/{key}:{part}" if part else f"{name}/{key}", raw
+_Changed = Iterable[tuple[Any, Any, Any]]  # of rows: key, before, after; None = not there
 
 
-def _timers(changed: Iterable[tuple[Timer, float | None, float | None]]) -> Iterator[tuple[str, bytes | None]]:
+def _rows(parts: dict[str, bytes | None], table: str, changed: _Changed) -> None:
+    write = records.writer(_TABLES[table])
+    for key, _, value in changed:
+        parts[f"{table}/{key}"] = None if value is None else write(value)
+
+
+def _rows_apart(parts: dict[str, bytes | None], table: str, changed: _Changed) -> None:
+    row = _APART[table]
+    for key, was, value in changed:
+        for part in {"", *row.groups} if was is None or value is None else row.differing(was, value):
+            raw = None if value is None else row.dumps(part, value)
+            if raw is not None or was is not None:
+                parts[f"{table}/{key}:{part}" if part else f"{table}/{key}"] = raw
+
+
+def _timers(parts: dict[str, bytes | None], table: str, changed: _Changed) -> None:
+    write = records.writer(_TIMER)
     for timer, _, due in changed:
-        yield f"timers/{timer}", None if due is None else records.dumps((timer, due), _TIMER)
+        parts[f"{table}/{timer}"] = None if due is None else write((timer, due))
 
 
 def load(parts: Mapping[str, bytes]) -> State:

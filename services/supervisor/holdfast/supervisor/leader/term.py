@@ -24,9 +24,11 @@ from holdfast.domain.errors import HoldfastError, StaleEpoch, Unavailable
 from holdfast.domain.evolve import evolve
 from holdfast.log.names import LEADER_LEASE, SUPERVISOR_GROUP
 from holdfast.log.protocol import FencedLog, Lease
+from holdfast.runtime.garbage import collect_at_rest
 from holdfast.runtime.service import guarded
 from holdfast.supervisor.agents import beats
-from holdfast.supervisor.agents.sessions import Reported, Sessions
+from holdfast.supervisor.agents.beats import Reported
+from holdfast.supervisor.agents.sessions import Sessions
 from holdfast.supervisor.agents.unanswered import Unanswered
 from holdfast.supervisor.core import State, view
 from holdfast.supervisor.history.protocol import History
@@ -56,7 +58,7 @@ from holdfast.supervisor.protocol import (
     StepSeen,
     TimerFired,
 )
-from holdfast.supervisor.published import LeaderChanged
+from holdfast.supervisor.published import LeaderChanged, PolicyAsked
 from holdfast.supervisor.requests import OperatorRequest
 from holdfast.supervisor.telemetry import announce, tracing
 from holdfast.supervisor.timers import Timer
@@ -220,6 +222,7 @@ class Term:
                 state = self._folder.state
                 for send in self._unanswered.due(state, self.sessions.nodes, anyio.current_time()):
                     self.sessions.send(send.node, send.command_id, send.order)
+                collect_at_rest()
             for reached in beats.steps_to_fold(self.sessions.steps(), self._folder.state, self._clock()):
                 self._say(Input(StepSeen(self._clock(), reached)))
 
@@ -242,12 +245,14 @@ class Term:
             return  # closed meanwhile
         try:
             seen = view(folder.state, question.job, self._clock())
-            script = folder.state.jobs[question.job].spec.policy
-            action, decided_by = await self._policies.decide(script, incident, seen)
+            policy = folder.state.jobs[question.job].spec.policy_spec
+            action, decided_by = await self._policies.decide(policy, incident, seen)
         except Exception as error:  # no answer is an answer too: the core's timer lets the default policy decide
             log.error("the policy could not be asked", incident=incident.id, exc_info=error)
             return
-        self._say(Input(PolicyAnswered(self._clock(), incident.id, action, decided_by)))
+        at = self._clock()
+        asked = PolicyAsked(at, incident, seen, action, decided_by)
+        self._say(Input(PolicyAnswered(at, incident.id, action, decided_by), asked=asked))
 
     # ------------------------------------------------------------------ fold, commit, act
 

@@ -1,7 +1,8 @@
-"""The process that a policy runs in: `python -m holdfast.supervisor.policies.host FILE`, or `plugin:NAME` for an installed one.
+"""The process that a policy runs in: `python -m holdfast.supervisor.policies.host NAME`, or `plugin:NAME` for an installed one.
 
-Reads one question per line, writes one answer per line. What the script prints goes to standard error. Ends with its parent:
-a thread watches the pipe, also while the script computes for ever.
+Reads the script's text as a line of JSON ("" = that of the file NAME), then one question per line, and writes one answer per
+line. What the script prints goes to standard error. Ends with its parent: a thread watches the pipe, also while the script
+computes for ever.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ class Policy:
     decide: Callable[..., Any]
 
 
-def load(policy: str) -> Policy:
+def load(policy: str, source: str) -> Policy:
     """A script's `decide`, or a plug-in's. Raises whatever the script raises, and TypeError when there is nothing to call."""
     if policy.startswith(POLICY_PREFIX):
         return _load_plugin(policy)
     module = ModuleType("holdfast_policy_script")
     module.__file__ = policy
     sys.modules[module.__name__] = module  # dataclasses in the script look themselves up there
-    exec(compile(Path(policy).read_bytes(), policy, "exec"), module.__dict__)
+    exec(compile(source or Path(policy).read_bytes(), policy, "exec"), module.__dict__)
     decide = getattr(module, "decide", None)
     if decide is None:
         raise TypeError("it defines no decide(incident, job)")
@@ -108,7 +109,7 @@ def main() -> None:
 
     threading.Thread(target=read, daemon=True).start()
     try:
-        policy = load(wanted)
+        policy = load(wanted, json.loads(questions.get()))
     except BaseException as error:  # a script may well call sys.exit()
         write({"error": explain(wanted, wanted, error)})
         return

@@ -15,8 +15,9 @@ import structlog
 
 from holdfast.domain.errors import InvalidSpec, PolicyError
 from holdfast.domain.incidents import Action, Incident
+from holdfast.domain.job import PolicySpec
 from holdfast.policy import JobView, default
-from holdfast.supervisor.policies.script import PolicyScript, sample_incidents, sample_job
+from holdfast.supervisor.policies.script import PolicyScript, ask_samples
 
 DEFAULT = "default policy"
 SCRIPTS_MAX = 32  # script processes kept warm; the one that was not asked for longest goes
@@ -28,8 +29,8 @@ log = structlog.get_logger("holdfast.supervisor.policy")
 class _Script:
     """A script's process is asked one question at a time; another script's does not wait for it."""
 
-    def __init__(self, path: str) -> None:
-        self._script = PolicyScript(path)
+    def __init__(self, policy: PolicySpec) -> None:
+        self._script = PolicyScript(policy)
         self._lock = anyio.Lock()
 
     async def ask(self, question: Callable[[PolicyScript], T]) -> T:
@@ -41,25 +42,27 @@ class PolicyRunner:
     """Close with `aclose`: it ends the scripts' processes."""
 
     def __init__(self) -> None:
-        self._scripts: OrderedDict[str, _Script] = OrderedDict()
+        self._scripts: OrderedDict[tuple[str, str], _Script] = OrderedDict()  # by name and text
 
-    async def decide(self, path: str, incident: Incident, job: JobView) -> tuple[Action, str]:
-        """(what to do, who decided and why if it was not the user's script). `path` is empty for the default policy."""
-        if not path:
+    async def decide(self, policy: PolicySpec, incident: Incident, job: JobView) -> tuple[Action, str]:
+        """(what to do, who decided and why if it was not the user's script)."""
+        if not policy.name:
             return default(incident, job), DEFAULT
         try:
-            return await self._ask(path, lambda script: script.decide(incident, job)), path
+            return await self._ask(policy, lambda script: script.decide(incident, job)), policy.name
         except PolicyError as error:
             log.warning("the policy script did not decide", incident=incident.id, reason=str(error))
             return default(incident, job), f"{DEFAULT}, because the script failed: {error}"
 
-    async def check(self, path: str) -> None:
+    async def check(self, policy: PolicySpec) -> None:
         """Raises `InvalidSpec` unless the script loads and answers a sample of every kind of incident."""
+        if not policy.name:
+            return
         try:
-            await self._ask(path, _try)
+            await self._ask(policy, lambda script: ask_samples(script, policy.params))
         except PolicyError as error:
             raise InvalidSpec(
-                "policy", path, f"a script with decide(incident, job) -> Action that works ({error})"
+                "policy", policy.name, f"a script with decide(incident, job) -> Action that works ({error})"
             ) from error
 
     async def aclose(self) -> None:
@@ -67,19 +70,14 @@ class PolicyRunner:
             _, script = self._scripts.popitem()
             await script.ask(PolicyScript.close)
 
-    async def _ask(self, path: str, question: Callable[[PolicyScript], T]) -> T:
-        if path not in self._scripts:
-            self._scripts[path] = _Script(path)
-        self._scripts.move_to_end(path)
+    async def _ask(self, policy: PolicySpec, question: Callable[[PolicyScript], T]) -> T:
+        key = policy.name, policy.source
+        if key not in self._scripts:
+            self._scripts[key] = _Script(policy)
+        self._scripts.move_to_end(key)
         try:
-            return await self._scripts[path].ask(question)
+            return await self._scripts[key].ask(question)
         finally:
             while len(self._scripts) > SCRIPTS_MAX:
                 _, oldest = self._scripts.popitem(last=False)
                 await oldest.ask(PolicyScript.close)
-
-
-def _try(script: PolicyScript) -> None:
-    script.load()
-    for incident in sample_incidents():
-        script.decide(incident, sample_job(incident))

@@ -1,7 +1,7 @@
 """A user's policy script, run in a process of its own so that it can be killed. Blocking: call it from a worker thread.
 
-The process stays warm between questions (an answer takes about a millisecond) and is started again after an overrun or when
-the file has changed. Whatever goes wrong raises `PolicyError`, and the caller lets the default policy decide.
+The process stays warm between questions (an answer takes about a millisecond) and is started again after an overrun. Whatever
+goes wrong raises `PolicyError`, and the caller lets the default policy decide.
 """
 
 from __future__ import annotations
@@ -12,23 +12,37 @@ import select
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
 from holdfast.domain.errors import MalformedMessage, PolicyError
 from holdfast.domain.findings import FindingKind, Severity
 from holdfast.domain.incidents import MAINTENANCE, REPAIR, Action, Incident, IncidentState
+from holdfast.domain.job import Param, PolicySpec
 from holdfast.domain.mesh import Mesh
 from holdfast.domain.nodes import Notice
-from holdfast.plugins import POLICY_PREFIX
 from holdfast.policy import JobView, check
 from holdfast.wire import records
 
 DEADLINE_S = 1.0
 LOAD_DEADLINE_S = 10.0  # a fresh interpreter and the script's own imports
 ANSWER_BYTES_MAX = 65_536
+_ONLY_WARNINGS = frozenset(  # the job runs on
+    {
+        FindingKind.CHECKPOINT,
+        FindingKind.DEGRADATION,
+        FindingKind.HOST_OOM,
+        FindingKind.IMBALANCE,
+        FindingKind.KERNEL_STALL,
+        FindingKind.NETWORK_FAULT,
+        FindingKind.PREFLIGHT,
+        FindingKind.SLOW_COLLECTIVE,
+        FindingKind.STORAGE_FAULT,
+        FindingKind.STRAGGLER,
+    }
+)
 LATE_MAX = 2  # answers of one script that `try_script` waits for in vain: the rest would be no different
 
 
@@ -45,52 +59,50 @@ class PolicyLate(PolicyError):
 
 
 class PolicyScript:
-    """`decide` of one script file, or of a plug-in (`plugin:NAME`). Use as a context manager, or call `close`."""
+    """`decide` of one script, or of a plug-in (`plugin:NAME`). Use as a context manager, or call `close`."""
 
-    def __init__(self, path: str | Path, *, deadline_s: float = DEADLINE_S) -> None:
-        self.path = str(path)
+    def __init__(self, policy: PolicySpec, *, deadline_s: float = DEADLINE_S) -> None:
+        """`policy` without a text: that of the file it names, read when the process starts."""
+        self.path = policy.name
+        self._source = policy.source
         self._deadline_s = deadline_s
         self._process: subprocess.Popen[bytes] | None = None
-        self._loaded: tuple[float, int] | None = None
 
     def load(self) -> None:
-        """Start the script's process unless it runs and the file is unchanged. Raises `PolicyError` with file and line."""
-        version = self._version()
-        if self._process is not None and self._process.poll() is None and version == self._loaded:
+        """Start the script's process unless it runs. Raises `PolicyError` with file and line."""
+        if self._process is not None and self._process.poll() is None:
             return
         self.close()
         # -P: the script's directory must not shadow modules; isolated from nothing else, it is the user's own environment.
         command = [sys.executable, "-P", "-m", "holdfast.supervisor.policies.host", self.path]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
-        self._loaded = version
-        self._answer(LOAD_DEADLINE_S, "importing it")
+        try:
+            self._write(json.dumps(self._source).encode())
+            self._answer(LOAD_DEADLINE_S, "importing it")
+        except PolicyError:
+            self.close()
+            raise
 
     def decide(self, incident: Incident, job: JobView) -> Action:
         """The script's answer. Raises `PolicyError`: it raised, overran its deadline, or answered no Action."""
         self.load()
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
-        try:
-            process.stdin.write(records.dumps(Question(incident, job), Question) + b"\n")
-        except OSError as error:
-            self.close()
-            raise PolicyError(f"{self.path}: its process ended ({error})") from error
+        self._write(records.dumps(Question(incident, job), Question))
         raw = self._answer(self._deadline_s, "decide()")
         try:
             return records.loads(raw, Action)
         except MalformedMessage as error:
             raise PolicyError(f"{self.path}: decide() answered no valid Action: {error}") from error
 
-    def _version(self) -> tuple[float, int]:
-        """Changes with the script's file; an installed plug-in is what it was when its process started."""
-        if self.path.startswith(POLICY_PREFIX):
-            return 0.0, 0
+    def _write(self, line: bytes) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        rest = memoryview(line + b"\n")
         try:
-            stat = Path(self.path).stat()
+            while rest:  # unbuffered: a long line may go in parts
+                rest = rest[self._process.stdin.write(rest) or 0 :]
         except OSError as error:
-            raise PolicyError(f"{self.path}: {error.strerror or error}") from error
-        return stat.st_mtime, stat.st_size
+            self.close()
+            raise PolicyError(f"{self.path}: its process ended ({error})") from error
 
     def close(self) -> None:
         process, self._process = self._process, None
@@ -134,6 +146,18 @@ class PolicyScript:
         return json.dumps(answer["ok"]).encode()
 
 
+def ask_samples(script: PolicyScript, params: Mapping[str, Param]) -> None:
+    """Raises `PolicyError` unless the script loads and answers a sample of every kind of incident."""
+    script.load()
+    for incident, job in _samples(params):
+        script.decide(incident, job)
+
+
+def _samples(params: Mapping[str, Param]) -> Iterator[tuple[Incident, JobView]]:
+    for incident in sample_incidents():
+        yield incident, replace(sample_job(incident), params=params)
+
+
 # ---------------------------------------------------------------- holdfast policy check
 
 
@@ -146,14 +170,13 @@ class Trial:
     problem: str
 
 
-def try_script(path: str | Path, *, deadline_s: float = DEADLINE_S) -> tuple[Trial, ...]:
-    """Load a script and ask it about one incident of every kind. Raises `PolicyError` when it does not load."""
+def try_script(policy: PolicySpec, *, deadline_s: float = DEADLINE_S) -> tuple[Trial, ...]:
+    """Load a policy and ask it about one incident of every kind. Raises `PolicyError` when it does not load."""
     trials: list[Trial] = []
     late = 0
-    with PolicyScript(path, deadline_s=deadline_s) as script:
+    with PolicyScript(policy, deadline_s=deadline_s) as script:
         script.load()
-        for incident in sample_incidents():
-            job = sample_job(incident)
+        for incident, job in _samples(policy.params):
             if late >= LATE_MAX:
                 trials.append(Trial(incident.kind, None, f"not asked: it gave no answer in time {late} times"))
                 continue
@@ -185,10 +208,17 @@ def sample_incidents() -> tuple[Incident, ...]:
             t_fault=1000.0,
             t_detected=1000.1,
             last_step=42,
-            severity=Severity.FATAL if kind == FindingKind.GPU_ERROR else Severity.ERROR,
+            severity=_severity(kind),
+            cost_share=0.1 if kind == FindingKind.STRAGGLER else None,
         )
         for kind in (*kinds, REPAIR)
     )
+
+
+def _severity(kind: str) -> Severity:
+    if kind == FindingKind.GPU_ERROR:
+        return Severity.FATAL
+    return Severity.WARNING if kind in _ONLY_WARNINGS else Severity.ERROR
 
 
 def sample_job(incident: Incident) -> JobView:
@@ -210,5 +240,7 @@ def sample_job(incident: Incident) -> JobView:
         step=42,
         checkpoint_step=40,
         checkpoint_interval_steps=10,
+        remaining_s=86_400.0,
+        change_s=10.0,
         notices={incident.node: Notice("file", "reboot", 1000.0, 4600.0)} if incident.kind == MAINTENANCE else {},
     )

@@ -14,8 +14,9 @@ from holdfast.supervisor.protocol import (
     JobChanged,
     NodeChanged,
     Noted,
+    PolicyChanged,
 )
-from holdfast.supervisor.published import LeaderChanged, OperationDone, Published
+from holdfast.supervisor.published import LeaderChanged, OperationDone, PolicyAsked, Published
 
 log = structlog.get_logger("holdfast.supervisor")
 
@@ -35,6 +36,12 @@ def decision(record: Published) -> None:
             log.info("node", node=record.node, state=record.state.value, job=record.job, reason=record.reason)
         case FindingJudged(finding=finding):
             log.info("finding", id=finding.id, node=finding.node, job=finding.job, reason=record.verdict)
+        case PolicyChanged():
+            log.info(
+                "policy changed", job=record.job, policy=record.policy.name or "default", sha256=record.policy.sha256
+            )
+        case PolicyAsked():
+            pass  # what became of it is the incident's
         case Noted():
             log.info("noted", subject=record.subject, reason=record.text)
         case OperationDone():

@@ -1,0 +1,15 @@
+"""Nodes come and go by the hour: never wait for one, shrink at once, and grow only when that pays."""
+
+from holdfast.policy import Action, FindingKind, Incident, JobView, check, default, scale_down, wait
+
+PAYS = 10.0  # grow if the job still runs for so many times what the change costs
+
+
+def decide(incident: Incident, job: JobView) -> Action:
+    if incident.kind == "repair" and job.remaining_s < PAYS * job.change_s:
+        return wait(f"{job.remaining_s:.0f} s are left: too few to grow for")
+    if incident.kind in (FindingKind.NODE_LOST, "maintenance") and not job.spares and incident.node in job.nodes:
+        smaller = scale_down(f"{incident.node} is taken back, and nobody knows when another comes", incident.node)
+        if not check(smaller, incident, job):
+            return smaller
+    return default(incident, job)

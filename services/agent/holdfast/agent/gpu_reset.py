@@ -1,0 +1,239 @@
+"""Resets GPUs with the operator's command (`HOLDFAST_GPU_RESET_COMMAND`), when that is safe, and tests the node afterwards.
+
+A reset ends whatever runs on the GPU. So it is refused while this node has workers, and if any process still has one of the
+devices open after `FREE_WITHIN_S`: the refusal names the processes. The agent's own readers of the GPUs and its tests let go of
+them for the time of the reset.
+
+GPUs that are connected by NVLink are reset together, because the driver refuses to reset one end of a link that is in use: if
+NVML has reported links, or it is not known whether there are any, `together="auto"` means all GPUs of the node. GPUs for which
+the driver asks a reset are always included.
+
+The order succeeds only if the tests of the node pass afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from dataclasses import dataclass
+from typing import IO
+
+import anyio
+import structlog
+
+from holdfast.agent.gpu_devices import GpuDevices, Holder
+from holdfast.agent.node import Outcome
+from holdfast.domain.errors import Conflict, Unavailable
+from holdfast.domain.nodes import RunningWorker
+from holdfast.domain.orders import ResetGpu
+from holdfast.domain.signals import GpuHealth, GpuSample, NodeSignal
+from holdfast.runtime import telemetry
+from holdfast.runtime.children import Child, running, spawn
+
+log = structlog.get_logger("holdfast.agent.gpu_reset")
+
+COMMAND_TIMEOUT_S = 90.0  # if the order has no limit
+FREE_WITHIN_S = 10.0  # a process that has just been killed closes its devices in the driver, which takes seconds
+LOOK_S = 0.2
+OUTPUT_CHARS_MAX = 500
+_READ_BYTES = 64 << 10
+_HOLDERS_MAX = 8
+_NO_ACTION, _RESETS = 0, frozenset({1, 4, 6})  # NVML's recovery actions: none; GPU reset, drain and reset, bus reset
+
+
+@dataclass(frozen=True, slots=True)
+class ResetRules:
+    """The operator's settings. `command` contains `{gpu}`, which becomes GPU numbers separated by commas; empty = no resets."""
+
+    command: str
+    together: str = "auto"  # "auto", "all" or "one"
+    stops: tuple[str, ...] = ()  # programs that the command itself stops: they may have a device open before
+
+    @property
+    def possible(self) -> bool:
+        """Whether there is a command, and its program exists on this node."""
+        words = shlex.split(self.command)
+        return bool(words) and shutil.which(words[0]) is not None
+
+    def words(self, gpus: Sequence[int]) -> list[str]:
+        listed = ",".join(map(str, gpus))
+        return [word.replace("{gpu}", listed) for word in shlex.split(self.command)]
+
+
+class GpuResets:
+    """Carries out `ResetGpu`, one at a time.
+
+    `quiet` stops the agent's readers of the GPUs while it is entered, `held` its tests. `test` tests the node and returns what
+    is wrong; empty = nothing.
+    """
+
+    def __init__(
+        self,
+        rules: ResetRules,
+        *,
+        devices: GpuDevices,
+        workers: Callable[[], Sequence[RunningWorker]],
+        quiet: Callable[[], AbstractAsyncContextManager[None]],
+        held: Callable[[], AbstractContextManager[None]],
+        test: Callable[[], Awaitable[str]],
+        free_within_s: float = FREE_WITHIN_S,
+    ) -> None:
+        self._rules, self._devices = rules, devices
+        self._workers, self._quiet, self._held, self._test = workers, quiet, held, test
+        self._free_within_s = free_within_s
+        self._lock = anyio.Lock()
+        self._sample: GpuSample | None = None
+        self._health: GpuHealth | None = None
+
+    @property
+    def possible(self) -> bool:
+        return self._rules.possible
+
+    async def finished(self) -> None:
+        """Wait until no reset is under way: workers that are forked meanwhile would open the devices."""
+        async with self._lock:
+            pass
+
+    def watch(self, signal: NodeSignal) -> None:
+        """Store NVML's last readings."""
+        match signal:
+            case GpuSample():
+                self._sample = signal
+            case GpuHealth():
+                self._health = signal
+            case _:
+                pass
+
+    async def carry_out(self, order: ResetGpu) -> Outcome:
+        """Raises `Conflict` if a reset is not safe or the tests fail after it, `Unavailable` if the command fails."""
+        if not self.possible:
+            raise Conflict("no command resets GPUs on this node: set HOLDFAST_GPU_RESET_COMMAND")
+        async with self._lock:
+            gpus = self.together(order.gpus)
+            named = f"GPU {listed(gpus)}"
+            self._refuse_with_workers(named)
+            began = time.monotonic()
+            with self._held():
+                async with self._quiet():
+                    await self._wait_until_free(gpus, named)
+                    self._refuse_with_workers(named)
+                    with telemetry.span("gpu reset", job=order.job):
+                        said = await self._run(self._rules.words(gpus), order.timeout_s or COMMAND_TIMEOUT_S)
+                reset_at = time.monotonic()
+                failures = await self._test()
+            tested_at = time.monotonic()
+        if failures:
+            raise Conflict(f"{named} was reset, and then the node's tests of itself failed: {failures}")
+        log.info("GPUs reset", gpus=gpus, said=said)
+        phases = (("gpu_reset", reset_at - began), ("self_test", tested_at - reset_at))
+        return Outcome(phases_s=phases, reason=said)
+
+    def together(self, gpus: Sequence[int]) -> tuple[int, ...]:
+        """Return the GPUs that are reset when `gpus` (none given: all) need it."""
+        every = tuple(self._sample.gpu) if self._sample is not None else tuple(self._devices.minors())
+        if not gpus:
+            return every or (0,)
+        wanted = set(gpus)
+        if self._sample is not None:
+            actions = zip(self._sample.gpu, self._sample.recovery_action, strict=True)
+            wanted.update(gpu for gpu, action in actions if action in _RESETS)
+        linked = self._health is None or any(
+            links != 0 for links in (*self._health.nvlinks_up, *self._health.nvlinks_down)
+        )
+        if self._rules.together == "all" or (self._rules.together == "auto" and linked):
+            wanted.update(every)
+        return tuple(sorted(wanted))
+
+    def _refuse_with_workers(self, named: str) -> None:
+        if workers := self._workers():
+            ranks = ", ".join(
+                f"rank {worker.rank} of {worker.job} (pid {worker.pid})" for worker in workers[:_HOLDERS_MAX]
+            )
+            raise Conflict(f"{named} is not reset while workers run on this node: {ranks}")
+
+    async def _wait_until_free(self, gpus: Sequence[int], named: str) -> None:
+        until = anyio.current_time() + self._free_within_s
+        while holders := await anyio.to_thread.run_sync(self._holders, gpus):
+            if anyio.current_time() >= until:
+                shown = "; ".join(map(str, holders[:_HOLDERS_MAX]))
+                more = f"; and {len(holders) - _HOLDERS_MAX} more" if len(holders) > _HOLDERS_MAX else ""
+                raise Conflict(f"{named} is not reset while a process uses it: {shown}{more}")
+            await anyio.sleep(LOOK_S)
+
+    def _holders(self, gpus: Sequence[int]) -> list[Holder]:
+        return self._devices.holders(gpus, except_for=self._rules.stops)
+
+    async def _run(self, command: Sequence[str], timeout_s: float) -> str:
+        """Run the command and return the end of its output. It and what it started are killed at the limit."""
+        ours, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        with os.fdopen(ours, "rb", buffering=0) as pipe:
+            try:
+                child = spawn("gpu-reset", command, output=theirs)
+            finally:
+                os.close(theirs)
+            output = _Tail()
+            code: int | None = None
+            async with running(child, stop_grace_s=0.0), anyio.create_task_group() as tasks:
+                tasks.start_soon(output.read, pipe)
+                with anyio.move_on_after(timeout_s):
+                    code = await child.wait()
+                if code is None:
+                    await _end(child)
+                tasks.cancel_scope.cancel()
+            output.drain(pipe)
+        shown = shlex.join(command)
+        if code is None:
+            raise Unavailable(f"`{shown}` did not end within {timeout_s:g} s and was killed{output.quoted}")
+        if code != 0:
+            raise Unavailable(f"`{shown}` {_ended(code)}{output.quoted}")
+        return output.text
+
+
+async def _end(child: Child) -> None:
+    with anyio.CancelScope(shield=True):
+        await child.stop(0.0)
+
+
+def _ended(code: int) -> str:
+    return f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+
+
+def listed(gpus: Sequence[int]) -> str:
+    return ", ".join(map(str, gpus))
+
+
+class _Tail:
+    """The end of a command's output."""
+
+    def __init__(self) -> None:
+        self._bytes = b""
+
+    async def read(self, pipe: IO[bytes]) -> None:
+        """Read until the end of the output, or until cancelled."""
+        while True:
+            await anyio.wait_readable(pipe)
+            if not self._take(pipe):
+                return
+
+    def drain(self, pipe: IO[bytes]) -> None:
+        """Take what has been written already."""
+        while self._take(pipe):
+            pass
+
+    def _take(self, pipe: IO[bytes]) -> bool:
+        raw = pipe.read(_READ_BYTES)
+        self._bytes = (self._bytes + (raw or b""))[-4 * OUTPUT_CHARS_MAX :]
+        return bool(raw)
+
+    @property
+    def text(self) -> str:
+        words = self._bytes.decode(errors="replace").replace("\0", "")
+        return " ".join(words.split())[-OUTPUT_CHARS_MAX:]
+
+    @property
+    def quoted(self) -> str:
+        return f": {self.text}" if self.text else ", without output"

@@ -1,0 +1,128 @@
+"""GPUs that must be reset before any rank uses them again, node by node.
+
+    finding ──demand──► due ──no workers left: ResetGpu──► reset, tests passed: in use again
+                         ▲                        └──────► failed: out of service, until an operator has looked
+
+Theory of operation. The demand is a part of the node's row, and a node with one is unusable: no plan gives it ranks, whatever
+becomes of the job, the incident or the leader. So "no rank starts on a GPU whose reset was demanded and not done" needs no
+transition to remember it. `review` compares, after every event: a node that is due, has a session and no workers has an
+unanswered `ResetGpu`, or gets one. It does not matter why its workers are gone: the job waits for the reset (resetting.py), was
+swapped to another node, or has ended.
+
+What is found while an order is out needs another one: the answer may be on its way, about a reset that was over before.
+
+A failed reset is not repeated by itself. An operator's `uncordon` tries again, `repair` says that the GPUs are good.
+"""
+
+from __future__ import annotations
+
+from holdfast.domain import spans
+from holdfast.domain.evolve import evolve
+from holdfast.domain.findings import Finding, Remedy, Severity
+from holdfast.domain.incidents import Action, Incident
+from holdfast.domain.orders import OrderDone, ResetGpu
+from holdfast.supervisor.core import nodes
+from holdfast.supervisor.core.index import By
+from holdfast.supervisor.core.job import Job
+from holdfast.supervisor.core.state import Node, ResetDue
+from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.protocol import Send
+
+
+def is_demanded_by(finding: Finding) -> bool:
+    """Whether the mildest remedy that the finding recommends is a reset: the run has ended, or will, and a restart on the same
+    GPU is no remedy."""
+    resets = finding.ladder[:1] == (Remedy.RESET_GPU,)
+    return resets and bool(finding.node) and finding.severity is Severity.ERROR
+
+
+def demand(turn: Turn, node: Node, gpu: int | None, cause: str) -> None:
+    """The node gets no ranks before this GPU, None = every one of it, has been reset."""
+    due = node.reset_due
+    if due is None:
+        due = ResetDue(_with(None, gpu), cause)
+    else:
+        more = _with(due.more, gpu) if _order_to(turn, node.name) is not None else None
+        due = evolve(due, gpus=_with(due.gpus, gpu), cause=cause, more=more)
+    turn.put_node(node.name, reset_due=due)
+    nodes.refresh(turn, node.name, f"a GPU must be reset: {cause}")
+
+
+def _with(gpus: tuple[int, ...] | None, gpu: int | None) -> tuple[int, ...]:
+    """These GPUs (None = none, empty = all of the node) and one more."""
+    every = gpu is None or gpus == ()
+    return () if every or gpu is None else tuple(sorted({*(gpus or ()), gpu}))
+
+
+def _order_to(turn: Turn, name: str) -> Send | None:
+    """The unanswered order to reset GPUs of the node."""
+    return next((send for send in turn.orders(node=name, to_one=True) if isinstance(send.order, ResetGpu)), None)
+
+
+def obstacle(node: Node) -> str:
+    """Why the GPUs of the node cannot be reset now, one clause; empty when they can."""
+    if node.lost:
+        return "the node is lost"
+    if node.reset_due is not None and node.reset_due.failure:
+        return f"the reset failed: {node.reset_due.failure}"
+    if node.unschedulable_reason:
+        return f"the node is out of service: {node.unschedulable_reason}"
+    return "" if node.facts.resets_gpus else "its agent has no command that resets GPUs"
+
+
+def targets(turn: Turn, job: Job, action: Action, incident: Incident) -> tuple[str, ...]:
+    """The job's nodes whose GPUs are reset before its next generation; whatever the action names is due from now on."""
+    generation = job.generation
+    assert generation is not None
+    own = (incident.node,) if incident.node and not turn.members(generation, By.RESET_DUE) else ()
+    for name in action.nodes or own:
+        node = turn.nodes.get(name)
+        is_member = generation.slot_of(name) is not None
+        if node is not None and is_member and node.reset_due is None and incident.t_fault >= node.reset_at:
+            demand(turn, node, incident.gpu if name == incident.node else None, action.reason)
+    return tuple(turn.members(generation, By.RESET_DUE))
+
+
+def review(turn: Turn) -> None:
+    """Order the resets that are possible now."""
+    for name in turn.found(By.RESET_DUE):
+        node = turn.nodes[name]
+        due = node.reset_due
+        busy = node.live_generations or node.workers
+        if due is None or busy or not node.connected or node.unheard or obstacle(node):
+            continue
+        if _order_to(turn, name) is None:
+            turn.put_node(name, reset_due=evolve(due, more=None))
+            struck = [turn.incidents[each] for each in turn.found(By.STRUCK, name)]
+            decided = [incident for incident in struck if incident.action is not None]
+            job, traceparent = (decided[0].job, spans.change_below(decided[0])) if decided else ("", "")
+            turn.send(name, ResetGpu(job, due.gpus, turn.config.reset_command_s, traceparent))
+
+
+def on_answer(turn: Turn, name: str, done: OrderDone) -> None:
+    due = turn.nodes[name].reset_due
+    if due is None:
+        return  # an operator has said that the GPUs are good
+    if not done.ok:
+        fail(turn, name, done.reason)
+        return
+    if due.more is not None:
+        turn.put_node(name, reset_due=evolve(due, gpus=due.more, more=None))
+        return
+    turn.put_node(name, reset_due=None, reset_at=turn.at)
+    turn.note(name, f"its GPUs were reset, and it passed its tests: {done.reason or due.cause}")
+    nodes.refresh(turn, name, "its GPUs were reset, and it passed its tests")
+
+
+def fail(turn: Turn, name: str, reason: str) -> None:
+    """The reset did not come about: the node is out of service."""
+    due = turn.nodes[name].reset_due
+    assert due is not None
+    turn.put_node(name, reset_due=evolve(due, failure=reason))
+    nodes.mark_unschedulable(turn, name, f"GPU reset failed: {reason}")
+
+
+def withdraw(turn: Turn, name: str) -> None:
+    """Forget the order to reset, if one is out."""
+    if (send := _order_to(turn, name)) is not None:
+        turn.forget_order(send)

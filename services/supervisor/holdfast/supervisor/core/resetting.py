@@ -1,0 +1,96 @@
+"""Jobs that wait for GPUs of their nodes to be reset.
+
+    change.begin ──Stop to all──► RESETTING ──every reset done──► PREPARING on the same nodes
+                                      └──a reset failed, is late, or its node is gone──► the policy is asked again
+
+The nodes' side is in resets.py. Here is only what follows for the job: it is looked at after every event that concerns one of
+its nodes (upkeep.py), so nothing has to be remembered between a reset and its consequence.
+"""
+
+from __future__ import annotations
+
+from holdfast.domain.evolve import evolve
+from holdfast.domain.incidents import ActionKind, Incident, IncidentState
+from holdfast.domain.orders import OrderDone
+from holdfast.supervisor.core import change, incidents, nodes, resets
+from holdfast.supervisor.core.job import Job
+from holdfast.supervisor.core.lifecycle import Cause, Replanning, Resetting
+from holdfast.supervisor.core.planner import Unplannable
+from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.core.views import plan_for
+
+FAILURE = "gpu_reset"  # in an incident's evidence: why the reset that was decided did not come about
+
+
+def on_answer(turn: Turn, node: str, done: OrderDone) -> None:
+    """Keep how long the reset took, for the incident's record."""
+    job = nodes.job_of(turn, node)
+    if job is not None and isinstance(job.doing, Resetting):
+        seconds = dict(job.doing.phases_s)
+        for name, taken in done.phases_s:
+            seconds[name] = max(taken, seconds.get(name, 0.0))
+        turn.update(job.name, phases_s=seconds)
+
+
+def go_on(turn: Turn, job: Job) -> None:
+    """The job waits for resets: plan its next generation when they are done, ask the policy again when one cannot be."""
+    doing = job.doing
+    assert isinstance(doing, Resetting)
+    if obstacles := [f"{node}: {why}" for node in doing.nodes if (why := _obstacle(turn, node))]:
+        _give_up(turn, job, doing, "; ".join(obstacles))
+        return
+    if any(turn.nodes[node].reset_due is not None for node in doing.nodes):
+        return
+    incident = turn.incidents.get(doing.incident)
+    if incident is None or incident.action is None:  # closed, or asked again meanwhile
+        _give_up(turn, job, doing, "it is not wanted any more")
+        return
+    outcome = plan_for(turn, job, incident.action, incident)
+    if isinstance(outcome, Unplannable):
+        _give_up(turn, job, doing, outcome.reason)
+    else:
+        change.carry_out(turn, job, outcome, incident.action.reason)
+
+
+def _obstacle(turn: Turn, name: str) -> str:
+    node = turn.nodes.get(name)
+    if node is None:
+        return "the node is not known any more"
+    return resets.obstacle(node) if node.reset_due is not None else ""
+
+
+def on_timer(turn: Turn, name: str, number: int) -> None:
+    """The time for the resets is over."""
+    job = turn.jobs.get(name)
+    if job is None or job.number != number or not isinstance(job.doing, Resetting):
+        return
+    late = [node for node in job.doing.nodes if node in turn.nodes and turn.nodes[node].reset_due is not None]
+    for node in late:
+        # Without a session its agent may do it later; the node gets no ranks before it has.
+        if turn.nodes[node].connected and not resets.obstacle(turn.nodes[node]):
+            resets.withdraw(turn, node)
+            resets.fail(turn, node, f"it was not done within {turn.config.reset_s:g} s")
+    obstacles = (f"{node}: {_obstacle(turn, node) or f'not done within {turn.config.reset_s:g} s'}" for node in late)
+    _give_up(turn, turn.jobs[name], job.doing, "; ".join(obstacles))
+
+
+def _give_up(turn: Turn, job: Job, doing: Resetting, why: str) -> None:
+    """The next rung: everything that was decided to be resolved by the reset is asked again."""
+    change.withdraw(turn, job)
+    turn.move(job.name, Cause.SUSPEND, Replanning(), f"gpu_reset did not come about: {why}")
+    resting = [incident for incident in turn.open_incidents(job.name) if _rests_on(incident)]
+    resting.sort(key=lambda incident: incident.id != doing.incident)  # the first answer covers the others
+    asked = [_undecided(turn, incident, why) for incident in resting]
+    for incident in asked:
+        incidents.ask_policy(turn, incident)
+
+
+def _undecided(turn: Turn, incident: Incident, why: str) -> Incident:
+    evidence = {**incident.evidence, FAILURE: why}
+    return turn.put_incident(
+        evolve(incident, state=IncidentState.OPEN, action=None, t_decided=None, evidence=evidence, decided_by="")
+    )
+
+
+def _rests_on(incident: Incident) -> bool:
+    return incident.action is not None and incident.action.kind is ActionKind.GPU_RESET and not incident.planned

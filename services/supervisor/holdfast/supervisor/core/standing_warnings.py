@@ -1,0 +1,154 @@
+"""Warnings whose cost is measured are questions to the policy of a running job: a slow rank, slow communication.
+
+    warning ──► stands ──► the policy, one warning of a job at a time ──► planned change │ continue ──► stands, answered
+                  │ withdrawn, not repeated for `warning_holds_s`, or its node has left: forgotten        │
+                  └◄── asked again: after `retry_s`, when a spare becomes free, or when it costs much more ◄┘
+
+The run is healthy, so nothing is urgent. A condition that costs time must last for `warning_settles_s`. A warning is asked
+about once while it lasts, however often it is reported, and a job is changed for warnings at most once per `warning_gap_s`.
+Kinds of findings that end a run are never asked about as warnings: a policy might answer by the kind alone, and stop what is
+healthy. `upkeep` asks; here is what is known.
+"""
+
+from __future__ import annotations
+
+from holdfast.domain.evolve import evolve
+from holdfast.domain.findings import Finding
+from holdfast.domain.incidents import Action, Incident, IncidentState
+from holdfast.policy.actions import RUN_ENDING
+from holdfast.supervisor.core import nodes
+from holdfast.supervisor.core.job import Job, StandingWarning
+from holdfast.supervisor.core.turn import Turn
+from holdfast.supervisor.core.views import spares_for
+from holdfast.supervisor.protocol import JobPhase
+from holdfast.supervisor.timers import WarningDue
+
+WARNINGS_MAX = 16  # of one job; the one that was heard longest ago is forgotten
+MUCH_MORE = 1.5  # a warning that costs this many times what was decided about is asked about again
+
+
+def on_finding(turn: Turn, finding: Finding) -> None:
+    """Remember a warning about a job that runs; `upkeep` asks the policy after this event."""
+    job = turn.jobs.get(finding.job) if finding.job else nodes.job_of(turn, finding.node)
+    if (
+        finding.kind in RUN_ENDING
+        or job is None
+        or job.phase is not JobPhase.RUNNING
+        or not _has_ranks(job, finding.node)
+    ):
+        turn.judge(finding, f"recorded: a finding of severity {finding.severity} calls for no action here")
+        return
+    if finding.cost_share is None:
+        turn.judge(finding, "recorded: what it costs the job is not measured")
+        return
+    if finding.generation not in (0, job.number):
+        turn.judge(finding, f"recorded: generation {finding.generation} of {job.name} is history")
+        return
+    key, known = _condition(finding), job.warnings.get(_condition(finding))
+    if known is None:
+        standing = StandingWarning(finding, turn.at, turn.at)
+    else:
+        first_at = known.first_at if known.finding.id == finding.id else turn.at
+        standing = evolve(known, finding=finding, first_at=first_at, heard_at=turn.at)
+    newest = sorted({**_still(turn, job), key: standing}.items(), key=lambda item: (-item[1].heard_at, item[0]))
+    turn.put_job(job.name, warnings=dict(sorted(newest[:WARNINGS_MAX])))
+    if standing.answered and not _asks_again(turn, job, standing):
+        turn.judge(finding, "recorded: the policy has been asked about it, and it still holds")
+    elif _settles(turn, standing):
+        turn.judge(finding, "recorded: the policy is asked about it if it lasts")
+    else:
+        turn.judge(finding, "recorded: the policy is asked about it")
+    turn.touch(job.name)
+
+
+def on_withdrawn(turn: Turn, finding: Finding) -> list[str]:
+    """A condition is over, as `finding` says of the one that it contradicts. Returns the jobs that were to be changed for
+    it."""
+    concerned = []
+    for job in [job for job in turn.jobs.values() if job.warnings]:
+        left = {key: each for key, each in job.warnings.items() if each.finding.id != finding.contradicts}
+        if len(left) < len(job.warnings):
+            turn.put_job(job.name, warnings=left)
+            turn.touch(job.name)
+            if job.planned is not None and finding.contradicts in turn.incidents[job.planned.incident].findings:
+                concerned.append(job.name)
+    return concerned
+
+
+def put_off(turn: Turn, incident: Incident) -> None:
+    """The change that was decided for it could not be made: not to be tried again at once."""
+    _remember(turn, incident, ask_at=turn.at + turn.config.warning_gap_s, had_spare=True)
+
+
+def wanted(turn: Turn, job: Job) -> Finding | None:
+    """The warning that the policy should be asked about now, the most expensive first. Sets the timer for the next one."""
+    if not job.warnings:
+        return None
+    assert job.generation is not None
+    free_at = job.changed_at + turn.config.warning_gap_s if job.changed_at else 0.0
+    due: list[Finding] = []
+    later: list[float] = []
+    for each in _still(turn, job).values():
+        if each.answered and not _asks_again(turn, job, each):
+            later += [each.ask_at] if each.ask_at > turn.at else []
+        elif _settles(turn, each):
+            continue  # until it is reported again
+        elif free_at > turn.at:
+            later.append(free_at)
+        else:
+            due.append(each.finding)
+    if due:
+        return max(due, key=lambda finding: (finding.cost_share or 0.0, -finding.since, finding.id))
+    if later:
+        turn.set_timer(WarningDue(job.name), min(later))
+    return None
+
+
+def answered(turn: Turn, incident: Incident, action: Action) -> None:
+    """The policy leaves the run as it is."""
+    again_at = turn.at + action.retry_s if action.retry_s > 0 else 0.0
+    _remember(turn, incident, ask_at=again_at, had_spare=bool(spares_for(turn, turn.jobs[incident.job])))
+    turn.close_incident(incident.id, IncidentState.RESOLVED, action.reason)
+
+
+def _remember(turn: Turn, incident: Incident, *, ask_at: float, had_spare: bool) -> None:
+    """The warning of `incident` has its answer, for now."""
+    about = {"answered": True, "ask_at": ask_at, "cost_share": incident.cost_share, "had_spare": had_spare}
+    warnings = {
+        key: evolve(each, **about) if each.finding.id in incident.findings else each
+        for key, each in turn.jobs[incident.job].warnings.items()
+    }
+    turn.put_job(incident.job, warnings=warnings)
+
+
+def _condition(finding: Finding) -> str:
+    """The same for every report of one condition, whatever generation and step it is of."""
+    return f"{finding.kind}:{finding.node}:{finding.gpu if finding.gpu is not None else finding.rank}"
+
+
+def _still(turn: Turn, job: Job) -> dict[str, StandingWarning]:
+    """Those that hold: said again lately, about the job or a node that still has ranks of it."""
+    return {
+        key: each
+        for key, each in job.warnings.items()
+        if turn.at - each.heard_at < turn.config.warning_holds_s
+        and each.finding.generation in (0, job.number)
+        and _has_ranks(job, each.finding.node)
+    }
+
+
+def _has_ranks(job: Job, node: str) -> bool:
+    """Whether a condition of `node` is one of this job; "" = of the job as a whole."""
+    return not node or (job.generation is not None and job.generation.slot_of(node) is not None)
+
+
+def _settles(turn: Turn, standing: StandingWarning) -> bool:
+    """Whether it may still pass by itself: it is reported again while it lasts."""
+    return standing.heard_at - standing.first_at < turn.config.warning_settles_s
+
+
+def _asks_again(turn: Turn, job: Job, standing: StandingWarning) -> bool:
+    if 0.0 < standing.ask_at <= turn.at:
+        return True
+    grown = (standing.finding.cost_share or 0.0) >= MUCH_MORE * (standing.cost_share or 0.0)
+    return grown or (not standing.had_spare and bool(spares_for(turn, job)))

@@ -1,0 +1,53 @@
+"""What another policy would have answered to questions that were asked: a dry run. Blocking.
+
+Each question is asked as it stood then. What would have followed from another answer is not known: later questions are those
+of the run as it went.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from holdfast.domain.errors import PolicyError
+from holdfast.domain.incidents import Action
+from holdfast.domain.job import PolicySpec
+from holdfast.policy import check, default
+from holdfast.supervisor.policies.script import PolicyScript
+from holdfast.supervisor.published import PolicyAsked
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """`action` is what would be decided now: the default policy's where the policy fails, and `problem` says how."""
+
+    asked: PolicyAsked
+    action: Action
+    problem: str
+
+    @property
+    def differs(self) -> bool:
+        """Whether something else would be done. Another reason for the same action is no difference."""
+        return replace(self.action, reason="") != replace(self.asked.action, reason="")
+
+
+def review(policy: PolicySpec, questions: Iterable[PolicyAsked]) -> list[Review]:
+    """In the order of `questions`. Raises `PolicyError` when the policy does not load."""
+    if not policy.name:
+        return [Review(asked, default(asked.incident, asked.job), "") for asked in questions]
+    with PolicyScript(policy) as script:
+        script.load()
+        return [_one(script, policy, asked) for asked in questions]
+
+
+def _one(script: PolicyScript, policy: PolicySpec, asked: PolicyAsked) -> Review:
+    job = replace(asked.job, params=policy.params)
+    try:
+        action = script.decide(asked.incident, job)
+        problem = check(action, asked.incident, job)
+    except PolicyError as error:
+        return Review(asked, default(asked.incident, job), f"the default policy decides: {error}")
+    if problem:
+        instead = default(asked.incident, job)
+        return Review(asked, instead, f"the default policy decides: {action.kind} is not possible: {problem}")
+    return Review(asked, action, "")

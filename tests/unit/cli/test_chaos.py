@@ -1,0 +1,285 @@
+"""Faults on a schedule: the schedule itself, and what is said to have become of each fault."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice, pairwise
+from typing import Any
+
+import pytest
+
+from holdfast.cli.chaos import Campaign, parse_mix, schedule
+from holdfast.domain.errors import Conflict, InvalidSpec, Unavailable
+from holdfast.domain.faults import FaultKind
+
+MIX = {FaultKind.CRASH: 3, FaultKind.HANG: 1, FaultKind.XID: 0}
+
+
+def test_the_gaps_are_exponential_and_the_kinds_as_the_mix_says() -> None:
+    faults = list(islice(schedule(7, 1200.0, MIX), 20_000))
+    gaps = [each.after_s for each in faults]
+    assert statistics.fmean(gaps) == pytest.approx(1200.0, rel=0.03)
+    assert statistics.stdev(gaps) == pytest.approx(1200.0, rel=0.05), "as long as the mean: no memory"
+    kinds = [each.kind for each in faults]
+    assert kinds.count(FaultKind.CRASH) / len(kinds) == pytest.approx(0.75, abs=0.02)
+    assert FaultKind.XID not in kinds
+    assert all(0 <= each.pick < 1 for each in faults)
+
+
+def test_the_seed_is_the_schedule() -> None:
+    first, again, other = (list(islice(schedule(seed, 60.0, MIX), 20)) for seed in (7, 7, 8))
+    assert first == again != other
+    turned = dict(reversed(MIX.items()))
+    assert list(islice(schedule(7, 60.0, turned), 20)) == first, "in whatever order the kinds are named"
+
+
+def test_a_mix_is_kinds_with_weights() -> None:
+    assert parse_mix("crash=3, node_loss=1,xid=0") == {
+        FaultKind.CRASH: 3,
+        FaultKind.NODE_LOSS: 1,
+        FaultKind.XID: 0,
+    }
+
+
+@pytest.mark.parametrize(
+    "text", ["", "crash", "crash=", "crash=-1", "crash=0", "flood=1", "crash=1,crash=2", "crash=1001"]
+)
+def test_another_mix_is_refused_with_the_kinds(text: str) -> None:
+    with pytest.raises(InvalidSpec, match="the kinds are crash, hang, slow, node_loss, xid"):
+        parse_mix(text)
+
+
+Respond = Callable[["World", str, int], dict[str, Any] | None]
+
+
+@dataclass
+class World:
+    """A job in virtual time. `respond` answers a fault with an incident, `recovers_s` later every rank steps again."""
+
+    respond: Respond
+    chaos: bool = True
+    recovers_s: float = 5.0
+    ends_at: float = float("inf")
+    away: tuple[float, float] = (0.0, 0.0)
+    refuses: Exception | None = None
+    now: float = 1000.0
+    opened: list[dict[str, Any]] = field(default_factory=list)
+    asked: list[tuple[float, str, int]] = field(default_factory=list)
+    interrupt_at: float = float("inf")
+    told: list[dict[str, Any]] = field(default_factory=list)
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        if self.now >= self.interrupt_at:
+            raise KeyboardInterrupt
+
+    def _reachable(self) -> None:
+        if self.away[0] <= self.now < self.away[1]:
+            raise Unavailable("no supervisor")
+
+    def _open(self) -> list[dict[str, Any]]:
+        return [each for each in self._incidents() if each["state"] != "resolved" and each["state"] != "failed"]
+
+    def job(self, name: str) -> dict[str, Any]:
+        self._reachable()
+        phase = "completed" if self.now >= self.ends_at else "preparing" if self._open() else "running"
+        if any(each["state"] == "failed" for each in self._incidents()):
+            phase = "failed"
+        current = self._open()
+        return {
+            "phase": phase,
+            "incident": current[0] if current else None,
+            "step": 10,
+            "spec": {"chaos": self.chaos},
+            "ranks": [{"rank": rank, "node": f"n{rank}"} for rank in range(3)],
+        }
+
+    def _incidents(self) -> list[dict[str, Any]]:
+        seen = []
+        for each in self.opened:
+            if each["t_detected"] <= self.now:
+                over = each["t_detected"] + self.recovers_s <= self.now
+                state = each["ends"] if over else "preparing"
+                stepped = each["t_detected"] + self.recovers_s if over and each["ends"] == "resolved" else None
+                seen.append({**each, "state": state, "t_first_step": stepped})
+        return list(reversed(seen))
+
+    def incidents(self, job: str | None = None) -> Iterator[dict[str, Any]]:
+        self._reachable()
+        return iter(self._incidents())
+
+    def findings(self, job: str | None = None, node: str | None = None) -> Iterator[dict[str, Any]]:
+        return iter([each for each in reversed(self.told) if each["node"] == node and each["at"] <= self.now])
+
+    def inject_fault(self, name: str, kind: str, rank: int, for_s: float, xid: int) -> dict[str, Any]:
+        self.asked.append((self.now, kind, rank))
+        if self.refuses is not None:
+            raise self.refuses
+        if (incident := self.respond(self, kind, rank)) is not None:
+            self.opened.append(incident)
+        return {}
+
+
+def found(after_s: float = 1.0, kind: str = "worker_crash", ends: str = "resolved") -> Respond:
+    def respond(world: World, fault: str, rank: int) -> dict[str, Any]:
+        return {
+            "id": f"i-{len(world.opened)}",
+            "kind": kind,
+            "action": {"kind": "restart"},
+            "t_detected": world.now + after_s,
+            "ends": ends,
+        }
+
+    return respond
+
+
+def campaign(world: World, *, for_s: float = 600.0, every_s: float = 60.0, seed: int = 7) -> Campaign:
+    return Campaign(
+        api=world,
+        job="gpt",
+        seed=seed,
+        every_s=every_s,
+        mix={FaultKind.CRASH: 1},
+        for_s=for_s,
+        last_s=30.0,
+        xid=94,
+        say=lambda _: None,
+        clock=world.clock,
+        sleep=world.sleep,
+    )
+
+
+def test_every_fault_has_its_incident_and_its_times() -> None:
+    world = World(found())
+    mine = campaign(world)
+    mine.run()
+    assert mine.ended_by == "the time is over"
+    assert 3 <= len(mine.faults) <= 25
+    assert {each.outcome for each in mine.faults} == {"survived"}
+    assert [each.incident for each in mine.faults] == [f"i-{number}" for number in range(len(mine.faults))]
+    assert {(each.found_as, each.action) for each in mine.faults} == {("worker_crash", "restart")}
+    assert {(each.found_after_s, each.steps_after_s) for each in mine.faults} == {(1.0, 6.0)}
+    assert mine.report()["counts"] == {"survived": len(mine.faults)}
+
+
+def test_the_same_seed_hits_the_same_ranks() -> None:
+    worlds = World(found()), World(found(), recovers_s=7.0)
+    for world in worlds:
+        campaign(world).run()
+    ranks = [[rank for _, _, rank in world.asked] for world in worlds]
+    shorter = min(map(len, ranks))
+    assert ranks[0][:shorter] == ranks[1][:shorter]
+    assert len(set(ranks[0])) == 3
+
+
+def test_a_fault_waits_until_the_one_before_it_is_over() -> None:
+    world = World(found(), recovers_s=50.0)
+    campaign(world, every_s=5.0).run()
+    times = [at for at, _, _ in world.asked]
+    assert min(later - earlier for earlier, later in pairwise(times)) >= 50.0
+
+
+def test_a_fault_that_waits_for_long_is_said_once() -> None:
+    world = World(found(), recovers_s=150.0)
+    said: list[str] = []
+    mine = campaign(world, every_s=5.0, for_s=400.0)
+    mine.say = said.append
+    mine.run()
+    late = [line for line in said if "waits" in line]
+    assert late[0].startswith("the next fault is due since 6")
+    assert late[0].endswith(" s and waits: the job is preparing, and an incident is open")
+    assert len(late) <= len(mine.faults)
+
+
+def test_a_planned_change_is_nobodys_answer() -> None:
+    world = World(found(kind="repair"))
+    mine = campaign(world, for_s=100.0)
+    mine.run()
+    assert {each.outcome for each in mine.faults} == {"not found"}
+
+
+def test_a_fault_that_nothing_answers_is_not_found_and_the_next_one_comes() -> None:
+    world = World(lambda *_: None)
+    mine = campaign(world, every_s=10.0)
+    mine.run()
+    assert {each.outcome for each in mine.faults} == {"not found"}
+    assert len(mine.faults) >= 5
+
+
+def test_a_warning_that_opens_no_incident_is_found_and_survived() -> None:
+    def respond(world: World, fault: str, rank: int) -> None:
+        for after_s, node, job in (
+            (-9, rank, "gpt"),
+            (3, rank + 1, "gpt"),
+            (4, rank, "other"),
+            (5, rank, "gpt"),
+            (6, rank, ""),
+        ):
+            told = {"id": f"f-{len(world.told)}", "kind": "straggler", "node": f"n{node}", "job": job}
+            world.told.append({**told, "at": world.now + after_s})
+
+    world = World(respond)
+    mine = campaign(world, for_s=300.0)
+    mine.run()
+    assert {(each.outcome, each.found_as, each.found_after_s) for each in mine.faults} == {
+        ("survived", "straggler", 5.0)
+    }
+    assert [each.finding for each in mine.faults] == [f"f-{5 * number + 3}" for number in range(len(mine.faults))]
+    assert {each.steps_after_s for each in mine.faults} == {None}, "it never stopped"
+
+
+def test_a_job_that_fails_has_not_survived_and_ends_it() -> None:
+    world = World(found(ends="failed"))
+    mine = campaign(world)
+    mine.run()
+    assert [each.outcome for each in mine.faults] == ["not survived"]
+    assert mine.ended_by == "the job is failed"
+
+
+def test_a_job_that_completes_ends_it() -> None:
+    world = World(found(), ends_at=1200.0)
+    mine = campaign(world)
+    mine.run()
+    assert mine.ended_by == "the job is completed"
+    assert world.asked[-1][0] < 1200.0
+
+
+def test_a_control_plane_that_is_away_for_a_while_ends_nothing() -> None:
+    world = World(found(), away=(1100.0, 1200.0))
+    mine = campaign(world)
+    mine.run()
+    assert mine.ended_by == "the time is over"
+    assert not [at for at, _, _ in world.asked if 1100 <= at < 1200]
+    assert {each.outcome for each in mine.faults} == {"survived"}
+
+
+def test_ctrl_c_ends_it_with_the_table() -> None:
+    world = World(found(), recovers_s=30.0)
+    probe = World(found(), recovers_s=30.0)
+    campaign(probe).run()
+    world.interrupt_at = probe.asked[1][0] + 5.0
+    mine = campaign(world)
+    mine.run()
+    assert mine.ended_by == "interrupted"
+    assert [each.outcome for each in mine.faults] == ["survived", "open"]
+
+
+def test_a_refusal_is_in_the_table_with_its_reason() -> None:
+    world = World(found(), refuses=Conflict("n1, which runs rank 1, is not connected"))
+    mine = campaign(world, for_s=200.0)
+    mine.run()
+    assert {(each.outcome, each.refused) for each in mine.faults} == {
+        ("refused", "n1, which runs rank 1, is not connected")
+    }
+
+
+def test_a_job_that_does_not_allow_faults_is_left_alone() -> None:
+    world = World(found(), chaos=False)
+    with pytest.raises(Conflict, match="`chaos: true`"):
+        campaign(world).run()
+    assert world.asked == []

@@ -1,0 +1,263 @@
+"""`holdfast inject --every`: faults on a schedule, and what became of each.
+
+Theory. The schedule is a function of the seed: the gaps, the kinds and the targets do not depend on what happens. A fault that
+is due waits until the job runs and no incident is open, so that the first incident that is opened after a fault is its answer.
+The faults go through the API to the agent of the rank's node, which refuses them unless the job file says `chaos: true`."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from typing import Any, Final, Protocol
+
+from holdfast.domain.errors import Conflict, HoldfastError, InvalidSpec, NotFound, Unavailable
+from holdfast.domain.faults import FaultKind, require_allowed
+from holdfast.domain.incidents import PLANNED_KINDS
+
+POLL_S: Final = 0.5
+INCIDENTS_NEW_MAX: Final = 50  # looked through at each poll, newest first
+INCIDENTS_KNOWN_MAX: Final = 500
+SETTLE_S: Final = 300.0  # after the last fault, until its incident is closed
+SAY_LATE_S: Final = 60.0
+NOT_FOUND_S: Final = 60.0  # a fault without an incident for so long was not found
+ENDED: Final = ("completed", "failed", "stopped")
+CLOSED: Final = ("resolved", "failed")
+WEIGHT_MAX: Final = 1000
+
+View = Mapping[str, Any]
+
+
+class Api(Protocol):
+    """What is needed of `holdfast.cli.client.Client`."""
+
+    def job(self, name: str) -> dict[str, Any]: ...
+
+    def incidents(self, job: str | None = None) -> Iterator[dict[str, Any]]: ...
+
+    def findings(self, job: str | None = None, node: str | None = None) -> Iterator[dict[str, Any]]: ...
+
+    def inject_fault(self, name: str, kind: str, rank: int, for_s: float, xid: int) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """One fault of the schedule. `after_s`: since the one before it was due; `pick`: 0 … 1, of the ranks there are then."""
+
+    after_s: float
+    kind: FaultKind
+    pick: float
+
+
+def parse_mix(text: str) -> dict[FaultKind, int]:
+    """Parse `crash=3,hang=1`: kinds and their weights. Raises `InvalidSpec`."""
+    wanted = f"kinds with weights, as crash=3,hang=1; the kinds are {', '.join(FaultKind)}"
+    mix: dict[FaultKind, int] = {}
+    for part in text.split(","):
+        name, _, weight = part.strip().partition("=")
+        if name not in set(FaultKind) or FaultKind(name) in mix or not weight.isdecimal() or int(weight) > WEIGHT_MAX:
+            raise InvalidSpec("--mix", text, wanted)
+        mix[FaultKind(name)] = int(weight)
+    if not sum(mix.values()):
+        raise InvalidSpec("--mix", text, f"{wanted}; at least one weight is not 0")
+    return mix
+
+
+def schedule(seed: int, every_s: float, mix: Mapping[FaultKind, int]) -> Iterator[Due]:
+    """Faults without end, with exponential gaps of `every_s` on average (a Poisson process)."""
+    source = random.Random(seed)
+    kinds = sorted(mix)
+    while True:
+        gap_s = source.expovariate(1 / every_s)
+        (kind,) = source.choices(kinds, [mix[each] for each in kinds])
+        yield Due(gap_s, kind, source.random())
+
+
+@dataclass(slots=True)
+class Fault:
+    """One fault that was tried, and its answer: a row of the table. Times are Unix seconds of this machine."""
+
+    at: float
+    kind: str
+    rank: int
+    node: str
+    step: int
+    refused: str = ""  # why it was not injected
+    incident: str = ""
+    finding: str = ""  # that was judged without an incident
+    found_as: str = ""  # kind of the incident or of the finding
+    action: str = ""
+    found_after_s: float | None = None
+    steps_after_s: float | None = None  # until every rank has finished a step again
+    outcome: str = "open"  # survived, not survived, not found, refused, open
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in Fault.__slots__}
+
+
+@dataclass(slots=True)
+class Campaign:
+    """One run of the command. `clock` and `sleep` are those of `time`."""
+
+    api: Api
+    job: str
+    seed: int
+    every_s: float
+    mix: Mapping[FaultKind, int]
+    for_s: float
+    last_s: float  # of a hang or a slow rank
+    xid: int
+    say: Callable[[str], None]
+    clock: Callable[[], float] = time.time
+    sleep: Callable[[float], None] = time.sleep
+    settle_s: float = SETTLE_S
+    not_found_s: float = NOT_FOUND_S
+    faults: list[Fault] = field(default_factory=list)
+    ended_by: str = ""
+    began_at: float = 0.0
+    _known: set[str] = field(default_factory=set)
+    _said_late: float = 0.0
+
+    def run(self) -> None:
+        """Until the time is over, the job has ended, or KeyboardInterrupt, which ends it as well. Raises `Conflict` if the job
+        does not allow faults."""
+        self.began_at = self.clock()
+        try:
+            view = self.api.job(self.job)
+            require_allowed(self.job, bool(view["spec"].get("chaos")))
+            self._inject_all()
+            self._settle()
+        except KeyboardInterrupt:
+            self.ended_by = "interrupted"
+        self._answer(final=True)
+
+    def _inject_all(self) -> None:
+        end = due_at = self.began_at
+        end += self.for_s
+        for due in schedule(self.seed, self.every_s, self.mix):
+            due_at += due.after_s
+            if due_at >= end:
+                self._wait(lambda _: self.clock() >= end, end)
+                self.ended_by = self.ended_by or "the time is over"
+                return
+            view = self._wait(partial(self._is_time, due_at), end)
+            if view is None:
+                self.ended_by = self.ended_by or "the time is over"
+                return
+            self._inject(due, view)
+
+    def _is_time(self, due_at: float, view: View) -> bool:
+        late_s = self.clock() - due_at
+        calm = self._is_calm(view)
+        if late_s > SAY_LATE_S and not calm and self._said_late != due_at:
+            self._said_late = due_at
+            what = f"the job is {view['phase']}" + (", and an incident is open" if view["incident"] else "")
+            self.say(f"the next fault is due since {late_s:.0f} s and waits: {what}")
+        return late_s >= 0 and calm
+
+    def _is_calm(self, view: View) -> bool:
+        return (
+            view["phase"] == "running"
+            and view["incident"] is None
+            and all(each.outcome != "open" for each in self.faults)
+        )
+
+    def _inject(self, due: Due, view: View) -> None:
+        ranks = view["ranks"]
+        worker = ranks[min(int(due.pick * len(ranks)), len(ranks) - 1)]
+        rank, node = int(worker["rank"]), str(worker["node"])
+        self._known = {str(each["id"]) for each in islice(self.api.incidents(self.job), INCIDENTS_KNOWN_MAX)}
+        fault = Fault(self.clock(), due.kind.value, rank, node, int(view["step"] or 0))
+        self.faults.append(fault)
+        try:
+            self.api.inject_fault(self.job, fault.kind, rank, self.last_s, self.xid if due.kind is FaultKind.XID else 0)
+        except (Conflict, InvalidSpec, NotFound) as error:
+            fault.refused, fault.outcome = str(error), "refused"
+        except HoldfastError as error:  # it may have been injected all the same: an incident would say so
+            fault.refused = str(error)
+        said = f": {fault.refused}" if fault.refused else ""
+        self.say(f"{len(self.faults)}. {fault.kind} of rank {rank} on {node} at step {fault.step}{said}")
+
+    def _wait(self, condition: Callable[[View], bool], end: float) -> View | None:
+        """Poll until `condition`; None if the time is over or the job has ended first."""
+        while True:
+            view = self._view()
+            if view is not None:
+                if view["phase"] in ENDED:
+                    self.ended_by = f"the job is {view['phase']}"
+                    return None
+                self._answer()
+                if condition(view):
+                    return view
+            if self.clock() >= end:
+                return None
+            self.sleep(POLL_S)
+
+    def _view(self) -> View | None:
+        try:
+            return self.api.job(self.job)
+        except Unavailable:  # the control plane may be one of the things that are being tested
+            return None
+
+    def _settle(self) -> None:
+        end = self.clock() + self.settle_s
+        self._wait(lambda _: all(each.outcome != "open" for each in self.faults), end)
+
+    def _answer(self, *, final: bool = False) -> None:
+        """Find what the newest fault has led to. At most one is open."""
+        fault = self.faults[-1] if self.faults else None
+        if fault is None or fault.outcome != "open":
+            return
+        try:
+            newest = list(islice(self.api.incidents(self.job), INCIDENTS_NEW_MAX))
+            phase = self.api.job(self.job)["phase"]
+        except Unavailable:
+            return
+        new = [each for each in newest if each["id"] not in self._known and each["kind"] not in PLANNED_KINDS]
+        first = min(new, key=lambda each: float(each["t_detected"]), default=None)
+        if first is not None:
+            fault.incident, fault.found_as = str(first["id"]), str(first["kind"])
+            fault.action = str((first["action"] or {}).get("kind", ""))
+            fault.found_after_s = round(max(0.0, float(first["t_detected"]) - fault.at), 3)
+            if first["t_first_step"] is not None:
+                fault.steps_after_s = round(max(0.0, float(first["t_first_step"]) - fault.at), 3)
+        if phase == "failed":
+            fault.outcome = "not survived"
+        elif first is not None and first["state"] in CLOSED:
+            fault.outcome = "survived" if first["state"] == "resolved" else "not survived"
+        elif first is None and self.clock() - fault.at > max(self.not_found_s, self._lasts(fault)):
+            fault.outcome = "refused" if fault.refused else "not found"
+            self._look_for_finding(fault)
+        elif final and first is None and fault.refused:
+            fault.outcome = "refused"
+
+    def _look_for_finding(self, fault: Fault) -> None:
+        """A warning that calls for no action opens no incident: the run went on, and somebody was told."""
+        about = islice(self.api.findings(node=fault.node), INCIDENTS_NEW_MAX)
+        mine = [each for each in about if each["job"] in ("", self.job) and float(each["at"]) >= fault.at]
+        if not fault.refused and mine:
+            first = min(mine, key=lambda each: float(each["at"]))
+            fault.finding, fault.found_as, fault.outcome = str(first["id"]), str(first["kind"]), "survived"
+            fault.found_after_s = round(float(first["at"]) - fault.at, 3)
+
+    def _lasts(self, fault: Fault) -> float:
+        return self.last_s if fault.kind in (FaultKind.HANG, FaultKind.SLOW) else 0.0
+
+    def report(self) -> dict[str, Any]:
+        """Everything, for `--out`."""
+        outcomes = [each.outcome for each in self.faults]
+        return {
+            "job": self.job,
+            "seed": self.seed,
+            "every_s": self.every_s,
+            "for_s": self.for_s,
+            "mix": {kind.value: weight for kind, weight in self.mix.items()},
+            "began_at": self.began_at,
+            "ended_at": self.clock(),
+            "ended_by": self.ended_by,
+            "faults": [each.as_json() for each in self.faults],
+            "counts": {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))},
+        }

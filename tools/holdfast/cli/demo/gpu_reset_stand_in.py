@@ -1,0 +1,20 @@
+"""The demo's stand-in for `nvidia-smi --gpu-reset`: it resets nothing, takes a second, and says so. Needs no GPU."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from pathlib import Path
+
+TAKES_S = 1.0
+
+
+def command() -> str:
+    """Return the command line for `HOLDFAST_GPU_RESET_COMMAND`."""
+    return shlex.join([sys.executable, str(Path(__file__).resolve())]) + " {gpu}"
+
+
+if __name__ == "__main__":
+    time.sleep(TAKES_S)
+    print(f"stand-in of the demo for nvidia-smi --gpu-reset -i {sys.argv[1]}: no GPU was touched")

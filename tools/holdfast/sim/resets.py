@@ -1,0 +1,42 @@
+"""GPUs in a simulation that must be reset: when that is found, which agents can reset, and how a reset ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+from holdfast.domain.findings import Remedy
+
+FAULTS_MAX = 3
+LADDER = (Remedy.RESET_GPU, Remedy.REBOOT_NODE, Remedy.REPLACE_NODE)  # of a finding that demands a reset
+FAILED = "the command that resets GPUs failed"
+
+
+@dataclass(slots=True)
+class Resets:
+    """What one seed does. Nothing, by default: three of four seeds replay as they did before there were resets."""
+
+    faults: int = 0
+    unable: float = 0.0  # share of agents without a command
+    chance: Random = field(default_factory=Random, compare=False)
+    fail: bool = True
+
+    @classmethod
+    def of(cls, seed: int) -> Resets:
+        if seed % 4 != 3:
+            return cls()
+        chance = Random(f"resets of {seed}")
+        return cls(chance.randint(1, FAULTS_MAX), chance.choice((0.0, 0.0, 0.3)), chance)
+
+    def calm(self) -> None:
+        """From now on no reset fails."""
+        self.fail = False
+
+    def outcome(self) -> tuple[float, str]:
+        """How long a reset takes, and why it fails; empty = it does not. Some end when the supervisor has given them up."""
+        drawn = self.chance.random() if self.fail else 0.0
+        if drawn < 0.65:
+            return self.chance.uniform(0.5, 20.0), ""
+        if drawn < 0.85:
+            return self.chance.uniform(0.5, 20.0), FAILED
+        return (self.chance.uniform(90.0, 95.0), FAILED) if drawn < 0.95 else (self.chance.uniform(250.0, 300.0), "")
