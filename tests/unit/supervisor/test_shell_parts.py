@@ -17,7 +17,7 @@ from fleet import job, running
 from supervising import crash, facts, job_body
 from waiting import FREEZING_TIME, VIRTUAL_TIME, freeze
 
-from holdfast.domain.errors import Conflict, InvalidSpec, NotFound, Unavailable
+from holdfast.domain.errors import Conflict, InvalidSpec, MalformedMessage, NotFound, Unavailable
 from holdfast.domain.evolve import evolve
 from holdfast.domain.findings import FindingKind, StepRecord
 from holdfast.domain.incidents import ActionKind
@@ -48,6 +48,7 @@ from holdfast.supervisor.protocol import (
     LeaderStarted,
     NodeGone,
     NodeReported,
+    PolicyChangeRequested,
     ResizeRequested,
     Send,
     SetTimer,
@@ -342,6 +343,32 @@ def test_a_snapshot_of_an_earlier_version_is_replaced_by_the_first_commit(changi
         assert fleet.job.phase is JobPhase.RUNNING
 
 
+def test_the_text_of_a_policy_is_written_once() -> None:
+    policy = PolicySpec("mine.py", "# a word\n" * 6000)
+    fleet = running(evolve(job(dp=2), policy_source=policy.source, policy=policy.name))
+    before = fleet.state
+    fleet.train(10, save=True)
+    parts = snapshot.changes(before, fleet.state)
+    assert "jobs/job" in parts
+    assert sum(len(raw or b"") for raw in parts.values()) < 20_000
+    whole = {name: raw for name, raw in snapshot.changes(None, fleet.state).items() if raw is not None}
+    assert snapshot.load(whole).jobs["job"].spec.policy_spec == policy
+    after = fleet.state
+    fleet.fold(PolicyChangeRequested(fleet.now, "job", PolicySpec("other.py", "x = 1\n")))
+    parts = snapshot.changes(after, fleet.state)
+    assert b"other.py" in (parts["jobs/job:spec"] or b"")
+    assert snapshot.load(whole | {name: raw for name, raw in parts.items() if raw}) == fleet.state
+
+
+def test_a_snapshot_that_lacks_a_part_or_is_of_a_newer_version_is_refused() -> None:
+    parts = {name: raw for name, raw in snapshot.changes(None, running(job(dp=2)).state).items() if raw is not None}
+    with pytest.raises(MalformedMessage, match=r"snapshot\.format: '7', and this version reads up to 6"):
+        snapshot.load(parts | {"format": b"7"})
+    del parts["jobs/job:spec"]
+    with pytest.raises(MalformedMessage, match=r"snapshot\.jobs/job: a part of the row is missing .*'spec'"):
+        snapshot.load(parts)
+
+
 def test_a_snapshot_from_before_reports_were_counted_apart_is_read() -> None:
     """Format 2: a node's row has its workers, and the number of its newest report."""
     fleet = running(job(dp=3))
@@ -353,6 +380,7 @@ def test_a_snapshot_from_before_reports_were_counted_apart_is_read() -> None:
     for name, node in nodes.items():
         assert node.workers
         old[f"nodes/{name}"] = records.dumps(evolve(node, inventory={}), Node)
+    old |= {f"jobs/{name}": records.dumps(each, Job) for name, each in state.jobs.items()}
     old["format"] = b"2"
     assert not snapshot.is_current(old)
     loaded = snapshot.load(old)

@@ -42,11 +42,10 @@ _GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         "live": ("workers", "workers_version", "workers_at", "ended"),
         "generations": ("live_generations",),
     },
-    "jobs": {"generation": ("generation",), "running": ("running",)},
+    "jobs": {"spec": ("spec",), "generation": ("generation",), "running": ("running",)},
 }
 _EARLIER = {"nodes": ("inventory", "workers")}  # groups of one field, of format 4
 _NODE = get_type_hints(Node, include_extras=True)
-records.omit_defaults(Node)
 SAME_MAX = 1024
 
 
@@ -54,18 +53,12 @@ class _Group:
     """Some fields of a row; of several the part is an object, of one its value."""
 
     def __init__(self, table: str, names: tuple[str, ...]) -> None:
-        known = {each.name: each for each in fields(_TABLES[table])}
         hints = get_type_hints(_TABLES[table], include_extras=True)
-        copies = [(name, hints[name], _with_default_of(known[name])) for name in names]
-        self.kind = make_dataclass(f"{table}_{names[0]}", copies, slots=True)  # lives as long as it is written
+        self.kind = _part_of(_TABLES[table], names)  # lives as long as it is written
         self.hint: Any = self.kind if len(names) > 1 else hints[names[0]]
-        if self.hint is self.kind:
-            records.omit_defaults(self.kind)
         self._names = names
         self._write = records.writer(self.hint)
         self._write_same = lru_cache(SAME_MAX)(lambda items: self._write(dict(items)))
-        empty = self.kind()
-        self.absent = {name: getattr(empty, name) for name in names}
 
     def dumps(self, row: Any) -> bytes | None:
         """None: all fields have their default values."""
@@ -83,12 +76,23 @@ class _Group:
         return {name: getattr(value, name) if self.hint is self.kind else value for name in self._names}
 
 
-def _with_default_of(known: Field[Any]) -> Any:
-    return (
-        field(default=known.default)
-        if known.default_factory is MISSING
-        else field(default_factory=known.default_factory)
+def _part_of(kind: type, names: Iterable[str]) -> type:
+    """A dataclass of some of the fields of another one, written without those that have their default values."""
+    hints = get_type_hints(kind, include_extras=True)
+    known = {each.name: each for each in fields(kind)}
+    part = make_dataclass(
+        f"{kind.__name__}_{'_'.join(names)}",
+        [(name, hints[name], _default_of(known[name])) for name in names],
+        slots=True,
     )
+    records.omit_defaults(part)
+    return part
+
+
+def _default_of(known: Field[Any]) -> Any:
+    if known.default_factory is not MISSING:
+        return field(default_factory=known.default_factory)
+    return field() if known.default is MISSING else field(default=known.default)
 
 
 class _Row:
@@ -97,9 +101,11 @@ class _Row:
     def __init__(self, table: str) -> None:
         self._kind = _TABLES[table]
         self.groups = {part: _Group(table, names) for part, names in _GROUPS[table].items()}
-        self._absent = {name: value for group in self.groups.values() for name, value in group.absent.items()}
         part_of = {name: part for part, names in _GROUPS[table].items() for name in names}
         self._fields = [(each.name, part_of.get(each.name, "")) for each in fields(self._kind)]
+        self._own = [name for name, part in self._fields if not part]
+        self.rest = _part_of(self._kind, self._own)
+        self._write = records.writer(self.rest)
 
     def differing(self, was: Any, value: Any) -> set[str]:
         """The parts in which two rows differ."""
@@ -108,7 +114,15 @@ class _Row:
         return {part for name, part in replaced if getattr(was, name) != getattr(value, name)}
 
     def dumps(self, part: str, row: Any) -> bytes | None:
-        return self.groups[part].dumps(row) if part else records.dumps(evolve(row, **self._absent), self._kind)
+        return (
+            self.groups[part].dumps(row)
+            if part
+            else self._write(self.rest(*[getattr(row, name) for name in self._own]))
+        )
+
+    def whole(self, rest: Any, grouped: Mapping[str, Any]) -> Any:
+        """The row of its parts. Raises TypeError where a part is missing that every row has."""
+        return self._kind(**{name: getattr(rest, name) for name in self._own}, **grouped)
 
 
 _APART = {name: _Row(name) for name in _GROUPS}
@@ -116,8 +130,10 @@ WHOLE = ""  # the one part of a snapshot that an early version wrote
 # 2: what `_APART` names stands apart, and what orders have in common. 3: so do a node's workers and what it was heard to say.
 # 4: the fields of a job are grouped, what it does is one value, and timers are values (`upgrades`).
 # 5: the fields of a node that change together are parts of their own, shards and workers are runs, and fields of nodes,
-# orders, the breaker and its settings have the names of the glossary.
-_FORMAT, _NOW = "format", b"5"
+# orders, the breaker and its settings have the names of the glossary. 6: a job's specification, with the text of its policy,
+# stands apart, and a row has nothing of what stands apart.
+_FORMAT, _NOW = "format", b"6"
+_BEFORE = tuple(str(number).encode() for number in range(1, int(_NOW)))
 _UPGRADES = {
     "jobs": upgrades.job,
     "incidents": upgrades.incident,
@@ -148,6 +164,7 @@ def prepare() -> None:
     """What writing and reading the first snapshot would have to do before it."""
     records.prepare(*(_TABLES.get(name, _HINTS[name]) for name in _FIELDS), _TIMER)
     records.prepare(*(group.hint for row in _APART.values() for group in row.groups.values()))
+    records.prepare(*(row.rest for row in _APART.values()))
 
 
 def is_current(parts: Mapping[str, bytes]) -> bool:
@@ -205,7 +222,11 @@ def _timers(parts: dict[str, bytes | None], table: str, changed: _Changed) -> No
 
 
 def load(parts: Mapping[str, bytes]) -> State:
-    """The state that was written. Absent parts take their defaults, unknown ones are ignored. Raises `MalformedMessage`."""
+    """The state that was written. Absent parts take their defaults, unknown ones are ignored. Raises `MalformedMessage`, also
+    for a snapshot of a newer version."""
+    if (written := parts.get(_FORMAT, b"1")) not in (*_BEFORE, _NOW):
+        problem = f"{written.decode(errors='replace')!r}, and this version reads up to {_NOW.decode()}: start the newer version"
+        raise MalformedMessage(f"snapshot.{_FORMAT}", problem)
     if WHOLE in parts:
         return _upgraded(records.loads(parts[WHOLE], State, upgrades.state))
     values: dict[str, Any] = {name: {} for name in _TABLES}
@@ -221,7 +242,7 @@ def load(parts: Mapping[str, bytes]) -> State:
                 timer, due = records.loads(raw, _TIMER, partial(upgrades.timer, key))
                 values[name][timer] = due
             elif not colon and table and name in _TABLES:
-                values[name][key] = _read(name, raw, _TABLES[name], current)
+                values[name][key] = _read(name, raw, _row_kind(name, current), current)
             elif name == "jobs" and group == _PREPARE:
                 shared[row] = records.loads(raw, Prepare)
             elif name == "outbox" and group == _SLOT:
@@ -231,17 +252,35 @@ def load(parts: Mapping[str, bytes]) -> State:
             elif group in _EARLIER.get(name, ()):
                 apart[name, row][group] = records.loads(raw, _NODE[group])
             elif table and name in _TABLES:
-                values[name][key] = _read(name, raw, _TABLES[name], current)
+                values[name][key] = _read(name, raw, _row_kind(name, current), current)
             elif name in _FIELDS:
                 values[name] = _read(name, raw, _HINTS[name], current)
         except MalformedMessage as error:
             raise MalformedMessage(f"snapshot.{part}", error.problem) from error
-    for (name, row), changes in apart.items():
-        if row in values[name]:
-            values[name][row] = evolve(values[name][row], **changes)
+    if current:
+        values |= {name: _whole_rows(name, values[name], apart) for name in _APART}
+    else:
+        for (name, row), changes in apart.items():
+            if row in values[name]:
+                values[name][row] = evolve(values[name][row], **changes)
     for command, slot in slots.items():
         values["outbox"][command] = _send(command, slot, shared.get(slot.job))
     return _upgraded(State(**values))
+
+
+def _row_kind(table: str, current: bool) -> Any:
+    """Until format 5 what stood apart had its default in the row."""
+    return _APART[table].rest if current and table in _APART else _TABLES[table]
+
+
+def _whole_rows(table: str, rests: Mapping[str, Any], apart: Mapping[tuple[str, str], Any]) -> dict[str, Any]:
+    rows = {}
+    for key, rest in rests.items():
+        try:
+            rows[key] = _APART[table].whole(rest, apart.get((table, key), {}))
+        except TypeError as error:
+            raise MalformedMessage(f"snapshot.{table}/{key}", f"a part of the row is missing ({error})") from error
+    return rows
 
 
 def _read(name: str, raw: bytes, kind: Any, current: bool) -> Any:
